@@ -1,0 +1,1 @@
+"""k-nearest-neighbour search with cross-encoders, within a budget of scorer calls."""

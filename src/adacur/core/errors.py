@@ -1,0 +1,146 @@
+"""Every error the package raises on purpose.
+
+AdacurError
+├── InputError (ValueError)            an argument that cannot be used
+│   ├── EmptyInput                     no items, no queries, a text without a word
+│   ├── DuplicateId                    two records share an id
+│   ├── BudgetError                    calls, rounds, k or deadline that contradict each other
+│   ├── TextTooLong                    a query that leaves the model no room for an item
+│   └── FileFormatError                an input file or a line in it that cannot be read
+├── UnknownName (LookupError)          a first stage, method, model or id nobody knows
+├── ScorerError (RuntimeError)         the scorer failed or answered nonsense
+│   ├── ScorerFailed                   it raised; the original error is the cause
+│   ├── ScoreCountError                it returned too few or too many scores
+│   ├── NonFiniteScore                 it returned NaN or an infinity; the pair is named
+│   └── WrongScorer                    it is not the scorer the index was built with
+├── IndexFolderError (OSError)         an index folder that cannot be used as asked
+│   ├── NotAnIndex                     missing, unreadable or foreign folder
+│   ├── NewerFormat                    written by a later version of adacur
+│   ├── IncompleteIndex                a build that has not finished
+│   ├── IndexMismatch                  a build continued with other items, anchors or settings
+│   ├── IndexLocked                    another process is building here
+│   ├── DamagedIndex                   a flipped byte, a missing chunk, a NaN
+│   └── StorageFull                    the disk is full
+├── FetchError (ConnectionError)       a model or collection could not be fetched
+└── MissingExtra (ImportError)         an optional dependency is not installed
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AdacurError",
+    "BudgetError",
+    "DamagedIndex",
+    "DuplicateId",
+    "EmptyInput",
+    "FetchError",
+    "FileFormatError",
+    "IncompleteIndex",
+    "IndexFolderError",
+    "IndexLocked",
+    "IndexMismatch",
+    "InputError",
+    "MissingExtra",
+    "NewerFormat",
+    "NonFiniteScore",
+    "NotAnIndex",
+    "ScoreCountError",
+    "ScorerError",
+    "ScorerFailed",
+    "StorageFull",
+    "TextTooLong",
+    "UnknownName",
+    "WrongScorer",
+]
+
+
+class AdacurError(Exception):
+    """Root of the tree: catch this to catch everything adacur raises on purpose."""
+
+
+class InputError(AdacurError, ValueError):
+    """An argument that cannot be used."""
+
+
+class EmptyInput(InputError):
+    """No items, no queries, or a text without a word."""
+
+
+class DuplicateId(InputError):
+    """Two records share an id."""
+
+
+class BudgetError(InputError):
+    """Calls, rounds, k or deadline that contradict each other."""
+
+
+class TextTooLong(InputError):
+    """A query that leaves the model no room for an item."""
+
+
+class FileFormatError(InputError):
+    """An input file, or a line in it, that cannot be read."""
+
+
+class UnknownName(AdacurError, LookupError):
+    """A first stage, method, model or id nobody knows."""
+
+
+class ScorerError(AdacurError, RuntimeError):
+    """The scorer failed or answered nonsense."""
+
+
+class ScorerFailed(ScorerError):
+    """The scorer raised; the original error is the cause."""
+
+
+class ScoreCountError(ScorerError):
+    """The scorer returned too few or too many scores."""
+
+
+class NonFiniteScore(ScorerError):
+    """The scorer returned NaN or an infinity."""
+
+
+class WrongScorer(ScorerError):
+    """The scorer is not the one the index was built with."""
+
+
+class IndexFolderError(AdacurError, OSError):
+    """An index folder that cannot be used as asked."""
+
+
+class NotAnIndex(IndexFolderError):
+    """The folder is missing, unreadable or not one of ours."""
+
+
+class NewerFormat(IndexFolderError):
+    """The folder was written by a later version of adacur."""
+
+
+class IncompleteIndex(IndexFolderError):
+    """The build of this folder has not finished."""
+
+
+class IndexMismatch(IndexFolderError):
+    """A build was continued with other items, anchors or settings."""
+
+
+class IndexLocked(IndexFolderError):
+    """Another process is building in this folder."""
+
+
+class DamagedIndex(IndexFolderError):
+    """The folder's content is not what the build wrote."""
+
+
+class StorageFull(IndexFolderError):
+    """The disk is full."""
+
+
+class FetchError(AdacurError, ConnectionError):
+    """A model or collection could not be fetched."""
+
+
+class MissingExtra(AdacurError, ImportError):
+    """An optional dependency is not installed."""

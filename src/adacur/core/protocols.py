@@ -1,0 +1,156 @@
+"""The shapes that the rooms agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
+from adacur.core.records import Item, Pair, Query
+from adacur.core.results import Hits
+
+__all__ = [
+    "Acquisition",
+    "AnchorScores",
+    "Approximation",
+    "Approximator",
+    "AsyncScorer",
+    "GridScorer",
+    "Items",
+    "Retriever",
+    "SavedRetriever",
+    "Scorer",
+    "ScorerCard",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerCard:
+    """Who a scorer is, as the manifest of an index remembers it.
+
+    `weights` is a hash of the weights, or None where there are none to hash (a function, a service);
+    `source` is what opens it again (a path, a name, "module:function"), or None.
+    """
+
+    name: str
+    backend: str
+    weights: str | None = None
+    dtype: str | None = None
+    max_tokens: int | None = None
+    max_item_tokens: int | None = None
+    source: str | None = None
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """The expensive f(query, item). Higher is nearer; raw logits, never sigmoids."""
+
+    @property
+    def card(self) -> ScorerCard: ...
+
+    def score(self, pairs: Sequence[Pair]) -> FloatArray:
+        """One score per pair, in order."""
+        ...
+
+
+@runtime_checkable
+class GridScorer(Scorer, Protocol):
+    """A scorer with a faster way to score every query against every item."""
+
+    def score_grid(self, queries: Sequence[Query], items: Sequence[Item]) -> FloatArray:
+        """Scores of shape (queries, items)."""
+        ...
+
+
+@runtime_checkable
+class AsyncScorer(Scorer, Protocol):
+    """A scorer that can be awaited."""
+
+    async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
+        """One score per pair, in order."""
+        ...
+
+
+@runtime_checkable
+class Retriever(Protocol):
+    """Anything that answers queries with hits, best first: BM25, a dual encoder, ANNCUR, ADACUR, exact search."""
+
+    def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
+        """At most k hits per query, in the order of the queries."""
+        ...
+
+
+@runtime_checkable
+class SavedRetriever(Retriever, Protocol):
+    """A first stage that can be kept in an index folder."""
+
+    name: str
+
+    def save(self, folder: Path) -> None:
+        """Write everything needed to answer again; `folder` is new or empty."""
+        ...
+
+
+class Items(Protocol):
+    """The items of a collection, by position and by id."""
+
+    @property
+    def ids(self) -> Sequence[str]: ...
+
+    def __len__(self) -> int: ...
+
+    def at(self, positions: Iterable[int]) -> list[Item]:
+        """The items at these positions, in that order."""
+        ...
+
+    def positions(self, ids: Iterable[str]) -> IntArray:
+        """The positions of these ids, in that order."""
+        ...
+
+
+class AnchorScores(Protocol):
+    """Anchor scores at rest: R_anc, item-major, so that an item's latent embedding is one contiguous row."""
+
+    @property
+    def items(self) -> Items: ...
+
+    @property
+    def anchor_queries(self) -> Sequence[Query]: ...
+
+    @property
+    def matrix(self) -> FloatArray:
+        """Shape (items, anchor queries), float32 or float64."""
+        ...
+
+
+class Approximation(Protocol):
+    """Predictions for a batch of queries; the first axis is the query."""
+
+    def tell(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> None:
+        """Add exact scores, per query: positions[i] were scored scores[i]."""
+        ...
+
+    def predict(self) -> FloatArray:
+        """Predicted scores (Ŝ), shape (queries, items)."""
+        ...
+
+
+class Approximator(Protocol):
+    """How the scores of all items follow from a few exact ones."""
+
+    def begin(self, anchors: AnchorScores, queries: Sequence[Query]) -> Approximation:
+        """A fresh approximation for these queries, told nothing yet."""
+        ...
+
+
+class Acquisition(Protocol):
+    """Which unscored items to spend the next calls on (SampleItems, 𝒜 in the paper)."""
+
+    def choose(self, predicted: FloatArray, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int) -> IntArray:
+        """n different positions where `unscored` holds, best first.
+
+        `keys` are the items' random keys and break ties; `stream` names this query's and round's draws.
+        """
+        ...

@@ -1,0 +1,90 @@
+"""What is searched and what is asked: items and queries."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from adacur.core.arrays import IntArray
+from adacur.core.errors import DuplicateId, EmptyInput, InputError, UnknownName
+
+__all__ = ["Item", "ItemList", "Pair", "Query", "as_queries", "as_query"]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A question, known by its id."""
+
+    id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A thing that can be found, known by its id."""
+
+    id: str
+    text: str
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+Pair = tuple[Query, Item]
+
+
+def as_query(query: Query | str) -> Query:
+    """A query from plain text; its id follows from the text, so that equal texts share their randomness."""
+    if isinstance(query, str):
+        query = Query(id="q-" + hashlib.blake2b(query.encode(), digest_size=8).hexdigest(), text=query)
+    if not isinstance(query, Query):
+        raise InputError(f"A query is a text or a Query(id, text); got {type(query).__name__}.")
+    if not query.text.strip():
+        raise EmptyInput(f"Query {query.id!r} has no text. Give it at least one word.")
+    return query
+
+
+def as_queries(queries: Iterable[Query | str]) -> list[Query]:
+    """Queries from texts or records; a lone text is refused, since it would be read letter by letter."""
+    if isinstance(queries, str | Query):
+        raise InputError("Expected a list of queries and got one. Wrap it: search([query], k).")
+    return [as_query(query) for query in queries]
+
+
+class ItemList:
+    """Items held in memory, in order: position i is row i of every score matrix."""
+
+    def __init__(self, items: Iterable[Item]) -> None:
+        self._items = list(items)
+        if not self._items:
+            raise EmptyInput("There are no items. Give at least one.")
+        self.ids: Sequence[str] = tuple(item.id for item in self._items)
+        self._positions = {id_: position for position, id_ in enumerate(self.ids)}
+        if len(self._positions) < len(self.ids):
+            raise DuplicateId(f"Item ids must be unique; {first_repeat(self.ids)!r} occurs more than once.")
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def at(self, positions: Iterable[int]) -> list[Item]:
+        """The items at these positions, in that order."""
+        return [self._items[position] for position in positions]
+
+    def positions(self, ids: Iterable[str]) -> IntArray:
+        """The positions of these ids, in that order."""
+        try:
+            return np.fromiter((self._positions[id_] for id_ in ids), dtype=np.intp)
+        except KeyError as error:
+            raise UnknownName(f"No item has the id {error.args[0]!r}.") from None
+
+
+def first_repeat(ids: Iterable[str]) -> str:
+    """The first id that occurs a second time."""
+    seen: set[str] = set()
+    for id_ in ids:
+        if id_ in seen:
+            return id_
+        seen.add(id_)
+    raise LookupError("no id repeats")

@@ -1,0 +1,112 @@
+"""What a search found, and what it did on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.records import Item, Query
+
+__all__ = ["Hit", "Hits", "Round", "Trace"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One result. `rank` counts from 1; `round` is the round that scored it, 0 where there are no rounds."""
+
+    id: str
+    score: float
+    rank: int
+    round: int = 0
+    item: Item | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Round:
+    """One round of a search. `predicted` holds what the approximation said of `positions` before they were scored."""
+
+    number: int
+    positions: IntArray
+    exact: FloatArray
+    predicted: FloatArray | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    all_predicted: FloatArray | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Everything a search did, round by round. `stopped` is "budget", "exhausted" (nothing left) or "deadline".
+
+    `approximate_scores` (Ŝ for every item, after the last round) is present on request only. Where queries
+    share a scorer call, its seconds are shared out by the number of pairs.
+    """
+
+    rounds: tuple[Round, ...] = ()
+    stopped: str = "budget"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    approximate_scores: FloatArray | None = None
+
+    @property
+    def calls(self) -> int:
+        """Scorer calls spent on this query."""
+        return sum(len(round_.positions) for round_ in self.rounds)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds per step, summed over the rounds."""
+        total: dict[str, float] = {}
+        for round_ in self.rounds:
+            for step, seconds in round_.seconds.items():
+                total[step] = total.get(step, 0.0) + seconds
+        return total
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hits(Sequence[Hit]):
+    """Results of one query, best first. Iterates over `Hit`s; `ids`, `scores` and `rounds` are columns."""
+
+    query: Query
+    ids: tuple[str, ...]
+    scores: FloatArray
+    rounds: tuple[int, ...] = ()
+    items: tuple[Item, ...] = ()
+    trace: Trace = field(default_factory=Trace)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[Hit]:
+        return (self._hit(index) for index in range(len(self)))
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self._hit(i) for i in range(*index.indices(len(self)))]
+        return self._hit(range(len(self))[index])
+
+    def top_k(self, k: int) -> list[Hit]:
+        """The best k hits."""
+        return [self._hit(index) for index in range(min(k, len(self)))]
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Rows in the shape of sentence-transformers' `CrossEncoder.rank`: corpus_id, score and, if known, text."""
+        return [
+            {"corpus_id": hit.id, "score": hit.score} | ({"text": hit.item.text} if hit.item else {})
+            for hit in self
+        ]
+
+    def __repr__(self) -> str:
+        best = f", best {self.ids[0]!r} {float(self.scores[0]):.3f}" if self.ids else ""
+        return f"Hits({self.query.text!r}: {len(self)} hits{best}, {self.trace.calls} calls)"
+
+    def _hit(self, index: int) -> Hit:
+        return Hit(
+            id=self.ids[index],
+            score=float(np.asarray(self.scores)[index]),
+            rank=index + 1,
+            round=self.rounds[index] if self.rounds else 0,
+            item=self.items[index] if self.items else None,
+        )
