@@ -148,9 +148,7 @@ class Approximator(Protocol):
 class Acquisition(Protocol):
     """Which unscored items to spend the next calls on (SampleItems, 𝒜 in the paper)."""
 
-    def choose(
-        self, predicted: FloatArray, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int
-    ) -> IntArray:
+    def choose(self, predicted: FloatArray, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int) -> IntArray:
         """n different positions where `unscored` holds, best first.
 
         `keys` are the items' random keys and break ties; `stream` names this query's and round's draws.

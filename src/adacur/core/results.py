@@ -94,8 +94,7 @@ class Hits(Sequence[Hit]):
     def to_dicts(self) -> list[dict[str, Any]]:
         """Rows in the shape of sentence-transformers' `CrossEncoder.rank`: corpus_id, score and, if known, text."""
         return [
-            {"corpus_id": hit.id, "score": hit.score} | ({"text": hit.item.text} if hit.item else {})
-            for hit in self
+            {"corpus_id": hit.id, "score": hit.score} | ({"text": hit.item.text} if hit.item else {}) for hit in self
         ]
 
     def __repr__(self) -> str:

@@ -46,9 +46,7 @@ def _as_floats(scores: Any) -> FloatArray:
         values = np.asarray(scores)
         return values if values.dtype.kind == "f" else values.astype(np.float64)
     except (TypeError, ValueError) as error:
-        raise ScoreCountError(
-            f"A scorer returns an array of numbers; this cannot be read as one: {error}"
-        ) from error
+        raise ScoreCountError(f"A scorer returns an array of numbers; this cannot be read as one: {error}") from error
 
 
 def _non_finite(value: Any, query: Query, item: Item) -> NonFiniteScore:
