@@ -1,1 +1,118 @@
-"""k-nearest-neighbour search with cross-encoders, within a budget of scorer calls."""
+"""k-nearest-neighbour search with cross-encoders, within a budget of scorer calls.
+
+index = adacur.build(items, anchor_queries, scorer=scorer, path="wiki.adacur")
+hits = index.search("who discovered penicillin?", k=10, budget=100)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from adacur.acquisition import Softmax, TopK, Uniform
+    from adacur.approximation import PseudoInverse
+    from adacur.core.budget import Budget
+    from adacur.core.errors import AdacurError
+    from adacur.core.records import Item, Query
+    from adacur.core.results import Hit, Hits, Round, Trace
+    from adacur.data import pseudo_queries, read_items, read_queries
+    from adacur.index import DriftWarning, estimate, verify
+    from adacur.retrievers import BM25, Dense, MatrixRetriever, OnnxEncoder, RandomRetriever, SentenceTransformerEncoder
+    from adacur.scorers import FunctionScorer, MatrixScorer, Metered, OnnxCrossEncoder, TorchCrossEncoder, scorer
+    from adacur.search import ANNCUR, AdaCUR, AnchorIndex, Exact, Rerank, build, load
+
+__version__ = "0.1.0"
+
+# Where each public name lives. Looked up on first use: importing adacur must not import what it may never need.
+_ROOM_OF = {
+    "ANNCUR": "search",
+    "AdaCUR": "search",
+    "AdacurError": "core.errors",
+    "AnchorIndex": "search",
+    "BM25": "retrievers",
+    "Budget": "core.budget",
+    "Dense": "retrievers",
+    "DriftWarning": "index",
+    "Exact": "search",
+    "FunctionScorer": "scorers",
+    "Hit": "core.results",
+    "Hits": "core.results",
+    "Item": "core.records",
+    "MatrixRetriever": "retrievers",
+    "MatrixScorer": "scorers",
+    "Metered": "scorers",
+    "OnnxCrossEncoder": "scorers",
+    "OnnxEncoder": "retrievers",
+    "PseudoInverse": "approximation",
+    "Query": "core.records",
+    "RandomRetriever": "retrievers",
+    "Rerank": "search",
+    "Round": "core.results",
+    "SentenceTransformerEncoder": "retrievers",
+    "Softmax": "acquisition",
+    "TopK": "acquisition",
+    "TorchCrossEncoder": "scorers",
+    "Trace": "core.results",
+    "Uniform": "acquisition",
+    "build": "search",
+    "estimate": "index",
+    "load": "search",
+    "pseudo_queries": "data",
+    "read_items": "data",
+    "read_queries": "data",
+    "scorer": "scorers",
+    "verify": "index",
+}
+
+__all__ = [
+    "ANNCUR",
+    "BM25",
+    "AdaCUR",
+    "AdacurError",
+    "AnchorIndex",
+    "Budget",
+    "Dense",
+    "DriftWarning",
+    "Exact",
+    "FunctionScorer",
+    "Hit",
+    "Hits",
+    "Item",
+    "MatrixRetriever",
+    "MatrixScorer",
+    "Metered",
+    "OnnxCrossEncoder",
+    "OnnxEncoder",
+    "PseudoInverse",
+    "Query",
+    "RandomRetriever",
+    "Rerank",
+    "Round",
+    "SentenceTransformerEncoder",
+    "Softmax",
+    "TopK",
+    "TorchCrossEncoder",
+    "Trace",
+    "Uniform",
+    "build",
+    "estimate",
+    "load",
+    "pseudo_queries",
+    "read_items",
+    "read_queries",
+    "scorer",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module 'adacur' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"adacur.{_ROOM_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

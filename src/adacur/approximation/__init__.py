@@ -1,1 +1,5 @@
-"""."""
+"""How the scores of all items follow from a few exact ones."""
+
+from adacur.approximation.pseudo_inverse import PseudoInverse
+
+__all__ = ["PseudoInverse"]

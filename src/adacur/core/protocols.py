@@ -17,6 +17,7 @@ __all__ = [
     "Approximation",
     "Approximator",
     "AsyncScorer",
+    "Collection",
     "GridScorer",
     "Items",
     "Retriever",
@@ -99,6 +100,11 @@ class Items(Protocol):
     @property
     def ids(self) -> Sequence[str]: ...
 
+    @property
+    def keys(self) -> KeyArray:
+        """A random key per item, `seeds.item_keys(ids)`, computed once."""
+        ...
+
     def __len__(self) -> int: ...
 
     def at(self, positions: Iterable[int]) -> list[Item]:
@@ -110,11 +116,15 @@ class Items(Protocol):
         ...
 
 
-class AnchorScores(Protocol):
-    """Anchor scores at rest: R_anc, item-major, so that an item's latent embedding is one contiguous row."""
+class Collection(Protocol):
+    """Something that has items to search: an index, with or without anchor scores."""
 
     @property
     def items(self) -> Items: ...
+
+
+class AnchorScores(Collection, Protocol):
+    """Anchor scores at rest: R_anc, item-major, so that an item's latent embedding is one contiguous row."""
 
     @property
     def anchor_queries(self) -> Sequence[Query]: ...
@@ -133,7 +143,11 @@ class Approximation(Protocol):
         ...
 
     def predict(self) -> FloatArray:
-        """Predicted scores (Ŝ), shape (queries, items)."""
+        """Predicted scores (Ŝ), shape (queries, items), precise enough to choose by."""
+        ...
+
+    def predict_precisely(self) -> FloatArray:
+        """Predicted scores (Ŝ) in float64, for those who asked to see them."""
         ...
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from adacur.core.arrays import IntArray
+from adacur.core.arrays import IntArray, KeyArray
 from adacur.core.errors import DuplicateId, EmptyInput, InputError, UnknownName
+from adacur.core.seeds import item_keys
 
 __all__ = ["Item", "ItemList", "Pair", "Query", "as_queries", "as_query"]
 
@@ -64,6 +66,11 @@ class ItemList:
         self._positions = {id_: position for position, id_ in enumerate(self.ids)}
         if len(self._positions) < len(self.ids):
             raise DuplicateId(f"Item ids must be unique; {first_repeat(self.ids)!r} occurs more than once.")
+
+    @cached_property
+    def keys(self) -> KeyArray:
+        """A random key per item, computed once."""
+        return item_keys(self.ids)
 
     def __len__(self) -> int:
         return len(self._items)

@@ -1,1 +1,5 @@
-"""."""
+"""What is measured, kept apart from how things are found."""
+
+from adacur.evaluation.recall import bootstrap_interval, top_k_recall
+
+__all__ = ["bootstrap_interval", "top_k_recall"]

@@ -1,1 +1,34 @@
-"""."""
+"""Anchor scores at rest: build, resume, store, verify, estimate; and the probes that recognise a scorer."""
+
+from __future__ import annotations
+
+from adacur.index.build import Progress, build_scores, save_table
+from adacur.index.estimate import Estimate, estimate
+from adacur.index.folder import IndexFolder
+from adacur.index.items import StoredItems
+from adacur.index.manifest import FORMAT, Manifest, Probe, read_manifest
+from adacur.index.probes import Drift, DriftWarning, check_scorer, choose_probes
+from adacur.index.table import AnchorTable
+from adacur.index.verify import Problem, Report, verify
+
+__all__ = [
+    "FORMAT",
+    "AnchorTable",
+    "Drift",
+    "DriftWarning",
+    "Estimate",
+    "IndexFolder",
+    "Manifest",
+    "Probe",
+    "Problem",
+    "Progress",
+    "Report",
+    "StoredItems",
+    "build_scores",
+    "check_scorer",
+    "choose_probes",
+    "estimate",
+    "read_manifest",
+    "save_table",
+    "verify",
+]

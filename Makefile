@@ -1,0 +1,40 @@
+# Everything runs in .venv, made from the project's own files. Nothing else needs to be set up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help demo test check bench clean
+
+help: ## Show what can be made.
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+$(VENV)/demo.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) -e '.[onnx]'
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) torch==2.13.0
+	$(INSTALL) -e '.[dev]'
+	@touch $@ $(VENV)/demo.stamp
+
+demo: $(VENV)/demo.stamp ## Fetch the models and 10,033 articles, search them, build a small index.
+	$(BIN)/adacur demo
+
+test: check ## Lint, types, rooms, then every test.
+	$(BIN)/python -m pytest -n 2 -q
+
+check: $(VENV)/dev.stamp ## Lint, types and the rooms' imports.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/dev.stamp ## Overhead of a search, and recall by replay where score folders are given: make bench SCORES="dir dir".
+	$(BIN)/python benchmarks/search_overhead.py
+	$(if $(SCORES),$(BIN)/python benchmarks/recall_at_budget.py $(foreach dir,$(SCORES),--scores $(dir)))
+
+clean: ## Remove the environment and caches.
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

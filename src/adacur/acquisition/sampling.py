@@ -1,0 +1,49 @@
+"""Algorithm 2 (SampleItems): greedy, by softmax, or uniformly at random."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
+from adacur.core.errors import InputError
+from adacur.core.ranking import best_positions
+from adacur.core.seeds import uniform
+
+__all__ = ["Softmax", "TopK", "Uniform"]
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """The items with the highest predictions."""
+
+    def choose(self, predicted: FloatArray, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int) -> IntArray:
+        """n unscored positions, best first."""
+        return best_positions(np.where(unscored, predicted, -np.inf), n, keys=keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """A sample without replacement, with probability proportional to exp(prediction / temperature)."""
+
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise InputError(f"A temperature is positive; got {self.temperature}. For the greedy choice use TopK().")
+
+    def choose(self, predicted: FloatArray, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int) -> IntArray:
+        """n unscored positions, in the order drawn."""
+        # Gumbel top-k draws the same sample as softmax without replacement and never overflows.
+        gumbel = -np.log(-np.log(uniform(stream, keys)))
+        return best_positions(np.where(unscored, predicted / self.temperature + gumbel, -np.inf), n, keys=keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """A uniform sample; predictions are ignored."""
+
+    def choose(self, predicted: FloatArray, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int) -> IntArray:
+        """n unscored positions, in the order drawn."""
+        return best_positions(np.where(unscored, uniform(stream, keys), -np.inf), n, keys=keys)

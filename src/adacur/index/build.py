@@ -1,0 +1,456 @@
+"""Scoring every item against every anchor query, block by block, so that nothing finished is ever lost."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import sqlite3
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adacur.core.arrays import FloatArray
+from adacur.core.errors import (
+    DamagedIndex,
+    EmptyInput,
+    IndexFolderError,
+    IndexLocked,
+    IndexMismatch,
+    InputError,
+    NotAnIndex,
+    StorageFull,
+)
+from adacur.core.protocols import AnchorScores, Scorer, ScorerCard
+from adacur.core.records import Item, Query, as_queries
+from adacur.index.asking import asking
+from adacur.index.blocks import SCORES, ScoreBlocks, digest_scores
+from adacur.index.estimate import time_scorer
+from adacur.index.folder import LOCK, IndexFolder
+from adacur.index.items import DATABASE, StoredItems, connect, error_is_full, load, read_texts, seal
+from adacur.index.manifest import MANIFEST, Manifest, read_manifest, sync_path, write_atomically, write_manifest
+from adacur.index.probes import choose_probes
+from adacur.index.table import distinct_anchors
+from adacur.scorers.grid import score_grid
+
+__all__ = ["Progress", "build_scores", "save_table"]
+
+_BLOCK_SECONDS = 20.0
+_BLOCK_BYTES = 32 * 2**20
+_MIN_BLOCK_ITEMS, _MAX_BLOCK_ITEMS = 16, 8192
+_SAMPLE_ITEMS = 512
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+# Lets PyTerrier recognise the folder as an artifact.
+_PYTERRIER = {"type": "adacur_index", "format": "adacur", "package_hint": "adacur"}
+
+ScoreBlock = Callable[[range, list[Item]], FloatArray]
+"""From positions and their items to scores, (items, anchor queries)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a build is. `seconds` and `pairs_per_second` are of this run; `resumed_blocks` were found finished."""
+
+    blocks_done: int
+    blocks: int
+    pairs_done: int
+    pairs: int
+    seconds: float
+    pairs_per_second: float
+    resumed_blocks: int
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the pace of this run; None before its first block."""
+        return (self.pairs - self.pairs_done) / self.pairs_per_second if self.pairs_per_second else None
+
+
+def build_scores(
+    items: Iterable[Item],
+    anchor_queries: Iterable[Query | str],
+    *,
+    scorer: Scorer,
+    path: str | Path,
+    dtype: str = "float32",
+    block_items: int | None = None,
+    seed: int = 0,
+    progress: Callable[[Progress], None] | None = None,
+) -> IndexFolder:
+    """Score every item against every anchor query into a folder; the same call again continues a stopped build.
+
+    Items are read once, in order, and never held all at once. `block_items` counts the items between two
+    save points, by default about 20 s of work; a continued build keeps the seed, block size and metadata it began with.
+    """
+    if dtype not in ("float32", "float16"):
+        raise InputError(f"Scores are stored as float32 or float16; got dtype={dtype!r}.")
+    if block_items is not None and block_items < 1:
+        raise InputError(f"block_items counts items and must be at least 1; got {block_items}.")
+    anchors = distinct_anchors(as_queries(anchor_queries))
+    folder = Path(path)
+
+    def score(positions: range, block: list[Item]) -> FloatArray:
+        with asking(scorer):
+            scores = score_grid(scorer, anchors, block)
+        return np.ascontiguousarray(_as_stored(scores, dtype, anchors, block).T)
+
+    def choose_block_items(n_items: int) -> int:
+        return block_items or _timed_block_items(folder, n_items, anchors, dtype=dtype, scorer=scorer, seed=seed)
+
+    _build(
+        folder,
+        items,
+        anchors,
+        check=_check_item,
+        score=score,
+        choose_block_items=choose_block_items,
+        card=scorer.card,
+        dtype=dtype,
+        seed=seed,
+        progress=progress,
+    )
+    return IndexFolder.open(folder)
+
+
+def save_table(table: AnchorScores, path: str | Path, *, card: ScorerCard | None = None) -> IndexFolder:
+    """Write anchor scores from memory as a finished folder; `card` says who scored them."""
+    folder = Path(path)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise IndexMismatch(f"{folder} is in use already. Save to a new folder, or remove that one first.")
+    matrix = table.matrix
+    n_items, n_anchors = matrix.shape
+
+    def stream() -> Iterator[Item]:
+        for start in range(0, n_items, _MAX_BLOCK_ITEMS):
+            yield from table.items.at(range(start, min(start + _MAX_BLOCK_ITEMS, n_items)))
+
+    # Saving knows no resuming, so half a table must never be seen under the folder's name.
+    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
+    try:
+        _build(
+            partial,
+            stream(),
+            distinct_anchors(table.anchor_queries),
+            check=lambda item: None,
+            score=lambda positions, block: matrix[positions.start : positions.stop],
+            choose_block_items=lambda n: min(n, _largest_block(n_anchors, matrix.dtype)),
+            card=card,
+            dtype=str(matrix.dtype),
+            seed=0,
+            progress=None,
+        )
+        if folder.exists():
+            folder.rmdir()
+        os.replace(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    sync_path(folder.parent)
+    return IndexFolder.open(folder)
+
+
+def _build(
+    folder: Path,
+    items: Iterable[Item],
+    anchors: Sequence[Query],
+    *,
+    check: Callable[[Item], None],
+    score: ScoreBlock,
+    choose_block_items: Callable[[int], int],
+    card: ScorerCard | None,
+    dtype: str,
+    seed: int,
+    progress: Callable[[Progress], None] | None,
+) -> None:
+    manifest = _begun(folder)
+    if manifest is not None and manifest.status == "complete":
+        _check_same(folder, manifest, items, anchors, check=check, card=card, dtype=dtype)
+        return
+    with _locked(folder) as created, _Storage(folder) as storage:
+        # Another builder may have begun, or finished, while this one came to the door.
+        manifest = _begun(folder)
+        if manifest is not None:
+            _check_same(folder, manifest, items, anchors, check=check, card=card, dtype=dtype)
+            if manifest.status == "complete":
+                return
+        else:
+            try:
+                n_items, items_digest, anchors_digest = _load_afresh(folder, items, anchors, check=check)
+            except Exception:
+                _remove(folder, also_folder=created)
+                raise
+            manifest = Manifest(
+                status="building",
+                n_items=n_items,
+                n_anchors=len(anchors),
+                dtype=dtype,
+                block_items=choose_block_items(n_items),
+                items_digest=items_digest,
+                anchors_digest=anchors_digest,
+                scorer=card,
+                seed=seed,
+            )
+            ScoreBlocks.create(folder, manifest)
+            write_manifest(folder, manifest)
+        with contextlib.closing(connect(folder, writable=True)) as connection:
+            blocks = ScoreBlocks.open(folder, manifest, writable=True)
+            _score_blocks(manifest, blocks, connection, score=score, progress=progress, storage=storage)
+            _finish(folder, manifest, blocks, connection)
+
+
+def _score_blocks(
+    manifest: Manifest,
+    blocks: ScoreBlocks,
+    connection: sqlite3.Connection,
+    *,
+    score: ScoreBlock,
+    progress: Callable[[Progress], None] | None,
+    storage: _Storage,
+) -> None:
+    done = {block for (block,) in connection.execute("SELECT block FROM blocks")}
+    resumed = len(done)
+    pairs_done = sum(len(manifest.block(block)) for block in done) * manifest.n_anchors
+    pairs_resumed = pairs_done
+    began = time.perf_counter()
+    storage.told(resumed, manifest.n_blocks)
+
+    def report() -> None:
+        if progress is None:
+            return
+        seconds = time.perf_counter() - began
+        progress(
+            Progress(
+                blocks_done=len(done),
+                blocks=manifest.n_blocks,
+                pairs_done=pairs_done,
+                pairs=manifest.n_items * manifest.n_anchors,
+                seconds=seconds,
+                pairs_per_second=(pairs_done - pairs_resumed) / max(seconds, 1e-9),
+                resumed_blocks=resumed,
+            )
+        )
+
+    report()
+    for block in range(manifest.n_blocks):
+        if block in done:
+            continue
+        positions = manifest.block(block)
+        started = time.perf_counter()
+        values = score(positions, _block_items(connection, positions))
+        seconds = time.perf_counter() - started
+        blocks.write(block, values)
+        # The record comes after the chunk is on the disk: a chunk without a record is scored again, never trusted.
+        connection.execute(
+            "INSERT INTO blocks VALUES (?, ?, ?, ?)", (block, digest_scores(values), values.size, seconds)
+        )
+        done.add(block)
+        pairs_done += values.size
+        storage.told(len(done), manifest.n_blocks)
+        report()
+
+
+def _finish(folder: Path, manifest: Manifest, blocks: ScoreBlocks, connection: sqlite3.Connection) -> None:
+    def read_back() -> Iterator[tuple[int, FloatArray]]:
+        for block in range(manifest.n_blocks):
+            try:
+                values = blocks.read(block)
+            except DamagedIndex as error:
+                connection.execute("DELETE FROM blocks WHERE block = ?", (block,))
+                raise DamagedIndex(f"{error} Or run the same build again: it will score this block anew.") from error
+            yield manifest.block(block).start, values
+
+    probes = choose_probes(read_back, seed=manifest.seed)
+    seal(connection)
+    write_atomically(folder / "pt_meta.json", json.dumps(_PYTERRIER))
+    write_manifest(folder, replace(manifest, status="complete", probes=probes))
+
+
+def _begun(folder: Path) -> Manifest | None:
+    """What was begun in a folder; None where a build may begin."""
+    if (folder / MANIFEST).exists():
+        return read_manifest(folder)
+    if folder.exists() and not folder.is_dir():
+        raise NotAnIndex(f"{folder} is a file. Choose another path for the index.")
+    if folder.is_dir() and not (folder / LOCK).exists() and any(folder.iterdir()):
+        raise NotAnIndex(f"{folder} holds other files and is not an index. Choose a new or empty folder.")
+    return None
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Hold a folder against other builders; yields whether it was created for this.
+
+    The kernel lets go of the lock when its holder dies, however it dies.
+    """
+    from filelock import FileLock, Timeout
+
+    created = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    sync_path(folder.parent)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise IndexLocked(
+            f"Another process is building in {folder}. Wait until it has finished, or choose another path."
+        ) from None
+    try:
+        yield created
+    finally:
+        lock.release()
+
+
+class _Storage:
+    """Tells a full disk as what it is, with what is safe."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._safe = "nothing is"
+
+    def told(self, done: int, blocks: int) -> None:
+        """Remember how much is safe."""
+        self._safe = f"{done} of {blocks} blocks are"
+
+    def __enter__(self) -> _Storage:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        full = (isinstance(error, OSError) and error.errno in _NO_SPACE) or (
+            isinstance(error, sqlite3.Error) and error_is_full(error)
+        )
+        if full:
+            raise StorageFull(
+                f"The disk that holds {self._folder} is full; {self._safe} safely stored. "
+                "Free some space and run the same build again: it continues where it stopped."
+            ) from error
+        if isinstance(error, sqlite3.Error):
+            raise IndexFolderError(f"{self._folder / DATABASE} cannot be used: {error}.") from error
+
+
+def _load_afresh(
+    folder: Path, items: Iterable[Item], anchors: Sequence[Query], *, check: Callable[[Item], None]
+) -> tuple[int, str, str]:
+    _remove(folder, keep_lock=True)
+    with contextlib.closing(connect(folder, writable=True)) as connection:
+        return load(connection, items, anchors, check=check)
+
+
+def _remove(folder: Path, *, keep_lock: bool = False, also_folder: bool = False) -> None:
+    """Remove what a build that never reached its manifest left behind, and nothing else."""
+    shutil.rmtree(folder / SCORES, ignore_errors=True)
+    names = [DATABASE + suffix for suffix in ("", "-wal", "-shm", "-journal")]
+    for name in names if keep_lock else [*names, LOCK]:
+        (folder / name).unlink(missing_ok=True)
+    if also_folder:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def _check_item(item: Item) -> None:
+    if not isinstance(item, Item):
+        raise InputError(f"Items are Item(id, text) records; got {type(item).__name__}.")
+    if not isinstance(item.id, str) or not isinstance(item.text, str):
+        raise InputError(f"An item's id and text are strings; got id {item.id!r} and a {type(item.text).__name__}.")
+    if not item.text.strip():
+        raise EmptyInput(f"Item {item.id!r} has no text. Give it at least one word, or leave it out.")
+    try:
+        item.id.encode(), item.text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"Item {item.id!r} holds a character that is not Unicode text: {error}.") from error
+
+
+def _check_same(
+    folder: Path,
+    manifest: Manifest,
+    items: Iterable[Item],
+    anchors: Sequence[Query],
+    *,
+    check: Callable[[Item], None],
+    card: ScorerCard | None,
+    dtype: str,
+) -> None:
+    """Refuse to continue with anything but what the folder was begun with; the folder is not touched."""
+
+    def given() -> Iterator[tuple[str, str]]:
+        for item in items:
+            check(item)
+            yield item.id, item.text
+
+    differences = [
+        f"scorer {name}: {ours!r} in the folder, {theirs!r} now"
+        for name in (field.name for field in fields(ScorerCard) if field.name != "source")
+        if (ours := getattr(manifest.scorer, name, None)) != (theirs := getattr(card, name, None))
+    ]
+    if manifest.dtype != dtype:
+        differences.append(f"dtype: {manifest.dtype!r} in the folder, {dtype!r} now")
+    with contextlib.closing(connect(folder)) as connection:
+        asked = ((query.id, query.text) for query in anchors)
+        differences += _first_difference("anchor query", asked, read_texts(connection, "anchors", folder=folder))
+        differences += _first_difference("item", given(), read_texts(connection, "items", folder=folder))
+    if differences:
+        if manifest.status == "complete":
+            remedy = "It is finished; choose another path for the new index."
+        else:
+            remedy = "Run the build as it was begun to continue it, or choose another path."
+        raise IndexMismatch(f"{folder} was built from something else: {'; '.join(differences)}. {remedy}")
+
+
+def _first_difference(kind: str, given: Iterable[tuple[str, str]], stored: Iterable[tuple[str, str]]) -> Iterator[str]:
+    for position, (now, then) in enumerate(zip_longest(given, stored)):
+        if now == then:
+            continue
+        if now is None:
+            yield f"{kind} count: more than {position} in the folder, {position} now"
+        elif then is None:
+            yield f"{kind} count: {position} in the folder, more than {position} now"
+        elif now[0] != then[0]:
+            yield f"{kind} {position}: id {then[0]!r} in the folder, {now[0]!r} now"
+        else:
+            yield f"{kind} {now[0]!r}: text {_shortened(then[1])} in the folder, {_shortened(now[1])} now"
+        return
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:60] + "…")
+
+
+def _as_stored(scores: FloatArray, dtype: str, anchors: Sequence[Query], items: Sequence[Item]) -> FloatArray:
+    with np.errstate(over="ignore"):
+        values = scores.astype(dtype)
+    beyond = np.isinf(values)
+    if beyond.any():
+        row, column = (int(at[0]) for at in np.nonzero(beyond))
+        raise InputError(
+            f"{dtype} holds numbers up to {np.finfo(dtype).max:g}; query {anchors[row].id!r} and item "
+            f"{items[column].id!r} score {scores[row, column]:g}. Build in another folder with a wider dtype."
+        )
+    return values
+
+
+def _timed_block_items(
+    folder: Path, n_items: int, anchors: Sequence[Query], *, dtype: str, scorer: Scorer, seed: int
+) -> int:
+    """How many items make a block of some 20 s: short enough to lose, long enough to keep a device busy."""
+    sample = StoredItems(folder).at(np.linspace(0, n_items - 1, min(n_items, _SAMPLE_ITEMS)).astype(int))
+    pace = time_scorer(sample, anchors, scorer=scorer, seed=seed, seconds=1.0).pairs_per_second
+    wanted = max(_MIN_BLOCK_ITEMS, int(pace * _BLOCK_SECONDS / len(anchors)))
+    return min(wanted, _largest_block(len(anchors), np.dtype(dtype)), n_items)
+
+
+def _largest_block(n_anchors: int, dtype: np.dtype[Any]) -> int:
+    return max(1, min(_MAX_BLOCK_ITEMS, _BLOCK_BYTES // (n_anchors * dtype.itemsize)))
+
+
+def _block_items(connection: sqlite3.Connection, positions: range) -> list[Item]:
+    rows = connection.execute(
+        "SELECT id, text, metadata FROM items WHERE position >= ? AND position < ? ORDER BY position",
+        (positions.start, positions.stop),
+    )
+    return [Item(id=id_, text=text, metadata=json.loads(metadata)) for id_, text, metadata in rows]

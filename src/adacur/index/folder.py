@@ -1,0 +1,83 @@
+"""A finished index folder, opened."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+
+from adacur.core.arrays import FloatArray
+from adacur.core.errors import DamagedIndex, IncompleteIndex, InputError
+from adacur.core.records import Query
+from adacur.index.blocks import ScoreBlocks
+from adacur.index.items import DATABASE, StoredItems, connect, read_texts, reading
+from adacur.index.manifest import MANIFEST, Manifest, read_manifest
+from adacur.index.table import AnchorTable
+
+__all__ = ["LOCK", "IndexFolder"]
+
+LOCK = "build.lock"
+_FIRST = "first"
+
+
+class IndexFolder:
+    """Items, anchor queries and anchor scores as a finished build left them."""
+
+    def __init__(
+        self, path: Path, *, manifest: Manifest, items: StoredItems, anchor_queries: tuple[Query, ...]
+    ) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.items = items
+        self.anchor_queries = anchor_queries
+
+    @classmethod
+    def open(cls, path: str | Path) -> IndexFolder:
+        """Open a folder without reading its scores; an unfinished one is refused."""
+        folder = Path(path)
+        if (folder / LOCK).exists() and not (folder / MANIFEST).exists():
+            raise IncompleteIndex(
+                f"The build of {folder} stopped before its first block. Run the same build again to start over."
+            )
+        manifest = read_manifest(folder)
+        with contextlib.closing(connect(folder)) as connection, reading(folder):
+            if manifest.status != "complete":
+                done = connection.execute("SELECT count(*) FROM blocks").fetchone()[0]
+                raise IncompleteIndex(
+                    f"The build of {folder} has not finished: {done} of {manifest.n_blocks} blocks are done. "
+                    "Run the same build again to continue where it stopped."
+                )
+            anchors = tuple(Query(id=id_, text=text) for id_, text in read_texts(connection, "anchors", folder=folder))
+        items = StoredItems(folder)
+        counted = (len(items), len(anchors))
+        expected = (manifest.n_items, manifest.n_anchors)
+        if counted != expected:
+            raise DamagedIndex(
+                f"{folder / DATABASE} holds {counted[0]} items and {counted[1]} anchor queries; its manifest says "
+                f"{expected[0]} and {expected[1]}. Restore the folder from a copy, or build the index again elsewhere."
+            )
+        return cls(folder, manifest=manifest, items=items, anchor_queries=anchors)
+
+    def matrix(self) -> FloatArray:
+        """All scores in memory, (items, anchor queries); float16 is widened to float32."""
+        dtype = np.promote_types(self.manifest.dtype, np.float32)
+        matrix = np.empty((self.manifest.n_items, self.manifest.n_anchors), dtype=dtype)
+        for start, values in ScoreBlocks.open(self.path, self.manifest):
+            matrix[start : start + len(values)] = values
+        return matrix
+
+    def table(self) -> AnchorTable:
+        """Items, anchor queries and scores, the scores in memory and the texts on disk."""
+        return AnchorTable(self.items, self.anchor_queries, self.matrix())
+
+    def first_folder(self, name: str) -> Path:
+        """Where the first stage of this name keeps its data; it may not exist yet."""
+        if not name or name.startswith(".") or any(sign in name for sign in "/\\:\0"):
+            raise InputError(f"A first stage's name must be usable as a folder name; got {name!r}.")
+        return self.path / _FIRST / name
+
+    def first_names(self) -> tuple[str, ...]:
+        """The first stages whose data lie in this folder, sorted."""
+        folder = self.path / _FIRST
+        return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir())) if folder.is_dir() else ()

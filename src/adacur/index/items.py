@@ -1,0 +1,222 @@
+"""Items, anchor queries and finished blocks in SQLite."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sqlite3
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adacur.core.arrays import IntArray, KeyArray
+from adacur.core.errors import DamagedIndex, DuplicateId, EmptyInput, InputError, UnknownName
+from adacur.core.records import Item, Query
+from adacur.core.seeds import item_keys
+
+__all__ = [
+    "DATABASE",
+    "StoredItems",
+    "connect",
+    "digest_texts",
+    "error_is_full",
+    "load",
+    "read_texts",
+    "reading",
+    "seal",
+]
+
+DATABASE = "items.sqlite"
+# Below SQLite's smallest default limit of bound parameters, 999.
+_PARAMETERS = 900
+_SCHEMA = (
+    "CREATE TABLE items (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, text TEXT NOT NULL, "
+    "metadata TEXT NOT NULL)",
+    "CREATE TABLE anchors (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, text TEXT NOT NULL)",
+    "CREATE TABLE blocks (block INTEGER PRIMARY KEY, digest TEXT NOT NULL, pairs INTEGER NOT NULL, "
+    "seconds REAL NOT NULL)",
+)
+
+
+class StoredItems:
+    """The items of an index folder, read on demand; safe to share among threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        # One connection kept open: a folder that is replaced under a running server does not mix texts.
+        self._connection = connect(folder)
+        self._lock = threading.Lock()
+        weakref.finalize(self, self._connection.close)
+
+    @cached_property
+    def ids(self) -> Sequence[str]:
+        """The ids by position, read once."""
+        with self._lock, reading(self._folder):
+            return tuple(id_ for (id_,) in self._connection.execute("SELECT id FROM items ORDER BY position"))
+
+    @cached_property
+    def keys(self) -> KeyArray:
+        """A random key per item, computed once."""
+        return item_keys(self.ids)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @cached_property
+    def _length(self) -> int:
+        # The largest key is one look-up; COUNT would walk the whole table.
+        return int(self._select("SELECT coalesce(max(position) + 1, 0) FROM items")[0][0])
+
+    def at(self, positions: Iterable[int]) -> list[Item]:
+        """The items at these positions, in that order."""
+        wanted = [int(position) for position in positions]
+        columns = "SELECT position, id, text, metadata FROM items WHERE position"
+        found = {
+            position: Item(id=id_, text=text, metadata=json.loads(metadata))
+            for position, id_, text, metadata in self._select_in(columns, wanted)
+        }
+        try:
+            return [found[position] for position in wanted]
+        except KeyError as error:
+            raise IndexError(f"There are {len(self)} items; none has position {error.args[0]}.") from None
+
+    def positions(self, ids: Iterable[str]) -> IntArray:
+        """The positions of these ids, in that order."""
+        wanted = list(ids)
+        found = dict(self._select_in("SELECT id, position FROM items WHERE id", wanted))
+        try:
+            return np.fromiter((found[id_] for id_ in wanted), dtype=np.intp, count=len(wanted))
+        except KeyError as error:
+            raise UnknownName(f"No item has the id {error.args[0]!r}.") from None
+
+    def _select_in(self, columns: str, wanted: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+        for start in range(0, len(wanted), _PARAMETERS):
+            some = wanted[start : start + _PARAMETERS]
+            yield from self._select(f"{columns} IN ({','.join('?' * len(some))})", some)
+
+    def _select(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with self._lock, reading(self._folder):
+            return self._connection.execute(sql, parameters).fetchall()
+
+
+def connect(folder: Path, *, writable: bool = False) -> sqlite3.Connection:
+    """A connection to a folder's database: without implicit transactions, closed by whoever asked for it."""
+    uri = f"{(folder / DATABASE).resolve().as_uri()}?mode={'rwc' if writable else 'ro'}"
+    with reading(folder):
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+        try:
+            # A block that is recorded must survive a power cut, since its record is what a resumed build trusts.
+            connection.execute("PRAGMA synchronous = FULL")
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection
+
+
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Tell a database that cannot be read as damage to the folder."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        if error_is_full(error):
+            raise
+        raise DamagedIndex(
+            f"{folder / DATABASE} cannot be read: {error}. Restore it from a copy, or build the index again elsewhere."
+        ) from error
+
+
+def error_is_full(error: sqlite3.Error) -> bool:
+    """Whether SQLite stopped for want of space."""
+    # The second is what it says when there is no room for the shared memory beside a write-ahead log.
+    return getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
+
+
+def load(
+    connection: sqlite3.Connection, items: Iterable[Item], anchors: Sequence[Query], *, check: Callable[[Item], None]
+) -> tuple[int, str, str]:
+    """Stream items and anchors into an empty database in one transaction; returns count and both digests."""
+    digest = _fresh_digest()
+    count = 0
+    latest = ""
+
+    def rows() -> Iterator[tuple[int, str, str, str]]:
+        nonlocal count, latest
+        for item in items:
+            check(item)
+            latest = item.id
+            digest.update(_framed(item.id, item.text))
+            yield count, item.id, item.text, _as_json(item)
+            count += 1
+
+    connection.execute("BEGIN")
+    try:
+        for statement in _SCHEMA:
+            connection.execute(statement)
+        try:
+            connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?)", rows())
+        except sqlite3.IntegrityError:
+            raise DuplicateId(f"Item ids must be unique; {latest!r} occurs more than once.") from None
+        if not count:
+            raise EmptyInput("There are no items. Give at least one.")
+        connection.executemany(
+            "INSERT INTO anchors VALUES (?, ?, ?)",
+            ((position, query.id, query.text) for position, query in enumerate(anchors)),
+        )
+        connection.execute("COMMIT")
+    finally:
+        # SQLite rolls back on some errors by itself, a full disk among them.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+    # Only now: in one large transaction a write-ahead log would hold a second copy of the collection.
+    connection.execute("PRAGMA journal_mode = WAL")
+    return count, digest.hexdigest(), digest_texts((query.id, query.text) for query in anchors)
+
+
+def seal(connection: sqlite3.Connection) -> None:
+    """Fold the write-ahead log into the database, so that a finished folder can be read from read-only media."""
+    try:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    except sqlite3.OperationalError as error:
+        # Somebody is reading; the log stays and is folded in by whoever closes last.
+        if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+            raise
+
+
+def read_texts(connection: sqlite3.Connection, table: str, *, folder: Path) -> Iterator[tuple[str, str]]:
+    """(id, text) of "items" or "anchors", by position, one at a time."""
+    with reading(folder):
+        # Not `yield from`: that would close the cursor of a reader who stops early, perhaps after its connection.
+        for row in connection.execute(f"SELECT id, text FROM {table} ORDER BY position"):  # noqa: UP028
+            yield row
+
+
+def digest_texts(texts: Iterable[tuple[str, str]]) -> str:
+    """A digest of ids and texts in their order."""
+    digest = _fresh_digest()
+    for id_, text in texts:
+        digest.update(_framed(id_, text))
+    return str(digest.hexdigest())
+
+
+def _fresh_digest() -> Any:
+    return hashlib.blake2b(digest_size=16)
+
+
+def _framed(id_: str, text: str) -> bytes:
+    """Both parts with their lengths: ("ab", "c") and ("a", "bc") must differ."""
+    parts = (id_.encode(), text.encode())
+    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+
+
+def _as_json(item: Item) -> str:
+    try:
+        return json.dumps(dict(item.metadata))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"Metadata must be JSON; that of item {item.id!r} is not: {error}") from error

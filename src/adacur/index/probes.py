@@ -1,0 +1,167 @@
+"""Remembered scores, by which the scorer of an index is recognised."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from adacur.core.arrays import FloatArray
+from adacur.core.errors import WrongScorer
+from adacur.core.protocols import Scorer, ScorerCard
+from adacur.core.scores import check_scores
+from adacur.core.seeds import stream_key, uniform
+from adacur.index.asking import asking
+from adacur.index.folder import IndexFolder
+from adacur.index.manifest import Probe
+
+__all__ = ["Drift", "DriftWarning", "check_scorer", "choose_probes"]
+
+_PROBES = 32
+_VALUE_BINS = 256
+_DRAWS_PER_BIN = 32
+_ENTRIES_AT_ONCE = 2**18
+_SAME = 1e-3
+_MIN_CORRELATION = 0.99
+_MAX_RMS = 0.3
+
+
+class DriftWarning(UserWarning):
+    """The scorer is near enough to the one that the index was built with, but not the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How far a scorer is from the scores of an index, over `n_probes` remembered pairs.
+
+    Differences are in score units, `rms_over_std` in standard deviations of the remembered scores;
+    `correlation` is NaN where either side is constant. `same` allows for rounding only.
+    """
+
+    n_probes: int
+    correlation: float
+    max_difference: float
+    mean_difference: float
+    rms_over_std: float
+    same: bool
+
+
+def choose_probes(
+    blocks: Callable[[], Iterable[tuple[int, FloatArray]]], *, seed: int, n: int = _PROBES
+) -> tuple[Probe, ...]:
+    """n scores spread evenly over their range, lowest and highest included.
+
+    Evenly by value, not by rank: most logits saturate at one end, and quantiles would all lie there. `blocks`
+    is called twice and yields (first position, scores); how the items are cut into blocks makes no difference.
+    """
+    lowest = highest = Probe(item=0, anchor=0, score=np.nan)
+    for start, values in blocks():
+        for sign, best in ((1, lowest), (-1, highest)):
+            row, anchor = np.unravel_index(int(np.argmin(sign * values)), values.shape)
+            score = float(values[row, anchor])
+            if not sign * score >= sign * best.score:
+                found = Probe(item=start + int(row), anchor=int(anchor), score=score)
+                lowest, highest = (found, highest) if sign > 0 else (lowest, found)
+    drawn = _draw_per_bin(blocks(), low=lowest.score, high=highest.score, seed=seed)
+    candidates = list(dict.fromkeys([lowest, highest, *drawn]))
+    scores = np.array([probe.score for probe in candidates])
+    free = np.ones(len(candidates), dtype=bool)
+    for target in np.linspace(lowest.score, highest.score, n):
+        if free.any():
+            free[np.argmin(np.where(free, np.abs(scores - target), np.inf))] = False
+    chosen = [candidates[index] for index in np.flatnonzero(~free)]
+    return tuple(sorted(chosen, key=lambda probe: (probe.score, probe.item, probe.anchor)))
+
+
+def _draw_per_bin(blocks: Iterable[tuple[int, FloatArray]], *, low: float, high: float, seed: int) -> list[Probe]:
+    """Up to `_DRAWS_PER_BIN` random entries of each part of the value range.
+
+    An entry's draw is a hash of its place and the smallest draw wins, so that blocks can come in any cut.
+    """
+    stream = stream_key(seed, "probes")
+    step = (high - low) / _VALUE_BINS or 1.0
+    smallest = np.full(_VALUE_BINS * _DRAWS_PER_BIN, np.inf)
+    winners: dict[int, Probe] = {}
+    for start, block in blocks:
+        width = block.shape[1]
+        rows = max(1, _ENTRIES_AT_ONCE // width)
+        for top in range(0, len(block), rows):
+            scores = block[top : top + rows].astype(np.float64).ravel()
+            places = np.arange(len(scores), dtype=np.uint64) + np.uint64((start + top) * width)
+            draws = uniform(stream, places)
+            value_bins = np.minimum(((scores - low) / step).astype(np.intp), _VALUE_BINS - 1)
+            bins = value_bins * _DRAWS_PER_BIN + (draws * _DRAWS_PER_BIN).astype(np.intp)
+            np.minimum.at(smallest, bins, draws)
+            for index in np.flatnonzero(draws == smallest[bins]):
+                item, anchor = divmod(int(places[index]), width)
+                winners[int(bins[index])] = Probe(item=item, anchor=anchor, score=float(scores[index]))
+    return [winners[bin_] for bin_ in sorted(winners)]
+
+
+def check_scorer(folder: IndexFolder, scorer: Scorer, *, warn: bool = True) -> Drift | None:
+    """Recognise the scorer of an index, at the cost of its probes' scorer calls; None where its card suffices.
+
+    A scorer that differs a little (another backend or dtype) is accepted with a `DriftWarning`.
+    """
+    built, given = folder.manifest.scorer, scorer.card
+    if built is not None and _same_scorer(built, given):
+        return None
+    probes = folder.manifest.probes
+    items = folder.items.at(probe.item for probe in probes)
+    pairs = [(folder.anchor_queries[probe.anchor], item) for probe, item in zip(probes, items, strict=True)]
+    with asking(scorer):
+        scores = check_scores(scorer.score(pairs), pairs)
+    drift = _compare(np.array([probe.score for probe in probes]), scores, dtype=folder.manifest.dtype)
+    told = (
+        f"over {drift.n_probes} remembered pairs, correlation {drift.correlation:.4f}, mean difference "
+        f"{drift.mean_difference:.3g}, largest {drift.max_difference:.3g}, rms {drift.rms_over_std:.3g} of the spread"
+    )
+    if drift.same:
+        return drift
+    if drift.correlation >= _MIN_CORRELATION and drift.rms_over_std <= _MAX_RMS:
+        if warn:
+            warnings.warn(
+                f"Scorer {_named(given)} is close to, but not the same as, {_named(built)} that built "
+                f"{folder.path}: {told}.",
+                DriftWarning,
+                stacklevel=2,
+            )
+        return drift
+    raise WrongScorer(
+        f"Scorer {_named(given)} is not the one that built {folder.path}, which was {_named(built)}: {told} "
+        f"(needed: correlation at least {_MIN_CORRELATION}, rms at most {_MAX_RMS}). Open the index with the scorer "
+        "that built it, or build an index with this one."
+    )
+
+
+def _same_scorer(built: ScorerCard, given: ScorerCard) -> bool:
+    def identity(card: ScorerCard) -> tuple[object, ...]:
+        # Texts cut at another length are scored differently by the same weights.
+        return (card.weights, card.backend, card.dtype, card.max_tokens, card.max_item_tokens)
+
+    return built.weights is not None and identity(built) == identity(given)
+
+
+def _compare(stored: FloatArray, scores: FloatArray, *, dtype: str) -> Drift:
+    differences = np.abs(np.asarray(scores, dtype=np.float64) - stored)
+    spread = float(stored.std())
+    rms = float(np.sqrt(np.mean(differences**2)))
+    constant = spread == 0 or float(np.std(scores)) == 0
+    rounding = float(np.finfo(dtype).eps * np.abs(stored).max())
+    return Drift(
+        n_probes=len(stored),
+        correlation=float("nan") if constant else float(np.corrcoef(stored, scores)[0, 1]),
+        max_difference=float(differences.max()),
+        mean_difference=float(differences.mean()),
+        rms_over_std=rms / spread if spread else (float("inf") if rms else 0.0),
+        same=bool(differences.max() <= _SAME * spread + rounding),
+    )
+
+
+def _named(card: ScorerCard | None) -> str:
+    if card is None:
+        return "an unknown scorer"
+    traits = ", ".join(part for part in (card.backend, card.dtype, (card.weights or "")[:8]) if part)
+    return f"{card.name!r} ({traits})"

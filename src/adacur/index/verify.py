@@ -1,0 +1,111 @@
+"""Whether a folder still holds what the build wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from adacur.core.errors import AdacurError, DamagedIndex
+from adacur.index.blocks import SCORES, ScoreBlocks, digest_scores
+from adacur.index.items import DATABASE, connect, digest_texts, read_texts
+from adacur.index.manifest import MANIFEST, Manifest, read_manifest
+
+__all__ = ["Problem", "Report", "verify"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something in `file` that is not as the build wrote it; `block` where it concerns a block of scores."""
+
+    file: str
+    what: str
+    block: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `verify` found. An unfinished build is not damage: it is `ok` without being `complete`."""
+
+    problems: tuple[Problem, ...]
+    complete: bool = False
+    blocks_checked: int = 0
+    blocks: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is damaged."""
+        return not self.problems
+
+
+def verify(path: str | Path) -> Report:
+    """Read every byte of a folder's scores, items and anchors and tell what differs from what was written."""
+    folder = Path(path)
+    try:
+        manifest = read_manifest(folder)
+    except AdacurError as error:
+        return Report((Problem(MANIFEST, str(error)),))
+    recorded: dict[int, tuple[str, int]] = {}
+    problems = list(_check_database(folder, manifest, recorded))
+    problems += _check_blocks(folder, manifest, recorded)
+    return Report(
+        tuple(problems),
+        complete=manifest.status == "complete",
+        blocks_checked=len(recorded),
+        blocks=manifest.n_blocks,
+    )
+
+
+def _check_database(folder: Path, manifest: Manifest, recorded: dict[int, tuple[str, int]]) -> Iterator[Problem]:
+    """Check the texts, and gather the records of finished blocks in `recorded`."""
+    try:
+        with contextlib.closing(connect(folder)) as connection:
+            for (found,) in connection.execute("PRAGMA integrity_check(10)"):
+                if found != "ok":
+                    yield Problem(DATABASE, str(found))
+            for block, digest, pairs in connection.execute("SELECT block, digest, pairs FROM blocks ORDER BY block"):
+                recorded[int(block)] = (str(digest), int(pairs))
+            for table, count, digest in (
+                ("items", manifest.n_items, manifest.items_digest),
+                ("anchors", manifest.n_anchors, manifest.anchors_digest),
+            ):
+                rows = connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+                if rows != count:
+                    yield Problem(DATABASE, f"it holds {rows} {table}; the manifest says {count}")
+                elif digest_texts(read_texts(connection, table, folder=folder)) != digest:
+                    yield Problem(DATABASE, f"an id or a text among its {table} is not the one that was scored")
+    # A flipped byte can make any column of any row something else than it was.
+    except (sqlite3.Error, DamagedIndex, ValueError, TypeError, AttributeError) as error:
+        yield Problem(DATABASE, f"it cannot be read: {error}")
+
+
+def _check_blocks(folder: Path, manifest: Manifest, recorded: dict[int, tuple[str, int]]) -> Iterator[Problem]:
+    if manifest.status == "complete" and len(recorded) != manifest.n_blocks:
+        yield Problem(DATABASE, f"it records {len(recorded)} finished blocks of {manifest.n_blocks}")
+    try:
+        blocks = ScoreBlocks.open(folder, manifest)
+    except DamagedIndex as error:
+        yield Problem(f"{SCORES}/zarr.json", str(error))
+        return
+    for block in range(manifest.n_blocks):
+        if block not in recorded and manifest.status != "complete":
+            continue
+        file = str(blocks.chunk(block).relative_to(folder))
+        try:
+            values = blocks.read(block)
+        except DamagedIndex as error:
+            yield Problem(file, str(error), block)
+            continue
+        digest, pairs = recorded.get(block, ("", values.size))
+        if pairs != values.size:
+            yield Problem(DATABASE, f"block {block} is recorded with {pairs} pairs and has {values.size}", block)
+        if digest and digest != digest_scores(values):
+            yield Problem(file, f"the scores of block {block} are not those that were recorded", block)
+        rows = manifest.block(block)
+        for probe in manifest.probes:
+            if probe.item in rows and not (
+                0 <= probe.anchor < manifest.n_anchors and values[probe.item - rows.start, probe.anchor] == probe.score
+            ):
+                yield Problem(MANIFEST, f"the remembered score of item {probe.item} is not the stored one", block)

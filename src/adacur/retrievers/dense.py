@@ -1,0 +1,305 @@
+"""Exact search with a dual encoder."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+
+from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.errors import DamagedIndex, EmptyInput, InputError
+from adacur.core.records import Item, Query, as_queries
+from adacur.core.results import Hits
+from adacur.retrievers.encoders import Encoder, EncoderCard, open_encoder
+from adacur.retrievers.ranking import best_first, check_ids, check_k
+from adacur.retrievers.saved import read_ids, read_settings, write_settings
+
+__all__ = ["Dense"]
+
+Storage = Literal["float16", "float32", "int8"]
+_TEXTS_AT_ONCE = 256
+_ROWS_AT_ONCE = 8192
+_QUERIES_AT_ONCE = 256
+
+
+class Dense:
+    """Item embeddings at rest and the encoder that made them; nearness is the dot product.
+
+    Every item is compared, in blocks, so memory stays bounded. Scores are the float64 dot product of the
+    stored vectors, rounded once: they depend neither on the batch nor on the order of the items.
+    """
+
+    name = "dense"
+
+    def __init__(
+        self,
+        ids: Sequence[str],
+        stored: Any,
+        *,
+        scales: FloatArray | None,
+        encoder: Encoder | None,
+        card: EncoderCard | None,
+        folder: Path | None = None,
+    ) -> None:
+        self._ids = ids
+        self._stored = stored
+        self._scales = scales
+        self._encoder = encoder
+        self._card = card
+        self._folder = folder
+
+    @classmethod
+    def build(
+        cls,
+        items: Iterable[Item],
+        *,
+        encoder: Encoder,
+        storage: Storage = "float16",
+        progress: bool = False,
+        path: str | Path | None = None,
+    ) -> Dense:
+        """Encode the items, read once. With `path` (a .npy file) the embeddings go there, block by block."""
+        ids: list[str] = []
+
+        def blocks() -> Iterator[FloatArray]:
+            for batch in _batches(_with_progress(items) if progress else items):
+                ids.extend(item.id for item in batch)
+                yield _check_vectors(encoder.encode_items([item.text for item in batch]), n=len(batch), encoder=encoder)
+
+        stored, scales = _store(blocks(), storage=storage, path=None if path is None else Path(path))
+        return cls(check_ids(ids), stored, scales=scales, encoder=encoder, card=encoder.card)
+
+    @classmethod
+    def from_embeddings(
+        cls,
+        ids: Iterable[str],
+        embeddings: FloatArray,
+        *,
+        encoder: Encoder | None = None,
+        storage: Storage = "float32",
+    ) -> Dense:
+        """Search embeddings that exist already; without an encoder texts cannot be searched."""
+        ids = check_ids(ids)
+        vectors = _check_vectors(embeddings, n=len(ids), encoder=encoder)
+        rows = (vectors[start : start + _ROWS_AT_ONCE] for start in range(0, len(vectors), _ROWS_AT_ONCE))
+        stored, scales = _store(rows, storage=storage, path=None)
+        return cls(ids, stored, scales=scales, encoder=encoder, card=encoder.card if encoder else None)
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """Item ids, in the order of the rows of `embeddings`."""
+        return self._ids
+
+    @property
+    def embeddings(self) -> FloatArray:
+        """All item vectors as they are searched, shape (items, dimension), float32."""
+        return self._rows(np.arange(len(self._ids)))
+
+    def embed_queries(self, queries: Sequence[Query | str]) -> FloatArray:
+        """Query vectors, shape (queries, dimension), float32."""
+        encoder = self._open_encoder()
+        queries = as_queries(queries)
+        vectors = encoder.encode_queries([query.text for query in queries])
+        return _check_vectors(vectors, n=len(queries), encoder=encoder)
+
+    def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
+        """The k items with the highest dot product."""
+        check_k(k)
+        queries = as_queries(queries)
+        found: list[Hits] = []
+        for start in range(0, len(queries), _QUERIES_AT_ONCE):
+            block = queries[start : start + _QUERIES_AT_ONCE]
+            vectors = self.embed_queries(block)
+            for query, vector, shortlist in zip(block, vectors, self._shortlists(vectors, k), strict=True):
+                scores = self._exact(vector, shortlist)
+                best = best_first(scores, [self._ids[position] for position in shortlist.tolist()], k)
+                ids = tuple(self._ids[position] for position in shortlist[best])
+                found.append(Hits(query=query, ids=ids, scores=scores[best]))
+        return found
+
+    def save(self, folder: str | Path) -> None:
+        """Write the embeddings, the ids and the encoder's card; the encoder's weights stay where they are."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        target = folder / "embeddings.npy"
+        written = Path(str(self._stored.filename)) if isinstance(self._stored, np.memmap) else None
+        # Writing a memory-mapped file over itself would empty it.
+        if written is None or not target.exists() or not written.samefile(target):
+            np.save(target, self._stored)
+        if self._scales is not None:
+            np.save(folder / "scales.npy", self._scales)
+        write_settings(
+            folder, kind=self.name, ids=self._ids, settings={"encoder": asdict(self._card) if self._card else None}
+        )
+
+    @classmethod
+    def load(cls, folder: str | Path, *, encoder: Encoder | None = None) -> Dense:
+        """Open a saved retriever; embeddings stay on disk, memory-mapped.
+
+        Without `encoder`, the one the card names is opened at the first search.
+        """
+        folder = Path(folder)
+        settings = read_settings(folder)
+        scales_path = folder / "scales.npy"
+        try:
+            ids = read_ids(folder)
+            stored = np.load(folder / "embeddings.npy", mmap_mode="r")
+            scales = np.load(scales_path) if stored.dtype == np.int8 else None
+        except (OSError, ValueError) as error:
+            raise DamagedIndex(f"The dense files in {folder} cannot be read ({error}). Build it again.") from error
+        if len(ids) != len(stored) or (scales is not None and len(scales) != len(ids)):
+            raise DamagedIndex(
+                f"The dense files in {folder} disagree: {len(ids)} ids, {len(stored)} embeddings. Build it again."
+            )
+        card = EncoderCard(**settings["encoder"]) if settings["encoder"] else None
+        if encoder is not None:
+            _check_encoder(encoder, card, dimension=stored.shape[1])
+        return cls(ids, stored, scales=scales, encoder=encoder, card=card, folder=folder)
+
+    def _open_encoder(self) -> Encoder:
+        if self._encoder is None:
+            how = (
+                f"Dense.load({str(self._folder)!r}, encoder=...)"
+                if self._folder
+                else "from_embeddings(..., encoder=...)"
+            )
+            if self._card is None:
+                raise InputError(f"These embeddings came without an encoder, so text cannot be searched. Use {how}.")
+            try:
+                encoder = open_encoder(self._card)
+            except (OSError, ValueError) as error:
+                raise InputError(
+                    f"The encoder of this retriever ({self._card.kind}, {self._card.source!r}) cannot be opened: "
+                    f"{error} Pass it: {how}."
+                ) from error
+            _check_encoder(encoder, self._card, dimension=self._stored.shape[1])
+            self._encoder = encoder
+        return self._encoder
+
+    def _rows(self, positions: IntArray) -> FloatArray:
+        rows = np.asarray(self._stored[positions], dtype=np.float32)
+        return rows if self._scales is None else rows * self._scales[positions, None]
+
+    def _shortlists(self, vectors: FloatArray, k: int) -> list[IntArray]:
+        """Per query, positions among which the best k are sure to be."""
+        n_queries, dimension = vectors.shape
+        positions = [np.zeros(0, dtype=np.intp)] * n_queries
+        products = [np.zeros(0, dtype=np.float32)] * n_queries
+        lengths = np.linalg.norm(vectors, axis=1)
+        # A float32 matrix product rounds differently for each shape of the batch; the margin is twice the
+        # most by which a product of this dimension can be off.
+        rounding = 2 * (dimension + 2) * np.finfo(np.float32).eps
+        longest = 0.0
+        for start in range(0, len(self._ids), _ROWS_AT_ONCE):
+            block = np.arange(start, min(start + _ROWS_AT_ONCE, len(self._ids)))
+            rows = self._rows(block)
+            longest = max(longest, float(np.linalg.norm(rows, axis=1).max()))
+            for query, row in enumerate(vectors @ rows.T):
+                positions[query] = np.concatenate((positions[query], block))
+                products[query] = np.concatenate((products[query], row))
+                if k < len(products[query]):
+                    cut = len(products[query]) - k
+                    least = np.partition(products[query], cut)[cut] - rounding * longest * lengths[query]
+                    keep = products[query] >= least
+                    positions[query], products[query] = positions[query][keep], products[query][keep]
+        return positions
+
+    def _exact(self, vector: FloatArray, positions: IntArray) -> FloatArray:
+        scores = np.empty(len(positions), dtype=np.float32)
+        for start in range(0, len(positions), _ROWS_AT_ONCE):
+            block = slice(start, start + _ROWS_AT_ONCE)
+            scores[block] = (self._rows(positions[block]).astype(np.float64) * vector).sum(axis=1)
+        return scores
+
+
+def _store(blocks: Iterable[FloatArray], *, storage: Storage, path: Path | None) -> tuple[Any, FloatArray | None]:
+    """The blocks below one another, in memory or in a .npy file; int8 with one scale per row."""
+    if storage not in ("float16", "float32", "int8"):
+        raise InputError(f"storage is 'float16', 'float32' or 'int8'; got {storage!r}.")
+    scales: list[FloatArray] = []
+
+    def packed() -> Iterator[Any]:
+        for block in blocks:
+            if storage == "int8":
+                scale = np.maximum(np.abs(block).max(axis=1), np.finfo(np.float32).tiny) / np.float32(127)
+                scales.append(scale)
+                yield np.rint(block / scale[:, None]).astype(np.int8)
+            else:
+                yield block.astype(storage)
+
+    if path is None:
+        parts = list(packed())
+        stored = np.concatenate(parts) if parts else None
+    else:
+        with path.open("wb") as file:
+            stored_rows = _write_npy(packed(), file)
+        stored = np.load(path, mmap_mode="r") if stored_rows else None
+    if stored is None:
+        raise EmptyInput("There are no items. Give at least one.")
+    return stored, np.concatenate(scales) if scales else None
+
+
+def _write_npy(blocks: Iterable[Any], file: IO[bytes]) -> int:
+    """Append blocks to a .npy file whose length is not known beforehand."""
+    n, width, dtype = 0, 0, np.dtype(np.float32)
+    for block in blocks:
+        width, dtype = block.shape[1], block.dtype
+        if not n:
+            _write_header(file, (0, width), dtype)
+        file.write(np.ascontiguousarray(block).data)
+        n += len(block)
+    # numpy pads the header so that the first axis can grow in place.
+    file.seek(0)
+    if n:
+        _write_header(file, (n, width), dtype)
+    return n
+
+
+def _write_header(file: IO[bytes], shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
+    np.lib.format.write_array_header_1_0(
+        file, {"shape": shape, "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
+    )
+
+
+def _check_vectors(given: Any, *, n: int, encoder: Encoder | None) -> FloatArray:
+    vectors: FloatArray = np.asarray(given, dtype=np.float32)
+    wanted = (n, encoder.dimension if encoder else vectors.shape[-1])
+    if vectors.shape != wanted:
+        raise InputError(f"Embeddings are one row per text, shape {wanted}; got shape {vectors.shape}.")
+    if not np.isfinite(vectors).all():
+        worst = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
+        raise InputError(f"Embeddings must be finite; row {worst} of {n} is not.")
+    return vectors
+
+
+def _check_encoder(encoder: Encoder, card: EncoderCard | None, *, dimension: int) -> None:
+    """Refuse an encoder whose query vectors would not fit the stored item vectors."""
+    if encoder.dimension != dimension:
+        raise InputError(
+            f"The items were encoded with {dimension} dimensions; this encoder has {encoder.dimension}. "
+            "Pass the encoder the retriever was built with."
+        )
+    for field in ("weights", "pooling", "normalise"):
+        built, given = getattr(card, field, None), getattr(encoder.card, field)
+        if built is not None and given is not None and built != given:
+            raise InputError(
+                f"The items were encoded with {field} {built!r}; this encoder has {given!r}. "
+                "Pass the encoder the retriever was built with, or build it again."
+            )
+
+
+def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
+    rest = iter(items)
+    while batch := list(itertools.islice(rest, _TEXTS_AT_ONCE)):
+        yield batch
+
+
+def _with_progress(items: Iterable[Item]) -> Iterable[Item]:
+    from tqdm.auto import tqdm
+
+    progress: Iterable[Item] = tqdm(items, desc="encode items", unit="item")
+    return progress

@@ -1,0 +1,190 @@
+"""The heart: an ask/tell search that never calls a scorer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
+from adacur.core.errors import InputError, ScoreCountError
+from adacur.core.protocols import Acquisition, Approximation
+from adacur.core.ranking import best_positions
+from adacur.core.records import Query
+from adacur.core.results import Round, Trace
+from adacur.core.seeds import stream_key, uniform
+
+__all__ = ["AdaptiveSearch"]
+
+
+class AdaptiveSearch:
+    """Searches for a batch of queries in lock-step: `ask()` for positions, score them, `tell()` the scores.
+
+    Per query: `candidates` are the first stage's positions, best first (a short list is topped up with a uniform
+    sample); `allowed` marks the items that may be scored; `batch_sizes` are the calls of each round.
+    """
+
+    def __init__(
+        self,
+        queries: Sequence[Query],
+        *,
+        candidates: Sequence[IntArray],
+        allowed: Sequence[BoolArray],
+        batch_sizes: Sequence[Sequence[int]],
+        keys: KeyArray,
+        seed: int = 0,
+        approximation: Approximation | None = None,
+        acquisition: Acquisition | None = None,
+        same_first_for_all: bool = False,
+        keep_predictions: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if any(len(sizes) > 1 for sizes in batch_sizes) and (approximation is None or acquisition is None):
+            raise InputError("A search of more than one round needs an approximation and an acquisition.")
+        self._queries = queries
+        self._candidates = candidates
+        self._unscored = [mask.copy() for mask in allowed]
+        self._batch_sizes = batch_sizes
+        self._keys = keys
+        self._seed = seed
+        self._approximation = approximation
+        self._acquisition = acquisition
+        self._same_first_for_all = same_first_for_all
+        self._keep_predictions = keep_predictions
+        self._clock = clock
+        self._rounds: list[list[Round]] = [[] for _ in queries]
+        self._asked: list[IntArray] | None = None
+        self._predicted: FloatArray | None = None
+        self._seconds: dict[str, float] = {}
+        self._deadline_passed = False
+
+    @property
+    def round(self) -> int:
+        """The round that is asked for next, counted from 1."""
+        return 1 + max((len(rounds) for rounds in self._rounds), default=0)
+
+    def stop(self) -> None:
+        """End here, because time is up: nothing more is asked."""
+        self._deadline_passed = True
+
+    def ask(self) -> list[IntArray]:
+        """Positions to score next, per query, most promising first; all empty when the search has ended."""
+        if self._asked is not None:
+            raise InputError("The last positions asked for have not been told. Call tell(scores) first.")
+        number = self.round
+        sizes = [rounds[number - 1] if number <= len(rounds) else 0 for rounds in self._batch_sizes]
+        if self._deadline_passed or not any(sizes):
+            return [np.empty(0, dtype=np.intp) for _ in self._queries]
+        self._seconds = {}
+        if number == 1:
+            choose = self._first_batch
+        else:
+            with _Timed(self, "predict"):
+                assert self._approximation is not None
+                self._predicted = self._approximation.predict()
+            choose = self._next_batch
+        with _Timed(self, "choose"):
+            self._asked = [choose(index, size) for index, size in enumerate(sizes)]
+        return self._asked
+
+    def tell(self, scores: Sequence[FloatArray], *, seconds: float = 0.0) -> None:
+        """Exact scores of the positions last asked for; `seconds` is what the scorer took for all of them.
+
+        After `stop()`, scores of the first few positions are enough.
+        """
+        if self._asked is None:
+            raise InputError("Nothing was asked. Call ask() before tell(scores).")
+        told = [len(exact) for exact in scores]
+        if self._deadline_passed and len(told) == len(self._asked):
+            self._asked = [positions[:n] for positions, n in zip(self._asked, told, strict=True)]
+        wanted = [len(positions) for positions in self._asked]
+        if told != wanted:
+            raise ScoreCountError(f"Tell one score per position asked for: asked for {wanted}, told {told}.")
+        asked, self._asked = self._asked, None
+        if self._approximation is not None:
+            with _Timed(self, "solve"):
+                self._approximation.tell(asked, scores)
+        n_pairs = sum(len(positions) for positions in asked)
+        for index, (positions, exact) in enumerate(zip(asked, scores, strict=True)):
+            if not len(positions):
+                continue
+            self._unscored[index][positions] = False
+            own = {step: total / len(asked) for step, total in self._seconds.items()}
+            predicted = None if self._predicted is None else self._predicted[index]
+            self._rounds[index].append(
+                Round(
+                    number=len(self._rounds[index]) + 1,
+                    positions=positions,
+                    exact=np.asarray(exact),
+                    predicted=None if predicted is None else predicted[positions],
+                    seconds=own | {"score": seconds * len(positions) / n_pairs},
+                    all_predicted=predicted.copy() if self._keep_predictions and predicted is not None else None,
+                )
+            )
+
+    def best(self, index: int, k: int) -> tuple[IntArray, FloatArray, IntArray]:
+        """Positions, exact scores and rounds of the best k scored so far for one query, best first."""
+        rounds = self._rounds[index]
+        if not rounds:
+            return np.empty(0, dtype=np.intp), np.empty(0), np.empty(0, dtype=np.intp)
+        positions = np.concatenate([round_.positions for round_ in rounds])
+        exact = np.concatenate([round_.exact for round_ in rounds])
+        found = np.repeat([round_.number for round_ in rounds], [len(round_.positions) for round_ in rounds])
+        order = best_positions(exact, k, keys=self._keys[positions])
+        return positions[order], exact[order], found[order]
+
+    def trace(self, index: int, *, settings: dict[str, object], approximate_scores: FloatArray | None) -> Trace:
+        """What was done for one query so far."""
+        planned = sum(self._batch_sizes[index])
+        done = sum(len(round_.positions) for round_ in self._rounds[index])
+        if done < planned and self._deadline_passed:
+            stopped = "deadline"
+        else:
+            stopped = "budget" if self._unscored[index].any() else "exhausted"
+        return Trace(
+            rounds=tuple(self._rounds[index]),
+            stopped=stopped,
+            settings=settings,
+            approximate_scores=approximate_scores,
+        )
+
+    def _first_batch(self, index: int, size: int) -> IntArray:
+        unscored = self._unscored[index]
+        candidates = self._candidates[index]
+        chosen = candidates[unscored[candidates]][:size]
+        if len(chosen) < size:
+            names = ("first",) if self._same_first_for_all else ("first", self._queries[index].id)
+            rest = unscored.copy()
+            rest[chosen] = False
+            draws = np.where(rest, uniform(stream_key(self._seed, *names), self._keys), -np.inf)
+            chosen = np.concatenate([chosen, best_positions(draws, size - len(chosen), keys=self._keys)])
+        return chosen
+
+    def _next_batch(self, index: int, size: int) -> IntArray:
+        if not size:
+            return np.empty(0, dtype=np.intp)
+        assert self._predicted is not None
+        assert self._acquisition is not None
+        return self._acquisition.choose(
+            self._predicted[index],
+            unscored=self._unscored[index],
+            n=size,
+            keys=self._keys,
+            stream=stream_key(self._seed, "round", str(self.round), self._queries[index].id),
+        )
+
+
+class _Timed:
+    """Adds the seconds of a block to one step of the current round."""
+
+    def __init__(self, search: AdaptiveSearch, step: str) -> None:
+        self._search = search
+        self._step = step
+
+    def __enter__(self) -> None:
+        self._start = self._search._clock()
+
+    def __exit__(self, *_: object) -> None:
+        seconds = self._search._seconds
+        seconds[self._step] = seconds.get(self._step, 0.0) + self._search._clock() - self._start

@@ -1,0 +1,258 @@
+"""The object users hold: anchor scores, a scorer and first stages, ready to search."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from adacur.core.arrays import FloatArray
+from adacur.core.budget import Budget
+from adacur.core.errors import BudgetError, InputError, UnknownName
+from adacur.core.protocols import (
+    Acquisition,
+    AnchorScores,
+    Approximator,
+    Items,
+    Retriever,
+    SavedRetriever,
+    Scorer,
+    ScorerCard,
+)
+from adacur.core.records import Item, Query
+from adacur.core.results import Hits
+from adacur.index import AnchorTable, Drift, save_table
+from adacur.scorers import scorer as as_scorer
+from adacur.search import rounds as loop
+from adacur.search.first_stages import save_first_stage
+from adacur.search.methods import ANNCUR, AdaCUR, Exact, Rerank
+from adacur.search.plan import Filter, Plan
+
+__all__ = ["AnchorIndex", "SearchOptions"]
+
+_METHODS = ("adacur", "anncur", "rerank", "exact")
+# A dual encoder is the better start where there is one; random needs nothing.
+_PREFERRED_FIRST = ("dense", "bm25")
+
+
+class SearchOptions(TypedDict, total=False):
+    """What the search methods of an index accept by name; `AnchorIndex.search` explains each."""
+
+    budget: int | Budget
+    rounds: int | None
+    deadline: float | None
+    method: str
+    first: str | Retriever | None
+    pool: int | None
+    filter: Filter | None
+    seed: int
+    approximator: Approximator | None
+    acquisition: Acquisition | None
+    split: float
+    approximate_scores: bool
+    keep_predictions: bool
+
+
+class AnchorIndex:
+    """Items, their anchor scores, the scorer they came from and the first stages: what searches run on.
+
+    Made by `adacur.build`, `adacur.load` or `AnchorIndex.from_arrays`. `first` maps names to first stages, or to
+    functions that open them when they are first used; likewise `scorer` may be a function that opens one.
+    """
+
+    def __init__(
+        self,
+        anchors: AnchorScores,
+        *,
+        scorer: Scorer | Callable[[], tuple[Scorer, Drift | None]] | None = None,
+        first: Mapping[str, Retriever | Callable[[], Retriever]] | None = None,
+        card: ScorerCard | None = None,
+        path: Path | None = None,
+        drift: Drift | None = None,
+    ) -> None:
+        self._anchors = anchors
+        self._scorer = scorer
+        self._first = dict(first or {})
+        self._card = card
+        self._opening = threading.Lock()
+        self.path = path
+        self.drift = drift
+
+    @classmethod
+    def from_arrays(
+        cls,
+        *,
+        items: Iterable[Item],
+        anchor_queries: Iterable[Query],
+        scores: FloatArray,
+        scorer: Any = None,
+        first: Mapping[str, Retriever] | None = None,
+    ) -> AnchorIndex:
+        """An index from known scores (R_anc: anchor queries × items), without calling a scorer."""
+        table = AnchorTable.from_arrays(items=items, anchor_queries=anchor_queries, scores=scores)
+        return cls(table, scorer=None if scorer is None else as_scorer(scorer), first=first)
+
+    @property
+    def items(self) -> Items:
+        """The items, by position and by id."""
+        return self._anchors.items
+
+    @property
+    def anchor_queries(self) -> Sequence[Query]:
+        """The queries that every item was scored against."""
+        return self._anchors.anchor_queries
+
+    @property
+    def matrix(self) -> FloatArray:
+        """R_anc, item-major: shape (items, anchor queries)."""
+        return self._anchors.matrix
+
+    @property
+    def card(self) -> ScorerCard | None:
+        """Who scored this index, where that is known."""
+        return self._card
+
+    @property
+    def first_stages(self) -> tuple[str, ...]:
+        """Names that `first=` accepts."""
+        return (*self._first, "random")
+
+    @property
+    def scorer(self) -> Scorer:
+        """The scorer that searches call."""
+        with self._opening:
+            if self._scorer is None:
+                raise InputError("This index has no scorer. Open it with one: adacur.load(path, scorer=…).")
+            if not isinstance(self._scorer, Scorer):
+                self._scorer, self.drift = self._scorer()
+            return self._scorer
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __repr__(self) -> str:
+        where = f" at {str(self.path)!r}" if self.path else ""
+        return f"AnchorIndex({len(self.items)} items × {len(self.anchor_queries)} anchor queries{where})"
+
+    def search(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Hits:
+        """The best k items for a query, exactly scored, within `budget` scorer calls.
+
+        Options: `budget` (calls, default 100, or a Budget), `rounds` (5), `deadline` (seconds), `method` ("adacur",
+        "anncur", "rerank", "exact"), `first` (name or retriever; default dense, else bm25, else random), `pool`
+        (search only the first stage's best N), `filter` (a function of an item, or a collection of ids), `seed`
+        (0), `approximator` and `acquisition` (objects), `split` (ANNCUR's share of anchor items),
+        `approximate_scores` (Ŝ of all items in the trace), `keep_predictions` (Ŝ of every round in the trace).
+        """
+        return self.search_batch([query], k, **options)[0]
+
+    def search_batch(self, queries: Sequence[Query | str], k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]:
+        """Like `search` for many queries: they move in lock-step and share scorer calls; same answers."""
+        return loop.search(self._plan(k, **options), queries, k)
+
+    def search_iter(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Iterator[Hits]:
+        """Like `search`, yielding the hits so far after each round."""
+        return loop.search_iter(self._plan(k, **options), query, k)
+
+    async def asearch(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Hits:
+        """Like `search`, without blocking the event loop while the scorer works."""
+        return (await loop.asearch(self._plan(k, **options), [query], k))[0]
+
+    def save(self, path: str | Path) -> None:
+        """Write this index to a new folder, first stages included."""
+        save_table(self._anchors, path, card=self._card)
+        for name in self._first:
+            retriever = self.first_stage(name)
+            if isinstance(retriever, SavedRetriever):
+                save_first_stage(retriever, Path(path))
+
+    def first_stage(self, name: str) -> Retriever:
+        """The first stage of this name, opened when first used."""
+        with self._opening:
+            if name not in self._first:
+                raise UnknownName(
+                    f"This index has no first stage {name!r}. It has: {', '.join(self.first_stages)}. "
+                    "Others are chosen when the index is built."
+                )
+            entry = self._first[name]
+            if not isinstance(entry, Retriever):
+                entry = self._first[name] = entry()
+            return entry
+
+    def close(self) -> None:
+        """Free the scorer's model."""
+        close = getattr(self._scorer, "close", None)
+        if close is not None:
+            close()
+
+    def _plan(
+        self,
+        k: int,
+        *,
+        budget: int | Budget = 100,
+        rounds: int | None = None,
+        deadline: float | None = None,
+        method: str = "adacur",
+        first: str | Retriever | None = None,
+        pool: int | None = None,
+        filter: Filter | None = None,  # noqa: A002
+        seed: int = 0,
+        approximator: Approximator | None = None,
+        acquisition: Acquisition | None = None,
+        split: float = 0.5,
+        approximate_scores: bool = False,
+        keep_predictions: bool = False,
+    ) -> Plan:
+        if not isinstance(budget, Budget):
+            budget = Budget(
+                calls=budget, rounds=min(5, max(1, budget)) if rounds is None else rounds, deadline=deadline
+            )
+        elif rounds is not None or deadline is not None:
+            raise BudgetError("Give rounds and deadline inside the Budget, or a plain number as budget; not both.")
+        if method not in _METHODS:
+            raise UnknownName(f"There is no method {method!r}. Choose one of: {', '.join(_METHODS)}.")
+        if approximate_scores and method in ("rerank", "exact"):
+            raise InputError(f"Method {method!r} predicts no scores; leave approximate_scores out.")
+        if method == "exact":
+            return Exact(index=self, scorer=self.scorer, filter=filter).plan
+        budget.check_k(k)
+        stage = self._first_or_default(first)
+        if method == "rerank":
+            return Rerank(
+                index=self, scorer=self.scorer, budget=budget, first=stage, pool=pool, filter=filter, seed=seed
+            ).plan
+        if method == "anncur":
+            return ANNCUR(
+                index=self,
+                scorer=self.scorer,
+                budget=budget,
+                first=stage,
+                split=split,
+                approximator=approximator,
+                pool=pool,
+                filter=filter,
+                seed=seed,
+                approximate_scores=approximate_scores,
+                keep_predictions=keep_predictions,
+            ).plan
+        return AdaCUR(
+            index=self,
+            scorer=self.scorer,
+            budget=budget,
+            first=stage,
+            approximator=approximator,
+            acquisition=acquisition,
+            pool=pool,
+            filter=filter,
+            seed=seed,
+            approximate_scores=approximate_scores,
+            keep_predictions=keep_predictions,
+        ).plan
+
+    def _first_or_default(self, first: str | Retriever | None) -> Retriever | None:
+        if first is None:
+            first = next((name for name in _PREFERRED_FIRST if name in self._first), "random")
+        if not isinstance(first, str):
+            return first
+        # No retriever is needed to start at random: a search without candidates draws its own.
+        return None if first == "random" and "random" not in self._first else self.first_stage(first)

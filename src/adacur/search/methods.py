@@ -1,0 +1,181 @@
+"""The search methods: ADACUR, ANNCUR, re-ranking and exact search. Each is a retriever."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from adacur.acquisition import TopK
+from adacur.approximation import PseudoInverse
+from adacur.core.budget import Budget, even_split
+from adacur.core.errors import BudgetError
+from adacur.core.protocols import Acquisition, AnchorScores, Approximator, Collection, Retriever, Scorer
+from adacur.core.records import Query
+from adacur.core.results import Hits
+from adacur.search.plan import Filter, Plan
+from adacur.search.rounds import search
+
+__all__ = ["ANNCUR", "AdaCUR", "Exact", "Rerank"]
+
+
+class AdaCUR:
+    """Algorithm 1: score a batch, predict the rest, score the most promising next, over `budget.rounds` rounds.
+
+    The first batch is the best of `first`, or a uniform sample where there is none.
+    """
+
+    name = "adacur"
+
+    def __init__(
+        self,
+        *,
+        index: AnchorScores,
+        scorer: Scorer,
+        budget: Budget,
+        first: Retriever | None = None,
+        approximator: Approximator | None = None,
+        acquisition: Acquisition | None = None,
+        pool: int | None = None,
+        filter: Filter | None = None,  # noqa: A002
+        seed: int = 0,
+        approximate_scores: bool = False,
+        keep_predictions: bool = False,
+    ) -> None:
+        self.budget = budget
+        self.plan = Plan(
+            method=self.name,
+            items=index.items,
+            scorer=scorer,
+            calls=budget.calls,
+            batch_sizes=lambda affordable: even_split(affordable, min(budget.rounds, affordable)),
+            first=first,
+            anchors=index,
+            approximator=approximator or PseudoInverse(),
+            acquisition=acquisition or TopK(),
+            deadline=budget.deadline,
+            pool=pool,
+            filter=filter,
+            seed=seed,
+            approximate_scores=approximate_scores,
+            keep_predictions=keep_predictions,
+        )
+
+    def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
+        """The best k scored items of each query, best first."""
+        self.budget.check_k(k)
+        return search(self.plan, queries, k)
+
+
+class ANNCUR:
+    """The one-shot baseline: score fixed anchor items, predict the rest once, score the best predicted.
+
+    `split` is the share of the budget spent on anchor items (k_i / B). Without `first` the anchor items are one
+    uniform sample for all queries; with it they are each query's best under the first stage. Items scored as
+    anchors are not paid again: retrieval goes on until the budget is spent.
+    """
+
+    name = "anncur"
+
+    def __init__(
+        self,
+        *,
+        index: AnchorScores,
+        scorer: Scorer,
+        budget: Budget,
+        first: Retriever | None = None,
+        split: float = 0.5,
+        approximator: Approximator | None = None,
+        pool: int | None = None,
+        filter: Filter | None = None,  # noqa: A002
+        seed: int = 0,
+        approximate_scores: bool = False,
+        keep_predictions: bool = False,
+    ) -> None:
+        if not 0 < split < 1:
+            raise BudgetError(f"split is the share of the budget spent on anchor items, between 0 and 1; got {split}.")
+        self.budget = budget
+        self.plan = Plan(
+            method=self.name,
+            items=index.items,
+            scorer=scorer,
+            calls=budget.calls,
+            batch_sizes=lambda affordable: _anchors_then_rest(affordable, split),
+            first=first,
+            anchors=index,
+            approximator=approximator or PseudoInverse(),
+            acquisition=TopK(),
+            deadline=budget.deadline,
+            pool=pool,
+            filter=filter,
+            seed=seed,
+            same_first_for_all=first is None,
+            approximate_scores=approximate_scores,
+            keep_predictions=keep_predictions,
+        )
+
+    def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
+        """The best k scored items of each query, best first."""
+        self.budget.check_k(k)
+        return search(self.plan, queries, k)
+
+
+class Rerank:
+    """The usual baseline: score the first stage's best `budget.calls` items. Rounds do not matter here."""
+
+    name = "rerank"
+
+    def __init__(
+        self,
+        *,
+        index: Collection,
+        scorer: Scorer,
+        budget: Budget,
+        first: Retriever | None,
+        pool: int | None = None,
+        filter: Filter | None = None,  # noqa: A002
+        seed: int = 0,
+    ) -> None:
+        self.budget = budget
+        self.plan = Plan(
+            method=self.name,
+            items=index.items,
+            scorer=scorer,
+            calls=budget.calls,
+            batch_sizes=lambda affordable: (affordable,),
+            first=first,
+            deadline=budget.deadline,
+            pool=pool,
+            filter=filter,
+            seed=seed,
+        )
+
+    def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
+        """The best k scored items of each query, best first."""
+        self.budget.check_k(k)
+        return search(self.plan, queries, k)
+
+
+class Exact:
+    """The truth: score every item."""
+
+    name = "exact"
+
+    def __init__(self, *, index: Collection, scorer: Scorer, filter: Filter | None = None) -> None:  # noqa: A002
+        self.plan = Plan(
+            method=self.name,
+            items=index.items,
+            scorer=scorer,
+            calls=len(index.items),
+            batch_sizes=lambda affordable: (affordable,),
+            filter=filter,
+        )
+
+    def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
+        """The best k items of each query, best first."""
+        if k < 1:
+            raise BudgetError(f"k counts the items to return and must be at least 1; got {k}.")
+        return search(self.plan, queries, k)
+
+
+def _anchors_then_rest(affordable: int, split: float) -> tuple[int, ...]:
+    anchors = min(max(1, round(split * affordable)), affordable)
+    return (anchors, affordable - anchors) if anchors < affordable else (anchors,)

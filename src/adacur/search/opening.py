@@ -1,0 +1,122 @@
+"""From texts to an index, and from a folder back to one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from adacur.core.errors import InputError, UnknownName
+from adacur.core.protocols import Scorer
+from adacur.core.records import Item, Query
+from adacur.index import Drift, IndexFolder, Progress, build_scores, check_scorer
+from adacur.scorers import scorer as as_scorer
+from adacur.search.anchor_index import AnchorIndex
+from adacur.search.first_stages import FirstStage, add_first_stages, open_first_stages
+
+__all__ = ["build", "load"]
+
+
+def build(
+    items: Iterable[Item],
+    anchor_queries: Iterable[Query] | int,
+    *,
+    scorer: Any,
+    path: str | Path,
+    dtype: str = "float32",
+    first: Sequence[FirstStage] = ("bm25",),
+    encoder: Any = None,
+    block_items: int | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> AnchorIndex:
+    """Score every item against every anchor query, keep the scores in a folder, and open it.
+
+    Costs items × anchor queries scorer calls. A build that was interrupted goes on where it stopped when called
+    again; a finished one is opened. A number instead of `anchor_queries` makes that many pseudo-queries from the
+    items (`adacur.pseudo_queries`). `scorer` is a Scorer, a function of (query text, item text) pairs, or what
+    `adacur.scorer` opens. `first` names the first stages to keep: "bm25", "dense" (with `encoder`), or objects.
+    """
+    opened = as_scorer(scorer)
+    if isinstance(anchor_queries, int):
+        from adacur.data import pseudo_queries
+
+        items = list(items)
+        anchor_queries = pseudo_queries(items, anchor_queries, seed=seed)
+    bar = _Bar() if progress else None
+    try:
+        folder = build_scores(
+            items,
+            anchor_queries,
+            scorer=opened,
+            path=path,
+            dtype=dtype,
+            block_items=block_items,
+            seed=seed,
+            progress=bar.show if bar else None,
+        )
+    finally:
+        if bar:
+            bar.close()
+    add_first_stages(first, items=folder.items, path=Path(path), encoder=encoder, progress=progress)
+    return _opened(folder, scorer=opened, encoder=encoder, check=False)
+
+
+def load(path: str | Path, *, scorer: Any = None, encoder: Any = None, check: bool = True) -> AnchorIndex:
+    """Open an index folder.
+
+    Without `scorer`, the one named in the manifest is opened when a search first needs it. Either way it must be
+    the scorer that built the index: another model is refused, another backend of it is accepted with a
+    `DriftWarning` that gives the measured difference. Recognising a scorer whose weights differ or cannot be
+    compared costs 32 calls; `check=False` trusts it instead. `encoder` replaces the dense first stage's.
+    """
+    opened = None if scorer is None else as_scorer(scorer)
+    return _opened(IndexFolder.open(path), scorer=opened, encoder=encoder, check=check)
+
+
+def _opened(folder: IndexFolder, *, scorer: Scorer | None, encoder: Any, check: bool) -> AnchorIndex:
+    drift = check_scorer(folder, scorer) if scorer is not None and check else None
+    return AnchorIndex(
+        folder,
+        scorer=functools.partial(_named_scorer, folder, check=check) if scorer is None else scorer,
+        first=open_first_stages(folder.path, encoder=encoder),
+        card=folder.manifest.scorer,
+        path=folder.path,
+        drift=drift,
+    )
+
+
+def _named_scorer(folder: IndexFolder, *, check: bool) -> tuple[Scorer, Drift | None]:
+    card = folder.manifest.scorer
+    if card is None or card.source is None:
+        raise InputError(
+            f"The manifest of {str(folder.path)!r} does not say how to open its scorer"
+            f"{f' {card.name!r}' if card else ''}. Give it: adacur.load(path, scorer=…)."
+        )
+    try:
+        opened = as_scorer(card.source, max_tokens=card.max_tokens, max_item_tokens=card.max_item_tokens)
+    except UnknownName as error:
+        raise UnknownName(
+            f"The scorer of {str(folder.path)!r} was {card.source!r}, which cannot be opened here. "
+            "Give it: adacur.load(path, scorer=…)."
+        ) from error
+    return opened, check_scorer(folder, opened) if check else None
+
+
+class _Bar:
+    """A progress bar over pairs, with pairs per second and time left."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def show(self, progress: Progress) -> None:
+        from tqdm import tqdm
+
+        if self._bar is None:
+            self._bar = tqdm(total=progress.pairs_total, unit=" pairs", unit_scale=True, desc="scoring", initial=0)
+        self._bar.update(progress.pairs_done - self._bar.n)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,62 @@
+"""What a search method is: how it splits the budget, where it starts, and how it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from adacur.core.errors import BudgetError
+from adacur.core.protocols import Acquisition, AnchorScores, Approximator, Items, Retriever, Scorer
+from adacur.core.records import Item
+
+__all__ = ["Filter", "Plan"]
+
+Filter = Callable[[Item], bool] | Collection[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One search method with all its choices made. Every method is a plan, and one loop runs them all.
+
+    `batch_sizes(n)` says how many items each round scores when n calls can be afforded. The first round takes
+    the best of `first`, or a uniform sample; later rounds take what `acquisition` chooses from the predictions.
+    """
+
+    method: str
+    items: Items
+    scorer: Scorer
+    calls: int
+    batch_sizes: Callable[[int], tuple[int, ...]]
+    first: Retriever | None = None
+    anchors: AnchorScores | None = None
+    approximator: Approximator | None = None
+    acquisition: Acquisition | None = None
+    deadline: float | None = None
+    pool: int | None = None
+    filter: Filter | None = None
+    seed: int = 0
+    same_first_for_all: bool = False
+    approximate_scores: bool = False
+    keep_predictions: bool = False
+
+    def __post_init__(self) -> None:
+        if self.pool is not None and self.pool < 1:
+            raise BudgetError(f"A pool holds at least one item; got pool={self.pool}.")
+        if self.pool is not None and self.first is None:
+            raise BudgetError("A pool is the first stage's best items, so it needs a first stage; give first=….")
+
+    def settings(self) -> dict[str, Any]:
+        """The choices that a result should name."""
+        return {
+            "method": self.method,
+            "budget": self.calls,
+            "rounds": len(self.batch_sizes(self.calls)),
+            "first": getattr(self.first, "name", type(self.first).__name__) if self.first else "random",
+            "anchors": len(self.anchors.anchor_queries) if self.anchors else 0,
+            "approximator": repr(self.approximator) if self.approximator else None,
+            "acquisition": repr(self.acquisition) if self.acquisition else None,
+            "pool": self.pool,
+            "seed": self.seed,
+            "scorer": self.scorer.card.name,
+        }

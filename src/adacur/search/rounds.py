@@ -1,0 +1,246 @@
+"""The loop that drives a plan: one scorer call per round, for one query or for many in lock-step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from adacur.core.arrays import BoolArray, FloatArray, IntArray
+from adacur.core.errors import AdacurError, EmptyInput, InputError, ScorerFailed
+from adacur.core.protocols import Items, Retriever, Scorer
+from adacur.core.records import Pair, Query, as_queries
+from adacur.core.results import Hits
+from adacur.core.scores import check_scores
+from adacur.scorers.grid import ascore
+from adacur.search.adaptive import AdaptiveSearch
+from adacur.search.plan import Filter, Plan
+
+__all__ = ["asearch", "search", "search_iter"]
+
+# Queries that move in lock-step share memory: their predictions, and the pairs of one scorer call.
+_PREDICTIONS_AT_ONCE = 50_000_000
+_PAIRS_AT_ONCE = 200_000
+_ITEMS_PER_FILTER_BLOCK = 4096
+# With a deadline, a few pairs are scored first to learn how fast the scorer is.
+_PAIRS_TO_LEARN_SPEED = 8
+_SHARE_OF_TIME_LEFT = 0.8
+
+
+def search(plan: Plan, queries: Sequence[Query | str], k: int) -> list[Hits]:
+    """Hits of every query, in order. How queries are grouped changes the speed, never the answer."""
+    found: list[Hits] = []
+    for running in _start(plan, queries, k):
+        while pairs := running.next_pairs():
+            running.accept(_score(plan.scorer, pairs))
+        found += running.hits()
+    return found
+
+
+def search_iter(plan: Plan, query: Query | str, k: int) -> Iterator[Hits]:
+    """Hits of one query after each round; the last are the answer."""
+    (running,) = _start(plan, [query], k)
+    while pairs := running.next_pairs():
+        running.accept(_score(plan.scorer, pairs))
+        if running.has_news:
+            yield running.hits()[0]
+    if running.has_news:
+        yield running.hits()[0]
+
+
+async def asearch(plan: Plan, queries: Sequence[Query | str], k: int) -> list[Hits]:
+    """Like `search`, without blocking the event loop while the scorer works."""
+    found: list[Hits] = []
+    for running in _start(plan, queries, k):
+        while pairs := running.next_pairs():
+            running.accept(await _ascore(plan.scorer, pairs))
+        found += running.hits()
+    return found
+
+
+def _start(plan: Plan, queries: Sequence[Query | str], k: int) -> Iterator[_LockStep]:
+    asked = as_queries(queries)
+    allowed = _allowed_by(plan.filter, plan.items)
+    n_items = len(plan.items)
+    together = max(1, min(_PAIRS_AT_ONCE // min(plan.calls, n_items), _PREDICTIONS_AT_ONCE // n_items))
+    for start in range(0, len(asked), together):
+        yield _LockStep(plan, asked[start : start + together], k, allowed=allowed)
+
+
+class _LockStep:
+    """A group of queries on their way through the rounds of a plan."""
+
+    def __init__(self, plan: Plan, queries: list[Query], k: int, *, allowed: BoolArray) -> None:
+        self._started = time.monotonic()
+        self._plan = plan
+        self._queries = queries
+        self._k = k
+        self._approximation = (
+            plan.approximator.begin(plan.anchors, queries) if plan.approximator and plan.anchors else None
+        )
+        n_items = len(plan.items)
+        wanted = plan.pool or plan.batch_sizes(min(plan.calls, int(allowed.sum())))[0]
+        if plan.first is None:
+            candidates = [np.empty(0, dtype=np.intp) for _ in queries]
+        else:
+            candidates = _candidates(plan.first, queries, wanted=wanted, items=plan.items, allowed=allowed)
+        own = [allowed if plan.pool is None else _only(found[: plan.pool], n_items) for found in candidates]
+        self._search = AdaptiveSearch(
+            queries,
+            candidates=candidates,
+            allowed=own,
+            batch_sizes=[
+                plan.batch_sizes(affordable) if affordable else ()
+                for affordable in (min(plan.calls, int(mask.sum())) for mask in own)
+            ],
+            keys=plan.items.keys,
+            seed=plan.seed,
+            approximation=self._approximation,
+            acquisition=plan.acquisition,
+            same_first_for_all=plan.same_first_for_all,
+            keep_predictions=plan.keep_predictions,
+        )
+        self._asked: list[IntArray] = []
+        self._waiting: list[tuple[int, int]] = []
+        self._scores: list[list[float]] = []
+        self._asked_at = 0.0
+        self._scorer_seconds = 0.0
+        self._scored = 0
+        self._round_seconds = 0.0
+        self._slice = 0
+        # An answer, even an empty one, is news until somebody has seen it.
+        self.has_news = True
+
+    def next_pairs(self) -> list[Pair]:
+        """Pairs for the next scorer call; none when the search has ended."""
+        if not self._waiting:
+            self._asked = self._search.ask()
+            # By rank first: if time runs out, every query has had its most promising items scored.
+            self._waiting = sorted(
+                ((query, rank) for query, positions in enumerate(self._asked) for rank in range(len(positions))),
+                key=lambda at: (at[1], at[0]),
+            )
+            self._scores = [[] for _ in self._asked]
+            self._round_seconds = 0.0
+            if not self._waiting:
+                return []
+        self._slice = self._affordable(len(self._waiting))
+        if not self._slice:
+            self._search.stop()
+            self._waiting = []
+            self._tell()
+            return []
+        self._asked_at = time.monotonic()
+        now = self._waiting[: self._slice]
+        items = self._plan.items.at(int(self._asked[query][rank]) for query, rank in now)
+        return [(self._queries[query], item) for (query, _), item in zip(now, items, strict=True)]
+
+    def accept(self, scores: FloatArray) -> None:
+        """Scores of the pairs last handed out."""
+        seconds = time.monotonic() - self._asked_at
+        self._scorer_seconds += seconds
+        self._round_seconds += seconds
+        self._scored += len(scores)
+        for (query, _), score in zip(self._waiting[: self._slice], scores.tolist(), strict=True):
+            self._scores[query].append(score)
+        self._waiting = self._waiting[self._slice :]
+        if not self._waiting:
+            self._tell()
+
+    def hits(self) -> list[Hits]:
+        """The best k of each query so far."""
+        self.has_news = False
+        precise = None
+        if self._plan.approximate_scores and self._approximation is not None:
+            precise = self._approximation.predict_precisely()
+        settings = self._plan.settings()
+        found = []
+        for index, query in enumerate(self._queries):
+            positions, scores, rounds = self._search.best(index, self._k)
+            items = tuple(self._plan.items.at(positions.tolist()))
+            trace = self._search.trace(
+                index, settings=settings, approximate_scores=None if precise is None else precise[index]
+            )
+            found.append(
+                Hits(
+                    query=query,
+                    ids=tuple(item.id for item in items),
+                    scores=scores,
+                    rounds=tuple(rounds.tolist()),
+                    items=items,
+                    trace=trace,
+                )
+            )
+        return found
+
+    def _tell(self) -> None:
+        self._search.tell([np.array(scores) for scores in self._scores], seconds=self._round_seconds)
+        self.has_news = True
+
+    def _affordable(self, waiting: int) -> int:
+        if self._plan.deadline is None:
+            return waiting
+        if not self._scored:
+            return min(waiting, max(_PAIRS_TO_LEARN_SPEED, len(self._queries)))
+        left = self._plan.deadline - (time.monotonic() - self._started)
+        per_pair = max(self._scorer_seconds / self._scored, 1e-9)
+        return max(0, min(waiting, int(_SHARE_OF_TIME_LEFT * left / per_pair)))
+
+
+def _candidates(
+    first: Retriever, queries: Sequence[Query], *, wanted: int, items: Items, allowed: BoolArray
+) -> list[IntArray]:
+    """The first stage's positions per query, best first; asks it for more while a filter eats its answers."""
+    k = wanted
+    while True:
+        found = first.search(queries, k)
+        ranked = [items.positions(hits.ids) for hits in found]
+        kept = [positions[allowed[positions]] for positions in ranked]
+        short = any(len(own) < wanted and len(all_) >= k for own, all_ in zip(kept, ranked, strict=True))
+        if not short or k >= len(items):
+            return kept
+        k = min(4 * k, len(items))
+
+
+def _allowed_by(filter_: Filter | None, items: Items) -> BoolArray:
+    allowed = np.zeros(len(items), dtype=np.bool_)
+    if filter_ is None:
+        return ~allowed
+    if isinstance(filter_, str):
+        raise InputError("A filter is a function of an item or a collection of ids; got one text.")
+    if callable(filter_):
+        for start in range(0, len(items), _ITEMS_PER_FILTER_BLOCK):
+            block = items.at(range(start, min(start + _ITEMS_PER_FILTER_BLOCK, len(items))))
+            allowed[start : start + len(block)] = [bool(filter_(item)) for item in block]
+    else:
+        allowed[items.positions(filter_)] = True
+    if not allowed.any():
+        raise EmptyInput("The filter leaves no item to search. Widen it.")
+    return allowed
+
+
+def _only(positions: IntArray, n_items: int) -> BoolArray:
+    mask = np.zeros(n_items, dtype=np.bool_)
+    mask[positions] = True
+    return mask
+
+
+def _score(scorer: Scorer, pairs: Sequence[Pair]) -> FloatArray:
+    try:
+        return check_scores(scorer.score(pairs), pairs)
+    except Exception as error:
+        raise _as_scorer_error(scorer, error) from error
+
+
+async def _ascore(scorer: Scorer, pairs: Sequence[Pair]) -> FloatArray:
+    try:
+        return check_scores(await ascore(scorer, pairs), pairs)
+    except Exception as error:
+        raise _as_scorer_error(scorer, error) from error
+
+
+def _as_scorer_error(scorer: Scorer, error: Exception) -> Exception:
+    if isinstance(error, AdacurError):
+        return error
+    return ScorerFailed(f"Scorer {scorer.card.name!r} raised {type(error).__name__}: {error}")

@@ -1,0 +1,71 @@
+"""Small worlds with known answers, and the real models where a test needs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adacur import AnchorIndex, Item, MatrixRetriever, MatrixScorer, Query
+
+SHARED = Path(__file__).parents[2] / "shared"
+
+
+@dataclass(frozen=True)
+class World:
+    """Queries and items whose scores are all known."""
+
+    items: list[Item]
+    anchors: list[Query]
+    test: list[Query]
+    anchor_scores: np.ndarray
+    test_scores: np.ndarray
+
+    @property
+    def index(self) -> AnchorIndex:
+        return AnchorIndex.from_arrays(items=self.items, anchor_queries=self.anchors, scores=self.anchor_scores)
+
+    @property
+    def scorer(self) -> MatrixScorer:
+        return MatrixScorer(queries=self.test, items=self.items, scores=self.test_scores)
+
+    def noisy_first(self, noise: float = 1.0, seed: int = 1) -> MatrixRetriever:
+        """A first stage that knows the scores, blurred."""
+        blur = np.random.default_rng(seed).normal(size=self.test_scores.shape) * noise
+        return MatrixRetriever(queries=self.test, items=self.items, scores=self.test_scores + blur)
+
+
+def make_world(
+    *, n_items: int = 200, n_anchors: int = 30, n_test: int = 6, rank: int = 10, noise: float = 0.0, seed: int = 0
+) -> World:
+    """Scores of a given rank, plus noise that no anchor can explain."""
+    rng = np.random.default_rng(seed)
+    item_factors = rng.normal(size=(rank, n_items))
+    scores = rng.normal(size=(n_anchors + n_test, rank)) @ item_factors
+    scores += noise * rng.normal(size=scores.shape)
+    return World(
+        items=[Item(f"i{position}", f"item number {position}") for position in range(n_items)],
+        anchors=[Query(f"a{position}", f"anchor {position}") for position in range(n_anchors)],
+        test=[Query(f"t{position}", f"test {position}") for position in range(n_test)],
+        anchor_scores=scores[:n_anchors],
+        test_scores=scores[n_anchors:],
+    )
+
+
+@pytest.fixture(name="make_world")
+def make_world_fixture():
+    return make_world
+
+
+@pytest.fixture
+def world() -> World:
+    return make_world(noise=0.3)
+
+
+@pytest.fixture
+def shared_folder() -> Path:
+    if not SHARED.exists():
+        pytest.skip("needs the score folders of ../shared, which only developers' machines have")
+    return SHARED

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import random
+from itertools import islice
+
+import pytest
+
+from adacur.core.errors import EmptyInput, InputError
+from adacur.core.records import Item
+from adacur.data import pseudo_queries, read_items
+from adacur.data.pseudo_queries import _sentences, _shorten
+
+SUBJECTS = ["river", "castle", "engine", "violin", "glacier", "market", "orchid", "comet", "treaty", "harbour"]
+PLACES = ["Norway", "Peru", "Kenya", "Japan", "Malta", "Chile", "Nepal", "Ghana", "Tonga", "Cuba"]
+ITEMS = [
+    Item(
+        f"i{s}{p}",
+        f"The {subject} of {place}. The {subject} of {place} is well known to all. "
+        f"Friends {subject} {place} come here each spring. "
+        f"Masters {place} {subject} made its oldest part by hand in {1500 + 10 * s + p}.",
+        {"title": f"The {subject} of {place}"},
+    )
+    for s, subject in enumerate(SUBJECTS)
+    for p, place in enumerate(PLACES)
+]
+KINDS = ["sentences", "titles", "keywords", "mixed"]
+
+
+@pytest.fixture(params=KINDS)
+def kinds(request) -> str:
+    return request.param
+
+
+def test_n_different_queries_with_different_ids_are_made(kinds) -> None:
+    queries = pseudo_queries(ITEMS, 40, kinds=kinds)
+    assert len({query.id for query in queries}) == len({query.text for query in queries}) == 40
+    assert all(query.id.startswith("pq-i") for query in queries)
+    assert all(0 < len(query.text.split()) <= 25 for query in queries)
+
+
+def test_they_follow_from_the_items_and_the_seed_alone(kinds) -> None:
+    shuffled = random.Random(1).sample(ITEMS, len(ITEMS))
+    assert pseudo_queries(ITEMS, 20, kinds=kinds) == pseudo_queries(shuffled, 20, kinds=kinds)
+    assert pseudo_queries(ITEMS, 20, kinds=kinds) == pseudo_queries(iter(ITEMS), 20, kinds=kinds)
+    assert pseudo_queries(ITEMS, 20, kinds=kinds) != pseudo_queries(ITEMS, 20, seed=1, kinds=kinds)
+
+
+def test_sentences_come_from_inside_the_text() -> None:
+    for query in pseudo_queries(ITEMS, 40):
+        (item,) = (item for item in ITEMS if query.text in item.text)
+        assert query.id.startswith(f"pq-{item.id}-")
+        assert query.text.startswith(("Friends", "Masters"))
+
+
+def test_titles_and_keywords_are_what_they_say() -> None:
+    assert {query.text for query in pseudo_queries(ITEMS, 40, kinds="titles")} <= {
+        item.metadata["title"] for item in ITEMS
+    }
+    for query in pseudo_queries(ITEMS, 40, kinds="keywords"):
+        assert any(set(query.text.split()) <= set(item.text.lower().replace(".", "").split()) for item in ITEMS)
+
+
+def test_mixed_has_some_of_each_kind() -> None:
+    texts = {query.text for query in pseudo_queries(ITEMS, 60, kinds="mixed")}
+    sentences = {text for text in texts if text.endswith(".")}
+    titles = texts & {item.metadata["title"] for item in ITEMS}
+    assert min(len(sentences), len(titles), len(texts - sentences - titles)) >= 5
+
+
+def test_many_queries_can_come_from_few_items() -> None:
+    queries = pseudo_queries(ITEMS[:10], 30)
+    assert len({query.text for query in queries}) == 30
+
+
+@pytest.mark.parametrize("n", [1, 50, 300])
+def test_short_items_lend_their_whole_text(kinds, n) -> None:
+    items = [Item(f"i{n}", f"disease {n}", {"title": f"disease {n}"}) for n in range(300)]
+    assert len({query.text for query in pseudo_queries(items, n, kinds=kinds)}) == n
+
+
+def test_every_different_text_can_become_a_query(kinds) -> None:
+    items = [Item("plus", "A+"), Item("minus", "A-"), Item("a", "a"), Item("ku", "吾輩は猫である。名前はまだ無い。")]
+    assert len({query.text for query in pseudo_queries(items, 4, kinds=kinds)}) == 4
+
+
+def test_one_odd_item_among_many_equal_ones_is_heard() -> None:
+    items = [Item(f"i{n}", "The very same text in every one of these.") for n in range(500)] + [
+        Item("odd", "Other words.")
+    ]
+    assert {query.id for query in pseudo_queries(items, 2)} == {"pq-i0-0", "pq-odd-0"}
+
+
+def test_boilerplate_comes_last() -> None:
+    notice = "All rights are reserved by the owner of this page."
+    pairs = [(subject, place) for subject in SUBJECTS for place in PLACES][:50]
+    items = [Item(f"i {s} {p}", f"Page. {notice} This {s} of {p} has words of its own.") for s, p in pairs]
+    assert notice not in {query.text for query in pseudo_queries(items, 50)}
+
+
+def test_a_crowd_of_near_duplicates_does_not_drown_the_rest() -> None:
+    crowd = [Item(f"c{n}", f"A lamp. Lamp number {n} of this series is bright and cheap to run.") for n in range(360)]
+    chosen = pseudo_queries([*crowd, *ITEMS[:40]], 30)
+    # A random choice would take three.
+    assert sum(query.id.startswith("pq-i") for query in chosen) >= 10
+
+
+def test_queries_are_spread_over_the_topics() -> None:
+    names = [subject + place for subject in SUBJECTS for place in PLACES]
+    items = [Item(name, f"{name} {name[:3]}ology {name[:3]}ist {name[:3]}ify") for name in names]
+    topics = [{query.text[:3] for query in pseudo_queries(items, 10, seed=seed)} for seed in range(5)]
+    # Ten items drawn at random meet between six and seven of the ten topics.
+    assert sum(map(len, topics)) >= 5 * 8
+
+
+def test_too_many_are_refused_with_the_number_that_can_be_made() -> None:
+    items = [Item("a", "One text."), Item("b", "Another text."), Item("c", "One text."), Item("d", " ")]
+    with pytest.raises(InputError, match="Only 2 different pseudo-queries can be made from 4 items; 3 were asked for"):
+        pseudo_queries(items, 3)
+
+
+def test_arguments_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(InputError, match="at least 1"):
+        pseudo_queries(ITEMS, 0)
+    with pytest.raises(InputError, match="'mixed'; got 'poems'"):
+        pseudo_queries(ITEMS, 1, kinds="poems")
+    with pytest.raises(EmptyInput):
+        pseudo_queries([], 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("One here. Two there! Three?", ["One here.", "Two there!", "Three?"]),
+        ("J. R. R. Tolkien met Dr. Lewis. They spoke.", ["J. R. R. Tolkien met Dr. Lewis.", "They spoke."]),
+        ("Made in the U.S. Army, c. 1950. It grew.", ["Made in the U.S. Army, c. 1950.", "It grew."]),
+        ('He said "No." Then he left.', ['He said "No."', "Then he left."]),
+        ("It is 3.5 m long, e.g. for boats. Done.", ["It is 3.5 m long, e.g. for boats.", "Done."]),
+        ("First block\n\nsecond block", ["First block", "second block"]),
+        ("吾輩は猫である。名前はまだ無い。", ["吾輩は猫である。", "名前はまだ無い。"]),
+        ("", []),
+        ("...", []),
+    ],
+)
+def test_sentences_end_where_a_reader_ends_them(text, sentences) -> None:
+    assert _sentences(text) == sentences
+
+
+def test_long_sentences_are_cut_at_a_comma_or_between_words() -> None:
+    words = [f"w{n}" for n in range(40)]
+    assert _shorten(" ".join(words)) == " ".join(words[:25])
+    words[14] += ","
+    assert _shorten(" ".join(words)) == " ".join(words[:14]) + " w14"
+    assert len(_shorten("猫" * 5000)) <= 300
+
+
+def test_a_real_collection_lends_a_thousand(shared_folder) -> None:
+    items = list(islice(read_items(shared_folder / "data" / "mondo"), 9000))
+    assert len({query.text for query in pseudo_queries(items, 1000, kinds="mixed")}) == 1000

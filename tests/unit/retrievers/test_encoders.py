@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adacur.core.errors import InputError
+from adacur.retrievers import Encoder, OnnxEncoder, SentenceTransformerEncoder, bge_small
+
+
+def table_of(encoder: OnnxEncoder, *words: str) -> np.ndarray:
+    ids = np.array([[encoder._tokenizer.token_to_id(word) for word in words]])
+    return encoder._session.run(None, {"input_ids": ids})[0][0]
+
+
+def test_mean_pooling_averages_the_tokens_and_no_padding(tmp_path, tiny_model) -> None:
+    encoder = OnnxEncoder(tiny_model(tmp_path), pooling="mean", normalise=False)
+    expected = table_of(encoder, "[CLS]", "old", "city", "[SEP]").mean(axis=0)
+    np.testing.assert_allclose(encoder.encode_items(["old city"])[0], expected, rtol=1e-6)
+
+
+def test_cls_pooling_takes_the_first_token_and_normalises(tmp_path, tiny_model) -> None:
+    encoder = OnnxEncoder(tiny_model(tmp_path), pooling="cls")
+    expected = table_of(encoder, "[CLS]")[0]
+    np.testing.assert_allclose(encoder.encode_items(["old city"])[0], expected / np.linalg.norm(expected), rtol=1e-6)
+
+
+def test_prefixes_go_before_queries_or_items_alone(tmp_path, tiny_model) -> None:
+    folder = tiny_model(tmp_path)
+    plain = OnnxEncoder(folder, pooling="mean")
+    prefixed = OnnxEncoder(folder, pooling="mean", query_prefix="query: ", item_prefix="old ")
+    assert (prefixed.encode_queries(["river"]) == plain.encode_queries(["query: river"])).all()
+    assert (prefixed.encode_items(["river"]) == plain.encode_items(["old river"])).all()
+
+
+def test_texts_are_cut_at_max_tokens(tmp_path, tiny_model) -> None:
+    encoder = OnnxEncoder(tiny_model(tmp_path), pooling="mean", max_tokens=4)
+    assert (encoder.encode_items(["old city river water"]) == encoder.encode_items(["old city"])).all()
+
+
+def test_a_card_says_who_the_encoder_is(tmp_path, tiny_model) -> None:
+    one, other = OnnxEncoder(tiny_model(tmp_path / "a")), OnnxEncoder(tiny_model(tmp_path / "b", seed=1))
+    assert isinstance(one, Encoder)
+    assert one.dimension == one.card.dimension == 8
+    assert one.card.source == str((tmp_path / "a").resolve())
+    assert one.card.weights != other.card.weights
+    assert one.card.weights == OnnxEncoder(tmp_path / "a", pooling="mean").card.weights
+
+
+def test_no_texts_give_no_rows(tmp_path, tiny_model) -> None:
+    assert OnnxEncoder(tiny_model(tmp_path)).encode_queries([]).shape == (0, 8)
+
+
+def test_a_folder_without_a_model_and_unknown_pooling_are_refused(tmp_path) -> None:
+    with pytest.raises(InputError, match=r"model\.onnx and tokenizer\.json"):
+        OnnxEncoder(tmp_path)
+    with pytest.raises(InputError, match="'cls' or 'mean'; got 'max'"):
+        OnnxEncoder(tmp_path, pooling="max")
+
+
+def real_model(name: str) -> Path:
+    folder = os.environ.get("ADACUR_TEST_MODELS")
+    if not folder or not (Path(folder) / name).is_dir():
+        pytest.skip(f"needs the model {name}: set ADACUR_TEST_MODELS to the folder that holds it")
+    return Path(folder) / name
+
+
+def test_a_vector_does_not_depend_on_its_batch_even_in_int8() -> None:
+    encoder = bge_small(real_model("bge-small-en-v1.5-onnx"))
+    texts = ["river", "The Thames is a river that flows through London. " * 20, "who discovered penicillin?"]
+    together = encoder.encode_items(texts)
+    assert all((encoder.encode_items([text])[0] == row).all() for text, row in zip(texts, together, strict=True))
+    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, rtol=1e-5)
+
+
+def test_bge_small_puts_the_answer_first() -> None:
+    encoder = bge_small(real_model("bge-small-en-v1.5-onnx"))
+    items = encoder.encode_items(["Paris is the capital of France.", "Fleming discovered penicillin in 1928."])
+    scores = encoder.encode_queries(["who discovered penicillin?"]) @ items.T
+    assert scores[0, 1] > scores[0, 0] + 0.1
+
+
+def test_sentence_transformers_encode_by_path_or_as_an_object() -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    folder = real_model("all-MiniLM-L6-v2")
+    by_path = SentenceTransformerEncoder(folder, normalise=True, query_prefix="query: ")
+    model = sentence_transformers.SentenceTransformer(str(folder))
+    as_object = SentenceTransformerEncoder(model)
+    assert isinstance(by_path, Encoder)
+    assert by_path.dimension == 384
+    assert by_path.card.weights == as_object.card.weights
+    assert (by_path.card.source, as_object.card.source) == (str(folder.resolve()), None)
+    expected = model.encode(["query: river"], normalize_embeddings=True)
+    np.testing.assert_allclose(by_path.encode_queries(["river"]), expected, atol=1e-5)
+    assert by_path.encode_items([]).shape == (0, 384)

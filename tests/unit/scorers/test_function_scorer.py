@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+
+import numpy as np
+import pytest
+
+from adacur.core.errors import InputError, NonFiniteScore, ScoreCountError, ScorerFailed
+from adacur.core.records import Item, Query
+from adacur.scorers import FunctionScorer
+
+PAIRS = [(Query(f"q{n}", "x" * n), Item(f"i{n}", "y" * 2 * n)) for n in range(7)]
+
+
+def lengths(pairs: list[tuple[str, str]]) -> list[float]:
+    return [len(query) + len(item) for query, item in pairs]
+
+
+async def slow_lengths(pairs: list[tuple[str, str]]) -> list[float]:
+    await asyncio.sleep(0)
+    return lengths(pairs)
+
+
+class AsyncLengths:
+    async def __call__(self, pairs: list[tuple[str, str]]) -> list[float]:
+        return await slow_lengths(pairs)
+
+
+CALLABLES = {
+    "plain": lengths,
+    "async": slow_lengths,
+    "async object": AsyncLengths(),
+    "partial": functools.partial(slow_lengths),
+    "lambda returning an awaitable": lambda pairs: slow_lengths(pairs),
+}
+
+
+@pytest.fixture(params=CALLABLES.values(), ids=CALLABLES.keys())
+def function(request):
+    return request.param
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 3, 100])
+def test_each_pair_of_texts_gets_its_score(function, batch_size) -> None:
+    scorer = FunctionScorer(function, batch_size=batch_size)
+    assert scorer.score(PAIRS).tolist() == [3.0 * n for n in range(7)]
+    assert asyncio.run(scorer.ascore(PAIRS)).tolist() == [3.0 * n for n in range(7)]
+
+
+def test_it_can_be_asked_where_a_loop_is_running(function) -> None:
+    async def inside() -> list[float]:
+        return FunctionScorer(function).score(PAIRS).tolist()
+
+    assert asyncio.run(inside()) == [3.0 * n for n in range(7)]
+
+
+def test_no_call_gets_more_pairs_than_batch_size() -> None:
+    seen = []
+    FunctionScorer(lambda pairs: seen.append(len(pairs)) or lengths(pairs), batch_size=3).score(PAIRS)
+    assert seen == [3, 3, 1]
+
+
+def test_an_async_function_keeps_its_loop_between_calls() -> None:
+    loops = []
+
+    async def remembering(pairs):
+        loops.append(asyncio.get_running_loop())
+        return lengths(pairs)
+
+    scorer = FunctionScorer(remembering)
+    scorer.score(PAIRS)
+    scorer.score(PAIRS)
+    assert loops[0] is loops[1]
+    assert not loops[0].is_closed()
+
+
+def test_an_async_scorer_may_ask_another_one() -> None:
+    inner = FunctionScorer(slow_lengths)
+
+    async def outer(pairs):
+        return inner.score([(Query("", query), Item("", item)) for query, item in pairs])
+
+    assert FunctionScorer(outer).score(PAIRS).tolist() == [3.0 * n for n in range(7)]
+
+
+def test_a_plain_function_does_not_hold_up_the_loop() -> None:
+    async def both() -> None:
+        other_side = threading.Event()
+
+        def waiting(pairs):
+            assert other_side.wait(60)
+            return lengths(pairs)
+
+        task = asyncio.create_task(FunctionScorer(waiting).ascore(PAIRS))
+        await asyncio.sleep(0)
+        other_side.set()
+        await task
+
+    asyncio.run(both())
+
+
+def test_an_error_inside_becomes_scorer_failed_with_its_cause() -> None:
+    def failing(pairs):
+        raise ZeroDivisionError("by nought")
+
+    async def failing_later(pairs):
+        await asyncio.sleep(0)
+        failing(pairs)
+
+    for function in (failing, failing_later, lambda pairs: failing_later(pairs)):
+        scorer = FunctionScorer(function)
+        for ask in (scorer.score, lambda pairs, scorer=scorer: asyncio.run(scorer.ascore(pairs))):
+            with pytest.raises(ScorerFailed, match=r"ZeroDivisionError: by nought .*'q0' and item 'i0'") as caught:
+                ask(PAIRS)
+            assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_interrupts_pass_through_and_harm_no_later_call(stop) -> None:
+    def plain(pairs):
+        raise stop
+
+    async def later(pairs):
+        raise stop
+
+    for function in (plain, later):
+        with pytest.raises(stop):
+            FunctionScorer(function).score(PAIRS)
+    assert len(FunctionScorer(slow_lengths).score(PAIRS)) == len(PAIRS)
+
+
+def test_wrong_answers_are_refused() -> None:
+    with pytest.raises(ScoreCountError, match="7 pairs"):
+        FunctionScorer(lambda pairs: [1.0]).score(PAIRS)
+    with pytest.raises(NonFiniteScore, match="'q0'"):
+        FunctionScorer(lambda pairs: [float("nan")] * len(pairs)).score(PAIRS)
+    with pytest.raises(InputError, match="callable"):
+        FunctionScorer(3)
+    with pytest.raises(InputError, match="batch_size"):
+        FunctionScorer(lengths, batch_size=0)
+
+
+def test_no_pairs_cost_no_call() -> None:
+    def never(pairs):
+        raise AssertionError
+
+    assert FunctionScorer(never).score([]).shape == (0,)
+
+
+def test_the_precision_returned_is_kept() -> None:
+    scorer = FunctionScorer(lambda pairs: np.ones(len(pairs), np.float32))
+    assert scorer.score(PAIRS).dtype == np.float32
+
+
+def test_the_card_says_how_to_import_the_function_where_that_is_possible() -> None:
+    assert FunctionScorer(lengths).card.source == f"{__name__}:lengths"
+    assert FunctionScorer(lengths, source="elsewhere:f", name="n").card.source == "elsewhere:f"
+    assert FunctionScorer(lengths, name="n").card.name == "n"
+    assert FunctionScorer(lambda pairs: []).card.source is None
+    assert FunctionScorer(AsyncLengths()).card.source is None
+    assert FunctionScorer(AsyncLengths()).card.name == "AsyncLengths"
+    assert FunctionScorer(lengths).card.weights is None

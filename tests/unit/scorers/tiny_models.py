@@ -1,0 +1,127 @@
+"""Cross-encoders small enough to be made in a test."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers, processors
+
+from adacur.core.records import Item, Query
+
+WORDS = [f"w{number}" for number in range(40)]
+QUERIES = [Query(f"q{n}", " ".join(WORDS[n : 2 * n + 2])) for n in range(5)]
+ITEMS = [Item(f"i{n}", " ".join(WORDS[(7 * n + step * step) % 40] for step in range(3 * n % 31))) for n in range(14)]
+PAIRS = [(query, item) for query in QUERIES for item in ITEMS]
+
+
+def real_model(name: str) -> Path:
+    """A folder of real weights, or a skip."""
+    folder = os.environ.get("ADACUR_TEST_MODELS")
+    if not folder or not (Path(folder) / name).is_dir():
+        pytest.skip(f"needs the model {name}: set ADACUR_TEST_MODELS to the folder that holds it")
+    return Path(folder) / name
+
+
+def tiny_tokenizer(style: str) -> tokenizers.Tokenizer:
+    """WordPiece with the pair template of BERT or of RoBERTa; padding and truncation on, as in files from the hub."""
+    first, last, pad = {"bert": ("[CLS]", "[SEP]", "[PAD]"), "roberta": ("<s>", "</s>", "<pad>")}[style]
+    special = [pad, "[UNK]", first, last] if style == "bert" else [first, pad, last, "[UNK]"]
+    vocabulary = {word: number for number, word in enumerate([*special, *WORDS, "a", "b", "##a"])}
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    pair = f"{first} $A {last} $B:1 {last}:1" if style == "bert" else f"{first} $A {last} {last} $B:0 {last}"
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{first} $A {last}",
+        pair=pair,
+        special_tokens=[(first, vocabulary[first]), (last, vocabulary[last])],
+    )
+    tokenizer.enable_padding(pad_id=vocabulary[pad], pad_token=pad, length=64)
+    tokenizer.enable_truncation(32)
+    return tokenizer
+
+
+def tiny_transformer(folder: Path, style: str = "bert", *, labels: int = 1, positions: int = 64) -> Path:
+    """A randomly initialised BERT or RoBERTa classifier for up to `positions` tokens."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    tokenizer = tiny_tokenizer(style)
+    sizes = {
+        "vocab_size": tokenizer.get_vocab_size(),
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "num_labels": labels,
+        "initializer_range": 0.3,
+    }
+    torch.manual_seed(0)
+    if style == "bert":
+        config = transformers.BertConfig(**sizes, max_position_embeddings=positions, pad_token_id=0)
+        model = transformers.BertForSequenceClassification(config)
+        marks = {"pad_token": "[PAD]", "model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+    else:
+        config = transformers.RobertaConfig(
+            **sizes, max_position_embeddings=positions + 2, pad_token_id=1, type_vocab_size=1
+        )
+        model = transformers.RobertaForSequenceClassification(config)
+        marks = {"pad_token": "<pad>", "model_input_names": ["input_ids", "attention_mask"]}
+    model.save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **marks).save_pretrained(folder)
+    return folder
+
+
+def tiny_onnx(folder: Path, style: str = "bert", *, labels: int = 1, dynamic: bool = False, types: bool = True) -> Path:
+    """A bag of words as an ONNX graph; `dynamic` quantises its activations per batch, as int8 exports do."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    make, array = onnx.helper, onnx.numpy_helper.from_array
+    rng = np.random.default_rng(0)
+    tokenizer = tiny_tokenizer(style)
+    embeddings = rng.normal(size=(tokenizer.get_vocab_size(), 8)) * rng.exponential(
+        size=(tokenizer.get_vocab_size(), 1)
+    )
+    head = rng.normal(size=(8, labels))
+    constants = [
+        array(embeddings.astype(np.float32), "embeddings"),
+        array(np.array([1], np.int64), "tokens_axis"),
+        array(np.array([2], np.int64), "width_axis"),
+    ]
+    names = ["input_ids", "attention_mask", *(["token_type_ids"] if types else [])]
+    nodes = [make.make_node("Gather", ["embeddings", "input_ids"], ["words"])]
+    if dynamic:
+        constants.append(array(np.clip(head * 40, -127, 127).astype(np.int8), "head"))
+        nodes += [
+            make.make_node("DynamicQuantizeLinear", ["words"], ["small", "scale", "zero"]),
+            make.make_node("MatMulInteger", ["small", "head", "zero"], ["whole"]),
+            make.make_node("Cast", ["whole"], ["unscaled"], to=onnx.TensorProto.FLOAT),
+            make.make_node("Mul", ["unscaled", "scale"], ["per_word"]),
+        ]
+    else:
+        constants.append(array(head.astype(np.float32), "head"))
+        nodes.append(make.make_node("MatMul", ["words", "head"], ["per_word"]))
+    weights = "attention_mask"
+    if types:
+        nodes += [
+            make.make_node("Add", ["token_type_ids", "attention_mask"], ["typed"]),
+            make.make_node("Mul", ["typed", "attention_mask"], ["weighted"]),
+        ]
+        weights = "weighted"
+    nodes += [
+        make.make_node("Cast", [weights], ["weight"], to=onnx.TensorProto.FLOAT),
+        make.make_node("Unsqueeze", ["weight", "width_axis"], ["column"]),
+        make.make_node("Mul", ["per_word", "column"], ["kept"]),
+        make.make_node("ReduceSum", ["kept", "tokens_axis"], ["logits"], keepdims=0),
+    ]
+    integers = [make.make_tensor_value_info(name, onnx.TensorProto.INT64, ["pairs", "tokens"]) for name in names]
+    floats = [make.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["pairs", labels])]
+    graph = make.make_graph(nodes, "tiny", integers, floats, constants)
+    model = make.make_model(graph, opset_imports=[make.make_opsetid("", 17)], ir_version=9)
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, folder / "model.onnx")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder

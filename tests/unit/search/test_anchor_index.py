@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from adacur import AnchorIndex, Budget, FunctionScorer, Item, Metered, Query
+from adacur.core.errors import (
+    BudgetError,
+    EmptyInput,
+    InputError,
+    NonFiniteScore,
+    ScoreCountError,
+    ScorerFailed,
+    UnknownName,
+)
+
+
+@pytest.fixture
+def index(world) -> AnchorIndex:
+    return AnchorIndex(world.index, scorer=Metered(world.scorer), first={"noisy": world.noisy_first()})
+
+
+def test_search_returns_the_best_of_what_it_scored_with_texts_and_rounds(index, world) -> None:
+    hits = index.search(world.test[0], k=7, budget=50, first="noisy")
+    assert len(hits) == 7
+    assert hits.trace.calls == index.scorer.calls == 50
+    assert list(hits.scores) == sorted(hits.scores, reverse=True)
+    assert hits[0].item.text == world.items[int(hits[0].id[1:])].text
+    assert set(hits.rounds) <= {1, 2, 3, 4, 5}
+    scored = np.concatenate([round_.exact for round_ in hits.trace.rounds])
+    assert list(hits.scores) == sorted(scored, reverse=True)[:7]
+    assert {"method", "budget", "rounds", "first", "anchors", "scorer"} <= set(hits.trace.settings)
+
+
+def test_batch_iter_and_async_give_the_same_answer(index, world) -> None:
+    single = [index.search(query, k=5, budget=30, first="noisy") for query in world.test]
+    batch = index.search_batch(world.test, k=5, budget=30, first="noisy")
+    steps = [list(index.search_iter(query, k=5, budget=30, first="noisy"))[-1] for query in world.test]
+
+    async def together():
+        return await asyncio.gather(*(index.asearch(query, k=5, budget=30, first="noisy") for query in world.test))
+
+    for answers in zip(single, batch, steps, asyncio.run(together()), strict=True):
+        assert len({answer.ids for answer in answers}) == 1
+
+
+def test_search_iter_yields_once_a_round_and_never_gets_worse(index, world) -> None:
+    steps = list(index.search_iter(world.test[0], k=5, budget=50, rounds=5, first="noisy"))
+    assert [step.trace.calls for step in steps] == [10, 20, 30, 40, 50]
+    sums = [step.scores.sum() for step in steps]
+    assert sums == sorted(sums)
+
+
+def test_the_trace_says_what_was_predicted_before_each_score(index, world) -> None:
+    hits = index.search(world.test[0], k=5, budget=50, first="noisy", keep_predictions=True, approximate_scores=True)
+    assert hits.trace.rounds[0].predicted is None
+    for round_ in hits.trace.rounds[1:]:
+        assert round_.all_predicted[round_.positions].tolist() == round_.predicted.tolist()
+    assert hits.trace.approximate_scores.shape == (len(world.items),)
+    assert set(hits.trace.seconds) >= {"choose", "predict", "solve", "score"}
+
+
+def test_a_plain_text_is_a_query() -> None:
+    items = [Item(f"i{n}", word * 3) for n, word in enumerate(["alpha ", "beta ", "gamma "])]
+    index = AnchorIndex.from_arrays(
+        items=items,
+        anchor_queries=[Query("a", "alpha")],
+        scores=np.array([[3.0, 0.0, 1.0]]),
+        scorer=lambda pairs: [float(text.count(query)) for query, text in pairs],
+    )
+    assert index.search("beta", k=1, budget=3).ids == ("i1",)
+
+
+def test_without_a_first_stage_the_search_starts_at_random_and_the_seed_decides(index, world) -> None:
+    first_batches = [
+        tuple(index.search(world.test[0], k=1, budget=20, first="random", seed=seed).trace.rounds[0].positions)
+        for seed in (0, 0, 1)
+    ]
+    assert first_batches[0] == first_batches[1] != first_batches[2]
+
+
+def test_a_short_first_stage_is_topped_up_at_random(world) -> None:
+    from adacur.core.results import Hits
+
+    class Stingy:
+        name = "stingy"
+
+        def search(self, queries, k):
+            return [Hits(query=query, ids=("i3",), scores=np.ones(1)) for query in queries]
+
+    index = AnchorIndex(world.index, scorer=world.scorer)
+    hits = index.search(world.test[0], k=1, budget=20, rounds=2, first=Stingy())
+    assert hits.trace.rounds[0].positions[0] == 3
+    assert len(hits.trace.rounds[0].positions) == 10
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"budget": 0}, BudgetError),
+        ({"budget": 3, "rounds": 4}, BudgetError),
+        ({"budget": 5, "k": 6}, BudgetError),
+        ({"k": 0}, BudgetError),
+        ({"first": "tarot"}, UnknownName),
+        ({"method": "magic"}, UnknownName),
+        ({"pool": 0, "first": "noisy"}, BudgetError),
+        ({"pool": 5, "first": "random"}, BudgetError),
+        ({"deadline": -1.0}, BudgetError),
+        ({"budget": Budget(10), "rounds": 2}, BudgetError),
+        ({"filter": lambda item: False}, EmptyInput),
+        ({"filter": "i1"}, InputError),
+        ({"filter": ["nobody"]}, UnknownName),
+        ({"method": "rerank", "first": "noisy", "approximate_scores": True}, InputError),
+        ({"method": "anncur", "split": 1.0}, BudgetError),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_is_paid(index, world, wrong, error) -> None:
+    with pytest.raises(error):
+        index.search(world.test[0], **wrong)
+    assert index.scorer.calls == 0
+
+
+def test_a_query_without_words_is_refused(index) -> None:
+    with pytest.raises(EmptyInput):
+        index.search(" ")
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (lambda pairs: [float("nan")] * len(pairs), NonFiniteScore),
+        (lambda pairs: [1.0] * (len(pairs) - 1), ScoreCountError),
+        (lambda pairs: [1.0] * (len(pairs) + 1), ScoreCountError),
+        (lambda pairs: 1 / 0, ScorerFailed),
+    ],
+)
+def test_a_scorer_that_misbehaves_is_named(world, answer, error) -> None:
+    index = AnchorIndex(world.index, scorer=FunctionScorer(answer, name="oracle"))
+    with pytest.raises(error):
+        index.search("a question")
+
+
+def test_a_scorer_object_that_raises_is_reported_as_such(world) -> None:
+    from adacur.core.protocols import ScorerCard
+
+    class Broken:
+        card = ScorerCard(name="broken", backend="test")
+
+        def score(self, pairs):
+            raise ZeroDivisionError("by nought")
+
+    with pytest.raises(ScorerFailed, match=r"'broken'.*ZeroDivisionError: by nought"):
+        AnchorIndex(world.index, scorer=Broken()).search("a question")
+
+
+def test_an_index_without_a_scorer_says_so(world) -> None:
+    with pytest.raises(InputError, match="no scorer"):
+        world.index.search("a question")
+
+
+@pytest.mark.parametrize("method", ["adacur", "rerank", "anncur"])
+def test_a_deadline_ends_the_search_with_what_it_has(world, method) -> None:
+    def slow(pairs):
+        time.sleep(0.01 * len(pairs))
+        return [float(len(text)) for _, text in pairs]
+
+    index = AnchorIndex(world.index, scorer=FunctionScorer(slow), first={"noisy": world.noisy_first()})
+    hits = index.search(world.test[0], k=5, budget=150, method=method, first="noisy", deadline=0.5)
+    assert hits.trace.stopped == "deadline"
+    assert 5 <= hits.trace.calls < 150
+    assert len(hits) == 5
+
+
+def test_a_generous_deadline_changes_nothing(index, world) -> None:
+    plain = index.search(world.test[0], k=5, budget=40, first="noisy")
+    timed = index.search(world.test[0], k=5, budget=40, first="noisy", deadline=600)
+    assert plain.ids == timed.ids
+    assert timed.trace.calls == 40
+    assert timed.trace.stopped == "budget"
+
+
+def test_eight_threads_give_the_same_answers_as_one(index, world) -> None:
+    expected = {query.id: index.search(query, k=5, budget=30, first="noisy").ids for query in world.test}
+    seen: list[bool] = []
+
+    def work() -> None:
+        seen.extend(
+            index.search(query, k=5, budget=30, first="noisy").ids == expected[query.id] for query in world.test
+        )
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 8 * len(world.test)
+    assert all(seen)
+
+
+def test_an_async_scorer_does_not_block_the_loop(world) -> None:
+    running, most = 0, 0
+
+    async def score(pairs):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return [float(len(text)) for _, text in pairs]
+
+    index = AnchorIndex(world.index, scorer=FunctionScorer(score))
+
+    async def together():
+        return await asyncio.gather(*(index.asearch(f"question {n}", k=1, budget=10) for n in range(4)))
+
+    assert len(asyncio.run(together())) == 4
+    assert most > 1
+
+
+def test_an_index_of_arrays_can_be_saved_and_opened_again(index, world, tmp_path) -> None:
+    from adacur import load
+
+    index.save(tmp_path / "world.adacur")
+    opened = load(tmp_path / "world.adacur", scorer=world.scorer, check=False)
+    before = index.search(world.test[0], k=5, budget=30, first="random")
+    after = opened.search(world.test[0], k=5, budget=30, first="random")
+    assert before.ids == after.ids
+    assert opened.matrix.tolist() == index.matrix.tolist()
