@@ -31,7 +31,9 @@ def dequantise(source: Path, target: Path) -> None:
         return (tensors[name].astype(np.float32) - zero) * scale
 
     state = {name: value for name, value in tensors.items() if re.search(r"\.(bias|weight)$", name)}
-    state |= {name.removesuffix("_quantized"): real(name) for name in tensors if re.search("embeddings.*_quantized", name)}
+    state |= {
+        name.removesuffix("_quantized"): real(name) for name in tensors if re.search("embeddings.*_quantized", name)
+    }
     for node in graph.node:
         if node.op_type == "MatMulInteger":
             weight = next(name for name in node.input if name.endswith("_quantized") and name in tensors)

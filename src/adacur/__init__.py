@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from adacur.data import pseudo_queries, read_items, read_queries
     from adacur.index import DriftWarning, estimate, verify
     from adacur.retrievers import BM25, Dense, MatrixRetriever, OnnxEncoder, RandomRetriever, SentenceTransformerEncoder
-    from adacur.scorers import FunctionScorer, MatrixScorer, Metered, OnnxCrossEncoder, TorchCrossEncoder, scorer
-    from adacur.search import ANNCUR, AdaCUR, AnchorIndex, Exact, Rerank, build, load
+    from adacur.scorers import FunctionScorer, MatrixScorer, Metered, OnnxCrossEncoder, TorchCrossEncoder
+    from adacur.search import ANNCUR, AdaCUR, AnchorIndex, Exact, Rerank, build, encoder, load, scorer
 
 __version__ = "0.1.0"
 
@@ -56,12 +56,13 @@ _ROOM_OF = {
     "Trace": "core.results",
     "Uniform": "acquisition",
     "build": "search",
+    "encoder": "search",
     "estimate": "index",
     "load": "search",
     "pseudo_queries": "data",
     "read_items": "data",
     "read_queries": "data",
-    "scorer": "scorers",
+    "scorer": "search",
     "verify": "index",
 }
 
@@ -96,6 +97,7 @@ __all__ = [
     "Trace",
     "Uniform",
     "build",
+    "encoder",
     "estimate",
     "load",
     "pseudo_queries",

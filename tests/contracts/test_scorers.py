@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from adacur.core.protocols import AsyncScorer, GridScorer, Scorer
+from adacur.data import fetch
 from adacur.scorers import (
     FunctionScorer,
     MatrixScorer,
@@ -22,7 +23,7 @@ from adacur.scorers import (
     ascore,
     score_grid,
 )
-from tests.unit.scorers.tiny_models import ITEMS, PAIRS, QUERIES, real_model, tiny_onnx, tiny_transformer
+from tests.unit.scorers.tiny_models import ITEMS, PAIRS, QUERIES, tiny_onnx, tiny_transformer
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def open_case(kind: str, folder) -> Case:
     if kind == "float onnx":
         return Case(OnnxCrossEncoder(tiny_onnx(folder)), 1e-4)
     if kind == "real onnx":
-        return Case(OnnxCrossEncoder(real_model("ms-marco-MiniLM-L-12-v2-onnx")), 0)
+        return Case(OnnxCrossEncoder(fetch("ms-marco-MiniLM-L-12-v2")), 0)
     if kind == "float16 torch":
         return Case(TorchCrossEncoder(tiny_transformer(folder), device="cpu", dtype="float16"), 0.05)
     return Case(TorchCrossEncoder(tiny_transformer(folder, kind.split()[1]), device="cpu", batch_tokens=400), 1e-4)

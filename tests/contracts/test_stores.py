@@ -25,13 +25,13 @@ def anchors(request, tmp_path) -> AnchorScores:
         case "memory":
             return table
         case "built":
-            return build_scores(ITEMS, ANCHORS, scorer=scorer, path=tmp_path / "index", block_items=7).table()
+            return build_scores(ITEMS, ANCHORS, scorer=scorer, path=tmp_path / "index", block_items=7)
         case "built at once":
-            return build_scores(ITEMS, ANCHORS, scorer=scorer, path=tmp_path / "index").table()
+            return build_scores(ITEMS, ANCHORS, scorer=scorer, path=tmp_path / "index")
         case "saved":
-            return save_table(table, tmp_path / "index").table()
+            return save_table(table, tmp_path / "index")
         case _:
-            return save_table(save_table(table, tmp_path / "index").table(), tmp_path / "again").table()
+            return save_table(save_table(table, tmp_path / "index"), tmp_path / "again")
 
 
 def test_scores_are_item_major_contiguous_and_exact(anchors) -> None:

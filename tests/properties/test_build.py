@@ -88,7 +88,7 @@ def test_a_build_killed_again_and_again_equals_one_that_was_left_alone(tmp_path,
             IndexFolder.open(folder)
     assert start(folder, log, seconds=0).wait() == 0
 
-    assert IndexFolder.open(folder).matrix().tobytes() == IndexFolder.open(tmp_path / "whole").matrix().tobytes()
+    assert IndexFolder.open(folder).matrix.tobytes() == IndexFolder.open(tmp_path / "whole").matrix.tobytes()
     assert IndexFolder.open(folder).manifest.probes == IndexFolder.open(tmp_path / "whole").manifest.probes
     times = Counter(scored(log))
     assert len(times) == 40
@@ -160,7 +160,7 @@ def test_any_chain_of_failures_ends_in_the_same_scores(n_items, n_anchors, block
             except ScorerFailed:
                 continue
         folder = IndexFolder.open(path)
-        assert folder.matrix().tolist() == scores.T.astype(dtype).astype(np.float32).tolist()
+        assert folder.matrix.tolist() == scores.T.astype(dtype).astype(np.float32).tolist()
         assert set(asked.values()) == {1}
         assert len(asked) == n_items
         assert verify(path).ok

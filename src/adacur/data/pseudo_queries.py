@@ -50,16 +50,14 @@ class _Candidate:
     text: str
 
 
-def pseudo_queries(
-    items: Iterable[Item], n: int, *, seed: int = 0, kinds: PseudoQueryKind = "sentences"
-) -> list[Query]:
+def pseudo_queries(items: Iterable[Item], n: int, *, seed: int = 0, kinds: PseudoQueryKind = "mixed") -> list[Query]:
     """n different queries that the items themselves suggest; the same for the same items in any order.
 
-    "sentences" come from inside the text and serve best; "titles" are `metadata["title"]`, else the first
-    sentence; "keywords" are an item's most telling words; "mixed" is half sentences and a quarter of each
-    other. Short items lend their title or whole text instead. The items are read once, and again only if
-    too few of the sampled ones differ; memory grows with n, not with the items, unless they come as a
-    one-shot iterator, which is first read into a list.
+    "sentences" come from inside the text, up to 25 words; "titles" are `metadata["title"]`, else the first sentence;
+    "mixed" is half of each and serves best; "keywords" are an item's most telling words and serve worst. Short items
+    lend their title or whole text instead. The items are read once, and again only if too few of the sampled ones
+    differ; memory grows with n, not with the items, unless they come as a one-shot iterator, which is first read
+    into a list.
     """
     if n < 1:
         raise InputError(f"n counts the queries to make and must be at least 1; got {n}.")
@@ -70,18 +68,32 @@ def pseudo_queries(
     sample_size = _CANDIDATES_PER_QUERY * n
     while True:
         sample, n_items = _sample(items, sample_size, seed=seed)
-        candidates = _candidates(sample, n, kinds=kinds, seed=seed)
-        if len(candidates) >= n or len(sample) < sample_size:
+        chosen = _choose(sample, n, kinds=kinds, seed=seed)
+        if len(chosen) >= n or len(sample) < sample_size:
             break
         sample_size *= _CANDIDATES_PER_QUERY
     if not n_items:
         raise EmptyInput("There are no items to cut queries from. Give at least one.")
-    if len(candidates) < n:
+    if len(chosen) < n:
         raise InputError(
-            f"Only {len(candidates)} different pseudo-queries can be made from {n_items} items; {n} were asked for. "
-            f"Ask for {len(candidates)} or fewer, or give queries of your own."
+            f"Only {len(chosen)} different pseudo-queries can be made from {n_items} items; {n} were asked for. "
+            f"Ask for {len(chosen)} or fewer, or give queries of your own."
         )
-    return [Query(id=chosen.id, text=chosen.text) for chosen in _spread(candidates, n)]
+    return [Query(id=candidate.id, text=candidate.text) for candidate in chosen]
+
+
+def _choose(sample: list[Item], n: int, *, kinds: PseudoQueryKind, seed: int) -> list[_Candidate]:
+    """n different queries from a sample of items, or as many as there are."""
+    if kinds == "mixed":
+        # Each kind has items of its own, so that no item is asked about twice.
+        sentences = _choose(sample[::2], n - n // 2, kinds="sentences", seed=seed)
+        titles = _choose(sample[1::2], n // 2, kinds="titles", seed=seed)
+        in_turn = [one for pair in itertools.zip_longest(sentences, titles) for one in pair if one is not None]
+        if len({candidate.text for candidate in in_turn}) == n:
+            return in_turn
+        kinds = "sentences"
+    candidates = _candidates(sample, n, kinds=kinds, seed=seed)
+    return _spread(candidates, n) if 0 < n <= len(candidates) else candidates
 
 
 def _sample(items: Iterable[Item], size: int, *, seed: int) -> tuple[list[Item], int]:
@@ -151,14 +163,11 @@ def _cut(
     title = title.strip() if isinstance(title, str) else ""
     body = item.text.removeprefix(f"{title}. ") if title else item.text
     sentences = [_shorten(sentence) for sentence in _sentences(body)]
-    draw = stream_key(seed, "pseudo-queries", item.text)
     inner = sorted(
         (sentence for sentence in sentences[1:] if len(sentence.split()) >= _FEWEST_WORDS),
         key=lambda sentence: stream_key(seed, "sentence", sentence),
     )
     whole = [*sentences[:1], *([_shorten(title)] if title else []), *inner, _shorten(item.text), item.text]
-    if kinds == "mixed":
-        kinds = ("sentences", "sentences", "titles", "keywords")[draw % 4]
     if kinds == "sentences":
         return inner, whole
     if kinds == "titles":

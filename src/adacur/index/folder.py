@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,6 @@ from adacur.core.records import Query
 from adacur.index.blocks import ScoreBlocks
 from adacur.index.items import DATABASE, StoredItems, connect, read_texts, reading
 from adacur.index.manifest import MANIFEST, Manifest, read_manifest
-from adacur.index.table import AnchorTable
 
 __all__ = ["LOCK", "IndexFolder"]
 
@@ -59,17 +59,14 @@ class IndexFolder:
             )
         return cls(folder, manifest=manifest, items=items, anchor_queries=anchors)
 
+    @cached_property
     def matrix(self) -> FloatArray:
-        """All scores in memory, (items, anchor queries); float16 is widened to float32."""
+        """All scores in memory, (items, anchor queries), read when first asked for; float16 is widened to float32."""
         dtype = np.promote_types(self.manifest.dtype, np.float32)
         matrix = np.empty((self.manifest.n_items, self.manifest.n_anchors), dtype=dtype)
         for start, values in ScoreBlocks.open(self.path, self.manifest):
             matrix[start : start + len(values)] = values
         return matrix
-
-    def table(self) -> AnchorTable:
-        """Items, anchor queries and scores, the scores in memory and the texts on disk."""
-        return AnchorTable(self.items, self.anchor_queries, self.matrix())
 
     def first_folder(self, name: str) -> Path:
         """Where the first stage of this name keeps its data; it may not exist yet."""
@@ -80,4 +77,7 @@ class IndexFolder:
     def first_names(self) -> tuple[str, ...]:
         """The first stages whose data lie in this folder, sorted."""
         folder = self.path / _FIRST
-        return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir())) if folder.is_dir() else ()
+        if not folder.is_dir():
+            return ()
+        # A dot marks what is still being written.
+        return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."))

@@ -3,6 +3,18 @@
 from adacur.search.adaptive import AdaptiveSearch
 from adacur.search.anchor_index import AnchorIndex, SearchOptions
 from adacur.search.methods import ANNCUR, AdaCUR, Exact, Rerank
-from adacur.search.opening import build, load
+from adacur.search.opening import build, encoder, load, scorer
 
-__all__ = ["ANNCUR", "AdaCUR", "AdaptiveSearch", "AnchorIndex", "Exact", "Rerank", "SearchOptions", "build", "load"]
+__all__ = [
+    "ANNCUR",
+    "AdaCUR",
+    "AdaptiveSearch",
+    "AnchorIndex",
+    "Exact",
+    "Rerank",
+    "SearchOptions",
+    "build",
+    "encoder",
+    "load",
+    "scorer",
+]

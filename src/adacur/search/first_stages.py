@@ -11,6 +11,7 @@ from typing import Any
 from adacur.core.errors import InputError, UnknownName
 from adacur.core.protocols import Items, Retriever, SavedRetriever
 from adacur.core.records import Item
+from adacur.retrievers import BM25, Dense, load_retriever
 
 __all__ = ["add_first_stages", "open_first_stages", "save_first_stage"]
 
@@ -41,8 +42,6 @@ def save_first_stage(stage: SavedRetriever, path: Path) -> None:
 
 def open_first_stages(path: Path, *, encoder: Any = None) -> Mapping[str, Callable[[], Retriever]]:
     """How to open each first stage of an index folder."""
-    from adacur.retrievers import load_retriever
-
     folders = sorted(folder for folder in (path / "first").glob("[!.]*") if folder.is_dir())
     return {
         folder.name: functools.partial(
@@ -53,8 +52,6 @@ def open_first_stages(path: Path, *, encoder: Any = None) -> Mapping[str, Callab
 
 
 def _built(stage: FirstStage, *, items: Items, encoder: Any, progress: bool) -> SavedRetriever:
-    from adacur.retrievers import BM25, Dense
-
     if not isinstance(stage, str):
         return stage
     if stage == "bm25":

@@ -7,15 +7,39 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from adacur.core.errors import InputError, UnknownName
+from adacur.core.errors import InputError
 from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
+from adacur.data import fetch, names, pseudo_queries
 from adacur.index import Drift, IndexFolder, Progress, build_scores, check_scorer
-from adacur.scorers import scorer as as_scorer
+from adacur.retrievers import bge_small
+from adacur.scorers import scorer as opened_scorer
 from adacur.search.anchor_index import AnchorIndex
 from adacur.search.first_stages import FirstStage, add_first_stages, open_first_stages
 
-__all__ = ["build", "load"]
+__all__ = ["build", "encoder", "load", "scorer"]
+
+
+def scorer(source: Any, **options: Any) -> Scorer:
+    """Open a scorer; `options` go to its class.
+
+    `source` is a name that `adacur fetch` lists (fetched if need be), a folder with an ONNX or transformers
+    cross-encoder, a hub name "org/name", "module:function", a function of (query text, item text) pairs, or a scorer.
+    """
+    if isinstance(source, str) and source in names():
+        source = fetch(source)
+    return opened_scorer(source, **options)
+
+
+def encoder(source: Any) -> Any:
+    """Open a dual encoder: "bge-small-en-v1.5" (fetched if need be), a sentence-transformers name or folder, or one."""
+    if source == "bge-small-en-v1.5":
+        return bge_small(fetch(source))
+    if isinstance(source, str | Path):
+        from adacur.retrievers import SentenceTransformerEncoder
+
+        return SentenceTransformerEncoder(fetch(source) if source in names() else source, normalise=True)
+    return source
 
 
 def build(
@@ -38,10 +62,9 @@ def build(
     items (`adacur.pseudo_queries`). `scorer` is a Scorer, a function of (query text, item text) pairs, or what
     `adacur.scorer` opens. `first` names the first stages to keep: "bm25", "dense" (with `encoder`), or objects.
     """
-    opened = as_scorer(scorer)
+    opened = _open_scorer(scorer)
+    dual = _open_encoder(encoder)
     if isinstance(anchor_queries, int):
-        from adacur.data import pseudo_queries
-
         items = list(items)
         anchor_queries = pseudo_queries(items, anchor_queries, seed=seed)
     bar = _Bar() if progress else None
@@ -59,8 +82,8 @@ def build(
     finally:
         if bar:
             bar.close()
-    add_first_stages(first, items=folder.items, path=Path(path), encoder=encoder, progress=progress)
-    return _opened(folder, scorer=opened, encoder=encoder, check=False)
+    add_first_stages(first, items=folder.items, path=Path(path), encoder=dual, progress=progress)
+    return _opened(folder, scorer=opened, encoder=dual, check=False)
 
 
 def load(path: str | Path, *, scorer: Any = None, encoder: Any = None, check: bool = True) -> AnchorIndex:
@@ -71,8 +94,14 @@ def load(path: str | Path, *, scorer: Any = None, encoder: Any = None, check: bo
     `DriftWarning` that gives the measured difference. Recognising a scorer whose weights differ or cannot be
     compared costs 32 calls; `check=False` trusts it instead. `encoder` replaces the dense first stage's.
     """
-    opened = None if scorer is None else as_scorer(scorer)
-    return _opened(IndexFolder.open(path), scorer=opened, encoder=encoder, check=check)
+    folder = IndexFolder.open(path)
+    opened = None if scorer is None else _open_scorer(scorer)
+    return _opened(folder, scorer=opened, encoder=_open_encoder(encoder), check=check)
+
+
+# `build` and `load` take arguments of these names.
+_open_scorer = scorer
+_open_encoder = encoder
 
 
 def _opened(folder: IndexFolder, *, scorer: Scorer | None, encoder: Any, check: bool) -> AnchorIndex:
@@ -89,17 +118,21 @@ def _opened(folder: IndexFolder, *, scorer: Scorer | None, encoder: Any, check: 
 
 def _named_scorer(folder: IndexFolder, *, check: bool) -> tuple[Scorer, Drift | None]:
     card = folder.manifest.scorer
-    if card is None or card.source is None:
+    if card is None or (card.source is None and card.name not in names()):
         raise InputError(
             f"The manifest of {str(folder.path)!r} does not say how to open its scorer"
-            f"{f' {card.name!r}' if card else ''}. Give it: adacur.load(path, scorer=…)."
+            f"{f' {card.name!r}' if card else ''}. Give it: adacur.load(path, scorer=…), or --scorer."
         )
+    limits = {"max_tokens": card.max_tokens, "max_item_tokens": card.max_item_tokens}
+    options = {name: limit for name, limit in limits.items() if limit is not None}
+    # A path of another machine is no help, but a name that everybody can fetch is.
+    gone = card.source is None or (Path(card.source).is_absolute() and not Path(card.source).exists())
     try:
-        opened = as_scorer(card.source, max_tokens=card.max_tokens, max_item_tokens=card.max_item_tokens)
-    except UnknownName as error:
-        raise UnknownName(
-            f"The scorer of {str(folder.path)!r} was {card.source!r}, which cannot be opened here. "
-            "Give it: adacur.load(path, scorer=…)."
+        opened = scorer(card.name if gone and card.name in names() else card.source, **options)
+    except (LookupError, ImportError, OSError, ValueError) as error:
+        raise InputError(
+            f"The scorer of {str(folder.path)!r} was {card.source!r}, which cannot be opened here: {error} "
+            "Give another: adacur.load(path, scorer=…), or --scorer."
         ) from error
     return opened, check_scorer(folder, opened) if check else None
 
@@ -114,7 +147,8 @@ class _Bar:
         from tqdm import tqdm
 
         if self._bar is None:
-            self._bar = tqdm(total=progress.pairs_total, unit=" pairs", unit_scale=True, desc="scoring", initial=0)
+            done = progress.pairs_done
+            self._bar = tqdm(total=progress.pairs, initial=done, unit=" pairs", unit_scale=True, desc="scoring")
         self._bar.update(progress.pairs_done - self._bar.n)
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ def test_they_follow_from_the_items_and_the_seed_alone(kinds) -> None:
 
 
 def test_sentences_come_from_inside_the_text() -> None:
-    for query in pseudo_queries(ITEMS, 40):
+    for query in pseudo_queries(ITEMS, 40, kinds="sentences"):
         (item,) = (item for item in ITEMS if query.text in item.text)
         assert query.id.startswith(f"pq-{item.id}-")
         assert query.text.startswith(("Friends", "Masters"))
@@ -60,11 +60,13 @@ def test_titles_and_keywords_are_what_they_say() -> None:
         assert any(set(query.text.split()) <= set(item.text.lower().replace(".", "").split()) for item in ITEMS)
 
 
-def test_mixed_has_some_of_each_kind() -> None:
-    texts = {query.text for query in pseudo_queries(ITEMS, 60, kinds="mixed")}
-    sentences = {text for text in texts if text.endswith(".")}
-    titles = texts & {item.metadata["title"] for item in ITEMS}
-    assert min(len(sentences), len(titles), len(texts - sentences - titles)) >= 5
+def test_by_default_half_are_sentences_and_half_are_titles_of_other_items() -> None:
+    queries = pseudo_queries(ITEMS, 41)
+    titles = [query for query in queries if query.text in {item.metadata["title"] for item in ITEMS}]
+    assert len(titles) == 20
+    assert sum(query.text.endswith(".") for query in queries) == 21
+    asked_by_title = {query.id.rsplit("-", 1)[0] for query in titles}
+    assert not asked_by_title & {query.id.rsplit("-", 1)[0] for query in queries if query not in titles}
 
 
 def test_many_queries_can_come_from_few_items() -> None:
@@ -94,12 +96,12 @@ def test_boilerplate_comes_last() -> None:
     notice = "All rights are reserved by the owner of this page."
     pairs = [(subject, place) for subject in SUBJECTS for place in PLACES][:50]
     items = [Item(f"i {s} {p}", f"Page. {notice} This {s} of {p} has words of its own.") for s, p in pairs]
-    assert notice not in {query.text for query in pseudo_queries(items, 50)}
+    assert notice not in {query.text for query in pseudo_queries(items, 50, kinds="sentences")}
 
 
 def test_a_crowd_of_near_duplicates_does_not_drown_the_rest() -> None:
     crowd = [Item(f"c{n}", f"A lamp. Lamp number {n} of this series is bright and cheap to run.") for n in range(360)]
-    chosen = pseudo_queries([*crowd, *ITEMS[:40]], 30)
+    chosen = pseudo_queries([*crowd, *ITEMS[:40]], 30, kinds="sentences")
     # A random choice would take three.
     assert sum(query.id.startswith("pq-i") for query in chosen) >= 10
 

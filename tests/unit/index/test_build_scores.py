@@ -81,13 +81,13 @@ def test_items_may_come_from_a_generator_and_anchors_as_texts(tmp_path) -> None:
     scorer = FunctionScorer(lambda pairs: [len(query) * len(text) for query, text in pairs], name="lengths")
     items = (Item(f"i{size}", "x" * size) for size in range(1, 30))
     folder = build_scores(items, iter(["a", "bb"]), scorer=scorer, path=str(tmp_path / "index"))
-    assert folder.matrix().tolist() == [[size, 2 * size] for size in range(1, 30)]
+    assert folder.matrix.tolist() == [[size, 2 * size] for size in range(1, 30)]
 
 
 @pytest.mark.parametrize("block_items", [1, 7, 53, 1000])
 def test_the_scores_do_not_depend_on_the_blocks(known, tmp_path, block_items) -> None:
     folder = known.build(tmp_path / "index", block_items=block_items)
-    assert folder.matrix().tolist() == known.scores.T.tolist()
+    assert folder.matrix.tolist() == known.scores.T.tolist()
     assert folder.manifest.probes == known.build(tmp_path / "other").manifest.probes
     assert verify(folder.path).ok
 
@@ -95,7 +95,7 @@ def test_the_scores_do_not_depend_on_the_blocks(known, tmp_path, block_items) ->
 def test_a_block_size_is_chosen_where_none_is_given(known, tmp_path) -> None:
     folder = known.build(tmp_path / "index", block_items=None)
     assert 16 <= folder.manifest.block_items <= 53
-    assert folder.matrix().tolist() == known.scores.T.tolist()
+    assert folder.matrix.tolist() == known.scores.T.tolist()
 
 
 def test_a_slow_scorer_gets_the_smallest_blocks(monkeypatch, known, tmp_path) -> None:
@@ -198,7 +198,7 @@ def test_a_folder_that_was_there_and_empty_is_emptied_again_but_stays(tmp_path, 
         build_scores([], known.anchors, scorer=known.scorer, path=tmp_path)
     assert tmp_path.is_dir()
     assert list(tmp_path.iterdir()) == []
-    assert known.build(tmp_path).matrix().shape == (53, 7)
+    assert known.build(tmp_path).matrix.shape == (53, 7)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_a_failing_scorer_keeps_what_is_finished_and_the_build_goes_on_from_ther
     second = Carded(known.scorer)
     folder = known.build(tmp_path / "index", scorer=second)
     assert failing.grids + second.grids == ["i0", "i10", "i20", "i30", "i40", "i50"]
-    assert folder.matrix().tolist() == known.scores.T.tolist()
+    assert folder.matrix.tolist() == known.scores.T.tolist()
 
 
 def test_errors_of_our_own_are_not_wrapped(known, tmp_path) -> None:
@@ -263,7 +263,7 @@ def test_a_score_that_is_not_a_number_is_named_and_not_stored(known, tmp_path) -
     scorer.score_grid = lambda queries, items: broken[:, [int(item.id[1:]) for item in items]]
     with pytest.raises(NonFiniteScore, match="'a4' and item 'i33'"):
         known.build(tmp_path / "index", scorer=scorer)
-    assert known.build(tmp_path / "index").matrix().tolist() == known.scores.T.tolist()
+    assert known.build(tmp_path / "index").matrix.tolist() == known.scores.T.tolist()
 
 
 def test_a_score_too_large_for_half_precision_is_named(known, tmp_path) -> None:
@@ -290,7 +290,7 @@ def test_a_finished_build_is_returned_without_a_call_or_a_change(known, tmp_path
     folder = known.build(tmp_path / "index", scorer=scorer)
     assert scorer.calls == 0
     assert content(tmp_path) == before
-    assert folder.matrix().tolist() == known.scores.T.tolist()
+    assert folder.matrix.tolist() == known.scores.T.tolist()
 
 
 def test_where_the_scorer_was_opened_from_does_not_matter(known, tmp_path) -> None:
@@ -362,7 +362,7 @@ def test_a_build_is_not_continued_with_anything_else(known, tmp_path, change, co
     with pytest.raises(IndexMismatch, match=f"{said}.*{remedy}"):
         changed.build(tmp_path / "index", **options)
     assert content(tmp_path) == before
-    assert known.build(tmp_path / "index").matrix().tolist() == known.scores.T.tolist()
+    assert known.build(tmp_path / "index").matrix.tolist() == known.scores.T.tolist()
 
 
 def test_every_difference_is_told_at_once(known, tmp_path) -> None:
@@ -383,7 +383,7 @@ def test_a_chunk_without_a_record_is_scored_again(known, tmp_path) -> None:
     resumed = Carded(known.scorer)
     folder = known.build(tmp_path / "index", scorer=resumed)
     assert resumed.grids == ["i50"]
-    assert folder.matrix().tolist() == known.scores.T.tolist()
+    assert folder.matrix.tolist() == known.scores.T.tolist()
     assert [file.name for file in chunk.iterdir()] == ["0"]
 
 
@@ -397,7 +397,7 @@ def test_a_crash_before_the_items_are_in_starts_them_over(known, tmp_path) -> No
     (folder / "items.sqlite-journal").write_bytes(b"rubbish")
     with pytest.raises(IndexFolderError, match="before its first block"):
         IndexFolder.open(folder)
-    assert known.build(folder).matrix().tolist() == known.scores.T.tolist()
+    assert known.build(folder).matrix.tolist() == known.scores.T.tolist()
 
 
 def test_a_finished_block_that_was_damaged_meanwhile_is_scored_again_by_the_next_run(known, tmp_path) -> None:
@@ -406,7 +406,7 @@ def test_a_finished_block_that_was_damaged_meanwhile_is_scored_again_by_the_next
     with pytest.raises(DamagedIndex, match=r"Block 1.*same build again"):
         known.build(tmp_path / "index")
     healing = Carded(known.scorer)
-    assert known.build(tmp_path / "index", scorer=healing).matrix().tolist() == known.scores.T.tolist()
+    assert known.build(tmp_path / "index", scorer=healing).matrix.tolist() == known.scores.T.tolist()
     assert healing.grids == ["i10"]
 
 
@@ -445,7 +445,7 @@ def test_a_full_disk_says_what_is_safe_and_the_build_goes_on(known, tmp_path, mo
     resumed = Carded(known.scorer)
     folder = known.build(tmp_path / "index", scorer=resumed)
     assert resumed.grids == ["i30", "i40", "i50"]
-    assert folder.matrix().tolist() == known.scores.T.tolist()
+    assert folder.matrix.tolist() == known.scores.T.tolist()
 
 
 TINY_DISK = """
@@ -469,7 +469,7 @@ def build(path):
         return [float(len(query) * int(text.split()[-1])) for query, text in pairs]
     scorer = FunctionScorer(score, name="f")
     folder = build_scores(items, anchors, scorer=scorer, path=path, block_items=50)
-    return folder.matrix(), sum(calls)
+    return folder.matrix, sum(calls)
 
 whole, pairs = build(sys.argv[2])
 seen = []

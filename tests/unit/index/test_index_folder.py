@@ -13,16 +13,16 @@ from adacur.index import AnchorTable, IndexFolder, read_manifest, save_table, ve
 
 def test_a_built_folder_gives_back_every_score_bit_for_bit(known, tmp_path) -> None:
     folder = known.build(tmp_path / "index")
-    assert folder.matrix().dtype == np.float32
-    assert folder.matrix().tobytes() == np.ascontiguousarray(known.scores.T).tobytes()
+    assert folder.matrix.dtype == np.float32
+    assert folder.matrix.tobytes() == np.ascontiguousarray(known.scores.T).tobytes()
     assert folder.anchor_queries == tuple(known.anchors)
     assert folder.manifest.scorer == known.scorer.card
 
 
 def test_half_precision_takes_half_the_space_and_is_widened_on_reading(known, tmp_path) -> None:
     folder = known.build(tmp_path / "half", dtype="float16")
-    assert folder.matrix().dtype == np.float32
-    assert folder.matrix().tolist() == known.scores.T.astype(np.float16).tolist()
+    assert folder.matrix.dtype == np.float32
+    assert folder.matrix.tolist() == known.scores.T.astype(np.float16).tolist()
     full = known.build(tmp_path / "full")
     sizes = [(whole.path / "scores.zarr/c/0/0").stat().st_size - 4 for whole in (folder, full)]
     assert sizes[0] * 2 == sizes[1]
@@ -43,12 +43,12 @@ def test_a_missing_chunk_and_a_flipped_byte_are_refused_with_the_block(known, tm
     whole = chunk.read_bytes()
     chunk.unlink()
     with pytest.raises(DamagedIndex, match=r"Block 3 \(items 30 to 39\).*missing"):
-        folder.matrix()
+        folder.matrix
     chunk.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
     with pytest.raises(DamagedIndex, match=r"Block 3.*cannot be read"):
-        folder.matrix()
+        folder.matrix
     chunk.write_bytes(whole)
-    assert folder.matrix().shape == (53, 7)
+    assert folder.matrix.shape == (53, 7)
 
 
 def test_an_array_that_the_manifest_does_not_speak_of_is_refused(known, tmp_path) -> None:
@@ -56,10 +56,10 @@ def test_an_array_that_the_manifest_does_not_speak_of_is_refused(known, tmp_path
     other = known.build(tmp_path / "other", block_items=5)
     shutil.rmtree(one.path / "scores.zarr")
     with pytest.raises(DamagedIndex, match=r"scores\.zarr"):
-        one.matrix()
+        one.matrix
     shutil.copytree(other.path / "scores.zarr", one.path / "scores.zarr")
     with pytest.raises(DamagedIndex, match="manifest says"):
-        one.matrix()
+        one.matrix
 
 
 def test_items_of_another_folder_are_refused(known, tmp_path) -> None:
@@ -95,8 +95,8 @@ def test_a_saved_table_is_read_back_bit_for_bit(known, tmp_path, dtype) -> None:
     )
     card = ScorerCard(name="elsewhere", backend="service")
     folder = save_table(table, tmp_path / "new" / "index", card=card)
-    assert folder.matrix().dtype == dtype
-    assert folder.matrix().tobytes() == table.matrix.tobytes()
+    assert folder.matrix.dtype == dtype
+    assert folder.matrix.tobytes() == table.matrix.tobytes()
     assert folder.items.at(range(53)) == known.items
     assert folder.manifest.scorer == card
     assert len(folder.manifest.probes) == 32
@@ -105,8 +105,8 @@ def test_a_saved_table_is_read_back_bit_for_bit(known, tmp_path, dtype) -> None:
 
 def test_a_table_of_a_folder_can_be_saved_again(known, tmp_path) -> None:
     first = known.build(tmp_path / "one")
-    second = save_table(first.table(), tmp_path / "two", card=first.manifest.scorer)
-    assert second.matrix().tobytes() == first.matrix().tobytes()
+    second = save_table(first, tmp_path / "two", card=first.manifest.scorer)
+    assert second.matrix.tobytes() == first.matrix.tobytes()
     assert second.manifest.items_digest == first.manifest.items_digest
     assert second.manifest.probes == first.manifest.probes
 
@@ -117,7 +117,7 @@ def test_saving_never_overwrites_and_leaves_nothing_behind_when_it_fails(known, 
     with pytest.raises(IndexMismatch, match="in use"):
         save_table(table, folder.path)
     (tmp_path / "empty").mkdir()
-    assert save_table(table, tmp_path / "empty").matrix().shape == (53, 7)
+    assert save_table(table, tmp_path / "empty").matrix.shape == (53, 7)
 
     def stop(*anything, **options):
         raise KeyboardInterrupt

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from adacur.core.errors import InputError
+from adacur.data import fetch
 from adacur.retrievers import Encoder, OnnxEncoder, SentenceTransformerEncoder, bge_small
 
 
@@ -60,15 +58,8 @@ def test_a_folder_without_a_model_and_unknown_pooling_are_refused(tmp_path) -> N
         OnnxEncoder(tmp_path, pooling="max")
 
 
-def real_model(name: str) -> Path:
-    folder = os.environ.get("ADACUR_TEST_MODELS")
-    if not folder or not (Path(folder) / name).is_dir():
-        pytest.skip(f"needs the model {name}: set ADACUR_TEST_MODELS to the folder that holds it")
-    return Path(folder) / name
-
-
 def test_a_vector_does_not_depend_on_its_batch_even_in_int8() -> None:
-    encoder = bge_small(real_model("bge-small-en-v1.5-onnx"))
+    encoder = bge_small(fetch("bge-small-en-v1.5"))
     texts = ["river", "The Thames is a river that flows through London. " * 20, "who discovered penicillin?"]
     together = encoder.encode_items(texts)
     assert all((encoder.encode_items([text])[0] == row).all() for text, row in zip(texts, together, strict=True))
@@ -76,7 +67,7 @@ def test_a_vector_does_not_depend_on_its_batch_even_in_int8() -> None:
 
 
 def test_bge_small_puts_the_answer_first() -> None:
-    encoder = bge_small(real_model("bge-small-en-v1.5-onnx"))
+    encoder = bge_small(fetch("bge-small-en-v1.5"))
     items = encoder.encode_items(["Paris is the capital of France.", "Fleming discovered penicillin in 1928."])
     scores = encoder.encode_queries(["who discovered penicillin?"]) @ items.T
     assert scores[0, 1] > scores[0, 0] + 0.1
@@ -84,7 +75,7 @@ def test_bge_small_puts_the_answer_first() -> None:
 
 def test_sentence_transformers_encode_by_path_or_as_an_object() -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
-    folder = real_model("all-MiniLM-L6-v2")
+    folder = fetch("all-MiniLM-L6-v2")
     by_path = SentenceTransformerEncoder(folder, normalise=True, query_prefix="query: ")
     model = sentence_transformers.SentenceTransformer(str(folder))
     as_object = SentenceTransformerEncoder(model)

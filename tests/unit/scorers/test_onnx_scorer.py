@@ -8,8 +8,9 @@ import pytest
 
 from adacur.core.errors import InputError, ScorerFailed
 from adacur.core.records import Item, Query
+from adacur.data import fetch
 from adacur.scorers import OnnxCrossEncoder
-from tests.unit.scorers.tiny_models import ITEMS, PAIRS, QUERIES, real_model, tiny_onnx, tiny_tokenizer
+from tests.unit.scorers.tiny_models import ITEMS, PAIRS, QUERIES, tiny_onnx, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def test_a_dynamic_int8_score_does_not_depend_on_its_batch(int8_folder, threads)
 
 
 def test_a_real_int8_score_does_not_depend_on_its_batch() -> None:
-    folder = real_model("ms-marco-MiniLM-L-12-v2-onnx")
+    folder = fetch("ms-marco-MiniLM-L-12-v2")
     texts = ["Penicillin was discovered by Alexander Fleming.", "Paris is in France. " * 12, "", "bananas"]
     pairs = [(Query(q, q), Item(i, i)) for q in ("who discovered penicillin?", "capital of france") for i in texts]
     with OnnxCrossEncoder(folder) as scorer, OnnxCrossEncoder(folder, threads=1) as other:

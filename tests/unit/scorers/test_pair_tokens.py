@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from adacur.core.errors import InputError, TextTooLong
 from adacur.core.records import Item, Query
+from adacur.data import fetch
 from adacur.scorers.pair_tokens import PairTokenizer, chosen_max_tokens, length_batches
-from tests.unit.scorers.tiny_models import ITEMS, PAIRS, QUERIES, real_model, tiny_tokenizer
+from tests.unit.scorers.tiny_models import ITEMS, PAIRS, QUERIES, tiny_tokenizer
 
 
 def whole(tokenizer: tokenizers.Tokenizer, query: str, item: str) -> tuple[list[int], list[int]]:
@@ -47,7 +48,7 @@ def test_a_grid_is_the_pairs_query_by_query(tokenizer) -> None:
 
 
 def test_real_text_is_joined_as_the_tokenizer_joins_it() -> None:
-    file = real_model("ms-marco-MiniLM-L-12-v2-onnx") / "tokenizer.json"
+    file = fetch("ms-marco-MiniLM-L-12-v2") / "tokenizer.json"
     tokenizer = tokenizers.Tokenizer.from_file(str(file))
     query, item = "Où est «Zürich»? 東京", "It's there – naïve, isn't it?\n\n[SEP] 🙂 "
     inputs = PairTokenizer(tokenizer, max_tokens=512).pairs([(Query("q", query), Item("i", item))])

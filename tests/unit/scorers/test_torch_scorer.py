@@ -11,7 +11,8 @@ import pytest
 from adacur.core.errors import InputError, ScorerFailed, TextTooLong
 from adacur.core.records import Item, Query
 from adacur.scorers import TorchCrossEncoder
-from tests.unit.scorers.tiny_models import ITEMS, PAIRS, QUERIES, real_model, tiny_transformer
+from tests.real_models import torch_cross_encoder
+from tests.unit.scorers.tiny_models import ITEMS, PAIRS, QUERIES, tiny_transformer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -60,7 +61,7 @@ def test_a_limit_on_items_holds_in_grids_and_pairs(folder) -> None:
 
 
 def test_a_real_model_scores_as_in_a_plain_forward() -> None:
-    folder = real_model("ms-marco-MiniLM-L-12-v2-torch")
+    folder = torch_cross_encoder()
     texts = ["Penicillin was discovered by Alexander Fleming.", "Paris is in France. " * 12, "bananas " * 600]
     queries = [Query(text, text) for text in ("who discovered penicillin?", "capital of france")]
     items = [Item(text, text) for text in texts]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +15,6 @@ WORDS = [f"w{number}" for number in range(40)]
 QUERIES = [Query(f"q{n}", " ".join(WORDS[n : 2 * n + 2])) for n in range(5)]
 ITEMS = [Item(f"i{n}", " ".join(WORDS[(7 * n + step * step) % 40] for step in range(3 * n % 31))) for n in range(14)]
 PAIRS = [(query, item) for query in QUERIES for item in ITEMS]
-
-
-def real_model(name: str) -> Path:
-    """A folder of real weights, or a skip."""
-    folder = os.environ.get("ADACUR_TEST_MODELS")
-    if not folder or not (Path(folder) / name).is_dir():
-        pytest.skip(f"needs the model {name}: set ADACUR_TEST_MODELS to the folder that holds it")
-    return Path(folder) / name
 
 
 def tiny_tokenizer(style: str) -> tokenizers.Tokenizer:

@@ -1,0 +1,104 @@
+"""`adacur demo`: real articles, a real cross-encoder, this machine."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.columns import Columns
+
+import adacur
+from adacur.cli.messages import answer, duration, hits_table, note, seconds_line, warnings_as_notes
+from adacur.core.results import Hits
+from adacur.data import describe, fetch, pseudo_queries, wikivital
+
+__all__ = ["show"]
+
+QUESTIONS = (
+    "who discovered penicillin?",
+    "which planet has the largest storm in the solar system?",
+    "why did the roman empire in the west come to an end?",
+    "what do bees have to do with the food on our plates?",
+)
+_ASSETS = ("wikivital", "ms-marco-MiniLM-L-12-v2", "bge-small-en-v1.5")
+_SMALL_ITEMS = 150
+_SMALL_ANCHORS = 12
+
+
+def show(questions: Sequence[str], *, budget: int, k: int, first: str, build_too: bool) -> None:
+    """Answer questions with ADACUR and with plain re-ranking at the same budget; then build an index."""
+    for name in _ASSETS:
+        asset = describe(name)
+        note.print(f"[bold]{name}[/]: {asset.origin} ({asset.licence})", highlight=False)
+        with note.status(f"fetching {name} …"):
+            fetch(name)
+    with note.status("opening the index that ships with adacur …"), warnings_as_notes():
+        from adacur.search.shipped import open_wikivital
+
+        index = open_wikivital()
+        scorer = index.scorer
+    answer.print(
+        f"\n[bold]{len(index):,} articles × {len(index.anchor_queries)} anchor queries[/], made from the articles "
+        f"themselves and scored on a GPU. Searching with {scorer.card.name} ({scorer.card.dtype}) on this CPU.\n"
+        f"Each question may cost {budget} scorer calls, {budget / len(index):.1%} of the articles.\n",
+        highlight=False,
+    )
+    for question in questions or QUESTIONS:
+        _answer(index, question, budget=budget, k=k, first=first)
+    if build_too:
+        _build(scorer)
+    answer.print(
+        "Next: your own data, `adacur build items.jsonl my.adacur`, or your own question, `adacur demo --query '…'`.",
+        highlight=False,
+        markup=False,
+    )
+
+
+def _answer(index: adacur.AnchorIndex, question: str, *, budget: int, k: int, first: str) -> None:
+    searched = index.search(question, k, budget=budget, first=first)
+    reranked = index.search(question, k, budget=budget, method="rerank", first=first)
+    answer.rule(f"[bold]{question}", align="left", style="dim")
+    half = max(38, (answer.width - 4) // 2)
+    tables = [
+        hits_table(searched, title="adacur", width=half),
+        hits_table(reranked, title=f"re-rank {first}'s best {budget}", width=half),
+    ]
+    answer.print(Columns(tables, padding=(0, 2)) if answer.width >= 80 else tables[0])
+    if answer.width < 80:
+        answer.print(tables[1])
+    answer.print(f"adacur   {seconds_line(searched)}", highlight=False, style="dim")
+    answer.print(f"re-rank  {seconds_line(reranked)}", highlight=False, style="dim")
+    answer.print(_difference(searched, reranked) + "\n", highlight=False)
+
+
+def _difference(searched: Hits, reranked: Hits) -> str:
+    """Who found more of the scorer's favourites, as far as these calls can tell."""
+    better = [hit.item.metadata["title"] for hit in searched if hit.id not in reranked.ids and hit.item]
+    worse = [hit.item.metadata["title"] for hit in reranked if hit.id not in searched.ids and hit.item]
+    if not better and not worse:
+        return "Both found the same."
+    parts = [f"only adacur found {', '.join(better)}"] if better else []
+    parts += [f"only re-ranking found {', '.join(worse)}"] if worse else []
+    return ("; ".join(parts) + ".").capitalize()
+
+
+def _build(scorer: object) -> None:
+    answer.rule("[bold]building a small index on this machine", align="left", style="dim")
+    items = wikivital()[:_SMALL_ITEMS]
+    anchors = pseudo_queries(items, _SMALL_ANCHORS)
+    with tempfile.TemporaryDirectory(prefix="adacur-demo-") as folder:
+        started = time.perf_counter()
+        index = adacur.build(items, anchors, scorer=scorer, path=Path(folder) / "small.adacur")
+        seconds = time.perf_counter() - started
+        pairs = len(items) * len(anchors)
+        answer.print(
+            f"{len(items)} articles × {len(anchors)} anchor queries = {pairs:,} pairs in {duration(seconds)} "
+            f"({pairs / seconds:,.0f} pairs/s). The same for all 10,033 articles × 250 queries would take "
+            f"{duration(10_033 * 250 * seconds / pairs)} here.",
+            highlight=False,
+        )
+        hits = index.search("an emperor of ethiopia", 3, budget=30)
+        answer.print(hits_table(hits, title="an emperor of ethiopia (budget 30)", width=60))
+        answer.print(seconds_line(hits) + "\n", highlight=False, style="dim")
