@@ -5,20 +5,18 @@ With M the rows seen so far and c their targets, `solution` is pinv(M) · c. Two
 - While every new row brings a new direction, the solution passes through every target. Old coordinates stay
   as they are, and a batch of m rows costs O(m · k · rank).
 - Once a row lies in the span of the earlier ones (more rows than columns, or equal rows), targets compete.
-  The triangular factor of M in the basis is then kept and updated with each batch, O(m · rank²).
+  The triangular factor of M in the basis is then kept and updated with each batch, O((m + rank) · rank²).
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from scipy.linalg import qr, solve_triangular
-from scipy.linalg.lapack import dtpqrt
 
 from adacur.core.arrays import FloatArray
 
 __all__ = ["GrowingLeastSquares"]
+
+_BLOCK = 64
 
 
 class GrowingLeastSquares:
@@ -33,7 +31,7 @@ class GrowingLeastSquares:
         self._rows: list[FloatArray] = []
         self._targets: list[FloatArray] = []
         self._largest_norm = 0.0
-        # Upper triangle of [T g; 0 residual]: absent while the solution still passes through every target.
+        # Upper triangle of [M in the basis | targets]: absent while the solution still passes through every target.
         self._factor: FloatArray | None = None
 
     def append(self, rows: FloatArray, targets: FloatArray) -> None:
@@ -45,13 +43,11 @@ class GrowingLeastSquares:
         self.n_rows += len(rows)
         self._largest_norm = max(self._largest_norm, float(np.linalg.norm(rows, axis=1).max()))
         directions = self._new_directions(rows)
-        along_old = rows @ self._basis
-        along_new = rows @ directions
+        old_rank, self.rank = self.rank, self.rank + directions.shape[1]
         self._basis = np.hstack([self._basis, directions])
-        self.rank = self._basis.shape[1]
         if self._factor is None and directions.shape[1] == len(rows):
             missing = targets - rows @ self.solution
-            self.solution = self.solution + directions @ np.linalg.solve(along_new, missing)
+            self.solution = self.solution + directions @ np.linalg.solve(rows @ directions, missing)
             self._rows.append(rows)
             self._targets.append(targets)
             return
@@ -60,13 +56,15 @@ class GrowingLeastSquares:
             rows = np.vstack([*self._rows, rows])
             targets = np.concatenate([*self._targets, targets])
             self._rows, self._targets = [], []
-            block = np.hstack([rows @ self._basis, targets[:, None]])
-            self._factor = _square(qr(block, mode="r", check_finite=False)[0])
+            above = np.empty((0, self.rank + 1))
         else:
-            block = np.hstack([along_old, along_new, targets[:, None]])
-            self._factor = _update(_widen(self._factor, self.rank + 1), block)
-        triangle, image = self._factor[:-1, :-1], self._factor[:-1, -1]
-        self.solution = self._basis @ solve_triangular(triangle, image, check_finite=False)
+            # Old equations say nothing about new directions: zeros between the old columns and the target column.
+            above = np.insert(self._factor, [old_rank] * (self.rank - old_rank), 0, axis=1)
+        new = np.hstack([rows @ self._basis, targets[:, None]])
+        factor = np.asarray(np.linalg.qr(np.vstack([above, new]), mode="r"))
+        self._factor = factor
+        triangle, image = factor[: self.rank, : self.rank], factor[: self.rank, -1]
+        self.solution = self._basis @ _back_substituted(triangle, image)
 
     def _new_directions(self, rows: FloatArray) -> FloatArray:
         """Orthonormal directions that the rows add to the basis; none where what is left is rounding."""
@@ -74,41 +72,28 @@ class GrowingLeastSquares:
         if room == 0:
             return np.empty((self.n_columns, 0))
         left = self._off_basis(self._off_basis(rows.T))
-        # Pivoting puts the rows that add most first, so the rank can be read off the diagonal.
-        directions, triangle, _ = qr(left, mode="economic", pivoting=True, check_finite=False)
         rounding = max(self.n_rows, self.n_columns) * np.finfo(np.float64).eps * self._largest_norm
-        rank = min(room, int(np.count_nonzero(np.abs(np.diag(triangle)) > rounding)))
+        directions, triangle = np.linalg.qr(left)
+        if len(rows) > room or np.abs(np.diag(triangle)).min() <= rounding:
+            # Some rows depend on others: keep the directions along which more than rounding is left.
+            directions, lengths, _ = np.linalg.svd(left, full_matrices=False)
+            directions = directions[:, : min(room, np.count_nonzero(lengths > rounding))]
         # What survives a near-dependence is mostly rounding along the basis: clean and normalise it again.
-        cleaned: Any = qr(self._off_basis(directions[:, :rank]), mode="economic", check_finite=False)[0]
-        return np.asarray(cleaned)
+        return np.linalg.qr(self._off_basis(directions))[0]
 
     def _off_basis(self, columns: FloatArray) -> FloatArray:
         return columns - self._basis @ (self._basis.T @ columns)
 
 
-def _square(triangle: FloatArray) -> FloatArray:
-    """The upper triangle as a square array, with zero rows where there were fewer rows than columns."""
-    size = triangle.shape[1]
-    square = np.zeros((size, size))
-    square[: min(len(triangle), size)] = triangle[:size]
-    return square
+def _back_substituted(triangle: FloatArray, image: FloatArray) -> FloatArray:
+    """The solution of an upper triangular system, block by block from below.
 
-
-def _widen(factor: FloatArray, size: int) -> FloatArray:
-    """Room for new directions between the old ones and the target column."""
-    old = len(factor) - 1
-    if size == old + 1:
-        return factor
-    wide = np.zeros((size, size))
-    wide[:old, :old] = factor[:-1, :-1]
-    wide[:old, -1] = factor[:-1, -1]
-    wide[-1, -1] = factor[-1, -1]
-    return wide
-
-
-def _update(factor: FloatArray, block: FloatArray) -> FloatArray:
-    """The upper triangle of [factor; block]."""
-    triangle, _, _, info = dtpqrt(0, min(32, len(factor)), np.asfortranarray(factor), np.asfortranarray(block))
-    if info != 0:
-        raise np.linalg.LinAlgError(f"dtpqrt reported {info}")
-    return np.triu(triangle)
+    Numpy has no triangular solver. SciPy's brings a second BLAS, whose idle threads keep a core busy for a while after
+    every call: alternating between the two cost ten times the arithmetic on a machine with two cores.
+    """
+    solution = np.array(image)
+    for stop in range(len(image), 0, -_BLOCK):
+        start = max(0, stop - _BLOCK)
+        solution[start:stop] = np.linalg.solve(triangle[start:stop, start:stop], solution[start:stop])
+        solution[:start] -= triangle[:start, start:stop] @ solution[start:stop]
+    return solution

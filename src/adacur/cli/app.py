@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
+from typer.core import TyperGroup
 
 from adacur import __version__
 from adacur.cli.messages import (
@@ -18,23 +21,49 @@ from adacur.cli.messages import (
     hits_table,
     megabytes,
     note,
+    pace,
     print_json,
+    say,
     seconds_line,
+    tell,
     warnings_as_notes,
 )
-from adacur.core.errors import InputError
+from adacur.core.errors import InputError, UnknownName
+from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
 from adacur.data import cache_folder, describe, fetch, names, pseudo_queries, read_items, read_queries, wikivital
 
-__all__ = ["app"]
+__all__ = ["Interrupted", "app"]
 
 DEFAULT_SCORER = "ms-marco-MiniLM-L-12-v2"
 DEFAULT_ENCODER = "bge-small-en-v1.5"
+_DEFAULT_ANCHORS = 250
 _SAMPLE_ITEMS = 512
 _SAMPLE_QUERIES = 16
+_FIRST_STAGES = ("bm25", "dense", "random")
+_DTYPES = ("float32", "float16")
+
+
+class Interrupted(Exception):
+    """Ctrl-C in `command`."""
+
+    def __init__(self, command: str | None) -> None:
+        super().__init__(command)
+        self.command = command
+
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            # typer would end the process here without a word about what is kept.
+            raise Interrupted(ctx.invoked_subcommand) from error
+
 
 app = typer.Typer(
     name="adacur",
+    cls=_Commands,
     help="Find the items an expensive scorer likes best, within a budget of calls to it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -44,32 +73,42 @@ app = typer.Typer(
 )
 
 ItemsPath = Annotated[
-    str, typer.Argument(help="Items: .jsonl, .csv, .tsv or .txt (also .gz), a BEIR folder, or 'wikivital'.")
+    str,
+    typer.Argument(
+        metavar="ITEMS", help="Items: .jsonl, .csv, .tsv or .txt (also .gz), a BEIR folder, or 'wikivital'."
+    ),
 ]
-IndexPath = Annotated[Path, typer.Argument(help="An index folder.")]
+AnchorsPath = Annotated[
+    Path | None,
+    typer.Option("--anchors", help="Anchor queries: .jsonl, .csv, .tsv, .txt or BEIR; default: pseudo-queries."),
+]
+IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="An index folder.")]
 ScorerName = Annotated[
     str,
     typer.Option(
         "--scorer",
-        help="A name `adacur fetch` lists, a folder with an ONNX or transformers cross-encoder, or module:function.",
+        help="A name `adacur fetch` lists, a folder with an ONNX or transformers cross-encoder, a hub name org/name, "
+        "or module:function.",
     ),
 ]
 MaxItemTokens = Annotated[
-    int | None, typer.Option("--max-item-tokens", help="Cut items to so many tokens; the query is never cut.")
+    int | None, typer.Option("--max-item-tokens", min=1, help="Cut items to so many tokens; the query is never cut.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-Seed = Annotated[int, typer.Option("--seed", help="Same seed, same answer.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and nothing else, on stdout.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Same seed, same answer.")]
 
 
 def _version(asked: bool) -> None:
     if asked:
-        answer.print(f"adacur {__version__}", highlight=False)
+        say(f"adacur {__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def main(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
 ) -> None:
     """Find the items an expensive scorer likes best, within a budget of calls to it."""
 
@@ -80,52 +119,72 @@ def fetch_command(
     as_json: Json = False,
 ) -> None:
     """Fetch models and collections by name, checked and cached. Without a name: list them."""
-    fetched = {}
-    for name in wanted or ():
-        asset = describe(name)
-        note.print(f"{name}: {asset.origin}. Licence: {asset.licence}.", highlight=False)
-        fetched[name] = str(fetch(name))
-    if as_json:
-        assets = [describe(name) for name in names()]
-        rows = [
-            {"name": a.name, "kind": a.kind, "licence": a.licence, "bytes": a.size, "origin": a.origin} for a in assets
-        ]
-        print_json(fetched if wanted else rows)
-    elif wanted:
-        for name, path in fetched.items():
-            answer.print(f"{name}\t{path}", highlight=False, soft_wrap=True)
-    else:
-        table = Table("name", "kind", "size", "licence", "what it is", show_edge=False)
-        for asset in map(describe, names()):
-            table.add_row(asset.name, asset.kind, megabytes(asset.size), asset.licence, asset.origin)
+    assets = [describe(name) for name in wanted or names()]
+    if not wanted:
+        if as_json:
+            print_json(
+                [
+                    {"name": a.name, "kind": a.kind, "licence": a.licence, "bytes": a.size, "origin": a.origin}
+                    for a in assets
+                ]
+            )
+            return
+        table = Table(box=None, pad_edge=False)
+        table.add_column("name", no_wrap=True)
+        table.add_column("size", no_wrap=True, justify="right")
+        table.add_column("licence", no_wrap=True)
+        table.add_column("what it is", overflow="fold")
+        for asset in assets:
+            table.add_row(asset.name, megabytes(asset.size), asset.licence, asset.origin)
         answer.print(table)
-        note.print(f"Kept in {cache_folder()} (set ADACUR_CACHE to change).", highlight=False, soft_wrap=True)
+        tell(f"Kept in {cache_folder()} (set ADACUR_CACHE to change). Next: adacur fetch NAME")
+        return
+    fetched = {}
+    for asset in assets:
+        tell(f"{asset.name}: {asset.origin}. Licence: {asset.licence}.")
+        with note.status(f"fetching {asset.name}, {megabytes(asset.size)} …"):
+            fetched[asset.name] = str(fetch(asset.name))
+    if as_json:
+        print_json(fetched)
+        return
+    for name, path in fetched.items():
+        say(f"{name}\t{path}")
 
 
 @app.command(epilog="Example: adacur queries corpus.jsonl -n 250 -o anchors.jsonl")
 def queries(
     items: ItemsPath,
-    n: Annotated[int, typer.Option("-n", "--number", help="How many.")] = 250,
+    n: Annotated[
+        int | None, typer.Option("-n", "--number", min=1, help="How many; default: 250, or one per item if fewer.")
+    ] = None,
     kind: Annotated[str, typer.Option(help="mixed (best), sentences, titles or keywords.")] = "mixed",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="A .jsonl file; default: stdout.")] = None,
     seed: Seed = 0,
+    as_json: Json = False,
 ) -> None:
-    """Make anchor queries from the items themselves, for those who have no query log. Needs no model."""
-    made = pseudo_queries(list(_items(items)), n, seed=seed, kinds=kind)  # type: ignore[arg-type]
-    lines = "".join(json.dumps({"_id": query.id, "text": query.text}, ensure_ascii=False) + "\n" for query in made)
+    """Make anchor queries from the items themselves, for those who have no query log. Needs no model.
+
+    They are written as JSON lines. With --output, --json tells on stdout what was written.
+    """
+    collection = _Items(items)
+    n = n or min(_DEFAULT_ANCHORS, collection.count())
+    made = pseudo_queries(collection, n, seed=seed, kinds=kind)  # type: ignore[arg-type]
+    rows = [{"_id": query.id, "text": query.text} for query in made]
     if output is None:
-        typer.echo(lines, nl=False)
+        for row in rows:
+            print_json(row)
+        return
+    output.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    if as_json:
+        print_json({"queries": len(made), "output": str(output)})
     else:
-        output.write_text(lines, encoding="utf-8")
-        note.print(
-            f"{len(made)} queries in {output}. Next: adacur build {items} INDEX --anchors {output}", highlight=False
-        )
+        tell(f"{len(made)} queries in {output}. Next: adacur build {items} INDEX --anchors {output}")
 
 
 @app.command(epilog="Example: adacur estimate corpus.jsonl --scorer ms-marco-MiniLM-L-12-v2")
 def estimate(
     items: ItemsPath,
-    anchors: Annotated[Path | None, typer.Option("--anchors", help="Anchor queries; default: pseudo-queries.")] = None,
+    anchors: AnchorsPath = None,
     scorer: ScorerName = DEFAULT_SCORER,
     sizes: Annotated[str, typer.Option(help="Numbers of anchor queries.")] = "50,100,200,500",
     dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
@@ -133,62 +192,83 @@ def estimate(
     as_json: Json = False,
 ) -> None:
     """Time the scorer on a sample and say what an index would cost, before anyone pays."""
-    rows = _estimated(list(_items(items)), anchors, scorer, _sizes(sizes), dtype=dtype, max_item_tokens=max_item_tokens)
+    import adacur
+
+    n_anchors = _sizes(sizes)
+    _check_dtype(dtype)
+    sample, n_items = _Items(items).sample(_SAMPLE_ITEMS)
+    rows = adacur.estimate(
+        sample,
+        _anchors(sample, anchors, None, default=min(_SAMPLE_QUERIES, len(sample)), seed=0)[:_SAMPLE_QUERIES],
+        scorer=_scorer(scorer, max_item_tokens),
+        n_items=n_items,
+        n_anchors=n_anchors,
+        dtype=dtype,
+    )
     if as_json:
         print_json(rows)
         return
     table = Table("anchor queries", "pairs", "time", "scores on disk", show_edge=False)
     for row in rows:
-        table.add_row(f"{row.n_anchors}", f"{row.pairs:,}", duration(row.seconds), megabytes(row.bytes))
+        table.add_row(f"{row.n_anchors:,}", f"{row.pairs:,}", duration(row.seconds), megabytes(row.bytes))
     answer.print(table)
-    note.print(f"At {rows[0].pairs_per_second:,.1f} pairs/s on this machine, seen over {rows[0].calls_used} pairs.")
+    tell(
+        f"{n_items:,} items, at {pace(rows[0].pairs_per_second)} on this machine, seen over {rows[0].calls_used} pairs."
+    )
 
 
 @app.command(epilog="Example: adacur build corpus.jsonl my.adacur --anchors queries.jsonl --first bm25,dense")
 def build(
     items: ItemsPath,
-    index: Annotated[Path, typer.Argument(help="The folder to write; an interrupted one is continued.")],
-    anchors: Annotated[
-        Path | None, typer.Option("--anchors", help="Anchor queries: .jsonl, .csv, .tsv, .txt, BEIR.")
-    ] = None,
+    index: Annotated[
+        Path, typer.Argument(metavar="INDEX", help="The folder to write; an interrupted one is continued.")
+    ],
+    anchors: AnchorsPath = None,
     n_anchors: Annotated[
         int | None,
-        typer.Option("-n", "--number", help="Use the first N; without --anchors, make N pseudo-queries (250)."),
+        typer.Option(
+            "-n",
+            "--number",
+            min=1,
+            help="Use the first N; without --anchors, make N pseudo-queries (250, or one per item if fewer).",
+        ),
     ] = None,
     scorer: ScorerName = DEFAULT_SCORER,
     first: Annotated[str, typer.Option(help="First stages to keep: bm25, dense, or both: bm25,dense.")] = "bm25",
     encoder: Annotated[str, typer.Option(help="Dual encoder of the dense first stage.")] = DEFAULT_ENCODER,
     dtype: Annotated[str, typer.Option(help="float32 or float16: how scores are kept.")] = "float32",
     max_item_tokens: MaxItemTokens = None,
-    block_items: Annotated[int | None, typer.Option(help="Items per save point; default: some 20 s of work.")] = None,
+    block_items: Annotated[
+        int | None, typer.Option(min=1, help="Items per save point; default: some 20 s of work.")
+    ] = None,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
     """Score every item against every anchor query. Interrupt it at will: the same command continues."""
     import adacur
 
-    stages = [name for name in first.split(",") if name]
-    collection = list(_items(items))
-    queries_ = _anchors(collection, anchors, n_anchors, seed=seed)
-    opened = adacur.scorer(scorer, **_options(max_item_tokens))
-    if not (index / "manifest.json").exists():
+    stages = _stages(first)
+    _check_dtype(dtype)
+    collection = _Items(items)
+    sample, n_items = collection.sample(_SAMPLE_ITEMS)
+    asked = _anchors(collection, anchors, n_anchors, default=min(_DEFAULT_ANCHORS, n_items), seed=seed)
+    if n_anchors and len(asked) < n_anchors:
+        tell(f"{anchors} holds {len(asked)} anchor queries, fewer than {n_anchors}; all are used.")
+    opened = _scorer(scorer, max_item_tokens)
+    if (index / "manifest.json").exists():
+        tell(f"{index} was begun before: what is finished is not scored again.")
+    elif not index.exists() or (index.is_dir() and not any(index.iterdir())):
         cost = adacur.estimate(
-            collection[:_SAMPLE_ITEMS],
-            queries_[:_SAMPLE_QUERIES],
-            scorer=opened,
-            n_items=len(collection),
-            n_anchors=(len(queries_),),
-            dtype=dtype,
+            sample, asked[:_SAMPLE_QUERIES], scorer=opened, n_items=n_items, n_anchors=(len(asked),), dtype=dtype
         )[0]
-        note.print(
-            f"{len(collection):,} items × {len(queries_)} anchor queries = {cost.pairs:,} pairs, about "
-            f"{duration(cost.seconds)} at {cost.pairs_per_second:,.1f} pairs/s, {megabytes(cost.bytes)} of scores.",
-            highlight=False,
+        tell(
+            f"{n_items:,} items × {len(asked)} anchor queries = {cost.pairs:,} pairs; estimated time "
+            f"{duration(cost.seconds)} at {pace(cost.pairs_per_second)}; {megabytes(cost.bytes)} of scores."
         )
     with warnings_as_notes():
         built = adacur.build(
             collection,
-            queries_,
+            asked,
             scorer=opened,
             path=index,
             dtype=dtype,
@@ -206,27 +286,36 @@ def build(
     if as_json:
         print_json(summary)
     else:
-        answer.print(f"{index}: {len(built):,} items × {len(built.anchor_queries)} anchor queries.", highlight=False)
-        note.print(f"Next: adacur search {index} 'your question'", highlight=False)
+        say(
+            f"{index}: {len(built):,} items × {len(built.anchor_queries)} anchor queries; "
+            f"first stages {', '.join(built.first_stages)}."
+        )
+        tell(f"Next: adacur search {index} 'your question'")
 
 
 @app.command(epilog="Example: adacur search my.adacur 'who discovered penicillin?' -k 5 --budget 100")
 def search(
     index: IndexPath,
-    query: Annotated[list[str] | None, typer.Argument(help="One question, or several.")] = None,
-    queries_file: Annotated[Path | None, typer.Option("--queries", help="A file of questions.")] = None,
+    query: Annotated[list[str] | None, typer.Argument(metavar="QUESTION", help="One question, or several.")] = None,
+    queries_file: Annotated[
+        Path | None, typer.Option("--queries", help="A file of questions: .jsonl, .csv, .tsv, .txt or BEIR.")
+    ] = None,
     k: Annotated[int, typer.Option("-k", help="How many items to return.")] = 10,
     budget: Annotated[int, typer.Option(help="Scorer calls per question.")] = 100,
-    rounds: Annotated[int | None, typer.Option(help="Rounds the budget is spent in (5).")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds the budget is spent in; default: 5.")] = None,
     method: Annotated[str, typer.Option(help="adacur, anncur, rerank or exact.")] = "adacur",
-    first: Annotated[str | None, typer.Option(help="First stage: dense, bm25 or random.")] = None,
+    first: Annotated[
+        str | None, typer.Option(help="First stage; default: dense, else bm25, else random, as the index has them.")
+    ] = None,
     pool: Annotated[int | None, typer.Option(help="Search only the first stage's best N.")] = None,
     deadline: Annotated[float | None, typer.Option(help="Seconds per question.")] = None,
     seed: Seed = 0,
-    scorer: Annotated[str | None, typer.Option(help="Another backend of the index's scorer.")] = None,
+    scorer: Annotated[
+        str | None, typer.Option(help="Another backend of the scorer that built the index; default: that scorer.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Find the best items for a question, exactly scored, within a budget."""
+    """Find the best items for a question, exactly scored, within a budget. --json prints a line per question."""
     import adacur
 
     asked: list[Query | str] = [*(query or ()), *(read_queries(queries_file) if queries_file else ())]
@@ -250,8 +339,8 @@ def search(
             print_json(hits)
         return
     for hits in found:
-        answer.print(hits_table(hits, title=hits.query.text))
-        note.print(seconds_line(hits), highlight=False)
+        answer.print(hits_table(hits, title=hits.query.text, ids=True))
+        tell(seconds_line(hits) + "\n")
 
 
 @app.command(epilog="Example: adacur inspect my.adacur")
@@ -281,17 +370,19 @@ def inspect(index: IndexPath, as_json: Json = False) -> None:
         print_json(facts)
         return
     table = Table(show_header=False, show_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     table.add_row("items × anchor queries", f"{manifest.n_items:,} × {manifest.n_anchors:,} ({manifest.dtype})")
     card = manifest.scorer
     if card is not None:
-        parts = [card.name, card.backend, card.dtype, f"weights {card.weights}" if card.weights else None]
+        parts = [card.name, card.backend, card.dtype, f"weights {card.weights}" if card.weights else card.source]
         parts.append(f"items cut to {card.max_item_tokens} tokens" if card.max_item_tokens else None)
-        table.add_row("scorer", ", ".join(part for part in parts if part))
+        table.add_row("scorer", Text(", ".join(part for part in parts if part)))
     table.add_row("first stages", ", ".join((*folder.first_names(), "random")))
     scores = facts["probes"]
     table.add_row("scores", f"{min(scores):.2f} … {max(scores):.2f}" if scores else "–")
-    table.add_row("anchor queries", "\n".join(facts["anchor_examples"]))
-    table.add_row("blocks", f"{manifest.n_blocks} of {manifest.block_items} items")
+    table.add_row("anchor queries", Text("\n".join(facts["anchor_examples"])))
+    table.add_row("blocks", f"{manifest.n_blocks:,}, each of up to {manifest.block_items:,} items")
     table.add_row("on disk", megabytes(size))
     table.add_row("built", f"{manifest.created}, " + ", ".join(f"{n} {v}" for n, v in manifest.versions.items()))
     answer.print(table)
@@ -301,16 +392,19 @@ def inspect(index: IndexPath, as_json: Json = False) -> None:
 def verify(index: IndexPath, as_json: Json = False) -> None:
     """Read every byte of an index and tell what is not as it was written. Exit code 1 if anything is damaged."""
     import adacur
+    from adacur.index import read_manifest
 
+    if not index.is_dir():
+        read_manifest(index)
     report = adacur.verify(index)
     if as_json:
         print_json({"ok": report.ok, "complete": report.complete, "problems": report.problems, "blocks": report.blocks})
     elif report.ok:
         whole = "complete" if report.complete else f"unfinished: {report.blocks_checked} of {report.blocks} blocks"
-        answer.print(f"{index}: nothing is damaged ({whole}).", highlight=False)
+        say(f"{index}: nothing is damaged ({whole}).")
     else:
         for problem in report.problems:
-            answer.print(f"{problem.file}: {problem.what}", highlight=False, markup=False, soft_wrap=True)
+            say(f"{problem.file}: {problem.what}")
     if not report.ok:
         raise typer.Exit(1)
 
@@ -322,42 +416,83 @@ def demo(
     k: Annotated[int, typer.Option("-k", help="How many items to show.")] = 5,
     first: Annotated[str, typer.Option(help="First stage: dense or bm25.")] = "dense",
     build_too: Annotated[bool, typer.Option("--build/--no-build", help="Also build a small index live.")] = True,
+    as_json: Json = False,
 ) -> None:
-    """Search 10,033 Wikipedia articles with a real cross-encoder on this machine, and build a small index."""
-    from adacur.cli.demo import show
+    """Search 10,033 Wikipedia articles with a real cross-encoder on this machine, and build a small index.
 
+    --json answers the questions, a line each, and builds nothing.
+    """
+    from adacur.cli.demo import QUESTIONS, show
+
+    if as_json:
+        from adacur.search.shipped import open_wikivital
+
+        with warnings_as_notes():
+            index = open_wikivital()
+            for question in query or QUESTIONS:
+                searched = index.search(question, k, budget=budget, first=first)
+                reranked = index.search(question, k, budget=budget, first=first, method="rerank")
+                print_json({"query": question, "adacur": searched, "rerank": reranked})
+        return
     show(query or [], budget=budget, k=k, first=first, build_too=build_too)
 
 
-def _items(source: str) -> Iterable[Item]:
-    return wikivital() if source == "wikivital" and not Path(source).exists() else read_items(source)
+class _Items:
+    """The items of a source, read anew each time, so that they need not fit in memory."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def __iter__(self) -> Iterator[Item]:
+        is_name = self._source == "wikivital" and not Path(self._source).exists()
+        return iter(wikivital() if is_name else read_items(self._source))
+
+    def count(self) -> int:
+        return sum(1 for _ in self)
+
+    def sample(self, n: int) -> tuple[list[Item], int]:
+        """At most n items from all over the source, and how many there are."""
+        draw = random.Random(0)
+        kept: list[Item] = []
+        seen = 0
+        for seen, item in enumerate(self, 1):
+            if len(kept) < n:
+                kept.append(item)
+            elif (place := draw.randrange(seen)) < n:
+                kept[place] = item
+        return kept, seen
 
 
-def _anchors(items: list[Item], file: Path | None, n: int | None, *, seed: int) -> list[Query]:
+def _anchors(items: Iterable[Item], file: Path | None, n: int | None, *, default: int, seed: int) -> list[Query]:
+    """The first n queries of a file, or all; without a file n pseudo-queries, or `default`."""
     if file is None:
-        return pseudo_queries(items, n or 250, seed=seed)
-    found: Iterator[Query] = iter(read_queries(file))
-    return list(found if n is None else itertools.islice(found, n))
+        return pseudo_queries(items, n or default, seed=seed)
+    return list(itertools.islice(read_queries(file), n))
 
 
-def _estimated(
-    items: list[Item], anchors: Path | None, scorer: str, sizes: list[int], *, dtype: str, max_item_tokens: int | None
-) -> list[Any]:
+def _scorer(source: str, max_item_tokens: int | None) -> Scorer:
     import adacur
 
-    sample = _anchors(items, anchors, _SAMPLE_QUERIES if anchors else min(_SAMPLE_QUERIES, len(items)), seed=0)
-    return adacur.estimate(
-        items,
-        sample,
-        scorer=adacur.scorer(scorer, **_options(max_item_tokens)),
-        n_items=len(items),
-        n_anchors=sizes,
-        dtype=dtype,
-    )
+    if max_item_tokens is None:
+        return adacur.scorer(source)
+    try:
+        return adacur.scorer(source, max_item_tokens=max_item_tokens)
+    except TypeError as error:
+        raise InputError(f"The scorer {source!r} counts no tokens. Leave --max-item-tokens out.") from error
 
 
-def _options(max_item_tokens: int | None) -> dict[str, int]:
-    return {} if max_item_tokens is None else {"max_item_tokens": max_item_tokens}
+def _stages(text: str) -> list[str]:
+    """Names of first stages, checked now: a build may score for hours before it comes to them."""
+    stages = [name.strip() for name in text.split(",") if name.strip()]
+    for name in stages:
+        if name not in _FIRST_STAGES:
+            raise UnknownName(f"There is no first stage {name!r} to build. Choose from: {', '.join(_FIRST_STAGES)}.")
+    return stages
+
+
+def _check_dtype(dtype: str) -> None:
+    if dtype not in _DTYPES:
+        raise InputError(f"Scores are stored as {' or '.join(_DTYPES)}; got --dtype {dtype}.")
 
 
 def _sizes(text: str) -> list[int]:

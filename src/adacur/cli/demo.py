@@ -81,7 +81,7 @@ def _difference(searched: Hits, reranked: Hits) -> str:
         return "Both found the same."
     parts = [f"only adacur found {', '.join(better)}"] if better else []
     parts += [f"only re-ranking found {', '.join(worse)}"] if worse else []
-    return ("; ".join(parts) + ".").capitalize()
+    return f"Differences: {'; '.join(parts)}."
 
 
 def _build(scorer: object) -> None:

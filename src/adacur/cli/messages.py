@@ -3,45 +3,80 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from adacur.core.errors import AdacurError
 from adacur.core.results import Hits
 
 __all__ = [
     "answer",
     "as_json",
     "duration",
+    "explained",
     "failed",
     "hits_table",
     "interrupted",
     "megabytes",
     "note",
+    "pace",
     "print_json",
+    "say",
     "seconds_line",
+    "tell",
     "warnings_as_notes",
 ]
 
-answer = Console()
-note = Console(stderr=True)
+# Texts of others pass through here: nothing in them is an emoji code or a number to colour.
+answer = Console(highlight=False, emoji=False)
+note = Console(highlight=False, emoji=False, stderr=True)
+
+_STEPS = ("first", "predict", "choose", "score", "solve")
+_STOPPED = {"exhausted": " (no item is left to score)", "deadline": " (the deadline came first)"}
+
+
+def say(message: str) -> None:
+    """A line of a result. Not wrapped: terminals do it better, and pipes want whole lines."""
+    answer.print(Text(message), soft_wrap=True)
+
+
+def tell(message: str) -> None:
+    """A line beside the result: what is going on, what to do next."""
+    note.print(Text(message), soft_wrap=True)
 
 
 def failed(message: str) -> None:
     """One error message."""
-    note.print(f"[bold red]Error:[/] {_escaped(message)}", highlight=False)
+    note.print(Text.assemble(("Error: ", "bold red"), message), soft_wrap=True)
 
 
-def interrupted() -> None:
+def explained(error: Exception) -> str:
+    """An error in words: ours say all by themselves, the system's name a file, any other is unexpected."""
+    if isinstance(error, AdacurError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "Free some space and try again." if is_full else "Check the path and its permissions."
+        return f"{where}{error.strerror}. {remedy}"
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"Something unexpected happened, {what}. Run the command again with --debug to see where."
+
+
+def interrupted(command: str | None = None) -> None:
     """What to know after Ctrl-C."""
-    note.print("Interrupted. A build keeps its finished blocks: run the same command again to continue.")
+    kept = " Finished blocks are kept: run the same command again to continue." if command == "build" else ""
+    tell(f"Interrupted.{kept}")
 
 
 @contextlib.contextmanager
@@ -50,14 +85,15 @@ def warnings_as_notes() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         warnings.showwarning = lambda message, *_, **__: note.print(
-            f"[yellow]Note:[/] {_escaped(str(message))}", highlight=False
+            Text.assemble(("Note: ", "yellow"), str(message)), soft_wrap=True
         )
         yield
 
 
 def print_json(value: Any) -> None:
     """A result for machines."""
-    sys.stdout.write(json.dumps(as_json(value), ensure_ascii=False) + "\n")
+    is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    sys.stdout.write(json.dumps(as_json(value), ensure_ascii=not is_utf8) + "\n")
 
 
 def as_json(value: Any) -> Any:
@@ -83,7 +119,7 @@ def as_json(value: Any) -> Any:
         }
     if is_dataclass(value) and not isinstance(value, type):
         return as_json(asdict(value))
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [as_json(item) for item in value]
@@ -92,30 +128,41 @@ def as_json(value: Any) -> Any:
     return value
 
 
-def hits_table(hits: Hits, *, title: str, width: int | None = None) -> Table:
-    """Hits for people: rank, exact score, the round that found each, and what it is."""
-    table = Table(title=title, title_justify="left", width=width, show_edge=False, pad_edge=False)
-    table.add_column("#", justify="right")
-    table.add_column("score", justify="right")
-    table.add_column("round", justify="right")
+def hits_table(hits: Hits, *, title: str, width: int | None = None, ids: bool = False) -> Table:
+    """Hits for people: rank, exact score, the round that found each, and what it is.
+
+    With `ids` the text stands beside the id; else the title stands for both where there is one.
+    """
+    table = Table(title=Text(title), title_justify="left", width=width, show_edge=False, pad_edge=False, expand=ids)
+    for name in ("#", "score", "round"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if ids:
+        table.add_column("id", overflow="fold", max_width=30)
     table.add_column("item", no_wrap=True, overflow="ellipsis", ratio=1)
     for hit in hits:
-        title_ = hit.item.metadata.get("title") if hit.item else None
-        text = hit.item.text if hit.item else ""
-        shown = f"[bold]{_escaped(str(title_))}[/]" if title_ else _escaped(f"{hit.id}  {text}".replace("\n", " "))
-        table.add_row(str(hit.rank), f"{hit.score:.2f}", str(hit.round or "–"), shown)
+        text = " ".join(hit.item.text.split()) if hit.item else ""
+        name = str((hit.item.metadata.get("title") if hit.item else None) or "")
+        if ids:
+            head = name if text.startswith(name) else ""
+            what = [Text(hit.id), Text.assemble((head, "bold"), text[len(head) :])]
+        else:
+            what = [Text(name, "bold") if name else Text(f"{hit.id}  {text}")]
+        table.add_row(str(hit.rank), f"{hit.score:.2f}", str(hit.round or "–"), *what)
     return table
 
 
 def seconds_line(hits: Hits) -> str:
-    """Calls and seconds per step in one line."""
-    steps = "  ".join(f"{step} {seconds:.3f} s" for step, seconds in hits.trace.seconds.items())
-    stopped = "" if hits.trace.stopped == "budget" else f"  (stopped: {hits.trace.stopped})"
-    return f"{hits.trace.calls} scorer calls{stopped}  {steps}"
+    """Calls and seconds per step in one line, in the order in which a round takes the steps."""
+    seconds = hits.trace.seconds
+    in_order = sorted(seconds, key=lambda step: _STEPS.index(step) if step in _STEPS else len(_STEPS))
+    steps = "  ".join(f"{step} {seconds[step]:.3f} s" for step in in_order)
+    return f"{hits.trace.calls} scorer calls{_STOPPED.get(hits.trace.stopped, '')}  {steps}"
 
 
 def duration(seconds: float) -> str:
     """Seconds as people say them."""
+    if seconds < 0.1:
+        return "under 0.1 s"
     if seconds < 100:
         return f"{seconds:.1f} s"
     if seconds < 6000:
@@ -125,8 +172,12 @@ def duration(seconds: float) -> str:
 
 def megabytes(n_bytes: float) -> str:
     """Bytes as people say them."""
-    return f"{n_bytes / 1e6:,.1f} MB" if n_bytes < 1e9 else f"{n_bytes / 1e9:,.1f} GB"
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if n_bytes >= size:
+            return f"{n_bytes / size:,.1f} {unit}"
+    return f"{n_bytes / 1e3:,.1f} kB"
 
 
-def _escaped(text: str) -> str:
-    return text.replace("[", "\\[")
+def pace(pairs_per_second: float) -> str:
+    """A rate with the digits that mean something."""
+    return f"{pairs_per_second:,.{0 if pairs_per_second >= 100 else 1}f} pairs/s"

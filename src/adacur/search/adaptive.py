@@ -22,7 +22,8 @@ class AdaptiveSearch:
     """Searches for a batch of queries in lock-step: `ask()` for positions, score them, `tell()` the scores.
 
     Per query: `candidates` are the first stage's positions, best first (a short list is topped up with a uniform
-    sample); `allowed` marks the items that may be scored; `batch_sizes` are the calls of each round.
+    sample); `allowed` marks the items that may be scored; `batch_sizes` are the calls of each round. The trace counts
+    `first_stage_seconds` to the first round.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class AdaptiveSearch:
         acquisition: Acquisition | None = None,
         same_first_for_all: bool = False,
         keep_predictions: bool = False,
+        first_stage_seconds: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if any(len(sizes) > 1 for sizes in batch_sizes) and (approximation is None or acquisition is None):
@@ -56,6 +58,7 @@ class AdaptiveSearch:
         self._rounds: list[list[Round]] = [[] for _ in queries]
         self._asked: list[IntArray] | None = None
         self._predicted: FloatArray | None = None
+        self._first_stage_seconds = first_stage_seconds
         self._seconds: dict[str, float] = {}
         self._deadline_passed = False
 
@@ -78,6 +81,7 @@ class AdaptiveSearch:
             return [np.empty(0, dtype=np.intp) for _ in self._queries]
         self._seconds = {}
         if number == 1:
+            self._seconds["first"] = self._first_stage_seconds
             choose = self._first_batch
         else:
             with _Timed(self, "predict"):

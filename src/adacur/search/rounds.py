@@ -80,11 +80,13 @@ class _LockStep:
             plan.approximator.begin(plan.anchors, queries) if plan.approximator and plan.anchors else None
         )
         n_items = len(plan.items)
+        asked_first_stage = time.monotonic()
         wanted = plan.pool or plan.batch_sizes(min(plan.calls, int(allowed.sum())))[0]
         if plan.first is None:
             candidates = [np.empty(0, dtype=np.intp) for _ in queries]
         else:
             candidates = _candidates(plan.first, queries, wanted=wanted, items=plan.items, allowed=allowed)
+        first_stage_seconds = time.monotonic() - asked_first_stage
         own = [allowed if plan.pool is None else _only(found[: plan.pool], n_items) for found in candidates]
         self._search = AdaptiveSearch(
             queries,
@@ -100,6 +102,7 @@ class _LockStep:
             acquisition=plan.acquisition,
             same_first_for_all=plan.same_first_for_all,
             keep_predictions=plan.keep_predictions,
+            first_stage_seconds=first_stage_seconds,
         )
         self._asked: list[IntArray] = []
         self._waiting: list[tuple[int, int]] = []
