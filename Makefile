@@ -23,8 +23,9 @@ $(VENV)/dev.stamp: pyproject.toml constraints.txt
 demo: $(VENV)/demo.stamp ## Fetch the models and 10,033 articles, search them, build a small index.
 	$(BIN)/adacur demo
 
+# One thread per worker: idle BLAS threads of two workers would fight over two cores.
 test: check ## Lint, types, rooms, then every test.
-	$(BIN)/python -m pytest -n 2 -q
+	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
 
 check: $(VENV)/dev.stamp ## Lint, types and the rooms' imports.
 	$(BIN)/ruff check .

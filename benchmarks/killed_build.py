@@ -82,7 +82,8 @@ def main() -> None:
             f"{arguments.items:,} items × {arguments.anchors} anchors in {whole.manifest.n_blocks} blocks of {BLOCK} items"
         )
         print(f"uninterrupted: {whole_seconds:.1f} s; blocks begun when killed: {blocks_before}")
-        print(f"equal to the uninterrupted build: {same}; verify finds damage: {not adacur.verify(here / 'killed').ok}")
+        damaged = not adacur.verify(here / "killed").ok
+        print(f"equal to the uninterrupted build: {same}; verify finds damage: {damaged}")
         print(f"blocks scored twice: {twice} (kills: {arguments.kills})")
         if not same or twice > arguments.kills:
             sys.exit(1)

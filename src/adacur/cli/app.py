@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -28,7 +29,7 @@ from adacur.cli.messages import (
     tell,
     warnings_as_notes,
 )
-from adacur.core.errors import InputError, UnknownName
+from adacur.core.errors import AdacurError, InputError, NotAnIndex, UnknownName
 from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
 from adacur.data import cache_folder, describe, fetch, names, pseudo_queries, read_items, read_queries, wikivital
@@ -77,6 +78,13 @@ ItemsPath = Annotated[
     typer.Argument(
         metavar="ITEMS", help="Items: .jsonl, .csv, .tsv or .txt (also .gz), a BEIR folder, or 'wikivital'."
     ),
+]
+IdField = Annotated[
+    str | None, typer.Option("--id-field", help="The field or column with the item's id, if it goes by another name.")
+]
+TextFields = Annotated[
+    list[str] | None,
+    typer.Option("--text-field", help="The field or column with the item's text; may be repeated."),
 ]
 AnchorsPath = Annotated[
     Path | None,
@@ -160,13 +168,15 @@ def queries(
     kind: Annotated[str, typer.Option(help="mixed (best), sentences, titles or keywords.")] = "mixed",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="A .jsonl file; default: stdout.")] = None,
     seed: Seed = 0,
+    id_field: IdField = None,
+    text_field: TextFields = None,
     as_json: Json = False,
 ) -> None:
     """Make anchor queries from the items themselves, for those who have no query log. Needs no model.
 
     They are written as JSON lines. With --output, --json tells on stdout what was written.
     """
-    collection = _Items(items)
+    collection = _Items(items, id_field=id_field, text_fields=text_field)
     n = n or min(_DEFAULT_ANCHORS, collection.count())
     made = pseudo_queries(collection, n, seed=seed, kinds=kind)  # type: ignore[arg-type]
     rows = [{"_id": query.id, "text": query.text} for query in made]
@@ -178,7 +188,7 @@ def queries(
     if as_json:
         print_json({"queries": len(made), "output": str(output)})
     else:
-        tell(f"{len(made)} queries in {output}. Next: adacur build {items} INDEX --anchors {output}")
+        tell(f"{len(made)} queries in {output}. Next: adacur build {quote(items)} INDEX --anchors {quote(str(output))}")
 
 
 @app.command(epilog="Example: adacur estimate corpus.jsonl --scorer ms-marco-MiniLM-L-12-v2")
@@ -189,6 +199,8 @@ def estimate(
     sizes: Annotated[str, typer.Option(help="Numbers of anchor queries.")] = "50,100,200,500",
     dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
     max_item_tokens: MaxItemTokens = None,
+    id_field: IdField = None,
+    text_field: TextFields = None,
     as_json: Json = False,
 ) -> None:
     """Time the scorer on a sample and say what an index would cost, before anyone pays."""
@@ -196,7 +208,7 @@ def estimate(
 
     n_anchors = _sizes(sizes)
     _check_dtype(dtype)
-    sample, n_items = _Items(items).sample(_SAMPLE_ITEMS)
+    sample, n_items = _Items(items, id_field=id_field, text_fields=text_field).sample(_SAMPLE_ITEMS)
     rows = adacur.estimate(
         sample,
         _anchors(sample, anchors, None, default=min(_SAMPLE_QUERIES, len(sample)), seed=0)[:_SAMPLE_QUERIES],
@@ -242,21 +254,26 @@ def build(
         int | None, typer.Option(min=1, help="Items per save point; default: some 20 s of work.")
     ] = None,
     seed: Seed = 0,
+    id_field: IdField = None,
+    text_field: TextFields = None,
     as_json: Json = False,
 ) -> None:
     """Score every item against every anchor query. Interrupt it at will: the same command continues."""
     import adacur
+    from adacur.index import read_manifest
 
     stages = _stages(first)
     _check_dtype(dtype)
-    collection = _Items(items)
+    collection = _Items(items, id_field=id_field, text_fields=text_field)
     sample, n_items = collection.sample(_SAMPLE_ITEMS)
     asked = _anchors(collection, anchors, n_anchors, default=min(_DEFAULT_ANCHORS, n_items), seed=seed)
     if n_anchors and len(asked) < n_anchors:
         tell(f"{anchors} holds {len(asked)} anchor queries, fewer than {n_anchors}; all are used.")
     opened = _scorer(scorer, max_item_tokens)
-    if (index / "manifest.json").exists():
-        tell(f"{index} was begun before: what is finished is not scored again.")
+    dual = _encoder(encoder) if "dense" in stages else None
+    before = read_manifest(index).status if (index / "manifest.json").exists() else None
+    if before == "building":
+        tell(f"Continuing the build in {index}: finished blocks are not scored again.")
     elif not index.exists() or (index.is_dir() and not any(index.iterdir())):
         cost = adacur.estimate(
             sample, asked[:_SAMPLE_QUERIES], scorer=opened, n_items=n_items, n_anchors=(len(asked),), dtype=dtype
@@ -273,7 +290,7 @@ def build(
             path=index,
             dtype=dtype,
             first=stages,
-            encoder=encoder if "dense" in stages else None,
+            encoder=dual,
             block_items=block_items,
             seed=seed,
         )
@@ -290,7 +307,9 @@ def build(
             f"{index}: {len(built):,} items × {len(built.anchor_queries)} anchor queries; "
             f"first stages {', '.join(built.first_stages)}."
         )
-        tell(f"Next: adacur search {index} 'your question'")
+        if before == "complete":
+            tell("It was finished before: nothing was scored.")
+        tell(f"Next: adacur search {quote(str(index))} 'your question'")
 
 
 @app.command(epilog="Example: adacur search my.adacur 'who discovered penicillin?' -k 5 --budget 100")
@@ -394,8 +413,12 @@ def verify(index: IndexPath, as_json: Json = False) -> None:
     import adacur
     from adacur.index import read_manifest
 
-    if not index.is_dir():
+    try:
         read_manifest(index)
+    except NotAnIndex:
+        # A folder with a damaged manifest is for the report to tell.
+        if not index.is_dir():
+            raise
     report = adacur.verify(index)
     if as_json:
         print_json({"ok": report.ok, "complete": report.complete, "problems": report.problems, "blocks": report.blocks})
@@ -440,12 +463,15 @@ def demo(
 class _Items:
     """The items of a source, read anew each time, so that they need not fit in memory."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, *, id_field: str | None, text_fields: list[str] | None) -> None:
         self._source = source
+        self._id_field = id_field
+        self._text_fields = text_fields
 
     def __iter__(self) -> Iterator[Item]:
-        is_name = self._source == "wikivital" and not Path(self._source).exists()
-        return iter(wikivital() if is_name else read_items(self._source))
+        if self._source == "wikivital" and not Path(self._source).exists():
+            return iter(wikivital())
+        return read_items(self._source, id_field=self._id_field, text_fields=self._text_fields or None)
 
     def count(self) -> int:
         return sum(1 for _ in self)
@@ -473,12 +499,35 @@ def _anchors(items: Iterable[Item], file: Path | None, n: int | None, *, default
 def _scorer(source: str, max_item_tokens: int | None) -> Scorer:
     import adacur
 
-    if max_item_tokens is None:
-        return adacur.scorer(source)
+    options = {} if max_item_tokens is None else {"max_item_tokens": max_item_tokens}
     try:
-        return adacur.scorer(source, max_item_tokens=max_item_tokens)
+        return adacur.scorer(source, **options)
+    except UnknownName as error:
+        hint = "It is looked for in this folder too." if ":" in source else "`adacur fetch` lists ready-made ones."
+        raise UnknownName(f"{error} {hint}") from error
+    except AdacurError:
+        raise
     except TypeError as error:
+        if not options:
+            raise _unopened("scorer", source, error) from error
         raise InputError(f"The scorer {source!r} counts no tokens. Leave --max-item-tokens out.") from error
+    except Exception as error:
+        raise _unopened("scorer", source, error) from error
+
+
+def _encoder(source: str) -> Any:
+    import adacur
+
+    try:
+        return adacur.encoder(source)
+    except AdacurError:
+        raise
+    except Exception as error:
+        raise _unopened("encoder", source, error) from error
+
+
+def _unopened(what: str, source: str, error: Exception) -> InputError:
+    return InputError(f"The {what} {source!r} cannot be opened: {type(error).__name__}: {error}")
 
 
 def _stages(text: str) -> list[str]:

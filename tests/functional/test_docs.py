@@ -1,0 +1,243 @@
+"""The documents keep their word: every example runs, and every output shown is what it prints.
+
+A fenced block is run by its language, in the order of the document, in a folder of its own:
+`python` in one namespace per document, a `text` block right behind it being what it prints; `console` and `bash`
+command by command, if it is an `adacur` command; and a block with `title="name"` is a file of that name.
+`<!-- not run: reason -->` above a block leaves it alone.
+
+    python -m tests.functional.test_docs docs/cli.md …
+
+runs documents and writes what their examples really print into them, where that differs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click import Command as ClickCommand
+from click import Group
+from typer.main import get_command
+
+from adacur import DriftWarning
+from adacur.data import cache_folder
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EVERY_PAGE = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs/decisions").glob("*.md"))]
+
+FENCE = re.compile(
+    r"^(?:<!-- not run: (?P<reason>.+?) -->\n+)?"
+    r"```(?P<language>[a-z]*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<body>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+WIDTH = 88
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block; `start` and `stop` are where its body lies in the document."""
+
+    language: str
+    body: str
+    title: str | None
+    left_alone: bool
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An output that a document shows, where it shows it, and what was really printed."""
+
+    example: str
+    start: int
+    stop: int
+    shown: str
+    printed: str
+
+    @property
+    def missing(self) -> str | None:
+        """The first line shown that was not printed, in the order shown; None where all were."""
+        printed = iter(comparable(self.printed))
+        return next((line for line in comparable(self.shown) if line not in printed), None)
+
+
+def blocks_of(text: str) -> list[Block]:
+    return [
+        Block(
+            language=found["language"],
+            body=found["body"],
+            title=found["title"],
+            left_alone=found["reason"] is not None,
+            start=found.start("body"),
+            stop=found.end("body"),
+        )
+        for found in FENCE.finditer(text)
+    ]
+
+
+def run(text: str) -> Iterator[Shown]:
+    """Run a document's examples in the current folder."""
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    blocks = blocks_of(text)
+    for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+        if block.left_alone:
+            continue
+        if block.title is not None:
+            Path(block.title).write_text(block.body, encoding="utf-8")
+        elif block.language == "python":
+            printed = run_python(block.body, namespace)
+            if after is not None and after.language == "text" and not text[block.stop + 3 : after.start - 8].strip():
+                yield Shown(block.body, after.start, after.stop, after.body, printed)
+        elif block.language in ("console", "bash"):
+            yield from run_commands(block, prompt="$ " if block.language == "console" else "")
+
+
+def run_python(code: str, namespace: dict[str, object]) -> str:
+    printed = io.StringIO()
+
+    def show(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+        printed.write(f"{category.__name__}: {message}\n")
+
+    with contextlib.redirect_stdout(printed), warnings.catch_warnings():
+        warnings.simplefilter("always", DriftWarning)
+        warnings.showwarning = show
+        exec(compile(code, "<document>", "exec"), namespace)
+    return printed.getvalue()
+
+
+def run_commands(block: Block, *, prompt: str) -> Iterator[Shown]:
+    starts = [found.start() for found in re.finditer(rf"^{re.escape(prompt)}(?=\S)", block.body, re.MULTILINE)]
+    for start, stop in zip(starts, [*starts[1:], len(block.body)], strict=True):
+        part = block.body[start:stop].removeprefix(prompt)
+        command = re.match(r"(?:.*\\\n)*.*\n", part)
+        assert command is not None
+        if not command.group().startswith("adacur"):
+            continue
+        shown = part[command.end() :]
+        where = block.start + start + len(prompt) + command.end()
+        printed = run_command(command.group().strip(), fails="Error: " in shown)
+        yield Shown(command.group().strip(), where, where + len(shown), shown, printed)
+
+
+def run_command(command: str, *, fails: bool) -> str:
+    scripts = Path(sys.executable).parent
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"PATH": f"{scripts}:{os.environ['PATH']}", "COLUMNS": str(WIDTH), "NO_COLOR": "1"},
+        check=False,
+    )
+    assert (done.returncode != 0) == fails, f"{command}\nended with {done.returncode}:\n{done.stdout}"
+    return done.stdout.replace(str(cache_folder()), "~/.cache/adacur")
+
+
+def without_progress(printed: str) -> str:
+    """What stays on the screen: a progress bar writes over itself."""
+    lines = [line.rstrip() for line in printed.splitlines() if "\r" not in line and not re.search(r"\d+%\|", line)]
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+def comparable(output: str) -> list[str]:
+    """Lines without what may differ between machines: spacing, decimals, speeds, rounds, dates."""
+    lines = []
+    for line in re.split(r"[\n\r]", output):
+        for pattern, plain in (
+            (r"[━╇┃┼─]+", " "),
+            (r"\d{4}-\d\d-\d\dT[\d:+]+", "DATE"),
+            (r"-?\d[\d,]*(\.\d+)+(e-?\d+)?", "#"),
+            (r"[\d,#]+ pairs/s", "# pairs/s"),
+            (r"over [\d,]+ pairs", "over # pairs"),
+            (r"(under )?# (s|min|h|kB|MB)\b", "# units"),
+            (r"(round\"?:? |│ # │ )\s*\d+", r"\1#"),
+            (r"\s+", " "),
+        ):
+            line = re.sub(pattern, plain, line)
+        # Longer lines are cut by tables whose columns are as wide as the numbers in them.
+        line = line.strip()[:60]
+        if line not in ("", "…"):
+            lines.append(line)
+    return lines
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_example_runs_and_prints_what_is_shown(document, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for example in run(document.read_text(encoding="utf-8")):
+        assert example.missing is None, (
+            f"{document.name} shows a line that was not printed:\n  {example.missing}\n"
+            f"The example:\n{example.example}\nprinted:\n{without_progress(example.printed)}"
+        )
+
+
+def test_a_line_that_was_not_printed_is_noticed() -> None:
+    document = '```python\nprint("one 1.5")\nprint("two")\n```\n\n```text\n{}\n```\n'
+    for shown, missing in (("one 2.75\ntwo", None), ("two", None), ("two\none 1.5", "one #"), ("three", "three")):
+        (example,) = run(document.format(shown))
+        assert example.missing == missing
+
+
+def test_a_block_that_is_marked_is_left_alone() -> None:
+    assert list(run("<!-- not run: it fails -->\n\n```python\n1 / 0\n```\n")) == []
+    with pytest.raises(ZeroDivisionError):
+        list(run("```python\n1 / 0\n```\n"))
+
+
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda path: path.name)
+def test_every_link_and_file_that_a_page_names_exists(page) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    links = {link for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in link}
+    files = set(re.findall(r"`((?:src|tests|benchmarks|reproduction|docs)/[\w./-]+)`", text))
+    for link in links:
+        assert (page.parent / link).exists(), f"{page.name} links to {link}"
+    for file in files:
+        assert (ROOT / file).exists(), f"{page.name} names {file}"
+
+
+def commands() -> dict[str, ClickCommand]:
+    from adacur.cli.app import app
+
+    group = get_command(app)
+    assert isinstance(group, Group)
+    return group.commands
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_the_page_on_the_command_line_names_every_option_of_every_command(name) -> None:
+    sections = re.split(r"^## ", (ROOT / "docs/cli.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    section = next((section for section in sections if section.startswith(f"adacur {name}\n")), None)
+    assert section is not None, f"docs/cli.md has no section 'adacur {name}'"
+    for parameter in commands()[name].params:
+        for option in (*parameter.opts, *parameter.secondary_opts):
+            if option.startswith("-") and option not in ("-h", "--help"):
+                assert f"`{option}" in section, f"docs/cli.md does not explain {option} of adacur {name}"
+
+
+def write_outputs(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    here = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        for example in reversed(list(run(text))):
+            if example.missing is not None:
+                text = text[: example.start] + without_progress(example.printed) + text[example.stop :]
+        os.chdir(here)
+    document.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        write_outputs(Path(name).resolve())
