@@ -89,7 +89,7 @@ def test_an_answer_does_not_depend_on_its_batch(world, budget, method, seed) -> 
 @settings(max_examples=60, deadline=None)
 @given(
     world=worlds,
-    method=st.sampled_from([method for method in METHODS if method != "adacur uniform"]),
+    method=st.sampled_from(METHODS),
     calls=st.integers(1, 40),
     shuffle=st.randoms(use_true_random=False),
 )

@@ -57,6 +57,20 @@ def test_search_follows_algorithm_1_to_a_millionth(make_world, shape, seed) -> N
         assert list(found.ids) == [f"i{chosen[position]}" for position in best]
 
 
+@pytest.mark.parametrize("seed", range(25))
+def test_a_rank_deficient_index_gives_the_literal_answer_for_queries_it_cannot_explain(make_world, seed) -> None:
+    """As many items a round as the rank: the first batch is often ill-conditioned, and a rank misjudged shows."""
+    world = make_world(n_items=300, n_anchors=40, n_test=2, rank=20, seed=seed)
+    world.test_scores[:] += 0.3 * np.random.default_rng(seed).normal(size=world.test_scores.shape)
+    hits = AdaCUR(
+        index=world.index, scorer=world.scorer, budget=Budget(calls=100, rounds=5), approximate_scores=True
+    ).search(world.test, k=5)
+    for row, found in enumerate(hits):
+        chosen = np.concatenate([round_.positions for round_ in found.trace.rounds])
+        expected = world.test_scores[row][chosen] @ np.linalg.pinv(world.anchor_scores[:, chosen]) @ world.anchor_scores
+        assert found.trace.approximate_scores == pytest.approx(expected, abs=1e-6 * np.abs(expected).max())
+
+
 def test_items_with_equal_rows_do_not_upset_the_pseudo_inverse(make_world) -> None:
     world = make_world(n_items=120, n_anchors=40, rank=40, noise=0.1)
     world.anchor_scores[:, 1:6] = world.anchor_scores[:, :1]

@@ -17,6 +17,10 @@ from adacur.core.arrays import FloatArray
 __all__ = ["GrowingLeastSquares"]
 
 _BLOCK = 64
+# Rows that add less than this share of the largest row may add nothing: then all singular values decide, as in pinv.
+_DOUBT = 1e-6
+# Singular values below this share of the largest are rounding.
+_SMALLEST = 1e-13
 
 
 class GrowingLeastSquares:
@@ -24,7 +28,6 @@ class GrowingLeastSquares:
 
     def __init__(self, n_columns: int) -> None:
         self.n_columns = n_columns
-        self.rank = 0
         self.n_rows = 0
         self.solution: FloatArray = np.zeros(n_columns)
         self._basis: FloatArray = np.empty((n_columns, 0), order="F")
@@ -34,6 +37,11 @@ class GrowingLeastSquares:
         # Upper triangle of [M in the basis | targets]: absent while the solution still passes through every target.
         self._factor: FloatArray | None = None
 
+    @property
+    def rank(self) -> int:
+        """Directions seen so far."""
+        return int(self._basis.shape[1])
+
     def append(self, rows: FloatArray, targets: FloatArray) -> None:
         """Add rows (m × columns) and their targets (m)."""
         if not len(rows):
@@ -42,44 +50,54 @@ class GrowingLeastSquares:
         targets = np.asarray(targets, dtype=np.float64)
         self.n_rows += len(rows)
         self._largest_norm = max(self._largest_norm, float(np.linalg.norm(rows, axis=1).max()))
-        directions = self._new_directions(rows)
-        old_rank, self.rank = self.rank, self.rank + directions.shape[1]
-        self._basis = np.hstack([self._basis, directions])
-        if self._factor is None and directions.shape[1] == len(rows):
+        directions, in_doubt = self._new_directions(rows)
+        if self._factor is None and not in_doubt and directions.shape[1]:
             missing = targets - rows @ self.solution
             self.solution = self.solution + directions @ np.linalg.solve(rows @ directions, missing)
+            self._basis = np.hstack([self._basis, directions])
             self._rows.append(rows)
             self._targets.append(targets)
-            return
-        if self._factor is None:
-            # The first row that brings nothing new: from here on the whole system is kept as a triangle.
-            rows = np.vstack([*self._rows, rows])
-            targets = np.concatenate([*self._targets, targets])
-            self._rows, self._targets = [], []
-            above = np.empty((0, self.rank + 1))
         else:
-            # Old equations say nothing about new directions: zeros between the old columns and the target column.
-            above = np.insert(self._factor, [old_rank] * (self.rank - old_rank), 0, axis=1)
-        new = np.hstack([rows @ self._basis, targets[:, None]])
-        factor = np.asarray(np.linalg.qr(np.vstack([above, new]), mode="r"))
-        self._factor = factor
-        triangle, image = factor[: self.rank, : self.rank], factor[: self.rank, -1]
-        self.solution = self._basis @ _back_substituted(triangle, image)
+            self._solve_all(rows, targets, directions, in_doubt=in_doubt)
 
-    def _new_directions(self, rows: FloatArray) -> FloatArray:
-        """Orthonormal directions that the rows add to the basis; none where what is left is rounding."""
+    def _new_directions(self, rows: FloatArray) -> tuple[FloatArray, bool]:
+        """Orthonormal directions that the rows add to the basis, and whether some of them may be rounding."""
         room = self.n_columns - self.rank
         if room == 0:
-            return np.empty((self.n_columns, 0))
+            return np.empty((self.n_columns, 0)), False
         left = self._off_basis(self._off_basis(rows.T))
-        rounding = max(self.n_rows, self.n_columns) * np.finfo(np.float64).eps * self._largest_norm
         directions, triangle = np.linalg.qr(left)
-        if len(rows) > room or np.abs(np.diag(triangle)).min() <= rounding:
-            # Some rows depend on others: keep the directions along which more than rounding is left.
+        in_doubt = len(rows) > room or np.abs(np.diag(triangle)).min() <= _DOUBT * self._largest_norm
+        if in_doubt:
+            rounding = max(self.n_rows, self.n_columns) * np.finfo(np.float64).eps * self._largest_norm
             directions, lengths, _ = np.linalg.svd(left, full_matrices=False)
             directions = directions[:, : min(room, np.count_nonzero(lengths > rounding))]
         # What survives a near-dependence is mostly rounding along the basis: clean and normalise it again.
-        return np.linalg.qr(self._off_basis(directions))[0]
+        return np.linalg.qr(self._off_basis(directions))[0], bool(in_doubt)
+
+    def _solve_all(self, rows: FloatArray, targets: FloatArray, directions: FloatArray, *, in_doubt: bool) -> None:
+        """Solve with targets that compete; from the first time on, the whole system is kept as a triangle."""
+        if self._factor is None:
+            rows = np.vstack([*self._rows, rows])
+            targets = np.concatenate([*self._targets, targets])
+            self._rows, self._targets = [], []
+            above = np.empty((0, self.rank + directions.shape[1] + 1))
+        else:
+            # Old equations say nothing about new directions: zeros between the old columns and the target column.
+            above = np.insert(self._factor, [self.rank] * directions.shape[1], 0, axis=1)
+        self._basis = np.hstack([self._basis, directions])
+        system = np.vstack([above, np.hstack([rows @ self._basis, targets[:, None]])])
+        if in_doubt:
+            # Earlier directions are only as sharp as the rows that gave them: judged one by one, a dependent row can
+            # seem to add something. Turn the basis to the singular directions of the whole and keep the real ones.
+            _, sizes, turn = np.linalg.svd(system[:, :-1], full_matrices=False)
+            turn = turn[: np.count_nonzero(sizes > _SMALLEST * sizes.max(initial=0.0))].T
+            self._basis = self._basis @ turn
+            system = np.hstack([system[:, :-1] @ turn, system[:, -1:]])
+        factor = np.asarray(np.linalg.qr(system, mode="r"))
+        self._factor = factor
+        solved = _back_substituted(factor[: self.rank, : self.rank], factor[: self.rank, -1])
+        self.solution = self._basis @ solved
 
     def _off_basis(self, columns: FloatArray) -> FloatArray:
         return columns - self._basis @ (self._basis.T @ columns)

@@ -41,7 +41,6 @@ DEFAULT_ENCODER = "bge-small-en-v1.5"
 _DEFAULT_ANCHORS = 250
 _SAMPLE_ITEMS = 512
 _SAMPLE_QUERIES = 16
-_FIRST_STAGES = ("bm25", "dense", "random")
 _DTYPES = ("float32", "float16")
 
 
@@ -261,8 +260,10 @@ def build(
     """Score every item against every anchor query. Interrupt it at will: the same command continues."""
     import adacur
     from adacur.index import read_manifest
+    from adacur.search.first_stages import check_first_stages
 
-    stages = _stages(first)
+    stages = [name.strip() for name in first.split(",") if name.strip()]
+    check_first_stages(stages, encoder=encoder)
     _check_dtype(dtype)
     collection = _Items(items, id_field=id_field, text_fields=text_field)
     sample, n_items = collection.sample(_SAMPLE_ITEMS)
@@ -320,7 +321,7 @@ def search(
         Path | None, typer.Option("--queries", help="A file of questions: .jsonl, .csv, .tsv, .txt or BEIR.")
     ] = None,
     k: Annotated[int, typer.Option("-k", help="How many items to return.")] = 10,
-    budget: Annotated[int, typer.Option(help="Scorer calls per question.")] = 100,
+    budget: Annotated[int | None, typer.Option(help="Scorer calls per question; default: 100.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds the budget is spent in; default: 5.")] = None,
     method: Annotated[str, typer.Option(help="adacur, anncur, rerank or exact.")] = "adacur",
     first: Annotated[
@@ -342,17 +343,16 @@ def search(
         raise InputError("Nothing was asked. Give a question, or --queries FILE.")
     with warnings_as_notes():
         opened = adacur.load(index, scorer=scorer)
-        found = opened.search_batch(
-            asked,
-            k,
-            budget=budget,
-            rounds=rounds,
-            method=method,
-            first=first,
-            pool=pool,
-            deadline=deadline,
-            seed=seed,
-        )
+        # What was not asked for is left to the library, which refuses options that a method has no use for.
+        limits: dict[str, Any] = {
+            "budget": budget,
+            "rounds": rounds,
+            "first": first,
+            "pool": pool,
+            "deadline": deadline,
+        }
+        given = {name: value for name, value in limits.items() if value is not None}
+        found = opened.search_batch(asked, k, method=method, seed=seed, **given)
     if as_json:
         for hits in found:
             print_json(hits)
@@ -409,7 +409,7 @@ def inspect(index: IndexPath, as_json: Json = False) -> None:
 
 @app.command(epilog="Example: adacur verify my.adacur")
 def verify(index: IndexPath, as_json: Json = False) -> None:
-    """Read every byte of an index and tell what is not as it was written. Exit code 1 if anything is damaged."""
+    """Read an index and tell what is not as it was written. Exit code 1 if anything is damaged."""
     import adacur
     from adacur.index import read_manifest
 
@@ -528,15 +528,6 @@ def _encoder(source: str) -> Any:
 
 def _unopened(what: str, source: str, error: Exception) -> InputError:
     return InputError(f"The {what} {source!r} cannot be opened: {type(error).__name__}: {error}")
-
-
-def _stages(text: str) -> list[str]:
-    """Names of first stages, checked now: a build may score for hours before it comes to them."""
-    stages = [name.strip() for name in text.split(",") if name.strip()]
-    for name in stages:
-        if name not in _FIRST_STAGES:
-            raise UnknownName(f"There is no first stage {name!r} to build. Choose from: {', '.join(_FIRST_STAGES)}.")
-    return stages
 
 
 def _check_dtype(dtype: str) -> None:

@@ -172,10 +172,10 @@ def duration(seconds: float) -> str:
 
 def megabytes(n_bytes: float) -> str:
     """Bytes as people say them."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if n_bytes >= size:
             return f"{n_bytes / size:,.1f} {unit}"
-    return f"{n_bytes / 1e3:,.1f} kB"
+    return f"{n_bytes:,.0f} bytes"
 
 
 def pace(pairs_per_second: float) -> str:

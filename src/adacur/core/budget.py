@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from adacur.core.errors import BudgetError
 
-__all__ = ["Budget", "even_split"]
+__all__ = ["Budget", "check_k", "even_split"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,9 @@ class Budget:
     deadline: float | None = None
 
     def __post_init__(self) -> None:
+        for name, value in (("calls", self.calls), ("rounds", self.rounds)):
+            if not isinstance(value, int):
+                raise BudgetError(f"{name} is a whole number; got {value!r}.")
         if self.calls < 1:
             raise BudgetError(f"A budget needs at least one call; got calls={self.calls}.")
         if self.rounds < 1:
@@ -27,8 +31,8 @@ class Budget:
                 f"Each round scores at least one item, so rounds must not exceed calls; "
                 f"got rounds={self.rounds}, calls={self.calls}. Raise the budget or lower rounds."
             )
-        if self.deadline is not None and not self.deadline > 0:
-            raise BudgetError(f"A deadline is a positive number of seconds; got {self.deadline}.")
+        if self.deadline is not None and not (self.deadline > 0 and math.isfinite(self.deadline)):
+            raise BudgetError(f"A deadline is a positive number of seconds, or None; got {self.deadline}.")
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -37,13 +41,18 @@ class Budget:
 
     def check_k(self, k: int) -> None:
         """Refuse a k that the budget cannot fill with exact scores."""
-        if k < 1:
-            raise BudgetError(f"k counts the items to return and must be at least 1; got {k}.")
+        check_k(k)
         if k > self.calls:
             raise BudgetError(
                 f"Only scored items are returned, so k must not exceed the budget; "
                 f"got k={k}, calls={self.calls}. Raise the budget or lower k."
             )
+
+
+def check_k(k: int) -> None:
+    """Refuse a k that counts nothing."""
+    if not isinstance(k, int) or k < 1:
+        raise BudgetError(f"k counts the items to return: a whole number of at least 1; got {k!r}.")
 
 
 def even_split(total: int, parts: int) -> tuple[int, ...]:

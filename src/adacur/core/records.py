@@ -14,7 +14,7 @@ from adacur.core.arrays import IntArray, KeyArray
 from adacur.core.errors import DuplicateId, EmptyInput, InputError, UnknownName
 from adacur.core.seeds import item_keys
 
-__all__ = ["Item", "ItemList", "Pair", "Query", "as_queries", "as_query", "first_repeat"]
+__all__ = ["Item", "ItemList", "Pair", "Query", "as_queries", "as_query", "check_texts", "first_repeat"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,11 @@ Pair = tuple[Query, Item]
 def as_query(query: Query | str) -> Query:
     """A query from plain text; its id follows from the text, so that equal texts share their randomness."""
     if isinstance(query, str):
-        query = Query(id="q-" + hashlib.blake2b(query.encode(), digest_size=8).hexdigest(), text=query)
+        digest = hashlib.blake2b(query.encode(errors="replace"), digest_size=8).hexdigest()
+        query = Query(id=f"q-{digest}", text=query)
     if not isinstance(query, Query):
         raise InputError(f"A query is a text or a Query(id, text); got {type(query).__name__}.")
+    check_texts("Query", query.id, query.text)
     if not query.text.strip():
         raise EmptyInput(f"Query {query.id!r} has no text. Give it at least one word.")
     return query
@@ -60,6 +62,8 @@ class ItemList:
 
     def __init__(self, items: Iterable[Item]) -> None:
         self._items = list(items)
+        for item in self._items:
+            check_texts("Item", item.id, item.text)
         if not self._items:
             raise EmptyInput("There are no items. Give at least one.")
         self.ids: Sequence[str] = tuple(item.id for item in self._items)
@@ -85,6 +89,16 @@ class ItemList:
             return np.fromiter((self._positions[id_] for id_ in ids), dtype=np.intp)
         except KeyError as error:
             raise UnknownName(f"No item has the id {error.args[0]!r}.") from None
+
+
+def check_texts(kind: str, id_: object, text: object) -> None:
+    """Refuse an id or a text that is no string, or that no file could hold."""
+    if not isinstance(id_, str) or not isinstance(text, str):
+        raise InputError(f"{kind} ids and texts are strings; got id {id_!r} and a {type(text).__name__}.")
+    try:
+        id_.encode(), text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{kind} {id_!r} holds a character that is not Unicode text: {error}.") from None
 
 
 def first_repeat(ids: Iterable[str]) -> str:

@@ -109,7 +109,9 @@ def _sample(items: Iterable[Item], size: int, *, seed: int) -> tuple[list[Item],
         n_items += 1
         if not item.text.strip():
             continue
-        key = int.from_bytes(hashlib.blake2b(item.text.encode(), key=stream, digest_size=8).digest(), "little")
+        key = int.from_bytes(
+            hashlib.blake2b(item.text.encode(errors="replace"), key=stream, digest_size=8).digest(), "little"
+        )
         if key in kept:
             kept[key] = min(kept[key], item, key=lambda item: item.id)
         elif len(kept) < size or key < -worst[0]:

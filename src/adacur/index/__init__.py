@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from adacur.index.build import Progress, build_scores, save_table
+from adacur.index.build import Progress, build_scores, locked, save_table
+from adacur.index.checksums import write_checksums
 from adacur.index.estimate import Estimate, estimate
-from adacur.index.folder import IndexFolder
+from adacur.index.folder import IndexFolder, first_stage_folders, is_finished
 from adacur.index.items import StoredItems
 from adacur.index.manifest import FORMAT, Manifest, Probe, read_manifest
 from adacur.index.probes import Drift, DriftWarning, check_scorer, choose_probes
@@ -28,7 +29,11 @@ __all__ = [
     "check_scorer",
     "choose_probes",
     "estimate",
+    "first_stage_folders",
+    "is_finished",
+    "locked",
     "read_manifest",
     "save_table",
     "verify",
+    "write_checksums",
 ]

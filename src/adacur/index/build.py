@@ -30,15 +30,16 @@ from adacur.core.errors import (
     StorageFull,
 )
 from adacur.core.protocols import AnchorScores, Scorer, ScorerCard
-from adacur.core.records import Item, Query, as_queries
-from adacur.index.asking import asking
+from adacur.core.records import Item, Pair, Query, as_queries, check_texts
+from adacur.core.scores import check_scores
 from adacur.index.blocks import SCORES, ScoreBlocks, digest_scores
 from adacur.index.estimate import time_scorer
 from adacur.index.folder import LOCK, IndexFolder
 from adacur.index.items import DATABASE, StoredItems, connect, error_is_full, load, read_texts, seal
 from adacur.index.manifest import MANIFEST, Manifest, read_manifest, sync_path, write_atomically, write_manifest
-from adacur.index.probes import choose_probes
+from adacur.index.probes import choose_probes, compare
 from adacur.index.table import distinct_anchors
+from adacur.scorers.asking import asking
 from adacur.scorers.grid import score_grid
 
 __all__ = ["Progress", "build_scores", "save_table"]
@@ -47,6 +48,7 @@ _BLOCK_SECONDS = 20.0
 _BLOCK_BYTES = 32 * 2**20
 _MIN_BLOCK_ITEMS, _MAX_BLOCK_ITEMS = 16, 8192
 _SAMPLE_ITEMS = 512
+_PAIRS_TO_RECOGNISE = 8
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 # Lets PyTerrier recognise the folder as an artifact.
 _PYTERRIER = {"type": "adacur_index", "format": "adacur", "package_hint": "adacur"}
@@ -104,12 +106,20 @@ def build_scores(
     def choose_block_items(n_items: int) -> int:
         return block_items or _timed_block_items(folder, n_items, anchors, dtype=dtype, scorer=scorer, seed=seed)
 
+    def recognise(pairs: Sequence[Pair], stored: FloatArray) -> None:
+        with asking(scorer):
+            scores = check_scores(scorer.score(pairs), pairs)
+        built = read_manifest(folder).scorer
+        compare(stored, scores, dtype=dtype, where=folder, built=built, given=scorer.card)
+
     _build(
         folder,
         items,
         anchors,
         check=_check_item,
         score=score,
+        # Weights are compared by their hash; where there are none, a name proves little.
+        recognise=recognise if scorer.card.weights is None else None,
         choose_block_items=choose_block_items,
         card=scorer.card,
         dtype=dtype,
@@ -163,6 +173,7 @@ def _build(
     *,
     check: Callable[[Item], None],
     score: ScoreBlock,
+    recognise: Callable[[Sequence[Pair], FloatArray], None] | None = None,
     choose_block_items: Callable[[int], int],
     card: ScorerCard | None,
     dtype: str,
@@ -173,7 +184,7 @@ def _build(
     if manifest is not None and manifest.status == "complete":
         _check_same(folder, manifest, items, anchors, check=check, card=card, dtype=dtype)
         return
-    with _locked(folder) as created, _Storage(folder) as storage:
+    with locked(folder) as created, _Storage(folder) as storage:
         # Another builder may have begun, or finished, while this one came to the door.
         manifest = _begun(folder)
         if manifest is not None:
@@ -201,8 +212,31 @@ def _build(
             write_manifest(folder, manifest)
         with contextlib.closing(connect(folder, writable=True)) as connection:
             blocks = ScoreBlocks.open(folder, manifest, writable=True)
+            if recognise is not None:
+                _recognise(manifest, blocks, connection, anchors, recognise=recognise)
             _score_blocks(manifest, blocks, connection, score=score, progress=progress, storage=storage)
             _finish(folder, manifest, blocks, connection)
+
+
+def _recognise(
+    manifest: Manifest,
+    blocks: ScoreBlocks,
+    connection: sqlite3.Connection,
+    anchors: Sequence[Query],
+    *,
+    recognise: Callable[[Sequence[Pair], FloatArray], None],
+) -> None:
+    """Compare a few scores of a finished block, so that one index never holds the scores of two scorers."""
+    finished = connection.execute("SELECT min(block) FROM blocks").fetchone()[0]
+    if finished is None:
+        return
+    positions = manifest.block(finished)
+    values, items = blocks.read(finished), _block_items(connection, positions)
+    rows = np.linspace(0, len(positions) - 1, _PAIRS_TO_RECOGNISE).astype(int)
+    columns = np.linspace(0, len(anchors) - 1, _PAIRS_TO_RECOGNISE).astype(int)
+    places = sorted(set(zip(rows.tolist(), columns.tolist(), strict=True)))
+    pairs = [(anchors[column], items[row]) for row, column in places]
+    recognise(pairs, np.array([values[row, column] for row, column in places], dtype=np.float64))
 
 
 def _score_blocks(
@@ -284,7 +318,7 @@ def _begun(folder: Path) -> Manifest | None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
+def locked(folder: Path) -> Iterator[bool]:
     """Hold a folder against other builders; yields whether it was created for this.
 
     The kernel lets go of the lock when its holder dies, however it dies.
@@ -356,14 +390,9 @@ def _remove(folder: Path, *, keep_lock: bool = False, also_folder: bool = False)
 def _check_item(item: Item) -> None:
     if not isinstance(item, Item):
         raise InputError(f"Items are Item(id, text) records; got {type(item).__name__}.")
-    if not isinstance(item.id, str) or not isinstance(item.text, str):
-        raise InputError(f"An item's id and text are strings; got id {item.id!r} and a {type(item.text).__name__}.")
+    check_texts("Item", item.id, item.text)
     if not item.text.strip():
         raise EmptyInput(f"Item {item.id!r} has no text. Give it at least one word, or leave it out.")
-    try:
-        item.id.encode(), item.text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"Item {item.id!r} holds a character that is not Unicode text: {error}.") from error
 
 
 def _check_same(

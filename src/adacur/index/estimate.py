@@ -11,7 +11,7 @@ import numpy as np
 from adacur.core.errors import EmptyInput
 from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
-from adacur.index.asking import asking
+from adacur.scorers.asking import asking
 from adacur.scorers.grid import score_grid
 
 __all__ = ["Estimate", "Timing", "estimate", "time_scorer"]

@@ -9,16 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from adacur.core.arrays import FloatArray
-from adacur.core.errors import DamagedIndex, IncompleteIndex, InputError
+from adacur.core.errors import DamagedIndex, IncompleteIndex
 from adacur.core.records import Query
 from adacur.index.blocks import ScoreBlocks
 from adacur.index.items import DATABASE, StoredItems, connect, read_texts, reading
 from adacur.index.manifest import MANIFEST, Manifest, read_manifest
 
-__all__ = ["LOCK", "IndexFolder"]
+__all__ = ["LOCK", "IndexFolder", "first_stage_folders", "is_finished"]
 
 LOCK = "build.lock"
-_FIRST = "first"
 
 
 class IndexFolder:
@@ -68,16 +67,16 @@ class IndexFolder:
             matrix[start : start + len(values)] = values
         return matrix
 
-    def first_folder(self, name: str) -> Path:
-        """Where the first stage of this name keeps its data; it may not exist yet."""
-        if not name or name.startswith(".") or any(sign in name for sign in "/\\:\0"):
-            raise InputError(f"A first stage's name must be usable as a folder name; got {name!r}.")
-        return self.path / _FIRST / name
-
     def first_names(self) -> tuple[str, ...]:
         """The first stages whose data lie in this folder, sorted."""
-        folder = self.path / _FIRST
-        if not folder.is_dir():
-            return ()
-        # A dot marks what is still being written.
-        return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."))
+        return tuple(folder.name for folder in first_stage_folders(self.path))
+
+
+def first_stage_folders(path: Path) -> list[Path]:
+    """The folders of an index's first stages, sorted by name; a dot marks what is still being written."""
+    return sorted(folder for folder in (path / "first").glob("[!.]*") if folder.is_dir())
+
+
+def is_finished(path: str | Path) -> bool:
+    """Whether a finished index lies there."""
+    return (Path(path) / MANIFEST).exists() and read_manifest(Path(path)).status == "complete"

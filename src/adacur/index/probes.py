@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -13,11 +14,11 @@ from adacur.core.errors import WrongScorer
 from adacur.core.protocols import Scorer, ScorerCard
 from adacur.core.scores import check_scores
 from adacur.core.seeds import stream_key, uniform
-from adacur.index.asking import asking
 from adacur.index.folder import IndexFolder
 from adacur.index.manifest import Probe
+from adacur.scorers.asking import asking
 
-__all__ = ["Drift", "DriftWarning", "check_scorer", "choose_probes"]
+__all__ = ["Drift", "DriftWarning", "check_scorer", "choose_probes", "compare"]
 
 _PROBES = 32
 _VALUE_BINS = 256
@@ -46,6 +47,13 @@ class Drift:
     mean_difference: float
     rms_over_std: float
     same: bool
+
+    def in_words(self) -> str:
+        """The numbers in one clause."""
+        return (
+            f"over {self.n_probes} remembered pairs, correlation {self.correlation:.4f}, mean difference "
+            f"{self.mean_difference:.3g}, largest {self.max_difference:.3g}, rms {self.rms_over_std:.3g} of the spread"
+        )
 
 
 def choose_probes(
@@ -113,26 +121,29 @@ def check_scorer(folder: IndexFolder, scorer: Scorer, *, warn: bool = True) -> D
     pairs = [(folder.anchor_queries[probe.anchor], item) for probe, item in zip(probes, items, strict=True)]
     with asking(scorer):
         scores = check_scores(scorer.score(pairs), pairs)
-    drift = _compare(np.array([probe.score for probe in probes]), scores, dtype=folder.manifest.dtype)
-    told = (
-        f"over {drift.n_probes} remembered pairs, correlation {drift.correlation:.4f}, mean difference "
-        f"{drift.mean_difference:.3g}, largest {drift.max_difference:.3g}, rms {drift.rms_over_std:.3g} of the spread"
-    )
-    if drift.same:
-        return drift
-    if drift.correlation >= _MIN_CORRELATION and drift.rms_over_std <= _MAX_RMS:
-        if warn:
-            warnings.warn(
-                f"Scorer {_named(given)} is close to, but not the same as, {_named(built)} that built "
-                f"{folder.path}: {told}.",
-                DriftWarning,
-                stacklevel=2,
-            )
+    stored = np.array([probe.score for probe in probes])
+    drift = compare(stored, scores, dtype=folder.manifest.dtype, where=folder.path, built=built, given=given)
+    if warn and not drift.same:
+        warnings.warn(
+            f"Scorer {_named(given)} is close to, but not the same as, {_named(built)} that built {folder.path}: "
+            f"{drift.in_words()}.",
+            DriftWarning,
+            stacklevel=2,
+        )
+    return drift
+
+
+def compare(
+    stored: FloatArray, scores: FloatArray, *, dtype: str, where: Path, built: ScorerCard | None, given: ScorerCard
+) -> Drift:
+    """How far scores are from stored ones; too far is another scorer, and refused."""
+    drift = _measure(stored, scores, dtype=dtype)
+    if drift.same or (drift.correlation >= _MIN_CORRELATION and drift.rms_over_std <= _MAX_RMS):
         return drift
     raise WrongScorer(
-        f"Scorer {_named(given)} is not the one that built {folder.path}, which was {_named(built)}: {told} "
-        f"(needed: correlation at least {_MIN_CORRELATION}, rms at most {_MAX_RMS}). Open the index with the scorer "
-        "that built it, or build an index with this one."
+        f"Scorer {_named(given)} is not the one that built {where}, which was {_named(built)}: {drift.in_words()} "
+        f"(needed: correlation at least {_MIN_CORRELATION}, rms at most {_MAX_RMS}). Use the scorer that built it, or "
+        "build another index with this one."
     )
 
 
@@ -144,7 +155,7 @@ def _same_scorer(built: ScorerCard, given: ScorerCard) -> bool:
     return built.weights is not None and identity(built) == identity(given)
 
 
-def _compare(stored: FloatArray, scores: FloatArray, *, dtype: str) -> Drift:
+def _measure(stored: FloatArray, scores: FloatArray, *, dtype: str) -> Drift:
     differences = np.abs(np.asarray(scores, dtype=np.float64) - stored)
     spread = float(stored.std())
     rms = float(np.sqrt(np.mean(differences**2)))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from adacur.core.errors import AdacurError, DamagedIndex
 from adacur.index.blocks import SCORES, ScoreBlocks, digest_scores
+from adacur.index.checksums import check_files
+from adacur.index.folder import first_stage_folders
 from adacur.index.items import DATABASE, connect, digest_texts, read_texts
 from adacur.index.manifest import MANIFEST, Manifest, read_manifest
 
@@ -41,7 +43,10 @@ class Report:
 
 
 def verify(path: str | Path) -> Report:
-    """Read every byte of a folder's scores, items and anchors and tell what differs from what was written."""
+    """Read a folder's scores, item and anchor texts and first stages, and tell what differs from what was written.
+
+    Item metadata has no checksum of its own: a change there is found only if it breaks the database.
+    """
     folder = Path(path)
     try:
         manifest = read_manifest(folder)
@@ -50,6 +55,8 @@ def verify(path: str | Path) -> Report:
     recorded: dict[int, tuple[str, int]] = {}
     problems = list(_check_database(folder, manifest, recorded))
     problems += _check_blocks(folder, manifest, recorded)
+    for stage in first_stage_folders(folder):
+        problems += (Problem(f"first/{stage.name}/{file}", what) for file, what in check_files(stage))
     return Report(
         tuple(problems),
         complete=manifest.status == "complete",

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from adacur.retrievers.encoders import Encoder, EncoderCard, OnnxEncoder, SentenceTransformerEncoder, bge_small
     from adacur.retrievers.matrix import MatrixRetriever
     from adacur.retrievers.random import RandomRetriever
-    from adacur.retrievers.saved import load_retriever
+    from adacur.retrievers.saved import load_retriever, read_settings
 
 __all__ = [
     "BM25",
@@ -24,6 +24,7 @@ __all__ = [
     "SentenceTransformerEncoder",
     "bge_small",
     "load_retriever",
+    "read_settings",
 ]
 
 _HOMES = {
@@ -37,6 +38,7 @@ _HOMES = {
     "SentenceTransformerEncoder": "encoders",
     "bge_small": "encoders",
     "load_retriever": "saved",
+    "read_settings": "saved",
 }
 
 

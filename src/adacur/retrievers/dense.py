@@ -163,7 +163,7 @@ class Dense:
     def _open_encoder(self) -> Encoder:
         if self._encoder is None:
             how = (
-                f"Dense.load({str(self._folder)!r}, encoder=...)"
+                "adacur.load(path, encoder=...) or Dense.load(folder, encoder=...)"
                 if self._folder
                 else "from_embeddings(..., encoder=...)"
             )

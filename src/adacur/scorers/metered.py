@@ -48,6 +48,11 @@ class Metered:
         with self._lock:
             self.calls, self.seconds = 0, 0.0
 
+    def close(self) -> None:
+        """Close the scorer, if it can be closed."""
+        if callable(close := getattr(self.scorer, "close", None)):
+            close()
+
     @contextmanager
     def _counting(self, calls: int) -> Iterator[None]:
         start = time.perf_counter()

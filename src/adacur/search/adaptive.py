@@ -156,27 +156,32 @@ class AdaptiveSearch:
     def _first_batch(self, index: int, size: int) -> IntArray:
         unscored = self._unscored[index]
         candidates = self._candidates[index]
-        chosen = candidates[unscored[candidates]][:size]
-        if len(chosen) < size:
-            names = ("first",) if self._same_first_for_all else ("first", self._queries[index].id)
-            rest = unscored.copy()
-            rest[chosen] = False
-            draws = np.where(rest, uniform(stream_key(self._seed, *names), self._keys), -np.inf)
-            chosen = np.concatenate([chosen, best_positions(draws, size - len(chosen), keys=self._keys)])
-        return chosen
+        return self._topped_up(index, candidates[unscored[candidates]][:size], size)
+
+    def _topped_up(self, index: int, chosen: IntArray, size: int) -> IntArray:
+        """The chosen positions, and a uniform sample of the rest where they are too few."""
+        if len(chosen) == size:
+            return chosen
+        names = ("first",) if self._same_first_for_all else ("first", self._queries[index].id)
+        rest = self._unscored[index].copy()
+        rest[chosen] = False
+        draws = np.where(rest, uniform(stream_key(self._seed, *names), self._keys), -np.inf)
+        return np.concatenate([chosen, best_positions(draws, size - len(chosen), keys=self._keys)])
 
     def _next_batch(self, index: int, size: int) -> IntArray:
         if not size:
             return np.empty(0, dtype=np.intp)
         assert self._predicted is not None
         assert self._acquisition is not None
-        return self._acquisition.choose(
+        chosen = self._acquisition.choose(
             self._predicted[index],
             unscored=self._unscored[index],
             n=size,
             keys=self._keys,
             stream=stream_key(self._seed, "round", str(self.round), self._queries[index].id),
         )
+        # Scores beyond the range of floats make predictions that nobody can rank; the budget is spent all the same.
+        return self._topped_up(index, chosen, size)
 
 
 class _Timed:

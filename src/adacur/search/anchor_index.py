@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from adacur.core.arrays import FloatArray
-from adacur.core.budget import Budget
+from adacur.core.budget import Budget, check_k
 from adacur.core.errors import BudgetError, InputError, UnknownName
 from adacur.core.protocols import (
     Acquisition,
@@ -31,7 +31,17 @@ from adacur.search.plan import Filter, Plan
 
 __all__ = ["AnchorIndex", "SearchOptions"]
 
-_METHODS = ("adacur", "anncur", "rerank", "exact")
+_METHODS: dict[str, Callable[..., AdaCUR | ANNCUR | Rerank]] = {"adacur": AdaCUR, "anncur": ANNCUR, "rerank": Rerank}
+_EVERY = {"budget", "rounds", "deadline", "first", "pool", "filter", "seed"}
+_PREDICTING = _EVERY | {"approximator", "approximate_scores", "keep_predictions"}
+# What each method can use; anything else is refused rather than ignored.
+_OPTIONS = {
+    "adacur": _PREDICTING | {"acquisition"},
+    "anncur": _PREDICTING | {"split"},
+    "rerank": _EVERY,
+    "exact": {"filter", "seed"},
+}
+_ROUNDS = 5
 # A dual encoder is the better start where there is one; random needs nothing.
 _PREFERRED_FIRST = ("dense", "bm25")
 
@@ -91,7 +101,8 @@ class AnchorIndex:
     ) -> AnchorIndex:
         """An index from known scores (R_anc: anchor queries × items), without calling a scorer."""
         table = AnchorTable.from_arrays(items=items, anchor_queries=anchor_queries, scores=scores)
-        return cls(table, scorer=None if scorer is None else as_scorer(scorer), first=first)
+        opened = None if scorer is None else as_scorer(scorer)
+        return cls(table, scorer=opened, first=first, card=opened.card if opened else None)
 
     @property
     def items(self) -> Items:
@@ -159,12 +170,12 @@ class AnchorIndex:
         return (await loop.asearch(self._plan(k, **options), [query], k))[0]
 
     def save(self, path: str | Path) -> None:
-        """Write this index to a new folder, first stages included."""
+        """Write this index to a new folder, with the first stages that can be saved (BM25 and Dense can)."""
         save_table(self._anchors, path, card=self._card)
         for name in self._first:
             retriever = self.first_stage(name)
             if isinstance(retriever, SavedRetriever):
-                save_first_stage(retriever, Path(path))
+                save_first_stage(retriever, Path(path), name=name)
 
     def first_stage(self, name: str) -> Retriever:
         """The first stage of this name, opened when first used."""
@@ -185,69 +196,25 @@ class AnchorIndex:
         if close is not None:
             close()
 
-    def _plan(
-        self,
-        k: int,
-        *,
-        budget: int | Budget = 100,
-        rounds: int | None = None,
-        deadline: float | None = None,
-        method: str = "adacur",
-        first: str | Retriever | None = None,
-        pool: int | None = None,
-        filter: Filter | None = None,  # noqa: A002
-        seed: int = 0,
-        approximator: Approximator | None = None,
-        acquisition: Acquisition | None = None,
-        split: float = 0.5,
-        approximate_scores: bool = False,
-        keep_predictions: bool = False,
-    ) -> Plan:
-        if not isinstance(budget, Budget):
-            budget = Budget(
-                calls=budget, rounds=min(5, max(1, budget)) if rounds is None else rounds, deadline=deadline
+    def _plan(self, k: int, **options: Unpack[SearchOptions]) -> Plan:
+        given: dict[str, Any] = {
+            name: value for name, value in options.items() if value is not None and value is not False
+        }
+        method = given.pop("method", "adacur")
+        if method not in _OPTIONS:
+            raise UnknownName(f"There is no method {method!r}. Choose one of: {', '.join(_OPTIONS)}.")
+        if useless := sorted(given.keys() - _OPTIONS[method]):
+            raise InputError(
+                f"Method {method!r} has no use for {', '.join(useless)}. "
+                f"It takes: {', '.join(sorted(_OPTIONS[method]))}."
             )
-        elif rounds is not None or deadline is not None:
-            raise BudgetError("Give rounds and deadline inside the Budget, or a plain number as budget; not both.")
-        if method not in _METHODS:
-            raise UnknownName(f"There is no method {method!r}. Choose one of: {', '.join(_METHODS)}.")
-        if approximate_scores and method in ("rerank", "exact"):
-            raise InputError(f"Method {method!r} predicts no scores; leave approximate_scores out.")
         if method == "exact":
-            return Exact(index=self, scorer=self.scorer, filter=filter).plan
+            check_k(k)
+            return Exact(index=self, scorer=self.scorer, filter=given.get("filter")).plan
+        budget = _budget(given.pop("budget", 100), given.pop("rounds", None), given.pop("deadline", None))
         budget.check_k(k)
-        stage = self._first_or_default(first)
-        if method == "rerank":
-            return Rerank(
-                index=self, scorer=self.scorer, budget=budget, first=stage, pool=pool, filter=filter, seed=seed
-            ).plan
-        if method == "anncur":
-            return ANNCUR(
-                index=self,
-                scorer=self.scorer,
-                budget=budget,
-                first=stage,
-                split=split,
-                approximator=approximator,
-                pool=pool,
-                filter=filter,
-                seed=seed,
-                approximate_scores=approximate_scores,
-                keep_predictions=keep_predictions,
-            ).plan
-        return AdaCUR(
-            index=self,
-            scorer=self.scorer,
-            budget=budget,
-            first=stage,
-            approximator=approximator,
-            acquisition=acquisition,
-            pool=pool,
-            filter=filter,
-            seed=seed,
-            approximate_scores=approximate_scores,
-            keep_predictions=keep_predictions,
-        ).plan
+        first = self._first_or_default(given.pop("first", None))
+        return _METHODS[method](index=self, scorer=self.scorer, budget=budget, first=first, **given).plan
 
     def _first_or_default(self, first: str | Retriever | None) -> Retriever | None:
         if first is None:
@@ -256,3 +223,12 @@ class AnchorIndex:
             return first
         # No retriever is needed to start at random: a search without candidates draws its own.
         return None if first == "random" and "random" not in self._first else self.first_stage(first)
+
+
+def _budget(budget: int | Budget, rounds: int | None, deadline: float | None) -> Budget:
+    if not isinstance(budget, Budget):
+        small = isinstance(budget, int) and 0 < budget < _ROUNDS
+        return Budget(calls=budget, rounds=rounds or (budget if small else _ROUNDS), deadline=deadline)
+    if rounds is not None or deadline is not None:
+        raise BudgetError("Give rounds and deadline inside the Budget, or a plain number as budget; not both.")
+    return budget

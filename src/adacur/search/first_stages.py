@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,29 @@ from typing import Any
 from adacur.core.errors import InputError, UnknownName
 from adacur.core.protocols import Items, Retriever, SavedRetriever
 from adacur.core.records import Item
-from adacur.retrievers import BM25, Dense, load_retriever
+from adacur.data import fetch, names
+from adacur.index import first_stage_folders, locked, write_checksums
+from adacur.retrievers import BM25, Dense, bge_small, load_retriever, read_settings
 
-__all__ = ["add_first_stages", "open_first_stages", "save_first_stage"]
+__all__ = ["FirstStage", "add_first_stages", "check_first_stages", "open_first_stages", "save_first_stage"]
 
 FirstStage = str | SavedRetriever
+_BY_NAME = ("bm25", "dense", "random")
+
+
+def check_first_stages(stages: Sequence[FirstStage], *, encoder: Any) -> None:
+    """Refuse first stages that could not be built, before anything is paid for."""
+    if isinstance(stages, str):
+        raise InputError(f"first is a list of first stages; got one text. Write first=[{stages!r}].")
+    for stage in stages:
+        if isinstance(stage, str) and stage not in _BY_NAME:
+            raise UnknownName(
+                f"There is no first stage {stage!r} to build. Choose {', '.join(_BY_NAME)}, or give an object."
+            )
+        if stage == "dense" and encoder is None:
+            raise InputError("A dense first stage needs an encoder; give encoder=…, e.g. 'bge-small-en-v1.5'.")
+        if not isinstance(stage, str | SavedRetriever):
+            raise InputError(f"A first stage has a name, search and save; {type(stage).__name__} has not.")
 
 
 def add_first_stages(
@@ -26,41 +45,49 @@ def add_first_stages(
         name = stage if isinstance(stage, str) else stage.name
         if name == "random" or (path / "first" / name).exists():
             continue
-        save_first_stage(_built(stage, items=items, encoder=encoder, progress=progress), path)
+        if not isinstance(stage, str):
+            save_first_stage(stage, path)
+        elif name == "bm25":
+            save_first_stage(BM25.build(_every(items)), path)
+        else:
+            # Embeddings go to the disk as they are made, so that memory does not grow with the collection.
+            def build(folder: Path) -> Dense:
+                target = folder / "embeddings.npy"
+                return Dense.build(_every(items), encoder=encoder, progress=progress, path=target)
+
+            _write(build, path, name=name)
 
 
-def save_first_stage(stage: SavedRetriever, path: Path) -> None:
+def save_first_stage(stage: SavedRetriever, path: Path, *, name: str | None = None) -> None:
     """Write a first stage into an index folder; a crash leaves it absent, never half there."""
-    target = path / "first" / stage.name
-    unfinished = path / "first" / f".{stage.name}.unfinished"
-    if unfinished.exists():
-        shutil.rmtree(unfinished)
-    unfinished.mkdir(parents=True)
-    stage.save(unfinished)
-    unfinished.rename(target)
+    _write(lambda folder: stage, path, name=name or stage.name)
 
 
 def open_first_stages(path: Path, *, encoder: Any = None) -> Mapping[str, Callable[[], Retriever]]:
     """How to open each first stage of an index folder."""
-    folders = sorted(folder for folder in (path / "first").glob("[!.]*") if folder.is_dir())
-    return {
-        folder.name: functools.partial(
-            load_retriever, folder, **({"encoder": encoder} if folder.name == "dense" else {})
-        )
-        for folder in folders
-    }
+    return {folder.name: functools.partial(_opened, folder, encoder) for folder in first_stage_folders(path)}
 
 
-def _built(stage: FirstStage, *, items: Items, encoder: Any, progress: bool) -> SavedRetriever:
-    if not isinstance(stage, str):
-        return stage
-    if stage == "bm25":
-        return BM25.build(_every(items))
-    if stage == "dense":
-        if encoder is None:
-            raise InputError("A dense first stage needs an encoder; give encoder=… (see adacur.retrievers).")
-        return Dense.build(_every(items), encoder=encoder, progress=progress)
-    raise UnknownName(f"There is no first stage {stage!r} to build. Choose bm25, dense or random, or give an object.")
+def _write(make: Callable[[Path], SavedRetriever], path: Path, *, name: str) -> None:
+    unfinished = path / "first" / f".{name}.{uuid.uuid4().hex}.unfinished"
+    with locked(path):
+        for left_over in (path / "first").glob(f".{name}.*.unfinished"):
+            shutil.rmtree(left_over)
+        unfinished.mkdir(parents=True)
+        make(unfinished).save(unfinished)
+        write_checksums(unfinished)
+        unfinished.rename(path / "first" / name)
+
+
+def _opened(folder: Path, encoder: Any) -> Retriever:
+    settings = read_settings(folder)
+    if settings["kind"] != "dense":
+        return load_retriever(folder)
+    source = (settings["encoder"] or {}).get("source")
+    if encoder is None and source and not Path(source).exists() and Path(source).name in names():
+        # A path of another machine is no help, but a name that everybody can fetch is.
+        encoder = bge_small(fetch(Path(source).name))
+    return load_retriever(folder, encoder=encoder)
 
 
 def _every(items: Items) -> Iterable[Item]:

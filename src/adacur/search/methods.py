@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from adacur.acquisition import TopK
 from adacur.approximation import PseudoInverse
-from adacur.core.budget import Budget, even_split
+from adacur.core.budget import Budget, check_k, even_split
 from adacur.core.errors import BudgetError
 from adacur.core.protocols import Acquisition, AnchorScores, Approximator, Collection, Retriever, Scorer
 from adacur.core.records import Query
@@ -171,8 +171,7 @@ class Exact:
 
     def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
         """The best k items of each query, best first."""
-        if k < 1:
-            raise BudgetError(f"k counts the items to return and must be at least 1; got {k}.")
+        check_k(k)
         return search(self.plan, queries, k)
 
 

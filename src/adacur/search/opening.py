@@ -11,11 +11,11 @@ from adacur.core.errors import InputError
 from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
 from adacur.data import fetch, names, pseudo_queries
-from adacur.index import Drift, IndexFolder, Progress, build_scores, check_scorer
+from adacur.index import Drift, IndexFolder, Progress, build_scores, check_scorer, is_finished
 from adacur.retrievers import bge_small
 from adacur.scorers import scorer as opened_scorer
 from adacur.search.anchor_index import AnchorIndex
-from adacur.search.first_stages import FirstStage, add_first_stages, open_first_stages
+from adacur.search.first_stages import FirstStage, add_first_stages, check_first_stages, open_first_stages
 
 __all__ = ["build", "encoder", "load", "scorer"]
 
@@ -38,7 +38,7 @@ def encoder(source: Any) -> Any:
     if isinstance(source, str | Path):
         from adacur.retrievers import SentenceTransformerEncoder
 
-        return SentenceTransformerEncoder(fetch(source) if source in names() else source, normalise=True)
+        return SentenceTransformerEncoder(fetch(source) if source in names() else source)
     return source
 
 
@@ -62,8 +62,10 @@ def build(
     items (`adacur.pseudo_queries`). `scorer` is a Scorer, a function of (query text, item text) pairs, or what
     `adacur.scorer` opens. `first` names the first stages to keep: "bm25", "dense" (with `encoder`), or objects.
     """
-    opened = _open_scorer(scorer)
     dual = _open_encoder(encoder)
+    check_first_stages(first, encoder=dual)
+    opened = _open_scorer(scorer)
+    was_finished = is_finished(path)
     if isinstance(anchor_queries, int):
         items = list(items)
         anchor_queries = pseudo_queries(items, anchor_queries, seed=seed)
@@ -83,7 +85,7 @@ def build(
         if bar:
             bar.close()
     add_first_stages(first, items=folder.items, path=Path(path), encoder=dual, progress=progress)
-    return _opened(folder, scorer=opened, encoder=dual, check=False)
+    return _opened(folder, scorer=opened, encoder=dual, check=was_finished)
 
 
 def load(path: str | Path, *, scorer: Any = None, encoder: Any = None, check: bool = True) -> AnchorIndex:

@@ -51,12 +51,14 @@ class Plan:
         return {
             "method": self.method,
             "budget": self.calls,
-            "rounds": len(self.batch_sizes(self.calls)),
-            "first": getattr(self.first, "name", type(self.first).__name__) if self.first else "random",
+            "batch_sizes": self.batch_sizes(self.calls),
+            "first": getattr(self.first, "name", type(self.first).__name__) if self.first else None,
             "anchors": len(self.anchors.anchor_queries) if self.anchors else 0,
             "approximator": repr(self.approximator) if self.approximator else None,
             "acquisition": repr(self.acquisition) if self.acquisition else None,
             "pool": self.pool,
+            "filtered": self.filter is not None,
+            "deadline": self.deadline,
             "seed": self.seed,
             "scorer": self.scorer.card.name,
         }

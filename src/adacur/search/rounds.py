@@ -7,12 +7,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from adacur.acquisition import Uniform
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
-from adacur.core.errors import AdacurError, EmptyInput, InputError, ScorerFailed
-from adacur.core.protocols import Items, Retriever, Scorer
+from adacur.core.errors import BudgetError, EmptyInput, InputError
+from adacur.core.protocols import Items, Retriever
 from adacur.core.records import Pair, Query, as_queries
 from adacur.core.results import Hits
 from adacur.core.scores import check_scores
+from adacur.core.seeds import stream_key
+from adacur.scorers.asking import asking
 from adacur.scorers.grid import ascore
 from adacur.search.adaptive import AdaptiveSearch
 from adacur.search.plan import Filter, Plan
@@ -33,7 +36,8 @@ def search(plan: Plan, queries: Sequence[Query | str], k: int) -> list[Hits]:
     found: list[Hits] = []
     for running in _start(plan, queries, k):
         while pairs := running.next_pairs():
-            running.accept(_score(plan.scorer, pairs))
+            with asking(plan.scorer):
+                running.accept(check_scores(plan.scorer.score(pairs), pairs))
         found += running.hits()
     return found
 
@@ -42,10 +46,12 @@ def search_iter(plan: Plan, query: Query | str, k: int) -> Iterator[Hits]:
     """Hits of one query after each round; the last are the answer."""
     (running,) = _start(plan, [query], k)
     while pairs := running.next_pairs():
-        running.accept(_score(plan.scorer, pairs))
+        with asking(plan.scorer):
+            running.accept(check_scores(plan.scorer.score(pairs), pairs))
         if running.has_news:
             yield running.hits()[0]
-    if running.has_news:
+    # A deadline may end a round early, and a search that found nothing still has an answer.
+    if running.has_news or not running.has_answered:
         yield running.hits()[0]
 
 
@@ -54,32 +60,35 @@ async def asearch(plan: Plan, queries: Sequence[Query | str], k: int) -> list[Hi
     found: list[Hits] = []
     for running in _start(plan, queries, k):
         while pairs := running.next_pairs():
-            running.accept(await _ascore(plan.scorer, pairs))
+            with asking(plan.scorer):
+                running.accept(check_scores(await ascore(plan.scorer, pairs), pairs))
         found += running.hits()
     return found
 
 
 def _start(plan: Plan, queries: Sequence[Query | str], k: int) -> Iterator[_LockStep]:
+    started = time.monotonic()
     asked = as_queries(queries)
+    if plan.pool is not None and plan.pool < k:
+        raise BudgetError(f"Only items of the pool are returned, so k must not exceed it; got k={k}, pool={plan.pool}.")
     allowed = _allowed_by(plan.filter, plan.items)
     n_items = len(plan.items)
     together = max(1, min(_PAIRS_AT_ONCE // min(plan.calls, n_items), _PREDICTIONS_AT_ONCE // n_items))
     for start in range(0, len(asked), together):
-        yield _LockStep(plan, asked[start : start + together], k, allowed=allowed)
+        yield _LockStep(plan, asked[start : start + together], k, allowed=allowed, started=started)
 
 
 class _LockStep:
     """A group of queries on their way through the rounds of a plan."""
 
-    def __init__(self, plan: Plan, queries: list[Query], k: int, *, allowed: BoolArray) -> None:
-        self._started = time.monotonic()
+    def __init__(self, plan: Plan, queries: list[Query], k: int, *, allowed: BoolArray, started: float) -> None:
+        self._started = started
         self._plan = plan
         self._queries = queries
         self._k = k
         self._approximation = (
             plan.approximator.begin(plan.anchors, queries) if plan.approximator and plan.anchors else None
         )
-        n_items = len(plan.items)
         asked_first_stage = time.monotonic()
         wanted = plan.pool or plan.batch_sizes(min(plan.calls, int(allowed.sum())))[0]
         if plan.first is None:
@@ -87,7 +96,9 @@ class _LockStep:
         else:
             candidates = _candidates(plan.first, queries, wanted=wanted, items=plan.items, allowed=allowed)
         first_stage_seconds = time.monotonic() - asked_first_stage
-        own = [allowed if plan.pool is None else _only(found[: plan.pool], n_items) for found in candidates]
+        own = [allowed] * len(queries)
+        if plan.pool is not None:
+            own = [self._pooled(query, found, allowed) for query, found in zip(queries, candidates, strict=True)]
         self._search = AdaptiveSearch(
             queries,
             candidates=candidates,
@@ -112,8 +123,8 @@ class _LockStep:
         self._scored = 0
         self._round_seconds = 0.0
         self._slice = 0
-        # An answer, even an empty one, is news until somebody has seen it.
-        self.has_news = True
+        self.has_news = False
+        self.has_answered = False
 
     def next_pairs(self) -> list[Pair]:
         """Pairs for the next scorer call; none when the search has ended."""
@@ -154,6 +165,7 @@ class _LockStep:
     def hits(self) -> list[Hits]:
         """The best k of each query so far."""
         self.has_news = False
+        self.has_answered = True
         precise = None
         if self._plan.approximate_scores and self._approximation is not None:
             precise = self._approximation.predict_precisely()
@@ -177,6 +189,19 @@ class _LockStep:
             )
         return found
 
+    def _pooled(self, query: Query, found: IntArray, allowed: BoolArray) -> BoolArray:
+        """The first stage's best, topped up at random like any first stage that returns too few."""
+        assert self._plan.pool is not None
+        pool = found[: self._plan.pool]
+        rest = allowed.copy()
+        rest[pool] = False
+        stream = stream_key(self._plan.seed, "pool", query.id)
+        keys = self._plan.items.keys
+        more = Uniform().choose(np.empty(0), unscored=rest, n=self._plan.pool - len(pool), keys=keys, stream=stream)
+        mask = np.zeros(len(allowed), dtype=np.bool_)
+        mask[np.concatenate([pool, more])] = True
+        return mask
+
     def _tell(self) -> None:
         self._search.tell([np.array(scores) for scores in self._scores], seconds=self._round_seconds)
         self.has_news = True
@@ -198,7 +223,10 @@ def _candidates(
     k = wanted
     while True:
         found = first.search(queries, k)
-        ranked = [items.positions(hits.ids) for hits in found]
+        if len(found) != len(queries):
+            raise InputError(f"A first stage answers every query; asked {len(queries)}, answered {len(found)}.")
+        # A first stage may name an item twice (by its passages, say); it is scored once.
+        ranked = [items.positions(dict.fromkeys(hits.ids)) for hits in found]
         kept = [positions[allowed[positions]] for positions in ranked]
         short = any(len(own) < wanted and len(all_) >= k for own, all_ in zip(kept, ranked, strict=True))
         if not short or k >= len(items):
@@ -221,29 +249,3 @@ def _allowed_by(filter_: Filter | None, items: Items) -> BoolArray:
     if not allowed.any():
         raise EmptyInput("The filter leaves no item to search. Widen it.")
     return allowed
-
-
-def _only(positions: IntArray, n_items: int) -> BoolArray:
-    mask = np.zeros(n_items, dtype=np.bool_)
-    mask[positions] = True
-    return mask
-
-
-def _score(scorer: Scorer, pairs: Sequence[Pair]) -> FloatArray:
-    try:
-        return check_scores(scorer.score(pairs), pairs)
-    except Exception as error:
-        raise _as_scorer_error(scorer, error) from error
-
-
-async def _ascore(scorer: Scorer, pairs: Sequence[Pair]) -> FloatArray:
-    try:
-        return check_scores(await ascore(scorer, pairs), pairs)
-    except Exception as error:
-        raise _as_scorer_error(scorer, error) from error
-
-
-def _as_scorer_error(scorer: Scorer, error: Exception) -> Exception:
-    if isinstance(error, AdacurError):
-        return error
-    return ScorerFailed(f"Scorer {scorer.card.name!r} raised {type(error).__name__}: {error}")

@@ -484,7 +484,8 @@ for size in sys.argv[3:]:
         mount("remount,size=8m")
         matrix, again = build(disk + "/index")
         safe = 0 if seen[-1] == "nothing is" else int(seen[-1].split()[0])
-        assert again == pairs - safe * 50 * 50
+        # A function is recognised by eight calls before its scores are mixed with stored ones.
+        assert again == pairs - safe * 50 * 50 + (8 if safe else 0)
         assert matrix.tobytes() == whole.tobytes()
         assert verify(disk + "/index").ok
     subprocess.run(["umount", disk], check=True)

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from adacur import AnchorIndex, Budget, FunctionScorer, Item, Metered, Query
+from adacur import AnchorIndex, Budget, FunctionScorer, Item, Metered, Query, TopK
 from adacur.core.errors import (
     BudgetError,
     EmptyInput,
@@ -33,7 +33,7 @@ def test_search_returns_the_best_of_what_it_scored_with_texts_and_rounds(index, 
     assert set(hits.rounds) <= {1, 2, 3, 4, 5}
     scored = np.concatenate([round_.exact for round_ in hits.trace.rounds])
     assert list(hits.scores) == sorted(scored, reverse=True)[:7]
-    assert {"method", "budget", "rounds", "first", "anchors", "scorer"} <= set(hits.trace.settings)
+    assert {"method", "budget", "batch_sizes", "first", "anchors", "scorer"} <= set(hits.trace.settings)
 
 
 def test_batch_iter_and_async_give_the_same_answer(index, world) -> None:
@@ -116,12 +116,83 @@ def test_a_short_first_stage_is_topped_up_at_random(world) -> None:
         ({"filter": ["nobody"]}, UnknownName),
         ({"method": "rerank", "first": "noisy", "approximate_scores": True}, InputError),
         ({"method": "anncur", "split": 1.0}, BudgetError),
+        ({"method": "anncur", "acquisition": TopK()}, InputError),
+        ({"split": 0.3}, InputError),
+        ({"method": "exact", "budget": 10}, InputError),
+        ({"method": "exact", "k": 0}, BudgetError),
+        ({"method": "exact", "pool": 10}, InputError),
+        ({"pool": 5, "first": "noisy", "k": 6}, BudgetError),
+        ({"deadline": float("inf")}, BudgetError),
+        ({"budget": 10.5}, BudgetError),
+        ({"k": 2.5}, BudgetError),
+        ({"tempo": 3}, InputError),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_is_paid(index, world, wrong, error) -> None:
     with pytest.raises(error):
         index.search(world.test[0], **wrong)
     assert index.scorer.calls == 0
+
+
+@pytest.mark.parametrize("query", [Query(3, "three"), Query("q", None), "\ud83d", Query("\ud83d", "text"), 7])
+def test_a_query_that_is_not_text_is_refused(index, query) -> None:
+    with pytest.raises(InputError):
+        index.search(query)
+
+
+def test_a_first_stage_that_names_an_item_twice_has_it_scored_once(world) -> None:
+    from adacur.core.results import Hits
+
+    class Stuttering:
+        name = "stuttering"
+
+        def search(self, queries, k):
+            return [Hits(query=query, ids=("i1", "i1", "i2", "i2"), scores=np.ones(4)) for query in queries]
+
+    index = AnchorIndex(world.index, scorer=world.scorer)
+    hits = index.search(world.test[0], k=10, budget=10, rounds=2, first=Stuttering())
+    assert len(set(hits.ids)) == len(hits.ids) == hits.trace.calls == 10
+
+
+def test_a_first_stage_must_answer_every_query(world) -> None:
+    class Silent:
+        def search(self, queries, k):
+            return []
+
+    with pytest.raises(InputError, match="answers every query"):
+        AnchorIndex(world.index, scorer=world.scorer).search(world.test[0], first=Silent())
+
+
+def test_a_pool_that_the_first_stage_cannot_fill_is_topped_up_at_random(world) -> None:
+    from adacur.core.results import Hits
+
+    class Empty:
+        def search(self, queries, k):
+            return [Hits(query=query, ids=(), scores=np.empty(0)) for query in queries]
+
+    hits = AnchorIndex(world.index, scorer=world.scorer).search(world.test[0], k=5, budget=20, pool=30, first=Empty())
+    assert hits.trace.calls == 20
+
+
+def test_scores_beyond_the_range_of_floats_do_not_end_the_search_early(world) -> None:
+    huge = AnchorIndex.from_arrays(
+        items=world.items, anchor_queries=world.anchors, scores=(1e-40 * world.anchor_scores).astype(np.float32)
+    )
+    with np.errstate(all="ignore"):
+        hits = AnchorIndex(huge, scorer=world.scorer).search(world.test[0], k=5, budget=20)
+    assert hits.trace.calls == 20
+
+
+def test_search_iter_with_a_deadline_yields_answers_only(world) -> None:
+    def slow(pairs):
+        time.sleep(0.002 * len(pairs))
+        return [float(len(text)) for _, text in pairs]
+
+    index = AnchorIndex(world.index, scorer=FunctionScorer(slow), first={"noisy": world.noisy_first()})
+    steps = list(index.search_iter(world.test[0], k=3, budget=100, first="noisy", deadline=0.2))
+    calls = [step.trace.calls for step in steps]
+    assert calls == sorted(set(calls))
+    assert calls[0] > 0
 
 
 def test_a_query_without_words_is_refused(index) -> None:

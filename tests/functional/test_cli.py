@@ -1,0 +1,596 @@
+"""The command line as its users meet it: real processes, real folders, real exit codes."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adacur
+
+ADACUR = Path(sys.executable).with_name("adacur")
+N_ITEMS = 60
+BLOCK_ITEMS = 6
+N_ANCHORS = 7
+N_BLOCKS = N_ITEMS // BLOCK_ITEMS
+BUILD_OPTIONS = ("-n", str(N_ANCHORS), "--block-items", str(BLOCK_ITEMS))
+COMMANDS = ("fetch", "queries", "estimate", "build", "search", "inspect", "verify", "demo")
+
+# A scorer whose mood is set from outside, so that the same command fails today and continues tomorrow. Only whole
+# blocks suffer from it: what is timed before a build is never of that size.
+SCORERS = f"""
+import os, time, zlib
+
+def score(pairs):
+    scores = [len(set(query.lower().split()) & set(text.lower().split())) + zlib.crc32((query + text).encode()) / 2**32
+              for query, text in pairs]
+    if len(pairs) == {N_ANCHORS * BLOCK_ITEMS}:
+        if "LOG" in os.environ:
+            with open(os.environ["LOG"], "a") as log:
+                log.write(pairs[0][1] + "\\n")
+        mood = os.environ.get("MOOD")
+        if mood == "slow":
+            time.sleep(0.25)
+        elif mood and "number {BLOCK_ITEMS * 4} " in pairs[0][1]:
+            if mood == "raise":
+                raise RuntimeError("the model server is down")
+            return {{"nan": scores[:-1] + [float("nan")], "few": scores[:-1], "many": scores + [0.0]}}[mood]
+    return scores
+
+def another(pairs):
+    return [-len(text) for query, text in pairs]
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command left: its exit code and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> list[Any]:
+        """Every line of stdout, which must be JSON and nothing else."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    def refused(self, *words: str) -> None:
+        """Check that there was one clear error, and no traceback."""
+        assert self.code == 1, self
+        assert "Traceback" not in self.err
+        # A progress bar leaves its line open.
+        (message,) = (line for line in self.err.replace("\r", "\n").splitlines() if line.startswith("Error: "))
+        for word in words:
+            assert word in message
+        assert self.out == ""
+
+
+def environment(**extra: str) -> dict[str, str]:
+    ours = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MOOD", "LOG")}
+    return ours | {"COLUMNS": "100", "NO_COLOR": "1"} | extra
+
+
+def run(*arguments: object, cwd: Path, **extra: str) -> Ran:
+    done = subprocess.run(
+        [ADACUR, *map(str, arguments)],
+        cwd=cwd,
+        env=environment(**extra),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+        check=False,
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def texts() -> list[dict[str, str]]:
+    things = ("river", "harbour", "comet", "violin", "glacier", "lantern", "orchid")
+    return [
+        {
+            "_id": f"d{i}",
+            "title": f"The {things[i % 7]} number {i} of {things[i % 5]}",
+            "text": f"It lies by the {things[i % 3]}. Nobody has ever seen the {things[(i + 3) % 7]} of town {i}.",
+        }
+        for i in range(N_ITEMS)
+    ]
+
+
+def write_lines(path: Path, rows: list[dict[str, str]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def case(options: list[Any], *says: str) -> Any:
+    """Arguments that cannot work, and what the message must say; named after the arguments."""
+    return pytest.param(options, says, id=" ".join(map(str, options)) or "nothing")
+
+
+@pytest.fixture(scope="session")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with items in every format, a scorer, and a finished index; nobody may change it."""
+    folder = tmp_path_factory.mktemp("shop")
+    rows = texts()
+    (folder / "my_scorers.py").write_text(SCORERS)
+    # A user's file that happens to be called like a library must not be taken for it.
+    (folder / "numpy.py").write_text("raise RuntimeError('this is not numpy')\n")
+    write_lines(folder / "items.jsonl", rows)
+    with (folder / "items.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, ("_id", "title", "text"))
+        table.writeheader()
+        table.writerows(rows)
+    (folder / "items.tsv").write_text("".join(f"{row['_id']}\t{row['text']}\n" for row in rows))
+    (folder / "items.txt").write_text("".join(f"{row['text']}\n" for row in rows))
+    (folder / "beir").mkdir()
+    write_lines(folder / "beir" / "corpus.jsonl", rows)
+    write_lines(folder / "beir" / "queries.jsonl", [{"_id": f"q{i}", "text": f"a comet of town {i}"} for i in range(3)])
+    built = build(folder, "whole.adacur")
+    assert built.code == 0, built
+    return folder
+
+
+def build(folder: Path, index: str, *options: object, scorer: str = "my_scorers:score", **extra: str) -> Ran:
+    return run("build", "items.jsonl", index, *BUILD_OPTIONS, "--scorer", scorer, *options, cwd=folder, **extra)
+
+
+@pytest.fixture
+def folder(shop: Path, tmp_path: Path) -> Path:
+    """A folder of one's own, with the same items and scorers."""
+    for name in ("items.jsonl", "my_scorers.py"):
+        shutil.copy(shop / name, tmp_path / name)
+    return tmp_path
+
+
+def fingerprint(folder: Path) -> dict[str, str]:
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def same_index(one: Path, other: Path) -> bool:
+    ours, theirs = adacur.load(one), adacur.load(other)
+    return (
+        adacur.verify(one).ok
+        and list(ours.items.ids) == list(theirs.items.ids)
+        and ours.anchor_queries == theirs.anchor_queries
+        and np.array_equal(ours.matrix, theirs.matrix)
+        and ours.first_stages == theirs.first_stages
+    )
+
+
+@contextmanager
+def building(folder: Path, index: str, *, blocks: int, **extra: str) -> Iterator[subprocess.Popen[str]]:
+    """A slow build in a process of its own, with so many blocks done."""
+    process = subprocess.Popen(
+        [ADACUR, "build", "items.jsonl", index, *BUILD_OPTIONS, "--scorer", "my_scorers:score"],
+        cwd=folder,
+        env=environment(MOOD="slow", **extra),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        # Whoever runs the tests may have told its children to ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
+    )
+    try:
+        give_up = time.monotonic() + 60
+        while len(list((folder / index).glob("scores.zarr/c/*/0"))) < blocks:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < give_up, "the build does not get on"
+            time.sleep(0.02)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# ── help, version, usage ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_with_an_example(command: str, tmp_path: Path) -> None:
+    ran = run(command, "--help", cwd=tmp_path)
+
+    assert ran.code == 0
+    assert f"Example: adacur {command} " in ran.out
+    assert "--json" in ran.out
+
+
+def test_the_script_and_the_module_are_the_same_program(tmp_path: Path) -> None:
+    by_module = subprocess.run(
+        [sys.executable, "-m", "adacur", "--version"], cwd=tmp_path, capture_output=True, encoding="utf-8", check=True
+    )
+
+    assert run("--version", cwd=tmp_path).out == by_module.stdout == f"adacur {adacur.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("nonsense",), ("search",), ("search", "x", "--nonsense"), ("search", "x", "y", "-k", "many"), ("build", "x")],
+    ids=" ".join,
+)
+def test_wrong_usage_is_exit_code_2(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    ran = run(*arguments, cwd=tmp_path)
+
+    assert ran.code == 2
+    assert "Usage: adacur" in ran.err
+    assert "Traceback" not in ran.err
+
+
+# ── results ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("source", ["items.jsonl", "items.csv", "items.tsv", "items.txt", "beir"])
+def test_items_come_from_every_format(source: str, shop: Path) -> None:
+    ran = run("queries", source, "-n", 4, cwd=shop)
+
+    assert ran.code == 0, ran
+    made = ran.json()
+    assert len({row["_id"] for row in made}) == 4
+    assert all(row["text"] for row in made)
+
+
+def test_fields_of_other_names_can_be_named(tmp_path: Path) -> None:
+    write_lines(tmp_path / "odd.jsonl", [{"key": "n1", "head": "A thing of beauty", "rest": "is a joy for ever"}])
+
+    run("queries", "odd.jsonl", cwd=tmp_path).refused("odd.jsonl, line 1", "no id", "'key', 'head', 'rest'")
+    named = ("--id-field", "key", "--text-field", "head", "--text-field", "rest")
+    (made,) = run("queries", "odd.jsonl", *named, cwd=tmp_path).json()
+    assert made["text"] == "A thing of beauty. is a joy for ever"
+
+
+def test_with_json_nothing_but_json_is_on_stdout(folder: Path) -> None:
+    (listed,) = run("fetch", "--json", cwd=folder).json()
+    assert {"name", "kind", "licence", "bytes", "origin"} <= listed[0].keys()
+    (fetched,) = run("fetch", "wikivital", "--json", cwd=folder).json()
+    assert Path(fetched["wikivital"]).is_dir()
+    (wrote,) = run("queries", "items.jsonl", "-n", 3, "-o", "anchors.jsonl", "--json", cwd=folder).json()
+    assert wrote == {"queries": 3, "output": "anchors.jsonl"}
+    assert len((folder / "anchors.jsonl").read_text().splitlines()) == 3
+    sized = ("--sizes", "5,50", "--scorer", "my_scorers:score")
+    (rows,) = run("estimate", "items.jsonl", *sized, "--anchors", "anchors.jsonl", "--json", cwd=folder).json()
+    assert [(row["n_anchors"], row["pairs"], row["bytes"]) for row in rows] == [
+        (5, 5 * N_ITEMS, 20 * N_ITEMS),
+        (50, 50 * N_ITEMS, 200 * N_ITEMS),
+    ]
+    (built,) = build(folder, "i.adacur", "--anchors", "anchors.jsonl", "--json").json()
+    assert built == {"index": "i.adacur", "items": N_ITEMS, "anchors": 3, "first": ["bm25", "random"]}
+    found = run("search", "i.adacur", "a comet", "a river", "-k", 3, "--budget", 20, "--json", cwd=folder).json()
+    assert [answer["query"]["text"] for answer in found] == ["a comet", "a river"]
+    assert all(answer["calls"] == 20 and len(answer["hits"]) == 3 for answer in found)
+    assert {"id", "score", "rank", "round", "text"} <= found[0]["hits"][0].keys()
+    (facts,) = run("inspect", "i.adacur", "--json", cwd=folder).json()
+    assert (facts["items"], facts["anchors"], facts["scorer"]["source"]) == (N_ITEMS, 3, "my_scorers:score")
+    (verified,) = run("verify", "i.adacur", "--json", cwd=folder).json()
+    assert verified == {"ok": True, "complete": True, "problems": [], "blocks": N_BLOCKS}
+
+
+def test_results_for_people_are_on_stdout_and_all_else_on_stderr(shop: Path, folder: Path) -> None:
+    built = build(folder, "my index")
+    assert f"{N_ITEMS} items × {N_ANCHORS} anchor queries" in built.out
+    assert f"{N_ITEMS * N_ANCHORS} pairs; estimated time" in built.err
+    assert "pairs/s" in built.err
+    assert "Next: adacur search 'my index'" in built.err
+
+    # Square brackets and colons mean something to the library that draws the tables.
+    question = "is [/] this [b]bold[/b] :snake: comet?"
+    found = run("search", "whole.adacur", question, "-k", 2, "--budget", 12, cwd=shop)
+    assert found.code == 0, found
+    assert question in found.out
+    assert "score" in found.out
+    assert "round" in found.out
+    assert "12 scorer calls" in found.err
+    assert "12 scorer calls" not in found.out
+
+    shown = run("inspect", "whole.adacur", cwd=shop)
+    assert f"{N_ITEMS} × {N_ANCHORS} (float32)" in shown.out
+    assert "my_scorers:score" in shown.out
+    assert run("verify", "whole.adacur", cwd=shop).out == "whole.adacur: nothing is damaged (complete).\n"
+    listed = run("fetch", cwd=shop)
+    assert "ms-marco-MiniLM-L-12-v2" in listed.out
+    assert "CC-BY-SA-4.0" in listed.out
+    costs = run("estimate", "items.jsonl", "--scorer", "my_scorers:score", cwd=shop)
+    assert [line.split()[0] for line in costs.out.splitlines()[2:]] == ["50", "100", "200", "500"]
+
+
+def test_a_budget_larger_than_the_collection_gives_the_exact_answer(shop: Path) -> None:
+    asked = ("whole.adacur", "a comet of the glacier", "-k", 7, "--json")
+    (generous,) = run("search", *asked, "--budget", 10 * N_ITEMS, cwd=shop).json()
+    (exact,) = run("search", *asked, "--method", "exact", cwd=shop).json()
+
+    assert [hit["id"] for hit in generous["hits"]] == [hit["id"] for hit in exact["hits"]]
+    assert generous["calls"] == exact["calls"] == N_ITEMS
+    assert generous["stopped"] == "exhausted"
+
+
+def test_questions_come_from_a_file_too(shop: Path) -> None:
+    found = run("search", "whole.adacur", "--queries", "beir", "-k", 1, "--method", "rerank", "--json", cwd=shop).json()
+
+    assert [answer["query"]["id"] for answer in found] == ["q0", "q1", "q2"]
+
+
+def test_the_reader_may_leave_early(shop: Path) -> None:
+    with subprocess.Popen(
+        [ADACUR, "queries", "items.jsonl", "-n", "100"],
+        cwd=shop,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+
+
+# ── bad input ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("empty.jsonl", b"", ["empty.jsonl is empty", "at least one"]),
+        ("blank.txt", b"\n\n", ["blank.txt is empty"]),
+        ("twice.jsonl", b'{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n', ["line 2", "'a'", "unique"]),
+        ("mute.csv", b"id,text\n1,x\n2, \n", ["line 3", "no text"]),
+        ("broken.jsonl", b'{"_id": "a", "text": "x"}\n{"_id": \n', ["line 2", "not JSON"]),
+        ("ragged.csv", b"id,title,text\n1,2\n", ["line 2", "2 columns", "expected 3"]),
+        ("latin.jsonl", b'{"_id": "a", "text": "\xff"}\n', ["not UTF-8", "Convert"]),
+        ("items.parquet", b"PAR1", ["items.parquet", ".jsonl"]),
+        ("", b"", ["BEIR", "corpus.jsonl"]),
+    ],
+    ids=["empty", "blank", "duplicate id", "empty text", "bad JSON", "ragged", "not UTF-8", "unknown kind", "folder"],
+)
+def test_items_that_cannot_be_read_are_refused_and_nothing_is_begun(
+    name: str, content: bytes, says: list[str], folder: Path
+) -> None:
+    if name:
+        (folder / name).write_bytes(content)
+    ran = run("build", folder / name, "i.adacur", "--scorer", "my_scorers:score", cwd=folder)
+
+    ran.refused(*says)
+    assert not (folder / "i.adacur").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        case(["--anchors", "nowhere.jsonl"], "There is no file nowhere.jsonl"),
+        case(["--anchors", "empty.jsonl"], "empty.jsonl is empty"),
+        case(["-n", 100_000], "100000 were asked for", "or fewer"),
+        case(["--first", "bm52"], "no first stage 'bm52'", "bm25"),
+        case(["--dtype", "int8"], "float32 or float16", "int8"),
+        case(["--scorer", "nowhere:score"], "No module 'nowhere'", "this folder"),
+        case(["--scorer", "my_scorers:nothing"], "'my_scorers' has no 'nothing'"),
+        case(["--scorer", "broken_scorer:score"], "'broken_scorer:score' cannot be opened", "no_such_library"),
+        case(["--scorer", "ms-marco"], "No scorer is known by 'ms-marco'", "adacur fetch"),
+        case(["--max-item-tokens", 9], "counts no tokens", "--max-item-tokens"),
+    ],
+)
+def test_a_build_that_cannot_work_is_refused_and_nothing_is_begun(
+    options: list[Any], says: tuple[str, ...], folder: Path
+) -> None:
+    (folder / "empty.jsonl").touch()
+    (folder / "broken_scorer.py").write_text("import no_such_library\n")
+
+    build(folder, "i.adacur", *options).refused(*says)
+    assert not (folder / "i.adacur").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        case(["--dtype", "int8"], "float32 or float16", "int8"),
+        case(["--sizes", "50,many"], "whole numbers", "50,many"),
+    ],
+)
+def test_an_estimate_of_nonsense_is_refused(options: list[Any], says: tuple[str, ...], shop: Path) -> None:
+    run("estimate", "items.jsonl", "--scorer", "my_scorers:score", *options, cwd=shop).refused(*says)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        case(["  "], "has no text", "at least one word"),
+        case([], "Nothing was asked", "--queries"),
+        case(["--queries", "nowhere.jsonl"], "There is no file nowhere.jsonl"),
+        case(["--queries", "numpy.py"], "numpy.py", ".jsonl"),
+        case(["x", "--budget", 0], "at least one call", "0"),
+        case(["x", "--budget", 4, "--rounds", 5, "-k", 1], "rounds=5, calls=4", "lower rounds"),
+        case(["x", "--rounds", 0], "at least one round"),
+        case(["x", "-k", 30, "--budget", 20], "k=30, calls=20", "lower k"),
+        case(["x", "-k", 0], "at least 1"),
+        case(["x", "--deadline", -1], "positive number of seconds"),
+        case(["x", "--pool", 0], "at least one item"),
+        case(["x", "--first", "dense"], "no first stage 'dense'", "bm25, random"),
+        case(["x", "--method", "magic"], "no method 'magic'", "adacur, anncur, rerank, exact"),
+        case(["x", "--scorer", "my_scorers:another"], "not the one that built", "'another'", "correlation"),
+    ],
+)
+def test_a_search_that_cannot_work_is_refused_and_the_index_stays_as_it_was(
+    options: list[Any], says: tuple[str, ...], shop: Path
+) -> None:
+    before = fingerprint(shop / "whole.adacur")
+
+    run("search", "whole.adacur", *options, cwd=shop).refused(*says)
+    assert fingerprint(shop / "whole.adacur") == before
+
+
+@pytest.mark.parametrize("command", ["search", "inspect", "build", "verify"])
+def test_a_folder_that_is_no_index_is_refused_and_left_alone(command: str, shop: Path, folder: Path) -> None:
+    (folder / "foreign").mkdir()
+    (folder / "foreign" / "manifest.json").write_text('{"name": "an extension of a browser"}')
+    (folder / "other").mkdir()
+    (folder / "other" / "letter.txt").write_text("Dear John,")
+    shutil.copytree(shop / "whole.adacur", folder / "unreadable")
+    (folder / "unreadable" / "manifest.json").write_bytes(b"\xff\xfe\x00{")
+    shutil.copytree(shop / "whole.adacur", folder / "newer")
+    manifest = json.loads((folder / "newer" / "manifest.json").read_text())
+    (folder / "newer" / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
+    before = fingerprint(folder)
+
+    for name, says in (
+        ("foreign", "not an index"),
+        ("other", "not an index"),
+        ("unreadable", "not an index"),
+        ("newer", "pip install -U adacur"),
+        ("items.jsonl", "items.jsonl is"),
+        ("nowhere", "does not exist"),
+    ):
+        if command == "build":
+            if name == "nowhere":
+                continue
+            ran = build(folder, name)
+        else:
+            ran = run(command, name, *(["x"] if command == "search" else []), cwd=folder)
+        if command == "verify" and name in ("foreign", "other", "unreadable"):
+            # What is wrong with a folder is the very thing that was asked for.
+            assert (ran.code, ran.err) == (1, "")
+            assert says in ran.out
+        else:
+            ran.refused(says)
+    assert fingerprint(folder) == before
+
+
+def test_a_damaged_index_is_named_block_by_block(shop: Path, folder: Path) -> None:
+    shutil.copytree(shop / "whole.adacur", folder / "i.adacur")
+    chunk = folder / "i.adacur" / "scores.zarr" / "c" / "3" / "0"
+    content = bytearray(chunk.read_bytes())
+    content[5] ^= 1
+    chunk.write_bytes(content)
+    (folder / "i.adacur" / "scores.zarr" / "c" / "7" / "0").unlink()
+
+    verified = run("verify", "i.adacur", cwd=folder)
+    assert verified.code == 1
+    assert [line.split(":")[0] for line in verified.out.splitlines()] == ["scores.zarr/c/3/0", "scores.zarr/c/7/0"]
+    (report,) = run("verify", "i.adacur", "--json", cwd=folder).json()
+    assert not report["ok"]
+    assert [problem["block"] for problem in report["problems"]] == [3, 7]
+    run("search", "i.adacur", "x", cwd=folder).refused("Block 3", "Restore it")
+
+
+@pytest.mark.parametrize(
+    ("mood", "says"),
+    [
+        ("raise", ["RuntimeError: the model server is down"]),
+        ("nan", ["returned nan", "must be finite"]),
+        ("few", [f"for {N_ANCHORS * BLOCK_ITEMS} pairs", f"({N_ANCHORS * BLOCK_ITEMS - 1},)"]),
+        ("many", [f"for {N_ANCHORS * BLOCK_ITEMS} pairs", f"({N_ANCHORS * BLOCK_ITEMS + 1},)"]),
+    ],
+)
+def test_a_build_whose_scorer_failed_is_continued_by_the_same_command(
+    mood: str, says: list[str], shop: Path, folder: Path
+) -> None:
+    build(folder, "i.adacur", MOOD=mood).refused(*says)
+    run("search", "i.adacur", "x", cwd=folder).refused("4 of 10 blocks are done", "Run the same build again")
+
+    log = folder / "log"
+    again = build(folder, "i.adacur", LOG=str(log))
+    assert again.code == 0, again
+    assert "Continuing the build in i.adacur" in again.err
+    assert len(log.read_text().splitlines()) == N_BLOCKS - 4
+    assert same_index(folder / "i.adacur", shop / "whole.adacur")
+    finished = build(folder, "i.adacur", LOG=str(log))
+    assert "nothing was scored" in finished.err
+    assert len(log.read_text().splitlines()) == N_BLOCKS - 4
+
+
+def test_a_build_is_not_continued_with_other_items_or_another_scorer(shop: Path, folder: Path) -> None:
+    build(folder, "i.adacur", MOOD="raise").refused()
+
+    build(folder, "i.adacur", scorer="my_scorers:another").refused("'score' in the folder, 'another' now")
+    (folder / "items.jsonl").write_text((folder / "items.jsonl").read_text() + '{"_id": "new", "text": "newcomer"}\n')
+    build(folder, "i.adacur").refused("i.adacur was built from something else", "choose another path")
+
+    shutil.copy(shop / "items.jsonl", folder / "items.jsonl")
+    assert "Continuing" in build(folder, "i.adacur").err
+    assert same_index(folder / "i.adacur", shop / "whole.adacur")
+
+
+def test_a_killed_build_is_continued_and_ends_like_one_that_was_not(shop: Path, folder: Path) -> None:
+    log = folder / "log"
+    with building(folder, "i.adacur", blocks=4, LOG=str(log)) as process:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    run("inspect", "i.adacur", cwd=folder).refused("has not finished")
+    assert run("verify", "i.adacur", cwd=folder).code == 0
+
+    assert build(folder, "i.adacur", LOG=str(log)).code == 0
+    assert same_index(folder / "i.adacur", shop / "whole.adacur")
+    # At most the block in flight was scored twice.
+    assert N_BLOCKS <= len(log.read_text().splitlines()) <= N_BLOCKS + 1
+
+
+def test_ctrl_c_is_exit_code_130_and_the_same_command_continues(shop: Path, folder: Path) -> None:
+    with building(folder, "i.adacur", blocks=2) as process:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    assert "Traceback" not in err
+    assert err.endswith("Interrupted. Finished blocks are kept: run the same command again to continue.\n")
+
+    assert build(folder, "i.adacur").code == 0
+    assert same_index(folder / "i.adacur", shop / "whole.adacur")
+
+
+def test_a_second_builder_is_turned_away_and_the_first_is_not_disturbed(shop: Path, folder: Path) -> None:
+    with building(folder, "i.adacur", blocks=1) as process:
+        build(folder, "i.adacur").refused("Another process is building in i.adacur", "Wait")
+        process.communicate(timeout=120)
+
+    assert process.returncode == 0
+    assert same_index(folder / "i.adacur", shop / "whole.adacur")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("queries", "items.jsonl", "-n", 2, "-o", "beir"), "beir: Is a directory."),
+        (("queries", "items.jsonl", "-n", 2, "-o", "nowhere/q.jsonl"), "nowhere/q.jsonl: No such file or directory."),
+        (("build", "items.jsonl", "items.csv/i", *BUILD_OPTIONS, "--scorer", "my_scorers:score"), "Not a directory."),
+    ],
+    ids=["a directory", "no such folder", "a file on the way"],
+)
+def test_a_path_that_cannot_be_written_is_one_message(arguments: tuple[Any, ...], says: str, shop: Path) -> None:
+    run(*arguments, cwd=shop).refused(says, "Check the path")
+
+
+def test_debug_shows_where_an_error_came_from(shop: Path) -> None:
+    for arguments in (("inspect", "nowhere", "--debug"), ("--debug", "queries", "items.jsonl", "-o", "beir")):
+        ran = run(*arguments, cwd=shop)
+        assert ran.code == 1
+        assert "Traceback" in ran.err
+        assert "Error: " in ran.err.splitlines()[-1]
+    # Behind a lone -- it is a question like any other.
+    (asked,) = run("search", "whole.adacur", "--json", "--", "--debug", cwd=shop).json()
+    assert asked["query"]["text"] == "--debug"
+
+
+def test_the_real_model_searches_and_refuses_a_query_longer_than_itself(folder: Path) -> None:
+    write_lines(folder / "few.jsonl", texts()[:6])
+    built = run("build", "few.jsonl", "real.adacur", "-n", 2, "--json", cwd=folder)
+    assert built.code == 0, built
+    (found,) = run("search", "real.adacur", "a comet", "-k", 2, "--budget", 4, "--json", cwd=folder).json()
+    assert found["calls"] == 4
+    assert found["settings"]["scorer"] == "ms-marco-MiniLM-L-12-v2"
+
+    (folder / "long.txt").write_text("comet " * 700 + "\n")
+    before = fingerprint(folder / "real.adacur")
+    too_long = "Shorten the query"
+    run("search", "real.adacur", "--queries", "long.txt", "-k", 2, "--budget", 4, cwd=folder).refused(too_long, "512")
+    assert fingerprint(folder / "real.adacur") == before
+    run("build", "few.jsonl", "long.adacur", "--anchors", "long.txt", cwd=folder).refused(too_long)
+    assert not (folder / "long.adacur").exists()
+    run("search", "real.adacur", "x", "--scorer", "my_scorers:score", cwd=folder).refused("not the one that built")

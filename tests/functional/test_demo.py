@@ -1,0 +1,58 @@
+"""`adacur demo` with the real models, articles and shipped index."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+QUESTION = "who discovered penicillin?"
+
+
+def demo(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [Path(sys.executable).with_name("adacur"), "demo", "--query", QUESTION, "--budget", "20", *options],
+        cwd=cwd,
+        env=os.environ | {"COLUMNS": "120", "NO_COLOR": "1"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=500,
+        check=False,
+    )
+
+
+def test_the_demo_shows_what_was_found_and_spent_beside_re_ranking(tmp_path: Path) -> None:
+    ran = demo("--no-build", cwd=tmp_path)
+
+    assert ran.returncode == 0, ran.stderr
+    assert "CC-BY-SA-4.0" in ran.stderr
+    assert "10,033 articles × 250 anchor queries" in ran.stdout
+    lines = ran.stdout.splitlines()
+    header = next(line for line in lines if "score" in line and "round" in line)
+    # Two tables side by side: ours, and that of re-ranking at the same budget.
+    assert header.count("score") == header.count("round") == 2
+    rows = lines[lines.index(header) + 2 :][:5]
+    assert [row.split()[0] for row in rows] == ["1", "2", "3", "4", "5"]
+    assert rows[0].count("Alexander Fleming") == 2
+    for method in ("adacur", "re-rank"):
+        (spent,) = (line for line in lines if line.startswith(method) and "scorer calls" in line)
+        assert "20 scorer calls" in spent
+        assert all(f"{step} " in spent for step in ("first", "choose", "score"))
+        assert spent.count(" s") >= 3
+    assert "Both found the same." in ran.stdout or "only re-ranking found" in ran.stdout or "only adacur" in ran.stdout
+    assert "building a small index" not in ran.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_speaks_json(tmp_path: Path) -> None:
+    ran = demo("-k", "3", "--first", "bm25", "--json", cwd=tmp_path)
+
+    assert ran.returncode == 0, ran.stderr
+    (answered,) = (json.loads(line) for line in ran.stdout.splitlines())
+    assert answered["query"] == QUESTION
+    for method in ("adacur", "rerank"):
+        assert answered[method]["calls"] == 20
+        assert len(answered[method]["hits"]) == 3
+        assert answered[method]["settings"]["method"] == method

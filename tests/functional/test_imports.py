@@ -1,0 +1,112 @@
+"""What importing costs, and what happens where an optional dependency is missing."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import adacur
+
+HEAVY = ("torch", "transformers", "onnxruntime", "tokenizers", "zarr", "scipy", "typer", "rich", "bm25s")
+MODULES = [found.name for found in pkgutil.walk_packages(adacur.__path__, "adacur.")]
+
+# An import that fails as it does where the package is not installed.
+WITHOUT = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Missing(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {names!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+
+
+def python(script: str, *, cwd: Path | None = None) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=cwd, capture_output=True, encoding="utf-8", timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_adacur_imports_no_library_that_it_may_never_need() -> None:
+    loaded = python("import sys, adacur; print(*{name.split('.')[0] for name in sys.modules})").split()
+
+    assert "adacur" in loaded
+    assert [name for name in HEAVY if name in loaded] == []
+
+
+def test_every_public_name_is_there_and_dir_tells_them_all() -> None:
+    assert [name for name in adacur.__all__ if not hasattr(adacur, name)] == []
+    assert dir(adacur) == sorted([*adacur.__all__, "__version__"])
+    with pytest.raises(AttributeError, match="nonsense"):
+        adacur.nonsense
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_all_names_what_exists(name: str) -> None:
+    module = importlib.import_module(name)
+    named = getattr(module, "__all__", [])
+
+    assert len(set(named)) == len(named)
+    assert [public for public in named if not hasattr(module, public)] == []
+    assert named or name == "adacur.core" or name.endswith("__main__"), "a module says what it offers"
+
+
+@pytest.mark.parametrize(
+    ("missing", "call", "line"),
+    [
+        ("onnxruntime", "adacur.OnnxCrossEncoder('model')", "pip install 'adacur[onnx]'"),
+        ("tokenizers", "adacur.OnnxCrossEncoder('model')", "pip install 'adacur[onnx]'"),
+        ("onnxruntime", "adacur.OnnxEncoder('model')", "pip install 'adacur[onnx]'"),
+        ("tokenizers", "adacur.OnnxEncoder('model')", "pip install 'adacur[onnx]'"),
+        ("torch", "adacur.TorchCrossEncoder('model')", "pip install 'adacur[torch]'"),
+        ("transformers", "adacur.TorchCrossEncoder('model')", "pip install 'adacur[torch]'"),
+        (
+            "sentence_transformers",
+            "adacur.SentenceTransformerEncoder('model')",
+            "pip install 'adacur[sentence-transformers]'",
+        ),
+    ],
+)
+def test_a_missing_extra_is_told_with_the_line_that_installs_it(missing: str, call: str, line: str) -> None:
+    script = f"""
+{WITHOUT.format(names={missing})}
+import adacur
+from adacur.core.errors import MissingExtra
+try:
+    {call}
+except MissingExtra as error:
+    assert isinstance(error, adacur.AdacurError) and isinstance(error, ImportError)
+    print(error)
+"""
+    assert python(script) == f"{missing} is not installed. Install it with: {line}\n"
+
+
+def test_a_function_and_bm25_need_no_extra(tmp_path: Path) -> None:
+    optional = {"torch", "transformers", "onnxruntime", "tokenizers", "sentence_transformers", "huggingface_hub"}
+    script = f"""
+{WITHOUT.format(names=optional)}
+import adacur
+
+def shared_words(pairs):
+    return [len(set(query.split()) & set(text.split())) for query, text in pairs]
+
+items = [adacur.Item(f"i{{n}}", f"a text about the number {{n}} and nothing else") for n in range(40)]
+queries = adacur.pseudo_queries(items, 6)
+index = adacur.build(items, queries, scorer=shared_words, path="i.adacur", progress=False)
+hits = index.search("the number 7", k=3, budget=20, first="bm25")
+again = adacur.load("i.adacur", scorer=shared_words).search("the number 7", k=3, budget=20, first="bm25")
+assert hits.ids == again.ids and adacur.verify("i.adacur").ok
+print(hits.ids[0], hits.trace.calls, hits.trace.settings["first"])
+"""
+    assert python(script, cwd=tmp_path) == "i7 20 bm25\n"

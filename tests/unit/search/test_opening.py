@@ -1,0 +1,169 @@
+"""Building and opening: what is refused before it is paid for, and what survives a crash."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import shutil
+
+import numpy as np
+import pytest
+
+import adacur
+from adacur import BM25, AnchorIndex, Dense, FunctionScorer, Item, Metered, Query
+from adacur.core.errors import IncompleteIndex, IndexLocked, InputError, UnknownName, WrongScorer
+from adacur.index import locked
+from adacur.search.first_stages import save_first_stage
+
+WORDS = ["river", "castle", "engine", "violin", "glacier", "market", "orchid", "comet", "treaty", "harbour"]
+ITEMS = [Item(f"{a}-{b}", f"the {a} by the {b}", {"title": a}) for a in WORDS for b in WORDS if a != b]
+ANCHORS = [Query(f"a{n}", f"a {word} somewhere") for n, word in enumerate(WORDS)]
+
+
+def overlap(pairs):
+    return [float(len(set(query.split()) & set(item.split()))) for query, item in pairs]
+
+
+def opposite(pairs):
+    return [-score for score in overlap(pairs)]
+
+
+def build(path, **options):
+    settings = {"scorer": FunctionScorer(overlap, name="f"), "path": path, "progress": False, "block_items": 20}
+    return adacur.build(ITEMS, ANCHORS, **(settings | options))
+
+
+@pytest.mark.parametrize(
+    ("first", "error"),
+    [(["bm26"], UnknownName), (["dense"], InputError), ("bm25", InputError), ([object()], InputError)],
+)
+def test_a_first_stage_that_cannot_be_built_is_refused_before_anything_is_scored(tmp_path, first, error) -> None:
+    scorer = Metered(FunctionScorer(overlap))
+    with pytest.raises(error):
+        build(tmp_path / "index", scorer=scorer, first=first)
+    assert scorer.calls == 0
+    assert not (tmp_path / "index").exists()
+
+
+def test_an_index_finds_by_text_after_a_reload(tmp_path) -> None:
+    build(tmp_path / "index")
+    index = adacur.load(tmp_path / "index", scorer=overlap)
+    hits = index.search("violin harbour", k=2, budget=20, first="bm25")
+    assert {hit.id for hit in hits} == {"violin-harbour", "harbour-violin"}
+    assert hits[0].item.metadata == {"title": hits[0].id.split("-")[0]}
+
+
+def test_a_number_instead_of_anchors_makes_pseudo_queries(tmp_path) -> None:
+    index = adacur.build(ITEMS, 7, scorer=overlap, path=tmp_path / "index", progress=False)
+    assert len({query.text for query in index.anchor_queries}) == 7
+
+
+def test_another_function_of_the_same_name_is_not_mixed_into_a_begun_index(tmp_path) -> None:
+    answers = iter([overlap] * 2)
+
+    def stops(pairs):
+        return next(answers, None)(pairs) if len(pairs) > 8 else overlap(pairs)
+
+    with pytest.raises(adacur.AdacurError):
+        build(tmp_path / "index", scorer=FunctionScorer(stops, name="f"))
+    with pytest.raises(IncompleteIndex, match="2 of 5 blocks"):
+        adacur.load(tmp_path / "index")
+    with pytest.raises(WrongScorer):
+        build(tmp_path / "index", scorer=FunctionScorer(opposite, name="f"))
+    index = build(tmp_path / "index")
+    expected = [overlap([(query.text, item.text) for query in ANCHORS]) for item in ITEMS]
+    assert index.matrix.tolist() == expected
+
+
+def test_a_finished_index_is_not_opened_by_build_with_another_function(tmp_path) -> None:
+    build(tmp_path / "index")
+    with pytest.raises(WrongScorer):
+        build(tmp_path / "index", scorer=FunctionScorer(opposite, name="f"))
+
+
+def test_a_first_stage_that_was_lost_is_built_again_without_a_scorer_call(tmp_path) -> None:
+    build(tmp_path / "index")
+    shutil.rmtree(tmp_path / "index" / "first" / "bm25")
+    (tmp_path / "index" / "first" / ".bm25.dead.unfinished").mkdir()
+    scorer = Metered(FunctionScorer(overlap, name="f"))
+    index = build(tmp_path / "index", scorer=scorer)
+    assert index.first_stages == ("bm25", "random")
+    assert scorer.calls <= 32
+    assert [folder.name for folder in (tmp_path / "index" / "first").iterdir()] == ["bm25"]
+
+
+def _hold(path, held, let_go) -> None:
+    with locked(path):
+        held.set()
+        let_go.wait(30)
+
+
+def test_first_stages_are_not_written_into_a_folder_somebody_else_holds(tmp_path) -> None:
+    build(tmp_path / "index", first=())
+    context = multiprocessing.get_context("spawn")
+    held, let_go = context.Event(), context.Event()
+    other = context.Process(target=_hold, args=(tmp_path / "index", held, let_go))
+    other.start()
+    try:
+        assert held.wait(30)
+        with pytest.raises(IndexLocked):
+            save_first_stage(BM25.build(ITEMS), tmp_path / "index")
+    finally:
+        let_go.set()
+        other.join()
+    save_first_stage(BM25.build(ITEMS), tmp_path / "index")
+
+
+def test_first_stages_are_saved_under_the_names_they_were_given(tmp_path) -> None:
+    table = np.zeros((len(ANCHORS), len(ITEMS)))
+    titles = BM25.build([Item(item.id, item.metadata["title"]) for item in ITEMS])
+    index = AnchorIndex.from_arrays(
+        items=ITEMS,
+        anchor_queries=ANCHORS,
+        scores=table,
+        scorer=overlap,
+        first={"title": titles, "body": BM25.build(ITEMS)},
+    )
+    index.save(tmp_path / "saved")
+    opened = adacur.load(tmp_path / "saved", scorer=overlap, check=False)
+    assert opened.first_stages == ("body", "title", "random")
+    found = opened.first_stage("title").search(["violin"], 20)[0]
+    assert all(id_.startswith("violin-") for id_ in found.ids)
+
+
+def test_verify_finds_a_flipped_byte_in_a_first_stage(tmp_path) -> None:
+    build(tmp_path / "index")
+    assert adacur.verify(tmp_path / "index").ok
+    stage = tmp_path / "index" / "first" / "bm25"
+    file = max((file for file in stage.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    (problem,) = adacur.verify(tmp_path / "index").problems
+    assert problem.file == f"first/bm25/{file.relative_to(stage)}"
+
+
+def test_an_encoder_whose_path_is_gone_is_fetched_by_name(tmp_path) -> None:
+    few = ITEMS[:12]
+    adacur.build(
+        few,
+        ANCHORS[:2],
+        scorer=overlap,
+        path=tmp_path / "index",
+        first=["dense"],
+        encoder="bge-small-en-v1.5",
+        progress=False,
+    )
+    settings_file = tmp_path / "index" / "first" / "dense" / "retriever.json"
+    settings = json.loads(settings_file.read_text())
+    settings["encoder"]["source"] = "/another/machine/bge-small-en-v1.5"
+    settings_file.write_text(json.dumps(settings))
+    index = adacur.load(tmp_path / "index", scorer=overlap)
+    assert isinstance(index.first_stage("dense"), Dense)
+    assert len(index.search("a castle by a river", k=1, budget=3, first="dense")) == 1
+
+
+def test_a_scorer_that_cannot_be_opened_again_says_what_to_give(tmp_path) -> None:
+    build(tmp_path / "index", scorer=lambda pairs: overlap(pairs))
+    with pytest.raises(InputError, match="scorer="):
+        adacur.load(tmp_path / "index").search("violin", k=1)
