@@ -18,7 +18,7 @@ from typing import Any
 
 from score_folders import ScoreFolder, read_score_folder
 
-from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, Exact, Hits, Rerank, Softmax
+from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, Exact, Gaussian, Hits, Rerank, Softmax
 from adacur.evaluation import bootstrap_interval, top_k_recall
 
 
@@ -41,6 +41,14 @@ METHODS: dict[str, Callable[[AnchorIndex, ScoreFolder, Budget, int], list[Hits]]
     ),
     "adacur_softmax": lambda index, folder, budget, k: AdaCUR(
         index=index, scorer=folder.scorer, budget=budget, first=folder.dense, acquisition=Softmax()
+    ).search(folder.test, k),
+    "gaussian": lambda index, folder, budget, k: AdaCUR(
+        index=index,
+        scorer=folder.scorer,
+        budget=budget,
+        first=folder.dense,
+        approximator=Gaussian(embeddings=folder.item_embeddings),
+        first_share=0.2,
     ).search(folder.test, k),
     "anncur": lambda index, folder, budget, k: ANNCUR(index=index, scorer=folder.scorer, budget=budget).search(
         folder.test, k

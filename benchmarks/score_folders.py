@@ -27,6 +27,7 @@ class ScoreFolder:
     anchor_scores: np.ndarray
     test_scores: np.ndarray
     dense_scores: np.ndarray
+    item_embeddings: np.ndarray
 
     @property
     def scorer(self) -> MatrixScorer:
@@ -65,4 +66,5 @@ def read_score_folder(folder: str | Path, *, n_anchors: int, n_queries: int) -> 
         anchor_scores=logits(slice(0, n_anchors)),
         test_scores=logits(chosen),
         dense_scores=queries[chosen] @ items.T,
+        item_embeddings=items,
     )

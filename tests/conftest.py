@@ -22,6 +22,7 @@ class World:
     test: list[Query]
     anchor_scores: np.ndarray
     test_scores: np.ndarray
+    item_embeddings: np.ndarray
 
     @property
     def index(self) -> AnchorIndex:
@@ -51,6 +52,7 @@ def make_world(
         test=[Query(f"t{position}", f"test {position}") for position in range(n_test)],
         anchor_scores=scores[:n_anchors],
         test_scores=scores[n_anchors:],
+        item_embeddings=item_factors.T + rng.normal(size=item_factors.T.shape),
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from adacur.acquisition import Softmax, TopK, Uniform
-    from adacur.approximation import PseudoInverse
+    from adacur.approximation import Gaussian, PseudoInverse
     from adacur.core.budget import Budget
     from adacur.core.errors import AdacurError
     from adacur.core.records import Item, Query
@@ -36,6 +36,7 @@ _ROOM_OF = {
     "DriftWarning": "index",
     "Exact": "search",
     "FunctionScorer": "scorers",
+    "Gaussian": "approximation",
     "Hit": "core.results",
     "Hits": "core.results",
     "Item": "core.records",
@@ -77,6 +78,7 @@ __all__ = [
     "DriftWarning",
     "Exact",
     "FunctionScorer",
+    "Gaussian",
     "Hit",
     "Hits",
     "Item",

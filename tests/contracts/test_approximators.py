@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur import PseudoInverse
+from adacur import Gaussian, PseudoInverse
 from tests.conftest import make_world
 
-APPROXIMATORS = [PseudoInverse()]
+EMBEDDINGS = np.random.default_rng(9).normal(size=(200, 16)).astype(np.float32)
+APPROXIMATORS = [PseudoInverse(), Gaussian(), Gaussian(embeddings=EMBEDDINGS), Gaussian(noise=1e-9)]
 
 
 @pytest.fixture(params=APPROXIMATORS, ids=repr)
@@ -59,6 +60,7 @@ def test_queries_may_be_told_different_numbers_of_scores(approximator) -> None:
     assert np.isfinite(state.predict()).all()
 
 
+@pytest.mark.parametrize("approximator", [PseudoInverse(), Gaussian(noise=1e-12)], ids=repr)
 def test_enough_exact_scores_recover_a_low_rank_matrix(approximator) -> None:
     world = make_world(rank=8, n_anchors=20)
     state = approximator.begin(world.index, world.test)

@@ -170,10 +170,10 @@ def comparable(output: str) -> list[str]:
             (r"\s+", " "),
         ):
             line = re.sub(pattern, plain, line)
-        # Longer lines are cut by tables whose columns are as wide as the numbers in them.
-        line = line.strip()[:60]
+        line = line.strip()
         if line not in ("", "…"):
-            lines.append(line)
+            # Where a table cuts its last column depends on the width of the numbers before it.
+            lines.append(line[:60] if line.endswith("…") else line)
     return lines
 
 

@@ -10,11 +10,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, Exact, MatrixScorer, Metered, Rerank, Softmax, TopK, Uniform
+from adacur import (
+    ANNCUR,
+    AdaCUR,
+    AnchorIndex,
+    Budget,
+    Exact,
+    Gaussian,
+    MatrixScorer,
+    Metered,
+    Rerank,
+    Softmax,
+    TopK,
+    Uniform,
+)
 from adacur.evaluation import top_k_recall
 from tests.conftest import World, make_world
 
-METHODS = ("adacur", "adacur softmax", "adacur uniform", "adacur random", "anncur", "anncur random", "rerank")
+METHODS = (
+    "gaussian",
+    "adacur",
+    "adacur softmax",
+    "adacur uniform",
+    "adacur random",
+    "anncur",
+    "anncur random",
+    "rerank",
+)
 
 
 def run(world: World, method: str, budget: Budget, *, k: int, queries=None, scorer=None, seed: int = 0):
@@ -25,6 +47,17 @@ def run(world: World, method: str, budget: Budget, *, k: int, queries=None, scor
         searcher = ANNCUR(index=index, scorer=scorer, budget=budget, first=first, seed=seed)
     elif method == "rerank":
         searcher = Rerank(index=index, scorer=scorer, budget=budget, first=first, seed=seed)
+    elif method == "gaussian":
+        approximator = Gaussian(embeddings=world.item_embeddings)
+        searcher = AdaCUR(
+            index=index,
+            scorer=scorer,
+            budget=budget,
+            first=first,
+            approximator=approximator,
+            first_share=0.2,
+            seed=seed,
+        )
     else:
         acquisition = Softmax(0.5) if "softmax" in method else Uniform() if "uniform" in method else TopK()
         searcher = AdaCUR(index=index, scorer=scorer, budget=budget, first=first, acquisition=acquisition, seed=seed)
@@ -101,6 +134,7 @@ def test_the_order_of_the_items_changes_nothing(world, method, calls, shuffle) -
         items=[world.items[position] for position in order],
         anchor_scores=world.anchor_scores[:, order],
         test_scores=world.test_scores[:, order],
+        item_embeddings=world.item_embeddings[order],
     )
     budget = Budget(calls=calls, rounds=min(2, calls))
     k = min(3, calls)

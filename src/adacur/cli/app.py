@@ -323,7 +323,7 @@ def search(
     k: Annotated[int, typer.Option("-k", help="How many items to return.")] = 10,
     budget: Annotated[int | None, typer.Option(help="Scorer calls per question; default: 100.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds the budget is spent in; default: 5.")] = None,
-    method: Annotated[str, typer.Option(help="adacur, anncur, rerank or exact.")] = "adacur",
+    method: Annotated[str, typer.Option(help="gaussian, adacur (the paper's), anncur, rerank or exact.")] = "gaussian",
     first: Annotated[
         str | None, typer.Option(help="First stage; default: dense, else bm25, else random, as the index has them.")
     ] = None,
@@ -435,7 +435,7 @@ def verify(index: IndexPath, as_json: Json = False) -> None:
 @app.command(epilog="Example: adacur demo --query 'who painted the Mona Lisa?' --budget 50")
 def demo(
     query: Annotated[list[str] | None, typer.Option("--query", help="Your own question; may be repeated.")] = None,
-    budget: Annotated[int, typer.Option(help="Scorer calls per question and method.")] = 100,
+    budget: Annotated[int, typer.Option(help="Scorer calls per question and method.")] = 50,
     k: Annotated[int, typer.Option("-k", help="How many items to show.")] = 5,
     first: Annotated[str, typer.Option(help="First stage: dense or bm25.")] = "dense",
     build_too: Annotated[bool, typer.Option("--build/--no-build", help="Also build a small index live.")] = True,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.columns import Columns
+from rich.text import Text
 
 import adacur
 from adacur.cli.messages import answer, duration, hits_table, note, seconds_line, warnings_as_notes
@@ -16,11 +17,12 @@ from adacur.data import describe, fetch, pseudo_queries, wikivital
 
 __all__ = ["show"]
 
+# Chosen to show every outcome: both find the same, the search finds more, re-ranking does.
 QUESTIONS = (
     "who discovered penicillin?",
-    "which planet has the largest storm in the solar system?",
-    "why did the roman empire in the west come to an end?",
-    "what do bees have to do with the food on our plates?",
+    "why is the sky blue?",
+    "how do we know how old a fossil is?",
+    "rivers that do not reach the sea",
 )
 _ASSETS = ("wikivital", "ms-marco-MiniLM-L-12-v2", "bge-small-en-v1.5")
 _SMALL_ITEMS = 150
@@ -59,10 +61,10 @@ def show(questions: Sequence[str], *, budget: int, k: int, first: str, build_too
 def _answer(index: adacur.AnchorIndex, question: str, *, budget: int, k: int, first: str) -> None:
     searched = index.search(question, k, budget=budget, first=first)
     reranked = index.search(question, k, budget=budget, method="rerank", first=first)
-    answer.rule(f"[bold]{question}", align="left", style="dim")
+    answer.rule(Text(question, style="bold"), align="left", style="dim")
     half = max(38, (answer.width - 4) // 2)
     tables = [
-        hits_table(searched, title="adacur", width=half),
+        hits_table(searched, title=f"adacur, starting from {first}", width=half),
         hits_table(reranked, title=f"re-rank {first}'s best {budget}", width=half),
     ]
     answer.print(Columns(tables, padding=(0, 2)) if answer.width >= 80 else tables[0])
@@ -70,7 +72,7 @@ def _answer(index: adacur.AnchorIndex, question: str, *, budget: int, k: int, fi
         answer.print(tables[1])
     answer.print(f"adacur   {seconds_line(searched)}", highlight=False, style="dim")
     answer.print(f"re-rank  {seconds_line(reranked)}", highlight=False, style="dim")
-    answer.print(_difference(searched, reranked) + "\n", highlight=False)
+    answer.print(_difference(searched, reranked) + "\n", highlight=False, markup=False)
 
 
 def _difference(searched: Hits, reranked: Hits) -> str:

@@ -69,6 +69,9 @@ def explained(error: Exception) -> str:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "Free some space and try again." if is_full else "Check the path and its permissions."
         return f"{where}{error.strerror}. {remedy}"
+    if isinstance(error, OSError):
+        # numpy and others tell a full disk in words of their own.
+        return f"Reading or writing failed: {error}. Is there space on the disk? --debug shows where it happened."
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return f"Something unexpected happened, {what}. Run the command again with --debug to see where."
 

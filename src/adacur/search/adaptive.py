@@ -22,8 +22,9 @@ class AdaptiveSearch:
     """Searches for a batch of queries in lock-step: `ask()` for positions, score them, `tell()` the scores.
 
     Per query: `candidates` are the first stage's positions, best first (a short list is topped up with a uniform
-    sample); `allowed` marks the items that may be scored; `batch_sizes` are the calls of each round. The trace counts
-    `first_stage_seconds` to the first round.
+    sample); `allowed` marks the items that may be scored; `batch_sizes` are the calls of each round. A `first_share`
+    of each later round goes to the first stage's next best as well. The trace counts `first_stage_seconds` to the
+    first round.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class AdaptiveSearch:
         approximation: Approximation | None = None,
         acquisition: Acquisition | None = None,
         same_first_for_all: bool = False,
+        first_share: float = 0.0,
         keep_predictions: bool = False,
         first_stage_seconds: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
@@ -53,6 +55,7 @@ class AdaptiveSearch:
         self._approximation = approximation
         self._acquisition = acquisition
         self._same_first_for_all = same_first_for_all
+        self._first_share = first_share
         self._keep_predictions = keep_predictions
         self._clock = clock
         self._rounds: list[list[Round]] = [[] for _ in queries]
@@ -173,13 +176,18 @@ class AdaptiveSearch:
             return np.empty(0, dtype=np.intp)
         assert self._predicted is not None
         assert self._acquisition is not None
-        chosen = self._acquisition.choose(
+        unscored = self._unscored[index].copy()
+        candidates = self._candidates[index]
+        guarded = candidates[unscored[candidates]][: round(self._first_share * size)]
+        unscored[guarded] = False
+        predicted = self._acquisition.choose(
             self._predicted[index],
-            unscored=self._unscored[index],
-            n=size,
+            unscored=unscored,
+            n=size - len(guarded),
             keys=self._keys,
             stream=stream_key(self._seed, "round", str(self.round), self._queries[index].id),
         )
+        chosen = np.concatenate([guarded, predicted])
         # Scores beyond the range of floats make predictions that nobody can rank; the budget is spent all the same.
         return self._topped_up(index, chosen, size)
 

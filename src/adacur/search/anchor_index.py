@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+import numpy as np
+
+from adacur.approximation import Gaussian
 from adacur.core.arrays import FloatArray
 from adacur.core.budget import Budget, check_k
 from adacur.core.errors import BudgetError, InputError, UnknownName
@@ -23,6 +26,7 @@ from adacur.core.protocols import (
 from adacur.core.records import Item, Query
 from adacur.core.results import Hits
 from adacur.index import AnchorTable, Drift, save_table
+from adacur.retrievers import Dense
 from adacur.scorers import scorer as as_scorer
 from adacur.search import rounds as loop
 from adacur.search.first_stages import save_first_stage
@@ -31,17 +35,25 @@ from adacur.search.plan import Filter, Plan
 
 __all__ = ["AnchorIndex", "SearchOptions"]
 
-_METHODS: dict[str, Callable[..., AdaCUR | ANNCUR | Rerank]] = {"adacur": AdaCUR, "anncur": ANNCUR, "rerank": Rerank}
+_METHODS: dict[str, Callable[..., AdaCUR | ANNCUR | Rerank]] = {
+    "gaussian": AdaCUR,
+    "adacur": AdaCUR,
+    "anncur": ANNCUR,
+    "rerank": Rerank,
+}
 _EVERY = {"budget", "rounds", "deadline", "first", "pool", "filter", "seed"}
 _PREDICTING = _EVERY | {"approximator", "approximate_scores", "keep_predictions"}
 # What each method can use; anything else is refused rather than ignored.
 _OPTIONS = {
-    "adacur": _PREDICTING | {"acquisition"},
+    "gaussian": (_PREDICTING | {"acquisition", "first_share"}) - {"approximator"},
+    "adacur": _PREDICTING | {"acquisition", "first_share"},
     "anncur": _PREDICTING | {"split"},
     "rerank": _EVERY,
     "exact": {"filter", "seed"},
 }
 _ROUNDS = 5
+# The regression finds what the first stage misses; a fifth of each round protects what it knows.
+_FIRST_SHARE = 0.2
 # A dual encoder is the better start where there is one; random needs nothing.
 _PREFERRED_FIRST = ("dense", "bm25")
 
@@ -60,6 +72,7 @@ class SearchOptions(TypedDict, total=False):
     approximator: Approximator | None
     acquisition: Acquisition | None
     split: float
+    first_share: float
     approximate_scores: bool
     keep_predictions: bool
 
@@ -86,6 +99,7 @@ class AnchorIndex:
         self._first = dict(first or {})
         self._card = card
         self._opening = threading.Lock()
+        self._approximator: Gaussian | None = None
         self.path = path
         self.drift = drift
 
@@ -149,11 +163,15 @@ class AnchorIndex:
     def search(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Hits:
         """The best k items for a query, exactly scored, within `budget` scorer calls.
 
-        Options: `budget` (calls, default 100, or a Budget), `rounds` (5), `deadline` (seconds), `method` ("adacur",
-        "anncur", "rerank", "exact"), `first` (name or retriever; default dense, else bm25, else random), `pool`
-        (search only the first stage's best N), `filter` (a function of an item, or a collection of ids), `seed`
-        (0), `approximator` and `acquisition` (objects), `split` (ANNCUR's share of anchor items),
-        `approximate_scores` (Ŝ of all items in the trace), `keep_predictions` (Ŝ of every round in the trace).
+        Options:
+
+        - `budget` (calls, default 100, or a Budget), `rounds` (5), `deadline` (seconds for the whole call);
+        - `method`: "gaussian" (default), "adacur" (the paper's), "anncur", "rerank" or "exact";
+        - `first`: name or retriever to start from (default dense, else bm25, else random); `first_share`: its share of
+          each later round (0.2 for "gaussian", 0 for "adacur"); `pool`: search only its best N;
+        - `filter`: a function of an item, or a collection of ids; `seed` (0);
+        - `approximator` and `acquisition` (objects), `split` (ANNCUR's share of anchor items);
+        - `approximate_scores` (Ŝ of all items in the trace), `keep_predictions` (Ŝ of every round in the trace).
         """
         return self.search_batch([query], k, **options)[0]
 
@@ -200,7 +218,7 @@ class AnchorIndex:
         given: dict[str, Any] = {
             name: value for name, value in options.items() if value is not None and value is not False
         }
-        method = given.pop("method", "adacur")
+        method = given.pop("method", "gaussian")
         if method not in _OPTIONS:
             raise UnknownName(f"There is no method {method!r}. Choose one of: {', '.join(_OPTIONS)}.")
         if useless := sorted(given.keys() - _OPTIONS[method]):
@@ -214,7 +232,21 @@ class AnchorIndex:
         budget = _budget(given.pop("budget", 100), given.pop("rounds", None), given.pop("deadline", None))
         budget.check_k(k)
         first = self._first_or_default(given.pop("first", None))
+        if method == "gaussian":
+            given = {"approximator": self._gaussian(), "first_share": _FIRST_SHARE} | given
         return _METHODS[method](index=self, scorer=self.scorer, budget=budget, first=first, **given).plan
+
+    def _gaussian(self) -> Gaussian:
+        """The Gaussian approximator of this index, with the dense first stage's embeddings where there is one."""
+        dense = self.first_stage("dense") if "dense" in self._first else None
+        with self._opening:
+            if self._approximator is None:
+                embeddings = None
+                if isinstance(dense, Dense):
+                    embeddings = np.empty((len(self.items), dense.embeddings.shape[1]), dtype=np.float32)
+                    embeddings[self.items.positions(dense.ids)] = dense.embeddings
+                self._approximator = Gaussian(embeddings=embeddings)
+            return self._approximator
 
     def _first_or_default(self, first: str | Retriever | None) -> Retriever | None:
         if first is None:
@@ -228,7 +260,9 @@ class AnchorIndex:
 def _budget(budget: int | Budget, rounds: int | None, deadline: float | None) -> Budget:
     if not isinstance(budget, Budget):
         small = isinstance(budget, int) and 0 < budget < _ROUNDS
-        return Budget(calls=budget, rounds=rounds or (budget if small else _ROUNDS), deadline=deadline)
+        return Budget(
+            calls=budget, rounds=rounds if rounds is not None else (budget if small else _ROUNDS), deadline=deadline
+        )
     if rounds is not None or deadline is not None:
         raise BudgetError("Give rounds and deadline inside the Budget, or a plain number as budget; not both.")
     return budget

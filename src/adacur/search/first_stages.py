@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import shutil
 import uuid
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from adacur.core.errors import InputError, UnknownName
+from adacur.core.errors import InputError, StorageFull, UnknownName
 from adacur.core.protocols import Items, Retriever, SavedRetriever
 from adacur.core.records import Item
 from adacur.data import fetch, names
@@ -74,8 +75,18 @@ def _write(make: Callable[[Path], SavedRetriever], path: Path, *, name: str) -> 
         for left_over in (path / "first").glob(f".{name}.*.unfinished"):
             shutil.rmtree(left_over)
         unfinished.mkdir(parents=True)
-        make(unfinished).save(unfinished)
-        write_checksums(unfinished)
+        try:
+            make(unfinished).save(unfinished)
+            write_checksums(unfinished)
+        except OSError as error:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            # Numpy tells a full disk by the bytes it could not write, without an error number.
+            if error.errno == errno.ENOSPC or "requested and" in str(error):
+                raise StorageFull(
+                    f"The disk that holds {path} is full; all scores are safely stored, the first stage {name!r} "
+                    "is not. Free some space and run the same build again."
+                ) from error
+            raise
         unfinished.rename(path / "first" / name)
 
 

@@ -20,7 +20,8 @@ __all__ = ["ANNCUR", "AdaCUR", "Exact", "Rerank"]
 class AdaCUR:
     """Algorithm 1: score a batch, predict the rest, score the most promising next, over `budget.rounds` rounds.
 
-    The first batch is the best of `first`, or a uniform sample where there is none.
+    The first batch is the best of `first`, or a uniform sample where there is none. A `first_share` of each later round
+    goes to the first stage's next best; the paper gives it none.
     """
 
     name = "adacur"
@@ -34,6 +35,7 @@ class AdaCUR:
         first: Retriever | None = None,
         approximator: Approximator | None = None,
         acquisition: Acquisition | None = None,
+        first_share: float = 0.0,
         pool: int | None = None,
         filter: Filter | None = None,  # noqa: A002
         seed: int = 0,
@@ -51,6 +53,7 @@ class AdaCUR:
             anchors=index,
             approximator=approximator or PseudoInverse(),
             acquisition=acquisition or TopK(),
+            first_share=first_share,
             deadline=budget.deadline,
             pool=pool,
             filter=filter,

@@ -37,6 +37,7 @@ class Plan:
     filter: Filter | None = None
     seed: int = 0
     same_first_for_all: bool = False
+    first_share: float = 0.0
     approximate_scores: bool = False
     keep_predictions: bool = False
 
@@ -45,6 +46,8 @@ class Plan:
             raise BudgetError(f"A pool holds at least one item; got pool={self.pool}.")
         if self.pool is not None and self.first is None:
             raise BudgetError("A pool is the first stage's best items, so it needs a first stage; give first=….")
+        if not 0 <= self.first_share <= 1:
+            raise BudgetError(f"first_share is the first stage's share of each later round; got {self.first_share}.")
 
     def settings(self) -> dict[str, Any]:
         """The choices that a result should name."""
@@ -56,6 +59,7 @@ class Plan:
             "anchors": len(self.anchors.anchor_queries) if self.anchors else 0,
             "approximator": repr(self.approximator) if self.approximator else None,
             "acquisition": repr(self.acquisition) if self.acquisition else None,
+            "first_share": self.first_share,
             "pool": self.pool,
             "filtered": self.filter is not None,
             "deadline": self.deadline,

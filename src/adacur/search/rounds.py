@@ -90,7 +90,8 @@ class _LockStep:
             plan.approximator.begin(plan.anchors, queries) if plan.approximator and plan.anchors else None
         )
         asked_first_stage = time.monotonic()
-        wanted = plan.pool or plan.batch_sizes(min(plan.calls, int(allowed.sum())))[0]
+        affordable = min(plan.calls, int(allowed.sum()))
+        wanted = plan.pool or (affordable if plan.first_share else plan.batch_sizes(affordable)[0])
         if plan.first is None:
             candidates = [np.empty(0, dtype=np.intp) for _ in queries]
         else:
@@ -112,6 +113,7 @@ class _LockStep:
             approximation=self._approximation,
             acquisition=plan.acquisition,
             same_first_for_all=plan.same_first_for_all,
+            first_share=plan.first_share,
             keep_predictions=plan.keep_predictions,
             first_stage_seconds=first_stage_seconds,
         )
