@@ -17,7 +17,8 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 STYLE = {
-    "adacur": ("ADACUR, dense first batch", "#d1495b", "o"),
+    "gaussian": ("adacur's default (Gaussian), dense first", "#d1495b", "o"),
+    "adacur": ("ADACUR, dense first batch", "#8d6a9f", "P"),
     "adacur_random": ("ADACUR, random first batch", "#edae49", "v"),
     "anncur_dense": ("ANNCUR, dense anchors", "#66a182", "s"),
     "anncur": ("ANNCUR, random anchors", "#9aa5b1", "D"),
