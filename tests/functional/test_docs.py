@@ -5,9 +5,10 @@ A fenced block is run by its language, in the order of the document, in a folder
 command by command, if it is an `adacur` command; and a block with `title="name"` is a file of that name.
 `<!-- not run: reason -->` above a block leaves it alone.
 
-    python -m tests.functional.test_docs docs/cli.md …
+    python -m tests.functional.test_docs [--all] docs/cli.md …
 
-runs documents and writes what their examples really print into them, where that differs.
+runs documents and writes what their examples really print into them, where that differs by more than a test would
+forgive; with --all, everywhere.
 """
 
 from __future__ import annotations
@@ -229,18 +230,19 @@ def test_the_page_on_the_command_line_names_every_option_of_every_command(name) 
                 assert f"`{option}" in section, f"docs/cli.md does not explain {option} of adacur {name}"
 
 
-def write_outputs(document: Path) -> None:
+def write_outputs(document: Path, *, everywhere: bool) -> None:
     text = document.read_text(encoding="utf-8")
     here = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         for example in reversed(list(run(text))):
-            if example.missing is not None or not comparable(example.shown):
+            if everywhere or example.missing is not None or not comparable(example.shown):
                 text = text[: example.start] + without_progress(example.printed) + text[example.stop :]
         os.chdir(here)
     document.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        write_outputs(Path(name).resolve())
+    names = [name for name in sys.argv[1:] if name != "--all"]
+    for name in names:
+        write_outputs(Path(name).resolve(), everywhere="--all" in sys.argv)

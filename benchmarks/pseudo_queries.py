@@ -1,0 +1,65 @@
+"""What pseudo-queries are worth: the shipped index against as many real queries, by replay.
+
+    python benchmarks/pseudo_queries.py --scores DIR-of-wikivital [--budgets 100,200] [--queries 300]
+
+The folder holds exact scores of real questions for the articles of the shipped index (see score_folders.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from score_folders import read_score_folder
+
+import adacur
+from adacur import AdaCUR, AnchorIndex, Budget, Gaussian, Query, Rerank
+from adacur.evaluation import bootstrap_interval, top_k_recall
+
+SHIPPED = Path(adacur.__file__).parent / "data" / "shipped" / "wikivital" / "scores.npy"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scores", required=True)
+    parser.add_argument("--budgets", type=lambda text: [int(part) for part in text.split(",")], default=[100, 200])
+    parser.add_argument("--queries", type=int, default=300)
+    arguments = parser.parse_args()
+    pseudo = np.load(SHIPPED).astype(np.float32).T
+    folder = read_score_folder(arguments.scores, n_anchors=len(pseudo), n_queries=arguments.queries)
+    print(f"{folder.domain}: {len(folder.items):,} items, {len(pseudo)} anchors, 5 rounds, dense first stage, "
+          f"{len(folder.test)} test queries; Top-k-Recall@B with 95 % interval")  # fmt: skip
+    indexes = {
+        name: AnchorIndex.from_arrays(
+            items=folder.items, anchor_queries=[Query(f"a{n}", "anchor") for n in range(len(scores))], scores=scores
+        )
+        for name, scores in (("pseudo", pseudo), ("real", folder.anchor_scores))
+    }
+    for calls in arguments.budgets:
+        budget = Budget(calls=calls)
+        runs = {"re-rank": Rerank(index=indexes["real"], scorer=folder.scorer, budget=budget, first=folder.dense)}
+        for name, index in indexes.items():
+            runs[f"adacur, {name} anchors"] = AdaCUR(
+                index=index, scorer=folder.scorer, budget=budget, first=folder.dense
+            )
+            runs[f"gaussian, {name} anchors"] = AdaCUR(
+                index=index,
+                scorer=folder.scorer,
+                budget=budget,
+                first=folder.dense,
+                approximator=Gaussian(embeddings=folder.item_embeddings),
+                first_share=0.2,
+            )
+        for name, method in runs.items():
+            found = method.search(folder.test, min(100, calls))
+            cells = []
+            for k in (1, 10, 100):
+                recalls = top_k_recall(found, folder.test_scores, k=k)
+                low, high = bootstrap_interval(recalls)
+                cells.append(f"k={k}: {recalls.mean():.3f} [{low:.3f}, {high:.3f}]")
+            print(f"  B={calls:<4} {name:24} " + "  ".join(cells), flush=True)
+
+
+if __name__ == "__main__":
+    main()
