@@ -179,7 +179,9 @@ def comparable(output: str) -> list[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_example_runs_and_prints_what_is_shown(document, tmp_path, monkeypatch) -> None:
+def test_every_example_runs_and_prints_what_is_shown(
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for example in run(document.read_text(encoding="utf-8")):
         assert example.missing is None, (
@@ -202,7 +204,7 @@ def test_a_block_that_is_marked_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda path: path.name)
-def test_every_link_and_file_that_a_page_names_exists(page) -> None:
+def test_every_link_and_file_that_a_page_names_exists(page: Path) -> None:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     links = {link for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in link}
     files = set(re.findall(r"`((?:src|tests|benchmarks|reproduction|docs)/[\w./-]+)`", text))
@@ -220,7 +222,7 @@ def commands() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", sorted(commands()))
-def test_the_page_on_the_command_line_names_every_option_of_every_command(name) -> None:
+def test_the_page_on_the_command_line_names_every_option_of_every_command(name: str) -> None:
     sections = re.split(r"^## ", (ROOT / "docs/cli.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     section = next((section for section in sections if section.startswith(f"adacur {name}\n")), None)
     assert section is not None, f"docs/cli.md has no section 'adacur {name}'"

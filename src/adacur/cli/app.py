@@ -328,7 +328,7 @@ def search(
         str | None, typer.Option(help="First stage; default: dense, else bm25, else random, as the index has them.")
     ] = None,
     pool: Annotated[int | None, typer.Option(help="Search only the first stage's best N.")] = None,
-    deadline: Annotated[float | None, typer.Option(help="Seconds per question.")] = None,
+    deadline: Annotated[float | None, typer.Option(help="Seconds for all questions together.")] = None,
     seed: Seed = 0,
     scorer: Annotated[
         str | None, typer.Option(help="Another backend of the scorer that built the index; default: that scorer.")

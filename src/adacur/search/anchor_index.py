@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -234,7 +235,8 @@ class AnchorIndex:
         first = self._first_or_default(given.pop("first", None))
         if method == "gaussian":
             given = {"approximator": self._gaussian(), "first_share": _FIRST_SHARE} | given
-        return _METHODS[method](index=self, scorer=self.scorer, budget=budget, first=first, **given).plan
+        plan = _METHODS[method](index=self, scorer=self.scorer, budget=budget, first=first, **given).plan
+        return replace(plan, method=method)
 
     def _gaussian(self) -> Gaussian:
         """The Gaussian approximator of this index, with the dense first stage's embeddings where there is one."""

@@ -33,6 +33,7 @@ def test_search_returns_the_best_of_what_it_scored_with_texts_and_rounds(index, 
     assert set(hits.rounds) <= {1, 2, 3, 4, 5}
     scored = np.concatenate([round_.exact for round_ in hits.trace.rounds])
     assert list(hits.scores) == sorted(scored, reverse=True)[:7]
+    assert hits.trace.settings["method"] == "gaussian"
     assert {"method", "budget", "batch_sizes", "first", "anchors", "scorer"} <= set(hits.trace.settings)
 
 
