@@ -52,7 +52,7 @@ def test_the_demo_speaks_json(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     (answered,) = (json.loads(line) for line in ran.stdout.splitlines())
     assert answered["query"] == QUESTION
-    for method in ("adacur", "rerank"):
-        assert answered[method]["calls"] == 20
-        assert len(answered[method]["hits"]) == 3
-        assert answered[method]["settings"]["method"] == method
+    for name, method in (("adacur", "gaussian"), ("rerank", "rerank")):
+        assert answered[name]["calls"] == 20
+        assert len(answered[name]["hits"]) == 3
+        assert answered[name]["settings"]["method"] == method
