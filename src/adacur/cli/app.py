@@ -41,6 +41,7 @@ DEFAULT_ENCODER = "bge-small-en-v1.5"
 _DEFAULT_ANCHORS = 250
 _SAMPLE_ITEMS = 512
 _SAMPLE_QUERIES = 16
+_FEWEST_TIMED = 16
 _DTYPES = ("float32", "float16")
 
 
@@ -259,7 +260,7 @@ def build(
 ) -> None:
     """Score every item against every anchor query. Interrupt it at will: the same command continues."""
     import adacur
-    from adacur.index import read_manifest
+    from adacur.index import block_items_for, read_manifest
     from adacur.search.first_stages import check_first_stages
 
     stages = [name.strip() for name in first.split(",") if name.strip()]
@@ -277,12 +278,21 @@ def build(
         tell(f"Continuing the build in {index}: finished blocks are not scored again.")
     elif not index.exists() or (index.is_dir() and not any(index.iterdir())):
         cost = adacur.estimate(
-            sample, asked[:_SAMPLE_QUERIES], scorer=opened, n_items=n_items, n_anchors=(len(asked),), dtype=dtype
+            sample,
+            asked[:_SAMPLE_QUERIES],
+            scorer=opened,
+            n_items=n_items,
+            n_anchors=(len(asked),),
+            dtype=dtype,
+            most_calls=max(_FEWEST_TIMED, n_items * len(asked) // 100),
         )[0]
         tell(
             f"{n_items:,} items × {len(asked)} anchor queries = {cost.pairs:,} pairs; estimated time "
-            f"{duration(cost.seconds)} at {pace(cost.pairs_per_second)}; {megabytes(cost.bytes)} of scores."
+            f"{duration(cost.seconds)} at {pace(cost.pairs_per_second)} (timed on {cost.calls_used} pairs more); "
+            f"{megabytes(cost.bytes)} of scores."
         )
+        size = {"n_items": n_items, "n_anchors": len(asked)}
+        block_items = block_items or block_items_for(cost.pairs_per_second, **size, dtype=dtype)
     with warnings_as_notes():
         built = adacur.build(
             collection,
@@ -353,6 +363,8 @@ def search(
         }
         given = {name: value for name, value in limits.items() if value is not None}
         found = opened.search_batch(asked, k, method=method, seed=seed, **given)
+        if opened.drift is not None:
+            tell(f"Besides the budget, {opened.drift.n_probes} calls went into recognising the scorer.")
     if as_json:
         for hits in found:
             print_json(hits)

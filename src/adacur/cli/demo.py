@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from rich.columns import Columns
 from rich.text import Text
 
 import adacur
-from adacur.cli.messages import answer, duration, hits_table, note, seconds_line, warnings_as_notes
+from adacur.cli.messages import answer, duration, hits_table, note, seconds_line
 from adacur.core.results import Hits
 from adacur.data import describe, fetch, pseudo_queries, wikivital
 
@@ -36,7 +37,9 @@ def show(questions: Sequence[str], *, budget: int, k: int, first: str, build_too
         note.print(f"[bold]{name}[/]: {asset.origin} ({asset.licence})", highlight=False)
         with note.status(f"fetching {name} …"):
             fetch(name)
-    with note.status("opening the index that ships with adacur …"), warnings_as_notes():
+    with note.status("opening the index that ships with adacur …"), warnings.catch_warnings():
+        # The difference between the two backends is expected here, and told below.
+        warnings.simplefilter("ignore", adacur.DriftWarning)
         from adacur.search.shipped import open_wikivital
 
         index = open_wikivital()
@@ -44,11 +47,17 @@ def show(questions: Sequence[str], *, budget: int, k: int, first: str, build_too
     answer.print(
         f"\n[bold]{len(index):,} articles × {len(index.anchor_queries)} anchor queries[/], made from the articles "
         f"themselves and scored on a GPU. Searching with {scorer.card.name} ({scorer.card.dtype}) on this CPU.\n"
-        f"Each question may cost {budget} scorer calls, {budget / len(index):.1%} of the articles.\n",
+        f"Each question may cost {budget} scorer calls, {budget / len(index):.1%} of the articles.\n"
+        + (f"This CPU model against the GPU's scores: {index.drift.in_words()}.\n" if index.drift else ""),
         highlight=False,
     )
-    for question in questions or QUESTIONS:
-        _answer(index, question, budget=budget, k=k, first=first)
+    tallies = [_answer(index, question, budget=budget, k=k, first=first) for question in questions or QUESTIONS]
+    answer.print(
+        f"Of the {k} best that either found, over {len(tallies)} questions: adacur {sum(ours for ours, _ in tallies)}, "
+        f"re-ranking {sum(theirs for _, theirs in tallies)} of {k * len(tallies)}. A few questions prove nothing; "
+        "the README has the measured recall.\n",
+        highlight=False,
+    )
     if build_too:
         _build(scorer)
     answer.print(
@@ -58,7 +67,8 @@ def show(questions: Sequence[str], *, budget: int, k: int, first: str, build_too
     )
 
 
-def _answer(index: adacur.AnchorIndex, question: str, *, budget: int, k: int, first: str) -> None:
+def _answer(index: adacur.AnchorIndex, question: str, *, budget: int, k: int, first: str) -> tuple[int, int]:
+    """Show both answers; how many of the best that either found each one has."""
     searched = index.search(question, k, budget=budget, first=first)
     reranked = index.search(question, k, budget=budget, method="rerank", first=first)
     answer.rule(Text(question, style="bold"), align="left", style="dim")
@@ -73,6 +83,9 @@ def _answer(index: adacur.AnchorIndex, question: str, *, budget: int, k: int, fi
     answer.print(f"adacur   {seconds_line(searched)}", highlight=False, style="dim")
     answer.print(f"re-rank  {seconds_line(reranked)}", highlight=False, style="dim")
     answer.print(_difference(searched, reranked) + "\n", highlight=False, markup=False)
+    known = {hit.id: hit.score for hits in (searched, reranked) for hit in hits}
+    best = sorted(known, key=lambda id_: (-known[id_], id_))[:k]
+    return len(set(best) & set(searched.ids)), len(set(best) & set(reranked.ids))
 
 
 def _difference(searched: Hits, reranked: Hits) -> str:

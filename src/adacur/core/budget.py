@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 
 from adacur.core.errors import BudgetError
@@ -20,7 +21,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         for name, value in (("calls", self.calls), ("rounds", self.rounds)):
-            if not isinstance(value, int):
+            if not _is_whole(value):
                 raise BudgetError(f"{name} is a whole number; got {value!r}.")
         if self.calls < 1:
             raise BudgetError(f"A budget needs at least one call; got calls={self.calls}.")
@@ -51,7 +52,7 @@ class Budget:
 
 def check_k(k: int) -> None:
     """Refuse a k that counts nothing."""
-    if not isinstance(k, int) or k < 1:
+    if not _is_whole(k) or k < 1:
         raise BudgetError(f"k counts the items to return: a whole number of at least 1; got {k!r}.")
 
 
@@ -59,3 +60,12 @@ def even_split(total: int, parts: int) -> tuple[int, ...]:
     """`total` in `parts` whole numbers that differ by at most one, larger first."""
     small, larger = divmod(total, parts)
     return tuple(small + (part < larger) for part in range(parts))
+
+
+def _is_whole(value: object) -> bool:
+    """Whether a value can count: numpy's integers can, 2.0 cannot."""
+    try:
+        operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True

@@ -44,6 +44,8 @@ def check_grid(scores: Any, queries: Sequence[Query], items: Sequence[Item]) -> 
 def _as_floats(scores: Any) -> FloatArray:
     try:
         values = np.asarray(scores)
+        if values.dtype.kind in "US":
+            raise TypeError("they are texts")
         return values if values.dtype.kind == "f" else values.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise ScoreCountError(f"A scorer returns an array of numbers; this cannot be read as one: {error}") from error

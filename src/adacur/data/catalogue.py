@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from adacur.core.errors import UnknownName
+from adacur.core.spelling import did_you_mean
 from adacur.data import wheels
 from adacur.data.wheels import Asset
 
@@ -104,7 +105,8 @@ def describe(name: str) -> Asset:
     for asset in _ASSETS:
         if asset.name == name:
             return asset
-    raise UnknownName(f"Nothing to fetch is called {name!r}; known: {', '.join(names())}.")
+    near = did_you_mean(name, names())
+    raise UnknownName(f"Nothing to fetch is called {name!r}.{near} Known: {', '.join(names())}.")
 
 
 def fetch(name: str, *, cache: str | Path | None = None) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import itertools
 import json
 import zlib
 from collections.abc import Iterator, Sequence
@@ -181,7 +182,13 @@ def _rows(file: Path, fields: _Fields) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _table_rows(lines: IO[str], file: Path, fields: _Fields, *, tabs: bool) -> Iterator[tuple[int, dict[str, Any]]]:
     # TSV files in the wild (MS MARCO, BEIR) carry bare quotation marks.
-    reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(lines, strict=True)
+    if tabs:
+        reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    else:
+        first = next((line for line in lines if line.strip()), "")
+        # Spreadsheets of many countries export "comma-separated" values with semicolons or tabs.
+        delimiter = max(",;\t", key=lambda sign: (first.count(sign), sign == ","))
+        reader = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
     header: list[str] = []
     for row in reader:
         if not any(cell.strip() for cell in row):

@@ -107,6 +107,8 @@ def _sample(items: Iterable[Item], size: int, *, seed: int) -> tuple[list[Item],
     n_items = 0
     for item in items:
         n_items += 1
+        if not isinstance(item, Item):
+            raise InputError(f"Items are Item(id, text) records; got {type(item).__name__}: {str(item)[:40]!r}.")
         if not item.text.strip():
             continue
         key = int.from_bytes(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from adacur.index.build import Progress, build_scores, locked, save_table
+from adacur.index.build import Progress, block_items_for, build_scores, locked, save_table
 from adacur.index.checksums import write_checksums
 from adacur.index.estimate import Estimate, estimate
 from adacur.index.folder import IndexFolder, first_stage_folders, is_finished
 from adacur.index.items import StoredItems
-from adacur.index.manifest import FORMAT, Manifest, Probe, read_manifest
+from adacur.index.manifest import FORMAT, Manifest, Probe, read_manifest, write_manifest
 from adacur.index.probes import Drift, DriftWarning, check_scorer, choose_probes
 from adacur.index.table import AnchorTable
 from adacur.index.verify import Problem, Report, verify
@@ -25,6 +25,7 @@ __all__ = [
     "Progress",
     "Report",
     "StoredItems",
+    "block_items_for",
     "build_scores",
     "check_scorer",
     "choose_probes",
@@ -36,4 +37,5 @@ __all__ = [
     "save_table",
     "verify",
     "write_checksums",
+    "write_manifest",
 ]

@@ -51,9 +51,13 @@ def estimate(
     n_anchors: Sequence[int] = (50, 100, 200, 500),
     dtype: str = "float32",
     seed: int = 0,
+    most_calls: int | None = None,
 ) -> list[Estimate]:
-    """Time and space for several numbers of anchor queries, from a few seconds of scoring a sample."""
-    timing = time_scorer(items_sample, queries_sample, scorer=scorer, seed=seed)
+    """Time and space for several numbers of anchor queries, from a few seconds of scoring a sample.
+
+    At most `most_calls` pairs are scored for it, if that is given.
+    """
+    timing = time_scorer(items_sample, queries_sample, scorer=scorer, seed=seed, most_calls=most_calls)
     return [
         Estimate(
             n_anchors=anchors,
@@ -68,9 +72,15 @@ def estimate(
 
 
 def time_scorer(
-    items: Sequence[Item], queries: Sequence[Query], *, scorer: Scorer, seed: int = 0, seconds: float = _SECONDS
+    items: Sequence[Item],
+    queries: Sequence[Query],
+    *,
+    scorer: Scorer,
+    seed: int = 0,
+    seconds: float = _SECONDS,
+    most_calls: int | None = None,
 ) -> Timing:
-    """Score ever larger grids of a sample until `seconds` are used or the sample is."""
+    """Score ever larger grids of a sample until `seconds` are used, or `most_calls`, or the sample is."""
     if not items or not queries:
         raise EmptyInput(f"A sample needs items and queries; got {len(items)} items and {len(queries)} queries.")
     # Collections often come sorted by length or topic; the first items would not be like the rest.
@@ -91,6 +101,8 @@ def time_scorer(
         # New items each time, since a scorer may remember pairs; a smaller grid than the last says less than it.
         batch = items[next_item : next_item + high]
         if rate and len(batch) < high:
+            break
+        if rate and most_calls is not None and calls + wide * len(batch) > most_calls:
             break
         elapsed = took(queries[:wide], batch)
         rate = wide * len(batch) / elapsed

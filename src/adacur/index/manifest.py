@@ -65,6 +65,7 @@ class Manifest:
     anchors_digest: str
     scorer: ScorerCard | None
     seed: int = 0
+    first: tuple[str, ...] = ()
     probes: tuple[Probe, ...] = ()
     created: str = field(default_factory=_now)
     versions: Mapping[str, str] = field(default_factory=_versions)
@@ -150,6 +151,7 @@ def _parse(data: Mapping[str, Any]) -> Manifest:
         anchors_digest=str(data["anchors_digest"]),
         scorer=None if card is None else ScorerCard(**{name: card[name] for name in known & card.keys()}),
         seed=int(data["seed"]),
+        first=tuple(map(str, data.get("first", ()))),
         probes=tuple(
             Probe(item=int(probe["item"]), anchor=int(probe["anchor"]), score=float(probe["score"]))
             for probe in data["probes"]

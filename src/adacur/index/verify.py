@@ -55,6 +55,8 @@ def verify(path: str | Path) -> Report:
     recorded: dict[int, tuple[str, int]] = {}
     problems = list(_check_database(folder, manifest, recorded))
     problems += _check_blocks(folder, manifest, recorded)
+    there = {stage.name for stage in first_stage_folders(folder)}
+    problems += (Problem(f"first/{name}", "it is missing") for name in manifest.first if name not in there)
     for stage in first_stage_folders(folder):
         problems += (Problem(f"first/{stage.name}/{file}", what) for file, what in check_files(stage))
     return Report(

@@ -26,6 +26,7 @@ from adacur.core.protocols import (
 )
 from adacur.core.records import Item, Query
 from adacur.core.results import Hits
+from adacur.core.spelling import did_you_mean
 from adacur.index import AnchorTable, Drift, save_table
 from adacur.retrievers import Dense
 from adacur.scorers import scorer as as_scorer
@@ -201,7 +202,8 @@ class AnchorIndex:
         with self._opening:
             if name not in self._first:
                 raise UnknownName(
-                    f"This index has no first stage {name!r}. It has: {', '.join(self.first_stages)}. "
+                    f"This index has no first stage {name!r}.{did_you_mean(name, self.first_stages)} "
+                    f"It has: {', '.join(self.first_stages)}. "
                     "Others are chosen when the index is built."
                 )
             entry = self._first[name]
@@ -221,7 +223,8 @@ class AnchorIndex:
         }
         method = given.pop("method", "gaussian")
         if method not in _OPTIONS:
-            raise UnknownName(f"There is no method {method!r}. Choose one of: {', '.join(_OPTIONS)}.")
+            near = did_you_mean(str(method), _OPTIONS)
+            raise UnknownName(f"There is no method {method!r}.{near} Choose one of: {', '.join(_OPTIONS)}.")
         if useless := sorted(given.keys() - _OPTIONS[method]):
             raise InputError(
                 f"Method {method!r} has no use for {', '.join(useless)}. "
@@ -261,7 +264,7 @@ class AnchorIndex:
 
 def _budget(budget: int | Budget, rounds: int | None, deadline: float | None) -> Budget:
     if not isinstance(budget, Budget):
-        small = isinstance(budget, int) and 0 < budget < _ROUNDS
+        small = 0 < budget < _ROUNDS
         return Budget(
             calls=budget, rounds=rounds if rounds is not None else (budget if small else _ROUNDS), deadline=deadline
         )

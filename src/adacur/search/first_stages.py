@@ -7,14 +7,16 @@ import functools
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from adacur.core.errors import InputError, StorageFull, UnknownName
 from adacur.core.protocols import Items, Retriever, SavedRetriever
 from adacur.core.records import Item
+from adacur.core.spelling import did_you_mean
 from adacur.data import fetch, names
-from adacur.index import first_stage_folders, locked, write_checksums
+from adacur.index import first_stage_folders, locked, read_manifest, write_checksums, write_manifest
 from adacur.retrievers import BM25, Dense, bge_small, load_retriever, read_settings
 
 __all__ = ["FirstStage", "add_first_stages", "check_first_stages", "open_first_stages", "save_first_stage"]
@@ -29,8 +31,9 @@ def check_first_stages(stages: Sequence[FirstStage], *, encoder: Any) -> None:
         raise InputError(f"first is a list of first stages; got one text. Write first=[{stages!r}].")
     for stage in stages:
         if isinstance(stage, str) and stage not in _BY_NAME:
+            near = did_you_mean(stage, _BY_NAME)
             raise UnknownName(
-                f"There is no first stage {stage!r} to build. Choose {', '.join(_BY_NAME)}, or give an object."
+                f"There is no first stage {stage!r} to build.{near} Choose {', '.join(_BY_NAME)}, or give an object."
             )
         if stage == "dense" and encoder is None:
             raise InputError("A dense first stage needs an encoder; give encoder=…, e.g. 'bge-small-en-v1.5'.")
@@ -88,6 +91,8 @@ def _write(make: Callable[[Path], SavedRetriever], path: Path, *, name: str) -> 
                 ) from error
             raise
         unfinished.rename(path / "first" / name)
+        manifest = read_manifest(path)
+        write_manifest(path, replace(manifest, first=tuple(sorted({*manifest.first, name}))))
 
 
 def _opened(folder: Path, encoder: Any) -> Retriever:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from adacur.core.errors import InputError
+from adacur.core.errors import InputError, UnknownName
 from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
+from adacur.core.spelling import did_you_mean
 from adacur.data import fetch, names, pseudo_queries
 from adacur.index import Drift, IndexFolder, Progress, build_scores, check_scorer, is_finished
 from adacur.retrievers import bge_small
@@ -28,6 +29,8 @@ def scorer(source: Any, **options: Any) -> Scorer:
     """
     if isinstance(source, str) and source in names():
         source = fetch(source)
+    elif isinstance(source, str) and (near := did_you_mean(source, names())) and not Path(source).exists():
+        raise UnknownName(f"No scorer is known by {source!r}.{near}")
     return opened_scorer(source, **options)
 
 
@@ -38,6 +41,11 @@ def encoder(source: Any) -> Any:
     if isinstance(source, str | Path):
         from adacur.retrievers import SentenceTransformerEncoder
 
+        if source not in names() and not Path(source).exists() and "/" not in str(source):
+            raise UnknownName(
+                f"No encoder is known by {str(source)!r}.{did_you_mean(str(source), names())} Give "
+                "'bge-small-en-v1.5', the folder or hub name 'org/name' of a sentence-transformers model, or an object."
+            )
         return SentenceTransformerEncoder(fetch(source) if source in names() else source)
     return source
 
@@ -57,10 +65,11 @@ def build(
 ) -> AnchorIndex:
     """Score every item against every anchor query, keep the scores in a folder, and open it.
 
-    Costs items × anchor queries scorer calls. A build that was interrupted goes on where it stopped when called
-    again; a finished one is opened. A number instead of `anchor_queries` makes that many pseudo-queries from the
-    items (`adacur.pseudo_queries`). `scorer` is a Scorer, a function of (query text, item text) pairs, or what
-    `adacur.scorer` opens. `first` names the first stages to keep: "bm25", "dense" (with `encoder`), or objects.
+    Costs items × anchor queries scorer calls, and up to half a percent more to choose the size of a block. A build
+    that was interrupted goes on where it stopped when called again; a finished one is opened. A number instead of
+    `anchor_queries` makes that many pseudo-queries from the items (`adacur.pseudo_queries`). `scorer` is a Scorer, a
+    function of (query text, item text) pairs, or what `adacur.scorer` opens. `first` names the first stages to keep:
+    "bm25", "dense" (with `encoder`), or objects.
     """
     dual = _open_encoder(encoder)
     check_first_stages(first, encoder=dual)
@@ -131,10 +140,10 @@ def _named_scorer(folder: IndexFolder, *, check: bool) -> tuple[Scorer, Drift | 
     gone = card.source is None or (Path(card.source).is_absolute() and not Path(card.source).exists())
     try:
         opened = scorer(card.name if gone and card.name in names() else card.source, **options)
-    except (LookupError, ImportError, OSError, ValueError) as error:
+    except (LookupError, OSError, ValueError) as error:
         raise InputError(
-            f"The scorer of {str(folder.path)!r} was {card.source!r}, which cannot be opened here: {error} "
-            "Give another: adacur.load(path, scorer=…), or --scorer."
+            f"The scorer of {str(folder.path)!r}, {card.name!r} from {card.source!r}, cannot be opened here. {error} "
+            "Or give it: adacur.load(path, scorer=…), or --scorer."
         ) from error
     return opened, check_scorer(folder, opened) if check else None
 

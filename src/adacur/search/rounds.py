@@ -26,8 +26,6 @@ __all__ = ["asearch", "search", "search_iter"]
 _PREDICTIONS_AT_ONCE = 50_000_000
 _PAIRS_AT_ONCE = 200_000
 _ITEMS_PER_FILTER_BLOCK = 4096
-# With a deadline, a few pairs are scored first to learn how fast the scorer is.
-_PAIRS_TO_LEARN_SPEED = 8
 _SHARE_OF_TIME_LEFT = 0.8
 
 
@@ -212,7 +210,8 @@ class _LockStep:
         if self._plan.deadline is None:
             return waiting
         if not self._scored:
-            return min(waiting, max(_PAIRS_TO_LEARN_SPEED, len(self._queries)))
+            # One pair per query tells how fast the scorer is, and makes sure that there is an answer.
+            return min(waiting, len(self._queries))
         left = self._plan.deadline - (time.monotonic() - self._started)
         per_pair = max(self._scorer_seconds / self._scored, 1e-9)
         return max(0, min(waiting, int(_SHARE_OF_TIME_LEFT * left / per_pair)))

@@ -196,6 +196,17 @@ def test_search_iter_with_a_deadline_yields_answers_only(world) -> None:
     assert calls[0] > 0
 
 
+def test_numpy_s_integers_count(index, world) -> None:
+    assert len(index.search(world.test[0], k=np.int64(2), budget=np.int32(12), rounds=np.int8(2))) == 2
+
+
+def test_a_name_that_is_nearly_right_is_suggested(index, world) -> None:
+    with pytest.raises(UnknownName, match="Did you mean 'gaussian'"):
+        index.search(world.test[0], method="gausian")
+    with pytest.raises(UnknownName, match="Did you mean 'noisy'"):
+        index.search(world.test[0], first="noisi")
+
+
 def test_a_query_without_words_is_refused(index) -> None:
     with pytest.raises(EmptyInput):
         index.search(" ")

@@ -143,6 +143,24 @@ def test_verify_finds_a_flipped_byte_in_a_first_stage(tmp_path) -> None:
     assert problem.file == f"first/bm25/{file.relative_to(stage)}"
 
 
+def test_verify_finds_a_first_stage_that_was_lost(tmp_path) -> None:
+    build(tmp_path / "index")
+    shutil.rmtree(tmp_path / "index" / "first" / "bm25")
+    (problem,) = adacur.verify(tmp_path / "index").problems
+    assert problem.file == "first/bm25"
+
+
+def test_a_small_build_costs_no_call_but_its_pairs(tmp_path) -> None:
+    scorer = Metered(FunctionScorer(overlap, name="f"))
+    build(tmp_path / "index", scorer=scorer, block_items=None)
+    assert scorer.calls == len(ITEMS) * len(ANCHORS)
+
+
+def test_an_encoder_that_is_misspelt_is_not_looked_for_in_a_library(tmp_path) -> None:
+    with pytest.raises(UnknownName, match=r"Did you mean 'bge-small-en-v1\.5'"):
+        build(tmp_path / "index", first=["dense"], encoder="bge-small-en-v15")
+
+
 def test_an_encoder_whose_path_is_gone_is_fetched_by_name(tmp_path) -> None:
     few = ITEMS[:12]
     adacur.build(
