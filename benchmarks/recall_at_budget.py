@@ -5,7 +5,8 @@
 
 Reads folders of exact scores (see score_folders.py), takes the first N anchor and test queries, starts from the dense
 embeddings, and writes a list of {"domain", "method", "k", "budget", "rounds", "anchors", "recall", "low", "high"};
-low and high bound a 95 % bootstrap interval over the queries.
+low and high bound a 95 % bootstrap interval over the queries. With --qrels FILE (one per --scores, in order) nDCG@10
+on the judged test queries stands beside the recall: "ndcg", "ndcg_low", "ndcg_high", "judged".
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from typing import Any
 from score_folders import ScoreFolder, read_score_folder
 
 from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, Exact, Gaussian, Hits, Rerank, Softmax
-from adacur.evaluation import bootstrap_interval, top_k_recall
+from adacur.data import read_qrels
+from adacur.evaluation import bootstrap_interval, judged_quality, top_k_recall
 
 
 def best_split(index: AnchorIndex, folder: ScoreFolder, budget: Budget, k: int, *, first: Any) -> list[Hits]:
@@ -70,7 +72,13 @@ CHOSEN_PER_K = {"anncur_best_split", "anncur_dense_best_split"}
 
 
 def measure(
-    folder: ScoreFolder, *, methods: list[str], budgets: list[int], rounds: int, ks: list[int]
+    folder: ScoreFolder,
+    *,
+    methods: list[str],
+    budgets: list[int],
+    rounds: int,
+    ks: list[int],
+    qrels: dict[str, dict[str, int]] | None = None,
 ) -> list[dict[str, Any]]:
     """One row per method, budget and k; k larger than the budget is measured on what the budget can return."""
     index = AnchorIndex.from_arrays(items=folder.items, anchor_queries=folder.anchors, scores=folder.anchor_scores)
@@ -99,7 +107,24 @@ def measure(
                         "high": round(high, 4),
                     }
                 )
+                if qrels is not None:
+                    values = judged_quality(hits, qrels)
+                    low, high = bootstrap_interval(values)
+                    rows[-1] |= {
+                        "ndcg": round(float(values.mean()), 4),
+                        "ndcg_low": round(low, 4),
+                        "ndcg_high": round(high, 4),
+                        "judged": len(values),
+                    }
     return rows
+
+
+def read_judgements(files: str) -> dict[str, dict[str, int]]:
+    merged: dict[str, dict[str, int]] = {}
+    for file in files.split(","):
+        for query, items in read_qrels(file).items():
+            merged.setdefault(query, {}).update(items)
+    return merged
 
 
 def numbers(text: str) -> list[int]:
@@ -114,6 +139,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--anchors", type=int, default=500, help="the first N anchor queries")
     parser.add_argument("--queries", type=int, default=100, help="the first N test queries")
+    parser.add_argument(
+        "--qrels", action="append", help="judgements per --scores: a file, or several with commas between"
+    )
     parser.add_argument("--k", type=numbers, default=[1, 10, 100])
     parser.add_argument("--json", type=Path, help="where to write the rows")
     arguments = parser.parse_args()
@@ -121,14 +149,24 @@ def main() -> None:
     if unknown := set(methods) - set(METHODS):
         parser.error(f"unknown methods: {', '.join(sorted(unknown))}. Known: {', '.join(METHODS)}")
 
+    if arguments.qrels and len(arguments.qrels) != len(arguments.scores):
+        parser.error("give --qrels as often as --scores")
+
     rows: list[dict[str, Any]] = []
-    for where in arguments.scores:
+    for where, judgements in zip(arguments.scores, arguments.qrels or [None] * len(arguments.scores), strict=True):
         folder = read_score_folder(where, n_anchors=arguments.anchors, n_queries=arguments.queries)
         print(
             f"\n{folder.domain}: {len(folder.items):,} items, {len(folder.anchors)} anchors, "
             f"{arguments.rounds} rounds, {len(folder.test)} test queries; Top-k-Recall@B with 95 % interval"
         )
-        own = measure(folder, methods=methods, budgets=arguments.budgets, rounds=arguments.rounds, ks=arguments.k)
+        own = measure(
+            folder,
+            methods=methods,
+            budgets=arguments.budgets,
+            rounds=arguments.rounds,
+            ks=arguments.k,
+            qrels=read_judgements(judgements) if judgements else None,
+        )
         for calls in arguments.budgets:
             for method in methods:
                 cells = [
@@ -136,6 +174,10 @@ def main() -> None:
                     for row in own
                     if row["method"] == method and row["budget"] == calls
                 ]
+                judged = next((row for row in own if row["method"] == method and row["budget"] == calls), {})
+                if "ndcg" in judged:
+                    interval = f"[{judged['ndcg_low']:.3f}, {judged['ndcg_high']:.3f}]"
+                    cells.append(f"nDCG@10: {judged['ndcg']:.3f} {interval} on {judged['judged']} judged")
                 print(f"  B={calls:<4} {method:24} " + "  ".join(cells))
         rows += own
     if arguments.json:
