@@ -9,7 +9,13 @@ from adacur import Gaussian, PseudoInverse
 from tests.conftest import make_world
 
 EMBEDDINGS = np.random.default_rng(9).normal(size=(200, 16)).astype(np.float32)
-APPROXIMATORS = [PseudoInverse(), Gaussian(), Gaussian(embeddings=EMBEDDINGS), Gaussian(noise=1e-9)]
+APPROXIMATORS = [
+    PseudoInverse(),
+    Gaussian(),
+    Gaussian(embeddings=EMBEDDINGS),
+    Gaussian(noise=1e-9),
+    Gaussian(embeddings=(100 * EMBEDDINGS).astype(np.int8)),
+]
 
 
 @pytest.fixture(params=APPROXIMATORS, ids=repr)
@@ -66,3 +72,8 @@ def test_enough_exact_scores_recover_a_low_rank_matrix(approximator) -> None:
     state = approximator.begin(world.index, world.test)
     state.tell([np.arange(8)] * len(world.test), [scores[:8] for scores in world.test_scores])
     assert state.predict() == pytest.approx(world.test_scores, abs=1e-6)
+
+
+def test_a_query_that_nothing_is_known_of_can_be_predicted(approximator) -> None:
+    world = make_world(noise=0.2)
+    assert np.isfinite(approximator.begin(world.index, world.test).predict()).all()

@@ -502,7 +502,7 @@ def test_a_build_whose_scorer_failed_is_continued_by_the_same_command(
     assert len(log.read_text().splitlines()) == N_BLOCKS - 4
     assert same_index(folder / "i.adacur", shop / "whole.adacur")
     finished = build(folder, "i.adacur", LOG=str(log))
-    assert "nothing was scored" in finished.err
+    assert "no block was scored again" in finished.err
     assert len(log.read_text().splitlines()) == N_BLOCKS - 4
 
 

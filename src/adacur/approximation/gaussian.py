@@ -40,6 +40,12 @@ class Gaussian:
             raise InputError(f"noise is positive; got {noise}. Without noise, use PseudoInverse().")
         if not embedding_weight > 0:
             raise InputError(f"embedding_weight is positive; got {embedding_weight}. Or leave the embeddings out.")
+        if embeddings is not None:
+            embeddings = np.asarray(embeddings)
+            if embeddings.ndim != 2 or not np.isfinite(embeddings).all():
+                raise InputError(f"Embeddings are finite numbers, a row per item; got shape {embeddings.shape}.")
+            # Weights are cast to the embeddings' type, and whole numbers or halves would lose them.
+            embeddings = embeddings if embeddings.dtype in (np.float32, np.float64) else embeddings.astype(np.float32)
         self.embeddings = embeddings
         self.noise = noise
         self.embedding_weight = embedding_weight
@@ -62,7 +68,7 @@ class Gaussian:
 
 
 class _Prior:
-    """Means and scales of an index; nothing of its size is copied but one mean per item."""
+    """Means and scales of an index; the scores themselves are not copied."""
 
     def __init__(
         self, scores: FloatArray, embeddings: FloatArray | None, *, noise: float, embedding_weight: float
@@ -90,8 +96,9 @@ class _Conditioned:
 
     def __init__(self, prior: _Prior, n_queries: int) -> None:
         self._prior = prior
-        self._told: list[list[IntArray]] = [[] for _ in range(n_queries)]
-        self._exact: list[list[FloatArray]] = [[] for _ in range(n_queries)]
+        # Told nothing yet, a query is expected to score like the average one.
+        self._told: list[list[IntArray]] = [[np.empty(0, dtype=np.intp)] for _ in range(n_queries)]
+        self._exact: list[list[FloatArray]] = [[np.empty(0)] for _ in range(n_queries)]
 
     def tell(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> None:
         """Add exact scores, per query."""

@@ -319,7 +319,7 @@ def build(
             f"first stages {', '.join(built.first_stages)}."
         )
         if before == "complete":
-            tell("It was finished before: nothing was scored.")
+            tell("It was finished before: no block was scored again.")
         tell(f"Next: adacur search {quote(str(index))} 'your question'")
 
 

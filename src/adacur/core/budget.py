@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from adacur.core.errors import BudgetError
 
-__all__ = ["Budget", "check_k", "even_split"]
+__all__ = ["Budget", "check_k", "even_split", "is_whole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         for name, value in (("calls", self.calls), ("rounds", self.rounds)):
-            if not _is_whole(value):
+            if not is_whole(value):
                 raise BudgetError(f"{name} is a whole number; got {value!r}.")
         if self.calls < 1:
             raise BudgetError(f"A budget needs at least one call; got calls={self.calls}.")
@@ -52,7 +52,7 @@ class Budget:
 
 def check_k(k: int) -> None:
     """Refuse a k that counts nothing."""
-    if not _is_whole(k) or k < 1:
+    if not is_whole(k) or k < 1:
         raise BudgetError(f"k counts the items to return: a whole number of at least 1; got {k!r}.")
 
 
@@ -62,7 +62,7 @@ def even_split(total: int, parts: int) -> tuple[int, ...]:
     return tuple(small + (part < larger) for part in range(parts))
 
 
-def _is_whole(value: object) -> bool:
+def is_whole(value: object) -> bool:
     """Whether a value can count: numpy's integers can, 2.0 cannot."""
     try:
         operator.index(value)  # type: ignore[arg-type]

@@ -185,10 +185,13 @@ def _table_rows(lines: IO[str], file: Path, fields: _Fields, *, tabs: bool) -> I
     if tabs:
         reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
     else:
-        first = next((line for line in lines if line.strip()), "")
-        # Spreadsheets of many countries export "comma-separated" values with semicolons or tabs.
-        delimiter = max(",;\t", key=lambda sign: (first.count(sign), sign == ","))
-        reader = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
+        blank_and_first: list[str] = []
+        for line in lines:
+            blank_and_first.append(line)
+            if line.strip():
+                break
+        delimiter = _delimiter(blank_and_first[-1] if blank_and_first else "", fields)
+        reader = csv.reader(itertools.chain(blank_and_first, lines), delimiter=delimiter, strict=True)
     header: list[str] = []
     for row in reader:
         if not any(cell.strip() for cell in row):
@@ -205,6 +208,22 @@ def _table_rows(lines: IO[str], file: Path, fields: _Fields, *, tabs: bool) -> I
             )
         record = dict(zip(header, row, strict=True))
         yield reader.line_num, record if header != ["text"] else {"id": str(reader.line_num)} | record
+
+
+def _delimiter(first_line: str, fields: _Fields) -> str:
+    """The comma, unless another sign is what makes a known name appear in the header.
+
+    Spreadsheets of many countries export "comma-separated" values with semicolons or tabs.
+    """
+    known = {name.strip().lower() for name in fields.known}
+    for sign in ",;\t":
+        try:
+            cells = next(csv.reader([first_line], delimiter=sign), [])
+        except csv.Error:
+            continue
+        if any(cell.strip().lower() in known for cell in cells):
+            return sign
+    return ","
 
 
 def _find(path: str | Path, stem: str) -> Path:

@@ -14,7 +14,9 @@ CHECKSUMS = "checksums.json"
 
 def write_checksums(folder: Path) -> None:
     """Remember what every file in the folder holds."""
-    digests = {str(file.relative_to(folder)): _digest(file) for file in sorted(folder.rglob("*")) if file.is_file()}
+    digests = {
+        file.relative_to(folder).as_posix(): _digest(file) for file in sorted(folder.rglob("*")) if file.is_file()
+    }
     (folder / CHECKSUMS).write_text(json.dumps(digests, indent=1), encoding="utf-8")
 
 

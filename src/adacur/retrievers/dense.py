@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -14,6 +14,7 @@ from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import DamagedIndex, EmptyInput, InputError
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.results import Hits
+from adacur.data import fetch, names
 from adacur.retrievers.encoders import Encoder, EncoderCard, open_encoder
 from adacur.retrievers.ranking import best_first, check_ids, check_k
 from adacur.retrievers.saved import read_ids, read_settings, write_settings
@@ -99,6 +100,15 @@ class Dense:
         """All item vectors as they are searched, shape (items, dimension), float32."""
         return self._rows(np.arange(len(self._ids)))
 
+    def embeddings_of(self, ids: Sequence[str]) -> FloatArray:
+        """The vectors of these items, in that order, shape (ids, dimension), float32."""
+        position = {id_: row for row, id_ in enumerate(self._ids)}
+        vectors = np.empty((len(ids), self._stored.shape[1]), dtype=np.float32)
+        for start in range(0, len(ids), _ROWS_AT_ONCE):
+            block = ids[start : start + _ROWS_AT_ONCE]
+            vectors[start : start + len(block)] = self._rows(np.array([position[id_] for id_ in block], dtype=np.intp))
+        return vectors
+
     def embed_queries(self, queries: Sequence[Query | str]) -> FloatArray:
         """Query vectors, shape (queries, dimension), float32."""
         encoder = self._open_encoder()
@@ -170,7 +180,7 @@ class Dense:
             if self._card is None:
                 raise InputError(f"These embeddings came without an encoder, so text cannot be searched. Use {how}.")
             try:
-                encoder = open_encoder(self._card)
+                encoder = open_encoder(_found_again(self._card))
             except (OSError, ValueError) as error:
                 raise InputError(
                     f"The encoder of this retriever ({self._card.kind}, {self._card.source!r}) cannot be opened: "
@@ -274,6 +284,13 @@ def _check_vectors(given: Any, *, n: int, encoder: Encoder | None) -> FloatArray
         worst = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
         raise InputError(f"Embeddings must be finite; row {worst} of {n} is not.")
     return vectors
+
+
+def _found_again(card: EncoderCard) -> EncoderCard:
+    """The card, with a path of another machine replaced by what everybody can fetch under that name."""
+    if card.source and not Path(card.source).exists() and (name := Path(card.source).name) in names():
+        return replace(card, source=str(fetch(name)))
+    return card
 
 
 def _check_encoder(encoder: Encoder, card: EncoderCard | None, *, dimension: int) -> None:

@@ -8,11 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-import numpy as np
-
 from adacur.approximation import Gaussian
 from adacur.core.arrays import FloatArray
-from adacur.core.budget import Budget, check_k
+from adacur.core.budget import Budget, check_k, is_whole
 from adacur.core.errors import BudgetError, InputError, UnknownName
 from adacur.core.protocols import (
     Acquisition,
@@ -167,7 +165,8 @@ class AnchorIndex:
 
         Options:
 
-        - `budget` (calls, default 100, or a Budget), `rounds` (5), `deadline` (seconds for the whole call);
+        - `budget` (calls, default 100, or a Budget), `rounds` (5), `deadline` (seconds for the whole call, once scorer
+          and first stage are open);
         - `method`: "gaussian" (default), "adacur" (the paper's), "anncur", "rerank" or "exact";
         - `first`: name or retriever to start from (default dense, else bm25, else random); `first_share`: its share of
           each later round (0.2 for "gaussian", 0 for "adacur"); `pool`: search only its best N;
@@ -247,9 +246,8 @@ class AnchorIndex:
         with self._opening:
             if self._approximator is None:
                 embeddings = None
-                if isinstance(dense, Dense):
-                    embeddings = np.empty((len(self.items), dense.embeddings.shape[1]), dtype=np.float32)
-                    embeddings[self.items.positions(dense.ids)] = dense.embeddings
+                if isinstance(dense, Dense) and set(dense.ids) == set(self.items.ids):
+                    embeddings = dense.embeddings_of(self.items.ids)
                 self._approximator = Gaussian(embeddings=embeddings)
             return self._approximator
 
@@ -264,10 +262,9 @@ class AnchorIndex:
 
 def _budget(budget: int | Budget, rounds: int | None, deadline: float | None) -> Budget:
     if not isinstance(budget, Budget):
-        small = 0 < budget < _ROUNDS
-        return Budget(
-            calls=budget, rounds=rounds if rounds is not None else (budget if small else _ROUNDS), deadline=deadline
-        )
+        if rounds is None:
+            rounds = budget if is_whole(budget) and 0 < budget < _ROUNDS else _ROUNDS
+        return Budget(calls=budget, rounds=rounds, deadline=deadline)
     if rounds is not None or deadline is not None:
         raise BudgetError("Give rounds and deadline inside the Budget, or a plain number as budget; not both.")
     return budget

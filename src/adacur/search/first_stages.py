@@ -15,9 +15,8 @@ from adacur.core.errors import InputError, StorageFull, UnknownName
 from adacur.core.protocols import Items, Retriever, SavedRetriever
 from adacur.core.records import Item
 from adacur.core.spelling import did_you_mean
-from adacur.data import fetch, names
 from adacur.index import first_stage_folders, locked, read_manifest, write_checksums, write_manifest
-from adacur.retrievers import BM25, Dense, bge_small, load_retriever, read_settings
+from adacur.retrievers import BM25, Dense, load_retriever, read_settings
 
 __all__ = ["FirstStage", "add_first_stages", "check_first_stages", "open_first_stages", "save_first_stage"]
 
@@ -63,7 +62,7 @@ def add_first_stages(
 
 
 def save_first_stage(stage: SavedRetriever, path: Path, *, name: str | None = None) -> None:
-    """Write a first stage into an index folder; a crash leaves it absent, never half there."""
+    """Write a first stage into an index folder that lacks it; a crash leaves it absent, never half there."""
     _write(lambda folder: stage, path, name=name or stage.name)
 
 
@@ -73,8 +72,12 @@ def open_first_stages(path: Path, *, encoder: Any = None) -> Mapping[str, Callab
 
 
 def _write(make: Callable[[Path], SavedRetriever], path: Path, *, name: str) -> None:
+    if not name or name[0] == "." or any(sign in name for sign in "/\\:"):
+        raise InputError(f"A first stage's name must serve as the name of a folder; got {name!r}.")
     unfinished = path / "first" / f".{name}.{uuid.uuid4().hex}.unfinished"
     with locked(path):
+        if (path / "first" / name).exists():
+            return
         for left_over in (path / "first").glob(f".{name}.*.unfinished"):
             shutil.rmtree(left_over)
         unfinished.mkdir(parents=True)
@@ -96,14 +99,8 @@ def _write(make: Callable[[Path], SavedRetriever], path: Path, *, name: str) -> 
 
 
 def _opened(folder: Path, encoder: Any) -> Retriever:
-    settings = read_settings(folder)
-    if settings["kind"] != "dense":
-        return load_retriever(folder)
-    source = (settings["encoder"] or {}).get("source")
-    if encoder is None and source and not Path(source).exists() and Path(source).name in names():
-        # A path of another machine is no help, but a name that everybody can fetch is.
-        encoder = bge_small(fetch(Path(source).name))
-    return load_retriever(folder, encoder=encoder)
+    is_dense = read_settings(folder)["kind"] == "dense"
+    return load_retriever(folder, encoder=encoder) if is_dense else load_retriever(folder)
 
 
 def _every(items: Items) -> Iterable[Item]:

@@ -35,7 +35,8 @@ def search(plan: Plan, queries: Sequence[Query | str], k: int) -> list[Hits]:
     for running in _start(plan, queries, k):
         while pairs := running.next_pairs():
             with asking(plan.scorer):
-                running.accept(check_scores(plan.scorer.score(pairs), pairs))
+                scores = check_scores(plan.scorer.score(pairs), pairs)
+            running.accept(scores)
         found += running.hits()
     return found
 
@@ -45,7 +46,8 @@ def search_iter(plan: Plan, query: Query | str, k: int) -> Iterator[Hits]:
     (running,) = _start(plan, [query], k)
     while pairs := running.next_pairs():
         with asking(plan.scorer):
-            running.accept(check_scores(plan.scorer.score(pairs), pairs))
+            scores = check_scores(plan.scorer.score(pairs), pairs)
+        running.accept(scores)
         if running.has_news:
             yield running.hits()[0]
     # A deadline may end a round early, and a search that found nothing still has an answer.
@@ -59,7 +61,8 @@ async def asearch(plan: Plan, queries: Sequence[Query | str], k: int) -> list[Hi
     for running in _start(plan, queries, k):
         while pairs := running.next_pairs():
             with asking(plan.scorer):
-                running.accept(check_scores(await ascore(plan.scorer, pairs), pairs))
+                scores = check_scores(await ascore(plan.scorer, pairs), pairs)
+            running.accept(scores)
         found += running.hits()
     return found
 
@@ -229,7 +232,7 @@ def _candidates(
         # A first stage may name an item twice (by its passages, say); it is scored once.
         ranked = [items.positions(dict.fromkeys(hits.ids)) for hits in found]
         kept = [positions[allowed[positions]] for positions in ranked]
-        short = any(len(own) < wanted and len(all_) >= k for own, all_ in zip(kept, ranked, strict=True))
+        short = any(len(own) < wanted and len(hits.ids) >= k for own, hits in zip(kept, found, strict=True))
         if not short or k >= len(items):
             return kept
         k = min(4 * k, len(items))

@@ -194,3 +194,21 @@ def test_real_collections_are_read(shared_folder, name, n_items, n_judged) -> No
     assert (len(ids), len(qrels)) == (n_items, n_judged)
     assert set(itertools.chain.from_iterable(qrels.values())) <= ids
     assert set(qrels) <= {query.id for query in read_queries(shared_folder / "data" / name)}
+
+
+@pytest.mark.parametrize("sign", [";", "\t"])
+def test_a_csv_of_another_country_is_read_by_its_header(tmp_path, sign) -> None:
+    (tmp_path / "items.csv").write_text(sign.join(["id", "text"]) + "\n" + sign.join(["1", "alpha, beta"]) + "\n")
+    assert [(item.id, item.text) for item in read_items(tmp_path / "items.csv")] == [("1", "alpha, beta")]
+
+
+@pytest.mark.parametrize(
+    ("content", "texts"),
+    [
+        ('1,"red; green; blue"\n2,"x"\n', ["red; green; blue", "x"]),
+        ("Hello; world\nGood; bye\n", ["Hello; world", "Good; bye"]),
+    ],
+)
+def test_semicolons_inside_texts_separate_nothing(tmp_path, content, texts) -> None:
+    (tmp_path / "items.csv").write_text(content)
+    assert [item.text for item in read_items(tmp_path / "items.csv")] == texts

@@ -181,6 +181,45 @@ def test_an_encoder_whose_path_is_gone_is_fetched_by_name(tmp_path) -> None:
     assert len(index.search("a castle by a river", k=1, budget=3, first="dense")) == 1
 
 
+def test_a_hub_name_is_not_mistaken_for_a_misspelt_one(monkeypatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(adacur.AdacurError, match="could not be fetched"):
+        adacur.scorer("cross-encoder/ms-marco-MiniLM-L-12-v2")
+    with pytest.raises(UnknownName, match="Did you mean 'ms-marco-MiniLM-L-12-v2'"):
+        adacur.scorer("ms-marco-MiniLM-L12-v2")
+
+
+def test_a_dense_stage_over_some_of_the_items_lends_no_embeddings() -> None:
+    some = Dense.from_embeddings([item.id for item in ITEMS[::2]], np.random.default_rng(0).normal(size=(45, 4)))
+    scores = np.random.default_rng(1).normal(size=(len(ANCHORS), len(ITEMS)))
+    index = AnchorIndex.from_arrays(
+        items=ITEMS, anchor_queries=ANCHORS, scores=scores, scorer=overlap, first={"dense": some}
+    )
+    hits = index.search("violin", k=3, budget=20, first="random")
+    assert hits.trace.settings["approximator"] == "Gaussian(noise=0.3, no embeddings)"
+
+
+def test_a_dense_stage_in_another_order_lends_each_item_its_own_embedding() -> None:
+    vectors = np.random.default_rng(0).normal(size=(len(ITEMS), 4)).astype(np.float32)
+    scores = np.random.default_rng(1).normal(size=(len(ANCHORS), len(ITEMS)))
+    answers = []
+    for order in (slice(None), slice(None, None, -1)):
+        dense = Dense.from_embeddings([item.id for item in ITEMS[order]], vectors[order])
+        index = AnchorIndex.from_arrays(
+            items=ITEMS, anchor_queries=ANCHORS, scores=scores, scorer=overlap, first={"dense": dense}
+        )
+        answers.append(index.search("violin", k=9, budget=20, first="random").ids)
+    assert answers[0] == answers[1]
+
+
+def test_a_first_stage_that_is_there_is_left_alone(tmp_path) -> None:
+    build(tmp_path / "index")
+    save_first_stage(BM25.build(ITEMS[:3]), tmp_path / "index")
+    assert adacur.verify(tmp_path / "index").ok
+    with pytest.raises(InputError, match="name of a folder"):
+        save_first_stage(BM25.build(ITEMS), tmp_path / "index", name="org/bm25")
+
+
 def test_a_scorer_that_cannot_be_opened_again_says_what_to_give(tmp_path) -> None:
     build(tmp_path / "index", scorer=lambda pairs: overlap(pairs))
     with pytest.raises(InputError, match="scorer="):
