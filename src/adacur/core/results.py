@@ -87,6 +87,11 @@ class Hits(Sequence[Hit]):
             return [self._hit(i) for i in range(*index.indices(len(self)))]
         return self._hit(range(len(self))[index])
 
+    @property
+    def approximate_scores(self) -> FloatArray | None:
+        """Ŝ of every item of the index, by position, where it was asked for."""
+        return self.trace.approximate_scores
+
     def top_k(self, k: int) -> list[Hit]:
         """The best k hits."""
         return [self._hit(index) for index in range(min(k, len(self)))]

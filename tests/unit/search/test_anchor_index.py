@@ -61,7 +61,7 @@ def test_the_trace_says_what_was_predicted_before_each_score(index, world) -> No
     assert hits.trace.rounds[0].predicted is None
     for round_ in hits.trace.rounds[1:]:
         assert round_.all_predicted[round_.positions].tolist() == round_.predicted.tolist()
-    assert hits.trace.approximate_scores.shape == (len(world.items),)
+    assert hits.approximate_scores.shape == (len(world.items),)
     assert set(hits.trace.seconds) >= {"choose", "predict", "solve", "score"}
 
 
@@ -254,8 +254,8 @@ def test_a_deadline_ends_the_search_with_what_it_has(world, method) -> None:
     index = AnchorIndex(world.index, scorer=FunctionScorer(slow), first={"noisy": world.noisy_first()})
     hits = index.search(world.test[0], k=5, budget=150, method=method, first="noisy", deadline=0.5)
     assert hits.trace.stopped == "deadline"
-    assert 5 <= hits.trace.calls < 150
-    assert len(hits) == 5
+    assert 1 <= hits.trace.calls < 150
+    assert len(hits) == min(5, hits.trace.calls)
 
 
 def test_a_generous_deadline_changes_nothing(index, world) -> None:
