@@ -1,8 +1,11 @@
 """What pseudo-queries are worth: the shipped index against as many real queries, by replay.
 
     python benchmarks/pseudo_queries.py --scores DIR-of-wikivital [--budgets 100,200] [--queries 300]
+        [--held-out] [--anchors NAME=FILE.npy …]
 
-The folder holds exact scores of real questions for the articles of the shipped index (see score_folders.py).
+--anchors adds other anchor queries, scored by reproduction/score_queries.py; --held-out takes the last anchor queries
+instead of the test queries, to choose a kind by. The folder holds exact scores of real questions for the articles of
+the shipped index (see score_folders.py).
 """
 
 from __future__ import annotations
@@ -25,16 +28,30 @@ def main() -> None:
     parser.add_argument("--scores", required=True)
     parser.add_argument("--budgets", type=lambda text: [int(part) for part in text.split(",")], default=[100, 200])
     parser.add_argument("--queries", type=int, default=300)
+    parser.add_argument("--held-out", action="store_true")
+    parser.add_argument("--anchors", action="append", default=[], metavar="NAME=FILE")
     arguments = parser.parse_args()
     pseudo = np.load(SHIPPED).astype(np.float32).T
-    folder = read_score_folder(arguments.scores, n_anchors=len(pseudo), n_queries=arguments.queries)
-    print(f"{folder.domain}: {len(folder.items):,} items, {len(pseudo)} anchors, 5 rounds, dense first stage, "
-          f"{len(folder.test)} test queries; Top-k-Recall@B with 95 % interval")  # fmt: skip
+    folder = read_score_folder(
+        arguments.scores, n_anchors=len(pseudo), n_queries=arguments.queries, held_out=arguments.held_out
+    )
+    kind = "held-out" if arguments.held_out else "test"
+    print(
+        f"{folder.domain}: {len(folder.items):,} items, {len(pseudo)} anchors, 5 rounds, dense first stage, "
+        f"{len(folder.test)} {kind} queries; Top-k-Recall@B with 95 % interval"
+    )
     indexes = {
         name: AnchorIndex.from_arrays(
             items=folder.items, anchor_queries=[Query(f"a{n}", "anchor") for n in range(len(scores))], scores=scores
         )
-        for name, scores in (("pseudo", pseudo), ("real", folder.anchor_scores))
+        for name, scores in (
+            ("shipped", pseudo),
+            ("real", folder.anchor_scores),
+            *(
+                (name, np.load(file).astype(np.float32).T)
+                for name, _, file in (a.partition("=") for a in arguments.anchors)
+            ),
+        )
     }
     for calls in arguments.budgets:
         budget = Budget(calls=calls)

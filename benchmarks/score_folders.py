@@ -38,13 +38,21 @@ class ScoreFolder:
         return MatrixRetriever(queries=self.test, items=self.items, scores=self.dense_scores)
 
 
-def read_score_folder(folder: str | Path, *, n_anchors: int, n_queries: int) -> ScoreFolder:
-    """The first `n_anchors` anchor queries and the first `n_queries` test queries of a folder."""
+def read_score_folder(folder: str | Path, *, n_anchors: int, n_queries: int, held_out: bool = False) -> ScoreFolder:
+    """The first `n_anchors` anchor queries and the first `n_queries` test queries of a folder.
+
+    With `held_out`, the last `n_queries` anchor queries take the place of the test queries: to choose by, since test
+    queries are for reporting.
+    """
     folder = Path(folder)
     meta = json.loads((folder / "meta.json").read_text())
-    n_anchors = min(n_anchors, meta["n_anchor_queries"])
-    n_queries = min(n_queries, meta["n_test_queries"])
     first_test = meta["n_anchor_queries"]
+    query_ids = [*meta["anchor_query_ids"], *meta["test_query_ids"]]
+    if held_out:
+        first_test -= n_queries
+    else:
+        n_queries = min(n_queries, meta["n_test_queries"])
+    n_anchors = min(n_anchors, first_test)
     with np.load(folder / "scores.npz") as stored:
         values = stored["scores"]
     decode = re.fullmatch(r"logit = value / ([\d.]+) ([+-]) ([\d.]+)", meta["decode"])
@@ -61,8 +69,8 @@ def read_score_folder(folder: str | Path, *, n_anchors: int, n_queries: int) -> 
     return ScoreFolder(
         domain=meta.get("domain", folder.name),
         items=[Item(id_, id_) for id_ in meta["item_ids"]],
-        anchors=[Query(id_, id_) for id_ in meta["anchor_query_ids"][:n_anchors]],
-        test=[Query(id_, id_) for id_ in meta["test_query_ids"][:n_queries]],
+        anchors=[Query(id_, id_) for id_ in query_ids[:n_anchors]],
+        test=[Query(id_, id_) for id_ in query_ids[chosen]],
         anchor_scores=logits(slice(0, n_anchors)),
         test_scores=logits(chosen),
         dense_scores=queries[chosen] @ items.T,

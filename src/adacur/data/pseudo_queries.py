@@ -54,7 +54,7 @@ def pseudo_queries(items: Iterable[Item], n: int, *, seed: int = 0, kinds: Pseud
     """n different queries that the items themselves suggest; the same for the same items in any order.
 
     "sentences" come from inside the text, up to 25 words; "titles" are `metadata["title"]`, else the first sentence;
-    "mixed" is half of each and serves best; "keywords" are an item's most telling words and serve worst. Short items
+    "mixed" is half of each; "keywords" are an item's most telling words and serve worst. Short items
     lend their title or whole text instead. The items are read once, and again only if too few of the sampled ones
     differ; memory grows with n, not with the items, unless they come as a one-shot iterator, which is first read
     into a list.

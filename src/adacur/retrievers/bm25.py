@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from adacur.core.budget import check_k
 from adacur.core.errors import DamagedIndex, EmptyInput, UnknownName
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.results import Hits
-from adacur.retrievers.ranking import best_first, check_ids, check_k
+from adacur.retrievers.ranking import best_first, check_ids
 from adacur.retrievers.saved import read_ids, read_settings, write_settings
 
 __all__ = ["BM25"]

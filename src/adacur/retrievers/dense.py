@@ -11,12 +11,13 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.budget import check_k
 from adacur.core.errors import DamagedIndex, EmptyInput, InputError
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.results import Hits
 from adacur.data import fetch, names
 from adacur.retrievers.encoders import Encoder, EncoderCard, open_encoder
-from adacur.retrievers.ranking import best_first, check_ids, check_k
+from adacur.retrievers.ranking import best_first, check_ids
 from adacur.retrievers.saved import read_ids, read_settings, write_settings
 
 __all__ = ["Dense"]

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from adacur.core.arrays import FloatArray
+from adacur.core.budget import check_k
 from adacur.core.errors import UnknownName
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.results import Hits
 from adacur.core.scores import check_grid
-from adacur.retrievers.ranking import best_first, check_ids, check_k
+from adacur.retrievers.ranking import best_first, check_ids
 
 __all__ = ["MatrixRetriever"]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from adacur.core.budget import check_k
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.results import Hits
 from adacur.core.seeds import item_keys, stream_key, uniform
-from adacur.retrievers.ranking import best_first, check_ids, check_k
+from adacur.retrievers.ranking import best_first, check_ids
 
 __all__ = ["RandomRetriever"]
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from adacur.core.arrays import FloatArray, IntArray
-from adacur.core.errors import DuplicateId, EmptyInput, InputError
+from adacur.core.errors import DuplicateId, EmptyInput
 from adacur.core.records import first_repeat
 
-__all__ = ["best_first", "check_ids", "check_k"]
+__all__ = ["best_first", "check_ids"]
 
 
 def best_first(scores: FloatArray, ids: Sequence[str], k: int) -> IntArray:
@@ -34,10 +34,3 @@ def check_ids(ids: Iterable[str]) -> tuple[str, ...]:
     if len(set(ids)) < len(ids):
         raise DuplicateId(f"Item ids must be unique; {first_repeat(ids)!r} occurs more than once.")
     return ids
-
-
-def check_k(k: int) -> int:
-    """k as asked, if it counts something."""
-    if k < 1:
-        raise InputError(f"k counts the hits per query and must be at least 1; got {k}.")
-    return k
