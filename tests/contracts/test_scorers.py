@@ -15,15 +15,29 @@ import pytest
 from adacur.core.protocols import AsyncScorer, GridScorer, Scorer
 from adacur.data import fetch
 from adacur.scorers import (
+    Cached,
     FunctionScorer,
+    HttpScorer,
+    LangChainScorer,
     MatrixScorer,
     Metered,
     OnnxCrossEncoder,
+    PyTerrierScorer,
+    RerankersScorer,
+    SentenceTransformersScorer,
+    SharedBatches,
     TorchCrossEncoder,
     ascore,
     score_grid,
 )
+from adacur.scorers import (
+    scorer as opened_scorer,
+)
+from tests.rerank_servers import RerankServer
 from tests.unit.scorers.tiny_models import ITEMS, PAIRS, QUERIES, tiny_onnx, tiny_transformer
+
+# PyTerrier 1.1 calls pandas 3 in ways that pandas 4 will not take.
+pytestmark = pytest.mark.filterwarnings("ignore:The inplace keyword")
 
 
 @dataclass(frozen=True)
@@ -32,6 +46,35 @@ class Case:
 
     scorer: Scorer
     tolerance: float
+
+
+def cross_encoder(folder):
+    library = pytest.importorskip("sentence_transformers")
+    return library.CrossEncoder(str(tiny_transformer(folder)), device="cpu")
+
+
+def langchain_encoder(folder):
+    model = cross_encoder(folder)
+
+    class Local(pytest.importorskip("langchain_core.cross_encoders").BaseCrossEncoder):
+        def score(self, text_pairs):
+            return model.predict(text_pairs, show_progress_bar=False).tolist()
+
+    return Local()
+
+
+def ranker(folder):
+    library = pytest.importorskip("rerankers")
+    return library.Reranker(str(tiny_transformer(folder)), model_type="cross-encoder", device="cpu", verbose=0)
+
+
+def transformer(folder):
+    model = cross_encoder(folder)
+
+    def score(frame):
+        return model.predict(list(zip(frame["query"], frame["text"], strict=True)), show_progress_bar=False)
+
+    return pytest.importorskip("pyterrier").apply.doc_score(score, batch_size=16)
 
 
 def overlaps(pairs: list[tuple[str, str]]) -> list[float]:
@@ -56,11 +99,22 @@ def open_case(kind: str, folder) -> Case:
         return Case(OnnxCrossEncoder(tiny_onnx(folder)), 1e-4)
     if kind == "real onnx":
         return Case(OnnxCrossEncoder(fetch("ms-marco-MiniLM-L-12-v2")), 0)
+    if kind in HOSTS:
+        make, wrapper = HOSTS[kind]
+        opened = opened_scorer(make(folder))
+        assert type(opened) is wrapper
+        return Case(opened, 1e-4)
     if kind == "float16 torch":
         return Case(TorchCrossEncoder(tiny_transformer(folder), device="cpu", dtype="float16"), 0.05)
     return Case(TorchCrossEncoder(tiny_transformer(folder, kind.split()[1]), device="cpu", batch_tokens=400), 1e-4)
 
 
+HOSTS = {
+    "sentence-transformers": (cross_encoder, SentenceTransformersScorer),
+    "langchain": (langchain_encoder, LangChainScorer),
+    "rerankers": (ranker, RerankersScorer),
+    "pyterrier": (transformer, PyTerrierScorer),
+}
 KINDS = [
     "matrix",
     "function",
@@ -70,21 +124,39 @@ KINDS = [
     "real onnx",
     "torch bert",
     "torch roberta",
+    "torch distilbert",
     "float16 torch",
+    "http tei",
+    "http cohere",
+    *HOSTS,
 ]
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def opened(request, tmp_path_factory) -> Iterator[Case]:
+    if request.param.startswith("http"):
+        kind = request.param.split()[1]
+        with (
+            RerankServer(kind) as server,
+            HttpScorer(server.root, kind=kind, scores="probability" if kind == "cohere" else "raw") as scorer,
+        ):
+            yield Case(scorer, 1e-4)
+        return
     case = open_case(request.param, tmp_path_factory.mktemp("model"))
     yield case
     if hasattr(case.scorer, "close"):
         case.scorer.close()
 
 
-@pytest.fixture(params=["bare", "metered"])
-def case(request, opened) -> Case:
-    return opened if request.param == "bare" else Case(Metered(opened.scorer), opened.tolerance)
+@pytest.fixture(params=["bare", "metered", "cached", "shared"])
+def case(request, opened, tmp_path) -> Case:
+    if request.param == "metered":
+        return Case(Metered(opened.scorer), opened.tolerance)
+    if request.param == "cached":
+        return Case(Cached(opened.scorer, tmp_path / "scores.sqlite"), opened.tolerance)
+    if request.param == "shared":
+        return Case(SharedBatches(opened.scorer), opened.tolerance)
+    return opened
 
 
 @pytest.fixture

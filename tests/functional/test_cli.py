@@ -319,6 +319,20 @@ def test_questions_come_from_a_file_too(shop: Path) -> None:
     assert [answer["query"]["id"] for answer in found] == ["q0", "q1", "q2"]
 
 
+def test_a_cache_keeps_scores_from_run_to_run(shop: Path, tmp_path: Path) -> None:
+    asked = ("search", "whole.adacur", "a comet", "a river", "-k", 3, "--budget", 20)
+    plain = run(*asked, "--json", cwd=shop).json()
+    for hits in (0, 40):
+        found = run(*asked, "--cache", tmp_path / "scores.sqlite", "--json", cwd=shop).json()
+        assert [answer.pop("cache") for answer in found] == [
+            {"hits": hits, "misses": 40 - hits, "hit_rate": hits / 40}
+        ] * 2
+        assert [(answer["calls"], answer["hits"]) for answer in found] == [(20, answer["hits"]) for answer in plain]
+    told = run(*asked, "--cache", tmp_path / "scores.sqlite", cwd=shop)
+    assert "Cache: 40 of 40 scores were known (100%); 0 were paid for." in told.err
+    assert "Cache" not in told.out
+
+
 def test_the_reader_may_leave_early(shop: Path) -> None:
     with subprocess.Popen(
         [ADACUR, "queries", "items.jsonl", "-n", "100"],
@@ -415,6 +429,9 @@ def test_an_estimate_of_nonsense_is_refused(options: list[Any], says: tuple[str,
         case(["x", "--pool", 0], "at least one item"),
         case(["x", "--first", "dense"], "no first stage 'dense'", "bm25, random"),
         case(["x", "--method", "magic"], "no method 'magic'", "adacur, anncur, rerank, exact"),
+        case(["x", "--cache", "items.csv"], "items.csv is no score cache", "another path"),
+        case(["x", "--cache", "whole.adacur/items.sqlite"], "no score cache", "left alone"),
+        case(["x", "--cache", "nowhere/scores.sqlite"], "nowhere/scores.sqlite cannot be used", "exists"),
         case(["x", "--scorer", "my_scorers:another"], "not the one that built", "'another'", "correlation"),
     ],
 )
@@ -528,8 +545,8 @@ def test_a_killed_build_is_continued_and_ends_like_one_that_was_not(shop: Path, 
 
     assert build(folder, "i.adacur", LOG=str(log)).code == 0
     assert same_index(folder / "i.adacur", shop / "whole.adacur")
-    # At most the block in flight was scored twice.
-    assert N_BLOCKS <= len(log.read_text().splitlines()) <= N_BLOCKS + 1
+    # At most the blocks in flight were scored twice: the one being scored, and the one being written.
+    assert N_BLOCKS <= len(log.read_text().splitlines()) <= N_BLOCKS + 2
 
 
 def test_ctrl_c_is_exit_code_130_and_the_same_command_continues(shop: Path, folder: Path) -> None:

@@ -16,6 +16,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from adacur import __version__
+from adacur.cli import messages
 from adacur.cli.messages import (
     answer,
     duration,
@@ -29,7 +30,7 @@ from adacur.cli.messages import (
     tell,
     warnings_as_notes,
 )
-from adacur.core.errors import AdacurError, InputError, NotAnIndex, UnknownName
+from adacur.core.errors import AdacurError, InputError, NotAnIndex, UnknownName, UnknownOption
 from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
 from adacur.data import cache_folder, describe, fetch, names, pseudo_queries, read_items, read_queries, wikivital
@@ -96,7 +97,7 @@ ScorerName = Annotated[
     typer.Option(
         "--scorer",
         help="A name `adacur fetch` lists, a folder with an ONNX or transformers cross-encoder, a hub name org/name, "
-        "or module:function.",
+        "the URL of a service, or module:function.",
     ),
 ]
 MaxItemTokens = Annotated[
@@ -279,7 +280,7 @@ def build(
     elif not index.exists() or (index.is_dir() and not any(index.iterdir())):
         cost = adacur.estimate(
             sample,
-            asked[:_SAMPLE_QUERIES],
+            asked,
             scorer=opened,
             n_items=n_items,
             n_anchors=(len(asked),),
@@ -291,7 +292,7 @@ def build(
             f"{duration(cost.seconds)} at {pace(cost.pairs_per_second)} (timed on {cost.calls_used} pairs more); "
             f"{megabytes(cost.bytes)} of scores."
         )
-        size = {"n_items": n_items, "n_anchors": len(asked)}
+        size = {"n_items": n_items, "n_anchors": len(asked), "devices": cost.devices}
         block_items = block_items or block_items_for(cost.pairs_per_second, **size, dtype=dtype)
     with warnings_as_notes():
         built = adacur.build(
@@ -343,6 +344,9 @@ def search(
     scorer: Annotated[
         str | None, typer.Option(help="Another backend of the scorer that built the index; default: that scorer.")
     ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="A file that keeps scores from run to run; made if there is none.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Find the best items for a question, exactly scored, within a budget. --json prints a line per question."""
@@ -352,7 +356,7 @@ def search(
     if not asked:
         raise InputError("Nothing was asked. Give a question, or --queries FILE.")
     with warnings_as_notes():
-        opened = adacur.load(index, scorer=scorer)
+        opened = adacur.load(index, scorer=scorer, cache=cache)
         # What was not asked for is left to the library, which refuses options that a method has no use for.
         limits: dict[str, Any] = {
             "budget": budget,
@@ -363,15 +367,20 @@ def search(
         }
         given = {name: value for name, value in limits.items() if value is not None}
         found = opened.search_batch(asked, k, method=method, seed=seed, **given)
+        tell(f"Scorer: {opened.scorer.card}")
         if opened.drift is not None:
             tell(f"Besides the budget, {opened.drift.n_probes} calls went into recognising the scorer.")
+    known = _cache_facts(opened.scorer)
     if as_json:
         for hits in found:
-            print_json(hits)
+            print_json(messages.as_json(hits) | ({"cache": known} if known else {}))
         return
     for hits in found:
         answer.print(hits_table(hits, title=hits.query.text, ids=True))
         tell(seconds_line(hits) + "\n")
+    if known:
+        free, paid = known["hits"], known["misses"]
+        tell(f"Cache: {free} of {free + paid} scores were known ({known['hit_rate']:.0%}); {paid} were paid for.")
 
 
 @app.command(epilog="Example: adacur inspect my.adacur")
@@ -513,18 +522,26 @@ def _scorer(source: str, max_item_tokens: int | None) -> Scorer:
 
     options = {} if max_item_tokens is None else {"max_item_tokens": max_item_tokens}
     try:
-        return adacur.scorer(source, **options)
+        opened = adacur.scorer(source, **options)
+        tell(f"Scorer: {opened.card}")
+        return opened
     except UnknownName as error:
         hint = "It is looked for in this folder too." if ":" in source else "`adacur fetch` lists ready-made ones."
         raise UnknownName(f"{error} {hint}") from error
+    except UnknownOption as error:
+        raise InputError(f"The scorer {source!r} counts no tokens. Leave --max-item-tokens out.") from error
     except AdacurError:
         raise
-    except TypeError as error:
-        if not options:
-            raise _unopened("scorer", source, error) from error
-        raise InputError(f"The scorer {source!r} counts no tokens. Leave --max-item-tokens out.") from error
     except Exception as error:
         raise _unopened("scorer", source, error) from error
+
+
+def _cache_facts(scorer: Scorer) -> dict[str, Any] | None:
+    from adacur.scorers import Cached
+
+    if not isinstance(scorer, Cached):
+        return None
+    return {"hits": scorer.hits, "misses": scorer.misses, "hit_rate": scorer.hit_rate}
 
 
 def _encoder(source: str) -> Any:

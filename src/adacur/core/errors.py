@@ -6,6 +6,7 @@ AdacurError
 │   ├── DuplicateId                    two records share an id
 │   ├── BudgetError                    calls, rounds, k or deadline that contradict each other
 │   ├── TextTooLong                    a query that leaves the model no room for an item
+│   ├── UnknownOption (TypeError)      an option that the class opened does not take
 │   └── FileFormatError                an input file or a line in it that cannot be read
 ├── UnknownName (LookupError)          a first stage, method, model or id nobody knows
 ├── ScorerError (RuntimeError)         the scorer failed or answered nonsense
@@ -50,6 +51,7 @@ __all__ = [
     "StorageFull",
     "TextTooLong",
     "UnknownName",
+    "UnknownOption",
     "WrongScorer",
 ]
 
@@ -76,6 +78,10 @@ class BudgetError(InputError):
 
 class TextTooLong(InputError):
     """A query that leaves the model no room for an item."""
+
+
+class UnknownOption(InputError, TypeError):
+    """An option that the class opened does not take."""
 
 
 class FileFormatError(InputError):

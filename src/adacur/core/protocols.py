@@ -43,6 +43,18 @@ class ScorerCard:
     max_item_tokens: int | None = None
     source: str | None = None
 
+    def __str__(self) -> str:
+        """One line for people."""
+        parts = (
+            self.name,
+            self.backend,
+            self.dtype,
+            f"up to {self.max_tokens} tokens" if self.max_tokens else None,
+            f"items cut to {self.max_item_tokens} tokens" if self.max_item_tokens else None,
+            f"from {self.source}" if self.source else None,
+        )
+        return " · ".join(part for part in parts if part)
+
 
 @runtime_checkable
 class Scorer(Protocol):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
+import pickle
 import shutil
 import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -20,6 +23,7 @@ import numpy as np
 
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import (
+    AdacurError,
     DamagedIndex,
     EmptyInput,
     IndexFolderError,
@@ -27,19 +31,22 @@ from adacur.core.errors import (
     IndexMismatch,
     InputError,
     NotAnIndex,
+    ScorerFailed,
     StorageFull,
 )
 from adacur.core.protocols import AnchorScores, Scorer, ScorerCard
 from adacur.core.records import Item, Pair, Query, as_queries, check_texts
 from adacur.core.scores import check_scores
+from adacur.engines import Engine, InThisProcess, LocalProcesses, WorkersLost
 from adacur.index.blocks import SCORES, ScoreBlocks, digest_scores
-from adacur.index.estimate import time_scorer
+from adacur.index.estimate import replicas, time_scorer
 from adacur.index.folder import LOCK, IndexFolder
 from adacur.index.items import DATABASE, StoredItems, connect, error_is_full, load, read_texts, seal
 from adacur.index.manifest import MANIFEST, Manifest, read_manifest, sync_path, write_atomically, write_manifest
 from adacur.index.probes import choose_probes, compare
 from adacur.index.table import distinct_anchors
 from adacur.scorers.asking import asking
+from adacur.scorers.cached import past_cache
 from adacur.scorers.grid import score_grid
 
 __all__ = ["Progress", "build_scores", "save_table"]
@@ -49,13 +56,33 @@ _BLOCK_BYTES = 32 * 2**20
 _MIN_BLOCK_ITEMS, _MAX_BLOCK_ITEMS = 16, 8192
 _SAMPLE_ITEMS = 512
 _SMALL_BUILD, _SMALL_BUILD_BLOCKS = 20_000, 16
+_BLOCKS_PER_DEVICE = 8
 _PAIRS_TO_RECOGNISE = 8
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 # Lets PyTerrier recognise the folder as an artifact.
 _PYTERRIER = {"type": "adacur_index", "format": "adacur", "package_hint": "adacur"}
 
-ScoreBlock = Callable[[range, list[Item]], FloatArray]
-"""From positions and their items to scores, (items, anchor queries)."""
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A unit of work: items that follow one another, to be scored against every anchor query."""
+
+    number: int
+    positions: range
+    items: list[Item]
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """Scores as they are stored, (items, anchor queries), and the seconds of work in them."""
+
+    values: FloatArray
+    seconds: float
+
+
+ScoreBlock = Callable[[_Block], _Scored]
+ChooseEngine = Callable[[int, int], Engine[_Block, _Scored]]
+"""From the numbers of blocks and pairs that are left to where they are scored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +119,9 @@ def build_scores(
     Items are read once, in order, and never held all at once. `block_items` counts the items between two
     save points, by default about 20 s of work; finding that out costs up to half a percent more scorer calls, or none
     for builds of up to 20,000 pairs. A continued build keeps the seed, block size and metadata it began with.
+    While a block is scored, the next is read and the last is written; `progress` is called where they are written, in
+    a thread of its own. A scorer with several `replicas()`, one per device, has larger builds shared out to a process
+    each.
     """
     if dtype not in ("float32", "float16"):
         raise InputError(f"Scores are stored as float32 or float16; got dtype={dtype!r}.")
@@ -100,17 +130,26 @@ def build_scores(
     anchors = distinct_anchors(as_queries(anchor_queries))
     folder = Path(path)
 
-    def score(positions: range, block: list[Item]) -> FloatArray:
-        with asking(scorer):
-            scores = score_grid(scorer, anchors, block)
-        return np.ascontiguousarray(_as_stored(scores, dtype, anchors, block).T)
+    def choose_engine(blocks_left: int, pairs_left: int) -> Engine[_Block, _Scored]:
+        openers = replicas(scorer)
+        # Starting a process takes as long as scoring some thousand pairs.
+        if len(openers) < 2 or blocks_left < 2 or pairs_left <= _SMALL_BUILD:
+            return InThisProcess(_scoring(scorer, anchors=anchors, dtype=dtype))
+        opened = functools.partial(_opened_scoring, card=scorer.card, anchors=anchors, dtype=dtype)
+        try:
+            return LocalProcesses([functools.partial(opened, opener) for opener in openers[:blocks_left]])
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ScorerFailed(
+                f"What replicas() returns must pickle, to be called in other processes; that of scorer "
+                f"{scorer.card.name!r} does not: {error}. Define it at the top of a module, or leave replicas() out."
+            ) from error
 
     def choose_block_items(n_items: int) -> int:
         return block_items or _timed_block_items(folder, n_items, anchors, dtype=dtype, scorer=scorer, seed=seed)
 
     def recognise(pairs: Sequence[Pair], stored: FloatArray) -> None:
         with asking(scorer):
-            scores = check_scores(scorer.score(pairs), pairs)
+            scores = check_scores(past_cache(scorer).score(pairs), pairs)
         built = read_manifest(folder).scorer
         compare(stored, scores, dtype=dtype, where=folder, built=built, given=scorer.card)
 
@@ -119,7 +158,7 @@ def build_scores(
         items,
         anchors,
         check=_check_item,
-        score=score,
+        choose_engine=choose_engine,
         # Weights are compared by their hash; where there are none, a name proves little.
         recognise=recognise if scorer.card.weights is None else None,
         choose_block_items=choose_block_items,
@@ -143,6 +182,9 @@ def save_table(table: AnchorScores, path: str | Path, *, card: ScorerCard | None
         for start in range(0, n_items, _MAX_BLOCK_ITEMS):
             yield from table.items.at(range(start, min(start + _MAX_BLOCK_ITEMS, n_items)))
 
+    def look_up(block: _Block) -> _Scored:
+        return _Scored(matrix[block.positions.start : block.positions.stop], seconds=0.0)
+
     # Saving knows no resuming, so half a table must never be seen under the folder's name.
     partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
     try:
@@ -151,7 +193,7 @@ def save_table(table: AnchorScores, path: str | Path, *, card: ScorerCard | None
             stream(),
             distinct_anchors(table.anchor_queries),
             check=lambda item: None,
-            score=lambda positions, block: matrix[positions.start : positions.stop],
+            choose_engine=lambda blocks_left, pairs_left: InThisProcess(look_up),
             choose_block_items=lambda n: min(n, _largest_block(n_anchors, matrix.dtype)),
             card=card,
             dtype=str(matrix.dtype),
@@ -174,7 +216,7 @@ def _build(
     anchors: Sequence[Query],
     *,
     check: Callable[[Item], None],
-    score: ScoreBlock,
+    choose_engine: ChooseEngine,
     recognise: Callable[[Sequence[Pair], FloatArray], None] | None = None,
     choose_block_items: Callable[[int], int],
     card: ScorerCard | None,
@@ -216,7 +258,9 @@ def _build(
             blocks = ScoreBlocks.open(folder, manifest, writable=True)
             if recognise is not None:
                 _recognise(manifest, blocks, connection, anchors, recognise=recognise)
-            _score_blocks(manifest, blocks, connection, score=score, progress=progress, storage=storage)
+            _score_blocks(
+                folder, manifest, blocks, connection, choose_engine=choose_engine, progress=progress, storage=storage
+            )
             _finish(folder, manifest, blocks, connection)
 
 
@@ -241,19 +285,55 @@ def _recognise(
     recognise(pairs, np.array([values[row, column] for row, column in places], dtype=np.float64))
 
 
+def _scoring(scorer: Scorer, *, anchors: Sequence[Query], dtype: str) -> ScoreBlock:
+    def score(block: _Block) -> _Scored:
+        started = time.perf_counter()
+        with asking(scorer):
+            scores = score_grid(scorer, anchors, block.items)
+        seconds = time.perf_counter() - started
+        return _Scored(np.ascontiguousarray(_as_stored(scores, dtype, anchors, block.items).T), seconds)
+
+    return score
+
+
+def _opened_scoring(
+    open_scorer: Callable[[], Scorer], *, card: ScorerCard, anchors: Sequence[Query], dtype: str
+) -> ScoreBlock:
+    """Called in a process of its own, with a scorer of its own."""
+    try:
+        scorer = open_scorer()
+    except AdacurError:
+        raise
+    except Exception as error:
+        raise ScorerFailed(
+            f"Scorer {card.name!r} could not be opened in a second process: {type(error).__name__}: {error}"
+        ) from error
+    # One index never holds the scores of two scorers.
+    if replace(scorer.card, source=None) != replace(card, source=None):
+        raise ScorerFailed(f"The scorers opened by replicas() must be alike; got {scorer.card} beside {card}.")
+    return _scoring(scorer, anchors=anchors, dtype=dtype)
+
+
 def _score_blocks(
+    folder: Path,
     manifest: Manifest,
     blocks: ScoreBlocks,
     connection: sqlite3.Connection,
     *,
-    score: ScoreBlock,
+    choose_engine: ChooseEngine,
     progress: Callable[[Progress], None] | None,
     storage: _Storage,
 ) -> None:
+    """Read the next block and write the last one while a block is scored.
+
+    The scorer runs in this thread, or in processes of its own; reading and writing each have a thread and a
+    connection that nobody else uses meanwhile. Only one finished block may wait to be written.
+    """
     done = {block for (block,) in connection.execute("SELECT block FROM blocks")}
+    left = [block for block in range(manifest.n_blocks) if block not in done]
     resumed = len(done)
-    pairs_done = sum(len(manifest.block(block)) for block in done) * manifest.n_anchors
-    pairs_resumed = pairs_done
+    pairs = manifest.n_items * manifest.n_anchors
+    pairs_done = pairs_resumed = sum(len(manifest.block(block)) for block in done) * manifest.n_anchors
     began = time.perf_counter()
     storage.told(resumed, manifest.n_blocks)
 
@@ -266,30 +346,47 @@ def _score_blocks(
                 blocks_done=len(done),
                 blocks=manifest.n_blocks,
                 pairs_done=pairs_done,
-                pairs=manifest.n_items * manifest.n_anchors,
+                pairs=pairs,
                 seconds=seconds,
                 pairs_per_second=(pairs_done - pairs_resumed) / max(seconds, 1e-9),
                 resumed_blocks=resumed,
             )
         )
 
-    report()
-    for block in range(manifest.n_blocks):
-        if block in done:
-            continue
-        positions = manifest.block(block)
-        started = time.perf_counter()
-        values = score(positions, _block_items(connection, positions))
-        seconds = time.perf_counter() - started
-        blocks.write(block, values)
+    def keep(block: int, scored: _Scored) -> None:
+        nonlocal pairs_done
+        blocks.write(block, scored.values)
         # The record comes after the chunk is on the disk: a chunk without a record is scored again, never trusted.
         connection.execute(
-            "INSERT INTO blocks VALUES (?, ?, ?, ?)", (block, digest_scores(values), values.size, seconds)
+            "INSERT INTO blocks VALUES (?, ?, ?, ?)",
+            (block, digest_scores(scored.values), scored.values.size, scored.seconds),
         )
         done.add(block)
-        pairs_done += values.size
+        pairs_done += scored.values.size
         storage.told(len(done), manifest.n_blocks)
         report()
+
+    report()
+    if not left:
+        return
+    engine = choose_engine(len(left), pairs - pairs_done)
+    # However this ends, the engine is stopped first and what was scored is then still written.
+    with (
+        ThreadPoolExecutor(1, thread_name_prefix="adacur-write") as writer,
+        contextlib.closing(engine.run(_read_blocks(folder, manifest, left))) as scoring,
+    ):
+        writing: Future[None] | None = None
+        try:
+            for block, scored in scoring:
+                last, writing = writing, writer.submit(keep, block.number, scored)
+                # Names that live on into the next turn would keep a block in memory for nothing.
+                del block, scored
+                if last is not None:
+                    last.result()
+        except WorkersLost as error:
+            raise ScorerFailed(f"{error} Finished blocks are kept; the same build again goes on from there.") from error
+        if writing is not None:
+            writing.result()
 
 
 def _finish(folder: Path, manifest: Manifest, blocks: ScoreBlocks, connection: sqlite3.Connection) -> None:
@@ -474,17 +571,32 @@ def _timed_block_items(
         return min(n_items, max(_MIN_BLOCK_ITEMS, -(-n_items // _SMALL_BUILD_BLOCKS)))
     sample = StoredItems(folder).at(np.linspace(0, n_items - 1, min(n_items, _SAMPLE_ITEMS)).astype(int))
     timing = time_scorer(sample, anchors, scorer=scorer, seed=seed, seconds=1.0, most_calls=pairs // 200)
-    return block_items_for(timing.pairs_per_second, n_items=n_items, n_anchors=len(anchors), dtype=dtype)
+    devices = max(1, len(replicas(scorer)))
+    return block_items_for(
+        timing.pairs_per_second * devices, n_items=n_items, n_anchors=len(anchors), dtype=dtype, devices=devices
+    )
 
 
-def block_items_for(pairs_per_second: float, *, n_items: int, n_anchors: int, dtype: str) -> int:
-    """How many items make a block of some 20 s: short enough to lose, long enough to keep a device busy."""
-    wanted = max(_MIN_BLOCK_ITEMS, int(pairs_per_second * _BLOCK_SECONDS / n_anchors))
-    return min(wanted, _largest_block(n_anchors, np.dtype(dtype)), n_items)
+def block_items_for(pairs_per_second: float, *, n_items: int, n_anchors: int, dtype: str, devices: int = 1) -> int:
+    """How many items make a block of some 20 s of a device: short enough to lose, long enough to keep it busy.
+
+    `pairs_per_second` is that of all devices. Several get at least eight blocks each, lest some wait for the last.
+    """
+    wanted = int(pairs_per_second / devices * _BLOCK_SECONDS / n_anchors)
+    if devices > 1:
+        wanted = min(wanted, -(-n_items // (devices * _BLOCKS_PER_DEVICE)))
+    return min(max(_MIN_BLOCK_ITEMS, wanted), _largest_block(n_anchors, np.dtype(dtype)), n_items)
 
 
 def _largest_block(n_anchors: int, dtype: np.dtype[Any]) -> int:
     return max(1, min(_MAX_BLOCK_ITEMS, _BLOCK_BYTES // (n_anchors * dtype.itemsize)))
+
+
+def _read_blocks(folder: Path, manifest: Manifest, numbers: Iterable[int]) -> Iterator[_Block]:
+    with contextlib.closing(connect(folder)) as connection:
+        for number in numbers:
+            positions = manifest.block(number)
+            yield _Block(number, positions, _block_items(connection, positions))
 
 
 def _block_items(connection: sqlite3.Connection, positions: range) -> list[Item]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,14 +14,17 @@ from adacur.core.records import Item, Query
 from adacur.scorers.asking import asking
 from adacur.scorers.grid import score_grid
 
-__all__ = ["Estimate", "Timing", "estimate", "time_scorer"]
+__all__ = ["Estimate", "Timing", "estimate", "replicas", "time_scorer"]
 
 _SECONDS = 2.0
+_SLOWER = 0.7
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """The cost of an index with `n_anchors` anchor queries. `bytes` counts the scores, not the texts.
+
+    `pairs_per_second` is the pace of all `devices` together, of which one was timed.
 
     `calls_used` is what the estimate itself cost in scorer calls; it was paid once for all anchor counts.
     """
@@ -32,6 +35,7 @@ class Estimate:
     bytes: int
     calls_used: int
     pairs_per_second: float
+    devices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +62,26 @@ def estimate(
     At most `most_calls` pairs are scored for it, if that is given.
     """
     timing = time_scorer(items_sample, queries_sample, scorer=scorer, seed=seed, most_calls=most_calls)
+    devices = max(1, len(replicas(scorer)))
+    pace = timing.pairs_per_second * devices
     return [
         Estimate(
             n_anchors=anchors,
             pairs=n_items * anchors,
-            seconds=n_items * anchors / timing.pairs_per_second,
+            seconds=n_items * anchors / pace,
             bytes=n_items * anchors * np.dtype(dtype).itemsize,
             calls_used=timing.calls_used,
-            pairs_per_second=timing.pairs_per_second,
+            pairs_per_second=pace,
+            devices=devices,
         )
         for anchors in n_anchors
     ]
+
+
+def replicas(scorer: Scorer) -> Sequence[Callable[[], Scorer]]:
+    """How to open the scorer again, once per device; nothing where it is to be used as it is."""
+    own = getattr(scorer, "replicas", None)
+    return () if own is None else tuple(own())
 
 
 def time_scorer(
@@ -92,9 +105,10 @@ def time_scorer(
             score_grid(scorer, some_queries, some_items)
         return max(time.perf_counter() - started, 1e-9)
 
-    # Loading and compiling happen in the first call and say nothing about the rest.
+    # Loading happens in the first call and says nothing about the rest.
     took(queries[:1], items[:1])
     calls, used, next_item, doublings, rate = 1, 0.0, min(1, len(items) - 1), 0, 0.0
+    retimed = False
     while used < seconds:
         wide = min(len(queries), 2 ** -(-doublings // 2))
         high = 2**doublings // wide
@@ -105,9 +119,14 @@ def time_scorer(
         if rate and most_calls is not None and calls + wide * len(batch) > most_calls:
             break
         elapsed = took(queries[:wide], batch)
-        rate = wide * len(batch) / elapsed
         calls += wide * len(batch)
-        used += elapsed
         next_item += high
+        # A larger grid is never slower by the pair: something was compiled for its shape, once. It is timed again.
+        if wide * len(batch) / elapsed < _SLOWER * rate and not retimed:
+            retimed = True
+            continue
+        rate = wide * len(batch) / elapsed
+        used += elapsed
         doublings += 1
+        retimed = False
     return Timing(pairs_per_second=rate, calls_used=calls)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from functools import cached_property
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,8 @@ class IndexFolder:
         self.manifest = manifest
         self.items = items
         self.anchor_queries = anchor_queries
+        self._reading = threading.Lock()
+        self._matrix: FloatArray | None = None
 
     @classmethod
     def open(cls, path: str | Path) -> IndexFolder:
@@ -58,14 +60,18 @@ class IndexFolder:
             )
         return cls(folder, manifest=manifest, items=items, anchor_queries=anchors)
 
-    @cached_property
+    @property
     def matrix(self) -> FloatArray:
         """All scores in memory, (items, anchor queries), read when first asked for; float16 is widened to float32."""
-        dtype = np.promote_types(self.manifest.dtype, np.float32)
-        matrix = np.empty((self.manifest.n_items, self.manifest.n_anchors), dtype=dtype)
-        for start, values in ScoreBlocks.open(self.path, self.manifest):
-            matrix[start : start + len(values)] = values
-        return matrix
+        # A cached_property would let several threads read the whole matrix at once, each into memory of its own.
+        with self._reading:
+            if self._matrix is None:
+                dtype = np.promote_types(self.manifest.dtype, np.float32)
+                matrix = np.empty((self.manifest.n_items, self.manifest.n_anchors), dtype=dtype)
+                for start, values in ScoreBlocks.open(self.path, self.manifest):
+                    matrix[start : start + len(values)] = values
+                self._matrix = matrix
+            return self._matrix
 
     def first_names(self) -> tuple[str, ...]:
         """The first stages whose data lie in this folder, sorted."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -53,6 +54,7 @@ class Dense:
         self._encoder = encoder
         self._card = card
         self._folder = folder
+        self._opening = threading.Lock()
 
     @classmethod
     def build(
@@ -172,24 +174,28 @@ class Dense:
         return cls(ids, stored, scales=scales, encoder=encoder, card=card, folder=folder)
 
     def _open_encoder(self) -> Encoder:
-        if self._encoder is None:
-            how = (
-                "adacur.load(path, encoder=...) or Dense.load(folder, encoder=...)"
-                if self._folder
-                else "from_embeddings(..., encoder=...)"
-            )
-            if self._card is None:
-                raise InputError(f"These embeddings came without an encoder, so text cannot be searched. Use {how}.")
-            try:
-                encoder = open_encoder(_found_again(self._card))
-            except (OSError, ValueError) as error:
-                raise InputError(
-                    f"The encoder of this retriever ({self._card.kind}, {self._card.source!r}) cannot be opened: "
-                    f"{error} Pass it: {how}."
-                ) from error
-            _check_encoder(encoder, self._card, dimension=self._stored.shape[1])
-            self._encoder = encoder
-        return self._encoder
+        with self._opening:
+            if self._encoder is None:
+                self._encoder = self._opened_encoder()
+            return self._encoder
+
+    def _opened_encoder(self) -> Encoder:
+        how = (
+            "adacur.load(path, encoder=...) or Dense.load(folder, encoder=...)"
+            if self._folder
+            else "from_embeddings(..., encoder=...)"
+        )
+        if self._card is None:
+            raise InputError(f"These embeddings came without an encoder, so text cannot be searched. Use {how}.")
+        try:
+            encoder = open_encoder(_found_again(self._card))
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"The encoder of this retriever ({self._card.kind}, {self._card.source!r}) cannot be opened: "
+                f"{error} Pass it: {how}."
+            ) from error
+        _check_encoder(encoder, self._card, dimension=self._stored.shape[1])
+        return encoder
 
     def _rows(self, positions: IntArray) -> FloatArray:
         rows = np.asarray(self._stored[positions], dtype=np.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -157,6 +158,9 @@ class SentenceTransformerEncoder:
             source = str(Path(model).resolve()) if Path(model).exists() else str(model)
             model = sentence_transformers.SentenceTransformer(source)
         self._model = model
+        # A tokenizer fails ('Already borrowed') where calls overlap and one changes its padding; the forwards that
+        # follow would only compete for the same cores.
+        self._lock = threading.Lock()
         self._batch_size = batch_size
         # encode_query and encode_document came with sentence-transformers 5.
         self._encode_query: Callable[..., Any] = getattr(model, "encode_query", model.encode)
@@ -184,13 +188,14 @@ class SentenceTransformerEncoder:
     def _encode(self, encode: Callable[..., Any], prefix: str, texts: Sequence[str]) -> FloatArray:
         if not texts:
             return np.zeros((0, self.dimension), dtype=np.float32)
-        vectors = encode(
-            [prefix + text for text in texts],
-            batch_size=self._batch_size,
-            normalize_embeddings=self.card.normalise,
-            convert_to_numpy=True,
-            show_progress_bar=False,
-        )
+        with self._lock:
+            vectors = encode(
+                [prefix + text for text in texts],
+                batch_size=self._batch_size,
+                normalize_embeddings=self.card.normalise,
+                convert_to_numpy=True,
+                show_progress_bar=False,
+            )
         return np.asarray(vectors, dtype=np.float32)
 
 

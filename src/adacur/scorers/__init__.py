@@ -1,4 +1,4 @@
-"""Scorers: the expensive f(query, item), from a matrix, a function, an ONNX file or a transformers checkpoint."""
+"""Scorers: the expensive f(query, item), from a model, a service, another library, a function or a matrix."""
 
 from __future__ import annotations
 
@@ -6,19 +6,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from adacur.scorers.cached import Cached, CacheWarning
     from adacur.scorers.function import FunctionScorer
     from adacur.scorers.grid import ascore, score_grid
+    from adacur.scorers.http import HttpScorer, ProbabilityWarning
+    from adacur.scorers.langchain import LangChainScorer
     from adacur.scorers.matrix import MatrixScorer
     from adacur.scorers.metered import Metered
     from adacur.scorers.onnx import OnnxCrossEncoder
     from adacur.scorers.opening import scorer
+    from adacur.scorers.pyterrier import PyTerrierScorer
+    from adacur.scorers.rerankers import RerankersScorer
+    from adacur.scorers.sentence_transformers import SentenceTransformersScorer
+    from adacur.scorers.shared_batches import SharedBatches
     from adacur.scorers.torch import TorchCrossEncoder
 
 __all__ = [
+    "CacheWarning",
+    "Cached",
     "FunctionScorer",
+    "HttpScorer",
+    "LangChainScorer",
     "MatrixScorer",
     "Metered",
     "OnnxCrossEncoder",
+    "ProbabilityWarning",
+    "PyTerrierScorer",
+    "RerankersScorer",
+    "SentenceTransformersScorer",
+    "SharedBatches",
     "TorchCrossEncoder",
     "ascore",
     "score_grid",
@@ -26,10 +42,19 @@ __all__ = [
 ]
 
 _MODULES = {
+    "CacheWarning": "cached",
+    "ProbabilityWarning": "http",
+    "SharedBatches": "shared_batches",
+    "Cached": "cached",
     "FunctionScorer": "function",
+    "HttpScorer": "http",
+    "LangChainScorer": "langchain",
     "MatrixScorer": "matrix",
     "Metered": "metered",
     "OnnxCrossEncoder": "onnx",
+    "PyTerrierScorer": "pyterrier",
+    "RerankersScorer": "rerankers",
+    "SentenceTransformersScorer": "sentence_transformers",
     "TorchCrossEncoder": "torch",
     "ascore": "grid",
     "score_grid": "grid",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from types import TracebackType
 
 from adacur.core.errors import AdacurError, ScorerFailed
 from adacur.core.protocols import Scorer
@@ -11,12 +10,22 @@ from adacur.core.protocols import Scorer
 __all__ = ["asking"]
 
 
-@contextlib.contextmanager
-def asking(scorer: Scorer) -> Iterator[None]:
-    """Tell whatever a scorer raises as one error, with the original as its cause."""
-    try:
-        yield
-    except AdacurError:
-        raise
-    except Exception as error:
-        raise ScorerFailed(f"Scorer {scorer.card.name!r} failed with {type(error).__name__}: {error}") from error
+class asking:  # noqa: N801
+    """Tell whatever a scorer raises inside this block as one error, with the original as its cause.
+
+    A class, since a generator would mistake a scorer's StopIteration for its own end.
+    """
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception) and not isinstance(error, AdacurError):
+            raise ScorerFailed(
+                f"Scorer {self._scorer.card.name!r} failed with {type(error).__name__}: {error}"
+            ) from error

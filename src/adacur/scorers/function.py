@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
-import os
 import sys
-import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,18 +15,22 @@ from adacur.core.errors import InputError, ScorerFailed
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Pair
 from adacur.core.scores import check_scores
+from adacur.scorers.event_loop import run_in_background
+from adacur.scorers.shared_batches import shared_batches
 
 __all__ = ["FunctionScorer"]
 
 TextPairs = list[tuple[str, str]]
-T = TypeVar("T")
 
 
 class FunctionScorer:
     """A callable from a list of (query text, item text) to as many numbers, plain or async.
 
-    An async function asked through `score` runs on one background event loop that all such scorers share
-    and that lives on between calls, so that an HTTP client may keep its connections.
+    It is called with at most `batch_size` pairs. Calls of an async function run side by side, at most `concurrency` for
+    one `score` or `ascore`; the first to fail cancels the others. Asked through `score`, it runs on one background
+    event loop that all such scorers share and that lives on between calls, so that an HTTP client may keep its
+    connections. Calls of a plain function follow one another; awaited, it runs in a thread, and those who wait for it
+    share its calls (`SharedBatches`). An awaitable that a plain function returns is awaited on the background loop.
     """
 
     def __init__(
@@ -40,14 +39,18 @@ class FunctionScorer:
         *,
         name: str | None = None,
         batch_size: int | None = None,
+        concurrency: int = 8,
         source: str | None = None,
     ) -> None:
         if not callable(function):
             raise InputError(f"A scorer function must be callable; got {type(function).__name__}.")
         if batch_size is not None and batch_size < 1:
             raise InputError(f"batch_size counts the pairs per call and must be at least 1; got {batch_size}.")
+        if concurrency < 1:
+            raise InputError(f"concurrency counts the calls under way at a time, at least 1; got {concurrency}.")
         self._function: Callable[[TextPairs], Any] = function
         self._batch_size = batch_size
+        self._concurrency = concurrency
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004
         )
@@ -60,19 +63,37 @@ class FunctionScorer:
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
         if self._is_async:
-            return _run_in_background(self.ascore(pairs))
+            return run_in_background(self.ascore(pairs))
         return _joined([self._checked(self._call(batch), batch) for batch in self._batches(pairs)])
 
     async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
-        """One score per pair, in order; a plain function runs in a thread."""
-        scores = []
-        for batch in self._batches(pairs):
-            if self._is_async:
-                answer = self._call(batch)
-            else:
-                answer = await asyncio.to_thread(self._call, batch)
-            scores.append(self._checked(await self._settled(answer, batch), batch))
-        return _joined(scores)
+        """One score per pair, in order; the event loop goes on meanwhile."""
+        if not self._is_async:
+            return await shared_batches(self).ascore(pairs)
+        batches = list(self._batches(pairs))
+        if len(batches) < 2:
+            return _joined([await self._ascored(batch) for batch in batches])
+        turns = asyncio.Semaphore(self._concurrency)
+
+        async def in_turn(batch: Sequence[Pair]) -> FloatArray:
+            await turns.acquire()
+            try:
+                scores = await self._ascored(batch)
+            except (KeyboardInterrupt, SystemExit) as stop:
+                raise _Interrupted(stop) from None
+            # A failed call keeps its turn, or one more would begin before the rest are cancelled.
+            turns.release()
+            return scores
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(in_turn(batch)) for batch in batches]
+        except ExceptionGroup as failures:
+            first = failures.exceptions[0]
+            if isinstance(first, _Interrupted):
+                raise first.stop from None
+            raise first from first.__cause__
+        return _joined([task.result() for task in tasks])
 
     def _batches(self, pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
         size = self._batch_size or max(1, len(pairs))
@@ -84,6 +105,9 @@ class FunctionScorer:
         except Exception as error:
             raise self._failed(error, batch) from error
 
+    async def _ascored(self, batch: Sequence[Pair]) -> FloatArray:
+        return check_scores(await self._settled(self._call(batch), batch), batch)
+
     async def _settled(self, answer: Any, batch: Sequence[Pair]) -> Any:
         try:
             return await answer if inspect.isawaitable(answer) else answer
@@ -92,7 +116,7 @@ class FunctionScorer:
 
     def _checked(self, answer: Any, batch: Sequence[Pair]) -> FloatArray:
         if inspect.isawaitable(answer):
-            answer = _run_in_background(self._settled(answer, batch))
+            answer = run_in_background(self._settled(answer, batch))
         return check_scores(answer, batch)
 
     def _failed(self, error: Exception, batch: Sequence[Pair]) -> ScorerFailed:
@@ -100,6 +124,14 @@ class FunctionScorer:
             f"The scorer function {self.card.name!r} raised {type(error).__name__}: {error} "
             f"(on {len(batch)} pairs, the first of query {batch[0][0].id!r} and item {batch[0][1].id!r})."
         )
+
+
+class _Interrupted(Exception):
+    """Carries an interrupt out of a task, where it would end the event loop of everybody else."""
+
+    def __init__(self, stop: BaseException) -> None:
+        super().__init__(stop)
+        self.stop = stop
 
 
 def _joined(scores: list[FloatArray]) -> FloatArray:
@@ -114,51 +146,3 @@ def _importable_name(function: Any) -> str | None:
     for part in name.split("."):
         found = getattr(found, part, None)
     return f"{module}:{name}" if found is function else None
-
-
-@functools.cache
-def _background_loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="adacur-async-scorers", daemon=True).start()
-    return loop
-
-
-# A forked child inherits the loop but not the thread that runs it.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_background_loop.cache_clear)
-
-
-@dataclass(frozen=True, slots=True)
-class _Stop:
-    exception: BaseException
-
-
-def _run_in_background(coroutine: Coroutine[Any, Any, T]) -> T:
-    async def outcome() -> T | _Stop:
-        try:
-            return await coroutine
-        except (KeyboardInterrupt, SystemExit) as stop:
-            # Raised through a task they would end the loop, and every later call would wait for ever.
-            return _Stop(stop)
-
-    loop = _background_loop()
-    if _running_loop() is loop:
-        # A scorer called from inside an async scorer must not wait for the loop that its caller holds.
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(asyncio.run, coroutine).result()
-    future = asyncio.run_coroutine_threadsafe(outcome(), loop)
-    try:
-        answer = future.result()
-    except BaseException:
-        future.cancel()
-        raise
-    if isinstance(answer, _Stop):
-        raise answer.exception
-    return answer
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from itertools import islice, product
 
@@ -12,6 +11,7 @@ from adacur.core.arrays import FloatArray
 from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Pair, Query
 from adacur.core.scores import check_grid, check_scores
+from adacur.scorers.shared_batches import shared_batches
 
 __all__ = ["ascore", "score_grid"]
 
@@ -33,7 +33,9 @@ def score_grid(scorer: Scorer, queries: Sequence[Query], items: Sequence[Item]) 
 
 
 async def ascore(scorer: Scorer, pairs: Sequence[Pair]) -> FloatArray:
-    """One score per pair, in order: awaited where the scorer can be, else scored in a thread."""
-    own = getattr(scorer, "ascore", None)
-    scores = await own(pairs) if own is not None else await asyncio.to_thread(scorer.score, pairs)
-    return check_scores(scores, pairs)
+    """One score per pair, in order: awaited where the scorer can be, else through the queue of those who wait for it.
+
+    That queue merges what waits into one call (`SharedBatches`).
+    """
+    own = getattr(scorer, "ascore", None) or shared_batches(scorer).ascore
+    return check_scores(await own(pairs), pairs)

@@ -1,63 +1,149 @@
-"""From a path, a name or a function to a scorer."""
+"""From a path, a name, a URL or an object to a scorer."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
+import json
+import logging
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from adacur.core.errors import InputError, UnknownName
+from adacur.core.errors import FileFormatError, InputError, UnknownName, UnknownOption
 from adacur.core.protocols import Scorer
-from adacur.scorers.function import FunctionScorer
+from adacur.core.spelling import did_you_mean
+from adacur.scorers.weights import json_in
 
 __all__ = ["scorer"]
 
+_log = logging.getLogger("adacur.scorers")
+
+_URL = re.compile(r"https?://", re.IGNORECASE)
 _FUNCTION = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
+# Objects of other libraries are known by the package and the name of a class among their ancestors: whoever has such
+# an object has imported its library, and nobody else should pay for that.
+_HOSTS = {
+    ("sentence_transformers", "CrossEncoder"): "SentenceTransformersScorer",
+    ("langchain_core", "BaseCrossEncoder"): "LangChainScorer",
+    ("rerankers", "BaseRanker"): "RerankersScorer",
+    ("pyterrier", "Transformer"): "PyTerrierScorer",
+}
+_DUAL_ENCODER = (
+    "is a dual encoder: it embeds each text by itself and scores no pairs. Give a cross-encoder; this one can serve as "
+    "the `encoder` of the dense first stage"
+)
+_NO_TOKENIZER = (
+    "is a model without its tokenizer. Give the folder or hub name of its checkpoint, or a "
+    "sentence_transformers.CrossEncoder"
+)
+# In this order: a SentenceTransformer is a torch module too.
+_NEAR_MISSES = {
+    ("sentence_transformers", "SentenceTransformer"): _DUAL_ENCODER,
+    ("sentence_transformers", "SparseEncoder"): _DUAL_ENCODER,
+    ("sentence_transformers", "MultiVectorEncoder"): _DUAL_ENCODER,
+    ("langchain_core", "Embeddings"): _DUAL_ENCODER,
+    ("langchain_core", "BaseDocumentCompressor"): (
+        "returns the best documents, not the scores of all. Give the cross-encoder inside it, often its `model`"
+    ),
+    ("torch", "Module"): _NO_TOKENIZER,
+    ("transformers", "Pipeline"): _NO_TOKENIZER,
+}
 
-def scorer(source: Scorer | Callable[..., Any] | str | Path, **options: Any) -> Scorer:
-    """The scorer that `source` stands for; `options` go to its class.
 
-    A scorer is returned as it is; a callable or "module:function" becomes a `FunctionScorer`; an .onnx file or a
-    folder with one an `OnnxCrossEncoder`; a folder with config.json and weights, or a hub name "org/name", a
-    `TorchCrossEncoder`.
+def scorer(source: Any, **options: Any) -> Scorer:
+    """The scorer that `source` stands for; `options` go to its class. What was opened is logged (INFO).
+
+    - a scorer: as it is;
+    - an .onnx file, or a folder with one: `OnnxCrossEncoder`;
+    - a folder with config.json and weights, or a hub name "org/name": `TorchCrossEncoder`; a folder that only
+      sentence-transformers can run (several modules, or a prompt): `SentenceTransformersScorer`;
+    - a URL: `HttpScorer`;
+    - a sentence-transformers CrossEncoder, a LangChain cross-encoder, a ranker of rerankers, a PyTerrier transformer:
+      `SentenceTransformersScorer`, `LangChainScorer`, `RerankersScorer`, `PyTerrierScorer`;
+    - any other callable, plain or async: `FunctionScorer`;
+    - "module:name": any of these objects, imported.
     """
     if isinstance(source, Scorer) and not isinstance(source, type):
         if options:
             raise InputError(f"This scorer is open already and takes no options; got {sorted(options)}.")
         return source
-    if isinstance(source, str | Path):
-        return _named(source, options)
-    if callable(source):
-        return FunctionScorer(source, **options)
-    raise _unknown(source)
+    opened = _named(source, options) if isinstance(source, str | Path) else _of_object(source, options)
+    if _log.isEnabledFor(logging.INFO):
+        # The card of a large model takes seconds: its weights are hashed.
+        _log.info("Scorer: %s", opened.card)
+    return opened
 
 
 def _named(source: str | Path, options: dict[str, Any]) -> Scorer:
+    if _URL.match(str(source)):
+        return _open("HttpScorer", source, options)
     path = Path(source)
     if path.suffix == ".onnx" if path.is_file() else any(path.glob("*.onnx")):
-        from adacur.scorers.onnx import OnnxCrossEncoder
-
-        return OnnxCrossEncoder(path, **options)
-    weights = [*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin")]
-    if (path / "config.json").is_file() and weights:
-        return _torch(path, options)
+        return _open("OnnxCrossEncoder", path, options)
+    if (path / "modules.json").is_file():
+        return _sentence_transformers_folder(path, options)
+    if (path / "config.json").is_file() and (any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin"))):
+        return _open("TorchCrossEncoder", path, options)
     if path.exists():
-        raise _unknown(source)
+        raise _unknown(repr(str(source)))
     if function := _FUNCTION.fullmatch(str(source)):
         return _imported(str(source), function["module"], function["name"], options)
     if _HUB_NAME.fullmatch(str(source)):
-        return _torch(source, options)
-    raise _unknown(source)
+        return _open("TorchCrossEncoder", source, options)
+    raise _unknown(repr(str(source)))
 
 
-def _torch(source: str | Path, options: dict[str, Any]) -> Scorer:
-    from adacur.scorers.torch import TorchCrossEncoder
+def _sentence_transformers_folder(folder: Path, options: dict[str, Any]) -> Scorer:
+    settings = json_in(folder, "config_sentence_transformers.json")
+    if settings.get("model_type") != "CrossEncoder":
+        raise InputError(f"The model in {folder} {_DUAL_ENCODER}.")
+    try:
+        modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FileFormatError(f"{folder / 'modules.json'} is not valid JSON: {error}") from error
+    # A lone transformer is a transformers checkpoint, and `TorchCrossEncoder` the faster way to run it.
+    needs_more = len(modules) > 1 or settings.get("default_prompt_name") is not None
+    return _open("SentenceTransformersScorer" if needs_more else "TorchCrossEncoder", folder, options)
 
-    return TorchCrossEncoder(source, **options)
+
+def _of_object(source: Any, options: dict[str, Any]) -> Scorer:
+    if isinstance(source, type):
+        raise InputError(f"{source.__name__} is a class. Give an object of it: scorer({source.__name__}(…)).")
+    ancestors = {(ancestor.__module__.split(".")[0], ancestor.__name__) for ancestor in type(source).__mro__}
+    for known, kind in _HOSTS.items():
+        if known in ancestors:
+            return _open(kind, source, options)
+    for known, what in _NEAR_MISSES.items():
+        if known in ancestors:
+            raise InputError(f"An object of type {type(source).__name__} {what}.")
+    if callable(source):
+        return _open("FunctionScorer", source, options)
+    # Not its repr: that may hold a key.
+    raise _unknown("None" if source is None else f"an object of type {type(source).__name__}")
+
+
+def _open(kind: str, source: Any, options: dict[str, Any]) -> Scorer:
+    opens = getattr(importlib.import_module("adacur.scorers"), kind)
+    known = [
+        option.name for option in inspect.signature(opens).parameters.values() if option.kind is option.KEYWORD_ONLY
+    ]
+    if unknown := sorted(options.keys() - set(known)):
+        raise UnknownOption(
+            f"{kind}, which {_shown(source)} opens as, has no option {unknown[0]!r}.{did_you_mean(unknown[0], known)} "
+            f"It takes {', '.join(known)}."
+        )
+    opened: Scorer = opens(source, **options)
+    return opened
+
+
+def _shown(source: Any) -> str:
+    if isinstance(source, str | Path):
+        # A URL may carry a key.
+        return "a URL" if _URL.match(str(source)) else repr(str(source))
+    return f"an object of type {type(source).__name__}"
 
 
 def _imported(source: str, module: str, name: str, options: dict[str, Any]) -> Scorer:
@@ -72,14 +158,15 @@ def _imported(source: str, module: str, name: str, options: dict[str, Any]) -> S
         if not hasattr(found, part):
             raise UnknownName(f"Module {module!r} has no {name!r} (for the scorer {source!r}).")
         found = getattr(found, part)
-    if not callable(found):
+    if isinstance(found, Scorer | str | Path):
         return scorer(found, **options)
-    return FunctionScorer(found, **({"source": source} | options))
+    return _of_object(found, {"source": source} | options)
 
 
-def _unknown(source: object) -> UnknownName:
+def _unknown(what: str) -> UnknownName:
     return UnknownName(
-        f"No scorer is known by {source!r}. Give a scorer, a function of (query text, item text) pairs, "
-        "'module:function', an .onnx file or a folder with one, a folder with config.json and model weights "
-        "(*.safetensors or pytorch_model*.bin), or a hub name 'org/name'."
+        f"No scorer is known by {what}. Give a scorer, a function of (query text, item text) pairs, 'module:function', "
+        "a sentence-transformers CrossEncoder, a LangChain cross-encoder, a rerankers ranker, a PyTerrier transformer, "
+        "an .onnx file or a folder with one, a folder with config.json and model weights (*.safetensors or "
+        "pytorch_model*.bin), a hub name 'org/name', or a URL that begins with http:// or https://."
     )

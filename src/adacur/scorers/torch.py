@@ -3,56 +3,67 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cached_property
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.arrays import FloatArray
 from adacur.core.errors import FetchError, InputError, ScorerFailed
 from adacur.core.extras import require
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Item, Pair, Query
 from adacur.core.scores import check_grid, check_scores
-from adacur.scorers.pair_tokens import PairTokenizer, TokenArray, TokenTexts, chosen_max_tokens, length_batches, padded
+from adacur.scorers.packed_encoder import PackedEncoder, compiled_or_plain
+from adacur.scorers.pair_batches import PairBatches
+from adacur.scorers.pair_tokens import PairTokenizer, TokenPairs, chosen_max_tokens
 from adacur.scorers.weights import weights_hash
 
 __all__ = ["TorchCrossEncoder"]
 
+_log = logging.getLogger(__name__)
 _DTYPES = ("float32", "bfloat16", "float16")
 _CPU_BATCH_TOKENS = 4096
 _GPU_BATCH_TOKENS = 65_536
 _LARGE_GPU_BATCH_TOKENS = 262_144
 _LARGE_GPU_BYTES = 32 << 30
+# A grid is cut into parts of so many pairs, to bound the memory that their bookkeeping takes.
+_PAIRS_AT_ONCE = 1 << 22
+# Compiling takes seconds; a scorer that has had this much to do will have more.
+_TOKENS_BEFORE_COMPILING = 20_000_000
 
 
 class TorchCrossEncoder:
     """A transformers sequence classifier with one label, from a folder or a hub name; raw float32 logits.
 
     The body runs in `dtype` (by default float16 on CUDA, float32 on the CPU) and the head in float32, since
-    half-precision logits tie. `batch_tokens` bounds the padded tokens of one forward pass.
+    half-precision logits tie. `batch_tokens` bounds the tokens of one forward pass; a device that runs out of memory
+    gets half as many from then on, and a warning is logged. `device` may name several: the scorer itself runs on the
+    first, and an index is built by one process on each; by default these are all CUDA devices there are.
+    BERT, RoBERTa, XLM-R and CamemBERT run without padding; `compiled` lets long runs on CUDA use torch.compile.
     """
 
     def __init__(
         self,
         name_or_folder: str | Path,
         *,
-        device: str | None = None,
+        device: str | Sequence[str] | None = None,
         dtype: str | None = None,
         max_tokens: int | None = None,
         max_item_tokens: int | None = None,
         batch_tokens: int | None = None,
+        compiled: bool = True,
         name: str | None = None,
     ) -> None:
         self._torch = require("torch", extra="torch")
         transformers = require("transformers", extra="torch")
-        self._device = _device(self._torch, device)
+        self._devices = _devices(self._torch, device)
+        self._device = self._torch.device(self._devices[0])
         self._dtype = dtype or ("float16" if self._device.type == "cuda" else "float32")
         if self._dtype not in _DTYPES:
             raise InputError(f"dtype is one of {', '.join(_DTYPES)}; got {dtype!r}.")
@@ -63,6 +74,14 @@ class TorchCrossEncoder:
         self._folder = Path(name_or_folder) if is_local else _fetched(str(name_or_folder))
         self._name = name or (self._folder.resolve().name if is_local else str(name_or_folder))
         self._source = str(self._folder.resolve()) if is_local else str(name_or_folder)
+        self._options: dict[str, Any] = {
+            "dtype": self._dtype,
+            "max_tokens": max_tokens,
+            "max_item_tokens": max_item_tokens,
+            "batch_tokens": batch_tokens,
+            "compiled": compiled,
+            "name": self._name,
+        }
 
         tokenizer, model = _load(transformers, self._folder)
         config = model.config.to_dict()
@@ -75,11 +94,11 @@ class TorchCrossEncoder:
         )
         pad_id = config.get("pad_token_id")
         self._pad_id: int = self._tokens.pad_id if pad_id is None else pad_id
-        self._takes_types = (
-            "token_type_ids" in tokenizer.model_input_names
-            and "token_type_ids" in inspect.signature(model.forward).parameters
-        )
-        self._model: Any = _with_float32_head(model, getattr(self._torch, self._dtype)).to(self._device).eval()
+        takes_types = "token_type_ids" in tokenizer.model_input_names
+        model = _with_float32_head(model, getattr(self._torch, self._dtype)).to(self._device).eval()
+        self._forward: Any = _forward(self._torch, model, takes_types=takes_types)
+        self._may_compile = compiled and self._device.type == "cuda"
+        self._tokens_seen = 0
         # One forward at a time: two at once would need twice the memory and be no faster.
         self._lock = threading.Lock()
 
@@ -98,30 +117,29 @@ class TorchCrossEncoder:
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
-        tokens = self._tokens.pairs(pairs)
-        scores = np.empty(len(pairs), np.float32)
-        with self._running():
-            batches = list(length_batches(tokens.lengths, tokens=self._batch_tokens))
-            inputs = (self._on_device(tokens.padded(batch, pad_id=self._pad_id)) for batch in batches)
-            answers = [self._logits(batch) for batch in inputs]
-            # Copied last, so that the device never waits for the next batch to be padded.
-            for batch, answer in zip(batches, answers, strict=True):
-                scores[batch] = answer.cpu().numpy()
-        return check_scores(scores, pairs)
+        return check_scores(self._scores(self._tokens.pairs(pairs)), pairs)
 
     def score_grid(self, queries: Sequence[Query], items: Sequence[Item]) -> FloatArray:
-        """Scores of shape (queries, items); ids are joined on the device, one pass per item chunk and query length."""
+        """Scores of shape (queries, items); each text is tokenised and sent to the device once."""
+        texts = self._tokens.texts(queries, items)
         scores = np.empty((len(queries), len(items)), np.float32)
-        if scores.size:
-            texts = self._tokens.texts(queries, items)
-            with self._running():
-                self._fill_grid(scores, texts)
+        at_once = max(1, _PAIRS_AT_ONCE // max(1, len(queries)))
+        for start in range(0, len(items), at_once):
+            columns = np.arange(start, min(start + at_once, len(items)))
+            grid = TokenPairs(texts, np.repeat(np.arange(len(queries)), len(columns)), np.tile(columns, len(queries)))
+            scores[:, columns] = self._scores(grid).reshape(len(queries), len(columns))
         return check_grid(scores, queries, items)
+
+    def replicas(self) -> list[Callable[[], TorchCrossEncoder]]:
+        """What opens this scorer on each of its devices, for a process each; none where it has only one."""
+        if len(self._devices) == 1:
+            return []
+        return [partial(TorchCrossEncoder, self._source, device=device, **self._options) for device in self._devices]
 
     def close(self) -> None:
         """Free the model; the scorer cannot score any more."""
         with self._lock:
-            self._model = None
+            self._forward = None
             if self._device.type == "cuda":
                 self._torch.cuda.empty_cache()
 
@@ -133,92 +151,117 @@ class TorchCrossEncoder:
     ) -> None:
         self.close()
 
-    def _fill_grid(self, scores: FloatArray, texts: TokenTexts) -> None:
-        # Queries of one length share passes, and leave an item the same room.
-        by_length = np.argsort(texts.head_lengths, kind="stable")
-        runs = _runs(texts.head_lengths[by_length])
-        heads = [
-            self._on_device(padded([texts.heads[at] for at in by_length[start:end]], pad_id=self._pad_id))
-            for start, end in runs
-        ]
-        most_room = int(texts.rooms.max())
-        kept = np.minimum(texts.item_lengths, most_room)
-        longest_pairs = kept + len(texts.template.suffix) + int(texts.head_lengths.max())
-        for chunk in length_batches(longest_pairs, tokens=self._batch_tokens):
-            rows = [texts.template.tail(texts.items[at][:most_room]) for at in chunk]
-            tails = self._on_device(padded(rows, pad_id=self._pad_id))
-            answers = self._torch.empty((len(by_length), len(chunk)), dtype=self._torch.float32, device=self._device)
-            for (start, end), group in zip(runs, heads, strict=True):
-                room = int(texts.rooms[by_length[start]])
-                fitting = tails if kept[chunk[0]] <= room else self._cut(tails, room)
-                self._fill_group(answers[start:end], group, fitting)
-            scores[np.ix_(by_length, chunk)] = answers.cpu().numpy()
-
-    def _fill_group(self, answers: Any, heads: dict[str, Any], tails: dict[str, Any]) -> None:
-        n_heads, n_tails = answers.shape
-        tokens = n_tails * (heads["input_ids"].shape[1] + tails["input_ids"].shape[1])
-        at_once = max(1, self._batch_tokens // tokens)
-        for start in range(0, n_heads, at_once):
-            end = min(start + at_once, n_heads)
-            joined = {
-                name: self._torch.cat(
-                    (heads[name][start:end].repeat_interleave(n_tails, 0), tails[name].repeat(end - start, 1)), 1
-                )
-                for name in tails
-            }
-            answers[start:end] = self._logits(joined).view(end - start, n_tails)
-
-    def _cut(self, tails: dict[str, Any], room: int) -> dict[str, Any]:
-        """Tails whose items keep at most `room` tokens, with the suffix right behind."""
-        template = self._tokens.template
-        width = room + len(template.suffix)
-        mask = tails["attention_mask"]
-        too_long = mask.sum(1, keepdim=True) > width
-        cut = {"attention_mask": mask[:, :width]}
-        for name, suffix in (("input_ids", template.suffix), ("token_type_ids", template.suffix_types)):
-            ends = self._torch.where(
-                too_long, self._torch.as_tensor(suffix, device=self._device), tails[name][:, room:width]
-            )
-            cut[name] = self._torch.cat((tails[name][:, :room], ends), 1)
-        return cut
-
-    def _on_device(self, inputs: dict[str, TokenArray]) -> dict[str, Any]:
-        return {name: self._torch.from_numpy(array).to(self._device) for name, array in inputs.items()}
-
-    def _logits(self, inputs: dict[str, Any]) -> Any:
-        if not self._takes_types:
-            inputs = {name: tensor for name, tensor in inputs.items() if name != "token_type_ids"}
-        return self._model(**inputs).logits[:, 0].float()
-
-    @contextmanager
-    def _running(self) -> Iterator[None]:
+    def _scores(self, pairs: TokenPairs) -> FloatArray:
+        if not len(pairs):
+            return np.empty(0, np.float32)
         with self._lock, self._torch.inference_mode():
-            if self._model is None:
+            if self._forward is None:
                 raise ScorerFailed(f"The scorer {self._name!r} has been closed. Open it again to score.")
-            try:
-                yield
-            except self._torch.cuda.OutOfMemoryError as error:
-                raise ScorerFailed(
-                    f"The device ran out of memory in a pass of up to {self._batch_tokens} tokens. "
-                    f"Lower batch_tokens. ({error})"
-                ) from error
+            batches = PairBatches(self._torch, pairs, device=self._device, pad_id=self._pad_id)
+            scores = self._torch.empty(len(pairs), dtype=self._torch.float32, device=self._device)
+            start = 0
+            while start < len(pairs):
+                end = self._forward.batch_end(batches, start, tokens=self._batch_tokens)
+                logits = self._logits(batches, start, end)
+                if logits is None:
+                    self._take_less(end - start)
+                    continue
+                scores[batches.order[start:end]] = logits
+                start = end
+            answers: FloatArray = scores.cpu().numpy()
+            return answers
+
+    def _logits(self, batches: PairBatches, start: int, end: int) -> Any:
+        """The logits of a batch; None where the device has too little memory for it."""
+        self._tokens_seen += batches.tokens(start, end)
+        compiled = self._may_compile and self._tokens_seen > _TOKENS_BEFORE_COMPILING
+        try:
+            return self._forward.logits(batches, start, end, tokens=self._batch_tokens, compiled=compiled)
+        except self._torch.OutOfMemoryError:
+            return None
+
+    def _take_less(self, n_pairs: int) -> None:
+        if self._device.type == "cuda":
+            self._torch.cuda.empty_cache()
+        if n_pairs == 1:
+            raise ScorerFailed(
+                f"The device {self._devices[0]!r} has too little memory left for one pair. Free some, lower "
+                "max_tokens or max_item_tokens, or use device='cpu'."
+            )
+        self._batch_tokens = max(1, self._batch_tokens // 2)
+        _log.warning(
+            "The device %s ran out of memory; batches of %s go on with at most %d tokens.",
+            self._devices[0],
+            self._name,
+            self._batch_tokens,
+        )
 
 
-def _runs(sorted_lengths: IntArray) -> list[tuple[int, int]]:
-    starts = [0, *(np.flatnonzero(np.diff(sorted_lengths)) + 1).tolist(), len(sorted_lengths)]
-    return list(pairwise(starts))
+class _Packed:
+    """The model as an encoder over packed tokens and its own head."""
+
+    def __init__(self, torch: Any, model: Any, *, takes_types: bool) -> None:
+        self._encoder = PackedEncoder(torch, model.base_model, takes_types=takes_types)
+        self._pooler = getattr(model.base_model, "pooler", None)
+        self._classifier = model.classifier
+
+    def batch_end(self, batches: PairBatches, start: int, *, tokens: int) -> int:
+        return batches.packed_end(start, tokens=tokens)
+
+    def logits(self, batches: PairBatches, start: int, end: int, *, tokens: int, compiled: bool) -> Any:
+        # Full batches are filled up to one shape, so that there is one graph to compile.
+        compiled = compiled and end < len(batches) and batches.tokens(start, end) <= tokens
+        packed = batches.packed(start, end, rows=tokens if compiled else batches.tokens(start, end))
+        vectors = self._encoder.first_vectors(packed, compiled=compiled)
+        # Both heads read the first of the tokens they are given.
+        tokens_of_texts = vectors.float()[:, None]
+        return self._classifier(tokens_of_texts if self._pooler is None else self._pooler(tokens_of_texts))[:, 0]
 
 
-def _device(torch: Any, asked: str | None) -> Any:
+class _Padded:
+    """Any model as it is, over padded batches."""
+
+    def __init__(self, torch: Any, model: Any, *, takes_types: bool) -> None:
+        self._torch, self._model = torch, model
+        self._takes_types = takes_types and "token_type_ids" in inspect.signature(model.forward).parameters
+        self._compiled: Any = None
+
+    def batch_end(self, batches: PairBatches, start: int, *, tokens: int) -> int:
+        return batches.padded_end(start, tokens=tokens)
+
+    def logits(self, batches: PairBatches, start: int, end: int, *, tokens: int, compiled: bool) -> Any:
+        inputs = batches.padded(start, end)
+        if not self._takes_types:
+            del inputs["token_type_ids"]
+        model = self._compiled_model(inputs) if compiled else self._model
+        return model(**inputs).logits[:, 0].float()
+
+    def _compiled_model(self, inputs: dict[str, Any]) -> Any:
+        if self._compiled is None:
+            self._compiled = compiled_or_plain(self._torch, self._model, dynamic=True, example=inputs)
+        return self._compiled
+
+
+def _forward(torch: Any, model: Any, *, takes_types: bool) -> _Packed | _Padded:
+    if PackedEncoder.can_run(model.base_model) and hasattr(model, "classifier"):
+        return _Packed(torch, model, takes_types=takes_types)
+    return _Padded(torch, model, takes_types=takes_types)
+
+
+def _devices(torch: Any, asked: str | Sequence[str] | None) -> list[str]:
     if asked is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(asked)
-    except RuntimeError as error:
-        raise InputError(f"device is a torch device such as 'cpu' or 'cuda:0'; got {asked!r}.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device {asked!r} was asked for, but torch sees no CUDA device here. Use device='cpu'.")
-    return device
+        return [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
+    names = [asked] if isinstance(asked, str) else list(asked)
+    if not names:
+        raise InputError("device names one torch device or several, such as 'cuda:0'; got none.")
+    for name in names:
+        try:
+            device = torch.device(name)
+        except RuntimeError as error:
+            raise InputError(f"device is a torch device such as 'cpu' or 'cuda:0'; got {name!r}.") from error
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise InputError(f"device {name!r} was asked for, but torch sees no CUDA device here. Use device='cpu'.")
+    return names
 
 
 def _default_batch_tokens(torch: Any, device: Any) -> int:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any, TypedDict, Unpack
 
 from adacur.approximation import Gaussian
 from adacur.core.arrays import FloatArray
 from adacur.core.budget import Budget, check_k, is_whole
-from adacur.core.errors import BudgetError, InputError, UnknownName
+from adacur.core.errors import BudgetError, InputError, ScorerFailed, UnknownName
 from adacur.core.protocols import (
     Acquisition,
     AnchorScores,
@@ -98,7 +101,9 @@ class AnchorIndex:
         self._scorer = scorer
         self._first = dict(first or {})
         self._card = card
-        self._opening = threading.Lock()
+        # Entered again by a first stage that needs the scorer to open.
+        self._opening = threading.RLock()
+        self._closed = False
         self._approximator: Gaussian | None = None
         self.path = path
         self.drift = drift
@@ -145,8 +150,9 @@ class AnchorIndex:
 
     @property
     def scorer(self) -> Scorer:
-        """The scorer that searches call."""
+        """The scorer that searches call, opened when first used."""
         with self._opening:
+            self._check_open()
             if self._scorer is None:
                 raise InputError("This index has no scorer. Open it with one: adacur.load(path, scorer=…).")
             if not isinstance(self._scorer, Scorer):
@@ -178,18 +184,44 @@ class AnchorIndex:
 
     def search_batch(self, queries: Sequence[Query | str], k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]:
         """Like `search` for many queries: they move in lock-step and share scorer calls; same answers."""
-        return loop.search(self._plan(k, **options), queries, k)
+        with self._in_use():
+            return loop.search(self._plan(k, **options), queries, k)
 
     def search_iter(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Iterator[Hits]:
         """Like `search`, yielding the hits so far after each round."""
-        return loop.search_iter(self._plan(k, **options), query, k)
+        plan = self._plan(k, **options)
+
+        def steps() -> Iterator[Hits]:
+            with self._in_use():
+                yield from loop.search_iter(plan, query, k)
+
+        return steps()
 
     async def asearch(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Hits:
-        """Like `search`, without blocking the event loop while the scorer works."""
-        return (await loop.asearch(self._plan(k, **options), [query], k))[0]
+        """Like `search`, without holding up the event loop; searches that are awaited together share scorer calls.
+
+        The trace's seconds of the scorer are then the time waited for it, its other callers included.
+        """
+        return (await self.asearch_batch([query], k, **options))[0]
+
+    async def asearch_batch(
+        self, queries: Sequence[Query | str], k: int = 10, **options: Unpack[SearchOptions]
+    ) -> list[Hits]:
+        """Like `search_batch`, without holding up the event loop."""
+        with self._in_use():
+            return await loop.asearch(await self._aplan(k, **options), queries, k)
+
+    async def asearch_iter(
+        self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]
+    ) -> AsyncIterator[Hits]:
+        """Like `search_iter`, without holding up the event loop."""
+        with self._in_use():
+            async for hits in loop.asearch_iter(await self._aplan(k, **options), query, k):
+                yield hits
 
     def save(self, path: str | Path) -> None:
         """Write this index to a new folder, with the first stages that can be saved (BM25 and Dense can)."""
+        self._check_open()
         save_table(self._anchors, path, card=self._card)
         for name in self._first:
             retriever = self.first_stage(name)
@@ -199,6 +231,7 @@ class AnchorIndex:
     def first_stage(self, name: str) -> Retriever:
         """The first stage of this name, opened when first used."""
         with self._opening:
+            self._check_open()
             if name not in self._first:
                 raise UnknownName(
                     f"This index has no first stage {name!r}.{did_you_mean(name, self.first_stages)} "
@@ -211,10 +244,46 @@ class AnchorIndex:
             return entry
 
     def close(self) -> None:
-        """Free the scorer's model."""
-        close = getattr(self._scorer, "close", None)
-        if close is not None:
+        """Close the scorer, given or opened here, and let go of the first stages; searches are refused from now on.
+
+        Searches under way in other threads end with an error. Items and anchor scores can still be read.
+        """
+        with self._opening:
+            self._closed = True
+            scorer, self._scorer = self._scorer, None
+            self._first = {}
+            self._approximator = None
+        if callable(close := getattr(scorer, "close", None)):
             close()
+
+    def __enter__(self) -> AnchorIndex:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InputError("This index has been closed. Open it again with adacur.load(path).")
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Tell whatever befalls a search whose index is closed under it as just that."""
+        try:
+            yield
+        except Exception as error:
+            # What a scorer says that is freed in mid-call depends on where it was.
+            if self._closed and not isinstance(error, InputError):
+                raise ScorerFailed(
+                    "This index was closed while the search was under way. Close it when all searches have ended."
+                ) from error
+            raise
+
+    async def _aplan(self, k: int, **options: Unpack[SearchOptions]) -> Plan:
+        # The first search opens the scorer and the first stage, which may take seconds.
+        return await asyncio.to_thread(self._plan, k, **options)
 
     def _plan(self, k: int, **options: Unpack[SearchOptions]) -> Plan:
         given: dict[str, Any] = {

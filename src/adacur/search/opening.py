@@ -14,6 +14,7 @@ from adacur.core.spelling import did_you_mean
 from adacur.data import fetch, names, pseudo_queries
 from adacur.index import Drift, IndexFolder, Progress, build_scores, check_scorer, is_finished
 from adacur.retrievers import bge_small
+from adacur.scorers import Cached
 from adacur.scorers import scorer as opened_scorer
 from adacur.search.anchor_index import AnchorIndex
 from adacur.search.first_stages import FirstStage, add_first_stages, check_first_stages, open_first_stages
@@ -22,17 +23,20 @@ __all__ = ["build", "encoder", "load", "scorer"]
 
 
 def scorer(source: Any, **options: Any) -> Scorer:
-    """Open a scorer; `options` go to its class.
+    """Open a scorer; `options` go to its class, and what was opened is logged (INFO, "adacur.scorers").
 
-    `source` is a name that `adacur fetch` lists (fetched if need be), a folder with an ONNX or transformers
-    cross-encoder, a hub name "org/name", "module:function", a function of (query text, item text) pairs, or a scorer.
+    `source` is a scorer; a name that `adacur fetch` lists (fetched if need be); a file or folder with an ONNX or
+    transformers cross-encoder; a hub name "org/name"; the URL of a service that re-ranks; a sentence-transformers
+    CrossEncoder, a LangChain cross-encoder, a rerankers ranker or a PyTerrier transformer; a function of (query text,
+    item text) pairs, plain or async; or "module:name" of any of these objects.
     """
     if isinstance(source, str) and source in names():
         source = fetch(source)
     elif isinstance(source, str) and not Path(source).exists() and not set("/:") & set(source):
         raise UnknownName(
             f"No scorer is known by {source!r}.{did_you_mean(source, names())} Give a name that `adacur fetch` lists, "
-            "a folder or .onnx file, a hub name 'org/name', or 'module:function'."
+            "a folder or .onnx file, a hub name 'org/name', a URL that begins with http:// or https://, or "
+            "'module:function'."
         )
     return opened_scorer(source, **options)
 
@@ -65,6 +69,7 @@ def build(
     block_items: int | None = None,
     seed: int = 0,
     progress: bool = True,
+    cache: str | Path | None = None,
 ) -> AnchorIndex:
     """Score every item against every anchor query, keep the scores in a folder, and open it.
 
@@ -73,11 +78,11 @@ def build(
     to compare, such as a function, is then recognised first, by 8 or 32 calls. A number instead of
     `anchor_queries` makes that many pseudo-queries from the items (`adacur.pseudo_queries`). `scorer` is a Scorer, a
     function of (query text, item text) pairs, or what `adacur.scorer` opens. `first` names the first stages to keep:
-    "bm25", "dense" (with `encoder`), or objects.
+    "bm25", "dense" (with `encoder`), or objects. `cache` is the file of a score cache (`Cached`) to ask first.
     """
     dual = _open_encoder(encoder)
     check_first_stages(first, encoder=dual)
-    opened = _open_scorer(scorer)
+    opened = _cached(_open_scorer(scorer), cache)
     was_finished = is_finished(path)
     if isinstance(anchor_queries, int):
         items = list(items)
@@ -101,17 +106,27 @@ def build(
     return _opened(folder, scorer=opened, encoder=dual, check=was_finished)
 
 
-def load(path: str | Path, *, scorer: Any = None, encoder: Any = None, check: bool = True) -> AnchorIndex:
+def load(
+    path: str | Path,
+    *,
+    scorer: Any = None,
+    encoder: Any = None,
+    check: bool = True,
+    cache: str | Path | None = None,
+) -> AnchorIndex:
     """Open an index folder.
 
     Without `scorer`, the one named in the manifest is opened when a search first needs it. Either way it must be
     the scorer that built the index: another model is refused, another backend of it is accepted with a
     `DriftWarning` that gives the measured difference. Recognising a scorer whose weights differ or cannot be
     compared costs 32 calls; `check=False` trusts it instead. `encoder` replaces the dense first stage's.
+
+    `cache` is the file of a score cache: `index.scorer` is then a `Cached`, whose `hits` and `misses` tell what was
+    paid. A budget counts answers, known or not, so that a search finds the same with a cache as without.
     """
     folder = IndexFolder.open(path)
-    opened = None if scorer is None else _open_scorer(scorer)
-    return _opened(folder, scorer=opened, encoder=_open_encoder(encoder), check=check)
+    opened = None if scorer is None else _cached(_open_scorer(scorer), cache)
+    return _opened(folder, scorer=opened, encoder=_open_encoder(encoder), check=check, cache=cache)
 
 
 # `build` and `load` take arguments of these names.
@@ -119,11 +134,13 @@ _open_scorer = scorer
 _open_encoder = encoder
 
 
-def _opened(folder: IndexFolder, *, scorer: Scorer | None, encoder: Any, check: bool) -> AnchorIndex:
+def _opened(
+    folder: IndexFolder, *, scorer: Scorer | None, encoder: Any, check: bool, cache: str | Path | None = None
+) -> AnchorIndex:
     drift = check_scorer(folder, scorer) if scorer is not None and check else None
     return AnchorIndex(
         folder,
-        scorer=functools.partial(_named_scorer, folder, check=check) if scorer is None else scorer,
+        scorer=functools.partial(_named_scorer, folder, check=check, cache=cache) if scorer is None else scorer,
         first=open_first_stages(folder.path, encoder=encoder),
         card=folder.manifest.scorer,
         path=folder.path,
@@ -131,7 +148,11 @@ def _opened(folder: IndexFolder, *, scorer: Scorer | None, encoder: Any, check: 
     )
 
 
-def _named_scorer(folder: IndexFolder, *, check: bool) -> tuple[Scorer, Drift | None]:
+def _cached(scorer: Scorer, cache: str | Path | None) -> Scorer:
+    return scorer if cache is None else Cached(scorer, cache)
+
+
+def _named_scorer(folder: IndexFolder, *, check: bool, cache: str | Path | None) -> tuple[Scorer, Drift | None]:
     card = folder.manifest.scorer
     if card is None or (card.source is None and card.name not in names()):
         raise InputError(
@@ -139,7 +160,8 @@ def _named_scorer(folder: IndexFolder, *, check: bool) -> tuple[Scorer, Drift | 
             f"{f' {card.name!r}' if card else ''}. Give it: adacur.load(path, scorer=…), or --scorer."
         )
     limits = {"max_tokens": card.max_tokens, "max_item_tokens": card.max_item_tokens}
-    options = {name: limit for name, limit in limits.items() if limit is not None}
+    # A service cuts texts by its own limit and takes none from us.
+    options = {name: limit for name, limit in limits.items() if limit is not None and card.backend != "http"}
     # A path of another machine is no help, but a name that everybody can fetch is.
     gone = card.source is None or (Path(card.source).is_absolute() and not Path(card.source).exists())
     try:
@@ -149,7 +171,8 @@ def _named_scorer(folder: IndexFolder, *, check: bool) -> tuple[Scorer, Drift | 
             f"The scorer of {str(folder.path)!r}, {card.name!r} from {card.source!r}, cannot be opened here. {error} "
             "Or give it: adacur.load(path, scorer=…), or --scorer."
         ) from error
-    return opened, check_scorer(folder, opened) if check else None
+    drift = check_scorer(folder, opened) if check else None
+    return _cached(opened, cache), drift
 
 
 class _Bar:

@@ -142,7 +142,7 @@ def test_memory_stays_far_below_the_collection(tmp_path) -> None:
 
     def build() -> IndexFolder:
         items = (Item(f"i{number:06}", f"text number {number:06}") for number in range(count))
-        return build_scores(items, anchors, scorer=Zero(), path=tmp_path / "index", block_items=4096)
+        return build_scores(items, anchors, scorer=Zero(), path=tmp_path / "index", block_items=2048)
 
     known_imports = tmp_path / "warm"
     build_scores([one], anchors, scorer=Zero(), path=known_imports, block_items=1)

@@ -126,9 +126,49 @@ def test_interrupts_pass_through_and_harm_no_later_call(stop) -> None:
         raise stop
 
     for function in (plain, later):
-        with pytest.raises(stop):
-            FunctionScorer(function).score(PAIRS)
+        for batch_size in (None, 2):
+            with pytest.raises(stop):
+                FunctionScorer(function, batch_size=batch_size).score(PAIRS)
     assert len(FunctionScorer(slow_lengths).score(PAIRS)) == len(PAIRS)
+
+
+@pytest.mark.parametrize("ask", [lambda scorer: scorer.score(PAIRS), lambda scorer: asyncio.run(scorer.ascore(PAIRS))])
+@pytest.mark.parametrize("concurrency", [1, 2, 8])
+def test_batches_of_an_async_function_run_side_by_side_within_bounds_and_in_order(ask, concurrency) -> None:
+    running, most = 0, 0
+
+    async def first_comes_last(pairs):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(50 - 5 * len(pairs[0][0])):
+            await asyncio.sleep(0)
+        running -= 1
+        return lengths(pairs)
+
+    scorer = FunctionScorer(first_comes_last, batch_size=1, concurrency=concurrency)
+    assert ask(scorer).tolist() == [3.0 * n for n in range(7)]
+    assert most == min(concurrency, 7)
+
+
+@pytest.mark.parametrize("ask", [lambda scorer: scorer.score(PAIRS), lambda scorer: asyncio.run(scorer.ascore(PAIRS))])
+def test_the_first_batch_to_fail_is_named_and_cancels_the_others(ask) -> None:
+    ended = []
+
+    async def third_fails(pairs):
+        try:
+            if pairs[0][0] == "xx":
+                raise ZeroDivisionError("by nought")
+            await asyncio.sleep(3600)
+        finally:
+            ended.append(len(pairs[0][0]))
+
+    with pytest.raises(
+        ScorerFailed, match=r"ZeroDivisionError: by nought \(on 1 pairs, .*'q2' and item 'i2'\)"
+    ) as caught:
+        ask(FunctionScorer(third_fails, batch_size=1, concurrency=4))
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert sorted(ended) == [0, 1, 2, 3]
 
 
 def test_wrong_answers_are_refused() -> None:
@@ -140,6 +180,8 @@ def test_wrong_answers_are_refused() -> None:
         FunctionScorer(3)
     with pytest.raises(InputError, match="batch_size"):
         FunctionScorer(lengths, batch_size=0)
+    with pytest.raises(InputError, match="concurrency"):
+        FunctionScorer(lengths, concurrency=0)
 
 
 def test_no_pairs_cost_no_call() -> None:

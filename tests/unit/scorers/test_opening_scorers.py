@@ -1,14 +1,29 @@
 from __future__ import annotations
 
+import json
+import logging
 import subprocess
 import sys
 
 import pytest
 
 import adacur.scorers
-from adacur.core.errors import InputError, UnknownName
+from adacur.core.errors import FileFormatError, InputError, UnknownName, UnknownOption
+from adacur.core.protocols import ScorerCard
 from adacur.core.records import Item, Query
-from adacur.scorers import FunctionScorer, MatrixScorer, OnnxCrossEncoder, TorchCrossEncoder, scorer
+from adacur.scorers import (
+    FunctionScorer,
+    HttpScorer,
+    LangChainScorer,
+    MatrixScorer,
+    OnnxCrossEncoder,
+    PyTerrierScorer,
+    RerankersScorer,
+    SentenceTransformersScorer,
+    TorchCrossEncoder,
+    scorer,
+)
+from tests.rerank_servers import RerankServer, logit_of
 from tests.unit.scorers.tiny_models import tiny_onnx, tiny_transformer
 
 PAIR = (Query("q", "xx"), Item("i", "yyy"))
@@ -51,17 +66,221 @@ def test_folders_and_files_are_told_apart(tmp_path) -> None:
         assert isinstance(opened, TorchCrossEncoder)
 
 
+async def awaited_lengths(pairs):
+    return lengths(pairs)
+
+
+class Callable:
+    api_key = "secret"
+
+    def __call__(self, pairs):
+        return lengths(pairs)
+
+    def __repr__(self) -> str:
+        return f"Callable({self.api_key})"
+
+
+@pytest.mark.parametrize("function", [lengths, awaited_lengths, Callable()])
+def test_plain_and_async_functions_and_callable_objects_are_taken(function) -> None:
+    opened = scorer(function)
+    assert isinstance(opened, FunctionScorer)
+    assert opened.score([PAIR]).tolist() == [5.0]
+    assert "secret" not in str(opened.card)
+
+
+def cross_encoder(folder):
+    library = pytest.importorskip("sentence_transformers")
+    return library.CrossEncoder(str(tiny_transformer(folder)), device="cpu")
+
+
+def langchain_encoder(_):
+    class Lengths(pytest.importorskip("langchain_core.cross_encoders").BaseCrossEncoder):
+        def score(self, text_pairs):
+            return lengths(text_pairs)
+
+    return Lengths()
+
+
+def ranker(folder):
+    library = pytest.importorskip("rerankers")
+    return library.Reranker(str(tiny_transformer(folder)), model_type="cross-encoder", device="cpu", verbose=0)
+
+
+def transformer(_):
+    return pytest.importorskip("pyterrier").apply.doc_score(lambda row: float(len(row["text"])))
+
+
+HOSTS = [
+    (cross_encoder, SentenceTransformersScorer),
+    (langchain_encoder, LangChainScorer),
+    (ranker, RerankersScorer),
+    (transformer, PyTerrierScorer),
+]
+
+
+@pytest.mark.filterwarnings("ignore:The inplace keyword")
+@pytest.mark.parametrize(("make", "kind"), HOSTS)
+def test_objects_of_other_libraries_are_recognised(make, kind, tmp_path, monkeypatch) -> None:
+    made = make(tmp_path)
+    opened = scorer(made, name="mine")
+    assert type(opened) is kind
+    assert opened.card.name == "mine"
+    assert opened.score([PAIR]).shape == (1,)
+    monkeypatch.setattr(sys.modules[__name__], "MADE", made, raising=False)
+    again = scorer(f"{__name__}:MADE")
+    assert type(again) is kind
+    assert again.card.source == f"{__name__}:MADE", "so that an index can open it again"
+
+
+def test_a_scorer_can_be_named_where_it_is_imported_from(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "FOLDER", tiny_onnx(tmp_path), raising=False)
+    assert isinstance(scorer(f"{__name__}:FOLDER"), OnnxCrossEncoder)
+
+
+@pytest.mark.parametrize("shown", ["http", "HTTP"])
+def test_a_url_is_a_service_and_its_key_is_shown_nowhere(tmp_path, caplog, shown) -> None:
+    with RerankServer("tei", key="secret") as server, caplog.at_level(logging.DEBUG):
+        url = server.root.replace("http", shown, 1)
+        with adacur.scorer(url, api_key="secret", batch_size=4) as opened:
+            assert isinstance(opened, HttpScorer)
+            assert opened.score([PAIR])[0] == pytest.approx(logit_of("xx", "yyy"), abs=1e-4)
+            items = [Item(f"i{n}", f"text {n}") for n in range(4)]
+            adacur.build(items, [Query("a", "one")], scorer=opened, path=tmp_path / "i", progress=False)
+    assert f"Scorer: {opened.card}" in caplog.messages
+    written = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    assert b"secret" not in written
+    assert "secret" not in caplog.text + repr(opened) + str(opened.card)
+
+
+def test_an_option_that_a_service_does_not_know_is_refused_without_showing_a_key() -> None:
+    with pytest.raises(UnknownOption, match=r"HttpScorer.*Did you mean 'api_key'") as refused:
+        scorer("https://user:secret@example.org", api_kez="secret")
+    assert "secret" not in str(refused.value)
+
+
+def test_cross_encoder_folders_go_to_the_fastest_class_that_can_run_them(tmp_path) -> None:
+    model = cross_encoder(tmp_path / "plain")
+    model.save_pretrained(str(tmp_path / "saved"))
+    with scorer(tmp_path / "saved", device="cpu") as opened:
+        assert isinstance(opened, TorchCrossEncoder)
+    settings = tmp_path / "saved" / "config_sentence_transformers.json"
+    prompted = json.loads(settings.read_text()) | {"prompts": {"ask": "w1 "}, "default_prompt_name": "ask"}
+    settings.write_text(json.dumps(prompted))
+    with scorer(tmp_path / "saved", device="cpu") as opened:
+        assert isinstance(opened, SentenceTransformersScorer)
+    (tmp_path / "saved" / "modules.json").write_text("[")
+    with pytest.raises(FileFormatError, match=r"modules\.json"):
+        scorer(tmp_path / "saved")
+
+
 @pytest.mark.parametrize(
-    "source", ["no-such-thing", "", "no.such.module:f", f"{__name__}:missing", "a/b/c", 3, NOTHING]
+    ("settings", "modules"), [({"model_type": "SentenceTransformer"}, [{}]), ({}, [{}, {}]), (None, [{}, {}])]
+)
+def test_the_folder_of_a_dual_encoder_is_refused(tmp_path, settings, modules) -> None:
+    tiny_transformer(tmp_path)
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    if settings is not None:
+        (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    with pytest.raises(InputError, match=r"dual encoder.*`encoder`"):
+        scorer(tmp_path)
+
+
+def test_near_misses_are_told_what_to_give_instead(tmp_path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    langchain = pytest.importorskip("langchain_core.embeddings")
+    compressors = pytest.importorskip("langchain_core.documents.compressor")
+
+    class Compressor(compressors.BaseDocumentCompressor):
+        def compress_documents(self, documents, query, callbacks=None):
+            return documents
+
+    model = cross_encoder(tmp_path)
+    dual = library.SentenceTransformer(modules=[library.sentence_transformer.modules.Pooling(4)])
+    for source, says in [
+        (dual, "type SentenceTransformer is a dual encoder"),
+        (langchain.DeterministicFakeEmbedding(size=2), "type DeterministicFakeEmbedding is a dual encoder"),
+        (Compressor(), "cross-encoder inside it"),
+        (model.model, "type BertForSequenceClassification is a model without its tokenizer.*CrossEncoder"),
+        (library.CrossEncoder, r"CrossEncoder is a class.*scorer\(CrossEncoder\(…\)\)"),
+        (FunctionScorer, "FunctionScorer is a class"),
+    ]:
+        with pytest.raises(InputError, match=says):
+            scorer(source)
+
+
+def test_a_model_with_two_labels_is_refused_whoever_brings_it(tmp_path) -> None:
+    two = tiny_transformer(tmp_path / "two", labels=2)
+    library, rerankers = pytest.importorskip("sentence_transformers"), pytest.importorskip("rerankers")
+    for source in (
+        two,
+        tiny_onnx(tmp_path / "graph", labels=2),
+        library.CrossEncoder(str(two), device="cpu"),
+        rerankers.Reranker(str(two), model_type="cross-encoder", device="cpu", verbose=0),
+    ):
+        with pytest.raises(InputError, match="one logit per pair"):
+            scorer(source)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a model", None])
+def test_an_onnx_file_that_cannot_be_read_is_refused(tmp_path, content) -> None:
+    file = tiny_onnx(tmp_path) / "model.onnx"
+    file.write_bytes(file.read_bytes()[:300] if content is None else content)
+    with pytest.raises(InputError, match=r"model\.onnx cannot be read as an ONNX model"):
+        scorer(file)
+
+
+@pytest.mark.parametrize(
+    ("source", "option", "says"),
+    [
+        (lengths, "batchsize", "FunctionScorer.*'batchsize'. Did you mean 'batch_size'.*It takes name, batch_size"),
+        (f"{__name__}:lengths", "device", "FunctionScorer.*no option 'device'"),
+        ("org/name", "threads", "TorchCrossEncoder, which 'org/name' opens as.*'threads'.*max_tokens"),
+    ],
+)
+def test_an_unknown_option_names_the_class_and_its_options(source, option, says) -> None:
+    with pytest.raises(UnknownOption, match=says):
+        scorer(source, **{option: 1})
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["no-such-thing", "", "no.such.module:f", f"{__name__}:missing", f"{__name__}:NOTHING", "a/b/c", 3, NOTHING],
 )
 def test_what_nobody_knows_is_refused(source) -> None:
     with pytest.raises(UnknownName):
         scorer(source)
 
 
-def test_the_refusal_lists_what_is_accepted(tmp_path) -> None:
-    with pytest.raises(UnknownName, match=r"'module:function'.*\.onnx.*config\.json.*'org/name'"):
+def test_the_refusal_lists_what_is_accepted_and_shows_no_object(tmp_path) -> None:
+    with pytest.raises(UnknownName, match=r"'module:function'.*\.onnx.*config\.json.*'org/name'.*https://"):
         scorer(tmp_path)
+    with pytest.raises(UnknownName, match="an object of type dict") as refused:
+        scorer({"api_key": "secret"})
+    assert "secret" not in str(refused.value)
+
+
+def test_what_was_opened_is_logged_once_and_only_when_asked(tmp_path, caplog) -> None:
+    folder = tiny_onnx(tmp_path / "tiny", dynamic=True)
+    with caplog.at_level(logging.INFO, logger="adacur.scorers"):
+        with scorer(folder, max_tokens=40) as opened:
+            assert scorer(opened) is opened
+        scorer(lengths, name="mine")
+    line = f"Scorer: tiny · onnx · int8 · up to 40 tokens · from {folder.resolve() / 'model.onnx'}"
+    assert [record.getMessage() for record in caplog.records] == [
+        line,
+        f"Scorer: mine · function · from {__name__}:lengths",
+    ]
+    assert line == f"Scorer: {opened.card}"
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="adacur.scorers"), scorer(folder) as quiet:
+        assert "card" not in vars(quiet), "hashing large weights takes seconds"
+    assert not caplog.records
+
+
+def test_a_card_is_one_line_of_what_is_known() -> None:
+    assert str(ScorerCard(name="n", backend="b")) == "n · b"
+    cut = ScorerCard(name="n", backend="b", dtype="float16", max_tokens=512, max_item_tokens=160, source="org/n")
+    assert str(cut) == "n · b · float16 · up to 512 tokens · items cut to 160 tokens · from org/n"
 
 
 def test_a_module_that_misses_an_import_of_its_own_is_not_called_absent(tmp_path, monkeypatch) -> None:
@@ -85,3 +304,26 @@ def test_importing_the_room_imports_no_model_library() -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_recognising_an_object_imports_no_library() -> None:
+    program = (
+        "import sys, adacur\n"
+        "adacur.scorer(lambda pairs: [0.0] * len(pairs))\n"
+        "hosts = {'torch', 'sentence_transformers', 'langchain_core', 'rerankers', 'pyterrier', 'pandas', 'httpx2'}\n"
+        "assert not hosts & set(sys.modules), hosts & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_missing_extra_gives_the_line_that_installs_it() -> None:
+    program = (
+        "import sys\n"
+        "sys.modules['sentence_transformers'] = None\n"
+        "from adacur.core.errors import MissingExtra\n"
+        "from adacur.scorers import SentenceTransformersScorer\n"
+        "try: SentenceTransformersScorer('org/name')\n"
+        "except MissingExtra as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("sentence_transformers is not installed. Install it with: pip install 'adacur[")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from adacur.core.errors import InputError, ScorerFailed, TextTooLong
 from adacur.core.records import Item, Query
 from adacur.scorers import TorchCrossEncoder
+from adacur.scorers.packed_encoder import compiled_or_plain
 from tests.real_models import torch_cross_encoder
 from tests.unit.scorers.tiny_models import ITEMS, PAIRS, QUERIES, tiny_transformer
 
@@ -18,7 +21,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 
-@pytest.fixture(scope="module", params=["bert", "roberta"])
+@pytest.fixture(scope="module", params=["bert", "roberta", "distilbert"])
 def folder(request, tmp_path_factory) -> Path:
     return tiny_transformer(tmp_path_factory.mktemp("tiny") / request.param, request.param)
 
@@ -77,20 +80,98 @@ def test_the_body_is_halved_and_the_head_is_not(folder) -> None:
         TorchCrossEncoder(folder, device="cpu", dtype="float16") as half,
         TorchCrossEncoder(folder, device="cpu") as full,
     ):
-        dtypes = {name: weight.dtype for name, weight in half._model.named_parameters()}
-        head = {name for name in dtypes if name.startswith("classifier") or ".pooler." in name}
-        assert {dtypes[name] for name in head} == {torch.float32}
-        assert {dtypes[name] for name in dtypes.keys() - head} == {torch.float16}
         np.testing.assert_allclose(half.score(PAIRS), full.score(PAIRS), atol=0.05)
         assert not np.array_equal(half.score(PAIRS), full.score(PAIRS))
+        # Logits that had passed through half precision would still be the same after a round trip.
+        assert not np.array_equal(half.score(PAIRS), half.score(PAIRS).astype(np.float16).astype(np.float32))
         assert half.score(PAIRS).dtype == np.float32
         assert (half.card.dtype, full.card.dtype) == ("float16", "float32")
         assert half.card.weights == full.card.weights
 
 
-def test_attention_is_fused(folder) -> None:
+def test_batches_change_nothing_but_the_last_bits(folder) -> None:
     with TorchCrossEncoder(folder, device="cpu") as scorer:
-        assert scorer._model.config._attn_implementation == "sdpa"
+        whole = scorer.score_grid(QUERIES, ITEMS)
+        singly = np.array([[scorer.score([(query, item)])[0] for item in ITEMS] for query in QUERIES])
+    np.testing.assert_allclose(whole, singly, atol=1e-5)
+
+
+def test_a_large_grid_is_scored_in_parts(folder, monkeypatch) -> None:
+    with TorchCrossEncoder(folder, device="cpu") as scorer:
+        whole = scorer.score_grid(QUERIES, ITEMS)
+        monkeypatch.setattr("adacur.scorers.torch._PAIRS_AT_ONCE", 3 * len(QUERIES))
+        np.testing.assert_allclose(scorer.score_grid(QUERIES, ITEMS), whole, atol=1e-5)
+        assert scorer.score_grid(QUERIES, []).shape == (len(QUERIES), 0)
+        assert scorer.score_grid([], ITEMS).shape == (0, len(ITEMS))
+
+
+def test_a_device_without_memory_gets_smaller_batches_and_no_score_is_lost(folder, caplog) -> None:
+    """There is no GPU to fill here, so the forward pass refuses what would not fit."""
+    with TorchCrossEncoder(folder, device="cpu", batch_tokens=100_000) as scorer:
+        expected = scorer.score(PAIRS)
+        forward, asked = scorer._forward, []
+        logits = forward.logits
+
+        def with_little_memory(batches, start, end, **options):
+            asked.append(batches.tokens(start, end))
+            if asked[-1] > 200:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return logits(batches, start, end, **options)
+
+        forward.logits = with_little_memory
+        np.testing.assert_allclose(scorer.score(PAIRS), expected, atol=1e-5)
+        assert max(asked) > 200
+        assert "ran out of memory" in caplog.text
+        refused = len([tokens for tokens in asked if tokens > 200])
+        asked.clear()
+        np.testing.assert_allclose(scorer.score(PAIRS), expected, atol=1e-5)
+        assert max(asked) <= 200, "what was too much once is not tried again"
+        assert refused > 1
+
+
+def test_a_device_without_memory_for_one_pair_is_an_error_that_says_what_to_do(folder) -> None:
+    with TorchCrossEncoder(folder, device="cpu") as scorer:
+
+        def no_memory(*_, **__):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        scorer._forward.logits = no_memory
+        with pytest.raises(ScorerFailed, match="too little memory left for one pair"):
+            scorer.score(PAIRS[:1])
+
+
+def test_several_devices_give_one_opener_each_that_can_be_sent_to_a_process(folder) -> None:
+    with TorchCrossEncoder(folder, device=["cpu", "cpu"], max_item_tokens=5, name="mine") as scorer:
+        expected = scorer.score(PAIRS)
+        openers = pickle.loads(pickle.dumps(scorer.replicas()))
+        assert len(openers) == 2
+        with openers[1]() as replica:
+            assert replica.card == scorer.card
+            assert replica.replicas() == []
+            np.testing.assert_array_equal(replica.score(PAIRS), expected)
+    with TorchCrossEncoder(folder, device="cpu") as alone:
+        assert alone.replicas() == []
+    with pytest.raises(InputError, match="got none"):
+        TorchCrossEncoder(folder, device=[])
+
+
+def test_a_tokenizer_without_types_means_the_first_type_everywhere(tmp_path) -> None:
+    folder = tiny_transformer(tmp_path / "typeless")
+    settings = folder / "tokenizer_config.json"
+    content = json.loads(settings.read_text())
+    content["model_input_names"] = ["input_ids", "attention_mask"]
+    settings.write_text(json.dumps(content))
+    with TorchCrossEncoder(folder, device="cpu") as scorer:
+        np.testing.assert_allclose(scorer.score(PAIRS), plainly(folder, PAIRS, max_length=64), atol=1e-4)
+
+
+def test_compiling_that_fails_is_told_and_done_without(caplog) -> None:
+    def uncompilable(x):
+        raise RuntimeError("no C compiler here") if torch.compiler.is_compiling() else ValueError(x)
+
+    plain = compiled_or_plain(torch, uncompilable, dynamic=False, example=(torch.zeros(1),))
+    assert plain is uncompilable
+    assert "without it, slower" in caplog.text
 
 
 def test_the_token_limit_is_the_models_own(folder) -> None:

@@ -37,10 +37,10 @@ def tiny_tokenizer(style: str) -> tokenizers.Tokenizer:
 
 
 def tiny_transformer(folder: Path, style: str = "bert", *, labels: int = 1, positions: int = 64) -> Path:
-    """A randomly initialised BERT or RoBERTa classifier for up to `positions` tokens."""
+    """A randomly initialised BERT, RoBERTa or DistilBERT classifier for up to `positions` tokens."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    tokenizer = tiny_tokenizer(style)
+    tokenizer = tiny_tokenizer("roberta" if style == "roberta" else "bert")
     sizes = {
         "vocab_size": tokenizer.get_vocab_size(),
         "hidden_size": 32,
@@ -55,6 +55,20 @@ def tiny_transformer(folder: Path, style: str = "bert", *, labels: int = 1, posi
         config = transformers.BertConfig(**sizes, max_position_embeddings=positions, pad_token_id=0)
         model = transformers.BertForSequenceClassification(config)
         marks = {"pad_token": "[PAD]", "model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+    elif style == "distilbert":
+        config = transformers.DistilBertConfig(
+            vocab_size=sizes["vocab_size"],
+            dim=32,
+            n_layers=2,
+            n_heads=2,
+            hidden_dim=64,
+            num_labels=labels,
+            initializer_range=0.3,
+            max_position_embeddings=positions,
+            pad_token_id=0,
+        )
+        model = transformers.DistilBertForSequenceClassification(config)
+        marks = {"pad_token": "[PAD]", "model_input_names": ["input_ids", "attention_mask"]}
     else:
         config = transformers.RobertaConfig(
             **sizes, max_position_embeddings=positions + 2, pad_token_id=1, type_vocab_size=1

@@ -11,9 +11,11 @@ import pytest
 
 import adacur
 from adacur import BM25, AnchorIndex, Dense, FunctionScorer, Item, Metered, Query
-from adacur.core.errors import IncompleteIndex, IndexLocked, InputError, UnknownName, WrongScorer
+from adacur.core.errors import IncompleteIndex, IndexLocked, InputError, ScorerFailed, UnknownName, WrongScorer
 from adacur.index import locked
+from adacur.scorers import Cached
 from adacur.search.first_stages import save_first_stage
+from tests.rerank_servers import RerankServer
 
 WORDS = ["river", "castle", "engine", "violin", "glacier", "market", "orchid", "comet", "treaty", "harbour"]
 ITEMS = [Item(f"{a}-{b}", f"the {a} by the {b}", {"title": a}) for a in WORDS for b in WORDS if a != b]
@@ -224,3 +226,93 @@ def test_a_scorer_that_cannot_be_opened_again_says_what_to_give(tmp_path) -> Non
     build(tmp_path / "index", scorer=lambda pairs: overlap(pairs))
     with pytest.raises(InputError, match="scorer="):
         adacur.load(tmp_path / "index").search("violin", k=1)
+
+
+def test_a_search_with_a_cache_finds_the_same_and_pays_once(tmp_path) -> None:
+    build(tmp_path / "index")
+    plain = adacur.load(tmp_path / "index", scorer=overlap).search("violin harbour", k=5, budget=30)
+    paid = Metered(FunctionScorer(overlap, name="f"))
+    with adacur.load(tmp_path / "index", scorer=paid, check=False, cache=tmp_path / "scores.sqlite") as index:
+        first, second = (index.search("violin harbour", k=5, budget=30) for _ in range(2))
+        assert (index.scorer.hits, index.scorer.misses) == (30, 30)
+    for hits in (first, second):
+        assert (hits.ids, hits.scores.tolist(), hits.trace.calls) == (plain.ids, plain.scores.tolist(), 30)
+    assert paid.calls == 30
+
+
+def test_the_scorer_named_in_the_manifest_is_cached_too(tmp_path) -> None:
+    build(tmp_path / "index", scorer=FunctionScorer(overlap, source=f"{__name__}:overlap"))
+    for expected in ((0, 20), (20, 0)):
+        index = adacur.load(tmp_path / "index", cache=tmp_path / "scores.sqlite")
+        index.search("violin harbour", k=5, budget=20)
+        assert (index.scorer.hits, index.scorer.misses) == expected
+        assert index.drift.same
+        index.close()
+
+
+@pytest.mark.parametrize("given", ["cache", "cached scorer", "metered cache"])
+def test_a_scorer_is_recognised_by_what_it_says_today_not_by_what_is_cached(tmp_path, given) -> None:
+    cache = tmp_path / "scores.sqlite"
+    build(tmp_path / "index", scorer=FunctionScorer(overlap, name="f", source="s"), cache=cache).close()
+    changed = FunctionScorer(opposite, name="f", source="s")
+    scorer = {
+        "cache": {"scorer": changed, "cache": cache},
+        "cached scorer": {"scorer": Cached(changed, cache)},
+        "metered cache": {"scorer": Metered(Cached(changed, cache))},
+    }[given]
+    with pytest.raises(WrongScorer):
+        adacur.load(tmp_path / "index", **scorer)
+
+
+def test_a_build_goes_on_only_with_the_scorer_of_today(tmp_path) -> None:
+    cache, calls = tmp_path / "scores.sqlite", []
+
+    def failing(pairs):
+        calls.append(len(pairs))
+        if len(calls) > 2:
+            raise ConnectionError("gone")
+        return overlap(pairs)
+
+    with pytest.raises(ScorerFailed, match="gone"):
+        build(tmp_path / "index", scorer=FunctionScorer(failing, name="f", source="s"), cache=cache)
+    with pytest.raises(WrongScorer):
+        build(tmp_path / "index", scorer=FunctionScorer(opposite, name="f", source="s"), cache=cache)
+
+
+def test_an_index_scored_by_a_service_opens_the_service_again(tmp_path) -> None:
+    with RerankServer("tei") as server:
+        with adacur.build(ITEMS, ANCHORS, scorer=server.root, path=tmp_path / "index", progress=False) as index:
+            expected = index.search("the comet", budget=12)
+        with adacur.load(tmp_path / "index") as index:
+            found = index.search("the comet", budget=12)
+    assert found.ids == expected.ids
+
+
+def test_whatever_a_scorer_raises_is_told_as_the_scorers_failure(tmp_path) -> None:
+    for error in (StopIteration("early"), GeneratorExit, ZeroDivisionError("zero")):
+        scorer = FunctionScorer(overlap)
+
+        def failing(pairs, error=error):
+            raise error
+
+        scorer.score = failing
+        expected = ScorerFailed if error is not GeneratorExit else GeneratorExit
+        with pytest.raises(expected):
+            build(tmp_path / "index", scorer=scorer)
+
+
+def test_a_build_with_a_cache_pays_for_no_pair_twice(tmp_path) -> None:
+    paid = Metered(FunctionScorer(overlap, name="f"))
+    for name in ("one", "other"):
+        index = build(tmp_path / name, scorer=paid, cache=tmp_path / "scores.sqlite", block_items=7)
+        assert index.matrix.tolist() == [overlap([(query.text, item.text) for query in ANCHORS]) for item in ITEMS]
+    assert paid.calls == len(ITEMS) * len(ANCHORS)
+
+
+def test_a_cache_that_cannot_be_used_is_refused_before_anything_is_scored(tmp_path) -> None:
+    (tmp_path / "scores.sqlite").write_text("these are no scores")
+    paid = Metered(FunctionScorer(overlap))
+    with pytest.raises(InputError, match="no score cache"):
+        build(tmp_path / "index", scorer=paid, cache=tmp_path / "scores.sqlite")
+    assert paid.calls == 0
+    assert not (tmp_path / "index").exists()

@@ -1,0 +1,216 @@
+"""CrossEncoders of sentence-transformers."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from adacur.core.arrays import FloatArray
+from adacur.core.errors import FetchError, InputError, ScorerFailed
+from adacur.core.extras import require
+from adacur.core.protocols import ScorerCard
+from adacur.core.records import Pair
+from adacur.core.scores import check_scores
+from adacur.scorers.asking import asking
+from adacur.scorers.pair_tokens import PairTokenizer
+from adacur.scorers.weights import weights_hash
+
+__all__ = ["SentenceTransformersScorer"]
+
+_EXTRA = "sentence-transformers"
+# Tokenizers without a limit write 10^30.
+_NO_LIMIT = 10**9
+
+
+class SentenceTransformersScorer:
+    """A `sentence_transformers.CrossEncoder`, or the folder or hub name of one; raw float32 logits.
+
+    The identity takes the place of the model's activation, which by default is a sigmoid and ties the best items. Only
+    the item is cut to fit the model, and a query that leaves it no room is refused; models that write pairs into
+    a chat template, and sentence-transformers before version 6, cut as they do by themselves. What is opened here runs
+    in float32 on `device`; an object keeps its dtype, device and limit of tokens, and outlives `close`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        batch_size: int = 32,
+        max_tokens: int | None = None,
+        device: str | None = None,
+        name: str | None = None,
+        source: str | None = None,
+    ) -> None:
+        if batch_size < 1:
+            raise InputError(f"batch_size counts the pairs per pass and must be at least 1; got {batch_size}.")
+        is_ours = isinstance(model, str | Path)
+        self._folder = Path(model) if is_ours and Path(model).is_dir() else None
+        if is_ours:
+            origin: str | None = str(self._folder.resolve()) if self._folder else str(model)
+            model = _opened(model, device=device)
+        else:
+            _check_object(model, device=device)
+            origin = _origin(model)
+        self._name = name or (_short(origin) if origin else type(model).__name__)
+        self._source = source or origin
+        if model.num_labels != 1:
+            raise InputError(
+                f"A cross-encoder gives one logit per pair; {self._name!r} has {model.num_labels} labels. Classifiers "
+                "with several labels cannot be used as scorers."
+            )
+        self._batch_size = batch_size
+        self._max_tokens = _limited(model, max_tokens, may_set=is_ours)
+        self._dtype = next((str(weight.dtype).removeprefix("torch.") for weight in model.parameters()), None)
+        self._tokens, self._cutting = _only_items_cut(model, self._max_tokens)
+        self._identity = require("torch", extra=_EXTRA).nn.Identity()
+        self._model: Any = model
+        # Threads that share a tokenizer end in 'Already borrowed'.
+        self._lock = threading.Lock()
+
+    @cached_property
+    def card(self) -> ScorerCard:
+        return ScorerCard(
+            name=self._name,
+            backend="sentence-transformers",
+            weights=self._weights(),
+            dtype=self._dtype,
+            max_tokens=self._max_tokens,
+            source=self._source,
+        )
+
+    def score(self, pairs: Sequence[Pair]) -> FloatArray:
+        """One score per pair, in order."""
+        if not pairs:
+            return np.empty(0, np.float32)
+        with self._lock, asking(self):
+            if self._model is None:
+                raise ScorerFailed(f"The scorer {self._name!r} has been closed. Open it again to score.")
+            if self._tokens is not None:
+                self._tokens.texts(list({query.text: query for query, _ in pairs}.values()), [])
+            scores = self._model.predict(
+                [(query.text, item.text) for query, item in pairs],
+                batch_size=self._batch_size,
+                show_progress_bar=False,
+                activation_fn=self._identity,
+                **self._cutting,
+            )
+        return check_scores(scores, pairs)
+
+    def close(self) -> None:
+        """Let go of the model; the scorer cannot score any more."""
+        with self._lock:
+            if self._model is None:
+                return
+            # The card outlives the model.
+            _ = self.card
+            on_gpu = getattr(self._model.device, "type", None) == "cuda"
+            self._model = None
+        if on_gpu:
+            require("torch", extra=_EXTRA).cuda.empty_cache()
+
+    def __enter__(self) -> SentenceTransformersScorer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _weights(self) -> str | None:
+        """A hash of the files, or of the weights in memory: an object may have been trained since it was loaded."""
+        if self._folder is not None:
+            files = [*self._folder.rglob("*.safetensors")] or [*self._folder.rglob("pytorch_model*.bin")]
+            if files:
+                return weights_hash(files)
+        state = self._model.state_dict()
+        digest = hashlib.sha256()
+        for key in sorted(state):
+            tensor = state[key].detach().cpu().contiguous()
+            digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.reshape(-1).view(require("torch", extra=_EXTRA).uint8).numpy().data)
+        # Other backends than torch keep their weights out of sight.
+        return digest.hexdigest()[:32] if state else None
+
+
+def _opened(source: str | Path, *, device: str | None) -> Any:
+    library = require("sentence_transformers", extra=_EXTRA)
+    transformers = require("transformers", extra=_EXTRA)
+    bars = transformers.utils.logging
+    # From version 5 on a checkpoint in half precision is run in half precision, and its logits tie.
+    is_new = int(transformers.__version__.split(".")[0]) >= 5
+    whole = {"model_kwargs": {"dtype": require("torch", extra=_EXTRA).float32}} if is_new else {}
+    show_progress = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        model = library.CrossEncoder(str(source), device=device, **whole)
+    except Exception as error:
+        if Path(source).is_dir():
+            raise InputError(f"{source} cannot be read as a sentence-transformers CrossEncoder: {error}") from error
+        raise FetchError(f"The model {str(source)!r} is no folder here and could not be fetched: {error}") from error
+    finally:
+        if show_progress:
+            bars.enable_progress_bar()
+    made_for = getattr(getattr(model, "config", None), "architectures", None) or ["ForSequenceClassification"]
+    if len(list(model.children())) == 1 and not made_for[0].endswith(("ForSequenceClassification", "ForCausalLM")):
+        raise InputError(
+            f"{source} is a {made_for[0]} without a head that scores pairs; the head would be random. It is not a "
+            "cross-encoder."
+        )
+    return model
+
+
+def _check_object(model: Any, *, device: str | None) -> None:
+    if isinstance(model, type) or not hasattr(model, "predict") or not hasattr(model, "num_labels"):
+        what = f"the class {model.__name__}" if isinstance(model, type) else f"an object of type {type(model).__name__}"
+        raise InputError(
+            f"Expected a sentence_transformers.CrossEncoder, or the folder or hub name of one; got {what}."
+        )
+    if device is not None:
+        raise InputError(f"device={device!r} is for a folder or a name; move the object itself: model.to({device!r}).")
+
+
+def _origin(model: Any) -> str | None:
+    """The folder or hub name that an object was loaded from, where it still knows."""
+    origin = str(getattr(getattr(model, "config", None), "_name_or_path", None) or "")
+    return str(Path(origin).resolve()) if origin and Path(origin).is_dir() else origin or None
+
+
+def _short(origin: str) -> str:
+    return Path(origin).name if Path(origin).is_dir() else origin
+
+
+def _limited(model: Any, asked: int | None, *, may_set: bool) -> int | None:
+    """The tokens of a pair, set to those asked for where the model is ours."""
+    attribute = "max_seq_length" if hasattr(type(model), "max_seq_length") else "max_length"
+    own = getattr(model, attribute)
+    own = own if own is not None and own < _NO_LIMIT else None
+    if asked is None or asked == own:
+        return own
+    if not may_set:
+        raise InputError(
+            f"This CrossEncoder takes {own} tokens; got max_tokens={asked}. Set model.{attribute} instead."
+        )
+    if asked < 1 or (own is not None and asked > own):
+        raise InputError(f"max_tokens must lie between 1 and the model's limit of {own}; got {asked}.")
+    setattr(model, attribute, asked)
+    return asked
+
+
+def _only_items_cut(model: Any, max_tokens: int | None) -> tuple[PairTokenizer | None, dict[str, Any]]:
+    """What refuses queries that are too long, and the options of `predict` that keep the others whole."""
+    tokenizer = getattr(getattr(model, "tokenizer", None), "backend_tokenizer", None)
+    if tokenizer is None or max_tokens is None or "message" in getattr(model, "modalities", ()):
+        return None, {}
+    takes_more = any(
+        option.kind is inspect.Parameter.VAR_KEYWORD for option in inspect.signature(model.predict).parameters.values()
+    )
+    cutting = {"processing_kwargs": {"text": {"truncation": "only_second"}}} if takes_more else {}
+    return PairTokenizer(tokenizer, max_tokens=max_tokens), cutting

@@ -1,0 +1,762 @@
+"""A score is paid for once, kept exactly, and never taken for another's."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import multiprocessing
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from adacur.core.errors import FileFormatError, InputError, NonFiniteScore, ScoreCountError, ScorerFailed
+from adacur.core.protocols import ScorerCard
+from adacur.core.records import Item, Query
+from adacur.scorers import Cached, FunctionScorer, MatrixScorer, Metered, ascore, score_grid
+from adacur.scorers.cached import CacheWarning
+
+QUERIES = [Query(f"q{n}", f"question {n}") for n in range(6)]
+ITEMS = [Item(f"i{n}", f"text {n}") for n in range(40)]
+PAIRS = [(query, item) for query in QUERIES for item in ITEMS]
+
+
+def value(query: str, item: str) -> float:
+    return zlib.crc32(f"{query}\0{item}".encode()) / 2**28 - 8
+
+
+def values(pairs: list[tuple[str, str]]) -> list[float]:
+    return [value(query, item) for query, item in pairs]
+
+
+def truth(pairs=PAIRS) -> list[float]:
+    return values([(query.text, item.text) for query, item in pairs])
+
+
+class Recording:
+    """A scorer that remembers what it was asked, in a type of one's choice."""
+
+    def __init__(self, dtype="float32", *, card=None, function=values) -> None:
+        self.card = card or ScorerCard(name="recording", backend="test", weights="abc", dtype="float32")
+        self.dtype = dtype
+        self.function = function
+        self.calls: list[list[tuple[str, str]]] = []
+
+    def score(self, pairs):
+        asked = [(query.text, item.text) for query, item in pairs]
+        self.calls.append(asked)
+        return np.array(self.function(asked), dtype=self.dtype)
+
+    @property
+    def asked(self):
+        return [pair for call in self.calls for pair in call]
+
+
+class GridRecording(Recording):
+    """The same with a grid of its own."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(**options)
+        self.grids: list[tuple[int, int]] = []
+
+    def score_grid(self, queries, items):
+        self.grids.append((len(queries), len(items)))
+        flat = self.score([(query, item) for query in queries for item in items])
+        self.calls[-1:], asked = [], self.calls[-1]
+        self.in_grids = [*getattr(self, "in_grids", []), *asked]
+        return flat.reshape(len(queries), len(items))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "scores.sqlite"
+
+
+# --- what is paid
+
+
+def test_a_pair_is_asked_for_once_in_a_call_and_once_in_all_calls(path) -> None:
+    scorer = Recording()
+    cached = Cached(scorer, path)
+    twice = [*PAIRS[:50], *PAIRS[:50][::-1]]
+    expected = np.array(truth(twice), dtype="float32")
+    assert cached.score(twice).tolist() == expected.tolist()
+    assert cached.score(PAIRS).tolist() == np.array(truth(), dtype="float32").tolist()
+    assert cached.score_grid(QUERIES, ITEMS).ravel().tolist() == cached.score(PAIRS).tolist()
+    assert asyncio.run(cached.ascore(twice)).tolist() == expected.tolist()
+    assert len(scorer.asked) == len(set(scorer.asked)) == len(PAIRS)
+
+
+def test_what_was_paid_is_known_to_the_next_process(path) -> None:
+    with Cached(Recording(), path) as cached:
+        cached.score(PAIRS)
+    scorer = Recording()
+    with Cached(scorer, path) as cached:
+        assert cached.score(PAIRS).tolist() == np.array(truth(), dtype="float32").tolist()
+        assert (cached.hits, cached.misses, cached.hit_rate, cached.count()) == (len(PAIRS), 0, 1.0, len(PAIRS))
+    assert scorer.calls == []
+
+
+def test_hits_and_misses_add_up_to_the_pairs_answered(path) -> None:
+    cached = Cached(Recording(), path)
+    assert cached.hit_rate == 0
+    cached.score([*PAIRS[:3], PAIRS[0]])
+    assert (cached.hits, cached.misses) == (1, 3)
+    cached.score_grid(QUERIES[:1], [*ITEMS[:4], ITEMS[0]])
+    assert (cached.hits, cached.misses) == (5, 4)
+    asyncio.run(cached.ascore(PAIRS[:8]))
+    assert (cached.hits, cached.misses, cached.hit_rate) == (9, 8, 9 / 17)
+    cached.reset()
+    assert (cached.hits, cached.misses) == (0, 0)
+
+
+def test_metered_outside_counts_answers_and_inside_what_was_paid(path) -> None:
+    inside = Metered(FunctionScorer(values))
+    outside = Metered(Cached(inside, path))
+    for _ in range(2):
+        outside.score(PAIRS)
+        outside.score_grid(QUERIES, ITEMS)
+        asyncio.run(outside.ascore(PAIRS))
+    assert (outside.calls, inside.calls) == (6 * len(PAIRS), len(PAIRS))
+
+
+def test_no_pairs_cost_nothing(path) -> None:
+    scorer = Recording()
+    cached = Cached(scorer, path)
+    assert cached.score([]).shape == (0,)
+    assert cached.score_grid([], ITEMS).shape == (0, len(ITEMS))
+    assert cached.score_grid(QUERIES, []).shape == (len(QUERIES), 0)
+    assert asyncio.run(cached.ascore([])).shape == (0,)
+    assert (scorer.calls, cached.hits, cached.misses) == ([], 0, 0)
+
+
+def test_scores_are_stored_after_every_few_pairs(path) -> None:
+    def dies_at_last(pairs):
+        if ("question 5", "text 39") in pairs:
+            raise RuntimeError("out of service")
+        return values(pairs)
+
+    cached = Cached(Recording(function=dies_at_last), path, save_every=50)
+    with pytest.raises(RuntimeError):
+        cached.score(PAIRS)
+    assert cached.count() == cached.misses == 200
+    with pytest.raises(RuntimeError):
+        cached.score_grid(QUERIES, ITEMS)
+    assert cached.count() < len(PAIRS)
+    cached.scorer.function = values
+    assert cached.score(PAIRS).tolist() == np.array(truth(), dtype="float32").tolist()
+    assert len(cached.scorer.calls[-1]) <= 50
+
+
+@pytest.mark.parametrize("save_every", [0, -1, 2.5, None])
+def test_a_save_point_that_counts_nothing_is_refused(path, save_every) -> None:
+    with pytest.raises(InputError, match="save_every"):
+        Cached(Recording(), path, save_every=save_every)
+
+
+# --- what is kept
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_what_comes_from_the_cache_equals_what_the_scorer_gave_bit_for_bit(path, dtype) -> None:
+    tiny = np.finfo(dtype).smallest_subnormal
+    numbers = np.array([0.0, -0.0, tiny, -tiny, 1 / 3, np.finfo(dtype).max, np.finfo(dtype).min, 7.0], dtype=dtype)
+    pairs = PAIRS[: len(numbers)]
+    cached = Cached(Recording(dtype, function=lambda asked: numbers), path)
+    for scores in (cached.score(pairs), cached.score(pairs), cached.score_grid(QUERIES[:1], ITEMS[: len(numbers)])[0]):
+        assert scores.dtype == numbers.dtype
+        assert scores.tobytes() == numbers.tobytes()
+    assert cached.misses == len(numbers)
+
+
+def test_scores_of_two_types_are_answered_in_the_wider(path) -> None:
+    narrow = Cached(Recording("float32"), path).score(PAIRS[:5])
+    scores = Cached(Recording("float64"), path).score(PAIRS[:9])
+    assert scores.dtype == np.float64
+    assert scores[:5].tolist() == narrow.tolist()
+    assert scores[5:].tolist() == truth(PAIRS[5:9])
+
+
+def test_texts_that_join_to_the_same_are_different_pairs(path) -> None:
+    texts = [("a", "bc"), ("ab", "c"), ("abc", ""), ("", "abc"), ("c", "ab"), ("bc", "a"), ("x", "x"), ("é", "e\u0301")]
+    pairs = [(Query("q", query), Item("i", item)) for query, item in texts]
+    for cached in (Cached(Recording("float64"), path), Cached(Recording("float64"), path)):
+        assert cached.score(pairs).tolist() == values(texts)
+        assert cached.score(pairs[::-1]).tolist() == values(texts[::-1])
+
+
+def test_ids_and_metadata_do_not_matter_but_texts_do(path) -> None:
+    scorer = Recording()
+    cached = Cached(scorer, path)
+    cached.score([(Query("1", "question"), Item("1", "text", {"title": "a"}))])
+    cached.score([(Query("2", "question"), Item("2", "text", {"title": "b"}))])
+    cached.score([(Query("1", "question"), Item("1", "text "))])
+    assert scorer.asked == [("question", "text"), ("question", "text ")]
+
+
+def test_what_sees_ids_is_kept_by_ids_too(path) -> None:
+    matrix = MatrixScorer(["q"], ["a", "b"], [[1.0, 2.0]])
+    pairs = [(Query("q", "same"), Item(id_, "same")) for id_ in ("a", "b", "a")]
+    for cached in (Cached(matrix, path), Cached(matrix, path)):
+        assert cached.score(pairs).tolist() == [1.0, 2.0, 1.0]
+        assert cached.score_grid([pairs[0][0]], [item for _, item in pairs]).tolist() == [[1.0, 2.0, 1.0]]
+
+
+def test_lone_surrogates_are_texts_too(path) -> None:
+    pairs = [(Query("q", "\ud800"), Item("i", text)) for text in ("\udfff", "?")]
+    cached = Cached(Recording(function=lambda asked: [float(len(asked))] * len(asked)), path)
+    assert cached.score(pairs).tolist() == [2.0, 2.0]
+    assert cached.count() == 2
+
+
+@pytest.mark.parametrize(
+    ("other", "shared"),
+    [
+        ({"source": "elsewhere"}, True),
+        ({"name": "renamed"}, True),
+        ({"backend": "onnx"}, False),
+        ({"weights": "abd"}, False),
+        ({"dtype": "float16"}, False),
+        ({"max_tokens": 128}, False),
+        ({"max_item_tokens": 128}, False),
+        ({"weights": None}, False),
+    ],
+)
+def test_scorers_that_differ_never_share_a_score(path, other, shared) -> None:
+    card = ScorerCard(name="n", backend="b", weights="abc", dtype="float32", max_tokens=512, max_item_tokens=64)
+    Cached(Recording(card=card), path).score(PAIRS)
+    changed = Recording(card=dataclasses.replace(card, **other), function=lambda asked: [5.0] * len(asked))
+    scores = Cached(changed, path).score(PAIRS)
+    assert (len(changed.asked) == 0) is shared
+    assert (scores.tolist() == [5.0] * len(PAIRS)) is not shared
+    assert Cached(Recording(card=card), path).score(PAIRS).tolist() == np.array(truth(), dtype="float32").tolist()
+
+
+def test_every_field_of_a_card_was_thought_of() -> None:
+    assert {field.name for field in dataclasses.fields(ScorerCard)} == {
+        "name",
+        "backend",
+        "weights",
+        "dtype",
+        "max_tokens",
+        "max_item_tokens",
+        "source",
+    }, "decide whether the new field changes scores, and test it above"
+
+
+def test_a_scorer_without_weights_is_known_by_its_name_its_source_and_the_key_given(path) -> None:
+    old = FunctionScorer(lambda pairs: values(pairs), name="f")
+    new = FunctionScorer(lambda pairs: [0.0] * len(pairs), name="f")
+    Cached(old, path).score(PAIRS[:4])
+    assert Cached(new, path).score(PAIRS[:4]).tolist() == truth(PAIRS[:4])
+    assert Cached(new, path, key="v2").score(PAIRS[:4]).tolist() == [0.0] * 4
+    for other in ({"name": "g"}, {"name": "f", "source": "module:f"}):
+        scorer = FunctionScorer(lambda pairs: [1.0] * len(pairs), **other)
+        assert Cached(scorer, path).score(PAIRS[:4]).tolist() == [1.0] * 4
+    assert Cached(old, path).score(PAIRS[:4]).tolist() == truth(PAIRS[:4])
+
+
+def test_clearing_forgets_one_scorer_only(path) -> None:
+    one, other = Cached(FunctionScorer(values, name="f"), path), Cached(FunctionScorer(values, name="g"), path)
+    one.score(PAIRS[:4])
+    other.score(PAIRS[:7])
+    one.clear()
+    assert (one.count(), other.count()) == (0, 7)
+    one.score(PAIRS[:4])
+    assert one.misses == 8
+
+
+def test_an_answer_that_cannot_be_right_is_an_error_and_nothing_of_it_is_stored(path) -> None:
+    for wrong, error in (
+        (lambda pairs: [float("nan")] * len(pairs), NonFiniteScore),
+        (lambda pairs: [*values(pairs)[:-1], float("inf")], NonFiniteScore),
+        (lambda pairs: values(pairs)[:-1], ScoreCountError),
+    ):
+        for scorer in (Recording(function=wrong), GridRecording(function=wrong)):
+            cached = Cached(scorer, path)
+            with pytest.raises(error):
+                cached.score(PAIRS)
+            with pytest.raises((error, ValueError)):
+                cached.score_grid(QUERIES, ITEMS)
+            with pytest.raises(error):
+                asyncio.run(cached.ascore(PAIRS))
+            assert (cached.count(), cached.hits, cached.misses) == (0, 0, 0)
+    assert Cached(Recording(), path).score(PAIRS).shape == (len(PAIRS),)
+
+
+def test_closing_closes_the_scorer_and_what_is_known_can_still_be_read(path) -> None:
+    class Closing(Recording):
+        closed = False
+
+        def close(self):
+            self.closed = True
+
+    with Cached(Closing(), path) as cached:
+        cached.score(PAIRS)
+    assert cached.scorer.closed
+    assert not path.with_name(path.name + "-wal").exists()
+    assert cached.score(PAIRS[:3]).shape == (3,)
+    cached.close()
+
+
+# --- grids
+
+
+def test_a_grid_of_which_nothing_is_known_is_one_grid_of_the_scorer(path) -> None:
+    scorer = GridRecording()
+    cached = Cached(scorer, path)
+    grid = cached.score_grid([*QUERIES, QUERIES[0]], [*ITEMS, *ITEMS[:3]])
+    assert scorer.grids == [(len(QUERIES), len(ITEMS))]
+    assert grid[:-1, : len(ITEMS)].ravel().tolist() == np.array(truth(), dtype="float32").tolist()
+    assert grid[-1].tolist() == grid[0].tolist()
+    assert grid[:, -3:].tolist() == grid[:, :3].tolist()
+    cached.score_grid(QUERIES[::-1], ITEMS[::2])
+    assert len(scorer.grids) == 1
+    assert scorer.calls == []
+
+
+def test_rows_and_columns_that_are_known_are_left_out_of_a_grid(path) -> None:
+    scorer = GridRecording()
+    cached = Cached(scorer, path)
+    cached.score_grid(QUERIES[:2], ITEMS)
+    cached.score_grid(QUERIES, ITEMS[:10])
+    assert scorer.grids == [(2, 40), (4, 10)] or len(scorer.calls) == 1
+    cached.score_grid(QUERIES, ITEMS)
+    assert scorer.grids[-1] == (4, 30)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", [Recording, GridRecording])
+@pytest.mark.parametrize("save_every", [1, 37, 16_384])
+def test_a_grid_never_asks_for_a_pair_that_is_known(path, seed, kind, save_every) -> None:
+    rng = np.random.default_rng(seed)
+    scorer = kind()
+    cached = Cached(scorer, path, save_every=save_every)
+    known = [PAIRS[at] for at in rng.permutation(len(PAIRS))[: rng.integers(0, len(PAIRS))]]
+    cached.score(known)
+    grid = cached.score_grid(QUERIES, ITEMS)
+    assert grid.ravel().tolist() == np.array(truth(), dtype="float32").tolist()
+    asked = [*scorer.asked, *getattr(scorer, "in_grids", [])]
+    assert len(asked) == len(set(asked)) == len(PAIRS) == cached.misses
+
+
+# --- threads and coroutines
+
+
+def test_eight_threads_get_the_right_answers_and_pay_once(path) -> None:
+    started = threading.Barrier(8)
+
+    def slowly(asked):
+        time.sleep(0.02)
+        return values(asked)
+
+    scorer = Recording(function=slowly)
+    cached = Cached(scorer, path)
+
+    def work(number):
+        order = np.random.default_rng(number).permutation(len(PAIRS))
+        started.wait()
+        return [
+            (pairs, cached.score(pairs).tolist())
+            for pairs in ([PAIRS[at] for at in part] for part in np.array_split(order, 6))
+        ]
+
+    with ThreadPoolExecutor(8) as threads:
+        for answers in threads.map(work, range(8)):
+            for pairs, scores in answers:
+                assert scores == np.array(truth(pairs), dtype="float32").tolist()
+    assert len(scorer.asked) == len(PAIRS) == cached.misses
+    assert cached.hits == 7 * len(PAIRS)
+
+
+def test_a_score_that_another_stored_between_look_up_and_claim_is_not_paid_again(path) -> None:
+    scorer = Recording()
+    cached = Cached(scorer, path)
+    find = cached._file.find
+
+    def find_late(keys):
+        found = find(keys)
+        cached._file.find = find
+        cached.score(PAIRS[:5])
+        return found
+
+    cached._file.find = find_late
+    assert cached.score(PAIRS[:8]).tolist() == np.array(truth(PAIRS[:8]), dtype="float32").tolist()
+    assert len(scorer.asked) == len(set(scorer.asked)) == 8
+
+
+def test_tasks_that_want_the_same_pair_wait_for_one_answer(path) -> None:
+    calls = []
+
+    async def slowly(pairs):
+        calls.append(pairs)
+        await asyncio.sleep(0.02)
+        return values(pairs)
+
+    cached = Cached(FunctionScorer(slowly), path)
+
+    async def everyone():
+        return await asyncio.gather(*(cached.ascore(PAIRS[n : n + 100]) for n in range(0, 140, 20)))
+
+    for n, scores in zip(range(0, 140, 20), asyncio.run(everyone()), strict=True):
+        assert scores.tolist() == truth(PAIRS[n : n + 100])
+    asked = [pair for call in calls for pair in call]
+    assert len(asked) == len(set(asked)) == 220
+
+
+def test_those_who_wait_ask_themselves_when_the_asker_fails_or_is_cancelled(path) -> None:
+    asking = threading.Semaphore(0)
+    proceed = threading.Event()
+    fails = iter([True])
+
+    def first_fails(asked):
+        if next(fails, False):
+            asking.release()
+            proceed.wait(30)
+            raise RuntimeError("out of service")
+        return values(asked)
+
+    cached = Cached(Recording(function=first_fails), path)
+    with ThreadPoolExecutor(2) as threads:
+        failing = threads.submit(cached.score, PAIRS)
+        asking.acquire()
+        waiting = threads.submit(cached.score, PAIRS[10:30])
+        proceed.set()
+        with pytest.raises(RuntimeError):
+            failing.result(30)
+        assert waiting.result(30).tolist() == np.array(truth(PAIRS[10:30]), dtype="float32").tolist()
+
+    async def never(pairs):
+        await asyncio.sleep(3600)
+
+    async def cancel():
+        other = Cached(FunctionScorer(never, name="never"), path)
+        first, second = (asyncio.create_task(other.ascore(PAIRS)) for _ in range(2))
+        await asyncio.sleep(0.1)
+        # The one who waits first: it must not take the claim of the other with it.
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        assert first.cancelled()
+        assert second.cancelled()
+        other.scorer = FunctionScorer(values)
+        return await other.ascore(PAIRS)
+
+    assert asyncio.run(cancel()).tolist() == truth()
+
+
+def test_a_blocking_call_inside_an_event_loop_does_not_wait_for_a_task_of_that_loop(path) -> None:
+    async def slowly(pairs):
+        await asyncio.sleep(0.05)
+        return values(pairs)
+
+    cached = Cached(FunctionScorer(slowly), path)
+
+    async def mixed():
+        task = asyncio.create_task(cached.ascore(PAIRS))
+        await asyncio.sleep(0.02)
+        return cached.score(PAIRS), await task
+
+    for scores in asyncio.run(asyncio.wait_for(mixed(), 30)):
+        assert scores.tolist() == truth()
+
+
+def test_threads_of_a_small_pool_do_not_wait_for_a_task_that_needs_the_pool(path) -> None:
+    cached = Cached(FunctionScorer(lambda pairs: time.sleep(0.02) or values(pairs)), path)
+
+    async def mixed():
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        calls = [cached.ascore(PAIRS), *(asyncio.to_thread(cached.score, PAIRS) for _ in range(3))]
+        return await asyncio.gather(*calls)
+
+    for scores in asyncio.run(asyncio.wait_for(mixed(), 30)):
+        assert scores.tolist() == truth()
+
+
+def test_looking_up_does_not_hold_the_event_loop(path) -> None:
+    cached = Cached(Recording(), path)
+    loops = []
+    find = cached._file.find
+    cached._file.find = lambda keys: loops.append(threading.current_thread() is threading.main_thread()) or find(keys)
+    asyncio.run(cached.ascore(PAIRS))
+    assert loops
+    assert not any(loops)
+
+
+# --- processes
+
+
+def fill(path, seed, answered) -> None:
+    cached = Cached(FunctionScorer(values, name="f", source="s"), path, save_every=20)
+    order = np.random.default_rng(seed).permutation(len(PAIRS))
+    pairs = [PAIRS[at] for at in order]
+    answered.put(cached.score(pairs).tolist() == truth(pairs))
+
+
+def test_processes_share_a_file_from_its_first_moment_on(path) -> None:
+    context = multiprocessing.get_context("spawn")
+    answered = context.Queue()
+    processes = [context.Process(target=fill, args=(path, seed, answered)) for seed in range(4)]
+    for process in processes:
+        process.start()
+    assert [answered.get(timeout=120) for _ in processes] == [True] * 4
+    for process in processes:
+        process.join()
+    cached = Cached(FunctionScorer(lambda pairs: 1 / 0, name="f", source="s"), path)
+    assert cached.score(PAIRS).tolist() == truth()
+    assert cached.count() == len(PAIRS)
+
+
+def open_and_store(path, number) -> None:
+    Cached(FunctionScorer(values, name=f"f{number}"), path).score(PAIRS[number : number + 5])
+
+
+def test_threads_that_create_a_file_at_the_same_moment_do_not_stumble(tmp_path) -> None:
+    for attempt in range(5):
+        with ThreadPoolExecutor(6) as threads:
+            list(threads.map(open_and_store, [tmp_path / f"{attempt}.sqlite"] * 6, range(6)))
+        with sqlite3.connect(tmp_path / f"{attempt}.sqlite") as connection:
+            assert connection.execute("SELECT count(*), count(DISTINCT scorer) FROM scores").fetchone() == (30, 6)
+        connection.close()
+
+
+WRITER = """
+import sys, zlib
+from adacur.core.records import Item, Query
+from adacur.scorers import Cached, FunctionScorer
+
+def values(pairs):
+    return [zlib.crc32(f"{query}\\0{item}".encode()) / 2**28 - 8 for query, item in pairs]
+
+cached = Cached(FunctionScorer(values, name="f"), sys.argv[1], save_every=500)
+query = Query("q", "question")
+for start in range(0, 10**9, 500):
+    cached.score([(query, Item("i", f"text {n}")) for n in range(start, start + 500)])
+    print(start + 500, flush=True)
+"""
+
+
+@pytest.mark.parametrize("calls", [1, 5, 12])
+def test_a_killed_writer_leaves_complete_and_correct_scores(path, calls) -> None:
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+    try:
+        for _ in range(calls):
+            told = int(process.stdout.readline())
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+        process.communicate()
+    cached = Cached(FunctionScorer(lambda pairs: 1 / 0, name="f"), path)
+    # What was answered is stored; of what was under way all or nothing is.
+    assert cached.count() >= told
+    assert cached.count() % 500 == 0
+    pairs = [(Query("q", "question"), Item("i", f"text {n}")) for n in range(cached.count())]
+    assert cached.score(pairs).tolist() == truth(pairs)
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    connection.close()
+
+
+FORK = """
+import os, sys, threading, time, zlib
+from adacur.core.records import Item, Query
+from adacur.scorers import Cached, FunctionScorer
+
+asked = threading.Event()
+def values(pairs):
+    asked.set()
+    if parent == os.getpid():
+        time.sleep(0.5)
+    return [float(len(item)) for query, item in pairs]
+
+parent = os.getpid()
+cached = Cached(FunctionScorer(values, name="f"), sys.argv[1])
+pairs = [(Query("q", "question"), Item("i", "x" * n)) for n in range(20)]
+thread = threading.Thread(target=cached.score, args=(pairs,))
+thread.start()
+asked.wait()
+# The child inherits a claim that nobody there will ever settle, and a connection that is not its own.
+child = os.fork()
+answers = cached.score(pairs).tolist() if child == 0 else None
+if child == 0:
+    os._exit(0 if answers == [float(n) for n in range(20)] and cached.count() == 20 else 1)
+thread.join()
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+assert cached.score(pairs).tolist() == [float(n) for n in range(20)]
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_begins_with_a_connection_of_its_own(path) -> None:
+    subprocess.run([sys.executable, "-c", FORK, str(path)], check=True, timeout=60)
+
+
+# --- files that cannot be used
+
+
+@pytest.mark.parametrize("content", [b"not a database at all, but long enough to look at" * 100, b"PK\x03\x04"])
+def test_a_file_of_something_else_is_refused_and_left_alone(path, content) -> None:
+    path.write_bytes(content)
+    with pytest.raises(FileFormatError, match="no score cache"):
+        Cached(Recording(), path)
+    assert path.read_bytes() == content
+
+
+def test_a_database_of_something_else_is_refused_and_left_alone(path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE scores (mine TEXT)")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(FileFormatError, match=r"is an SQLite database, but no score cache"):
+        Cached(Recording(), path)
+    assert path.read_bytes() == before
+
+
+def test_a_cache_of_another_format_is_refused(path) -> None:
+    Cached(Recording(), path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    with pytest.raises(FileFormatError, match="format 2"):
+        Cached(Recording(), path)
+
+
+def test_a_damaged_cache_is_an_error_that_says_what_to_do(path) -> None:
+    with Cached(Recording(), path) as cached:
+        cached.score(PAIRS)
+    content = bytearray(path.read_bytes())
+    content[4096:] = b"\xff" * (len(content) - 4096)
+    path.write_bytes(content)
+    with pytest.raises(FileFormatError, match="delete the file"):
+        Cached(Recording(), path).score(PAIRS)
+
+
+@pytest.mark.parametrize("where", ["nowhere/scores.sqlite", ".", "file/scores.sqlite"])
+def test_a_path_that_cannot_hold_a_file_is_refused(tmp_path, where) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="folder that exists and can be written to"):
+        Cached(Recording(), tmp_path / where)
+
+
+READ_ONLY = """
+import os, sys
+from adacur.core.errors import InputError
+from adacur.scorers import Cached, FunctionScorer
+os.setuid(65534)
+for name in ("known.sqlite", "new.sqlite"):
+    try:
+        Cached(FunctionScorer(len, name="f"), os.path.join(sys.argv[1], name))
+    except InputError as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become nobody")
+def test_a_folder_that_cannot_be_written_to_is_one_clear_error(tmp_path) -> None:
+    # Outside pytest's folders, which nobody but their owner may enter.
+    with tempfile.TemporaryDirectory() as folder:
+        Cached(FunctionScorer(values, name="f"), f"{folder}/known.sqlite").close()
+        os.chmod(folder, 0o555)
+        told = subprocess.run(
+            [sys.executable, "-c", READ_ONLY, folder], capture_output=True, text=True, check=True, timeout=60
+        ).stdout.splitlines()
+    assert len(told) == 2
+    assert all("can be written to" in line for line in told)
+
+
+def fill_up(cached: Cached) -> None:
+    """A real refusal of SQLite, as on a full disk: the file may not grow."""
+    with cached._file._connected() as connection:
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+
+
+def test_scores_that_do_not_fit_are_answered_with_a_warning_and_nothing_stored_is_lost(path) -> None:
+    scorer = Recording()
+    cached = Cached(scorer, path, save_every=1000)
+    cached.score(PAIRS[:20])
+    fill_up(cached)
+    many = [(Query("q", "many"), Item("i", f"text {n}")) for n in range(3000)]
+    for _ in range(2):
+        with pytest.warns(CacheWarning, match=r"1000 scores were not stored .* no space .* Free some"):
+            scores = cached.score([*many, *many])
+        assert scores.tolist() == np.array(truth(many) * 2, dtype="float32").tolist()
+    # Not one pair twice in a call, stored or not.
+    assert len(scorer.asked) == 20 + 2 * 3000
+    with pytest.warns(CacheWarning):
+        assert cached.score_grid([many[0][0]], [item for _, item in many])[0].tolist() == scores[:3000].tolist()
+    with pytest.warns(CacheWarning):
+        assert asyncio.run(cached.ascore(many)).tolist() == scores[:3000].tolist()
+    assert cached.score(PAIRS[:20]).tolist() == np.array(truth(PAIRS[:20]), dtype="float32").tolist()
+    cached.close()
+    assert cached.count() == 20
+    assert cached.score(many).tolist() == scores[:3000].tolist()
+    assert cached.count() == 3020
+
+
+TINY_DISK = """
+import subprocess, sys, warnings
+from adacur.core.errors import StorageFull
+from adacur.core.records import Item, Query
+from adacur.scorers import Cached, FunctionScorer
+from adacur.scorers.cached import CacheWarning
+
+disk = sys.argv[1]
+def mount(option):
+    subprocess.run(["mount", "-t", "tmpfs", "-o", option, "none", disk], check=True)
+
+pairs = [(Query("q", "question"), Item("i", "x" * n)) for n in range(8000)]
+for size in sys.argv[2:]:
+    mount(f"size={size}k")
+    try:
+        cached = Cached(FunctionScorer(lambda pairs: [float(len(item)) for _, item in pairs], name="f"), disk + "/c",
+                        save_every=1000)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            assert cached.score(pairs).tolist() == [float(n) for n in range(8000)]
+        assert seen and all(warning.category is CacheWarning for warning in seen)
+        mount("remount,size=8m")
+        stored = cached.count()
+        assert stored % 1000 == 0
+        cached.reset()
+        assert cached.score(pairs).tolist() == [float(n) for n in range(8000)]
+        assert cached.misses == 8000 - stored
+        cached.close()
+        print("went on")
+    except StorageFull:
+        print("refused")
+    subprocess.run(["umount", disk], check=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can make a disk")
+def test_on_a_disk_that_is_really_full_scoring_goes_on(tmp_path) -> None:
+    (tmp_path / "disk").mkdir()
+    command = ["unshare", "--mount", sys.executable, "-c", TINY_DISK, str(tmp_path / "disk"), "8", "60", "120", "400"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    if "Operation not permitted" in done.stderr or "Permission denied" in done.stderr:
+        pytest.skip("needs the right to mount")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == "on"
+    assert set(done.stdout.splitlines()) <= {"refused", "went on"}
+
+
+def test_a_cache_is_a_scorer_like_any_other(path) -> None:
+    cached = Cached(FunctionScorer(values), path)
+    assert cached.card == cached.scorer.card
+    assert score_grid(cached, QUERIES, ITEMS).ravel().tolist() == truth()
+    assert asyncio.run(ascore(cached, PAIRS)).tolist() == truth()
+    failing = Cached(FunctionScorer(lambda pairs: 1 / 0, name="bad"), path)
+    with pytest.raises(ScorerFailed):
+        failing.score(PAIRS)

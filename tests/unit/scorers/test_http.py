@@ -1,0 +1,614 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import multiprocessing
+import pickle
+import random
+import socket
+import threading
+import traceback
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from email.utils import formatdate
+from itertools import product
+from time import time
+
+import numpy as np
+import pytest
+
+from adacur.core.errors import InputError, NonFiniteScore, ScoreCountError, ScorerFailed, UnknownName
+from adacur.core.records import Item, Query
+from adacur.scorers import FunctionScorer, score_grid
+from adacur.scorers.http import HttpScorer, ProbabilityWarning
+from tests.rerank_servers import MODEL, Asked, Reply, RerankServer, Trouble, logit_of
+
+KINDS = ["tei", "vllm", "infinity", "cohere", "jina"]
+RAW = ["tei", "vllm", "infinity"]
+KEY = "sk-very-secret-0123456789"
+QUERIES = [Query(f"q{n}", f"query {n}") for n in range(40)]
+ITEMS = [Item(f"i{n}", f"item {n}") for n in range(50)]
+PAIRS = list(product(QUERIES, ITEMS))
+
+
+@pytest.fixture(autouse=True)
+def direct(monkeypatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+def expected(pairs) -> np.ndarray:
+    return np.array([logit_of(query.text, item.text) for query, item in pairs])
+
+
+def open_scorer(url: str, **options) -> HttpScorer:
+    """With waits fit for tests, and without the warning that most tests are not about."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ProbabilityWarning)
+        return HttpScorer(url, **({"backoff": 0.01, "timeout": 10} | options))
+
+
+def always(status: int = 200, body=None, **options):
+    return lambda asked: Reply(status, body, **options) if asked.method == "POST" else None
+
+
+def first(count: int, reply: Reply):
+    return lambda asked: reply if asked.method == "POST" and asked.number < count else None
+
+
+@pytest.mark.parametrize("kind", ["tei", "cohere"])
+@pytest.mark.parametrize("awaited", [False, True], ids=["score", "ascore"])
+def test_two_thousand_pairs_are_each_scored_once_and_right_by_a_server_in_trouble(kind, awaited) -> None:
+    trouble = Trouble(share=0.1, delay=5.0)
+    with (
+        RerankServer(kind, reply=trouble) as server,
+        open_scorer(server.root, kind=kind, batch_size=5, timeout=0.4, attempts=8) as scorer,
+    ):
+        scores = asyncio.run(scorer.ascore(PAIRS)) if awaited else scorer.score(PAIRS)
+        sent = {(asked.body["query"], *asked.body["texts" if kind == "tei" else "documents"]) for asked in server.posts}
+    assert len(PAIRS) == 2000
+    np.testing.assert_allclose(scores, expected(PAIRS), rtol=0, atol=1e-9 if kind == "cohere" else 0)
+    assert set(trouble.seen) == {"broken off", "cut short", "late", "429", "503"}
+    # What was sent again was sent as it was: no pair in two different requests.
+    assert sorted((query, text) for query, *texts in sent for text in texts) == sorted(
+        (query.text, item.text) for query, item in PAIRS
+    )
+
+
+@pytest.mark.parametrize("kind", ["tei", "cohere"])
+def test_scores_are_matched_by_index_whatever_their_order(kind) -> None:
+    def shuffled(asked: Asked) -> Reply | None:
+        if asked.method == "GET":
+            return None
+        body = server.answer(asked).body
+        random.Random(asked.number).shuffle(body if kind == "tei" else body["results"])
+        return Reply(body=body)
+
+    with RerankServer(kind, reply=shuffled, max_batch=100) as server, open_scorer(server.endpoint) as scorer:
+        np.testing.assert_allclose(scorer.score(PAIRS[:200]), expected(PAIRS[:200]), atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kind_is_asked_of_the_server_or_read_off_the_address(kind) -> None:
+    with RerankServer(kind) as server:
+        for url in {server.endpoint, f"{server.endpoint}/", server.endpoint.removesuffix("/rerank")}:
+            if url == server.root and kind in ("cohere", "jina"):
+                continue
+            with open_scorer(url) as scorer:
+                assert (scorer.kind, scorer.url) == (kind, server.endpoint)
+                assert scorer.card.backend == "http"
+                assert scorer.card.name == (MODEL if kind in RAW else "127.0.0.1")
+                assert scorer.card.weights is None
+                np.testing.assert_allclose(scorer.score(PAIRS[:3]), expected(PAIRS[:3]))
+
+
+def test_tei_tells_its_limits() -> None:
+    with RerankServer("tei", max_batch=7) as server, open_scorer(server.root) as scorer:
+        assert (scorer.card.dtype, scorer.card.max_tokens, scorer.batch_size) == ("float16", 512, 7)
+        assert open_scorer(server.root, batch_size=100).batch_size == 7
+        assert open_scorer(server.root, batch_size=3).batch_size == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_source_opens_the_same_scorer_again(kind) -> None:
+    with RerankServer(kind, models=(MODEL,)) as server:
+        with open_scorer(server.root, kind=kind, model=MODEL, scores=None if kind == "tei" else "raw") as scorer:
+            before = scorer.score(PAIRS[:5])
+        with open_scorer(scorer.card.source) as again:
+            assert again.card == scorer.card
+            assert (again.score(PAIRS[:5]) == before).all()
+            assert server.posts[-1].body == server.posts[0].body
+
+
+def test_a_server_of_no_known_kind_is_not_guessed_at() -> None:
+    with RerankServer("cohere") as server:
+        with pytest.raises(InputError, match="Give kind="):
+            open_scorer(server.root)
+        with pytest.raises(UnknownName, match="Did you mean 'cohere'"):
+            open_scorer(server.root, kind="cohre")
+
+
+def test_a_server_without_a_reranker_or_with_several_says_so() -> None:
+    with RerankServer("tei", task="embedding") as server, pytest.raises(InputError, match="with a reranker"):
+        open_scorer(server.root)
+    with RerankServer("tei") as server, pytest.raises(UnknownName, match="There is no 'c'"):
+        open_scorer(server.root, model="c")
+    with RerankServer("vllm", models=("a", "b")) as server:
+        with pytest.raises(UnknownName, match=r"serves 'a', 'b'\. Give model="):
+            open_scorer(server.root)
+        with pytest.raises(UnknownName, match="There is no 'c'"):
+            open_scorer(server.root, model="c")
+        assert open_scorer(server.root, model="b").card.name == "b"
+
+
+@pytest.mark.parametrize("kind", RAW)
+def test_raw_scores_are_asked_for_where_they_can_be_had(kind) -> None:
+    with RerankServer(kind) as server:
+        HttpScorer(server.root).score(PAIRS[:1])
+        assert HttpScorer(server.root, scores="probability").score(PAIRS[:1]) == pytest.approx(expected(PAIRS[:1]))
+
+
+@pytest.mark.parametrize("kind", RAW)
+def test_a_server_too_old_to_send_raw_scores_is_noticed_once(kind) -> None:
+    with RerankServer(kind, probabilities=True) as server:
+        scorer = HttpScorer(server.root)
+        scorer.score(PAIRS[:99])
+        with pytest.warns(ProbabilityWarning, match="scores='probability'"):
+            scorer.score(PAIRS[:2])
+        scorer.score(PAIRS[:200])
+        HttpScorer(server.root, scores="raw").score(PAIRS[:200])
+
+
+def test_probabilities_become_logits_with_a_warning_that_can_be_settled() -> None:
+    pairs = PAIRS[:100]
+    with RerankServer("cohere") as server:
+        with pytest.warns(ProbabilityWarning, match="tie"):
+            scorer = HttpScorer(server.endpoint)
+        np.testing.assert_allclose(scorer.score(pairs), expected(pairs))
+        np.testing.assert_allclose(HttpScorer(server.endpoint, scores="probability").score(pairs), expected(pairs))
+        raw = HttpScorer(server.endpoint, scores="raw").score(pairs)
+        np.testing.assert_allclose(raw, 1 / (1 + np.exp(-expected(pairs))))
+
+
+def test_certain_probabilities_stay_finite_and_in_order() -> None:
+    given = [0.0, 1e-30, 1e-6, 0.3, 0.5, 1 - 1e-6, 1.0, 1.0000000001]
+    body = {"results": [{"index": at, "relevance_score": value} for at, value in enumerate(given)]}
+    with RerankServer("cohere", reply=always(body=body)) as server:
+        scores = open_scorer(server.endpoint).score(PAIRS[: len(given)])
+    assert np.isfinite(scores).all()
+    assert (np.diff(scores) >= 0).all()
+    assert (np.diff(scores[1:7]) > 0).all()
+    assert scores[4] == pytest.approx(0)
+
+
+def test_a_score_that_is_no_probability_is_refused() -> None:
+    body = {"results": [{"index": 0, "relevance_score": 0.5}, {"index": 1, "relevance_score": -3.2}]}
+    with (
+        RerankServer("jina", reply=always(body=body)) as server,
+        pytest.raises(ScorerFailed, match=r"-3.2.*scores='raw'.*query 'q0' and item 'i1'"),
+    ):
+        open_scorer(server.endpoint).score(PAIRS[:2])
+
+
+def test_requests_hold_one_query_and_keep_to_the_servers_count() -> None:
+    with RerankServer("tei", max_batch=32) as server, open_scorer(server.root) as scorer:
+        grid = score_grid(scorer, QUERIES, ITEMS)
+        assert server.statuses == {200: len(server.asked)}
+    np.testing.assert_array_equal(grid.ravel(), expected(PAIRS))
+    assert {len(asked.body["texts"]) for asked in server.posts} == {25}
+
+
+def test_requests_keep_to_the_servers_size() -> None:
+    rng = random.Random(0)
+    items = [Item(str(n), "ü\n" * rng.randrange(60_000)) for n in range(60)]
+    pairs = [(QUERIES[0], item) for item in items]
+    with RerankServer("tei") as server, open_scorer(server.root) as scorer:
+        np.testing.assert_array_equal(scorer.score(pairs), expected(pairs))
+    assert server.statuses == {200: len(server.asked)}
+    assert max(asked.size for asked in server.posts) > 1_500_000
+
+
+def test_equal_texts_are_sent_once_and_scored_alike() -> None:
+    pairs = [(Query(f"q{n}", "same"), Item(f"i{n}", f"item {n % 3}")) for n in range(20)]
+    with RerankServer("tei") as server, open_scorer(server.root) as scorer:
+        np.testing.assert_array_equal(scorer.score(pairs), expected(pairs))
+    assert [asked.body["texts"] for asked in server.posts] == [["item 0", "item 1", "item 2"]]
+
+
+def test_no_pairs_cost_no_request() -> None:
+    with RerankServer("tei") as server, open_scorer(server.root) as scorer:
+        assert scorer.score([]).shape == asyncio.run(scorer.ascore([])).shape == (0,)
+    assert not server.posts
+
+
+@pytest.mark.parametrize("kind", ["cohere", "infinity"])
+def test_a_batch_that_is_too_large_is_halved(kind) -> None:
+    with RerankServer(kind, max_batch=7) as server, open_scorer(server.endpoint) as scorer:
+        np.testing.assert_allclose(scorer.score(PAIRS[:50]), expected(PAIRS[:50]))
+        assert server.statuses[413] + server.statuses[422] == 7
+
+
+def test_a_pair_that_is_too_large_alone_is_named() -> None:
+    items = [*ITEMS[:9], Item("giant", "x" * 5000)]
+    with RerankServer("tei", max_body=4000) as server, open_scorer(server.root) as scorer:
+        with pytest.raises(ScorerFailed, match=r"413.*too large.*query 'q0' and item 'giant'"):
+            scorer.score([(QUERIES[0], item) for item in items])
+        assert scorer.score(PAIRS[:5]).shape == (5,)
+
+
+@pytest.mark.parametrize("text", ["", "   \n\t ", "x" * 100_000, 'emoji 🦀 \u2028 \x00 "quoted" \\', "日本語" * 30_000])
+def test_odd_texts_are_scored(text) -> None:
+    pairs = [(Query("q", text or " "), Item("i", text)), PAIRS[0], (QUERIES[0], Item("j", text))]
+    with RerankServer("tei") as server, open_scorer(server.root) as scorer:
+        np.testing.assert_array_equal(scorer.score(pairs), expected(pairs))
+
+
+def test_text_that_is_not_unicode_is_refused() -> None:
+    with RerankServer("tei") as server, open_scorer(server.root) as scorer:
+        with pytest.raises(InputError, match="Item 'broken'"):
+            scorer.score([(QUERIES[0], Item("broken", "\ud800"))])
+        with pytest.raises(InputError, match="Query 'broken'"):
+            scorer.score([(Query("broken", "\ud800"), ITEMS[0])])
+
+
+@pytest.mark.parametrize("status", [408, 424, 429, 500, 502, 503, 504])
+def test_what_may_pass_is_tried_again(status) -> None:
+    with RerankServer("tei", reply=first(2, Reply(status, b"not now"))) as server, open_scorer(server.root) as scorer:
+        np.testing.assert_array_equal(scorer.score(PAIRS[:3]), expected(PAIRS[:3]))
+        assert len(server.posts) == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "advice"),
+    [
+        (400, "Bad Request: no luck"),
+        (401, "Give api_key="),
+        (403, "Give api_key="),
+        (404, "Is this the address"),
+        (405, "Is this the address"),
+    ],
+)
+def test_what_will_not_pass_is_not_tried_again(status, advice) -> None:
+    with RerankServer("tei", reply=always(status, b"no luck")) as server, open_scorer(server.root) as scorer:
+        with pytest.raises(ScorerFailed, match=rf"{status}(?s:.*){advice}(?s:.*)On 3 pairs.*'q0' and item 'i0'"):
+            scorer.score(PAIRS[:3])
+        assert len(server.posts) == 1
+
+
+def test_a_redirect_is_told_and_not_followed() -> None:
+    moved = always(307, b"", headers={"Location": "http://elsewhere/rerank"})
+    with RerankServer("tei", reply=moved) as server, pytest.raises(ScorerFailed, match="http://elsewhere/rerank"):
+        open_scorer(server.root).score(PAIRS[:1])
+
+
+def test_retry_after_is_honoured() -> None:
+    wait = Reply(429, {"error": "wait"}, {"Retry-After": "0.4"})
+    with RerankServer("tei", reply=first(1, wait)) as server, open_scorer(server.root) as scorer:
+        scorer.score(PAIRS[:3])
+        assert server.posts[1].at - server.posts[0].at >= 0.4
+
+
+@pytest.mark.parametrize("later", ["3600", formatdate(time() + 3600, usegmt=True)])
+def test_a_wait_of_more_than_a_minute_is_left_to_the_caller(later) -> None:
+    reply = always(503, b"", headers={"Retry-After": later})
+    with RerankServer("tei", reply=reply) as server, open_scorer(server.root) as scorer:
+        with pytest.raises(ScorerFailed, match=r"asks to wait for (3600|3[0-5]\d\d) s"):
+            scorer.score(PAIRS[:3])
+        assert len(server.posts) == 1
+
+
+@pytest.mark.parametrize("odd", ["soon", "-5", "nan", "inf", formatdate(0, usegmt=True)])
+def test_a_retry_after_that_says_nothing_is_passed_over(odd) -> None:
+    reply = first(1, Reply(503, b"", {"Retry-After": odd}))
+    with RerankServer("tei", reply=reply) as server:
+        assert open_scorer(server.root).score(PAIRS[:3]).shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("reply", "told"),
+    [
+        (Reply(500, {"error": "cuda"}), "500 Internal Server Error.*cuda"),
+        (Reply(429, b""), "429 Too Many Requests"),
+        (Reply(after=30), r"no answer within 0.2 s.*timeout="),
+        (Reply(drip=0.05), r"no answer within 0.2 s.*timeout="),
+        (Reply(breaks="before"), "broke off"),
+        (Reply(breaks="within"), "broke off"),
+    ],
+)
+def test_trouble_without_end_is_an_error_after_as_many_attempts(reply, told) -> None:
+    with RerankServer("tei", reply=always()) as server:
+        scorer = open_scorer(server.root, attempts=3, timeout=0.2)
+        server.reply = lambda _: reply
+        with pytest.raises(ScorerFailed, match=rf"{told}.*after 3 attempts.*'q0' and item 'i0'"):
+            scorer.score(PAIRS[:2])
+        assert len(server.posts) == 3
+
+
+def test_a_server_that_is_down_is_told_when_opening_and_when_scoring() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    with pytest.raises(ScorerFailed, match=f"No server can be reached at {url}.*after 2 attempts"):
+        open_scorer(url, attempts=2)
+    with pytest.raises(ScorerFailed, match=r"No server can be reached.*'q0'"):
+        open_scorer(url, kind="cohere", attempts=2).score(PAIRS[:1])
+
+
+def test_the_first_failure_ends_the_call_and_harms_no_later_one() -> None:
+    def reply(asked: Asked) -> Reply | None:
+        return Reply(400, b"bad") if asked.method == "POST" and asked.body["query"] == "query 3" else None
+
+    with RerankServer("tei", reply=reply) as server, open_scorer(server.root, concurrency=2) as scorer:
+        with pytest.raises(ScorerFailed, match=r"400.*'q3'"):
+            scorer.score(PAIRS)
+        assert len(server.posts) < 40
+        np.testing.assert_array_equal(scorer.score(PAIRS[:100]), expected(PAIRS[:100]))
+
+
+def tei(*results) -> list[dict[str, object]]:
+    return [{"index": index, "score": score} for index, score in results]
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "told"),
+    [
+        (b"<html>login</html>", ScorerFailed, "not JSON.*login"),
+        (b"", ScorerFailed, "not JSON"),
+        ({"results": tei((0, 1.0), (1, 1.0))}, ScorerFailed, "a list of results"),
+        ({"error": "hm"}, ScorerFailed, "a list of results.*hm"),
+        (None, ScorerFailed, "a list of results"),
+        ([[0, 1.0], [1, 2.0]], ScorerFailed, "'index' and 'score'"),
+        ([{"index": 0}, {"index": 1}], ScorerFailed, "'index' and 'score'.*item 'i0'"),
+        (tei((0, 1.0), ("1", 1.0)), ScorerFailed, "'index' and 'score'"),
+        (tei((0, 1.0), (True, 1.0)), ScorerFailed, "'index' and 'score'"),
+        (tei((0, 1.0), (1, "1.0")), ScorerFailed, r"'index' and 'score'.*\(query 'q0' and item 'i1'\)"),
+        (tei((0, 1.0), (1, None)), ScorerFailed, r"'index' and 'score'.*\(query 'q0' and item 'i1'\)"),
+        (tei((0, 1.0), (1, float("nan"))), NonFiniteScore, "nan for query 'q0' and item 'i1'"),
+        (tei((0, float("-inf")), (1, 1.0)), NonFiniteScore, "-inf for query 'q0' and item 'i0'"),
+        (tei((0, 1.0)), ScoreCountError, "1 scores for 2 texts; none for text 1"),
+        ([], ScoreCountError, "0 scores for 2 texts"),
+        (tei((0, 1.0), (0, 1.0)), ScoreCountError, "text 0 of 2 twice"),
+        (tei((0, 1.0), (1, 1.0), (1, 2.0)), ScoreCountError, "text 1 of 2 twice"),
+        (tei((0, 1.0), (2, 1.0)), ScoreCountError, "text 2 of 2 which was not sent"),
+        (tei((0, 1.0), (-1, 1.0)), ScoreCountError, "text -1 of 2 which was not sent"),
+    ],
+)
+def test_wrong_answers_are_refused(body, error, told) -> None:
+    def reply(asked: Asked) -> Reply | None:
+        return Reply(body=b"null" if body is None else body) if asked.method == "POST" else None
+
+    with RerankServer("tei", reply=reply) as server, open_scorer(server.root) as scorer:
+        with pytest.raises(error, match=told):
+            scorer.score(PAIRS[:2])
+        assert len(server.posts) == 1
+
+
+def test_the_wrong_kind_of_server_is_told() -> None:
+    with RerankServer("tei") as server, pytest.raises(ScorerFailed, match=r"422.*missing field"):
+        open_scorer(server.endpoint, kind="cohere").score(PAIRS[:2])
+    with (
+        RerankServer("cohere", reply=always(body=tei((0, 0.5)))) as server,
+        pytest.raises(ScorerFailed, match=r"'relevance_score'.*'score': 0\.5"),
+    ):
+        open_scorer(server.endpoint).score(PAIRS[:1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_key_is_sent(kind) -> None:
+    with RerankServer(kind, key=KEY) as server, open_scorer(server.endpoint, kind=kind, api_key=KEY) as scorer:
+        np.testing.assert_allclose(scorer.score(PAIRS[:3]), expected(PAIRS[:3]))
+    assert all(asked.headers["authorization"] == f"Bearer {KEY}" for asked in server.asked)
+
+
+def test_the_key_is_shown_nowhere(caplog) -> None:
+    caplog.set_level("INFO")
+    shown = []
+    echo = {
+        "refused": Reply(403, {"error": f"{'x' * 280} no such key: {KEY}"}),
+        "overloaded": Reply(429, {"error": KEY}),
+        "nonsense": Reply(body={"you sent": KEY}),
+        "no JSON": Reply(body=f"<p>{KEY}".encode()),
+        "moved": Reply(302, b"", {"Location": f"http://elsewhere?key={KEY}"}),
+        "strange result": Reply(body=[{"index": 0, "score": KEY}]),
+    }
+    with RerankServer("tei") as server:
+        scorer = open_scorer(server.root, api_key=KEY, attempts=2)
+        shown += [repr(scorer), str(scorer.card)]
+        for reply in echo.values():
+            server.reply = lambda _, reply=reply: reply
+            with pytest.raises(ScorerFailed) as caught:
+                scorer.score(PAIRS[:1])
+            shown.append("".join(traceback.format_exception(caught.value)))
+        server.reply, server.key = always(), "another"
+        with pytest.raises(ScorerFailed, match="The key given was not accepted") as caught:
+            open_scorer(server.root, api_key=KEY)
+        shown.append("".join(traceback.format_exception(caught.value)))
+    with pytest.raises(InputError, match="not shown") as caught:
+        open_scorer(server.root, api_key=KEY + "\n")
+    shown.append(str(caught.value))
+    with pytest.raises(InputError, match="api_key") as caught:
+        open_scorer(f"http://user:{KEY}@127.0.0.1/rerank")
+    shown.append(str(caught.value))
+    with pytest.raises(InputError, match="api_key") as caught:
+        open_scorer(f"http://127.0.0.1/rerank?key={KEY}")
+    shown.append(str(caught.value))
+    shown.append(caplog.text)
+    assert not any(KEY[:8] in text for text in shown)
+
+
+def test_keys_of_the_environment_go_only_to_their_own_service(monkeypatch) -> None:
+    monkeypatch.setenv("CO_API_KEY", KEY)
+    monkeypatch.delenv("JINA_API_KEY", raising=False)
+    with RerankServer("cohere") as server, open_scorer(server.endpoint) as scorer:
+        scorer.score(PAIRS[:1])
+        assert "authorization" not in server.posts[0].headers
+    assert open_scorer("https://api.cohere.com", model="rerank-v3.5").url == "https://api.cohere.com/v2/rerank"
+    with pytest.raises(InputError, match="Set JINA_API_KEY"):
+        open_scorer("https://api.jina.ai/v1/rerank")
+    # Neither a look-alike nor a plain connection is that service.
+    for url in ("https://cohere.com.example.org/v2/rerank", "http://api.cohere.com/v2/rerank"):
+        assert open_scorer(url, kind="cohere")._key is None
+
+
+def test_no_more_requests_are_in_flight_than_allowed_over_all_threads_and_loops() -> None:
+    with RerankServer("tei", latency=0.02) as server, open_scorer(server.root, concurrency=3, batch_size=10) as scorer:
+
+        def awaited() -> np.ndarray:
+            return asyncio.run(scorer.ascore(PAIRS[:200]))
+
+        with ThreadPoolExecutor(8) as threads:
+            calls = [threads.submit(awaited if n % 2 else lambda: scorer.score(PAIRS[:200])) for n in range(8)]
+        for call in calls:
+            np.testing.assert_array_equal(call.result(), expected(PAIRS[:200]))
+        assert server.most_in_flight == 3
+
+
+def test_awaiting_leaves_the_callers_loop_free() -> None:
+    arrived, go = threading.Event(), threading.Event()
+
+    def reply(asked: Asked) -> None:
+        if asked.method == "POST":
+            arrived.set()
+            assert go.wait(60)
+
+    async def both(scorer: HttpScorer) -> np.ndarray:
+        task = asyncio.create_task(scorer.ascore(PAIRS[:3]))
+        while not arrived.is_set():
+            await asyncio.sleep(0.001)
+        go.set()
+        return await task
+
+    with RerankServer("tei", reply=reply) as server, open_scorer(server.root) as scorer:
+        np.testing.assert_array_equal(asyncio.run(both(scorer)), expected(PAIRS[:3]))
+
+
+def test_cancelling_frees_the_slots() -> None:
+    slow = threading.Event()
+
+    def reply(asked: Asked) -> Reply | None:
+        if asked.method == "GET" or slow.is_set():
+            return None
+        return Reply(after=60)
+
+    async def cancelled(scorer: HttpScorer) -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(scorer.ascore(PAIRS), 0.3)
+
+    with RerankServer("tei", reply=reply) as server, open_scorer(server.root, concurrency=2, timeout=60) as scorer:
+        asyncio.run(cancelled(scorer))
+        assert len(server.posts) <= 2
+        slow.set()
+        np.testing.assert_array_equal(scorer.score(PAIRS[:100]), expected(PAIRS[:100]))
+
+
+def test_it_can_be_asked_inside_an_async_scorer_and_where_a_loop_is_running() -> None:
+    with RerankServer("tei") as server, open_scorer(server.root) as scorer:
+
+        async def outer(texts):
+            return scorer.score([(Query("", query), Item("", item)) for query, item in texts])
+
+        async def inside():
+            return scorer.score(PAIRS[:3])
+
+        np.testing.assert_array_equal(FunctionScorer(outer).score(PAIRS[:3]), expected(PAIRS[:3]))
+        np.testing.assert_array_equal(asyncio.run(inside()), expected(PAIRS[:3]))
+
+
+def test_connections_live_on_between_calls() -> None:
+    with RerankServer("tei") as server, open_scorer(server.root, concurrency=1) as scorer:
+        for _ in range(5):
+            scorer.score(PAIRS[:100])
+        assert server.connections == 1
+
+
+def test_a_closed_scorer_says_so() -> None:
+    with RerankServer("tei") as server:
+        with open_scorer(server.root) as scorer:
+            scorer.score(PAIRS[:3])
+        scorer.close()
+        for ask in (scorer.score, lambda pairs: asyncio.run(scorer.ascore(pairs))):
+            with pytest.raises(ScorerFailed, match=f"'{MODEL}' has been closed"):
+                ask(PAIRS[:3])
+
+
+def test_closing_ends_calls_in_flight() -> None:
+    arrived = threading.Event()
+
+    def reply(asked: Asked) -> Reply | None:
+        if asked.method == "GET":
+            return None
+        arrived.set()
+        return Reply(after=60)
+
+    with RerankServer("tei", reply=reply) as server, ThreadPoolExecutor(1) as thread:
+        scorer = open_scorer(server.root, timeout=60)
+        call = thread.submit(scorer.score, PAIRS[:3])
+        assert arrived.wait(60)
+        scorer.close()
+        with pytest.raises(ScorerFailed, match="has been closed"):
+            call.result(60)
+
+
+def test_a_scorer_nobody_holds_gives_its_connections_back() -> None:
+    with RerankServer("tei") as server:
+        scorer = open_scorer(server.root)
+        scorer.score(PAIRS[:3])
+        client = scorer._connections.client
+        del scorer
+        gc.collect()
+        for _ in range(2000):
+            if client.is_closed:
+                break
+            threading.Event().wait(0.005)
+        assert client.is_closed
+
+
+def test_it_can_be_pickled() -> None:
+    with RerankServer("tei", key=KEY) as server, open_scorer(server.root, api_key=KEY) as scorer:
+        scorer.score(PAIRS[:3])
+        with pickle.loads(pickle.dumps(scorer)) as copy:
+            assert copy.card == scorer.card
+            np.testing.assert_array_equal(copy.score(PAIRS[:3]), expected(PAIRS[:3]))
+        assert scorer.score(PAIRS[:3]).shape == (3,)
+
+
+def score_in_child(scorer: HttpScorer, answers) -> None:
+    answers.put(scorer.score(PAIRS[:50]))
+    scorer.close()
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_and_its_parent_both_score() -> None:
+    with RerankServer("tei") as server, open_scorer(server.root) as scorer:
+        scorer.score(PAIRS[:50])
+        fork = multiprocessing.get_context("fork")
+        answers = fork.Queue()
+        child = fork.Process(target=score_in_child, args=(scorer, answers))
+        child.start()
+        np.testing.assert_array_equal(answers.get(timeout=60), expected(PAIRS[:50]))
+        child.join(60)
+        assert child.exitcode == 0
+        np.testing.assert_array_equal(scorer.score(PAIRS), expected(PAIRS))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 0},
+        {"concurrency": 0},
+        {"attempts": 0},
+        {"timeout": 0},
+        {"timeout": float("nan")},
+        {"backoff": -1},
+        {"scores": "logits"},
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(options) -> None:
+    with pytest.raises(InputError, match=next(iter(options))):
+        open_scorer("http://127.0.0.1/v2/rerank", kind="cohere", **options)
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8080", "ftp://host/rerank", "http://", "http://h:port/", "http://[::1"])
+def test_what_is_no_address_is_refused(url) -> None:
+    with pytest.raises(InputError, match="address"):
+        open_scorer(url, kind="cohere")

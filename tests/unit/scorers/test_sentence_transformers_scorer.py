@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adacur.core.errors import InputError, ScorerFailed, TextTooLong
+from adacur.core.records import Item, Query
+from adacur.scorers import SentenceTransformersScorer, TorchCrossEncoder
+from tests.real_models import torch_cross_encoder
+from tests.unit.scorers.tiny_models import PAIRS, WORDS, tiny_transformer
+
+torch = pytest.importorskip("torch")
+library = pytest.importorskip("sentence_transformers")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tiny_transformer(tmp_path_factory.mktemp("tiny") / "my-cross-encoder")
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return library.CrossEncoder(str(folder), device="cpu")
+
+
+def words(n: int) -> str:
+    return " ".join(WORDS[at % len(WORDS)] for at in range(n))
+
+
+def test_scores_are_the_logits_although_the_model_asks_for_a_sigmoid(folder, model) -> None:
+    assert isinstance(model.activation_fn, torch.nn.Sigmoid)
+    texts = [(query.text, item.text) for query, item in PAIRS]
+    probabilities = model.predict(texts, show_progress_bar=False).astype(np.float64)
+    scores = SentenceTransformersScorer(model).score(PAIRS)
+    assert scores.dtype == np.float32
+    assert scores.min() < 0
+    np.testing.assert_allclose(scores, np.log(probabilities / (1 - probabilities)), atol=1e-4)
+    assert isinstance(model.activation_fn, torch.nn.Sigmoid), "the user's object is left as it was"
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 500])
+def test_scores_are_those_of_the_torch_scorer(folder, model, batch_size) -> None:
+    with TorchCrossEncoder(folder, device="cpu") as plain:
+        expected = plain.score(PAIRS)
+    np.testing.assert_allclose(
+        SentenceTransformersScorer(model, batch_size=batch_size).score(PAIRS), expected, atol=1e-4
+    )
+    with SentenceTransformersScorer(folder, device="cpu", batch_size=batch_size) as opened:
+        np.testing.assert_allclose(opened.score(PAIRS), expected, atol=1e-4)
+
+
+def test_scores_of_the_real_model_are_those_of_the_torch_scorer() -> None:
+    folder = torch_cross_encoder()
+    texts = ["Paris is the capital of France.", "Fleming discovered penicillin. " * 200, " ", "Bread is baked."]
+    pairs = [
+        (Query(text, text), Item(item, item))
+        for text in ("who discovered penicillin?", "capital of france")
+        for item in texts
+    ]
+    with TorchCrossEncoder(folder, device="cpu") as plain, SentenceTransformersScorer(folder, device="cpu") as opened:
+        np.testing.assert_allclose(opened.score(pairs), plain.score(pairs), atol=1e-4)
+        assert opened.card.weights == plain.card.weights
+        assert opened.card.max_tokens == plain.card.max_tokens == 512
+
+
+@pytest.mark.parametrize("query_words", [5, 40, 45])
+def test_only_the_item_is_cut(folder, model, query_words) -> None:
+    pairs = [(Query("q", words(query_words)), Item("i", words(n))) for n in (3, 60, 25_000)]
+    with TorchCrossEncoder(folder, device="cpu") as plain:
+        np.testing.assert_allclose(SentenceTransformersScorer(model).score(pairs), plain.score(pairs), atol=1e-4)
+
+
+def test_a_query_that_leaves_no_room_is_refused(model) -> None:
+    with pytest.raises(TextTooLong, match="query 'long' has 60"):
+        SentenceTransformersScorer(model).score([*PAIRS[:3], (Query("long", words(60)), Item("i", "w1"))])
+
+
+def test_texts_without_a_word_are_scored(folder, model) -> None:
+    pairs = [(Query("q", "w1"), Item("spaces", "   ")), (Query("q", "w1"), Item("empty", ""))]
+    with TorchCrossEncoder(folder, device="cpu") as plain:
+        np.testing.assert_allclose(SentenceTransformersScorer(model).score(pairs), plain.score(pairs), atol=1e-4)
+
+
+def test_a_limit_of_tokens_is_set_on_a_model_of_ours_only(folder, model) -> None:
+    pairs = [(Query("q", words(3)), Item("i", words(60)))]
+    with (
+        TorchCrossEncoder(folder, device="cpu", max_tokens=30) as plain,
+        SentenceTransformersScorer(folder, device="cpu", max_tokens=30) as opened,
+    ):
+        np.testing.assert_allclose(opened.score(pairs), plain.score(pairs), atol=1e-4)
+        assert opened.card.max_tokens == 30
+    assert SentenceTransformersScorer(model, max_tokens=64).card.max_tokens == 64
+    with pytest.raises(InputError, match=r"takes 64 tokens; got max_tokens=30. Set model.max_seq_length"):
+        SentenceTransformersScorer(model, max_tokens=30)
+    with pytest.raises(InputError, match="limit of 64; got 65"):
+        SentenceTransformersScorer(folder, device="cpu", max_tokens=65)
+
+
+def test_the_card_names_folder_weights_and_type(folder, model) -> None:
+    with SentenceTransformersScorer(folder, device="cpu") as opened:
+        card = opened.card
+    assert (card.name, card.backend, card.dtype) == ("my-cross-encoder", "sentence-transformers", "float32")
+    assert card.source == str(folder.resolve())
+    of_object = SentenceTransformersScorer(model).card
+    assert (of_object.name, of_object.source) == (card.name, card.source)
+    assert SentenceTransformersScorer(model, name="mine", source="my_models:mine").card.source == "my_models:mine"
+
+
+def test_an_object_is_known_by_the_weights_it_has_now(folder) -> None:
+    model = library.CrossEncoder(str(folder), device="cpu")
+    before = SentenceTransformersScorer(model).card.weights
+    assert SentenceTransformersScorer(library.CrossEncoder(str(folder), device="cpu")).card.weights == before
+    with torch.no_grad():
+        model.model.classifier.bias += 1
+    assert SentenceTransformersScorer(model).card.weights != before
+    assert SentenceTransformersScorer(model.half()).card.dtype == "float16"
+
+
+def test_two_labels_are_refused(tmp_path) -> None:
+    two = tiny_transformer(tmp_path / "two", labels=2)
+    for source in (two, library.CrossEncoder(str(two), device="cpu")):
+        with pytest.raises(InputError, match="'two' has 2 labels"):
+            SentenceTransformersScorer(source)
+
+
+def test_what_is_no_cross_encoder_is_refused(tmp_path, folder) -> None:
+    headless = tiny_transformer(tmp_path / "headless")
+    config = json.loads((headless / "config.json").read_text())
+    (headless / "config.json").write_text(json.dumps(config | {"architectures": ["BertModel"]}))
+    with pytest.raises(InputError, match="is a BertModel without a head"):
+        SentenceTransformersScorer(headless, device="cpu")
+    (headless / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(InputError, match="cannot be read"):
+        SentenceTransformersScorer(headless, device="cpu")
+    with pytest.raises(InputError, match="got the class CrossEncoder"):
+        SentenceTransformersScorer(library.CrossEncoder)
+    with pytest.raises(InputError, match="got an object of type list"):
+        SentenceTransformersScorer([1, 2])
+
+
+def test_options_that_mean_nothing_are_refused(model) -> None:
+    with pytest.raises(InputError, match="batch_size"):
+        SentenceTransformersScorer(model, batch_size=0)
+    with pytest.raises(InputError, match=r"model\.to\('cpu'\)"):
+        SentenceTransformersScorer(model, device="cpu")
+
+
+def test_a_closed_scorer_says_so_keeps_its_card_and_leaves_the_object_alone(model) -> None:
+    scorer = SentenceTransformersScorer(model, name="mine")
+    scorer.close()
+    scorer.close()
+    with pytest.raises(ScorerFailed, match="'mine' has been closed"):
+        scorer.score(PAIRS)
+    assert scorer.card.weights
+    assert len(model.predict([("w1", "w2")], show_progress_bar=False)) == 1
+
+
+def test_what_the_model_raises_is_told_with_its_name(folder) -> None:
+    model = library.CrossEncoder(str(folder), device="cpu")
+    model.max_seq_length = 100
+    with pytest.raises(ScorerFailed, match="'my-cross-encoder' failed with"):
+        SentenceTransformersScorer(model).score([(Query("q", "w1"), Item("i", words(90)))])
+
+
+def test_opening_prints_nothing(folder) -> None:
+    program = f"from adacur.scorers import SentenceTransformersScorer as S; S({str(folder)!r}, device='cpu').close()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout + done.stderr == ""

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from adacur import AnchorIndex, FunctionScorer, Gaussian, Item, Metered, Query
+from adacur.core.errors import BudgetError, InputError, NonFiniteScore, ScorerFailed
+from adacur.core.protocols import ScorerCard
+from adacur.scorers.shared_batches import shared_batches
+
+METHODS = [
+    {"method": "gaussian", "budget": 40, "first": "noisy"},
+    {"method": "adacur", "budget": 41, "rounds": 4, "first": "random", "seed": 3},
+    {"method": "anncur", "budget": 30, "first": "noisy"},
+    {"method": "rerank", "budget": 20, "first": "noisy", "pool": 25},
+    {"method": "exact"},
+]
+
+
+def answer(hits) -> tuple:
+    """Everything of an answer but the seconds it took."""
+    rounds = [(round_.number, round_.positions.tolist(), round_.exact.tolist()) for round_ in hits.trace.rounds]
+    predicted = [None if round_.predicted is None else round_.predicted.tolist() for round_ in hits.trace.rounds]
+    return hits.query, hits.ids, hits.scores.tolist(), hits.rounds, rounds, predicted, hits.trace.stopped
+
+
+@pytest.fixture
+def index(world) -> AnchorIndex:
+    return AnchorIndex(world.index, scorer=world.scorer, first={"noisy": world.noisy_first()})
+
+
+@pytest.mark.parametrize("options", METHODS, ids=lambda options: options["method"])
+def test_awaited_searches_answer_like_search_to_the_last_bit(index, world, options) -> None:
+    expected = [answer(index.search(query, k=5, **options)) for query in world.test]
+
+    async def last_step(query):
+        return [hits async for hits in index.asearch_iter(query, k=5, **options)][-1]
+
+    async def every_way() -> list[list]:
+        single = await asyncio.gather(*(index.asearch(query, k=5, **options) for query in world.test))
+        steps = await asyncio.gather(*(last_step(query) for query in world.test))
+        return [single, steps, await index.asearch_batch(world.test, k=5, **options)]
+
+    for found in asyncio.run(every_way()):
+        assert [answer(hits) for hits in found] == expected
+
+
+def test_asearch_iter_yields_what_search_iter_yields(index, world) -> None:
+    options = {"k": 5, "budget": 50, "rounds": 5, "first": "noisy"}
+
+    async def steps() -> list:
+        return [hits async for hits in index.asearch_iter(world.test[0], **options)]
+
+    async def first_step_only():
+        return await anext(index.asearch_iter(world.test[0], **options))
+
+    expected = [answer(hits) for hits in index.search_iter(world.test[0], **options)]
+    assert [answer(hits) for hits in asyncio.run(steps())] == expected
+    assert answer(asyncio.run(first_step_only())) == expected[0]
+
+
+def test_nothing_of_a_search_runs_on_the_event_loop_s_thread(world) -> None:
+    seen: dict[str, set[int]] = {}
+
+    def here(part: str) -> None:
+        seen.setdefault(part, set()).add(threading.get_ident())
+
+    class Watched:
+        """Tells on which thread each method of an object is called."""
+
+        def __init__(self, watched: object, *methods: str) -> None:
+            self._watched, self._methods = watched, methods
+
+        def __getattr__(self, name: str):
+            found = getattr(self._watched, name)
+            if name not in self._methods:
+                return found
+
+            def called(*args, **options):
+                here(name)
+                answer = found(*args, **options)
+                return Watched(answer, "predict", "tell", "predict_precisely") if name == "begin" else answer
+
+            return called
+
+    def open_scorer():
+        here("open scorer")
+        return world.scorer, None
+
+    def open_first():
+        here("open first stage")
+        return Watched(world.noisy_first(), "search")
+
+    index = AnchorIndex(world.index, scorer=open_scorer, first={"noisy": open_first})
+
+    def allowed(item: Item) -> bool:
+        here("filter")
+        return item.id != "i3"
+
+    async def search() -> None:
+        await index.asearch(
+            world.test[0],
+            k=3,
+            budget=20,
+            method="adacur",
+            first="noisy",
+            filter=allowed,
+            approximator=Watched(Gaussian(), "begin"),
+            approximate_scores=True,
+        )
+
+    asyncio.run(search())
+    parts = {"open scorer", "open first stage", "search", "filter", "begin", "predict", "tell", "predict_precisely"}
+    assert set(seen) == parts
+    assert threading.get_ident() not in set.union(*seen.values())
+
+
+class Counting:
+    """A plain scorer that counts the pairs of its calls; the first waits until `wait_for` pairs are in line."""
+
+    card = ScorerCard(name="counting", backend="test")
+
+    def __init__(self, scorer, *, wait_for: int = 0) -> None:
+        self.scorer = scorer
+        self.wait_for = wait_for
+        self.sizes: list[int] = []
+
+    def score(self, pairs):
+        self.sizes.append(len(pairs))
+        give_up = time.monotonic() + 60
+        while len(self.sizes) == 1 and len(pairs) + self._waiting() < self.wait_for:
+            assert time.monotonic() < give_up
+            time.sleep(0.001)
+        return self.scorer.score(pairs)
+
+    def _waiting(self) -> int:
+        return sum(len(request.pairs) for request in list(shared_batches(self)._waiting))
+
+
+def test_searches_awaited_together_share_scorer_calls_between_indexes_too(world) -> None:
+    counting = Counting(world.scorer, wait_for=12 * 4)
+    indexes = [AnchorIndex(world.index, scorer=counting) for _ in range(2)]
+
+    async def together() -> list:
+        return await asyncio.gather(
+            *(index.asearch(query, k=5, budget=20) for index in indexes for query in world.test)
+        )
+
+    found = asyncio.run(together())
+    # The first call lasted until all twelve searches had asked for their first four items: it or the next has the rest.
+    assert 12 * 4 in (counting.sizes[0], sum(counting.sizes[:2]))
+    alone = AnchorIndex(world.index, scorer=world.scorer)
+    expected = [answer(alone.search(query, k=5, budget=20)) for query in world.test]
+    assert [answer(hits) for hits in found] == expected * 2
+
+
+def test_a_nan_hurts_only_the_search_whose_pair_it_was(world) -> None:
+    known = world.scorer
+
+    class Poisoned:
+        card = ScorerCard(name="poisoned", backend="test")
+
+        def score(self, pairs):
+            return np.array(
+                [
+                    np.nan if query.id == "t2" else score
+                    for (query, _), score in zip(pairs, known.score(pairs), strict=True)
+                ]
+            )
+
+    index = AnchorIndex(world.index, scorer=Counting(Poisoned(), wait_for=6 * 4))
+
+    async def together() -> list:
+        searches = (index.asearch(query, k=5, budget=20) for query in world.test)
+        return await asyncio.gather(*searches, return_exceptions=True)
+
+    found = asyncio.run(together())
+    assert isinstance(found.pop(2), NonFiniteScore)
+    alone = AnchorIndex(world.index, scorer=known)
+    expected = [answer(alone.search(query, k=5, budget=20)) for query in world.test]
+    del expected[2]
+    assert [answer(hits) for hits in found] == expected
+
+
+def test_a_scorer_that_raises_is_named_to_those_who_await_it(world) -> None:
+    class Broken:
+        card = ScorerCard(name="broken", backend="test")
+
+        def score(self, pairs):
+            raise ZeroDivisionError("by nought")
+
+    with pytest.raises(ScorerFailed, match=r"'broken'.*ZeroDivisionError: by nought"):
+        asyncio.run(AnchorIndex(world.index, scorer=Broken()).asearch("a question"))
+
+
+@pytest.mark.parametrize("method", ["gaussian", "rerank"])
+def test_a_deadline_ends_an_awaited_search_with_what_it_has(world, method) -> None:
+    def slow(pairs):
+        time.sleep(0.01 * len(pairs))
+        return [float(len(text)) for _, text in pairs]
+
+    index = AnchorIndex(world.index, scorer=FunctionScorer(slow), first={"noisy": world.noisy_first()})
+    hits = asyncio.run(index.asearch(world.test[0], k=5, budget=150, method=method, first="noisy", deadline=0.5))
+    assert hits.trace.stopped == "deadline"
+    assert 1 <= hits.trace.calls < 150
+    assert len(hits) == min(5, hits.trace.calls)
+
+
+def test_bad_arguments_are_refused_by_awaited_searches_before_anything_is_paid(world) -> None:
+    index = AnchorIndex(world.index, scorer=Metered(world.scorer))
+
+    async def step() -> None:
+        async for _ in index.asearch_iter(world.test[0], k=0):
+            pass
+
+    with pytest.raises(BudgetError):
+        asyncio.run(index.asearch(world.test[0], budget=0))
+    with pytest.raises(BudgetError):
+        asyncio.run(step())
+    with pytest.raises(InputError):
+        asyncio.run(index.asearch_batch("one text"))
+    assert index.scorer.calls == 0
+
+
+def test_a_cancelled_search_stops_asking(world) -> None:
+    counting = Counting(world.scorer)
+    index = AnchorIndex(world.index, scorer=counting)
+    entered, gate = threading.Event(), threading.Event()
+    known = counting.scorer
+
+    class Held:
+        def score(self, pairs):
+            entered.set()
+            assert gate.wait(60)
+            return known.score(pairs)
+
+    counting.scorer = Held()
+
+    async def give_up() -> None:
+        task = asyncio.create_task(index.asearch(world.test[0], k=1, budget=50))
+        await asyncio.to_thread(entered.wait, 60)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        gate.set()
+
+    asyncio.run(give_up())
+    assert len(counting.sizes) == 1
+
+
+def test_a_search_inside_the_scorer_of_a_search_comes_back(world) -> None:
+    inner = AnchorIndex(world.index, scorer=world.scorer)
+
+    def asks_again(pairs):
+        if any(query == "deep" for query, _ in pairs):
+            return [1.0] * len(pairs)
+        hits = asyncio.run(outer.asearch(Query("deep", "deep"), k=1, budget=5))
+        asyncio.run(inner.asearch(world.test[0], k=1, budget=5))
+        return [float(len(item)) + hits[0].score for _, item in pairs]
+
+    outer = AnchorIndex(world.index, scorer=FunctionScorer(asks_again))
+    found = asyncio.run(asyncio.wait_for(outer.asearch("shallow", k=1, budget=10), 60))
+    assert found.trace.calls == 10
