@@ -66,6 +66,18 @@ def test_an_error_of_the_tasks_comes_as_it_is(engine) -> None:
         list(engine.run(torn()))
 
 
+def test_what_was_finished_before_an_error_of_the_tasks_is_not_lost() -> None:
+    def torn():
+        yield from (1, 2)
+        raise EOFError("the file ends here")
+
+    for engine in (InThisProcess(square), LocalProcesses([open_square])):
+        seen = []
+        with pytest.raises(EOFError, match="ends here"):
+            seen.extend(engine.run(torn()))
+        assert seen == [(1, 1), (2, 4)]
+
+
 def test_whoever_stops_early_leaves_nothing_behind(engine) -> None:
     ended = threading.Event()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -20,6 +20,7 @@ __all__ = [
     "Collection",
     "GridScorer",
     "Items",
+    "ReplicatedScorer",
     "Retriever",
     "SavedRetriever",
     "Scorer",
@@ -74,6 +75,15 @@ class GridScorer(Scorer, Protocol):
 
     def score_grid(self, queries: Sequence[Query], items: Sequence[Item]) -> FloatArray:
         """Scores of shape (queries, items)."""
+        ...
+
+
+@runtime_checkable
+class ReplicatedScorer(Scorer, Protocol):
+    """A scorer that can be opened once more on each of several devices, for a process each."""
+
+    def replicas(self) -> Sequence[Callable[[], Scorer]]:
+        """What opens it on each device, able to be pickled; none where one device is all."""
         ...
 
 

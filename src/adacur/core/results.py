@@ -42,7 +42,7 @@ class Trace:
     """Everything a search did, round by round. `stopped` is "budget", "exhausted" (nothing left) or "deadline".
 
     `approximate_scores` (Ŝ for every item, after the last round) is present on request only. Where queries
-    share a scorer call, its seconds are shared out by the number of pairs.
+    share a scorer call, its seconds are shared out by the number of pairs; in an awaited search they count the wait.
     """
 
     rounds: tuple[Round, ...] = ()

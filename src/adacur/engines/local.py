@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import pickletools
 import signal
 import sys
 import threading
@@ -119,7 +120,11 @@ class _Crew:
     def _next(self, upcoming: Iterator[Any]) -> _Assignment | None:
         if self._given_back:
             return self._given_back.pop()
-        task = next(upcoming, _END)
+        try:
+            task = next(upcoming, _END)
+        except Exception as error:
+            # Told once the results that have come in are out: they are paid for.
+            self.error, task = error, _END
         self._all_read = task is _END
         return None if self._all_read else _Assignment(task)
 
@@ -275,7 +280,8 @@ def _read_ahead(tasks: Iterable[Task]) -> Generator[Task, None, None]:
 def _script_kept_from_children(opener: bytes) -> Iterator[None]:
     """A spawned process runs the user's script again, which without a `__main__` guard would start its own workers."""
     script = sys.modules["__main__"]
-    if b"__main__" not in opener:
+    # Not a search of the bytes: a text in the opener may well speak of it.
+    if not any(argument == "__main__" for _, argument, _ in pickletools.genops(opener)):
         sys.modules["__main__"] = ModuleType("__main__")
     try:
         yield

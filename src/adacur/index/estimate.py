@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adacur.core.errors import EmptyInput
-from adacur.core.protocols import Scorer
+from adacur.core.errors import EmptyInput, InputError
+from adacur.core.protocols import ReplicatedScorer, Scorer
 from adacur.core.records import Item, Query
 from adacur.scorers.asking import asking
 from adacur.scorers.grid import score_grid
@@ -18,6 +18,7 @@ __all__ = ["Estimate", "Timing", "estimate", "replicas", "time_scorer"]
 
 _SECONDS = 2.0
 _SLOWER = 0.7
+_FEWEST_CALLS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,7 @@ def estimate(
 
 def replicas(scorer: Scorer) -> Sequence[Callable[[], Scorer]]:
     """How to open the scorer again, once per device; nothing where it is to be used as it is."""
-    own = getattr(scorer, "replicas", None)
-    return () if own is None else tuple(own())
+    return tuple(scorer.replicas()) if isinstance(scorer, ReplicatedScorer) else ()
 
 
 def time_scorer(
@@ -96,6 +96,8 @@ def time_scorer(
     """Score ever larger grids of a sample until `seconds` are used, or `most_calls`, or the sample is."""
     if not items or not queries:
         raise EmptyInput(f"A sample needs items and queries; got {len(items)} items and {len(queries)} queries.")
+    if most_calls is not None and most_calls < _FEWEST_CALLS:
+        raise InputError(f"Timing a scorer takes at least {_FEWEST_CALLS} calls of it; got most_calls={most_calls}.")
     # Collections often come sorted by length or topic; the first items would not be like the rest.
     items = [items[position] for position in np.random.default_rng(seed).permutation(len(items))]
 

@@ -32,6 +32,8 @@ from adacur.core.protocols import Scorer, ScorerCard
 from adacur.core.records import Item, Pair, Query
 from adacur.core.scores import check_scores
 from adacur.scorers.grid import ascore, score_grid
+from adacur.scorers.metered import Metered
+from adacur.scorers.shared_batches import SharedBatches
 
 __all__ = ["CacheWarning", "Cached", "past_cache"]
 
@@ -78,10 +80,10 @@ class Cached:
     """A scorer that is asked for each pair of texts once: its scores are kept in the SQLite file `path`.
 
     The file may serve several scorers, threads and processes at once. A scorer is told from others by its card
-    (weights, backend, dtype and token limits); one without weights, such as a function or a service, only by its name
-    and source: give another `key` when it has changed. Pairs are told apart by their texts; where a `MatrixScorer` or
-    a PyTerrier transformer sees ids too, by both. A scorer of your own that looks at ids or metadata must not be
-    cached.
+    (weights, backend, dtype and token limits); one without weights, such as a service, only by its name and source, and
+    a function without a source by its code: give another `key` when what they call has changed. Pairs are told apart
+    by their texts; where a `MatrixScorer` or a PyTerrier transformer sees ids too, by both. A scorer of your own that
+    looks at ids or metadata must not be cached.
 
     `hits` counts answers that cost nothing, `misses` the pairs that the scorer was asked for. Scores are stored
     after every `save_every` pairs asked for at most; that is what a crash can lose. Scores that cannot be stored
@@ -99,7 +101,7 @@ class Cached:
         self.misses = 0
         self._save_every = save_every
         self._told_apart_by = _id_and_text if scorer.card.backend in _SEE_IDS else attrgetter("text")
-        self._file = _ScoreFile(self.path, identity=_identity(scorer.card, key))
+        self._file = _ScoreFile(self.path, identity=_identity(scorer, key))
         self._lock = threading.Lock()
         self._claims: dict[bytes, _Claim] = {}
         _in_this_process.add(self)
@@ -296,11 +298,14 @@ class Cached:
 
 def past_cache(scorer: Scorer) -> Scorer:
     """What a cache in or below this scorer asks, else the scorer: old scores do not tell who answers today."""
-    inner: Any = scorer
-    while inner is not None:
-        if isinstance(inner, Cached):
-            return inner.scorer
-        inner = getattr(inner, "scorer", None)
+    inner = _unwrapped(scorer)
+    return inner.scorer if isinstance(inner, Cached) else scorer
+
+
+def _unwrapped(scorer: Scorer) -> Scorer:
+    # Only wrappers that pass scores on as they are: what another makes of them, only it can tell.
+    while isinstance(scorer, Metered | SharedBatches):
+        scorer = scorer.scorer
     return scorer
 
 
@@ -428,10 +433,12 @@ class _ScoreFile:
         code = getattr(error, "sqlite_errorcode", 0)
         if code in _FULL:
             return StorageFull(f"There is no space for the score cache {self._path}: {error}. Free some.")
-        if code & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        if code & 0xFF == sqlite3.SQLITE_NOTADB:
+            return FileFormatError(f"{self._path} is no score cache: {error}. Give another path; it is left alone.")
+        if code & 0xFF == sqlite3.SQLITE_CORRUPT:
             return FileFormatError(
-                f"{self._path} is no score cache, or a damaged one: {error}. Give another path, or delete the file "
-                "and let the scores be asked for again."
+                f"The score cache {self._path} is damaged: {error}. Give another path, or delete the file and let the "
+                "scores be asked for again."
             )
         if code & 0xFF == sqlite3.SQLITE_BUSY:
             return InputError(
@@ -509,9 +516,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_in_child)
 
 
-def _identity(card: ScorerCard, key: str | None) -> str:
+def _identity(scorer: Scorer, key: str | None) -> str:
     """What tells scorers apart, as text; fields that a card may get one day count too."""
+    card = scorer.card
     fields = dataclasses.asdict(card)
+    if not card.weights and not card.source:
+        # All lambdas have one name.
+        fields["code"] = getattr(_unwrapped(scorer), "code", None)
     if card.weights:
         # They are who a model is, wherever it lies and whatever its folder is called.
         del fields["name"], fields["source"]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import inspect
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -59,6 +62,17 @@ class FunctionScorer:
             backend="function",
             source=source or _importable_name(function),
         )
+
+    @property
+    def code(self) -> str | None:
+        """A digest of what the function does as written, where that can be read: two lambdas differ in it."""
+        digest = hashlib.sha256()
+        function = inspect.unwrap(self._function)
+        function = getattr(function, "__func__", function)
+        if not isinstance(function, FunctionType):
+            return None
+        _read_code(function, digest)
+        return digest.hexdigest()[:32]
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
@@ -132,6 +146,30 @@ class _Interrupted(Exception):
     def __init__(self, stop: BaseException) -> None:
         super().__init__(stop)
         self.stop = stop
+
+
+def _read_code(function: FunctionType, digest: Any) -> None:
+    def read(value: Any) -> None:
+        if isinstance(value, CodeType):
+            digest.update(value.co_code)
+            read((value.co_names, value.co_varnames, value.co_consts))
+        elif isinstance(value, tuple):
+            digest.update(b"(")
+            for part in value:
+                read(part)
+        elif isinstance(value, FunctionType):
+            # Not what it closes over: it may be this function.
+            read(value.__code__)
+        elif value is None or isinstance(value, str | bytes | int | float | complex):
+            digest.update(repr(value).encode(errors="surrogatepass"))
+        # Anything else may print its address, which changes from run to run.
+        digest.update(b",")
+
+    read(function.__code__)
+    read(function.__defaults__)
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):
+            read(cell.cell_contents)
 
 
 def _joined(scores: list[FloatArray]) -> FloatArray:

@@ -26,25 +26,27 @@ def attend_on_gpu(
     answers = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     rows, columns, warps = _blocks(query_longest, head_size)
     grid = ((len(starts) - 1) * n_heads, triton.cdiv(query_longest, rows))
-    _attend[grid](
-        query,
-        key,
-        value,
-        answers,
-        query_starts,
-        starts,
-        head_size**-0.5 * _LOG2_E,
-        query.stride(0),
-        key.stride(0),
-        value.stride(0),
-        answers.stride(0),
-        N_HEADS=n_heads,
-        HEAD_SIZE=head_size,
-        ROWS=rows,
-        COLUMNS=columns,
-        num_warps=warps,
-        num_stages=2,
-    )
+    # Triton launches on the current device, which need not be the one that holds the tensors.
+    with torch.cuda.device_of(query):
+        _attend[grid](
+            query,
+            key,
+            value,
+            answers,
+            query_starts,
+            starts,
+            head_size**-0.5 * _LOG2_E,
+            query.stride(0),
+            key.stride(0),
+            value.stride(0),
+            answers.stride(0),
+            N_HEADS=n_heads,
+            HEAD_SIZE=head_size,
+            ROWS=rows,
+            COLUMNS=columns,
+            num_warps=warps,
+            num_stages=2,
+        )
     return answers
 
 
@@ -128,22 +130,23 @@ def linear_gelu(torch: Any, rows: Any, weight: Any, bias: Any, *, programs: int,
     n_rows, depth = rows.shape
     n_columns = len(weight)
     answers = torch.empty((n_rows, n_columns), dtype=rows.dtype, device=rows.device)
-    _linear_gelu[(programs,)](
-        TensorDescriptor.from_tensor(rows, [_TILE_ROWS, _TILE_DEPTH]),
-        TensorDescriptor.from_tensor(weight, [_TILE_COLUMNS, _TILE_DEPTH]),
-        TensorDescriptor.from_tensor(answers, [_TILE_ROWS, _TILE_COLUMNS // 2]),
-        bias,
-        n_rows,
-        N_COLUMNS=n_columns,
-        DEPTH=depth,
-        PROGRAMS=programs,
-        NATIVE_TANH=native_tanh,
-        TILE_ROWS=_TILE_ROWS,
-        TILE_COLUMNS=_TILE_COLUMNS,
-        TILE_DEPTH=_TILE_DEPTH,
-        num_warps=8,
-        num_stages=4,
-    )
+    with torch.cuda.device_of(rows):
+        _linear_gelu[(programs,)](
+            TensorDescriptor.from_tensor(rows, [_TILE_ROWS, _TILE_DEPTH]),
+            TensorDescriptor.from_tensor(weight, [_TILE_COLUMNS, _TILE_DEPTH]),
+            TensorDescriptor.from_tensor(answers, [_TILE_ROWS, _TILE_COLUMNS // 2]),
+            bias,
+            n_rows,
+            N_COLUMNS=n_columns,
+            DEPTH=depth,
+            PROGRAMS=programs,
+            NATIVE_TANH=native_tanh,
+            TILE_ROWS=_TILE_ROWS,
+            TILE_COLUMNS=_TILE_COLUMNS,
+            TILE_DEPTH=_TILE_DEPTH,
+            num_warps=8,
+            num_stages=4,
+        )
     return answers
 
 

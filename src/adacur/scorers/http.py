@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import logging
@@ -108,11 +109,12 @@ class _Server:
 
 @dataclass(frozen=True, slots=True)
 class _Connections:
-    """A client and its slots, which belong to the loop they were made on."""
+    """A client, its slots and its end, which belong to the loop they were made on."""
 
     loop: asyncio.AbstractEventLoop
     client: Any
     slots: asyncio.Semaphore
+    closing: asyncio.Event
     release: weakref.finalize[..., Any]
 
 
@@ -225,7 +227,7 @@ class HttpScorer:
         self._closed = True
         connections, self._connections = self._connections, None
         if connections is not None and connections.release.detach() and not self._foreign(connections):
-            run_in_background(connections.client.aclose(), loop=connections.loop)
+            run_in_background(_close(connections), loop=connections.loop)
 
     def __enter__(self) -> HttpScorer:
         return self
@@ -345,11 +347,13 @@ class HttpScorer:
         return logits
 
     def _watched(self, scores: FloatArray) -> FloatArray:
-        if self._suspicious is not None:
+        # Read once: another thread may settle it meanwhile.
+        seen = self._suspicious
+        if seen is not None:
             likely = bool(((scores >= 0) & (scores <= 1)).all())
-            self._suspicious = self._suspicious + len(scores) if likely else None
-            if self._suspicious is not None and self._suspicious >= _ENOUGH_TO_SUSPECT:
-                self._suspicious = None
+            seen += len(scores)
+            self._suspicious = seen if likely and seen < _ENOUGH_TO_SUSPECT else None
+            if likely and seen >= _ENOUGH_TO_SUSPECT:
                 warnings.warn(
                     f"{self.url} was asked for raw scores, yet the first {_ENOUGH_TO_SUSPECT} or more all lie between "
                     f"0 and 1: an older {self.kind} may not know how. If they are probabilities, open it with "
@@ -433,7 +437,8 @@ class HttpScorer:
                 if attempt < self._attempts:
                     wait = self._wait(attempt, asked)
                     _logger.info("%s Attempt %d of %d in %.2f s.", problem, attempt + 1, self._attempts, wait)
-                    await asyncio.sleep(wait)
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(connections.closing.wait(), wait)
         raise self._failed(f"{problem} Gave up after {self._attempts} attempts.", batch) from cause
 
     def _wait(self, attempt: int, asked: float | None) -> float:
@@ -456,7 +461,8 @@ class HttpScorer:
             loop = asyncio.get_running_loop()
             release = weakref.finalize(self, _close_later, client, loop, os.getpid())
             release.atexit = False
-            self._connections = _Connections(loop, client, asyncio.Semaphore(self._concurrency), release)
+            slots = asyncio.Semaphore(self._concurrency)
+            self._connections = _Connections(loop, client, slots, asyncio.Event(), release)
         return self._connections
 
     def _foreign(self, connections: _Connections) -> bool:
@@ -596,7 +602,7 @@ def _asked_to_wait(response: Any) -> float | None:
 def _http_date(text: str) -> datetime | None:
     try:
         return parsedate_to_datetime(text).replace(tzinfo=UTC)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
@@ -604,6 +610,12 @@ def _http_date(text: str) -> datetime | None:
 def _trusted() -> Any:
     # Reading the certificates takes longer than many a request.
     return require("httpx2", extra="http").create_ssl_context()
+
+
+async def _close(connections: _Connections) -> None:
+    # Those who wait before they try again would otherwise wait to the end.
+    connections.closing.set()
+    await connections.client.aclose()
 
 
 def _close_later(client: Any, loop: asyncio.AbstractEventLoop, process: int) -> None:

@@ -97,7 +97,7 @@ class OnnxCrossEncoder:
             self._session: Any = _session(onnxruntime, self._file)
         except Exception as error:
             raise InputError(f"{self._file} cannot be read as an ONNX model: {error}") from error
-        self._workers = ThreadPoolExecutor(self._threads, "adacur-onnx")
+        self._workers, self._process = ThreadPoolExecutor(self._threads, "adacur-onnx"), os.getpid()
         self._lock = threading.Lock()
         self._calls = 0
         self._inputs: dict[str, npt.DTypeLike] = {
@@ -227,6 +227,10 @@ class OnnxCrossEncoder:
             waiting.clear()
 
     def _submitted(self, work: Callable[[], None]) -> Future[None]:
+        with self._lock:
+            if self._process != os.getpid():
+                # A forked child inherits the pool without its threads, and would wait for them for ever.
+                self._workers, self._process = ThreadPoolExecutor(self._threads, "adacur-onnx"), os.getpid()
         try:
             return self._workers.submit(work)
         except RuntimeError as error:

@@ -39,6 +39,10 @@ _NO_TOKENIZER = (
     "is a model without its tokenizer. Give the folder or hub name of its checkpoint, or a "
     "sentence_transformers.CrossEncoder"
 )
+_LABELS = (
+    "answers with labels and probabilities, not with raw scores. Give the folder or hub name of its checkpoint, or a "
+    "sentence_transformers.CrossEncoder"
+)
 # In this order: a SentenceTransformer is a torch module too.
 _NEAR_MISSES = {
     ("sentence_transformers", "SentenceTransformer"): _DUAL_ENCODER,
@@ -49,7 +53,7 @@ _NEAR_MISSES = {
         "returns the best documents, not the scores of all. Give the cross-encoder inside it, often its `model`"
     ),
     ("torch", "Module"): _NO_TOKENIZER,
-    ("transformers", "Pipeline"): _NO_TOKENIZER,
+    ("transformers", "Pipeline"): _LABELS,
 }
 
 

@@ -67,8 +67,8 @@ class PackedEncoder:
         # Where the tokenizer gives no types, transformers takes all for the first.
         self._types = types if takes_types else types[:1].expand_as(types)
         self._norm = (embeddings.LayerNorm.weight, embeddings.LayerNorm.bias)
-        # Their positions are counted from behind the padding id.
-        self._first_place = 0 if config.model_type == "bert" else config.pad_token_id + 1
+        # The others count positions from behind the padding id.
+        self._pad_id: int | None = None if config.model_type == "bert" else config.pad_token_id
         self._layers = [_layer(torch, layer) for layer in body.encoder.layer]
         self._programs = _programs(torch, self._layers[0].up[0]) if self._gelu == "none" else 0
 
@@ -78,6 +78,7 @@ class PackedEncoder:
         config = body.config
         return (
             config.model_type in _MODEL_TYPES
+            and (config.model_type == "bert" or config.pad_token_id is not None)
             and config.hidden_act in _ACTIVATIONS
             and getattr(config, "position_embedding_type", "absolute") in (None, "absolute")
             and not getattr(config, "is_decoder", False)
@@ -90,7 +91,7 @@ class PackedEncoder:
         linear = self._functional.linear
         starts, longest = tokens.starts, tokens.longest
         embed, add_norm = self._compiled_parts(tokens) if compiled else (self._embed, self._add_norm)
-        states = embed(tokens.ids, tokens.types, tokens.positions)
+        states = embed(tokens.ids, tokens.types, self._places_of(tokens))
         for layer in self._layers[:-1]:
             query, key, value = self._split(linear(states, layer.joint_weight, layer.joint_bias))
             attended = attend(
@@ -114,8 +115,19 @@ class PackedEncoder:
         )
         return self._rest(attended.view(-1, size), firsts, last, add_norm=self._add_norm)
 
-    def _embed(self, ids: Any, types: Any, positions: Any) -> Any:
-        summed = self._words[ids] + self._types[types] + self._places[positions + self._first_place]
+    def _places_of(self, tokens: PackedTokens) -> Any:
+        """Rows of the position embeddings."""
+        if self._pad_id is None:
+            return tokens.positions
+        # A text may spell the padding token, and transformers does not count that.
+        is_counted = tokens.ids != self._pad_id
+        counted = self._torch.cumsum(is_counted, 0)
+        first_rows = self._torch.arange(len(counted), device=counted.device) - tokens.positions
+        before = self._functional.pad(counted, (1, 0))[first_rows]
+        return (counted - before) * is_counted + self._pad_id
+
+    def _embed(self, ids: Any, types: Any, places: Any) -> Any:
+        summed = self._words[ids] + self._types[types] + self._places[places]
         return self._functional.layer_norm(summed, (self._size,), *self._norm, self._epsilon)
 
     def _split(self, joint: Any) -> tuple[Any, ...]:
@@ -140,7 +152,7 @@ class PackedEncoder:
 
     def _compiled_parts(self, tokens: PackedTokens) -> tuple[Any, Any]:
         if self._compiled is None:
-            words = (tokens.ids, tokens.types, tokens.positions)
+            words = (tokens.ids, tokens.types, self._places_of(tokens))
             states = self._embed(*words)
             sums = (states, states, *self._layers[0].norm)
             self._compiled = (

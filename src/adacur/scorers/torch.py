@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
@@ -69,7 +71,8 @@ class TorchCrossEncoder:
             raise InputError(f"dtype is one of {', '.join(_DTYPES)}; got {dtype!r}.")
         if batch_tokens is not None and batch_tokens < 1:
             raise InputError(f"batch_tokens must be at least 1; got {batch_tokens}.")
-        self._batch_tokens = batch_tokens or _default_batch_tokens(self._torch, self._device)
+        self._most_batch_tokens = batch_tokens or _default_batch_tokens(self._torch, self._device)
+        self._batch_tokens = self._most_batch_tokens
         is_local = Path(name_or_folder).is_dir()
         self._folder = Path(name_or_folder) if is_local else _fetched(str(name_or_folder))
         self._name = name or (self._folder.resolve().name if is_local else str(name_or_folder))
@@ -120,14 +123,16 @@ class TorchCrossEncoder:
         return check_scores(self._scores(self._tokens.pairs(pairs)), pairs)
 
     def score_grid(self, queries: Sequence[Query], items: Sequence[Item]) -> FloatArray:
-        """Scores of shape (queries, items); each text is tokenised and sent to the device once."""
+        """Scores of shape (queries, items); each item is tokenised and sent to the device once."""
         texts = self._tokens.texts(queries, items)
         scores = np.empty((len(queries), len(items)), np.float32)
         at_once = max(1, _PAIRS_AT_ONCE // max(1, len(queries)))
         for start in range(0, len(items), at_once):
-            columns = np.arange(start, min(start + at_once, len(items)))
-            grid = TokenPairs(texts, np.repeat(np.arange(len(queries)), len(columns)), np.tile(columns, len(queries)))
-            scores[:, columns] = self._scores(grid).reshape(len(queries), len(columns))
+            part = replace(texts, items=texts.items[start : start + at_once])
+            n_items = len(part.items)
+            query_of, item_of = np.repeat(np.arange(len(queries)), n_items), np.tile(np.arange(n_items), len(queries))
+            answers = self._scores(TokenPairs(part, query_of, item_of))
+            scores[:, start : start + n_items] = answers.reshape(len(queries), n_items)
         return check_grid(scores, queries, items)
 
     def replicas(self) -> list[Callable[[], TorchCrossEncoder]]:
@@ -140,6 +145,8 @@ class TorchCrossEncoder:
         """Free the model; the scorer cannot score any more."""
         with self._lock:
             self._forward = None
+            # What was compiled refers to the encoder that holds it, and so to its weights.
+            gc.collect()
             if self._device.type == "cuda":
                 self._torch.cuda.empty_cache()
 
@@ -184,6 +191,8 @@ class TorchCrossEncoder:
         if self._device.type == "cuda":
             self._torch.cuda.empty_cache()
         if n_pairs == 1:
+            # No batch was small enough: what filled the device is not this scorer, and may be gone by the next call.
+            self._batch_tokens = self._most_batch_tokens
             raise ScorerFailed(
                 f"The device {self._devices[0]!r} has too little memory left for one pair. Free some, lower "
                 "max_tokens or max_item_tokens, or use device='cpu'."
@@ -259,8 +268,10 @@ def _devices(torch: Any, asked: str | Sequence[str] | None) -> list[str]:
             device = torch.device(name)
         except RuntimeError as error:
             raise InputError(f"device is a torch device such as 'cpu' or 'cuda:0'; got {name!r}.") from error
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise InputError(f"device {name!r} was asked for, but torch sees no CUDA device here. Use device='cpu'.")
+        there = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+        if device.type == "cuda" and (device.index or 0) >= len(there):
+            seen = ", ".join(there) or "no CUDA device"
+            raise InputError(f"device {name!r} was asked for, but torch sees {seen} here. Use that, or device='cpu'.")
     return names
 
 
@@ -323,9 +334,14 @@ def _with_float32_head(model: Any, dtype: Any) -> Any:
     pooler = getattr(body, "pooler", None)
     if pooler is not None:
         head.append(pooler)
+    # Rotary frequencies in half precision turn the tokens far into a text by wrong angles.
+    frequencies = {name: buffer for name, buffer in body.named_buffers() if "inv_freq" in name}
     for child in body.children():
         if child is not pooler:
             child.to(dtype)
+    for name, buffer in frequencies.items():
+        owner, _, own_name = name.rpartition(".")
+        setattr(body.get_submodule(owner), own_name, buffer)
     for module in head:
         module.register_forward_pre_hook(_in_float32, with_kwargs=True)
     return model

@@ -8,6 +8,8 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,14 @@ def work(folder: Path, task: str) -> str:
             os.kill(os.getpid(), signal.SIGKILL)
     if task == "unpicklable":
         raise Unpicklable("one", "two")
+    if task == "leave a child" and not (folder / "left").exists():
+        (folder / "left").touch()
+        if os.fork():
+            os.kill(os.getpid(), signal.SIGKILL)
+        # It has the pipe of its parent, open.
+        while not (folder / "end").exists():
+            time.sleep(0.05)
+        os._exit(0)
     return task.upper()
 
 
@@ -54,6 +64,23 @@ def test_a_task_whose_worker_is_killed_is_done_by_another(tmp_path, caplog) -> N
     assert sorted(results) == sorted((task, task.upper()) for task in tasks)
     assert len(list(tmp_path.iterdir())) == 2
     assert [record.args[0] for record in caplog.records] == ["A worker process died on a task (by SIGKILL)"] * 2
+
+
+def test_a_place_is_given_up_for_deaths_in_a_row_only(tmp_path) -> None:
+    tasks = ["die1", "a", "die2", "b", "die3", "c", "die4"]
+    results = list(LocalProcesses([functools.partial(open_work, tmp_path)]).run(tasks))
+    assert results == [(task, task.upper()) for task in tasks]
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_death_is_seen_though_a_process_is_left_behind_with_the_pipe(tmp_path) -> None:
+    end = threading.Timer(30, (tmp_path / "end").touch)
+    end.start()
+    results = list(LocalProcesses([functools.partial(open_work, tmp_path)]).run(["leave a child"]))
+    assert results == [("leave a child", "LEAVE A CHILD")]
+    assert not (tmp_path / "end").exists()
+    end.cancel()
+    (tmp_path / "end").touch()
 
 
 def test_a_task_that_kills_every_worker_ends_the_run_with_one_error(tmp_path) -> None:
@@ -103,11 +130,11 @@ def test_every_error_of_ours_travels_with_its_message_and_notes(kind) -> None:
 
 
 SCRIPT = """
-from operator import neg
+from operator import add
 from functools import partial
 from adacur.engines import LocalProcesses
 print("begun")
-print(sorted(LocalProcesses([partial(partial, neg)] * 2).run([1, 2, 3])))
+print(sorted(LocalProcesses([partial(partial, add, "if __name__ == '__main__': ")] * 2).run("ab")))
 """
 
 
@@ -115,5 +142,6 @@ def test_a_script_without_a_main_guard_is_not_run_again_by_its_workers(tmp_path)
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines() == ["begun", "[(1, -1), (2, -2), (3, -3)]"]
+    expected = [(task, f"if __name__ == '__main__': {task}") for task in "ab"]
+    assert ran.stdout.splitlines() == ["begun", str(expected)]
     assert ran.stderr == ""

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from adacur.core.errors import EmptyInput, ScorerFailed
+from adacur.core.errors import EmptyInput, InputError, ScorerFailed
 from adacur.core.records import Item, Query
 from adacur.index import estimate
 from adacur.index.estimate import time_scorer
@@ -62,6 +62,20 @@ def test_loading_the_model_is_not_taken_for_scoring() -> None:
 def test_one_item_and_one_query_are_enough() -> None:
     scorer = Metered(FunctionScorer(lambda pairs: [1.0] * len(pairs), name="one"))
     assert time_scorer([Item("i", "text")], [Query("a", "text")], scorer=scorer).pairs_per_second > 0
+
+
+@pytest.mark.parametrize("most_calls", [2, 3, 7, 100])
+def test_no_more_calls_are_made_than_allowed(known, most_calls) -> None:
+    scorer = known.metered
+    estimate(known.items, known.anchors, scorer=scorer, n_items=1000, most_calls=most_calls)
+    assert 0 < scorer.calls <= most_calls
+
+
+def test_fewer_calls_than_timing_takes_are_refused_before_the_first(known) -> None:
+    scorer = known.metered
+    with pytest.raises(InputError, match="at least 2 calls"):
+        estimate(known.items, known.anchors, scorer=scorer, n_items=1000, most_calls=1)
+    assert scorer.calls == 0
 
 
 def test_an_empty_sample_and_a_failing_scorer_are_told(known) -> None:

@@ -22,8 +22,8 @@ import pytest
 from adacur.core.errors import FileFormatError, InputError, NonFiniteScore, ScoreCountError, ScorerFailed
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Item, Query
-from adacur.scorers import Cached, FunctionScorer, MatrixScorer, Metered, ascore, score_grid
-from adacur.scorers.cached import CacheWarning
+from adacur.scorers import Cached, FunctionScorer, MatrixScorer, Metered, SharedBatches, ascore, score_grid
+from adacur.scorers.cached import CacheWarning, past_cache
 
 QUERIES = [Query(f"q{n}", f"question {n}") for n in range(6)]
 ITEMS = [Item(f"i{n}", f"text {n}") for n in range(40)]
@@ -254,8 +254,8 @@ def test_every_field_of_a_card_was_thought_of() -> None:
 
 
 def test_a_scorer_without_weights_is_known_by_its_name_its_source_and_the_key_given(path) -> None:
-    old = FunctionScorer(lambda pairs: values(pairs), name="f")
-    new = FunctionScorer(lambda pairs: [0.0] * len(pairs), name="f")
+    old = FunctionScorer(lambda pairs: values(pairs), name="f", source="m:f")
+    new = FunctionScorer(lambda pairs: [0.0] * len(pairs), name="f", source="m:f")
     Cached(old, path).score(PAIRS[:4])
     assert Cached(new, path).score(PAIRS[:4]).tolist() == truth(PAIRS[:4])
     assert Cached(new, path, key="v2").score(PAIRS[:4]).tolist() == [0.0] * 4
@@ -471,6 +471,38 @@ def test_a_blocking_call_inside_an_event_loop_does_not_wait_for_a_task_of_that_l
         assert scores.tolist() == truth()
 
 
+def test_a_blocking_call_inside_an_event_loop_does_not_wait_for_a_thread_that_needs_it(path) -> None:
+    loop = asyncio.new_event_loop()
+    runner = threading.Thread(target=loop.run_forever, daemon=True)
+    runner.start()
+    asked = threading.Event()
+
+    async def slowly(pairs):
+        asked.set()
+        await asyncio.sleep(0.1)
+        return values(pairs)
+
+    def on_the_loop(pairs):
+        # Asked on the loop itself, it answers at once.
+        if threading.current_thread() is runner:
+            return values(pairs)
+        return asyncio.run_coroutine_threadsafe(slowly(pairs), loop).result()
+
+    cached = Cached(FunctionScorer(on_the_loop), path)
+
+    async def blocking():
+        return cached.score(PAIRS)
+
+    other = threading.Thread(target=cached.score, args=(PAIRS,), daemon=True)
+    other.start()
+    assert asked.wait(30)
+    assert asyncio.run_coroutine_threadsafe(blocking(), loop).result(30).tolist() == truth()
+    other.join()
+    loop.call_soon_threadsafe(loop.stop)
+    runner.join()
+    loop.close()
+
+
 def test_threads_of_a_small_pool_do_not_wait_for_a_task_that_needs_the_pool(path) -> None:
     cached = Cached(FunctionScorer(lambda pairs: time.sleep(0.02) or values(pairs)), path)
 
@@ -538,7 +570,7 @@ from adacur.scorers import Cached, FunctionScorer
 def values(pairs):
     return [zlib.crc32(f"{query}\\0{item}".encode()) / 2**28 - 8 for query, item in pairs]
 
-cached = Cached(FunctionScorer(values, name="f"), sys.argv[1], save_every=500)
+cached = Cached(FunctionScorer(values, name="f", source="m:f"), sys.argv[1], save_every=500)
 query = Query("q", "question")
 for start in range(0, 10**9, 500):
     cached.score([(query, Item("i", f"text {n}")) for n in range(start, start + 500)])
@@ -556,7 +588,7 @@ def test_a_killed_writer_leaves_complete_and_correct_scores(path, calls) -> None
     finally:
         process.kill()
         process.communicate()
-    cached = Cached(FunctionScorer(lambda pairs: 1 / 0, name="f"), path)
+    cached = Cached(FunctionScorer(lambda pairs: 1 / 0, name="f", source="m:f"), path)
     # What was answered is stored; of what was under way all or nothing is.
     assert cached.count() >= told
     assert cached.count() % 500 == 0
@@ -608,8 +640,10 @@ def test_a_forked_child_begins_with_a_connection_of_its_own(path) -> None:
 @pytest.mark.parametrize("content", [b"not a database at all, but long enough to look at" * 100, b"PK\x03\x04"])
 def test_a_file_of_something_else_is_refused_and_left_alone(path, content) -> None:
     path.write_bytes(content)
-    with pytest.raises(FileFormatError, match="no score cache"):
+    with pytest.raises(FileFormatError, match="no score cache") as refused:
         Cached(Recording(), path)
+    # It may be somebody's only copy of something.
+    assert "delete" not in str(refused.value)
     assert path.read_bytes() == content
 
 
@@ -760,3 +794,37 @@ def test_a_cache_is_a_scorer_like_any_other(path) -> None:
     failing = Cached(FunctionScorer(lambda pairs: 1 / 0, name="bad"), path)
     with pytest.raises(ScorerFailed):
         failing.score(PAIRS)
+
+
+class Negated:
+    """A scorer of somebody's own, around another one."""
+
+    card = ScorerCard(name="negated", backend="test")
+
+    def __init__(self, scorer) -> None:
+        self.scorer = scorer
+
+    def score(self, pairs):
+        return -self.scorer.score(pairs)
+
+
+def test_what_lies_past_a_cache_scores_as_it_does(path) -> None:
+    inner = Recording()
+    cached = Cached(inner, path)
+    for same in (cached, Metered(cached), SharedBatches(Metered(cached))):
+        assert past_cache(same) is inner
+    # Another wrapper may change the scores of the cache within.
+    for other in (inner, Metered(inner), Negated(cached), Metered(Negated(cached))):
+        assert past_cache(other) is other
+
+
+def test_two_lambdas_are_two_scorers(tmp_path) -> None:
+    def times(factor):
+        return lambda pairs: [factor * len(item) for _, item in pairs]
+
+    functions = [lambda pairs: [1.0] * len(pairs), lambda pairs: [2.0] * len(pairs), times(3), times(4)]
+    answers = []
+    for function in functions * 2:
+        with Cached(Metered(FunctionScorer(function)), tmp_path / "scores.sqlite") as cached:
+            answers.append((float(cached.score([(Query("q", "a"), Item("i", "b"))])[0]), cached.misses))
+    assert answers == [(1, 1), (2, 1), (3, 1), (4, 1), (1, 0), (2, 0), (3, 0), (4, 0)]

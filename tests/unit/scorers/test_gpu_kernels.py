@@ -65,3 +65,22 @@ def test_the_linear_kernel_ends_in_gelu(rows: int, columns: int, depth: int) -> 
         assert expected.abs().max() > 5, "the tails are part of it"
         torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
     """)
+
+
+def test_the_kernels_run_on_the_device_of_their_tensors() -> None:
+    interpreted("""
+        import contextlib
+        entered = []
+
+        @contextlib.contextmanager
+        def device_of(tensor):
+            entered.append(tensor)
+            yield
+
+        torch.cuda.device_of = device_of
+        texts, starts = torch.randn(4, 1, 16, dtype=torch.float16), torch.tensor([0, 4], dtype=torch.int32)
+        attend_on_gpu(torch, texts, texts, texts, starts, starts, 4)
+        rows, weight = torch.randn(5, 64, dtype=torch.float16), torch.randn(64, 64, dtype=torch.float16)
+        linear_gelu(torch, rows, weight, weight[0], programs=1, native_tanh=False)
+        assert [tensor is expected for tensor, expected in zip(entered, (texts, rows), strict=True)] == [True, True]
+    """)

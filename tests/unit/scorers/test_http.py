@@ -287,8 +287,9 @@ def test_retry_after_is_honoured() -> None:
         assert server.posts[1].at - server.posts[0].at >= 0.4
 
 
-@pytest.mark.parametrize("later", ["3600", formatdate(time() + 3600, usegmt=True)])
-def test_a_wait_of_more_than_a_minute_is_left_to_the_caller(later) -> None:
+@pytest.mark.parametrize("form", ["seconds", "date"])
+def test_a_wait_of_more_than_a_minute_is_left_to_the_caller(form) -> None:
+    later = "3600" if form == "seconds" else formatdate(time() + 3600, usegmt=True)
     reply = always(503, b"", headers={"Retry-After": later})
     with RerankServer("tei", reply=reply) as server, open_scorer(server.root) as scorer:
         with pytest.raises(ScorerFailed, match=r"asks to wait for (3600|3[0-5]\d\d) s"):
@@ -296,7 +297,9 @@ def test_a_wait_of_more_than_a_minute_is_left_to_the_caller(later) -> None:
         assert len(server.posts) == 1
 
 
-@pytest.mark.parametrize("odd", ["soon", "-5", "nan", "inf", formatdate(0, usegmt=True)])
+@pytest.mark.parametrize(
+    "odd", ["soon", "-5", "nan", "inf", formatdate(0, usegmt=True), "Wed, 01 Jan 99999999999 00:00:00 GMT"]
+)
 def test_a_retry_after_that_says_nothing_is_passed_over(odd) -> None:
     reply = first(1, Reply(503, b"", {"Retry-After": odd}))
     with RerankServer("tei", reply=reply) as server:
@@ -546,6 +549,31 @@ def test_closing_ends_calls_in_flight() -> None:
         scorer.close()
         with pytest.raises(ScorerFailed, match="has been closed"):
             call.result(60)
+
+
+def test_closing_ends_calls_that_wait_to_try_again(caplog) -> None:
+    caplog.set_level("INFO")
+    wait = always(429, b"", headers={"Retry-After": "50"})
+    with RerankServer("tei", reply=wait) as server, ThreadPoolExecutor(1) as thread:
+        scorer = open_scorer(server.root)
+        call = thread.submit(scorer.score, PAIRS[:3])
+        while "Attempt 2" not in caplog.text:
+            threading.Event().wait(0.005)
+        scorer.close()
+        with pytest.raises(ScorerFailed, match="has been closed"):
+            call.result(20)
+
+
+def test_two_threads_may_settle_at_once_whether_scores_are_raw() -> None:
+    with RerankServer("tei") as server, open_scorer(server.root) as scorer:
+
+        class Meanwhile(np.ndarray):
+            def __ge__(self, other):
+                scorer._suspicious = None
+                return super().__ge__(other)
+
+        scores = np.array([0.5, 0.6]).view(Meanwhile)
+        assert scorer._watched(scores) is scores
 
 
 def test_a_scorer_nobody_holds_gives_its_connections_back() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -128,6 +129,26 @@ def test_eight_threads_get_what_one_gets_while_the_shape_is_being_chosen(int8_fo
             with ThreadPoolExecutor(8) as callers:
                 for scores in callers.map(shared.score, [MANY] * 8):
                     np.testing.assert_array_equal(scores, expected)
+
+
+def score_in_child(scorer: OnnxCrossEncoder, answers) -> None:
+    answers.put(scorer.score(PAIRS))
+    scorer.close()
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_and_its_parent_both_score(int8_folder) -> None:
+    with OnnxCrossEncoder(int8_folder, threads=2) as scorer:
+        expected = scorer.score(PAIRS)
+        fork = multiprocessing.get_context("fork")
+        answers = fork.Queue()
+        child = fork.Process(target=score_in_child, args=(scorer, answers), daemon=True)
+        child.start()
+        np.testing.assert_array_equal(answers.get(timeout=30), expected)
+        child.join(30)
+        assert child.exitcode == 0
+        np.testing.assert_array_equal(scorer.score(PAIRS), expected)
 
 
 def test_closing_ends_calls_under_way_in_other_threads_with_a_clear_error(int8_folder) -> None:

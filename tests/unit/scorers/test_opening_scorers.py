@@ -195,12 +195,16 @@ def test_near_misses_are_told_what_to_give_instead(tmp_path) -> None:
             return documents
 
     model = cross_encoder(tmp_path)
+    pipeline = pytest.importorskip("transformers").pipeline(
+        "text-classification", model=model.model, tokenizer=model.tokenizer
+    )
     dual = library.SentenceTransformer(modules=[library.sentence_transformer.modules.Pooling(4)])
     for source, says in [
         (dual, "type SentenceTransformer is a dual encoder"),
         (langchain.DeterministicFakeEmbedding(size=2), "type DeterministicFakeEmbedding is a dual encoder"),
         (Compressor(), "cross-encoder inside it"),
         (model.model, "type BertForSequenceClassification is a model without its tokenizer.*CrossEncoder"),
+        (pipeline, "type TextClassificationPipeline answers with labels"),
         (library.CrossEncoder, r"CrossEncoder is a class.*scorer\(CrossEncoder\(…\)\)"),
         (FunctionScorer, "FunctionScorer is a class"),
     ]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import threading
 import time
 import warnings
@@ -154,6 +155,30 @@ def test_pairs_of_a_caller_who_is_cancelled_before_the_call_are_not_scored() -> 
     assert [type(answer) is asyncio.CancelledError for answer in answers] == [True, False, True, False]
     assert answers[1].tolist() == values(pairs_of("b"))
     assert scorer.callers == [["a"], ["b", "d"]]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs SIGALRM")
+def test_pairs_of_a_thread_that_is_interrupted_before_the_call_are_not_scored() -> None:
+    scorer = Gated()
+    queue = SharedBatches(scorer)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(queue.score, pairs_of("a"))
+            assert scorer.entered.wait(60)
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(KeyboardInterrupt):
+                queue.score(pairs_of("b"))
+            scorer.gate.set()
+            assert first.result().tolist() == values(pairs_of("a"))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert queue.score(pairs_of("c")).tolist() == values(pairs_of("c"))
+    assert scorer.callers == [["a"], ["c"]]
 
 
 def test_many_threads_and_event_loops_at_once_each_get_their_own_scores() -> None:

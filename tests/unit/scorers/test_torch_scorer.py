@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +15,10 @@ import pytest
 from adacur.core.errors import InputError, ScorerFailed, TextTooLong
 from adacur.core.records import Item, Query
 from adacur.scorers import TorchCrossEncoder
-from adacur.scorers.packed_encoder import compiled_or_plain
+from adacur.scorers.packed_encoder import PackedEncoder, compiled_or_plain
+from adacur.scorers.pair_batches import PairBatches
 from tests.real_models import torch_cross_encoder
-from tests.unit.scorers.tiny_models import ITEMS, PAIRS, QUERIES, tiny_transformer
+from tests.unit.scorers.tiny_models import ITEMS, PAIRS, QUERIES, WORDS, tiny_transformer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -105,6 +108,70 @@ def test_a_large_grid_is_scored_in_parts(folder, monkeypatch) -> None:
         assert scorer.score_grid([], ITEMS).shape == (0, len(ITEMS))
 
 
+def test_a_grid_in_parts_sends_each_item_once(tmp_path, monkeypatch) -> None:
+    sent: list[int] = []
+    send = PairBatches._sent
+
+    def counted(self, array, dtype):
+        sent.append(len(array))
+        return send(self, array, dtype)
+
+    items = [Item(f"i{n}", " ".join(WORDS)) for n in range(60)]
+    with TorchCrossEncoder(tiny_transformer(tmp_path), device="cpu") as scorer:
+        monkeypatch.setattr(PairBatches, "_sent", counted)
+        scorer.score_grid(QUERIES, items)
+        whole = sum(sent)
+        sent.clear()
+        monkeypatch.setattr("adacur.scorers.torch._PAIRS_AT_ONCE", 6 * len(QUERIES))
+        scorer.score_grid(QUERIES, items)
+        assert sum(sent) < 1.5 * whole
+
+
+def test_a_text_that_spells_the_padding_token_scores_as_in_a_plain_forward(folder) -> None:
+    items = [Item(f"i{n}", f"w1 {'[PAD] <pad> ' * n}w2 w3") for n in range(3)]
+    pairs = [(query, item) for query in (Query("q", "w4"), Query("p", "w4 <pad> [PAD] w5")) for item in items]
+    expected = plainly(folder, pairs, max_length=64)
+    with TorchCrossEncoder(folder, device="cpu") as scorer:
+        np.testing.assert_allclose(scorer.score(pairs), expected, atol=1e-4)
+
+
+def test_a_padding_id_that_positions_need_is_not_done_without(tmp_path) -> None:
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tiny_transformer(tmp_path, "roberta"))
+    assert PackedEncoder.can_run(model.base_model)
+    model.config.pad_token_id = None
+    assert not PackedEncoder.can_run(model.base_model)
+
+
+def test_rotary_frequencies_are_not_halved(tmp_path) -> None:
+    folder = tiny_transformer(tmp_path)
+    torch.manual_seed(0)
+    config = transformers.ModernBertConfig(
+        vocab_size=50,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        num_labels=1,
+        max_position_embeddings=512,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=None,
+        cls_token_id=2,
+        sep_token_id=3,
+    )
+    transformers.ModernBertForSequenceClassification(config).save_pretrained(folder)
+    with (
+        TorchCrossEncoder(folder, device="cpu", dtype="float16") as half,
+        TorchCrossEncoder(folder, device="cpu") as full,
+    ):
+        kept, whole = (dict(scorer._forward._model.named_buffers()) for scorer in (half, full))
+        frequencies = [name for name in whole if "inv_freq" in name]
+        assert frequencies
+        for name in frequencies:
+            torch.testing.assert_close(kept[name], whole[name], rtol=0, atol=0)
+        assert np.isfinite(half.score(PAIRS)).all()
+
+
 def test_a_device_without_memory_gets_smaller_batches_and_no_score_is_lost(folder, caplog) -> None:
     """There is no GPU to fill here, so the forward pass refuses what would not fit."""
     with TorchCrossEncoder(folder, device="cpu", batch_tokens=100_000) as scorer:
@@ -138,6 +205,26 @@ def test_a_device_without_memory_for_one_pair_is_an_error_that_says_what_to_do(f
         scorer._forward.logits = no_memory
         with pytest.raises(ScorerFailed, match="too little memory left for one pair"):
             scorer.score(PAIRS[:1])
+
+
+def test_memory_that_comes_back_is_used_again(folder) -> None:
+    with TorchCrossEncoder(folder, device="cpu") as scorer:
+        asked: list[int] = []
+        logits = scorer._forward.logits
+
+        def no_memory(*_, **__):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        def counted(batches, start, end, **options):
+            asked.append(end - start)
+            return logits(batches, start, end, **options)
+
+        scorer._forward.logits = no_memory
+        with pytest.raises(ScorerFailed, match="too little memory"):
+            scorer.score(PAIRS)
+        scorer._forward.logits = counted
+        scorer.score(PAIRS)
+        assert len(asked) < 10, "another filled the device for a while"
 
 
 def test_several_devices_give_one_opener_each_that_can_be_sent_to_a_process(folder) -> None:
@@ -207,6 +294,27 @@ def test_options_that_mean_nothing_are_refused(folder, options) -> None:
 def test_a_gpu_that_is_not_there_is_refused(folder) -> None:
     with pytest.raises(InputError, match="no CUDA device"):
         TorchCrossEncoder(folder, device="cuda")
+
+
+def test_a_gpu_number_that_is_not_there_is_refused(folder, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(InputError, match="sees cuda:0, cuda:1 here"):
+        TorchCrossEncoder(folder, device=["cuda:1", "cuda:2"])
+
+
+def test_closing_frees_what_was_compiled(tmp_path) -> None:
+    scorer = TorchCrossEncoder(tiny_transformer(tmp_path), device="cpu")
+    encoder = scorer._forward._encoder
+    # As compiling leaves it, with or without a compiler.
+    encoder._compiled = (encoder._embed, encoder._add_norm)
+    held = weakref.ref(encoder)
+    del encoder
+    gc.disable()
+    try:
+        scorer.close()
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_a_closed_scorer_says_so_and_keeps_its_card(folder) -> None:
