@@ -17,11 +17,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from score_folders import ScoreFolder, read_score_folder
 
-from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, Exact, Gaussian, Hits, Rerank, Softmax
+from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, Exact, Gaussian, Hits, Rerank, Softmax, TopK, Uniform
+from adacur.acquisition import Oracle
+from adacur.approximation import EmbeddingRegression
+from adacur.core.protocols import Acquisition
 from adacur.data import read_qrels
 from adacur.evaluation import bootstrap_interval, judged_quality, top_k_recall
+from adacur.search.methods import held_out_split, without_anchors
+
+Method = Callable[[AnchorIndex, ScoreFolder, Budget, int], list[Hits]]
 
 
 def best_split(index: AnchorIndex, folder: ScoreFolder, budget: Budget, k: int, *, first: Any) -> list[Hits]:
@@ -33,8 +40,30 @@ def best_split(index: AnchorIndex, folder: ScoreFolder, budget: Budget, k: int, 
     return max(runs, key=lambda run: top_k_recall(run, folder.test_scores, k=k).mean())
 
 
+def held_out(index: AnchorIndex, folder: ScoreFolder, budget: Budget, k: int) -> list[Hits]:
+    """ANNCUR with the split that is best on held-out anchor queries: what a user can have."""
+    split = held_out_split(index, budget=budget, k=k)
+    return ANNCUR(index=index, scorer=folder.scorer, budget=budget, split=split).search(folder.test, k)
+
+
+def by_oracle(choice: Acquisition, *, mask_top_k: bool = False) -> Method:
+    """Anchor items by their exact scores, then as ANNCUR with the best split: how the paper evaluates its oracles."""
+
+    def search(index: AnchorIndex, folder: ScoreFolder, budget: Budget, k: int) -> list[Hits]:
+        oracle = Oracle(
+            queries=folder.test,
+            items=folder.items,
+            exact_scores=folder.test_scores,
+            choice=choice,
+            masked=k if mask_top_k else 0,
+        )
+        return best_split(index, folder, budget, k, first=oracle)
+
+    return search
+
+
 # Each method answers all test queries: (index, folder, budget, k) -> hits.
-METHODS: dict[str, Callable[[AnchorIndex, ScoreFolder, Budget, int], list[Hits]]] = {
+METHODS: dict[str, Method] = {
     "adacur": lambda index, folder, budget, k: AdaCUR(
         index=index, scorer=folder.scorer, budget=budget, first=folder.dense
     ).search(folder.test, k),
@@ -52,6 +81,20 @@ METHODS: dict[str, Callable[[AnchorIndex, ScoreFolder, Budget, int], list[Hits]]
         approximator=Gaussian(embeddings=folder.item_embeddings),
         first_share=0.2,
     ).search(folder.test, k),
+    "axn": lambda index, folder, budget, k: AdaCUR(
+        index=without_anchors(index),
+        scorer=folder.scorer,
+        budget=budget,
+        first=folder.dense,
+        approximator=EmbeddingRegression(folder.item_embeddings, embed_queries=folder.embed_queries),
+    ).search(folder.test, k),
+    "uniform": lambda index, folder, budget, k: AdaCUR(
+        index=index, scorer=folder.scorer, budget=budget, acquisition=Uniform()
+    ).search(folder.test, k),
+    "topk_oracle": by_oracle(TopK()),
+    "topk_oracle_masked": by_oracle(TopK(), mask_top_k=True),
+    "softmax_oracle": by_oracle(Softmax()),
+    "softmax_oracle_masked": by_oracle(Softmax(), mask_top_k=True),
     "anncur": lambda index, folder, budget, k: ANNCUR(index=index, scorer=folder.scorer, budget=budget).search(
         folder.test, k
     ),
@@ -59,6 +102,7 @@ METHODS: dict[str, Callable[[AnchorIndex, ScoreFolder, Budget, int], list[Hits]]
         index=index, scorer=folder.scorer, budget=budget, first=folder.dense
     ).search(folder.test, k),
     "anncur_best_split": lambda index, folder, budget, k: best_split(index, folder, budget, k, first=None),
+    "anncur_held_out_split": held_out,
     "anncur_dense_best_split": lambda index, folder, budget, k: best_split(
         index, folder, budget, k, first=folder.dense
     ),
@@ -68,7 +112,8 @@ METHODS: dict[str, Callable[[AnchorIndex, ScoreFolder, Budget, int], list[Hits]]
     "exact": lambda index, folder, budget, k: Exact(index=index, scorer=folder.scorer).search(folder.test, k),
 }
 # These choose per k, so one run cannot serve every k.
-CHOSEN_PER_K = {"anncur_best_split", "anncur_dense_best_split"}
+CHOSEN_PER_K = {name for name in METHODS if name.endswith("_split") or "_oracle" in name}
+FROM_RANDOM = {"adacur_random", "uniform", "anncur", "anncur_best_split", "anncur_held_out_split"}
 
 
 def measure(
@@ -101,14 +146,15 @@ def measure(
                         "rounds": budget.rounds,
                         "anchors": len(folder.anchors),
                         "queries": len(folder.test),
-                        "first": "random" if method in {"adacur_random", "anncur", "anncur_best_split"} else "dense",
+                        "first": "random" if method in FROM_RANDOM else "oracle" if "_oracle" in method else "dense",
                         "recall": round(float(recalls.mean()), 4),
                         "low": round(low, 4),
                         "high": round(high, 4),
                     }
                 )
                 if qrels is not None:
-                    values = judged_quality(hits, qrels)
+                    values = judged_quality(hits, qrels)["nDCG@10"]
+                    values = values[~np.isnan(values)]
                     low, high = bootstrap_interval(values)
                     rows[-1] |= {
                         "ndcg": round(float(values.mean()), 4),

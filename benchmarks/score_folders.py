@@ -1,19 +1,15 @@
-"""Folders of exact scores: scores.npz, dense_items.npy, dense_queries.npy and meta.json.
-
-meta.json names the queries (anchors first, then test queries) and items, and says how the integers in scores.npz
-decode to logits. Any search can be replayed from such a folder without a model.
-"""
+"""Folders of exact scores, as `adacur.experiments.Testbed.from_score_folder` reads and documents them."""
 
 from __future__ import annotations
 
-import json
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from adacur import Item, MatrixRetriever, MatrixScorer, Query
+from adacur.experiments import Testbed
 
 
 @dataclass(frozen=True)
@@ -28,10 +24,16 @@ class ScoreFolder:
     test_scores: np.ndarray
     dense_scores: np.ndarray
     item_embeddings: np.ndarray
+    query_embeddings: np.ndarray
 
     @property
     def scorer(self) -> MatrixScorer:
         return MatrixScorer(queries=self.test, items=self.items, scores=self.test_scores)
+
+    def embed_queries(self, queries: Sequence[Query]) -> np.ndarray:
+        """The dual encoder's vectors of test queries, looked up by their ids."""
+        rows = {query.id: row for row, query in enumerate(self.test)}
+        return self.query_embeddings[[rows[query.id] for query in queries]]
 
     @property
     def dense(self) -> MatrixRetriever:
@@ -41,38 +43,19 @@ class ScoreFolder:
 def read_score_folder(folder: str | Path, *, n_anchors: int, n_queries: int, held_out: bool = False) -> ScoreFolder:
     """The first `n_anchors` anchor queries and the first `n_queries` test queries of a folder.
 
-    With `held_out`, the last `n_queries` anchor queries take the place of the test queries: to choose by, since test
-    queries are for reporting.
+    With `held_out`, the last `n_queries` anchor queries take the place of the test queries.
     """
-    folder = Path(folder)
-    meta = json.loads((folder / "meta.json").read_text())
-    first_test = meta["n_anchor_queries"]
-    query_ids = [*meta["anchor_query_ids"], *meta["test_query_ids"]]
-    if held_out:
-        first_test -= n_queries
-    else:
-        n_queries = min(n_queries, meta["n_test_queries"])
-    n_anchors = min(n_anchors, first_test)
-    with np.load(folder / "scores.npz") as stored:
-        values = stored["scores"]
-    decode = re.fullmatch(r"logit = value / ([\d.]+) ([+-]) ([\d.]+)", meta["decode"])
-    if decode is None:
-        raise SystemExit(f"{folder}/meta.json: cannot read the decoding rule {meta['decode']!r}")
-    scale, sign, offset = decode.groups()
-
-    def logits(rows: slice) -> np.ndarray:
-        return values[rows].astype(np.float32) / float(scale) + float(sign + offset)
-
-    items = np.load(folder / "dense_items.npy").astype(np.float32)
-    queries = np.load(folder / "dense_queries.npy").astype(np.float32)
-    chosen = slice(first_test, first_test + n_queries)
+    testbed = Testbed.from_score_folder(folder, n_queries=n_queries, held_out=n_queries if held_out else 0)
+    if testbed.item_embeddings is None or testbed.query_embeddings is None:
+        raise SystemExit(f"{folder} holds no embeddings, and these benchmarks start from them")
     return ScoreFolder(
-        domain=meta.get("domain", folder.name),
-        items=[Item(id_, id_) for id_ in meta["item_ids"]],
-        anchors=[Query(id_, id_) for id_ in query_ids[:n_anchors]],
-        test=[Query(id_, id_) for id_ in query_ids[chosen]],
-        anchor_scores=logits(slice(0, n_anchors)),
-        test_scores=logits(chosen),
-        dense_scores=queries[chosen] @ items.T,
-        item_embeddings=items,
+        domain=testbed.name,
+        items=list(testbed.items),
+        anchors=list(testbed.anchor_queries[:n_anchors]),
+        test=list(testbed.test_queries),
+        anchor_scores=testbed.anchor_scores[:n_anchors],
+        test_scores=testbed.exact_scores,
+        dense_scores=testbed.query_embeddings @ testbed.item_embeddings.T,
+        item_embeddings=testbed.item_embeddings,
+        query_embeddings=testbed.query_embeddings,
     )

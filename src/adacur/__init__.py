@@ -10,15 +10,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from adacur.acquisition import Softmax, TopK, Uniform
-    from adacur.approximation import Gaussian, PseudoInverse
+    from adacur.acquisition import Oracle, Softmax, TopK, Uniform
+    from adacur.approximation import EmbeddingRegression, Gaussian, PseudoInverse
     from adacur.core.budget import Budget
     from adacur.core.errors import AdacurError
     from adacur.core.records import Item, Query
     from adacur.core.results import Hit, Hits, Round, Trace
     from adacur.data import pseudo_queries, read_items, read_queries
     from adacur.index import DriftWarning, estimate, verify
-    from adacur.retrievers import BM25, Dense, MatrixRetriever, OnnxEncoder, RandomRetriever, SentenceTransformerEncoder
+    from adacur.retrievers import (
+        BM25,
+        Dense,
+        MatrixRetriever,
+        MultiVector,
+        OnnxEncoder,
+        RandomRetriever,
+        SentenceTransformerEncoder,
+        TfIdf,
+    )
     from adacur.scorers import (
         Cached,
         CacheWarning,
@@ -51,6 +60,7 @@ _ROOM_OF = {
     "Cached": "scorers",
     "Dense": "retrievers",
     "DriftWarning": "index",
+    "EmbeddingRegression": "approximation",
     "Exact": "search",
     "FunctionScorer": "scorers",
     "Gaussian": "approximation",
@@ -62,8 +72,10 @@ _ROOM_OF = {
     "MatrixRetriever": "retrievers",
     "MatrixScorer": "scorers",
     "Metered": "scorers",
+    "MultiVector": "retrievers",
     "OnnxCrossEncoder": "scorers",
     "OnnxEncoder": "retrievers",
+    "Oracle": "acquisition",
     "ProbabilityWarning": "scorers",
     "PseudoInverse": "approximation",
     "PyTerrierScorer": "scorers",
@@ -76,6 +88,7 @@ _ROOM_OF = {
     "SentenceTransformersScorer": "scorers",
     "SharedBatches": "scorers",
     "Softmax": "acquisition",
+    "TfIdf": "retrievers",
     "TopK": "acquisition",
     "TorchCrossEncoder": "scorers",
     "Trace": "core.results",
@@ -102,6 +115,7 @@ __all__ = [
     "Cached",
     "Dense",
     "DriftWarning",
+    "EmbeddingRegression",
     "Exact",
     "FunctionScorer",
     "Gaussian",
@@ -113,8 +127,10 @@ __all__ = [
     "MatrixRetriever",
     "MatrixScorer",
     "Metered",
+    "MultiVector",
     "OnnxCrossEncoder",
     "OnnxEncoder",
+    "Oracle",
     "ProbabilityWarning",
     "PseudoInverse",
     "PyTerrierScorer",
@@ -127,6 +143,7 @@ __all__ = [
     "SentenceTransformersScorer",
     "SharedBatches",
     "Softmax",
+    "TfIdf",
     "TopK",
     "TorchCrossEncoder",
     "Trace",

@@ -6,15 +6,26 @@ import numpy as np
 import pytest
 
 from adacur import Gaussian, PseudoInverse
+from adacur.approximation import EmbeddingRegression
 from tests.conftest import make_world
 
 EMBEDDINGS = np.random.default_rng(9).normal(size=(200, 16)).astype(np.float32)
+
+
+def embed_queries(queries):
+    """A vector that belongs to the query's id."""
+    return np.stack([np.random.default_rng(list(query.id.encode())).normal(size=16) for query in queries])
+
+
 APPROXIMATORS = [
     PseudoInverse(),
     Gaussian(),
     Gaussian(embeddings=EMBEDDINGS),
     Gaussian(noise=1e-9),
     Gaussian(embeddings=(100 * EMBEDDINGS).astype(np.int8)),
+    EmbeddingRegression(EMBEDDINGS, blend=0),
+    EmbeddingRegression(EMBEDDINGS, embed_queries=embed_queries),
+    EmbeddingRegression((100 * EMBEDDINGS).astype(np.int8), embed_queries=embed_queries, ridge=1e-6),
 ]
 
 

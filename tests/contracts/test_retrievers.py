@@ -11,7 +11,16 @@ import pytest
 from adacur.core.errors import EmptyInput, InputError
 from adacur.core.protocols import Retriever, SavedRetriever
 from adacur.core.records import Item, Query
-from adacur.retrievers import BM25, Dense, EncoderCard, MatrixRetriever, RandomRetriever, load_retriever
+from adacur.retrievers import (
+    BM25,
+    Dense,
+    EncoderCard,
+    MatrixRetriever,
+    MultiVector,
+    RandomRetriever,
+    TfIdf,
+    load_retriever,
+)
 
 ITEMS = [
     Item("penicillin", "Penicillin is an antibiotic discovered by Alexander Fleming in 1928."),
@@ -31,7 +40,7 @@ QUERIES = [
 
 
 class LetterPairEncoder:
-    """Counts of letter pairs, hashed: a real dual encoder that needs no model."""
+    """Counts of letter pairs, hashed: a real encoder, of texts and of their words, that needs no model."""
 
     dimension = 64
     card = EncoderCard(kind="letter-pairs", dimension=64, weights="v1")
@@ -45,6 +54,11 @@ class LetterPairEncoder:
 
     encode_queries = encode_items
 
+    def encode_item_tokens(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [self.encode_items([f" {word} " for word in text.split()]) for text in texts]
+
+    encode_query_tokens = encode_item_tokens
+
 
 def known_scores(queries: list[Query], items: list[Item]) -> np.ndarray:
     def words(text: str) -> set[str]:
@@ -57,11 +71,17 @@ MAKERS: dict[str, Callable[[list[Item]], Retriever]] = {
     "random": RandomRetriever,
     "matrix": lambda items: MatrixRetriever(queries=QUERIES, items=items, scores=known_scores(QUERIES, items)),
     "bm25": BM25.build,
+    "tfidf": TfIdf.build,
+    "tfidf-letters": lambda items: TfIdf.build(items, analyzer="char_wb", ngrams=(2, 4), sublinear=True),
     "dense-float16": lambda items: Dense.build(items, encoder=LetterPairEncoder()),
     "dense-float32": lambda items: Dense.build(items, encoder=LetterPairEncoder(), storage="float32"),
     "dense-int8": lambda items: Dense.build(items, encoder=LetterPairEncoder(), storage="int8"),
+    "multi-vector": lambda items: MultiVector.build(items, encoder=LetterPairEncoder()),
 }
-OPTIONS = {name: {"encoder": LetterPairEncoder()} if name.startswith("dense") else {} for name in MAKERS}
+# These return only what shares a term with the query.
+LEXICAL = ("bm25", "tfidf")
+ENCODED = ("dense", "multi-vector")
+OPTIONS = {name: {"encoder": LetterPairEncoder()} if name.startswith(ENCODED) else {} for name in MAKERS}
 
 
 @pytest.fixture(params=MAKERS)
@@ -80,7 +100,7 @@ def columns(hits) -> list[tuple[str, tuple[str, ...], list[float]]]:
 
 def test_it_is_a_retriever_with_a_name(retriever, kind) -> None:
     assert isinstance(retriever, Retriever)
-    assert retriever.name == kind.split("-")[0]
+    assert retriever.name == (kind if kind == "multi-vector" else kind.split("-")[0])
 
 
 def test_hits_come_in_the_order_of_the_queries_best_first_without_repeats(retriever) -> None:
@@ -95,7 +115,7 @@ def test_hits_come_in_the_order_of_the_queries_best_first_without_repeats(retrie
 
 def test_a_k_larger_than_the_collection_returns_all_it_has(retriever, kind) -> None:
     for found in retriever.search(QUERIES, 1000):
-        assert len(found) == len(ITEMS) or (kind == "bm25" and 0 < len(found) < len(ITEMS))
+        assert len(found) == len(ITEMS) or (kind.startswith(LEXICAL) and 0 < len(found) < len(ITEMS))
 
 
 def test_the_best_k_are_the_first_of_the_best_more(retriever) -> None:

@@ -28,7 +28,7 @@ BLOCK_ITEMS = 6
 N_ANCHORS = 7
 N_BLOCKS = N_ITEMS // BLOCK_ITEMS
 BUILD_OPTIONS = ("-n", str(N_ANCHORS), "--block-items", str(BLOCK_ITEMS))
-COMMANDS = ("fetch", "queries", "estimate", "build", "search", "inspect", "verify", "demo")
+COMMANDS = ("fetch", "queries", "estimate", "build", "search", "evaluate", "report", "inspect", "verify", "demo")
 
 # A scorer whose mood is set from outside, so that the same command fails today and continues tomorrow. Only whole
 # blocks suffer from it: what is timed before a build is never of that size.
@@ -280,6 +280,8 @@ def test_results_for_people_are_on_stdout_and_all_else_on_stderr(shop: Path, fol
     assert f"{N_ITEMS} items × {N_ANCHORS} anchor queries" in built.out
     assert f"{N_ITEMS * N_ANCHORS} pairs; estimated time" in built.err
     assert "pairs/s" in built.err
+    assert "Scorer: score · function" in built.err
+    assert "Scorer:" not in built.out
     assert "Next: adacur search 'my index'" in built.err
 
     # Square brackets and colons mean something to the library that draws the tables.
@@ -428,7 +430,7 @@ def test_an_estimate_of_nonsense_is_refused(options: list[Any], says: tuple[str,
         case(["x", "--deadline", -1], "positive number of seconds"),
         case(["x", "--pool", 0], "at least one item"),
         case(["x", "--first", "dense"], "no first stage 'dense'", "bm25, random"),
-        case(["x", "--method", "magic"], "no method 'magic'", "adacur, anncur, rerank, exact"),
+        case(["x", "--method", "magic"], "no method 'magic'", "adacur, anncur, axn, rerank, exact"),
         case(["x", "--cache", "items.csv"], "items.csv is no score cache", "another path"),
         case(["x", "--cache", "whole.adacur/items.sqlite"], "no score cache", "left alone"),
         case(["x", "--cache", "nowhere/scores.sqlite"], "nowhere/scores.sqlite cannot be used", "exists"),
@@ -556,7 +558,7 @@ def test_ctrl_c_is_exit_code_130_and_the_same_command_continues(shop: Path, fold
     assert process.returncode == 130
     assert out == ""
     assert "Traceback" not in err
-    assert err.endswith("Interrupted. Finished blocks are kept: run the same command again to continue.\n")
+    assert err.endswith("Interrupted. What is finished is kept: run the same command again to continue.\n")
 
     assert build(folder, "i.adacur").code == 0
     assert same_index(folder / "i.adacur", shop / "whole.adacur")

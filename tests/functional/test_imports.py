@@ -12,7 +12,20 @@ import pytest
 
 import adacur
 
-HEAVY = ("torch", "transformers", "onnxruntime", "tokenizers", "zarr", "scipy", "typer", "rich", "bm25s")
+HEAVY = (
+    "sklearn",
+    "matplotlib",
+    "httpx2",
+    "torch",
+    "transformers",
+    "onnxruntime",
+    "tokenizers",
+    "zarr",
+    "scipy",
+    "typer",
+    "rich",
+    "bm25s",
+)
 MODULES = [found.name for found in pkgutil.walk_packages(adacur.__path__, "adacur.")]
 
 # An import that fails as it does where the package is not installed.
@@ -83,6 +96,7 @@ def test_all_names_what_exists(name: str) -> None:
             "adacur.SentenceTransformersScorer('model')",
             "pip install 'adacur[sentence-transformers]'",
         ),
+        ("sklearn", "adacur.TfIdf.build([adacur.Item('a', 'b')])", "pip install 'adacur[tfidf]'"),
         ("httpx2", "adacur.HttpScorer('http://127.0.0.1:9')", "pip install 'adacur[http]'"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
@@ -33,7 +33,17 @@ from adacur.cli.messages import (
 from adacur.core.errors import AdacurError, InputError, NotAnIndex, UnknownName, UnknownOption
 from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
-from adacur.data import cache_folder, describe, fetch, names, pseudo_queries, read_items, read_queries, wikivital
+from adacur.data import (
+    cache_folder,
+    describe,
+    fetch,
+    mondo,
+    names,
+    pseudo_queries,
+    read_items,
+    read_queries,
+    wikivital,
+)
 
 __all__ = ["Interrupted", "app"]
 
@@ -44,6 +54,7 @@ _SAMPLE_ITEMS = 512
 _SAMPLE_QUERIES = 128
 _FEWEST_TIMED = 16
 _DTYPES = ("float32", "float16")
+_COLLECTIONS: dict[str, Callable[[], Sequence[Item]]] = {"wikivital": wikivital, "mondo": lambda: mondo().items}
 
 
 class Interrupted(Exception):
@@ -77,7 +88,7 @@ app = typer.Typer(
 ItemsPath = Annotated[
     str,
     typer.Argument(
-        metavar="ITEMS", help="Items: .jsonl, .csv, .tsv or .txt (also .gz), a BEIR folder, or 'wikivital'."
+        metavar="ITEMS", help="Items: .jsonl, .csv, .tsv or .txt (also .gz), a BEIR folder, 'wikivital' or 'mondo'."
     ),
 ]
 IdField = Annotated[
@@ -247,8 +258,10 @@ def build(
         ),
     ] = None,
     scorer: ScorerName = DEFAULT_SCORER,
-    first: Annotated[str, typer.Option(help="First stages to keep: bm25, dense, or both: bm25,dense.")] = "bm25",
-    encoder: Annotated[str, typer.Option(help="Dual encoder of the dense first stage.")] = DEFAULT_ENCODER,
+    first: Annotated[
+        str, typer.Option(help="First stages to keep: bm25, tfidf, dense, multi-vector, or several: bm25,dense.")
+    ] = "bm25",
+    encoder: Annotated[str, typer.Option(help="Encoder of the dense and multi-vector first stages.")] = DEFAULT_ENCODER,
     dtype: Annotated[str, typer.Option(help="float32 or float16: how scores are kept.")] = "float32",
     max_item_tokens: MaxItemTokens = None,
     block_items: Annotated[
@@ -262,7 +275,7 @@ def build(
     """Score every item against every anchor query. Interrupt it at will: the same command continues."""
     import adacur
     from adacur.index import block_items_for, read_manifest
-    from adacur.search.first_stages import check_first_stages
+    from adacur.search.first_stages import check_first_stages, needs_encoder
 
     stages = [name.strip() for name in first.split(",") if name.strip()]
     check_first_stages(stages, encoder=encoder)
@@ -273,7 +286,7 @@ def build(
     if n_anchors and len(asked) < n_anchors:
         tell(f"{anchors} holds {len(asked)} anchor queries, fewer than {n_anchors}; all are used.")
     opened = _scorer(scorer, max_item_tokens)
-    dual = _encoder(encoder) if "dense" in stages else None
+    dual = _encoder(encoder) if needs_encoder(stages) else None
     before = read_manifest(index).status if (index / "manifest.json").exists() else None
     if before == "building":
         tell(f"Continuing the build in {index}: finished blocks are not scored again.")
@@ -334,9 +347,14 @@ def search(
     k: Annotated[int, typer.Option("-k", help="How many items to return.")] = 10,
     budget: Annotated[int | None, typer.Option(help="Scorer calls per question; default: 100.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds the budget is spent in; default: 5.")] = None,
-    method: Annotated[str, typer.Option(help="gaussian, adacur (the paper's), anncur, rerank or exact.")] = "gaussian",
+    method: Annotated[
+        str, typer.Option(help="gaussian, adacur (the paper's), anncur, axn, rerank or exact.")
+    ] = "gaussian",
     first: Annotated[
-        str | None, typer.Option(help="First stage; default: dense, else bm25, else random, as the index has them.")
+        str | None,
+        typer.Option(
+            help="First stage; default: dense, multi-vector, bm25, tfidf or random, the first that the index has."
+        ),
     ] = None,
     pool: Annotated[int | None, typer.Option(help="Search only the first stage's best N.")] = None,
     deadline: Annotated[float | None, typer.Option(help="Seconds for all questions together.")] = None,
@@ -453,6 +471,87 @@ def verify(index: IndexPath, as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
+@app.command(epilog="Example: adacur evaluate my-beir-folder --scorer ms-marco-MiniLM-L-12-v2")
+def evaluate(
+    what: Annotated[
+        Path, typer.Argument(metavar="SPEC|FOLDER", help="A spec (.toml), or a BEIR folder to begin with.")
+    ],
+    scorer: Annotated[
+        str | None, typer.Option(help=f"With a folder: the scorer, as for build; default: {DEFAULT_SCORER}.")
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="With a folder; default: gaussian,adacur,anncur,rerank,exact.")
+    ] = None,
+    budgets: Annotated[str | None, typer.Option(help="With a folder: scorer calls; default: 25,50,100.")] = None,
+    k: Annotated[str | None, typer.Option("-k", help="With a folder: recall at these k; default: 1,10.")] = None,
+    first: Annotated[
+        str | None, typer.Option(help="With a folder: first stages, as for build, with commas; default: bm25.")
+    ] = None,
+    encoder: Annotated[str | None, typer.Option(help="With a folder: dual encoder of the dense first stage.")] = None,
+    anchors: Annotated[int | None, typer.Option(min=1, help="With a folder: how many anchor queries.")] = None,
+    queries: Annotated[int | None, typer.Option(min=1, help="With a folder: how many test queries.")] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="With a folder: choose both so that scoring takes so long; default: 5."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="With a folder: splits the queries, seeds the runs.")] = None,
+    max_item_tokens: MaxItemTokens = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder for the results; a folder FOLDER gets FOLDER-results.")
+    ] = None,
+    trec: Annotated[bool, typer.Option("--trec", help="Also write each run's hits as a TREC run file.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure search methods on a collection, each run stored once. Interrupt it at will: the same command continues.
+
+    A spec says what to run. A BEIR folder needs none: the spec that was used is written beside the results.
+    """
+    from adacur.cli.evaluation import evaluate_command
+
+    own = {
+        "scorer": scorer,
+        "methods": methods,
+        "budgets": budgets,
+        "k": k,
+        "first": first,
+        "encoder": encoder,
+        "anchors": anchors,
+        "queries": queries,
+        "minutes": minutes,
+        "seed": seed,
+        "max_item_tokens": max_item_tokens,
+    }
+    given = {name: value for name, value in own.items() if value is not None}
+    with warnings_as_notes():
+        done = evaluate_command(what, given, output=output, trec=trec, as_json=as_json)
+    if not done:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: adacur report runs/ -o report/")
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of stored runs, searched to its depths.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The folder to write; default: FOLDER/report.")
+    ] = None,
+    rival: Annotated[str, typer.Option(help="The method that the others are compared with.")] = "rerank",
+    as_json: Json = False,
+) -> None:
+    """Draw stored runs: one HTML page that needs nothing but itself, figures (PNG, SVG) and tables (CSV, Markdown)."""
+    from adacur.report import write_report
+
+    with note.status("drawing …"):
+        written = write_report(folder, output, rival=rival)
+    if written.skipped:
+        tell(f"{len(written.skipped)} JSON files are no stored runs and were left out.")
+    if as_json:
+        skipped = [str(file) for file in written.skipped]
+        files = [str(file) for file in written.files]
+        print_json({"page": str(written.page), "runs": written.n_runs, "skipped": skipped, "files": files})
+    else:
+        say(f"{written.page}: {written.n_runs} runs, {len(written.files) - 1} figures and tables beside it.")
+
+
 @app.command(epilog="Example: adacur demo --query 'who painted the Mona Lisa?' --budget 50")
 def demo(
     query: Annotated[list[str] | None, typer.Option("--query", help="Your own question; may be repeated.")] = None,
@@ -490,8 +589,8 @@ class _Items:
         self._text_fields = text_fields
 
     def __iter__(self) -> Iterator[Item]:
-        if self._source == "wikivital" and not Path(self._source).exists():
-            return iter(wikivital())
+        if self._source in _COLLECTIONS and not Path(self._source).exists():
+            return iter(_COLLECTIONS[self._source]())
         return read_items(self._source, id_field=self._id_field, text_fields=self._text_fields or None)
 
     def count(self) -> int:

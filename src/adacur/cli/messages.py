@@ -37,6 +37,8 @@ __all__ = [
     "warnings_as_notes",
 ]
 
+_CONTINUED = {"build", "evaluate"}
+
 # Texts of others pass through here: nothing in them is an emoji code or a number to colour.
 answer = Console(highlight=False, emoji=False)
 note = Console(highlight=False, emoji=False, stderr=True)
@@ -78,7 +80,7 @@ def explained(error: Exception) -> str:
 
 def interrupted(command: str | None = None) -> None:
     """What to know after Ctrl-C."""
-    kept = " Finished blocks are kept: run the same command again to continue." if command == "build" else ""
+    kept = " What is finished is kept: run the same command again to continue." if command in _CONTINUED else ""
     tell(f"Interrupted.{kept}")
 
 

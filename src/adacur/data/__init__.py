@@ -1,23 +1,37 @@
-"""Items, queries and judgements from files; pseudo-queries; models and collections by name."""
+"""Items, queries and judgements from files; splits; pseudo-queries; models and collections by name."""
 
 from __future__ import annotations
 
 from adacur.data.catalogue import describe, fetch, names
-from adacur.data.collections import wikivital
-from adacur.data.files import read_items, read_qrels, read_queries
+from adacur.data.collections import mondo, wikivital
+from adacur.data.files import read_beir, read_items, read_qrels, read_queries
+from adacur.data.from_ir_datasets import from_ir_datasets
+from adacur.data.judged_collection import JudgedCollection
 from adacur.data.pseudo_queries import PseudoQueryKind, pseudo_queries
+from adacur.data.splits import QuerySplit, split_queries
 from adacur.data.wheels import Asset, cache_folder
+from adacur.data.zeshel import ZeshelTags, read_zeshel, zeshel_split, zeshel_worlds
 
 __all__ = [
     "Asset",
+    "JudgedCollection",
     "PseudoQueryKind",
+    "QuerySplit",
+    "ZeshelTags",
     "cache_folder",
     "describe",
     "fetch",
+    "from_ir_datasets",
+    "mondo",
     "names",
     "pseudo_queries",
+    "read_beir",
     "read_items",
     "read_qrels",
     "read_queries",
+    "read_zeshel",
+    "split_queries",
     "wikivital",
+    "zeshel_split",
+    "zeshel_worlds",
 ]

@@ -92,6 +92,21 @@ _ASSETS = (
             "summaries_en-us.json": (6541774, "05ed445d555bcced1b3a3a42fecbed2ce426c1034429eb15ed043b166966b052"),
         },
     ),
+    Asset(
+        name="mondo",
+        kind="collection",
+        licence="CC-BY-4.0",
+        origin="27,990 diseases of the Mondo Disease Ontology of 2026-05-05, by the Monarch Initiative (in a wheel of "
+        "98 MB)",
+        wheel="cellxgene-ontology-guide==1.11.1",
+        prefix="cellxgene_ontology_guide/data/",
+        files={
+            "MONDO-ontology-v2026-05-05.json.zst": (
+                1795918,
+                "5df6f6131a69ce93581b9dc57bee51919fb9b025d8bca71b3ed08e8b2f3a2dd5",
+            ),
+        },
+    ),
 )
 
 

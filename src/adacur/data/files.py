@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import itertools
-import json
-import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from adacur.core.errors import DuplicateId, EmptyInput, FileFormatError
 from adacur.core.records import Item, Query
+from adacur.data.judged_collection import JudgedCollection
+from adacur.data.lines import existing, json_lines, open_text, reading
 
-__all__ = ["read_items", "read_qrels", "read_queries"]
+__all__ = ["read_beir", "read_items", "read_qrels", "read_queries"]
 
 _FORMATS = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
 
@@ -37,12 +35,17 @@ class _Fields:
 
 
 def read_items(
-    path: str | Path, *, id_field: str | None = None, text_fields: Sequence[str] | None = None
+    path: str | Path,
+    *,
+    id_field: str | None = None,
+    text_fields: Sequence[str] | None = None,
+    skip_empty: bool = False,
 ) -> Iterator[Item]:
     """Items one by one; a folder is a BEIR folder, of which `corpus.jsonl` is read.
 
     The text is the title and the text joined by ". ", or the `text_fields` joined so; a plain text file has
-    an item per line, whose id is the line number. The title and all fields not used become metadata.
+    an item per line, whose id is the line number. The title and all fields not used become metadata. A record
+    without a word is an error, unless `skip_empty` leaves it out.
     """
     fields = _Fields(
         ids=("_id", "id", "doc_id", "docno", "docid", "document_id", "item_id", "pid"),
@@ -51,7 +54,8 @@ def read_items(
         id_field=id_field,
         text_fields=None if text_fields is None else tuple(text_fields),
     )
-    return (Item(id=id_, text=text, metadata=rest) for id_, text, rest in _records(_find(path, "corpus"), fields))
+    records = _records(_find(path, "corpus"), fields, skip_empty=skip_empty)
+    return (Item(id=id_, text=text, metadata=rest) for id_, text, rest in records)
 
 
 def read_queries(
@@ -68,14 +72,15 @@ def read_queries(
     return (Query(id=id_, text=text) for id_, text, _ in _records(_find(path, "queries"), fields))
 
 
-def read_qrels(path: str | Path) -> dict[str, dict[str, int]]:
+def read_qrels(path: str | Path, *, split: str | None = None) -> dict[str, dict[str, int]]:
     """Judgements by query id and item id: BEIR (query, item, grade; with or without a header) or TREC (four columns).
 
-    In a folder, `qrels/test.tsv` is read, or the one file called qrels*.tsv (the test split, if there are several).
+    In a folder, that is `qrels/SPLIT.tsv` or `qrels.SPLIT.tsv`; without a split, the one file called qrels*.tsv (the
+    test split, if there are several).
     """
-    file = _find_qrels(Path(path)) if Path(path).is_dir() else _existing(Path(path))
+    file = _find_qrels(Path(path), split) if Path(path).is_dir() else existing(Path(path))
     qrels: dict[str, dict[str, int]] = {}
-    with _reading(file), _open(file) as lines:
+    with reading(file), open_text(file) as lines:
         for number, line in enumerate(lines, 1):
             columns = line.rstrip("\r\n").split("\t") if "\t" in line else line.split()
             if not line.strip():
@@ -99,10 +104,28 @@ def read_qrels(path: str | Path) -> dict[str, dict[str, int]]:
     return qrels
 
 
-def _records(file: Path, fields: _Fields) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def read_beir(folder: str | Path, *, split: str | None = None) -> JudgedCollection:
+    """A BEIR folder, in memory: corpus.jsonl, queries.jsonl and the judgements of one split, each also gzipped.
+
+    All queries are kept, whichever split they belong to: `judged` are those of the split, and the others can serve as
+    anchor queries. The split is looked for as in `read_qrels`. Items without a word, which BEIR's own collections
+    have here and there, are left out.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileFormatError(f"There is no folder {folder}. Check the path.")
+    return JudgedCollection(
+        name=folder.resolve().name,
+        items=list(read_items(folder, skip_empty=True)),
+        queries=list(read_queries(folder)),
+        qrels=read_qrels(folder, split=split),
+    )
+
+
+def _records(file: Path, fields: _Fields, *, skip_empty: bool = False) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Id, text and remaining fields of every record; each checked."""
     first_seen: dict[str, int] = {}
-    with _reading(file):
+    with reading(file):
         for line, row in _rows(file, fields):
             where = f"{file}, line {line}"
             id_, id_field = _id(row, fields, where)
@@ -113,6 +136,10 @@ def _records(file: Path, fields: _Fields) -> Iterator[tuple[str, str, dict[str, 
                 )
             first_seen[id_] = line
             text, used = _text(row, fields, where)
+            if not text:
+                if skip_empty:
+                    continue
+                raise EmptyInput(f"{where}: the record has no text in {_list(used)}. Give it a word, or leave it out.")
             yield id_, text, {name: row[name] for name in row if name == "title" or name not in (id_field, *used)}
     if not first_seen:
         raise EmptyInput(f"{file} is empty. Give at least one record.")
@@ -152,32 +179,21 @@ def _text(row: dict[str, Any], fields: _Fields, where: str) -> tuple[str, tuple[
         if not isinstance(value, str):
             raise FileFormatError(f"{where}: field {name!r} should be a text; it is a {type(value).__name__}.")
         parts.append(value)
-    text = ". ".join(part for part in parts if part.strip())
-    if not text:
-        raise EmptyInput(f"{where}: the record has no text in {_list(used)}. Give it a word, or leave it out.")
-    return text, used
+    return ". ".join(part for part in parts if part.strip()), used
 
 
 def _rows(file: Path, fields: _Fields) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line number and fields of every record."""
     suffix = _suffix(file)
-    with _open(file) as lines:
+    with open_text(file) as lines:
         if suffix in (".csv", ".tsv"):
             yield from _table_rows(lines, file, fields, tabs=suffix == ".tsv")
-            return
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            if suffix == ".txt":
-                yield number, {"id": str(number), "text": line.strip()}
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise FileFormatError(f"{file}, line {number}: not JSON ({error}). Each line is one object.") from error
-            if not isinstance(row, dict):
-                raise FileFormatError(f"{file}, line {number}: each line is a JSON object; got {type(row).__name__}.")
-            yield number, row
+        elif suffix == ".txt":
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield number, {"id": str(number), "text": line.strip()}
+        else:
+            yield from json_lines(lines, file)
 
 
 def _table_rows(lines: IO[str], file: Path, fields: _Fields, *, tabs: bool) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -233,46 +249,30 @@ def _find(path: str | Path, stem: str) -> Path:
         if found is None:
             raise FileFormatError(f"The folder {path} holds no {stem}.jsonl or {stem}.jsonl.gz, as a BEIR folder does.")
         return found
-    _existing(path)
+    existing(path)
     if _suffix(path) not in _FORMATS:
         raise FileFormatError(f"{path}: the name ends in none of {', '.join(_FORMATS)} (with or without .gz).")
     return path
 
 
-def _find_qrels(folder: Path) -> Path:
+def _find_qrels(folder: Path, split: str | None) -> Path:
     found = sorted({*folder.glob("qrels/*.tsv"), *folder.glob("qrels*.tsv")})
+    names = ", ".join(str(path.relative_to(folder)) for path in found) or "none"
+    if split is not None:
+        named = [path for path in found if path.stem in (split, f"qrels.{split}")]
+        if len(named) != 1:
+            raise FileFormatError(f"Expected qrels/{split}.tsv or qrels.{split}.tsv in {folder}; found {names}.")
+        return named[0]
     tests = [path for path in found if "test" in path.name]
     if len(found) != 1 and len(tests) != 1:
-        names = ", ".join(str(path.relative_to(folder)) for path in found) or "none"
-        raise FileFormatError(f"Expected qrels/test.tsv or one file called qrels*.tsv in {folder}; found {names}.")
+        raise FileFormatError(
+            f"Expected qrels/test.tsv or one file called qrels*.tsv in {folder}; found {names}. Or name the split."
+        )
     return (tests or found)[0]
-
-
-def _existing(path: Path) -> Path:
-    if not path.is_file():
-        raise FileFormatError(f"There is no file {path}. Check the path.")
-    return path
 
 
 def _suffix(path: Path) -> str:
     return Path(path.name.removesuffix(".gz")).suffix.lower()
-
-
-def _open(file: Path) -> IO[str]:
-    # csv wants line ends as they are; a byte order mark is no part of the first field.
-    if file.suffix == ".gz":
-        return gzip.open(file, "rt", encoding="utf-8-sig", newline="")
-    return file.open(encoding="utf-8-sig", newline="")
-
-
-@contextmanager
-def _reading(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        raise FileFormatError(f"{file} is not UTF-8 ({error}). Convert it first.") from error
-    except (OSError, EOFError, zlib.error, csv.Error) as error:
-        raise FileFormatError(f"{file} cannot be read: {error}") from error
 
 
 def _list(names: Sequence[str] | dict[str, Any]) -> str:

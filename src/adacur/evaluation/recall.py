@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from adacur.core.arrays import FloatArray
-from adacur.core.errors import InputError
+from adacur.core.budget import check_k
 from adacur.core.results import Hits
+from adacur.evaluation.checks import check_score_matrix
 
-__all__ = ["bootstrap_interval", "top_k_recall"]
+__all__ = ["kth_best", "top_k_recall"]
 
 
 def top_k_recall(
@@ -20,27 +21,27 @@ def top_k_recall(
 
     An item counts if its exact score reaches the k-th best, and at most k count: among equal scores any will do.
     With `strict_ids` (the items' ids, in the order of the columns) only the first k in a stable sort count.
+    A k larger than the collection means all of it.
     """
-    if len(found) != len(exact):
-        raise InputError(f"One row of exact scores per query is needed; got {len(found)} hits, {len(exact)} rows.")
+    check_k(k)
+    exact = check_score_matrix(exact, n_queries=len(found), ids=strict_ids)
     k = min(k, exact.shape[1])
+    thresholds = kth_best(exact, k)
     recalls = np.empty(len(found))
-    for row, (hits, scores) in enumerate(zip(found, exact, strict=True)):
+    for row, (hits, scores, threshold) in enumerate(zip(found, exact, thresholds, strict=True)):
         if strict_ids is None:
-            threshold = np.partition(scores, len(scores) - k)[len(scores) - k]
             right = int(np.count_nonzero(np.asarray(hits.scores[:k]) >= threshold))
         else:
-            wanted = {strict_ids[position] for position in np.argsort(-scores, kind="stable")[:k]}
+            above = np.flatnonzero(scores > threshold)
+            tied = np.flatnonzero(scores == threshold)[: k - len(above)]
+            wanted = {strict_ids[position] for position in (*above, *tied)}
             right = len(wanted.intersection(hits.ids[:k]))
-        recalls[row] = min(right, k) / k
+        recalls[row] = right / k
     return recalls
 
 
-def bootstrap_interval(
-    values: FloatArray, *, level: float = 0.95, samples: int = 2000, seed: int = 0
-) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean."""
-    generator = np.random.default_rng(seed)
-    means = values[generator.integers(len(values), size=(samples, len(values)))].mean(axis=1)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+def kth_best(exact: FloatArray, k: int) -> FloatArray:
+    """The k-th highest score of each row."""
+    cut = exact.shape[1] - k
+    # Row by row: a row fits the cache, and the whole matrix is not copied.
+    return np.array([np.partition(scores, cut)[cut] for scores in exact], dtype=exact.dtype)

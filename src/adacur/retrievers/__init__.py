@@ -1,4 +1,4 @@
-"""First stages: random, matrix, BM25, dense. Each answers `search(queries, k)` with hits, best first."""
+"""First stages: random, matrix, BM25, TF-IDF, dense, multi-vector. Each answers `search(queries, k)`, best first."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from adacur.retrievers.bm25 import BM25
     from adacur.retrievers.dense import Dense
-    from adacur.retrievers.encoders import Encoder, EncoderCard, OnnxEncoder, SentenceTransformerEncoder, bge_small
+    from adacur.retrievers.encoders import (
+        Encoder,
+        EncoderCard,
+        OnnxEncoder,
+        SentenceTransformerEncoder,
+        TokenEncoder,
+        bge_small,
+    )
     from adacur.retrievers.matrix import MatrixRetriever
+    from adacur.retrievers.multi_vector import MultiVector
     from adacur.retrievers.random import RandomRetriever
     from adacur.retrievers.saved import load_retriever, read_settings
+    from adacur.retrievers.tfidf import TfIdf
 
 __all__ = [
     "BM25",
@@ -19,9 +28,12 @@ __all__ = [
     "Encoder",
     "EncoderCard",
     "MatrixRetriever",
+    "MultiVector",
     "OnnxEncoder",
     "RandomRetriever",
     "SentenceTransformerEncoder",
+    "TfIdf",
+    "TokenEncoder",
     "bge_small",
     "load_retriever",
     "read_settings",
@@ -33,9 +45,12 @@ _HOMES = {
     "Encoder": "encoders",
     "EncoderCard": "encoders",
     "MatrixRetriever": "matrix",
+    "MultiVector": "multi_vector",
     "OnnxEncoder": "encoders",
     "RandomRetriever": "random",
     "SentenceTransformerEncoder": "encoders",
+    "TfIdf": "tfidf",
+    "TokenEncoder": "encoders",
     "bge_small": "encoders",
     "load_retriever": "saved",
     "read_settings": "saved",

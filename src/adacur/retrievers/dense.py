@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -16,8 +16,7 @@ from adacur.core.budget import check_k
 from adacur.core.errors import DamagedIndex, EmptyInput, InputError
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.results import Hits
-from adacur.data import fetch, names
-from adacur.retrievers.encoders import Encoder, EncoderCard, open_encoder
+from adacur.retrievers.encoders import Encoder, EncoderCard, reopen_encoder
 from adacur.retrievers.ranking import best_first, check_ids
 from adacur.retrievers.saved import read_ids, read_settings, write_settings
 
@@ -187,13 +186,7 @@ class Dense:
         )
         if self._card is None:
             raise InputError(f"These embeddings came without an encoder, so text cannot be searched. Use {how}.")
-        try:
-            encoder = open_encoder(_found_again(self._card))
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"The encoder of this retriever ({self._card.kind}, {self._card.source!r}) cannot be opened: "
-                f"{error} Pass it: {how}."
-            ) from error
+        encoder = reopen_encoder(self._card, instead=how)
         _check_encoder(encoder, self._card, dimension=self._stored.shape[1])
         return encoder
 
@@ -291,13 +284,6 @@ def _check_vectors(given: Any, *, n: int, encoder: Encoder | None) -> FloatArray
         worst = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
         raise InputError(f"Embeddings must be finite; row {worst} of {n} is not.")
     return vectors
-
-
-def _found_again(card: EncoderCard) -> EncoderCard:
-    """The card, with a path of another machine replaced by what everybody can fetch under that name."""
-    if card.source and not Path(card.source).exists() and (name := Path(card.source).name) in names():
-        return replace(card, source=str(fetch(name)))
-    return card
 
 
 def _check_encoder(encoder: Encoder, card: EncoderCard | None, *, dimension: int) -> None:

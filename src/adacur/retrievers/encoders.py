@@ -1,4 +1,4 @@
-"""Dual encoders: text to vectors whose dot product says how near a query and an item are."""
+"""Encoders: text to one vector, or to one vector per token, that say how near a query and an item are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -16,8 +16,18 @@ import numpy as np
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError
 from adacur.core.extras import require
+from adacur.data import fetch, names
 
-__all__ = ["Encoder", "EncoderCard", "OnnxEncoder", "SentenceTransformerEncoder", "bge_small", "open_encoder"]
+__all__ = [
+    "Encoder",
+    "EncoderCard",
+    "OnnxEncoder",
+    "SentenceTransformerEncoder",
+    "TokenEncoder",
+    "bge_small",
+    "open_encoder",
+    "reopen_encoder",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,22 @@ class Encoder(Protocol):
 
     def encode_items(self, texts: Sequence[str]) -> FloatArray:
         """Shape (texts, dimension)."""
+        ...
+
+
+@runtime_checkable
+class TokenEncoder(Protocol):
+    """Queries and items to float32 vectors of all their tokens, those of prefixes and special tokens too."""
+
+    @property
+    def card(self) -> EncoderCard: ...
+
+    def encode_query_tokens(self, texts: Sequence[str]) -> list[FloatArray]:
+        """Per text, shape (tokens, token dimension)."""
+        ...
+
+    def encode_item_tokens(self, texts: Sequence[str]) -> list[FloatArray]:
+        """Per text, shape (tokens, token dimension)."""
         ...
 
 
@@ -116,6 +142,14 @@ class OnnxEncoder:
         """Shape (texts, dimension), float32."""
         return self._encode(self.card.item_prefix, texts)
 
+    def encode_query_tokens(self, texts: Sequence[str]) -> list[FloatArray]:
+        """Per text, shape (tokens, dimension), float32: the model's last states as they are."""
+        return self._encode_tokens(self.card.query_prefix, texts)
+
+    def encode_item_tokens(self, texts: Sequence[str]) -> list[FloatArray]:
+        """Per text, shape (tokens, dimension), float32: the model's last states as they are."""
+        return self._encode_tokens(self.card.item_prefix, texts)
+
     def _encode(self, prefix: str, texts: Sequence[str]) -> FloatArray:
         vectors = np.zeros((len(texts), self.dimension), dtype=np.float32)
         with ThreadPoolExecutor(self._threads) as pool:
@@ -123,7 +157,16 @@ class OnnxEncoder:
                 vectors[row] = vector
         return vectors
 
+    def _encode_tokens(self, prefix: str, texts: Sequence[str]) -> list[FloatArray]:
+        with ThreadPoolExecutor(self._threads) as pool:
+            return list(pool.map(self._states, [prefix + text for text in texts]))
+
     def _vector(self, text: str) -> FloatArray:
+        states = self._states(text)
+        vector: FloatArray = states[0] if self._pooling == "cls" else states.mean(axis=0)
+        return vector / max(float(np.linalg.norm(vector)), 1e-12) if self._normalise else vector
+
+    def _states(self, text: str) -> FloatArray:
         encoding = self._tokenizer.encode(text)
         columns = {
             "input_ids": encoding.ids,
@@ -131,9 +174,8 @@ class OnnxEncoder:
             "token_type_ids": encoding.type_ids,
         }
         feed = {name: np.array([column], dtype=np.int64) for name, column in columns.items() if name in self._inputs}
-        (states,) = self._session.run(None, feed)[0]
-        vector: FloatArray = states[0] if self._pooling == "cls" else states.mean(axis=0)
-        return vector / max(float(np.linalg.norm(vector)), 1e-12) if self._normalise else vector
+        states: FloatArray = self._session.run(None, feed)[0][0]
+        return states
 
 
 class SentenceTransformerEncoder:
@@ -185,6 +227,27 @@ class SentenceTransformerEncoder:
         """Shape (texts, dimension), float32."""
         return self._encode(self._encode_document, self.card.item_prefix, texts)
 
+    def encode_query_tokens(self, texts: Sequence[str]) -> list[FloatArray]:
+        """Per text, shape (tokens, token dimension), float32: the model's last states as they are."""
+        return self._encode_tokens(self._encode_query, self.card.query_prefix, texts)
+
+    def encode_item_tokens(self, texts: Sequence[str]) -> list[FloatArray]:
+        """Per text, shape (tokens, token dimension), float32: the model's last states as they are."""
+        return self._encode_tokens(self._encode_document, self.card.item_prefix, texts)
+
+    def _encode_tokens(self, encode: Callable[..., Any], prefix: str, texts: Sequence[str]) -> list[FloatArray]:
+        if not texts:
+            return []
+        with self._lock:
+            # The token embeddings that sentence-transformers cuts itself keep padding on the left.
+            outputs = encode(
+                [prefix + text for text in texts],
+                batch_size=self._batch_size,
+                output_value=None,
+                show_progress_bar=False,
+            )
+        return [output["token_embeddings"][output["attention_mask"].bool()].float().cpu().numpy() for output in outputs]
+
     def _encode(self, encode: Callable[..., Any], prefix: str, texts: Sequence[str]) -> FloatArray:
         if not texts:
             return np.zeros((0, self.dimension), dtype=np.float32)
@@ -226,6 +289,21 @@ def open_encoder(card: EncoderCard) -> Encoder:
     return SentenceTransformerEncoder(
         card.source, normalise=bool(card.normalise), query_prefix=card.query_prefix, item_prefix=card.item_prefix
     )
+
+
+def reopen_encoder(card: EncoderCard, *, instead: str) -> Encoder:
+    """The encoder that a saved retriever remembers; `instead` says how to pass it by hand."""
+    source = card.source
+    # A path of another machine is no help, but a name that everybody can fetch is.
+    if source and not Path(source).exists() and (name := Path(source).name) in names():
+        source = str(fetch(name))
+    try:
+        return open_encoder(replace(card, source=source))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"The encoder of this retriever ({card.kind}, {card.source!r}) cannot be opened: {error} "
+            f"Pass it: {instead}."
+        ) from error
 
 
 def _hash_of_file(path: Path) -> str:

@@ -12,13 +12,15 @@ from adacur.core.errors import NewerFormat, NotAnIndex, UnknownName
 if TYPE_CHECKING:
     from adacur.retrievers.bm25 import BM25
     from adacur.retrievers.dense import Dense
+    from adacur.retrievers.multi_vector import MultiVector
+    from adacur.retrievers.tfidf import TfIdf
 
 __all__ = ["load_retriever", "read_ids", "read_settings", "write_settings"]
 
 _FORMAT = 1
 
 
-def load_retriever(folder: str | Path, **options: Any) -> BM25 | Dense:
+def load_retriever(folder: str | Path, **options: Any) -> BM25 | Dense | MultiVector | TfIdf:
     """Open what a retriever's `save` wrote; `options` go to its `load`."""
     kind = read_settings(folder)["kind"]
     if kind == "bm25":
@@ -29,7 +31,17 @@ def load_retriever(folder: str | Path, **options: Any) -> BM25 | Dense:
         from adacur.retrievers.dense import Dense
 
         return Dense.load(folder, **options)
-    raise UnknownName(f"{folder} holds a retriever of kind {kind!r}; known kinds: 'bm25', 'dense'.")
+    if kind == "multi-vector":
+        from adacur.retrievers.multi_vector import MultiVector
+
+        return MultiVector.load(folder, **options)
+    if kind == "tfidf":
+        from adacur.retrievers.tfidf import TfIdf
+
+        return TfIdf.load(folder, **options)
+    raise UnknownName(
+        f"{folder} holds a retriever of kind {kind!r}; known kinds: 'bm25', 'dense', 'multi-vector', 'tfidf'."
+    )
 
 
 def write_settings(folder: Path, *, kind: str, ids: Iterable[str], settings: dict[str, Any]) -> None:

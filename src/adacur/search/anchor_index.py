@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypedDict, Unpack
 
-from adacur.approximation import Gaussian
+from adacur.approximation import EmbeddingRegression, Gaussian
 from adacur.core.arrays import FloatArray
 from adacur.core.budget import Budget, check_k, is_whole
 from adacur.core.errors import BudgetError, InputError, ScorerFailed, UnknownName
@@ -33,7 +33,7 @@ from adacur.retrievers import Dense
 from adacur.scorers import scorer as as_scorer
 from adacur.search import rounds as loop
 from adacur.search.first_stages import save_first_stage
-from adacur.search.methods import ANNCUR, AdaCUR, Exact, Rerank
+from adacur.search.methods import ANNCUR, AdaCUR, Exact, Rerank, without_anchors
 from adacur.search.plan import Filter, Plan
 
 __all__ = ["AnchorIndex", "SearchOptions"]
@@ -42,6 +42,7 @@ _METHODS: dict[str, Callable[..., AdaCUR | ANNCUR | Rerank]] = {
     "gaussian": AdaCUR,
     "adacur": AdaCUR,
     "anncur": ANNCUR,
+    "axn": AdaCUR,
     "rerank": Rerank,
 }
 _EVERY = {"budget", "rounds", "deadline", "first", "pool", "filter", "seed"}
@@ -51,6 +52,7 @@ _OPTIONS = {
     "gaussian": (_PREDICTING | {"acquisition", "first_share"}) - {"approximator"},
     "adacur": _PREDICTING | {"acquisition", "first_share"},
     "anncur": _PREDICTING | {"split"},
+    "axn": _PREDICTING | {"acquisition", "first_share"},
     "rerank": _EVERY,
     "exact": {"filter", "seed"},
 }
@@ -58,7 +60,7 @@ _ROUNDS = 5
 # The regression finds what the first stage misses; a fifth of each round protects what it knows.
 _FIRST_SHARE = 0.2
 # A dual encoder is the better start where there is one; random needs nothing.
-_PREFERRED_FIRST = ("dense", "bm25")
+_PREFERRED_FIRST = ("dense", "multi-vector", "bm25", "tfidf")
 
 
 class SearchOptions(TypedDict, total=False):
@@ -173,9 +175,11 @@ class AnchorIndex:
 
         - `budget` (calls, default 100, or a Budget), `rounds` (5), `deadline` (seconds for the whole call, once scorer
           and first stage are open);
-        - `method`: "gaussian" (default), "adacur" (the paper's), "anncur", "rerank" or "exact";
-        - `first`: name or retriever to start from (default dense, else bm25, else random); `first_share`: its share of
-          each later round (0.2 for "gaussian", 0 for "adacur"); `pool`: search only its best N;
+        - `method`: "gaussian" (default), "adacur" (the paper's), "anncur", "axn" (the dual encoder's vectors and no
+          anchor scores), "rerank" or "exact";
+        - `first`: name or retriever to start from (default: dense, multi-vector, bm25, tfidf or random, the first there
+          is); `first_share`: its share of each later round (0.2 for "gaussian", 0 for the others); `pool`: search only
+          its best N;
         - `filter`: a function of an item, or a collection of ids; `seed` (0);
         - `approximator` and `acquisition` (objects), `split` (ANNCUR's share of anchor items);
         - `approximate_scores` (Ŝ of all items in the trace), `keep_predictions` (Ŝ of every round in the trace).
@@ -306,7 +310,10 @@ class AnchorIndex:
         first = self._first_or_default(given.pop("first", None))
         if method == "gaussian":
             given = {"approximator": self._gaussian(), "first_share": _FIRST_SHARE} | given
-        plan = _METHODS[method](index=self, scorer=self.scorer, budget=budget, first=first, **given).plan
+        if method == "axn" and "approximator" not in given:
+            given["approximator"] = self._embedding_regression()
+        anchors = without_anchors(self) if method == "axn" else self
+        plan = _METHODS[method](index=anchors, scorer=self.scorer, budget=budget, first=first, **given).plan
         return replace(plan, method=method)
 
     def _gaussian(self) -> Gaussian:
@@ -319,6 +326,18 @@ class AnchorIndex:
                     embeddings = dense.embeddings_of(self.items.ids)
                 self._approximator = Gaussian(embeddings=embeddings)
             return self._approximator
+
+    def _embedding_regression(self) -> EmbeddingRegression:
+        embeddings = self._gaussian().embeddings
+        if embeddings is None:
+            raise InputError(
+                "Method 'axn' predicts from a dual encoder's vectors of all items, and this index has no such first "
+                f"stage; it has: {', '.join(self.first_stages)}. Build it with first=['dense'] and an encoder, or pass "
+                "approximator=EmbeddingRegression(…)."
+            )
+        dense = self.first_stage("dense")
+        assert isinstance(dense, Dense)
+        return EmbeddingRegression(embeddings, embed_queries=dense.embed_queries)
 
     def _first_or_default(self, first: str | Retriever | None) -> Retriever | None:
         if first is None:

@@ -12,16 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from adacur.core.errors import InputError, StorageFull, UnknownName
+from adacur.core.extras import require
 from adacur.core.protocols import Items, Retriever, SavedRetriever
 from adacur.core.records import Item
 from adacur.core.spelling import did_you_mean
 from adacur.index import first_stage_folders, locked, read_manifest, write_checksums, write_manifest
-from adacur.retrievers import BM25, Dense, load_retriever, read_settings
+from adacur.retrievers import BM25, Dense, MultiVector, TfIdf, TokenEncoder, load_retriever, read_settings
 
-__all__ = ["FirstStage", "add_first_stages", "check_first_stages", "open_first_stages", "save_first_stage"]
+__all__ = [
+    "FirstStage",
+    "add_first_stages",
+    "check_first_stages",
+    "needs_encoder",
+    "open_first_stages",
+    "save_first_stage",
+]
 
 FirstStage = str | SavedRetriever
-_BY_NAME = ("bm25", "dense", "random")
+_BY_NAME = ("bm25", "tfidf", "dense", "multi-vector", "random")
+_ENCODED = ("dense", "multi-vector")
 
 
 def check_first_stages(stages: Sequence[FirstStage], *, encoder: Any) -> None:
@@ -34,10 +43,23 @@ def check_first_stages(stages: Sequence[FirstStage], *, encoder: Any) -> None:
             raise UnknownName(
                 f"There is no first stage {stage!r} to build.{near} Choose {', '.join(_BY_NAME)}, or give an object."
             )
-        if stage == "dense" and encoder is None:
-            raise InputError("A dense first stage needs an encoder; give encoder=…, e.g. 'bge-small-en-v1.5'.")
+        if stage in _ENCODED and encoder is None:
+            raise InputError(f"A {stage} first stage needs an encoder; give encoder=…, e.g. 'bge-small-en-v1.5'.")
+        # The command line checks before it opens the encoder, by its name.
+        if stage == "multi-vector" and not isinstance(encoder, str | TokenEncoder):
+            raise InputError(
+                "A multi-vector first stage needs an encoder with encode_query_tokens and encode_item_tokens; "
+                f"{type(encoder).__name__} has not. OnnxEncoder and SentenceTransformerEncoder have."
+            )
+        if stage == "tfidf":
+            require("sklearn", extra="tfidf")
         if not isinstance(stage, str | SavedRetriever):
             raise InputError(f"A first stage has a name, search and save; {type(stage).__name__} has not.")
+
+
+def needs_encoder(stages: Sequence[FirstStage]) -> bool:
+    """Whether a stage that is to be built by name encodes texts."""
+    return any(stage in _ENCODED for stage in stages if isinstance(stage, str))
 
 
 def add_first_stages(
@@ -52,11 +74,13 @@ def add_first_stages(
             save_first_stage(stage, path)
         elif name == "bm25":
             save_first_stage(BM25.build(_every(items)), path)
+        elif name == "tfidf":
+            save_first_stage(TfIdf.build(_every(items)), path)
         else:
-            # Embeddings go to the disk as they are made, so that memory does not grow with the collection.
-            def build(folder: Path) -> Dense:
-                target = folder / "embeddings.npy"
-                return Dense.build(_every(items), encoder=encoder, progress=progress, path=target)
+            # Vectors go to the disk as they are made, so that memory does not grow with the collection.
+            def build(folder: Path, name: str = name) -> Dense | MultiVector:
+                kind, file = (Dense, "embeddings.npy") if name == "dense" else (MultiVector, "tokens.f16")
+                return kind.build(_every(items), encoder=encoder, progress=progress, path=folder / file)
 
             _write(build, path, name=name)
 
@@ -99,8 +123,8 @@ def _write(make: Callable[[Path], SavedRetriever], path: Path, *, name: str) -> 
 
 
 def _opened(folder: Path, encoder: Any) -> Retriever:
-    is_dense = read_settings(folder)["kind"] == "dense"
-    return load_retriever(folder, encoder=encoder) if is_dense else load_retriever(folder)
+    is_encoded = read_settings(folder)["kind"] in _ENCODED
+    return load_retriever(folder, encoder=encoder) if is_encoded else load_retriever(folder)
 
 
 def _every(items: Items) -> Iterable[Item]:

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 
 import pytest
 
-from adacur.core.errors import UnknownName
-from adacur.data import describe, fetch, names, read_items, wikivital
+from adacur.core.errors import FileFormatError, UnknownName
+from adacur.core.records import Query
+from adacur.data import describe, fetch, mondo, names, read_beir, read_items, wikivital
 
 
 def test_every_asset_names_its_licence_origin_size_and_checksums() -> None:
-    assert len(names()) == 5
+    assert len(names()) == 6
     for name in names():
         asset = describe(name)
         assert asset.name == name
@@ -46,3 +48,30 @@ def test_wikivital_has_ten_thousand_articles_in_the_order_of_their_titles() -> N
 
 def test_wikivital_equals_the_collection_that_was_scored(shared_folder) -> None:
     assert wikivital() == list(read_items(shared_folder / "data" / "wikivital"))
+
+
+def test_mondo_has_diseases_and_their_synonyms() -> None:
+    collection = mondo()
+    assert (len(collection.items), len(collection.queries), len(collection.qrels)) == (27_990, 60_025, 60_025)
+    first = collection.items[0]
+    assert first.text.startswith("disease. A disease is a disposition to undergo")
+    assert (first.id, first.metadata) == ("MONDO:0000001", {"title": "disease"})
+    assert collection.queries[0] == Query("MONDO:0000001#0", "condition")
+    assert collection.qrels["MONDO:0000001#0"] == {"MONDO:0000001": 1}
+    title_of = {item.id: item.metadata["title"].casefold() for item in collection.items}
+    assert all(query.text.casefold() != title_of[query.id.split("#")[0]] for query in collection.queries)
+
+
+def test_mondo_equals_the_collection_that_was_scored(shared_folder) -> None:
+    ours, scored = mondo(), read_beir(shared_folder / "data" / "mondo")
+    assert (ours.items, ours.queries, ours.qrels) == (scored.items, scored.queries, scored.qrels)
+
+
+def test_a_damaged_copy_of_mondo_says_what_to_remove(tmp_path) -> None:
+    copy = shutil.copytree(fetch("mondo"), tmp_path / "mondo")
+    (name,) = describe("mondo").files
+    content = bytearray((copy / name).read_bytes())
+    content[1000:2000] = bytes(1000)
+    (copy / name).write_bytes(content)
+    with pytest.raises(FileFormatError, match=r"is damaged .* Remove the folder .*mondo"):
+        mondo(cache=tmp_path)

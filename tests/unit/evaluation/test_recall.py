@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from adacur import Hits, Query
-from adacur.core.errors import InputError
-from adacur.evaluation import bootstrap_interval, top_k_recall
+from adacur.core.errors import BudgetError, InputError, NonFiniteScore
+from adacur.evaluation import top_k_recall
 
 
 def found(*pairs: tuple[str, float]) -> Hits:
@@ -24,6 +24,7 @@ def test_among_equal_scores_any_will_do() -> None:
 
 def test_the_strict_form_counts_the_first_in_a_stable_sort_only() -> None:
     assert top_k_recall([found(("a", 5.0), ("c", 4.0))], EXACT, k=2, strict_ids=IDS).tolist() == [0.5]
+    assert top_k_recall([found(("a", 5.0), ("b", 4.0))], EXACT, k=2, strict_ids=IDS).tolist() == [1.0]
 
 
 def test_at_most_k_are_counted() -> None:
@@ -35,14 +36,30 @@ def test_what_was_not_found_is_missing() -> None:
     assert top_k_recall([found(("b", 4.0))], EXACT, k=3).tolist() == [pytest.approx(1 / 3)]
 
 
-def test_hits_and_rows_must_match() -> None:
-    with pytest.raises(InputError):
+@pytest.mark.parametrize("strict_ids", [None, IDS])
+def test_a_search_without_hits_has_found_nothing(strict_ids) -> None:
+    assert top_k_recall([found()], EXACT, k=2, strict_ids=strict_ids).tolist() == [0.0]
+
+
+@pytest.mark.parametrize("strict_ids", [None, IDS])
+def test_a_k_larger_than_the_collection_means_all_of_it(strict_ids) -> None:
+    hits = [found(("a", 5.0), ("b", 4.0), ("c", 4.0))]
+    assert top_k_recall(hits, EXACT, k=100, strict_ids=strict_ids).tolist() == [0.75]
+
+
+def test_no_queries_have_no_recall() -> None:
+    assert top_k_recall([], np.empty((0, 4)), k=1).tolist() == []
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(InputError, match="One row of exact scores per query"):
         top_k_recall([], EXACT, k=1)
+    with pytest.raises(InputError, match="One id per column"):
+        top_k_recall([found()], EXACT, k=1, strict_ids=["a"])
+    with pytest.raises(BudgetError):
+        top_k_recall([found()], EXACT, k=0)
 
 
-def test_the_interval_holds_the_mean_and_narrows_with_more_queries() -> None:
-    rng = np.random.default_rng(0)
-    few, many = rng.random(20), rng.random(2000)
-    low, high = bootstrap_interval(few)
-    assert low < few.mean() < high
-    assert np.subtract(*bootstrap_interval(many)[::-1]) < high - low
+def test_a_pair_without_a_score_is_refused_by_position() -> None:
+    with pytest.raises(NonFiniteScore, match="query 0 and item 1"):
+        top_k_recall([found()], np.array([[1.0, np.nan]]), k=1)

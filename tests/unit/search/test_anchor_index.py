@@ -258,6 +258,17 @@ def test_a_deadline_ends_the_search_with_what_it_has(world, method) -> None:
     assert len(hits) == min(5, hits.trace.calls)
 
 
+def test_every_query_has_an_answer_by_the_deadline_however_many_share_it(world) -> None:
+    def slow(pairs):
+        time.sleep(0.005 * len(pairs))
+        return [float(len(text)) for _, text in pairs]
+
+    index = AnchorIndex(world.index, scorer=FunctionScorer(slow))
+    found = index.search_batch(world.test, k=1, budget=50, deadline=0.01)
+    assert len(found) == len(world.test) > 1
+    assert all(len(hits) == 1 and hits.trace.stopped == "deadline" for hits in found)
+
+
 def test_a_generous_deadline_changes_nothing(index, world) -> None:
     plain = index.search(world.test[0], k=5, budget=40, first="noisy")
     timed = index.search(world.test[0], k=5, budget=40, first="noisy", deadline=600)

@@ -1,0 +1,64 @@
+"""Collections of the ir_datasets package, by their id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from adacur.core.errors import FetchError, InputError, UnknownName
+from adacur.core.extras import require
+from adacur.core.records import Item, Query
+from adacur.core.spelling import did_you_mean
+from adacur.data.judged_collection import JudgedCollection
+
+__all__ = ["from_ir_datasets"]
+
+
+def from_ir_datasets(dataset_id: str) -> JudgedCollection:
+    """A dataset such as "beir/scifact/test", in memory; ir_datasets downloads it on first use.
+
+    The item's text is title and text joined by ". ", as in `read_beir`, or what ir_datasets calls the default text.
+    Items without a word are left out. Of several judgements of a pair, the highest grade counts.
+    """
+    ir_datasets = require("ir_datasets", extra="ir-datasets")
+    try:
+        dataset = ir_datasets.load(dataset_id)
+    except KeyError:
+        near = did_you_mean(dataset_id, list(ir_datasets.registry))
+        raise UnknownName(f"ir_datasets knows no dataset {dataset_id!r}.{near}") from None
+    absent = [part for part in ("docs", "queries", "qrels") if not dataset.has(part)]
+    if absent:
+        raise InputError(
+            f"The dataset {dataset_id!r} has no {' and no '.join(absent)}. Name a part of it that has "
+            "(`ir_datasets.registry` lists them), such as 'beir/scifact/test'."
+        )
+    try:
+        return JudgedCollection(
+            name=dataset_id,
+            items=[item for item in map(_item, dataset.docs_iter()) if item.text.strip()],
+            queries=[Query(query.query_id, _text(query)) for query in dataset.queries_iter()],
+            qrels=_qrels(dataset),
+        )
+    except (OSError, RuntimeError) as error:
+        raise FetchError(
+            f"ir_datasets could not provide {dataset_id!r}. Check that this machine is online. It said: {error}"
+        ) from error
+
+
+def _item(document: Any) -> Item:
+    title = getattr(document, "title", None)
+    if isinstance(title, str) and isinstance(getattr(document, "text", None), str):
+        text = ". ".join(part for part in (title, document.text) if part.strip())
+        return Item(document.doc_id, text, {"title": title})
+    return Item(document.doc_id, _text(document))
+
+
+def _text(record: Any) -> str:
+    return str(record.default_text() if hasattr(record, "default_text") else record.text)
+
+
+def _qrels(dataset: Any) -> dict[str, dict[str, int]]:
+    qrels: dict[str, dict[str, int]] = {}
+    for qrel in dataset.qrels_iter():
+        grades = qrels.setdefault(qrel.query_id, {})
+        grades[qrel.doc_id] = max(int(qrel.relevance), grades.get(qrel.doc_id, int(qrel.relevance)))
+    return qrels

@@ -1,0 +1,420 @@
+"""One collection with every score known: any search can be replayed on it without a model.
+
+A score folder holds scores.npz (whole numbers, `scores`: anchor queries first, then test queries × items),
+dense_items.npy and dense_queries.npy (embeddings in the same order, optional), and meta.json: "decode" ("logit = value
+/ 2048 - 16"), "n_anchor_queries", "anchor_query_ids", "test_query_ids", "item_ids" and, if it pleases, "domain" and
+"scorer".
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from adacur.core.arrays import FloatArray
+from adacur.core.errors import FileFormatError, InputError, UnknownName
+from adacur.core.protocols import Retriever, Scorer
+from adacur.core.records import Item, ItemList, Query
+from adacur.core.results import Hits
+from adacur.core.scores import check_grid
+from adacur.core.spelling import did_you_mean
+from adacur.index import AnchorTable, Progress, build_scores, check_scorer, is_finished
+from adacur.retrievers import BM25, Dense, Encoder, MatrixRetriever, MultiVector, TfIdf, TokenEncoder
+from adacur.scorers import MatrixScorer
+from adacur.search import AnchorIndex
+
+__all__ = ["ItemsAlone", "Testbed", "is_scored", "kept_multi_vector"]
+
+Judgements = Mapping[str, Mapping[str, int]]
+# Made from the items' texts, when first asked for.
+_FROM_TEXTS: dict[str, Callable[[Sequence[Item]], Retriever]] = {
+    "bm25": lambda items: BM25.build(items),
+    "tfidf": lambda items: TfIdf.build(items),
+}
+_NEEDS = {"dense": "embeddings, or an encoder to make them", "multi-vector": "texts and an encoder"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ItemsAlone:
+    """Items to search, without anchor scores."""
+
+    items: ItemList
+
+
+@dataclass(frozen=True, eq=False)
+class Testbed:
+    """Items, anchor queries and test queries with the exact scores of all, ready to replay searches on.
+
+    `anchor_scores` and `exact_scores` are (queries × items); `item_embeddings`, `query_embeddings` (of the test
+    queries) and `anchor_embeddings` are a dual encoder's, a row each. `has_texts` says whether the records carry texts
+    or only repeat their ids; `qrels` are judgements by query and item id; `more_first` maps names to what opens further
+    first stages.
+    """
+
+    __test__: ClassVar[bool] = False  # pytest takes every name that begins so for tests
+
+    name: str
+    items: Sequence[Item]
+    anchor_queries: Sequence[Query]
+    test_queries: Sequence[Query]
+    anchor_scores: FloatArray
+    exact_scores: FloatArray
+    item_embeddings: FloatArray | None = None
+    query_embeddings: FloatArray | None = None
+    anchor_embeddings: FloatArray | None = None
+    qrels: Judgements | None = None
+    has_texts: bool = True
+    scored_by: str | None = None
+    more_first: Mapping[str, Callable[[], Retriever]] = field(default_factory=dict, repr=False)
+    _opened: dict[str, Retriever] = field(default_factory=dict, init=False, repr=False)
+    _first_hits: dict[str, tuple[int, list[Hits]]] = field(default_factory=dict, init=False, repr=False)
+    _indexes: dict[int, AnchorIndex] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_grid(self.anchor_scores, self.anchor_queries, self.items)
+        check_grid(self.exact_scores, self.test_queries, self.items)
+        for what, embeddings, records in (
+            ("item", self.item_embeddings, self.items),
+            ("test query", self.query_embeddings, self.test_queries),
+            ("anchor query", self.anchor_embeddings, self.anchor_queries),
+        ):
+            if embeddings is not None and len(embeddings) != len(records):
+                raise InputError(f"One embedding per {what} is needed; got {len(embeddings)} for {len(records)}.")
+
+    @classmethod
+    def from_score_folder(
+        cls,
+        folder: str | Path,
+        *,
+        n_queries: int | None = None,
+        held_out: int = 0,
+        items: Iterable[Item] | None = None,
+        queries: Iterable[Query] | None = None,
+        qrels: Judgements | None = None,
+        name: str | None = None,
+        more_first: Mapping[str, Callable[[], Retriever]] | None = None,
+    ) -> Testbed:
+        """Read a score folder; `n_queries` takes its first test queries.
+
+        With `held_out`, the last so many anchor queries take the place of the test queries: to choose by, since test
+        queries are for reporting. `items` and `queries` bring the texts that a score folder lacks, by id.
+        """
+        folder = Path(folder)
+        meta = _meta(folder)
+        first_test = len(meta["anchor_query_ids"])
+        query_ids = [*meta["anchor_query_ids"], *meta["test_query_ids"]]
+        if not 0 <= held_out < first_test:
+            raise InputError(f"{folder} has {first_test} anchor queries, too few to hold out {held_out} of them.")
+        chosen = slice(first_test - held_out, first_test) if held_out else slice(first_test, len(query_ids))
+        if n_queries is not None:
+            chosen = slice(chosen.start, min(chosen.stop, chosen.start + n_queries))
+        logits = _logits(folder, meta, shape=(len(query_ids), len(meta["item_ids"])))
+        item_embeddings, query_embeddings = (_embeddings(folder / f"dense_{of}.npy") for of in ("items", "queries"))
+        before = slice(0, chosen.start if held_out else first_test)
+        item_texts = None if items is None else {item.id: item for item in items}
+        query_texts = None if queries is None else {query.id: query for query in queries}
+        return cls(
+            name=name or str(meta.get("domain", folder.name)),
+            items=_with_texts(meta["item_ids"], item_texts, Item, folder),
+            anchor_queries=_with_texts(query_ids[before], query_texts, Query, folder),
+            test_queries=_with_texts(query_ids[chosen], query_texts, Query, folder),
+            anchor_scores=logits(before),
+            exact_scores=logits(chosen),
+            item_embeddings=item_embeddings,
+            query_embeddings=None if query_embeddings is None else query_embeddings[chosen],
+            anchor_embeddings=None if query_embeddings is None else query_embeddings[before],
+            qrels=qrels,
+            has_texts=items is not None and queries is not None,
+            scored_by=meta.get("scorer"),
+            more_first=more_first or {},
+        )
+
+    @classmethod
+    def from_live(
+        cls,
+        items: Iterable[Item],
+        anchor_queries: Iterable[Query],
+        test_queries: Iterable[Query],
+        *,
+        scorer: Scorer,
+        folder: str | Path,
+        name: str,
+        encoder: Any = None,
+        qrels: Judgements | None = None,
+        progress: bool = True,
+    ) -> Testbed:
+        """Score every item for every query into a folder, once, and replay from there.
+
+        Costs (anchor + test queries) × items scorer calls, and the encoder's embeddings of all if there is one. The
+        same call continues where it was interrupted; finished scores are read again.
+        """
+        items, anchor_queries, test_queries = list(items), list(anchor_queries), list(test_queries)
+        target = Path(folder)
+        scores = {
+            kind: _scored(items, queries, scorer=scorer, path=_scores_folder(target, kind, queries), progress=bar)
+            for kind, queries, bar in (
+                ("test", test_queries, "scoring test queries" if progress else None),
+                ("anchors", anchor_queries, "scoring anchor queries" if progress else None),
+            )
+        }
+        embeddings: dict[str, Any] = {}
+        if encoder is not None:
+            dense = kept_dense(items, encoder=encoder, folder=target, progress=progress)
+            embeddings = {
+                "item_embeddings": dense.embeddings_of([item.id for item in items]),
+                "query_embeddings": dense.embed_queries(test_queries),
+                "anchor_embeddings": dense.embed_queries(anchor_queries),
+            }
+        multi_vector: dict[str, Callable[[], Retriever]] = {}
+        if isinstance(encoder, TokenEncoder):
+            keep = functools.partial(kept_multi_vector, items, encoder=encoder, folder=target, progress=progress)
+            multi_vector = {"multi-vector": keep}
+        return cls(
+            name=name,
+            items=items,
+            anchor_queries=anchor_queries,
+            test_queries=test_queries,
+            anchor_scores=scores["anchors"],
+            exact_scores=scores["test"],
+            qrels=qrels,
+            scored_by=str(replace(scorer.card, source=None)),
+            more_first=multi_vector,
+            **embeddings,
+        )
+
+    @functools.cached_property
+    def collection(self) -> ItemsAlone:
+        """The items for methods that need no anchor scores."""
+        return ItemsAlone(ItemList(self.items))
+
+    @functools.cached_property
+    def scorer(self) -> MatrixScorer:
+        """The exact scores of the test queries, looked up."""
+        return MatrixScorer(queries=self.test_queries, items=self.items, scores=self.exact_scores)
+
+    @property
+    def first_stages(self) -> tuple[str, ...]:
+        """Names that `first_stage` accepts, the best one to start from first."""
+        dense = ("dense",) if self.item_embeddings is not None and self.query_embeddings is not None else ()
+        return (*dense, *(_FROM_TEXTS if self.has_texts else ()), *self.more_first, "random")
+
+    def first_stage(self, name: str) -> Retriever | None:
+        """A first stage by name, made when first asked for; None for "random", which needs none."""
+        if name == "random":
+            return None
+        if name not in self.first_stages:
+            needs = "texts" if name in _FROM_TEXTS else _NEEDS.get(name)
+            why = f" That one needs {needs}." if needs else did_you_mean(name, self.first_stages)
+            raise UnknownName(
+                f"The collection {self.name!r} has no first stage {name!r}.{why} It has: "
+                f"{', '.join(self.first_stages)}."
+            )
+        if name not in self._opened:
+            if name in self.more_first:
+                self._opened[name] = self.more_first[name]()
+            else:
+                self._opened[name] = self._dense_first() if name == "dense" else _FROM_TEXTS[name](self.items)
+        return self._opened[name]
+
+    def first_hits(self, name: str, n: int) -> list[Hits]:
+        """What a first stage finds for the test queries, n deep; looked up once."""
+        if name not in self._first_hits or self._first_hits[name][0] < n:
+            self._first_hits[name] = (n, self._stage(name).search(self.test_queries, n))
+        return self._first_hits[name][1]
+
+    def index(self, n_anchors: int | None = None) -> AnchorIndex:
+        """An index of the first `n_anchors` anchor queries (default: all), with the scorer and the first stages."""
+        n = len(self.anchor_queries) if n_anchors is None else n_anchors
+        if not 1 <= n <= len(self.anchor_queries):
+            raise InputError(f"{self.name!r} has {len(self.anchor_queries)} anchor queries; asked for {n}.")
+        if n not in self._indexes:
+            # One is enough: runs come sorted by the number of anchors, and each index is a copy of the scores.
+            self._indexes.clear()
+            dtype = np.promote_types(self.anchor_scores.dtype, np.float32)
+            matrix = np.ascontiguousarray(self.anchor_scores[:n].T, dtype=dtype)
+            table = AnchorTable(self.collection.items, tuple(self.anchor_queries[:n]), matrix)
+            stages = {name: functools.partial(self._stage, name) for name in self.first_stages if name != "random"}
+            self._indexes[n] = AnchorIndex(table, scorer=self.scorer, first=stages, card=self.scorer.card)
+        return self._indexes[n]
+
+    def of_anchors(self) -> Testbed:
+        """The anchor queries in place of the test queries: to choose settings by."""
+        return replace(
+            self,
+            test_queries=self.anchor_queries,
+            exact_scores=self.anchor_scores,
+            query_embeddings=self.anchor_embeddings,
+        )
+
+    def embed_queries(self, queries: Sequence[Query]) -> FloatArray:
+        """The dual encoder's vectors of test queries, looked up."""
+        if self.query_embeddings is None:
+            raise InputError(f"The queries of {self.name!r} come without embeddings.")
+        rows = {query.id: row for row, query in enumerate(self.test_queries)}
+        return self.query_embeddings[[rows[query.id] for query in queries]]
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A hash of all that a result depends on: ids, texts, scores, embeddings, judgements of the test queries."""
+        digest = hashlib.blake2b(digest_size=16)
+        for records in (self.items, self.anchor_queries, self.test_queries):
+            for record in records:
+                digest.update(f"{record.id}\0{record.text}\0".encode(errors="surrogatepass"))
+            digest.update(b"\1")
+        for array in (
+            self.anchor_scores,
+            self.exact_scores,
+            self.item_embeddings,
+            self.query_embeddings,
+            self.anchor_embeddings,
+        ):
+            if array is not None:
+                digest.update(f"{array.shape}{array.dtype}".encode())
+                digest.update(np.ascontiguousarray(array).data)
+        judged = {query.id: dict(self.qrels.get(query.id, {})) for query in self.test_queries} if self.qrels else None
+        digest.update(json.dumps(judged, sort_keys=True).encode())
+        return digest.hexdigest()
+
+    def _stage(self, name: str) -> Retriever:
+        stage = self.first_stage(name)
+        assert stage is not None
+        return stage
+
+    def _dense_first(self) -> Retriever:
+        assert self.query_embeddings is not None
+        assert self.item_embeddings is not None
+        scores = self.query_embeddings @ self.item_embeddings.T
+        return MatrixRetriever(queries=self.test_queries, items=self.items, scores=scores)
+
+
+def is_scored(folder: str | Path, anchor_queries: Sequence[Query], test_queries: Sequence[Query]) -> bool:
+    """Whether `Testbed.from_live` would find all scores in the folder."""
+    kinds = (("test", test_queries), ("anchors", anchor_queries))
+    return all(is_finished(_scores_folder(Path(folder), kind, queries)) for kind, queries in kinds)
+
+
+def _scores_folder(folder: Path, kind: str, queries: Sequence[Query]) -> Path:
+    # Other queries, other folder: what was paid for is never mixed with them, nor lost to them.
+    digest = hashlib.blake2b(digest_size=4)
+    for query in queries:
+        digest.update(f"{query.id}\0{query.text}\0".encode(errors="surrogatepass"))
+    return folder / f"{kind}-{len(queries)}-{digest.hexdigest()}"
+
+
+def _scored(items: list[Item], queries: list[Query], *, scorer: Scorer, path: Path, progress: str | None) -> FloatArray:
+    """Scores of shape (queries, items), from the folder where they are kept."""
+    was_finished = is_finished(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _bar(None if was_finished else progress) as show:
+        folder = build_scores(items, queries, scorer=scorer, path=path, progress=show)
+    if was_finished:
+        check_scorer(folder, scorer)
+    return np.ascontiguousarray(folder.matrix.T)
+
+
+@contextmanager
+def _bar(title: str | None) -> Iterator[Callable[[Progress], None] | None]:
+    if title is None:
+        yield None
+        return
+    from tqdm import tqdm
+
+    bar: Any = None
+
+    def show(progress: Progress) -> None:
+        nonlocal bar
+        if bar is None:
+            bar = tqdm(total=progress.pairs, initial=progress.pairs_done, unit=" pairs", unit_scale=True, desc=title)
+        bar.update(progress.pairs_done - bar.n)
+
+    try:
+        yield show
+    finally:
+        if bar is not None:
+            bar.close()
+
+
+def kept_dense(items: Sequence[Item], *, encoder: Encoder, folder: Path, progress: bool = False) -> Dense:
+    """The items' embeddings, encoded once and kept in the folder."""
+    target = _kept(folder, encoder, lambda path: Dense.build(items, encoder=encoder, progress=progress).save(path))
+    return Dense.load(target, encoder=encoder)
+
+
+def kept_multi_vector(
+    items: Sequence[Item], *, encoder: TokenEncoder, folder: Path, progress: bool = False
+) -> MultiVector:
+    """The vectors of the items' tokens, encoded once and kept in the folder."""
+
+    def write(path: Path) -> None:
+        path.mkdir()
+        MultiVector.build(items, encoder=encoder, progress=progress, path=path / "tokens.f16").save(path)
+
+    return MultiVector.load(_kept(folder, encoder, write, kind="multi-vector"), encoder=encoder)
+
+
+def _kept(folder: Path, encoder: Any, write: Callable[[Path], None], *, kind: str = "dense") -> Path:
+    digest = hashlib.blake2b(repr(replace(encoder.card, source=None)).encode(), digest_size=4).hexdigest()
+    target = folder / f"{kind}-{digest}"
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / f".{kind}-{uuid.uuid4().hex}.partial"
+        try:
+            write(partial)
+            partial.rename(target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def _meta(folder: Path) -> dict[str, Any]:
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"{folder} is no folder of scores: meta.json cannot be read ({error}).") from error
+    needed = ("decode", "anchor_query_ids", "test_query_ids", "item_ids")
+    if missing := [name for name in needed if name not in meta]:
+        raise FileFormatError(f"{folder}/meta.json lacks {', '.join(missing)}.")
+    return dict(meta)
+
+
+def _logits(folder: Path, meta: dict[str, Any], *, shape: tuple[int, int]) -> Callable[[slice], FloatArray]:
+    decode = re.fullmatch(r"logit = value / ([\d.]+) ([+-]) ([\d.]+)", meta["decode"])
+    if decode is None:
+        raise FileFormatError(
+            f"{folder}/meta.json: cannot read the decoding rule {meta['decode']!r}; it should be like "
+            "'logit = value / 2048 - 16'."
+        )
+    scale, sign, offset = decode.groups()
+    try:
+        with np.load(folder / "scores.npz") as stored:
+            values = stored["scores"]
+    except (OSError, ValueError, KeyError) as error:
+        raise FileFormatError(f"{folder}/scores.npz cannot be read: {error}") from error
+    if values.shape != shape:
+        raise FileFormatError(
+            f"{folder}/scores.npz has shape {values.shape}; meta.json names {shape[0]} queries and {shape[1]} items."
+        )
+    return lambda rows: values[rows].astype(np.float32) / float(scale) + float(sign + offset)
+
+
+def _embeddings(file: Path) -> FloatArray | None:
+    return np.load(file).astype(np.float32) if file.exists() else None
+
+
+def _with_texts(ids: Sequence[str], known: Mapping[str, Any] | None, kind: type, folder: Path) -> list[Any]:
+    if known is None:
+        return [kind(id_, id_) for id_ in ids]
+    if (missing := next((id_ for id_ in ids if id_ not in known), None)) is not None:
+        raise InputError(f"{folder} names the {kind.__name__.lower()} {missing!r}, of which no text was given.")
+    return [known[id_] for id_ in ids]

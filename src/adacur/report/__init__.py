@@ -1,0 +1,28 @@
+"""Tables, figures and a page from stored runs. Nothing is searched or measured again."""
+
+from adacur.report.figures import ScatterPanel, curves, error_bars, index_cost, latency, save, scatter
+from adacur.report.lines import Panel, panels, read_runs
+from adacur.report.page import Report, write_report
+from adacur.report.summary import summary
+from adacur.report.tables import Table, collection_table, cost_table, difference_table, measure_table
+
+__all__ = [
+    "Panel",
+    "Report",
+    "ScatterPanel",
+    "Table",
+    "collection_table",
+    "cost_table",
+    "curves",
+    "difference_table",
+    "error_bars",
+    "index_cost",
+    "latency",
+    "measure_table",
+    "panels",
+    "read_runs",
+    "save",
+    "scatter",
+    "summary",
+    "write_report",
+]

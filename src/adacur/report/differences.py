@@ -1,0 +1,43 @@
+"""Which run a run is compared with, and by how much they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from adacur.core.errors import EmptyInput
+from adacur.evaluation import PairedDifference, Run, paired_difference
+from adacur.report.lines import estimate, setting
+from adacur.report.measures import JUDGED, recall_measures
+
+__all__ = ["difference", "is_bound", "rival_of"]
+
+
+def rival_of(run: Run, runs: Sequence[Run], rival: str) -> Run | None:
+    """The rival's run at the same budget: with the same first stage if there is one, otherwise its best."""
+    there = [other for other in runs if other.method == rival and setting(other, "budget") == setting(run, "budget")]
+    if run.method == rival or not there:
+        return None
+    alike = [other for other in there if setting(other, "first") == setting(run, "first")]
+    measures = [*recall_measures(runs), JUDGED]
+
+    def found(other: Run) -> float:
+        return sum(one.mean for measure in measures if (one := estimate(other, measure)))
+
+    return max(alike or there, key=found)
+
+
+@lru_cache(maxsize=8192)
+def difference(left: Run, right: Run, measure: str) -> PairedDifference | None:
+    """Left minus right over the queries that both have; None where they share none with the measure."""
+    if measure not in left.measures or measure not in right.measures:
+        return None
+    try:
+        return paired_difference(left, right, measure)
+    except EmptyInput:
+        return None
+
+
+def is_bound(method: str) -> bool:
+    """Whether a method looks at what no search can know: it is a bound to draw, not a rival to beat."""
+    return method == "exact" or "oracle" in method or "best_split" in method

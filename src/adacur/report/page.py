@@ -1,0 +1,315 @@
+"""The report: one page that needs nothing but itself, with its figures and tables as files beside it."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from adacur.core.errors import InputError
+from adacur.core.spelling import did_you_mean
+from adacur.evaluation import Run
+from adacur.report.figures import curves, error_bars, index_cost, latency, save
+from adacur.report.lines import Panel, estimate, lines, panels, pooled, read_runs, setting, without_sweeps
+from adacur.report.measures import JUDGED, error_measures, in_order, recall_k, recall_measures
+from adacur.report.summary import summary
+from adacur.report.tables import (
+    Table,
+    all_measures,
+    collection_table,
+    cost_table,
+    difference_table,
+    measure_table,
+    table_of,
+)
+
+__all__ = ["Report", "write_report"]
+
+_SWEEPS = {
+    "budget": "Recall against the number of calls",
+    "rounds": "Recall against the number of rounds",
+    "epsilon": "Recall against ε, the share drawn at random",
+    "temperature": "Recall against the temperature",
+    "split": "Recall against the share of calls spent on anchor items",
+    "blend": "Recall against λ, the weight of the dual encoder",
+    "first_share": "Recall against the share of calls given to the first stage",
+    "pool": "Recall against the size of the pool",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was written: the page, every file, how many runs it rests on and which files were no runs."""
+
+    page: Path
+    files: tuple[Path, ...]
+    n_runs: int
+    skipped: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Chart:
+    name: str
+    title: str
+    says: str
+    draw: Callable[[], Any]
+
+
+def write_report(folder: str | Path, output: str | Path | None = None, *, rival: str = "rerank") -> Report:
+    """Read every stored run under a folder and write report.html, figures/ and tables/ into `output`.
+
+    The output is FOLDER/report unless it is named. Differences are taken to `rival`, a method's name.
+    """
+    runs, skipped = read_runs(folder)
+    methods = sorted({run.method for run in runs})
+    if rival not in methods and rival != "rerank":
+        raise InputError(f"There is no run of the rival {rival!r}.{did_you_mean(rival, methods)}")
+    target = Path(output) if output is not None else Path(folder) / "report"
+    n_stored = len(runs)
+    runs = pooled(runs)
+    own = panels(runs)
+    files: list[Path] = []
+    figures = []
+    for chart in _charts(runs):
+        paths = save(chart.draw(), target / "figures" / chart.name)
+        files += paths
+        figures.append((chart, paths[1]))
+    tables = {panel.title: _tables(panel, rival) for panel in own}
+    for title, made in tables.items():
+        for kind, table in made.items():
+            files += _write_table(table, target / "tables" / f"{_file_name(title)}-{kind}")
+    files += _write_table(all_measures(runs), target / "tables" / "all-measures", kinds=("csv",))
+    page = target / "report.html"
+    page.write_text(
+        _page(runs, own, figures, tables, rival=rival, n_stored=n_stored, skipped=skipped), encoding="utf-8"
+    )
+    return Report(page, (page, *files), n_stored, tuple(skipped))
+
+
+def _charts(runs: Sequence[Run]) -> list[_Chart]:
+    """The figures that these runs can fill."""
+    recalls = recall_measures(runs)
+    charts = []
+    for along, title in _SWEEPS.items():
+        if recalls and _is_swept(runs, along, recalls):
+            says = f"{title}; bands are 95 % intervals over the queries."
+            charts.append(_Chart(f"recall-by-{along}", title, says, partial(curves, runs, along=along)))
+        if along == "budget" and _is_swept(runs, along, [JUDGED]):
+            says = f"{JUDGED} against the number of calls: what people judged relevant, beside the recall above."
+            draw = partial(curves, runs, along=along, measures=[JUDGED])
+            charts.append(_Chart("ndcg-by-budget", "Judged quality against the number of calls", says, draw))
+    if error_measures(runs) and any(estimate(run, name) for run in runs for name in error_measures(runs)):
+        says = "How far approximate scores are from exact ones, by place in the scorer's own ranking."
+        charts.append(_Chart("error", "Approximation error", says, partial(error_bars, without_sweeps(runs))))
+    steps = sorted({name for run in runs for name in run.measures if name.startswith("seconds.")})
+    timed = next((along for along in ("rounds", "budget") if steps and _is_swept(runs, along, steps)), None)
+    if timed:
+        says = "Mean time per query by step. Where a run was replayed from stored scores, 'score' is a look-up."
+        charts.append(_Chart("latency", f"Time by {timed}", says, partial(latency, runs, along=timed)))
+    sizes = {setting(run, "anchors") for run in runs if estimate(run, "index_calls")} - {None, 0}
+    if recalls and len(sizes) > 1:
+        measure = min(recalls, key=lambda name: abs((recall_k(name) or 0) - 10))
+        says = "What a larger index buys: recall against the scorer calls spent on building it."
+        charts.append(
+            _Chart(
+                "index-cost",
+                "Recall against the cost of the index",
+                says,
+                partial(index_cost, without_sweeps(runs), measure=measure),
+            )
+        )
+    return charts
+
+
+def _is_swept(runs: Sequence[Run], along: str, measures: Sequence[str]) -> bool:
+    return any(len(line.runs) > 1 for own in lines(panels(runs), along=along, measures=measures) for line in own)
+
+
+def _tables(panel: Panel, rival: str) -> dict[str, Table]:
+    main = set(without_sweeps(panel.runs))
+    usual = replace(panel, runs=tuple(run for run in panel.runs if run in main))
+    swept = replace(panel, runs=tuple(run for run in panel.runs if run not in main))
+    made: dict[str, Table | None] = {
+        "recall": measure_table(usual),
+        "difference": difference_table(usual, rival=rival),
+        "sweeps": measure_table(swept, title=f"{panel.title}, sweeps") if swept.runs else None,
+        "cost": cost_table(panel),
+    }
+    shown = {*recall_measures(panel.runs), JUDGED, "calls", "index_calls"}
+    others = in_order({name for run in panel.runs for name in run.measures if not name.startswith("seconds.")} - shown)
+    if others:
+        made["other"] = measure_table(panel, measures=others, title=f"{panel.title}, other measures")
+    return {kind: table for kind, table in made.items() if table is not None}
+
+
+def _write_table(table: Table, path: Path, *, kinds: Sequence[str] = ("md", "csv")) -> list[Path]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    texts = {"md": table.to_markdown, "csv": table.to_csv}
+    written = [path.with_name(f"{path.name}.{kind}") for kind in kinds]
+    for file, kind in zip(written, kinds, strict=True):
+        file.write_text(texts[kind](), encoding="utf-8")
+    return written
+
+
+def _file_name(title: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", title).strip("-.").lower() or "collection"
+
+
+def _page(
+    runs: Sequence[Run],
+    own: Sequence[Panel],
+    figures: Sequence[tuple[_Chart, Path]],
+    tables: dict[str, dict[str, Table]],
+    *,
+    rival: str,
+    n_stored: int,
+    skipped: Sequence[Path],
+) -> str:
+    said = "".join(f"<p><b>{escape(p.title)}.</b> {escape(summary(p, rival=rival))}</p>" for p in own)
+    drawn = "".join(_figure(chart, svg) for chart, svg in figures)
+    shown = ""
+    for panel in own:
+        parts = tables[panel.title]
+        folded = "".join(
+            f"<details><summary>{escape(name)}</summary>{parts[kind].to_html()}</details>"
+            for kind, name in (("sweeps", "Sweeps of one setting"), ("cost", "Cost"), ("other", "Other measures"))
+            if kind in parts
+        )
+        open_ones = "".join(parts[kind].to_html() for kind in ("recall", "difference") if kind in parts)
+        shown += f"<section><h3>{escape(panel.title)}</h3>{open_ones}{folded}</section>"
+    collections = list(dict.fromkeys(run.collection for run in runs))
+    queries = [max(len(run.query_ids) for run in runs if run.collection == name) for name in collections]
+    asked = ", ".join(f"{name} ({count:,} queries)" for name, count in zip(collections, queries, strict=True))
+    left_out = f" {len(skipped)} other JSON files were left out: they are no stored runs." if skipped else ""
+    return _TEMPLATE.format(
+        style=_STYLE,
+        title=escape(f"adacur: {', '.join(collections)}"),
+        head=escape(f"{n_stored:,} runs of {len({run.method for run in runs})} methods on {asked}.{left_out}"),
+        summary=said,
+        figures=drawn,
+        tables=shown,
+        measured=_measured(runs),
+        collections=_collections(runs).to_html(),
+        settings=_settings(runs).to_html(),
+    )
+
+
+def _figure(chart: _Chart, svg: Path) -> str:
+    # As an image, not as inlined markup: matplotlib repeats ids from figure to figure.
+    data = base64.b64encode(svg.read_bytes()).decode()
+    return (
+        f'<figure><h3>{escape(chart.title)}</h3><div class="scroll" tabindex="0" role="region" '
+        f'aria-label="{escape(chart.title)}"><img alt="{escape(chart.says)} The numbers are in the tables below." '
+        f'src="data:image/svg+xml;base64,{data}"></div><figcaption>{escape(chart.says)}</figcaption></figure>'
+    )
+
+
+def _measured(runs: Sequence[Run]) -> str:
+    seeds = sorted({len(chosen) for run in runs if (chosen := setting(run, "seeds"))})
+    several = f" A query counts once, with its mean over {seeds[-1]} seeds." if seeds else ""
+    versions = sorted({str(version) for run in runs if (version := run.made.get("adacur"))})
+    by = f" Made with adacur {', '.join(versions)}." if versions else ""
+    return escape(
+        "Top-k recall is the share of the scorer's own k best items, by its exact scores of all items, that a search "
+        "found within its calls; among equal scores any counts. nDCG@10 is computed from people's judgements of the "
+        "same hits. They stand together because a better search of the scorer need not please the judges. Intervals "
+        "are percentile bootstraps over the queries (2,000 resamples), differences are paired by query." + several + by
+    )
+
+
+def _collections(runs: Sequence[Run]) -> Table:
+    rows = []
+    for collection in dict.fromkeys(run.collection for run in runs):
+        own = [run for run in runs if run.collection == collection]
+        judged = max((one.n for run in own if (one := estimate(run, JUDGED))), default=0)
+        sizes = sorted({size for run in own if (size := setting(run, "anchors"))})
+        rows.append(
+            {
+                "collection": collection,
+                "items": next((run.made["items"] for run in own if "items" in run.made), None),
+                "anchor queries": ", ".join(f"{size:,}" for size in sizes) or None,
+                "test queries": max(len(run.query_ids) for run in own),
+                "judged": judged,
+                "scorer": next((run.made["scorer"] for run in own if run.made.get("scorer")), None),
+            }
+        )
+    return collection_table(rows)
+
+
+def _settings(runs: Sequence[Run]) -> Table:
+    """Per method and collection, every value that a setting took."""
+    rows = []
+    for collection, method in sorted({(run.collection, run.method) for run in runs}):
+        own = [run for run in runs if (run.collection, run.method) == (collection, method)]
+        names = dict.fromkeys(name for run in own for name in run.settings if name != "method")
+        values = {name: {_value(setting(run, name)): setting(run, name) for run in own} for name in names}
+        rows.append(
+            {"collection": collection, "method": method, "runs": len(own)}
+            | {name.replace("_", " "): ", ".join(_in_order(seen)) for name, seen in values.items()}
+        )
+    return table_of(rows, title="Settings", caption="Every value that was run, by method.")
+
+
+def _value(value: Any) -> str:
+    return "–" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _in_order(seen: dict[str, Any]) -> list[str]:
+    return sorted(
+        seen,
+        key=lambda text: (isinstance(seen[text], str), seen[text] if isinstance(seen[text], int | float) else 0, text),
+    )
+
+
+_STYLE = """
+:root{color-scheme:light dark;--ink:#1d1d1f;--soft:#5f6368;--paper:#fff;--line:#dadce0;--tint:#f5f6f8}
+@media(prefers-color-scheme:dark){:root{--ink:#e8e8ea;--soft:#a5a8ad;--paper:#17181a;--line:#3a3c40;--tint:#212326}}
+*{box-sizing:border-box}
+body{margin:0 auto;padding:1.5rem 1rem 4rem;max-width:64rem;background:var(--paper);color:var(--ink);
+font:1rem/1.55 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;overflow-wrap:break-word}
+h1{font-size:1.6rem;line-height:1.25;margin:.5rem 0}h2{font-size:1.25rem;margin:2.5rem 0 .75rem}
+h3{font-size:1.05rem;margin:1.75rem 0 .5rem}p{margin:.6rem 0}
+.lead,.note,figcaption,small{color:var(--soft)}.note,figcaption{font-size:.875rem}small{font-size:.8em}
+.scroll{overflow-x:auto;border:1px solid var(--line);border-radius:8px;margin:.75rem 0}
+.scroll:focus-visible{outline:2px solid #0072b2}
+table{border-collapse:collapse;width:100%;font-size:.875rem;font-variant-numeric:tabular-nums}
+caption{text-align:left;padding:.6rem .75rem;color:var(--soft)}
+th,td{padding:.35rem .75rem;text-align:left;white-space:nowrap;vertical-align:baseline}
+th{border-bottom:1px solid var(--line);background:var(--tint);font-weight:600}
+tr.block td{border-top:1px solid var(--line)}
+figure{margin:0}figure .scroll{background:#fff}figure img{display:block;width:100%;min-width:38rem;max-width:60rem;
+margin:0 auto;padding:.5rem;height:auto}
+details{margin:.75rem 0}summary{cursor:pointer;padding:.25rem 0}
+@media print{body{max-width:none}.scroll{overflow:visible}}
+"""
+
+_TEMPLATE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<header><h1>{title}</h1><p class="lead">{head}</p></header>
+<main>
+<h2>In words</h2>
+{summary}
+<h2>Figures</h2>
+{figures}
+<h2>Tables</h2>
+{tables}
+<h2>How it was measured</h2>
+<p>{measured}</p>
+{collections}
+{settings}
+</main>
+</body>
+</html>
+"""

@@ -1,0 +1,119 @@
+"""`adacur evaluate` as its users meet it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ADACUR = Path(sys.executable).with_name("adacur")
+SCORER = """
+import os, time, zlib
+
+def score(pairs):
+    with open(os.environ.get("LOG", os.devnull), "a") as log:
+        log.write("x" * len(pairs))
+    time.sleep(float(os.environ.get("SECONDS_PER_PAIR", "0")) * len(pairs))
+    return [len(set(a.split()) & set(b.split())) + zlib.crc32((a + b).encode()) / 2**32 for a, b in pairs]
+"""
+PLACES = ("harbour", "mill", "orchard", "quarry", "station", "tower", "valley")
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    (tmp_path / "words.py").write_text(SCORER)
+    beir = tmp_path / "places"
+    (beir / "qrels").mkdir(parents=True)
+    items = [{"_id": f"d{n}", "text": f"the {PLACES[n % 7]} by the {PLACES[n * 3 % 7]}, plot {n}"} for n in range(60)]
+    queries = [{"_id": f"q{n}", "text": f"who lives near the {PLACES[n % 7]} and plot {n}"} for n in range(40)]
+    (beir / "corpus.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    (beir / "queries.jsonl").write_text("".join(json.dumps(query) + "\n" for query in queries))
+    (beir / "qrels" / "test.tsv").write_text("".join(f"q{n}\td{n % 7}\t1\n" for n in range(12)))
+    return tmp_path
+
+
+def run(*arguments: str, cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1"} | extra
+    return subprocess.run([ADACUR, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+START = ("evaluate", "places", "--scorer", "words:score", "--anchors", "15", "--queries", "6", "--budgets", "10,20")
+
+
+def test_one_command_leads_from_a_folder_to_results(folder) -> None:
+    done = run(*START, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "60 items × 21 queries = 1,260 pairs to score; estimated time" in done.stderr
+    assert "places, 60 items, 6 test queries" in done.stdout
+    for method in ("gaussian", "adacur", "anncur", "rerank", "exact"):
+        assert method in done.stdout
+    assert "Next: adacur report places-results" in done.stderr
+    assert len(list((folder / "places-results" / "runs" / "places").glob("*.json"))) == 9
+    again = run("evaluate", "places-results/spec.toml", "--json", cwd=folder)
+    rows = json.loads(again.stdout)
+    assert rows["found"] == 9
+    exact = next(row for row in rows["runs"] if row["method"] == "exact")
+    assert exact["measures"]["recall@10"] == {"mean": 1.0, "low": 1.0, "high": 1.0, "queries": 6}
+
+
+def test_a_killed_evaluation_goes_on_where_it_was(folder) -> None:
+    slow = subprocess.Popen(
+        [ADACUR, *START],
+        cwd=folder,
+        env=os.environ | {"SECONDS_PER_PAIR": "0.005"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    # The test queries are scored by then, the anchor queries are not.
+    while not list(folder.glob("places-results/scores/*/anchors-*/manifest.json")):
+        assert slow.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    slow.send_signal(signal.SIGKILL)
+    slow.wait()
+    assert not (folder / "places-results" / "runs").exists()
+    done = run(*START, "--trec", cwd=folder, LOG=str(folder / "calls"))
+    assert done.returncode == 0, done.stderr
+    # Of 60 × 21 pairs those of the six test queries are not paid again; timing and recognising take a few.
+    assert len((folder / "calls").read_text()) < 60 * 18
+    assert len(list((folder / "places-results" / "runs" / "places").glob("*.json"))) == 9
+    assert len(list((folder / "places-results" / "trec" / "places").glob("*.run"))) == 9
+
+
+def test_a_run_that_fails_is_told_and_the_others_are_there(folder) -> None:
+    run(*START, cwd=folder)
+    spec = folder / "places-results" / "spec.toml"
+    spec.write_text(spec.read_text() + '\n[[method]]\nname = "anncur"\nsplit = 2.0\n\n[[method]]\nname = "rerank"\n')
+    done = run("evaluate", str(spec), cwd=folder)
+    assert done.returncode == 1
+    assert done.stderr.count("Error: places, method anncur") == 2
+    assert "Traceback" not in done.stderr
+    assert "rerank" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("evaluate", "nowhere.toml"), "cannot be read as TOML"),
+        (("evaluate", "spec.toml", "--budgets", "5"), "leave out --budgets"),
+        (("evaluate", "spec.toml"), "Did you mean 'scores'"),
+        (
+            ("evaluate", "places", "--scorer", "words:score", "--budgets", "many"),
+            "--budgets is a list of whole numbers",
+        ),
+        (("evaluate", "places", "--scorer", "words:score", "--methods", "gausian"), "Did you mean 'gaussian'"),
+    ],
+)
+def test_a_mistake_is_one_message(folder, arguments, words) -> None:
+    (folder / "spec.toml").write_text('[collection]\nscore = "x"\n')
+    done = run(*arguments, cwd=folder)
+    assert done.returncode == 1
+    (message,) = (line for line in done.stderr.splitlines() if line.startswith("Error: "))
+    assert words in message

@@ -1,0 +1,134 @@
+"""`adacur report` as its users meet it: a folder of runs in, a page that stands alone out."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.unit.report.stored_runs import contest, run
+
+ADACUR = Path(sys.executable).with_name("adacur")
+
+
+def report(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ADACUR, "report", *map(str, arguments)], capture_output=True, encoding="utf-8", timeout=300, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for place, one in enumerate([*contest("town"), *contest("town", anchors=200), *contest("village & <b>moor</b>")]):
+        one.save(folder / one.method / f"{place}.json")
+    (folder / "spec.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def written(stored: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    output = tmp_path_factory.mktemp("out") / "report"
+    return output, report(stored, "-o", output)
+
+
+class _Page(HTMLParser):
+    """What a browser would fetch, run and read aloud."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.headings: list[str] = []
+        self.fetched: list[str] = []
+        self.alts: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        assert tag not in {"script", "link", "iframe"}
+        if tag not in {"meta", "img"}:
+            self.open.append(tag)
+        if tag == "img":
+            self.alts.append(given["alt"] or "")
+        self.fetched += [value or "" for name, value in attrs if name in {"src", "href"}]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in {"h1", "h2", "h3"}:
+            self.headings.append(data)
+
+
+def test_a_folder_of_runs_becomes_a_page_with_figures_and_tables(written) -> None:
+    output, done = written
+
+    assert done.returncode == 0, done.stderr
+    assert "1 JSON files are no stored runs" in done.stderr
+    assert str(output / "report.html") in done.stdout.replace("\n", "")
+    pictures = {file.stem for file in (output / "figures").glob("*.png")}
+    assert pictures == {"recall-by-budget", "recall-by-rounds", "ndcg-by-budget", "error", "latency", "index-cost"}
+    assert {file.stem for file in (output / "figures").glob("*.svg")} == pictures
+    tables = {file.name for file in (output / "tables").iterdir()}
+    assert {"all-measures.csv", "town-50-anchors-recall.md", "town-50-anchors-difference.csv"} <= tables
+
+
+def test_the_page_needs_nothing_but_itself_and_every_picture_has_words(written) -> None:
+    output, _ = written
+    text = (output / "report.html").read_text(encoding="utf-8")
+    page = _Page()
+    page.feed(text)
+
+    assert page.open == []
+    assert len(page.fetched) == 6
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in page.fetched)
+    assert all(len(alt) > 30 for alt in page.alts)
+    assert re.search(r"url\(|@import|https?:", re.sub(r"base64,[^\"]*", "", text)) is None
+    assert "prefers-color-scheme:dark" in text
+    assert "<b>moor</b>" not in text
+    for heading in ("In words", "Figures", "Tables", "How it was measured"):
+        assert heading in page.headings
+
+
+def test_the_page_says_in_words_what_the_tables_hold(written) -> None:
+    output, _ = written
+    text = (output / "report.html").read_text(encoding="utf-8")
+
+    assert "At 100 calls gaussian finds .800 of the scorer&#x27;s top 10, rerank .600 (difference .200" in text
+    assert "30 queries" in text
+    assert "1 other JSON files were left out" in text
+
+
+def test_the_same_runs_give_the_same_report(stored: Path, written, tmp_path: Path) -> None:
+    output, _ = written
+    report(stored, "-o", tmp_path)
+
+    files = sorted(file.relative_to(output) for file in output.rglob("*") if file.is_file())
+    assert files
+    assert [file for file in files if (tmp_path / file).read_bytes() != (output / file).read_bytes()] == []
+
+
+def test_json_lists_what_was_written_and_the_default_output_is_beside_the_runs(tmp_path: Path) -> None:
+    run(budget=50).save(tmp_path / "only.json")
+
+    done = report(tmp_path, "--json")
+    told = json.loads(done.stdout)
+
+    assert told["page"] == str(tmp_path / "report" / "report.html")
+    assert told["runs"] == 1
+    assert all(Path(file).is_file() for file in told["files"])
+
+
+def test_mistakes_are_told_in_words(tmp_path: Path) -> None:
+    empty = report(tmp_path)
+    assert empty.returncode == 1
+    assert "No stored run was found" in empty.stderr.replace("\n", " ")
+
+    run(budget=50).save(tmp_path / "only.json")
+    stranger = report(tmp_path, "--rival", "gausian")
+    assert stranger.returncode == 1
+    assert "Did you mean 'gaussian'?" in stranger.stderr

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import gzip
+import shutil
+
+import pytest
+
+from adacur.core.errors import DuplicateId, EmptyInput, FileFormatError, InputError
+from adacur.core.records import Item, Query
+from adacur.data import JudgedCollection, read_beir, read_items, read_qrels
+
+
+def test_a_beir_folder_gives_items_queries_and_the_judgements_of_a_split(beir_folder) -> None:
+    collection = read_beir(beir_folder)
+    assert collection.name == "beir"
+    assert [item.id for item in collection.items] == ["d1", "d2", "d3", "d4"]
+    assert collection.items[1].text == "Rust. Iron rusts in damp air, and faster near the sea."
+    assert collection.qrels == {"q1": {"d1": 2, "d2": 0}, "q2": {"d3": 1}}
+    assert [query.id for query in collection.judged] == ["q1", "q2"]
+    assert [query.id for query in collection.unjudged] == ["q3", "q4", "q5"]
+    assert [query.id for query in read_beir(beir_folder, split="train").judged] == ["q3", "q4"]
+
+
+def test_files_of_a_beir_folder_may_be_gzipped(beir_folder, tmp_path) -> None:
+    shutil.copytree(beir_folder, tmp_path / "beir")
+    for name in ("corpus.jsonl", "queries.jsonl"):
+        (tmp_path / "beir" / f"{name}.gz").write_bytes(gzip.compress((beir_folder / name).read_bytes()))
+        (tmp_path / "beir" / name).unlink()
+    assert read_beir(tmp_path / "beir").items == read_beir(beir_folder).items
+
+
+def test_a_split_that_is_not_there_is_named_with_those_that_are(beir_folder, tmp_path) -> None:
+    with pytest.raises(FileFormatError, match=r"Expected qrels/dev\.tsv .* found qrels/test\.tsv, qrels/train\.tsv"):
+        read_beir(beir_folder, split="dev")
+    (tmp_path / "qrels.tsv").write_text("q\td\t1\n")
+    assert read_qrels(tmp_path) == {"q": {"d": 1}}
+    with pytest.raises(FileFormatError, match=r"found qrels\.tsv"):
+        read_qrels(tmp_path, split="test")
+    with pytest.raises(FileFormatError, match="no folder"):
+        read_beir(tmp_path / "absent")
+
+
+def test_items_without_a_word_are_an_error_unless_they_are_skipped(beir_folder) -> None:
+    with pytest.raises(EmptyInput, match=r"line 5: the record has no text"):
+        list(read_items(beir_folder))
+    assert len(list(read_items(beir_folder, skip_empty=True))) == 4
+
+
+def test_a_collection_describes_itself_in_numbers(beir_folder) -> None:
+    assert read_beir(beir_folder, split="train").describe() == {
+        "name": "beir",
+        "items": 4,
+        "queries": 5,
+        "judged_queries": 2,
+        "judgements": 3,
+        "relevant_per_query": 1.5,
+        "words_per_item": (15 + 11 + 8 + 13) / 4,
+        "words_per_query": (5 + 4 + 5 + 5 + 5) / 5,
+        "absent_items": 1,
+    }
+
+
+def test_a_collection_without_sense_is_refused() -> None:
+    items, queries = [Item("i", "an item")], [Query("q", "a query")]
+    with pytest.raises(EmptyInput, match="'empty' has no item"):
+        JudgedCollection("empty", [], queries, {})
+    with pytest.raises(DuplicateId, match="the query 'q' occurs twice"):
+        JudgedCollection("twice", items, [*queries, *queries], {"q": {"i": 1}})
+    with pytest.raises(InputError, match="None of the 1 judged query ids"):
+        JudgedCollection("strangers", items, queries, {"other": {"i": 1}})

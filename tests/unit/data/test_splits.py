@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adacur.core.errors import EmptyInput, InputError
+from adacur.core.records import Query
+from adacur.data import read_queries, split_queries
+
+
+def some(n: int, *, start: int = 0) -> list[Query]:
+    return [Query(f"q{place}", f"question {place}") for place in range(start, start + n)]
+
+
+def ids(part) -> set[str]:
+    return {query.id for query in part}
+
+
+def texts(part) -> set[str]:
+    return {" ".join(query.text.lower().split()) for query in part}
+
+
+def test_parts_have_the_sizes_asked_for_and_test_is_the_rest() -> None:
+    split = split_queries(some(100), anchors=30, held_out=10)
+    assert list(map(len, (split.anchors, split.held_out, split.test, split.left_out))) == [30, 10, 60, 0]
+    split = split_queries(some(100), anchors=30, held_out=10, test=20)
+    assert list(map(len, (split.anchors, split.held_out, split.test, split.left_out))) == [30, 10, 20, 40]
+    assert len(split_queries(some(100), anchors=30, test=0).test) == 0
+
+
+def test_the_order_of_the_queries_does_not_matter_and_the_seed_does() -> None:
+    queries = some(100)
+    shuffled = random.Random(0).sample(queries, 100)
+    assert split_queries(queries, anchors=30, seed=4) == split_queries(shuffled, anchors=30, seed=4)
+    assert split_queries(queries, anchors=30, seed=4) != split_queries(queries, anchors=30, seed=5)
+
+
+def test_a_split_stays_the_same_from_version_to_version() -> None:
+    split = split_queries(some(20), anchors=4, test=3)
+    assert [query.id for query in split.anchors] == ["q7", "q1", "q5", "q14"]
+    assert [query.id for query in split.test] == ["q8", "q16", "q19"]
+
+
+def test_added_queries_move_others_over_no_more_than_the_borders() -> None:
+    before = split_queries(some(1000), anchors=200, test=200)
+    after = split_queries(some(1020), anchors=200, test=200)
+    assert len(ids(before.anchors) - ids(after.anchors)) <= 20
+    assert len(ids(before.test) - ids(after.test)) <= 20
+    # The queries between the two keep an anchor of yesterday from being a test of today.
+    assert not ids(before.anchors) & ids(after.test)
+    assert not ids(before.test) & ids(after.anchors)
+
+
+def test_more_anchors_include_the_fewer_and_leave_the_tests_alone() -> None:
+    few, many = (split_queries(some(1000), anchors=n, test=300) for n in (100, 500))
+    assert list(many.anchors[:100]) == list(few.anchors)
+    assert many.test == few.test
+
+
+@given(
+    words=st.lists(st.sampled_from(["red", "Red ", "blue", "green", "BLUE", "dark  red", "dark red"]), max_size=40),
+    anchors=st.integers(0, 3),
+    held_out=st.integers(0, 4),
+    test=st.none() | st.integers(0, 4),
+)
+def test_equal_texts_are_never_in_two_parts_nor_twice_among_the_anchors(words, anchors, held_out, test) -> None:
+    queries = [Query(f"q{place}", text) for place, text in enumerate(words)]
+    try:
+        split = split_queries(queries, anchors=anchors, held_out=held_out, test=test)
+    except InputError:
+        return
+    assert len(texts(split.anchors)) == len(split.anchors) == anchors
+    assert len(split.held_out) == held_out
+    assert test is None or len(split.test) == test
+    assert not texts(split.anchors) & texts(split.held_out)
+    assert not texts(split.anchors) & texts(split.test)
+    assert not texts(split.held_out) & texts(split.test)
+    everything = [*split.anchors, *split.held_out, *split.test, *split.left_out]
+    assert sorted(query.id for query in everything) == sorted(query.id for query in queries)
+
+
+def test_judged_queries_are_spread_evenly_on_request() -> None:
+    queries = some(1000)
+    judged = ids(queries[:100])
+    split = split_queries(queries, anchors=200, held_out=50, test=300, judged=judged)
+    assert [len(ids(part) & judged) for part in (split.anchors, split.held_out, split.test)] == [20, 5, 30]
+
+
+def test_too_many_are_refused_with_the_numbers_there_are() -> None:
+    queries = [*some(5), Query("again", "QUESTION 0")]
+    with pytest.raises(InputError, match=r"6 queries with 5 different texts do not give 6 anchor, 0 held-out and 0"):
+        split_queries(queries, anchors=6)
+    with pytest.raises(InputError, match="do not give 2 anchor, 2 held-out and 3 test"):
+        split_queries(queries, anchors=2, held_out=2, test=3)
+    with pytest.raises(InputError, match="zero queries or more; got -1, 0 and None"):
+        split_queries(queries, anchors=-1)
+    with pytest.raises(EmptyInput):
+        split_queries([Query("blank", " ")], anchors=0)
+
+
+def test_a_real_collection_is_split_without_a_text_in_common(shared_folder) -> None:
+    queries = list(read_queries(shared_folder / "data" / "mondo"))
+    split = split_queries(queries, anchors=30_000)
+    assert not texts(split.anchors) & texts(split.test)
+    assert 0 < len(split.left_out) < 500

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+
+from adacur.core.errors import InputError, UnknownName
+from adacur.experiments import Spec, starting_spec
+
+
+def tables(path):
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def test_the_first_spec_can_be_run_and_names_what_was_chosen(beir_folder, word_scorer, tmp_path) -> None:
+    path = starting_spec(beir_folder, scorer=word_scorer, output=tmp_path / "out")
+    spec = Spec.from_file(path)
+    assert spec.output.resolve() == (tmp_path / "out").resolve()
+    assert spec.collections[0].name == "lessons"
+    # No budget buys more than all items.
+    assert spec.budgets == (25, 40)
+    # A fast scorer affords the most, and only judged queries are test queries.
+    assert spec.n_queries == 15
+    # Fifteen queries are left, too few for a hundred anchors.
+    assert (spec.anchors.numbers, spec.anchors.pseudo) == ((100,), True)
+
+
+def test_numbers_that_are_given_are_kept_and_the_scorer_is_not_asked(beir_folder, word_scorer, tmp_path) -> None:
+    path = starting_spec(beir_folder, scorer="nobody:knows", output=tmp_path / "out", n_anchors=10, n_queries=5)
+    assert tables(path)["anchors"] == {"numbers": [10], "pseudo": False, "seed": 0}
+    assert tables(path)["search"]["n_queries"] == 5
+
+
+def test_a_second_start_keeps_the_queries_of_the_first(beir_folder, word_scorer, tmp_path) -> None:
+    output = tmp_path / "out"
+    starting_spec(beir_folder, scorer=word_scorer, output=output, n_anchors=10, n_queries=5)
+    again = starting_spec(beir_folder, scorer=word_scorer, output=output, search={"methods": ["rerank"]})
+    assert tables(again)["anchors"]["numbers"] == [10]
+    assert tables(again)["search"] == {
+        "budgets": [25, 40],
+        "k": [1, 10],
+        "methods": ["rerank"],
+        "n_queries": 5,
+        "seeds": [0],
+    }
+
+
+def test_the_results_of_another_folder_are_not_mixed_with(beir_folder, word_scorer, tmp_path) -> None:
+    output = tmp_path / "out"
+    starting_spec(beir_folder, scorer=word_scorer, output=output, n_anchors=10, n_queries=5)
+    other = beir_folder.rename(tmp_path / "others")
+    with pytest.raises(InputError, match="Choose another output"):
+        starting_spec(other, scorer=word_scorer, output=output)
+
+
+def test_what_a_spec_would_refuse_is_refused_before_it_is_written(beir_folder, word_scorer, tmp_path) -> None:
+    with pytest.raises(UnknownName, match="Did you mean 'rerank'"):
+        starting_spec(
+            beir_folder,
+            scorer=word_scorer,
+            output=tmp_path / "out",
+            n_anchors=9,
+            n_queries=5,
+            search={"methods": "rerang"},
+        )
+    assert not (tmp_path / "out").exists()

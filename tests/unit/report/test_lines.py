@@ -1,0 +1,104 @@
+"""Which runs stand in which panel, on which line, under which name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adacur.core.errors import EmptyInput
+from adacur.report.lines import estimate, labels, lines, panels, pooled, read_runs, without_sweeps
+from tests.unit.report.stored_runs import contest, run
+
+
+def test_runs_are_found_at_any_depth_and_other_json_is_counted(tmp_path: Path) -> None:
+    run(budget=50).save(tmp_path / "a" / "b" / "one.json")
+    run(budget=100).save(tmp_path / "two.json")
+    (tmp_path / "notes.json").write_text('{"format": 1}')
+    (tmp_path / "list.json").write_text("[1, 2]")
+    (tmp_path / "broken.json").write_text("{")
+
+    runs, others = read_runs(tmp_path)
+
+    assert sorted(one.settings["budget"] for one in runs) == [50, 100]
+    assert [file.name for file in others] == ["broken.json", "list.json", "notes.json"]
+
+
+def test_a_folder_without_a_run_is_told_with_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "notes.json").write_text("{}")
+
+    with pytest.raises(EmptyInput, match="1 JSON files are something else"):
+        read_runs(tmp_path)
+
+
+def test_seeds_are_averaged_query_by_query_so_that_no_query_counts_twice() -> None:
+    first = run(recall=0.6, budget=50, seed=0)
+    second = run(recall=0.8, budget=50, seed=1)
+
+    [both] = pooled([first, second])
+
+    assert both.query_ids == first.query_ids
+    np.testing.assert_allclose(
+        both.measures["recall@10"], (first.measures["recall@10"] + second.measures["recall@10"]) / 2
+    )
+    assert both.settings["seeds"] == [0, 1]
+    assert np.isnan(both.measures["nDCG@10"]).sum() == np.isnan(first.measures["nDCG@10"]).sum()
+
+
+def test_a_query_that_only_one_seed_has_keeps_its_value() -> None:
+    [both] = pooled([run(n=2, budget=50, seed=0), run(n=3, budget=50, seed=1)])
+
+    assert both.query_ids == ("q0", "q1", "q2")
+    assert both.measures["recall@10"][2] == run(n=3).measures["recall@10"][2]
+
+
+def test_a_method_without_an_index_stands_in_every_panel() -> None:
+    rerank = run("rerank", budget=50)
+    shown = panels([run(budget=50, anchors=100), run(budget=50, anchors=500), rerank])
+
+    assert [panel.title for panel in shown] == ["town, 100 anchors", "town, 500 anchors"]
+    assert all(rerank in panel.runs for panel in shown)
+
+
+def test_names_hold_only_what_tells_runs_apart() -> None:
+    alike = [run(budget=budget, first="dense", rounds=5) for budget in (50, 100)]
+    assert set(labels(alike, given=["budget"]).values()) == {"gaussian"}
+
+    varied = [*alike, run(budget=50, first="bm25", rounds=5)]
+    assert set(labels(varied, given=["budget"]).values()) == {"gaussian, dense first", "gaussian, bm25 first"}
+
+
+def test_a_setting_chosen_per_budget_does_not_break_a_line() -> None:
+    chosen = [run("anncur", budget=budget, split=split) for budget, split in ((50, 0.3), (100, 0.7))]
+
+    [[line]] = lines(panels(chosen), along="budget")
+
+    assert (line.label, line.along) == ("anncur", (50.0, 100.0))
+
+
+def test_a_sweep_of_rounds_stays_off_the_lines_along_budgets() -> None:
+    runs = contest()
+    [own] = lines(panels(runs), along="budget")
+    assert {line.label: line.along for line in own} == dict.fromkeys(("rerank", "gaussian", "adacur"), (50, 100))
+
+    [swept] = lines(panels(runs), along="rounds")
+    assert [(line.label, line.along) for line in swept] == [("adacur", (1, 2, 5, 20))]
+
+
+def test_runs_without_a_budget_are_no_sweep() -> None:
+    exact = run("exact", recall=1.0)
+
+    kept = without_sweeps([*contest(), exact])
+
+    assert exact in kept
+    assert {one.settings.get("rounds") for one in kept} == {5, None}
+
+
+def test_one_query_has_a_mean_and_no_interval() -> None:
+    found = estimate(run(n=1, recall=0.5, ndcg=None), "recall@10")
+
+    assert found is not None
+    assert (found.mean, found.n) == (0.5, 1)
+    assert np.isnan([found.low, found.high]).all()
+    assert estimate(run(ndcg=None), "nDCG@10") is None
