@@ -25,7 +25,7 @@ import torch
 from adacur.core.records import Item, Query
 from adacur.scorers import TorchCrossEncoder
 from adacur.scorers import torch as torch_scorer
-from adacur.scorers.pair_tokens import PairTokenizer, length_batches
+from adacur.scorers.pair_tokens import PairTokenizer
 
 
 def main() -> None:
@@ -106,7 +106,7 @@ def agreement(arguments: argparse.Namespace, queries: list[Query], items: list[I
         pairs = scorer._tokens.grid(queries, items)
         expected = np.empty(len(pairs), np.float32)
         with torch.inference_mode():
-            for batch in length_batches(pairs.lengths, tokens=65_536):
+            for batch in np.array_split(np.argsort(-pairs.lengths), max(1, len(pairs) // 400)):
                 inputs = {name: torch.from_numpy(array).cuda() for name, array in pairs.padded(batch, pad_id=0).items()}
                 expected[batch] = model(**inputs).logits[:, 0].cpu().numpy()
         difference = np.abs(scorer.score_grid(queries, items).ravel() - expected)

@@ -124,8 +124,8 @@ def can_join_gelu(torch: Any, device: Any) -> bool:
 def linear_gelu(torch: Any, rows: Any, weight: Any, bias: Any, *, programs: int, native_tanh: bool = True) -> Any:
     """GELU of (rows · weightᵀ + bias) in one pass, for half-precision tensors whose rows are whole 16 bytes long.
 
-    `programs` is the number of multiprocessors. GELU is within 0.0001 of its definition, too little for half precision
-    to show.
+    `programs` is the number of multiprocessors. GELU is within some 0.0002 of its definition, less than half
+    precision shows.
     """
     n_rows, depth = rows.shape
     n_columns = len(weight)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,6 @@ __all__ = [
     "TokenPairs",
     "TokenTexts",
     "chosen_max_tokens",
-    "length_batches",
     "padded",
 ]
 
@@ -236,23 +235,6 @@ def chosen_max_tokens(asked: int | None, *, config: Mapping[str, Any], tokenizer
     if not 1 <= asked <= limit:
         raise InputError(f"max_tokens must lie between 1 and the model's limit of {limit}; got {asked}.")
     return asked
-
-
-def length_batches(lengths: IntArray, *, tokens: int) -> Iterator[IntArray]:
-    """Positions in batches of at most `tokens` padded tokens (one row at least), longest rows first.
-
-    A batch that fills an eighth of `tokens` ends early where a tenth of its next row would be padding.
-    """
-    order = np.argsort(-lengths, kind="stable")
-    start = 0
-    while start < len(order):
-        longest = max(1, int(lengths[order[start]]))
-        end = start + max(1, tokens // longest)
-        enough = start + max(1, tokens // (8 * longest))
-        rest = lengths[order[enough:end]]
-        end = min(end, enough + int(np.count_nonzero(rest * 10 >= longest * 9)))
-        yield order[start:end]
-        start = end
 
 
 def _distinct(records: Sequence[Any]) -> tuple[list[Any], IntArray]:

@@ -5,13 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given
-from hypothesis import strategies as st
 
 from adacur.core.errors import InputError, TextTooLong
 from adacur.core.records import Item, Query
 from adacur.data import fetch
-from adacur.scorers.pair_tokens import PairTokenizer, chosen_max_tokens, length_batches
+from adacur.scorers.pair_tokens import PairTokenizer, chosen_max_tokens
 from tests.unit.scorers.tiny_models import ITEMS, PAIRS, QUERIES, tiny_tokenizer
 
 
@@ -144,19 +142,3 @@ def test_the_token_limit_follows_the_model() -> None:
     assert chosen() == 512
     with pytest.raises(InputError, match="limit of 512; got 513"):
         chosen(513, max_position_embeddings=512)
-
-
-@given(lengths=st.lists(st.integers(1, 600), max_size=60), tokens=st.integers(1, 5000))
-def test_batches_hold_every_row_once_within_the_budget(lengths: list[int], tokens: int) -> None:
-    batches = list(length_batches(np.array(lengths, np.intp), tokens=tokens))
-    assert sorted(int(at) for batch in batches for at in batch) == list(range(len(lengths)))
-    for batch in batches:
-        assert len(batch) == 1 or len(batch) * max(lengths[at] for at in batch) <= tokens
-
-
-def test_a_batch_ends_before_it_is_mostly_padding() -> None:
-    lengths = np.array([100] * 10 + [10] * 100)
-    batches = list(length_batches(lengths, tokens=4000))
-    padding = sum(len(batch) * lengths[batch].max() - lengths[batch].sum() for batch in batches)
-    assert padding == 0
-    assert len(batches) == 2
