@@ -282,7 +282,7 @@ caption{text-align:left;padding:.6rem .75rem;color:var(--soft)}
 th,td{padding:.35rem .75rem;text-align:left;white-space:nowrap;vertical-align:baseline}
 th{border-bottom:1px solid var(--line);background:var(--tint);font-weight:600}
 tr.block td{border-top:1px solid var(--line)}
-figure{margin:0}figure .scroll{background:#fff}figure img{display:block;width:100%;min-width:38rem;max-width:60rem;
+figure{margin:0}figure .scroll{background:#fff}figure img{display:block;max-width:max(100%,38rem);box-sizing:border-box;
 margin:0 auto;padding:.5rem;height:auto}
 details{margin:.75rem 0}summary{cursor:pointer;padding:.25rem 0}
 @media print{body{max-width:none}.scroll{overflow:visible}}
