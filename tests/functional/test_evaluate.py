@@ -49,6 +49,9 @@ START = ("evaluate", "places", "--scorer", "words:score", "--anchors", "15", "--
 def test_one_command_leads_from_a_folder_to_results(folder) -> None:
     done = run(*START, cwd=folder)
     assert done.returncode == 0, done.stderr
+    assert "Scorer: " in done.stderr
+    assert "places: 6 test queries, 15 anchor queries.\n" in done.stderr
+    assert "cannot pass budget / k" not in done.stderr
     assert "60 items × 21 queries = 1,260 pairs to score; estimated time" in done.stderr
     assert "places, 60 items, 6 test queries" in done.stdout
     for method in ("gaussian", "adacur", "anncur", "rerank", "exact"):
@@ -101,7 +104,9 @@ def test_a_run_that_fails_is_told_and_the_others_are_there(folder) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("evaluate", "nowhere.toml"), "cannot be read as TOML"),
+        (("evaluate", "nowhere"), "neither a folder nor a spec nowhere"),
+        (("evaluate", "places/corpus.jsonl"), "cannot be read as TOML"),
+        (("evaluate", "places", "--scorer", "words:score", "--first", "dnse"), "Did you mean 'dense'"),
         (("evaluate", "spec.toml", "--budgets", "5"), "leave out --budgets"),
         (("evaluate", "spec.toml"), "Did you mean 'scores'"),
         (
@@ -117,3 +122,56 @@ def test_a_mistake_is_one_message(folder, arguments, words) -> None:
     assert done.returncode == 1
     (message,) = (line for line in done.stderr.splitlines() if line.startswith("Error: "))
     assert words in message
+
+
+def test_a_spec_changed_by_hand_is_used_as_it_is_and_options_do_not_overwrite_it(folder) -> None:
+    assert run(*START, cwd=folder).returncode == 0
+    spec = folder / "places-results" / "spec.toml"
+    edited = spec.read_text().replace("budgets = [10, 20]", "budgets = [5]")
+    spec.write_text(edited)
+    refused = run(*START, cwd=folder)
+    assert refused.returncode == 1
+    assert "places-results/spec.toml was changed by hand and is not overwritten" in refused.stderr
+    used = run("evaluate", "places", cwd=folder)
+    assert used.returncode == 0, used.stderr
+    assert "The spec is places-results/spec.toml, as it was changed by hand." in used.stderr
+    assert "budget 5" in used.stdout
+    assert "Where the budget is smaller than k, recall@k cannot pass budget / k." in used.stderr
+    assert spec.read_text() == edited
+
+
+def test_pseudo_anchors_are_told_on_the_console_and_in_the_report(folder) -> None:
+    done = run(*START[:-6], "--anchors", "50", "--queries", "6", "--methods", "adacur,rerank", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "places: 6 test queries, 50 anchor queries: pseudo-queries, cut from the items." in done.stderr
+    drawn = run("report", "places-results", cwd=folder)
+    assert drawn.returncode == 0, drawn.stderr
+    # The folders of scores hold JSON files of their own.
+    assert list((folder / "places-results" / "scores").rglob("*.json"))
+    assert "no stored runs" not in drawn.stderr
+    page = (folder / "places-results" / "report" / "report.html").read_text()
+    assert "The anchor queries of places are pseudo-queries" in page
+    assert "50 (pseudo-queries)" in page
+
+
+def test_a_report_is_offered_only_where_runs_are_stored_and_with_what_it_needs(folder) -> None:
+    spec = folder / "fails.toml"
+    spec.write_text(
+        '[collection]\nfolder = "places"\n[scorer]\nsource = "words:score"\n[search]\nn_queries = 3\nbudgets = 10\n'
+        '[[method]]\nname = "anncur"\nsplit = 2.0\n'
+    )
+    failing = run("evaluate", "fails.toml", cwd=folder)
+    assert failing.returncode == 1
+    assert "0 runs" in failing.stderr
+    assert "Next:" not in failing.stderr
+
+    (folder / "sitecustomize.py").write_text(
+        "import sys\nfor name in ('ir_measures', 'matplotlib'):\n    sys.modules[name] = None\n"
+    )
+    bare = run(*START, cwd=folder, PYTHONPATH=str(folder))
+    assert bare.returncode == 0, bare.stderr
+    assert bare.stderr.count("nDCG@10 is left out") == 1
+    assert bare.stderr.index("left out") < bare.stderr.index("pairs to score")
+    assert "pip install 'adacur[evaluation]'" in bare.stderr
+    assert "Next: pip install 'adacur[report]' && adacur report places-results" in bare.stderr
+    assert "recall@10" in bare.stdout

@@ -70,7 +70,7 @@ class GrowingLeastSquares:
         in_doubt = len(rows) > room or np.abs(np.diag(triangle)).min() <= _DOUBT * self._largest_norm
         if in_doubt:
             rounding = max(self.n_rows, self.n_columns) * np.finfo(np.float64).eps * self._largest_norm
-            directions, lengths, _ = np.linalg.svd(left, full_matrices=False)
+            directions, lengths, _ = _singular(left)
             directions = directions[:, : min(room, np.count_nonzero(lengths > rounding))]
         # What survives a near-dependence is mostly rounding along the basis: clean and normalise it again.
         return np.linalg.qr(self._off_basis(directions))[0], bool(in_doubt)
@@ -90,7 +90,7 @@ class GrowingLeastSquares:
         if in_doubt:
             # Earlier directions are only as sharp as the rows that gave them: judged one by one, a dependent row can
             # seem to add something. Turn the basis to the singular directions of the whole and keep the real ones.
-            _, sizes, turn = np.linalg.svd(system[:, :-1], full_matrices=False)
+            _, sizes, turn = _singular(system[:, :-1])
             turn = turn[: np.count_nonzero(sizes > _SMALLEST * sizes.max(initial=0.0))].T
             self._basis = self._basis @ turn
             system = np.hstack([system[:, :-1] @ turn, system[:, -1:]])
@@ -101,6 +101,17 @@ class GrowingLeastSquares:
 
     def _off_basis(self, columns: FloatArray) -> FloatArray:
         return columns - self._basis @ (self._basis.T @ columns)
+
+
+def _singular(matrix: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """The thin singular value decomposition."""
+    try:
+        left, sizes, right = np.linalg.svd(matrix, full_matrices=False)
+    except np.linalg.LinAlgError:
+        # LAPACK's quick algorithm gives up on a finite matrix now and then, and not on its transpose.
+        right, sizes, left = np.linalg.svd(matrix.T, full_matrices=False)
+        left, right = left.T, right.T
+    return left, sizes, right
 
 
 def _back_substituted(triangle: FloatArray, image: FloatArray) -> FloatArray:

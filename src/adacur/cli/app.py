@@ -115,6 +115,9 @@ MaxItemTokens = Annotated[
     int | None, typer.Option("--max-item-tokens", min=1, help="Cut items to so many tokens; the query is never cut.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and nothing else, on stdout.")]
+CacheFile = Annotated[
+    Path | None, typer.Option(help="A file that keeps scores from run to run; made if there is none.")
+]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Same seed, same answer.")]
 
 
@@ -267,6 +270,7 @@ def build(
     block_items: Annotated[
         int | None, typer.Option(min=1, help="Items per save point; default: some 20 s of work.")
     ] = None,
+    cache: CacheFile = None,
     seed: Seed = 0,
     id_field: IdField = None,
     text_field: TextFields = None,
@@ -318,6 +322,7 @@ def build(
             encoder=dual,
             block_items=block_items,
             seed=seed,
+            cache=cache,
         )
     summary = {
         "index": str(index),
@@ -362,9 +367,7 @@ def search(
     scorer: Annotated[
         str | None, typer.Option(help="Another backend of the scorer that built the index; default: that scorer.")
     ] = None,
-    cache: Annotated[
-        Path | None, typer.Option(help="A file that keeps scores from run to run; made if there is none.")
-    ] = None,
+    cache: CacheFile = None,
     as_json: Json = False,
 ) -> None:
     """Find the best items for a question, exactly scored, within a budget. --json prints a line per question."""
@@ -386,8 +389,9 @@ def search(
         given = {name: value for name, value in limits.items() if value is not None}
         found = opened.search_batch(asked, k, method=method, seed=seed, **given)
         tell(f"Scorer: {opened.scorer.card}")
-        if opened.drift is not None:
-            tell(f"Besides the budget, {opened.drift.n_probes} calls went into recognising the scorer.")
+        probes = opened.drift.n_probes if opened.drift is not None else 0
+        if probes:
+            tell(f"Besides the budget, {probes} calls went into recognising the scorer.")
     known = _cache_facts(opened.scorer)
     if as_json:
         for hits in found:
@@ -398,7 +402,10 @@ def search(
         tell(seconds_line(hits) + "\n")
     if known:
         free, paid = known["hits"], known["misses"]
-        tell(f"Cache: {free} of {free + paid} scores were known ({known['hit_rate']:.0%}); {paid} were paid for.")
+        beside = f", beside the {probes} that recognised the scorer" if probes else ""
+        tell(
+            f"Cache: {free} of {free + paid} scores were known ({known['hit_rate']:.0%}); {paid} were paid for{beside}."
+        )
 
 
 @app.command(epilog="Example: adacur inspect my.adacur")
@@ -550,6 +557,45 @@ def report(
         print_json({"page": str(written.page), "runs": written.n_runs, "skipped": skipped, "files": files})
     else:
         say(f"{written.page}: {written.n_runs} runs, {len(written.files) - 1} figures and tables beside it.")
+
+
+@app.command(epilog="Example: adacur reproduce recall-vs-rounds --folder reproduction")
+def reproduce(
+    name: Annotated[str, typer.Argument(metavar="NAME|all", help="An experiment of the paper, or all of them.")],
+    scores: Annotated[
+        Path | None, typer.Option(help="Folders of exact scores by collection: compute what is not stored yet.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="With --scores: folders of texts and judgements by collection.")
+    ] = None,
+    folder: Annotated[Path, typer.Option(help="The repository's folder of experiments.")] = Path("reproduction"),
+    as_json: Json = False,
+) -> None:
+    """Draw an experiment of the paper from stored results; with --scores, make what is missing of them first.
+
+    Interrupt it at will: the same command continues.
+    """
+    from adacur.experiments.reproduction import Sources, experiment_names
+    from adacur.experiments.reproduction import reproduce as reproduce_one
+
+    if (scores is None) != (data is None):
+        raise InputError("--scores and --data go together: the scores, and the texts and judgements of the same items.")
+    sources = None if scores is None or data is None else Sources(scores, data)
+    failures = []
+    for one in experiment_names(name):
+        tell(f"{one} …")
+        with warnings_as_notes():
+            made = reproduce_one(one, folder, sources=sources)
+        failures += [f"{one}: {failure}" for failure in made.failed]
+        if as_json:
+            print_json(made.as_dict())
+        else:
+            say(f"{one}: {made.claim}")
+            say(f"  {', '.join(str(file) for file in made.files)}")
+    for failure in failures:
+        messages.failed(failure)
+    if failures:
+        raise typer.Exit(1)
 
 
 @app.command(epilog="Example: adacur demo --query 'who painted the Mona Lisa?' --budget 50")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -16,6 +17,8 @@ from adacur.core.errors import InputError
 from adacur.evaluation import Run, bootstrap_interval
 from adacur.experiments import Outcome, Spec, StoredRun, starting_spec
 from adacur.experiments import evaluate as run_all
+from adacur.experiments.sources import Start
+from adacur.experiments.starting import is_edited
 from adacur.index import Estimate
 
 __all__ = ["evaluate_command"]
@@ -27,16 +30,16 @@ _COMMON = ("anchors", "first", "rounds", "seed", "pool", "budget")
 def evaluate_command(what: Path, given: Mapping[str, Any], *, output: Path | None, trec: bool, as_json: bool) -> bool:
     """Evaluate a spec, or a BEIR folder with the options given; False if a run failed."""
     if what.is_dir():
-        spec_file = _started(what, given, output or Path(f"{what.resolve().name}-results"))
-        spec = Spec.from_file(spec_file)
-        tell(f"The spec is {spec_file}; change it and run `adacur evaluate {quote(str(spec_file))}` for more.")
+        spec = _spec_of_folder(what, given, output or Path(f"{what.resolve().name}-results"))
+    elif not what.exists():
+        raise InputError(f"There is neither a folder nor a spec {what}. Give a BEIR folder or a spec (.toml).")
     else:
         if given:
             options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
             raise InputError(f"A spec says all by itself; leave out {options}, or change the spec.")
         spec = Spec.from_file(what)
         spec = spec if output is None else replace(spec, output=output)
-    outcome = run_all(spec, trec=trec, on_cost=_tell_cost)
+    outcome = run_all(spec, trec=trec, on_start=_tell_start, on_cost=_tell_cost)
     if as_json:
         print_json(_as_json(outcome))
     else:
@@ -46,8 +49,24 @@ def evaluate_command(what: Path, given: Mapping[str, Any], *, output: Path | Non
         failed(f"{failure.collection}, {settings}: {explained(failure.error)}")
     if not as_json:
         tell(f"{len(outcome.runs)} runs in {spec.output / 'runs'}, {outcome.found} of them found there.")
-        tell(f"Next: adacur report {quote(str(spec.output))}")
+        if outcome.runs:
+            install = "" if find_spec("matplotlib") else "pip install 'adacur[report]' && "
+            tell(f"Next: {install}adacur report {quote(str(spec.output))}")
     return not outcome.failed
+
+
+def _spec_of_folder(folder: Path, given: Mapping[str, Any], output: Path) -> Spec:
+    """The spec of a folder: one that was changed by hand is taken as it is, any other written anew."""
+    file = output / "spec.toml"
+    if given or not is_edited(file):
+        spec = Spec.from_file(_started(folder, given, output))
+        tell(f"The spec is {file}; change it and run `adacur evaluate {quote(str(file))}` for more.")
+        return spec
+    spec = Spec.from_file(file)
+    if not any(one.folder and Path(one.folder).resolve() == folder.resolve() for one in spec.collections):
+        raise InputError(f"{file} was changed by hand and does not evaluate {folder}. Choose another --output.")
+    tell(f"The spec is {file}, as it was changed by hand.")
+    return spec
 
 
 def _started(folder: Path, given: Mapping[str, Any], output: Path) -> Path:
@@ -65,6 +84,18 @@ def _started(folder: Path, given: Mapping[str, Any], output: Path) -> Path:
     return starting_spec(folder, scorer=scorer, output=output, search=search, **options)
 
 
+def _tell_start(start: Start) -> None:
+    if start.scorer is not None:
+        tell(f"Scorer: {start.scorer.card}")
+    anchors = (
+        f"{start.n_anchors:,} anchor queries" if start.n_anchors else "no anchor queries, since no method uses any"
+    )
+    told = f"{start.collection}: {start.n_test:,} test queries, {anchors}"
+    if start.pseudo_anchors:
+        told += ": pseudo-queries, cut from the items. Real queries usually give higher recall"
+    tell(f"{told}.")
+
+
 def _tell_cost(name: str, cost: Estimate) -> None:
     tell(
         f"{name}: {cost.pairs // cost.n_anchors:,} items × {cost.n_anchors} queries = {cost.pairs:,} pairs to score; "
@@ -77,7 +108,11 @@ def _show(outcome: Outcome, spec: Spec) -> None:
         own = [stored.run for stored in outcome.runs if stored.run.collection == collection.name]
         if own:
             answer.print(_table(own, spec))
-    tell("Means over the test queries, with 95 % intervals. recall@k: share of the scorer's own k best.")
+    if outcome.runs:
+        tell("Means over the test queries, with 95 % intervals. recall@k: share of the scorer's own k best.")
+        runs = [stored.run for stored in outcome.runs]
+        if any(run.settings.get("budget", k) < k <= run.made["items"] for run in runs for k in spec.ks):
+            tell("Where the budget is smaller than k, recall@k cannot pass budget / k.")
 
 
 def _table(runs: Sequence[Run], spec: Spec) -> Table:

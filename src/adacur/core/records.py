@@ -53,7 +53,7 @@ def as_query(query: Query | str) -> Query:
 def as_queries(queries: Iterable[Query | str]) -> list[Query]:
     """Queries from texts or records; a lone text is refused, since it would be read letter by letter."""
     if isinstance(queries, str | Query):
-        raise InputError("Expected a list of queries and got one. Wrap it: search([query], k).")
+        raise InputError("Expected a list of queries and got one. Wrap it in a list: [query].")
     return [as_query(query) for query in queries]
 
 

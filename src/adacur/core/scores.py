@@ -18,8 +18,9 @@ def check_scores(scores: Any, pairs: Sequence[Pair]) -> FloatArray:
     """One finite number per pair, or an error that names the pair."""
     values = _as_floats(scores)
     if values.shape != (len(pairs),):
+        several = " Take one column of it." if values.ndim > 1 and len(values) == len(pairs) else ""
         raise ScoreCountError(
-            f"A scorer returns one score per pair; for {len(pairs)} pairs it returned shape {values.shape}."
+            f"A scorer returns one score per pair; for {len(pairs)} pairs it returned shape {values.shape}.{several}"
         )
     if not np.isfinite(values).all():
         worst = int(np.flatnonzero(~np.isfinite(values))[0])

@@ -30,10 +30,11 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be measured: recall at each of `ks`, and the error of predictions if `predictions` are kept."""
+    """What is to be measured: recall at each of `ks`, the error of predictions if these are kept, `judged` quality."""
 
     ks: tuple[int, ...]
     predictions: bool = False
+    judged: bool = True
 
 
 @dataclass(frozen=True, slots=True)

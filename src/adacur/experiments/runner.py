@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import numpy as np
 from adacur import __version__
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError
+from adacur.core.extras import require
 from adacur.evaluation import (
     Run,
     approximation_error,
@@ -26,7 +29,7 @@ from adacur.evaluation import (
     top_k_recall,
 )
 from adacur.experiments.methods import Answers, Asked, method
-from adacur.experiments.sources import OnCost, open_testbed
+from adacur.experiments.sources import OnCost, OnStart, prepared, scored_testbed
 from adacur.experiments.spec import MethodSpec, Spec
 from adacur.experiments.store import run_name
 from adacur.experiments.testbed import Testbed
@@ -66,10 +69,18 @@ class Outcome:
     found: int
 
 
-def evaluate(spec: Spec, *, trec: bool = False, progress: bool = True, on_cost: OnCost | None = None) -> Outcome:
+def evaluate(
+    spec: Spec,
+    *,
+    trec: bool = False,
+    progress: bool = True,
+    on_start: OnStart | None = None,
+    on_cost: OnCost | None = None,
+) -> Outcome:
     """Make the runs of a spec that are not stored yet, one file each; a failing run does not stop the others.
 
-    With `trec` each run's hits are kept too, as trec/COLLECTION/NAME.run. `on_cost` is told what scoring a collection
+    What a spec asks for and cannot have is refused before anything is scored. With `trec` each run's hits are kept
+    too, as trec/COLLECTION/NAME.run. `on_start` is told with what a collection is evaluated, `on_cost` what scoring it
     will cost, before it begins.
     """
     from tqdm import tqdm
@@ -77,16 +88,23 @@ def evaluate(spec: Spec, *, trec: bool = False, progress: bool = True, on_cost: 
     runs: list[StoredRun] = []
     failed: list[Failure] = []
     found = 0
-    asked = Asked(spec.ks, predictions=spec.errors)
-    for collection in spec.collections:
-        testbed = open_testbed(collection, spec, on_cost=on_cost, progress=progress)
+    asked = Asked(spec.ks, predictions=spec.errors, judged=find_spec("ir_measures") is not None)
+    sources = prepared(spec)
+    if not asked.judged and any(source.records.qrels for source in sources):
+        warnings.warn(
+            f"There are judgements, but ir_measures is not installed, so {', '.join(_JUDGED)} is left out. Install it "
+            "with: pip install 'adacur[evaluation]'",
+            stacklevel=2,
+        )
+    for source in sources:
+        testbed = scored_testbed(source, spec, on_start=on_start, on_cost=on_cost, progress=progress)
         combinations = list(run_settings(spec, testbed))
         for settings in tqdm(combinations, desc=testbed.name, unit=" runs", disable=not progress):
             name = run_name(settings, fingerprint=testbed.fingerprint, measures=_wanted(asked))
             file = spec.output / "runs" / testbed.name / f"{name}.json"
             hits_file = spec.output / "trec" / testbed.name / f"{name}.run"
-            if file.exists() and (hits_file.exists() or not trec):
-                runs.append(StoredRun(file, Run.load(file)))
+            if (kept := _kept(file, asked)) is not None and (hits_file.exists() or not trec):
+                runs.append(StoredRun(file, kept))
                 found += 1
                 continue
             try:
@@ -99,6 +117,14 @@ def evaluate(spec: Spec, *, trec: bool = False, progress: bool = True, on_cost: 
             except Exception as error:
                 failed.append(Failure(testbed.name, settings, error))
     return Outcome(tuple(runs), tuple(failed), found)
+
+
+def _kept(file: Path, asked: Asked) -> Run | None:
+    """A stored run; None where there is none, or where it lacks what can be measured by now."""
+    if not file.exists():
+        return None
+    run = Run.load(file)
+    return None if asked.judged and run.made.get("left_out") else run
 
 
 def run_settings(spec: Spec, testbed: Testbed) -> Iterator[dict[str, Any]]:
@@ -134,7 +160,7 @@ def measured_run(testbed: Testbed, settings: Mapping[str, Any], *, asked: Asked)
         method=settings["method"],
         settings=settings,
         query_ids=tuple(query.id for query in testbed.test_queries),
-        measures=_measures(testbed, settings, answers),
+        measures=_measures(testbed, settings, answers, asked=asked),
         made={
             "adacur": __version__,
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -142,10 +168,17 @@ def measured_run(testbed: Testbed, settings: Mapping[str, Any], *, asked: Asked)
             "items": len(testbed.items),
             "scorer": testbed.scored_by,
             "embeddings": testbed.item_embeddings is not None,
+            **_about_anchors(testbed, settings),
+            **({"left_out": list(_JUDGED)} if testbed.qrels and not asked.judged else {}),
             **answers.chosen,
         },
     )
     return run, answers
+
+
+def _about_anchors(testbed: Testbed, settings: Mapping[str, Any]) -> dict[str, Any]:
+    has_any = "anchors" in settings and testbed.pseudo_anchors is not None
+    return {"pseudo_anchors": testbed.pseudo_anchors} if has_any else {}
 
 
 def _combinations(
@@ -171,7 +204,9 @@ def _wanted(asked: Asked) -> list[str]:
     return [*names, *_JUDGED, *(["error"] if asked.predictions else [])]
 
 
-def _measures(testbed: Testbed, settings: Mapping[str, Any], answers: Answers) -> dict[str, FloatArray]:
+def _measures(
+    testbed: Testbed, settings: Mapping[str, Any], answers: Answers, *, asked: Asked
+) -> dict[str, FloatArray]:
     calls_scorer = method(settings["method"]).calls_scorer
     measures: dict[str, FloatArray] = {}
     ids = [item.id for item in testbed.items]
@@ -180,6 +215,8 @@ def _measures(testbed: Testbed, settings: Mapping[str, Any], answers: Answers) -
     judged = testbed.qrels if any((testbed.qrels or {}).get(query.id) for query in testbed.test_queries) else None
     if not calls_scorer and judged is None:
         raise InputError(f"{settings['method']!r} calls no scorer, so it is measured by judgements; give qrels.")
+    if not calls_scorer:
+        require("ir_measures", extra="evaluation")
     for k, hits in answers.by_k.items():
         if calls_scorer:
             measures[f"recall@{k}"] = top_k_recall(hits, exact, k=k)
@@ -193,7 +230,7 @@ def _measures(testbed: Testbed, settings: Mapping[str, Any], answers: Answers) -
         if judged is not None and witness != "random":
             reached = testbed.first_hits(witness, _VOUCHED_DEPTH)
             measures[f"phantom@{k}"] = phantom_share(hits, reached, judged, k=k, n=_VOUCHED_DEPTH)
-    if judged is not None:
+    if judged is not None and asked.judged:
         at_ten = answers.by_k.get(_JUDGED_DEPTH, answers.deepest)
         measures |= judged_quality(at_ten, judged, measures=_JUDGED)
     if any(hits.approximate_scores is not None for hits in answers.deepest):

@@ -6,22 +6,46 @@ import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from adacur.core.errors import EmptyInput, InputError, UnknownName
+from adacur.core.extras import require
 from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
 from adacur.data import mondo, pseudo_queries, read_items, read_qrels, read_queries, split_queries, wikivital
+from adacur.experiments.methods import method
 from adacur.experiments.spec import CollectionSpec, Spec
-from adacur.experiments.testbed import Judgements, Testbed, is_scored, kept_multi_vector
+from adacur.experiments.testbed import (
+    Judgements,
+    Testbed,
+    check_first_stage,
+    first_stage_names,
+    is_scored,
+    kept_multi_vector,
+)
 from adacur.index import Estimate, estimate
+from adacur.retrievers import TokenEncoder
 from adacur.search import encoder as open_encoder
 from adacur.search import scorer as open_scorer
 
-__all__ = ["Records", "live_split", "open_testbed", "read_records", "scoring_cost"]
+__all__ = [
+    "LiveSplit",
+    "OnCost",
+    "OnStart",
+    "Records",
+    "Source",
+    "Start",
+    "check_runs",
+    "live_split",
+    "open_testbed",
+    "prepared",
+    "read_records",
+    "scored_testbed",
+    "scoring_cost",
+]
 
-OnCost = Callable[[str, Estimate], None]
 # First stages and methods that need an encoder's embeddings.
 _ENCODED = {"dense", "multi-vector", "axn", "anncur_dense"}
 _DEFAULT_ENCODER = "bge-small-en-v1.5"
@@ -67,25 +91,88 @@ def read_records(collection: CollectionSpec) -> Records:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a collection is evaluated with, known before anything is scored; a folder of scores has no `scorer`."""
+
+    collection: str
+    scorer: Scorer | None
+    n_test: int
+    n_anchors: int
+    pseudo_anchors: bool
+
+
+OnCost = Callable[[str, Estimate], None]
+OnStart = Callable[[Start], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """A collection read and found fit for the runs of a spec; nothing of it is scored yet."""
+
+    collection: CollectionSpec
+    records: Records
+    encoder: Any = None
+
+
+def prepared(spec: Spec) -> list[Source]:
+    """Every collection of a spec, read and checked, so that nothing is scored in vain."""
+    sources = [Source(collection, read_records(collection)) for collection in spec.collections]
+    for source in sources:
+        check_runs(spec, source.collection, source.records)
+    needed = [_needs_encoder(spec, source.collection) for source in sources]
+    encoder = open_encoder(spec.encoder or _DEFAULT_ENCODER) if any(needed) else None
+    if encoder is not None and "multi-vector" in _stages(spec) and not isinstance(encoder, TokenEncoder):
+        raise InputError(f"The encoder {spec.encoder!r} gives no vectors of tokens, which 'multi-vector' needs.")
+    return [replace(source, encoder=encoder if own else None) for source, own in zip(sources, needed, strict=True)]
+
+
+def check_runs(spec: Spec, collection: CollectionSpec, records: Records) -> None:
+    """Refuse what could only fail after all is scored: first stages, judgements and packages that are not there.
+
+    On a folder of scores nothing is paid for, and a run that fails stops no other.
+    """
+    if collection.scores is not None:
+        return
+    if _needs_encoder(spec, collection) and spec.encoder is None:
+        require("onnxruntime", extra="onnx")
+    can_encode = spec.encoder is not None or find_spec("onnxruntime") is not None
+    known = first_stage_names(has_dense=can_encode, has_texts=True, more=("multi-vector",) if can_encode else ())
+    for name in _stages(spec):
+        check_first_stage(name, known, collection=collection.name)
+    for own in spec.methods:
+        if method(own.name).calls_scorer:
+            continue
+        if not any((records.qrels or {}).values()):
+            raise InputError(
+                f"The method {own.name!r} calls no scorer, so it is measured by judgements, and {collection.name!r} "
+                f"has none. Give qrels, or leave {own.name!r} out of the methods."
+            )
+        require("ir_measures", extra="evaluation")
+
+
 def open_testbed(
     collection: CollectionSpec, spec: Spec, *, on_cost: OnCost | None = None, progress: bool = True
 ) -> Testbed:
     """The collection with all its scores; where they must be made first, `on_cost` is told what that costs."""
-    records = read_records(collection)
-    wanted = {*spec.first, *(method.name for method in spec.methods)}
-    wanted.update(*(_as_list(method.options.get("first", ())) for method in spec.methods))
-    # A score folder has its own embeddings, one vector per item.
-    needs_encoder = wanted & (_ENCODED if collection.scores is None else {"multi-vector"})
-    encoder = open_encoder(spec.encoder or _DEFAULT_ENCODER) if needs_encoder or spec.encoder else None
+    (source,) = prepared(replace(spec, collections=(collection,)))
+    return scored_testbed(source, spec, on_cost=on_cost, progress=progress)
+
+
+def scored_testbed(
+    source: Source, spec: Spec, *, on_start: OnStart | None = None, on_cost: OnCost | None = None, progress: bool = True
+) -> Testbed:
+    """The source with all its scores; `on_start` is told with what, `on_cost` what making them costs."""
+    collection, records, encoder = source.collection, source.records, source.encoder
     if collection.scores is None:
-        return _live(collection, spec, records, encoder=encoder, on_cost=on_cost, progress=progress)
+        return _live(source, spec, on_start=on_start, on_cost=on_cost, progress=progress)
     has_texts = bool(records.items and records.queries)
     more: dict[str, Any] = {}
     if encoder is not None and has_texts:
         folder = spec.output / "first" / f"{collection.name}-{_digest(records.items)}"
         keep = functools.partial(kept_multi_vector, records.items, encoder=encoder, folder=folder, progress=progress)
         more = {"multi-vector": keep}
-    return Testbed.from_score_folder(
+    testbed = Testbed.from_score_folder(
         collection.scores,
         n_queries=spec.n_queries,
         items=records.items if has_texts else None,
@@ -94,10 +181,35 @@ def open_testbed(
         name=collection.name,
         more_first=more,
     )
+    if on_start is not None:
+        there = len(testbed.anchor_queries)
+        on_start(
+            Start(
+                collection.name,
+                None,
+                len(testbed.test_queries),
+                min(there, max(spec.anchors.numbers or (there,))),
+                False,
+            )
+        )
+    return testbed
 
 
-def live_split(records: Records, spec: Spec) -> tuple[list[Query], list[Query]]:
-    """Anchor and test queries without a text in common; test queries are judged ones where there are any."""
+@dataclass(frozen=True, slots=True)
+class LiveSplit:
+    """Anchor and test queries; `pseudo` anchors were cut from the items."""
+
+    anchors: Sequence[Query]
+    test: Sequence[Query]
+    pseudo: bool = False
+
+
+def live_split(records: Records, spec: Spec) -> LiveSplit:
+    """Anchor and test queries without a text in common; test queries are judged ones where there are any.
+
+    Where no method uses anchors there are none. Where too few queries are left to be anchors, pseudo-queries are,
+    unless the spec rules them out or the items do not yield as many.
+    """
     if not records.queries:
         raise EmptyInput("A collection without queries cannot be evaluated. Give queries = a file.")
     qrels = records.qrels or {}
@@ -105,19 +217,27 @@ def live_split(records: Records, spec: Spec) -> tuple[list[Query], list[Query]]:
     seed = spec.anchors.seed
     n_test = min(spec.n_queries or _LIVE_QUERIES, len(candidates))
     test = split_queries(candidates, anchors=0, test=n_test, seed=seed).test
+    if not any("anchors" in method(own.name).takes for own in spec.methods):
+        return LiveSplit((), test)
     n_anchors = max(spec.anchors.numbers or (_LIVE_ANCHORS,))
     if spec.anchors.pseudo:
-        return pseudo_queries(records.items, n_anchors, seed=seed), list(test)
+        return LiveSplit(pseudo_queries(records.items, n_anchors, seed=seed), test, pseudo=True)
     taken = {_plain(query.text) for query in test}
     source = read_queries(spec.anchors.file) if spec.anchors.file else records.queries
     left = [query for query in source if _plain(query.text) not in taken]
-    n_anchors = min(n_anchors, len({_plain(query.text) for query in left}))
-    if not n_anchors:
+    n_left = len({_plain(query.text) for query in left})
+    if n_left < n_anchors and spec.anchors.pseudo is None and spec.anchors.file is None:
+        try:
+            return LiveSplit(pseudo_queries(records.items, n_anchors, seed=seed), test, pseudo=True)
+        except InputError:
+            if not n_left:
+                raise
+    if not n_left:
         raise InputError(
             f"All {len(records.queries)} queries are test queries, and none is left to be an anchor. Lower n_queries, "
             "or take pseudo = true in [anchors]."
         )
-    return list(split_queries(left, anchors=n_anchors, test=0, seed=seed).anchors), list(test)
+    return LiveSplit(split_queries(left, anchors=min(n_anchors, n_left), test=0, seed=seed).anchors, test)
 
 
 def scoring_cost(items: Sequence[Item], queries: Sequence[Query], *, scorer: Scorer, n_queries: int) -> Estimate:
@@ -134,32 +254,28 @@ def scoring_cost(items: Sequence[Item], queries: Sequence[Query], *, scorer: Sco
     )[0]
 
 
-def _live(
-    collection: CollectionSpec,
-    spec: Spec,
-    records: Records,
-    *,
-    encoder: Any,
-    on_cost: OnCost | None,
-    progress: bool,
-) -> Testbed:
+def _live(source: Source, spec: Spec, *, on_start: OnStart | None, on_cost: OnCost | None, progress: bool) -> Testbed:
     assert spec.scorer is not None
+    collection, records = source.collection, source.records
+    split = live_split(records, spec)
     scorer = open_scorer(spec.scorer.source, **spec.scorer.options)
-    anchors, test = live_split(records, spec)
+    if on_start is not None:
+        on_start(Start(collection.name, scorer, len(split.test), len(split.anchors), split.pseudo))
     card = repr(replace(scorer.card, source=None))
     folder = spec.output / "scores" / f"{collection.name}-{_digest(records.items, card)}"
-    if on_cost is not None and not is_scored(folder, anchors, test):
-        queries = [*test, *anchors]
+    if on_cost is not None and not is_scored(folder, split.anchors, split.test):
+        queries = [*split.test, *split.anchors]
         on_cost(collection.name, scoring_cost(records.items, queries, scorer=scorer, n_queries=len(queries)))
     return Testbed.from_live(
         records.items,
-        anchors,
-        test,
+        split.anchors,
+        split.test,
         scorer=scorer,
         folder=folder,
         name=collection.name,
-        encoder=encoder,
+        encoder=source.encoder,
         qrels=records.qrels,
+        pseudo_anchors=split.pseudo,
         progress=progress,
     )
 
@@ -173,8 +289,24 @@ def _fetched(name: str) -> Records:
     raise UnknownName(f"There is no folder {name}, and no collection of that name to fetch: mondo and wikivital are.")
 
 
-def _as_list(value: Any) -> list[str]:
-    return [value] if isinstance(value, str) else list(value)
+def _stages(spec: Spec) -> list[str]:
+    """The first stages that a spec names, or that its methods imply."""
+    names = list(spec.first)
+    for own in spec.methods:
+        what = method(own.name)
+        names += _as_list(own.options.get("first", what.presets.get("first", ())))
+        names += [] if what.calls_scorer else [own.name]
+    return list(dict.fromkeys(names))
+
+
+def _needs_encoder(spec: Spec, collection: CollectionSpec) -> bool:
+    # A score folder has its own embeddings, one vector per item.
+    encoded = _ENCODED if collection.scores is None else {"multi-vector"}
+    return spec.encoder is not None or bool(encoded & {*_stages(spec), *(own.name for own in spec.methods)})
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _plain(text: str) -> str:

@@ -44,11 +44,14 @@ class ScorerSpec:
 
 @dataclass(frozen=True, slots=True)
 class AnchorsSpec:
-    """How many anchor queries (each number is a run of its own), and whence; `seed` splits the queries."""
+    """How many anchor queries (each number is a run of its own), and whence; `seed` splits the queries.
+
+    Unless told otherwise, anchors are `pseudo`-queries where too few queries are left beside the test queries.
+    """
 
     numbers: tuple[int, ...] = ()
     file: Path | None = None
-    pseudo: bool = False
+    pseudo: bool | None = None
     seed: int = 0
 
 
@@ -64,8 +67,8 @@ class MethodSpec:
 class Spec:
     """Collections × methods × settings, and the folder for what comes out.
 
-    Empty `first` is the collection's best; empty `anchors.numbers` are all there are. `errors` measures predictions
-    too, which takes a prediction of every item for every query and run.
+    Empty `first` is the collection's best; empty `anchors.numbers` are 50, or all of a folder of scores. `errors`
+    measures predictions too, which takes a prediction of every item for every query and run.
     """
 
     collections: tuple[CollectionSpec, ...]
@@ -273,7 +276,7 @@ def _scorer(tables: Mapping[str, Any], here: Path) -> ScorerSpec | None:
 
 def _anchors(table: Mapping[str, Any], here: Path) -> AnchorsSpec:
     _known_keys(table, ("numbers", "file", "pseudo", "seed"), "[anchors]")
-    pseudo = _truth(table.get("pseudo", False), "[anchors] pseudo")
+    pseudo = _truth(table["pseudo"], "[anchors] pseudo") if "pseudo" in table else None
     if pseudo and "file" in table:
         raise InputError("[anchors] come from a file or are pseudo-queries; got both.")
     return AnchorsSpec(

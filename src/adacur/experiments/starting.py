@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from adacur.core.errors import InputError
-from adacur.experiments.sources import read_records, scoring_cost
-from adacur.experiments.spec import CollectionSpec, Spec, spec_text
+from adacur.experiments.sources import check_runs, live_split, read_records, scoring_cost
+from adacur.experiments.spec import AnchorsSpec, CollectionSpec, Spec, spec_text
 from adacur.search import scorer as open_scorer
 
-__all__ = ["starting_spec"]
+__all__ = ["is_edited", "starting_spec"]
 
 _FEWEST_QUERIES, _MOST_QUERIES = 5, 30
 _FEWEST_ANCHORS, _MOST_ANCHORS = 10, 100
 _SHARE_OF_TESTS = 0.4
 _TIMED_QUERIES = 10
+_MARK = "# Written by adacur evaluate ({}). Change it at will: a changed spec is never overwritten.\n\n"
 
 
 def starting_spec(
@@ -38,16 +41,36 @@ def starting_spec(
 
     Numbers of anchor and test queries that are not given follow from the time that scoring may take: the scorer is
     timed for some two seconds. A spec that is there already keeps its numbers, so that an interrupted evaluation goes
-    on with the same queries. Where queries are too few, pseudo-queries are the anchors.
+    on with the same queries; one that was changed by hand is refused. Where queries are too few, pseudo-queries are
+    the anchors.
     """
     folder, output = Path(folder), Path(output)
     if not minutes > 0:
         raise InputError(f"minutes is the time that scoring may take; got {minutes}.")
     records = read_records(CollectionSpec(name="", folder=str(folder)))
     n_items = len(records.items)
-    before = _before(output / "spec.toml", folder)
+    file = output / "spec.toml"
+    if is_edited(file):
+        raise InputError(
+            f"{file} was changed by hand and is not overwritten. Put what you want into it and run "
+            f"`adacur evaluate {file}`, or choose another output."
+        )
+    before = _before(file, folder)
     if n_anchors is None and n_queries is None and before:
         n_anchors, n_queries = before
+    source = os.path.relpath(scorer, output) if Path(scorer).exists() else scorer
+    tables: dict[str, Any] = {
+        "collection": {"name": folder.resolve().name, "folder": os.path.relpath(folder, output)},
+        "scorer": {"source": source} | ({"options": dict(scorer_options)} if scorer_options else {}),
+        "anchors": {"seed": seed},
+        "search": {"budgets": sorted({min(budget, n_items) for budget in budgets}), "k": [1, 10]}
+        | dict(search or {})
+        | {"seeds": [seed]},
+        "output": {"folder": "."},
+    }
+    # What would be refused later is refused before anything is timed or written.
+    spec = Spec.from_tables(tables, relative_to=output)
+    check_runs(spec, spec.collections[0], records)
     judged = sum(bool((records.qrels or {}).get(query.id)) for query in records.queries) or len(records.queries)
     if n_anchors is None or n_queries is None:
         opened = open_scorer(scorer, **(scorer_options or {}))
@@ -58,39 +81,39 @@ def starting_spec(
         if n_anchors is None:
             n_anchors = _between(affordable - n_queries, _FEWEST_ANCHORS, _MOST_ANCHORS)
     n_queries = min(n_queries, judged)
-    pseudo = len(records.queries) - n_queries < n_anchors
-    source = os.path.relpath(scorer, output) if Path(scorer).exists() else scorer
-    tables: dict[str, Any] = {
-        "collection": {"name": folder.resolve().name, "folder": os.path.relpath(folder, output)},
-        "scorer": {"source": source, "options": dict(scorer_options or {})},
-        "anchors": {"numbers": [n_anchors], "pseudo": pseudo, "seed": seed},
-        "search": {"budgets": sorted({min(budget, n_items) for budget in budgets}), "k": [1, 10]}
-        | dict(search or {})
-        | {"n_queries": n_queries, "seeds": [seed]},
-        "output": {"folder": "."},
-    }
-    if not scorer_options:
-        del tables["scorer"]["options"]
-    # What would be refused later is refused before anything is written.
-    Spec.from_tables(tables, relative_to=output)
+    spec = replace(spec, anchors=AnchorsSpec(numbers=(n_anchors,), seed=seed), n_queries=n_queries)
+    split = live_split(records, spec)
+    tables["search"]["n_queries"] = n_queries
+    tables["anchors"] = {"numbers": [len(split.anchors) or n_anchors], "pseudo": split.pseudo, "seed": seed}
+    if not split.anchors:
+        del tables["anchors"]["pseudo"]
     output.mkdir(parents=True, exist_ok=True)
-    (output / "spec.toml").write_text(spec_text(tables), encoding="utf-8")
-    return output / "spec.toml"
+    text = spec_text(tables)
+    file.write_text(_MARK.format(_digest(text)) + text, encoding="utf-8")
+    return file
+
+
+def is_edited(spec: Path) -> bool:
+    """Whether a spec is there and is not, to the letter, one that `starting_spec` wrote."""
+    if not spec.exists():
+        return False
+    text = spec.read_text(encoding="utf-8").partition("\n\n")[2]
+    return spec.read_text(encoding="utf-8") != _MARK.format(_digest(text)) + text
 
 
 def _before(spec: Path, folder: Path) -> tuple[int, int] | None:
     """The numbers of anchor and test queries of a spec that was written before; refused if it is of other items."""
     if not spec.exists():
         return None
-    try:
-        tables = tomllib.loads(spec.read_text(encoding="utf-8"))
-        known = (spec.parent / tables["collection"]["folder"]).resolve()
-        numbers = max(tables["anchors"]["numbers"]), int(tables["search"]["n_queries"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{spec} is not a spec that this command wrote ({error!r}). Choose another output.") from error
+    tables = tomllib.loads(spec.read_text(encoding="utf-8"))
+    known = (spec.parent / tables["collection"]["folder"]).resolve()
     if known != folder.resolve():
         raise InputError(f"{spec.parent} holds the evaluation of {known}. Choose another output for {folder}.")
-    return numbers
+    return max(tables["anchors"]["numbers"]), int(tables["search"]["n_queries"])
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
 def _between(value: int, least: int, most: int) -> int:

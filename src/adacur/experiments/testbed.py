@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +25,7 @@ import numpy as np
 
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import FileFormatError, InputError, UnknownName
+from adacur.core.extras import require
 from adacur.core.protocols import Retriever, Scorer
 from adacur.core.records import Item, ItemList, Query
 from adacur.core.results import Hits
@@ -34,7 +36,7 @@ from adacur.retrievers import BM25, Dense, Encoder, MatrixRetriever, MultiVector
 from adacur.scorers import MatrixScorer
 from adacur.search import AnchorIndex
 
-__all__ = ["ItemsAlone", "Testbed", "is_scored", "kept_multi_vector"]
+__all__ = ["ItemsAlone", "Testbed", "check_first_stage", "first_stage_names", "is_scored", "kept_multi_vector"]
 
 Judgements = Mapping[str, Mapping[str, int]]
 # Made from the items' texts, when first asked for.
@@ -58,8 +60,8 @@ class Testbed:
 
     `anchor_scores` and `exact_scores` are (queries × items); `item_embeddings`, `query_embeddings` (of the test
     queries) and `anchor_embeddings` are a dual encoder's, a row each. `has_texts` says whether the records carry texts
-    or only repeat their ids; `qrels` are judgements by query and item id; `more_first` maps names to what opens further
-    first stages.
+    or only repeat their ids, `pseudo_anchors` whether the anchor queries were cut from the items (None: unknown);
+    `qrels` are judgements by query and item id; `more_first` maps names to what opens further first stages.
     """
 
     __test__: ClassVar[bool] = False  # pytest takes every name that begins so for tests
@@ -75,6 +77,7 @@ class Testbed:
     anchor_embeddings: FloatArray | None = None
     qrels: Judgements | None = None
     has_texts: bool = True
+    pseudo_anchors: bool | None = None
     scored_by: str | None = None
     more_first: Mapping[str, Callable[[], Retriever]] = field(default_factory=dict, repr=False)
     _opened: dict[str, Retriever] = field(default_factory=dict, init=False, repr=False)
@@ -152,12 +155,14 @@ class Testbed:
         name: str,
         encoder: Any = None,
         qrels: Judgements | None = None,
+        pseudo_anchors: bool | None = None,
         progress: bool = True,
     ) -> Testbed:
         """Score every item for every query into a folder, once, and replay from there.
 
         Costs (anchor + test queries) × items scorer calls, and the encoder's embeddings of all if there is one. The
-        same call continues where it was interrupted; finished scores are read again.
+        same call continues where it was interrupted; finished scores are read again. There need be no anchor queries,
+        for methods that use none.
         """
         items, anchor_queries, test_queries = list(items), list(anchor_queries), list(test_queries)
         target = Path(folder)
@@ -174,7 +179,7 @@ class Testbed:
             embeddings = {
                 "item_embeddings": dense.embeddings_of([item.id for item in items]),
                 "query_embeddings": dense.embed_queries(test_queries),
-                "anchor_embeddings": dense.embed_queries(anchor_queries),
+                "anchor_embeddings": dense.embed_queries(anchor_queries) if anchor_queries else None,
             }
         multi_vector: dict[str, Callable[[], Retriever]] = {}
         if isinstance(encoder, TokenEncoder):
@@ -188,6 +193,7 @@ class Testbed:
             anchor_scores=scores["anchors"],
             exact_scores=scores["test"],
             qrels=qrels,
+            pseudo_anchors=pseudo_anchors,
             scored_by=str(replace(scorer.card, source=None)),
             more_first=multi_vector,
             **embeddings,
@@ -206,20 +212,14 @@ class Testbed:
     @property
     def first_stages(self) -> tuple[str, ...]:
         """Names that `first_stage` accepts, the best one to start from first."""
-        dense = ("dense",) if self.item_embeddings is not None and self.query_embeddings is not None else ()
-        return (*dense, *(_FROM_TEXTS if self.has_texts else ()), *self.more_first, "random")
+        has_dense = self.item_embeddings is not None and self.query_embeddings is not None
+        return first_stage_names(has_dense=has_dense, has_texts=self.has_texts, more=self.more_first)
 
     def first_stage(self, name: str) -> Retriever | None:
         """A first stage by name, made when first asked for; None for "random", which needs none."""
         if name == "random":
             return None
-        if name not in self.first_stages:
-            needs = "texts" if name in _FROM_TEXTS else _NEEDS.get(name)
-            why = f" That one needs {needs}." if needs else did_you_mean(name, self.first_stages)
-            raise UnknownName(
-                f"The collection {self.name!r} has no first stage {name!r}.{why} It has: "
-                f"{', '.join(self.first_stages)}."
-            )
+        check_first_stage(name, self.first_stages, collection=self.name)
         if name not in self._opened:
             if name in self.more_first:
                 self._opened[name] = self.more_first[name]()
@@ -298,10 +298,27 @@ class Testbed:
         return MatrixRetriever(queries=self.test_queries, items=self.items, scores=scores)
 
 
+def first_stage_names(*, has_dense: bool, has_texts: bool, more: Iterable[str] = ()) -> tuple[str, ...]:
+    """The first stages that a collection can have with what is installed, the best one to start from first."""
+    from_texts = [name for name in _FROM_TEXTS if has_texts and (name != "tfidf" or find_spec("sklearn"))]
+    return (*(("dense",) if has_dense else ()), *from_texts, *more, "random")
+
+
+def check_first_stage(name: str, known: Sequence[str], *, collection: str) -> None:
+    """Refuse a first stage that the collection does not have, and say what it would take."""
+    if name in known:
+        return
+    if name == "tfidf" and "bm25" in known:
+        require("sklearn", extra="tfidf")
+    needs = "texts" if name in _FROM_TEXTS else _NEEDS.get(name)
+    why = f" That one needs {needs}." if needs else did_you_mean(name, known)
+    raise UnknownName(f"The collection {collection!r} has no first stage {name!r}.{why} It has: {', '.join(known)}.")
+
+
 def is_scored(folder: str | Path, anchor_queries: Sequence[Query], test_queries: Sequence[Query]) -> bool:
     """Whether `Testbed.from_live` would find all scores in the folder."""
     kinds = (("test", test_queries), ("anchors", anchor_queries))
-    return all(is_finished(_scores_folder(Path(folder), kind, queries)) for kind, queries in kinds)
+    return all(is_finished(_scores_folder(Path(folder), kind, queries)) for kind, queries in kinds if queries)
 
 
 def _scores_folder(folder: Path, kind: str, queries: Sequence[Query]) -> Path:
@@ -314,6 +331,8 @@ def _scores_folder(folder: Path, kind: str, queries: Sequence[Query]) -> Path:
 
 def _scored(items: list[Item], queries: list[Query], *, scorer: Scorer, path: Path, progress: str | None) -> FloatArray:
     """Scores of shape (queries, items), from the folder where they are kept."""
+    if not queries:
+        return np.empty((0, len(items)), dtype=np.float32)
     was_finished = is_finished(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with _bar(None if was_finished else progress) as show:

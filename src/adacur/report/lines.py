@@ -76,9 +76,13 @@ class Line:
 
 
 def read_runs(folder: str | Path) -> tuple[list[Run], list[Path]]:
-    """The runs stored anywhere under a folder, and the JSON files there that are none."""
+    """The runs stored anywhere under a folder, and the JSON files there that are none.
+
+    Where `adacur evaluate` wrote into the folder, that is its runs/ alone: beside them are scores, JSON files and all.
+    """
+    folder = Path(folder)
     runs, others = [], []
-    for file in sorted(Path(folder).rglob("*.json")):
+    for file in sorted((folder / "runs" if (folder / "runs").is_dir() else folder).rglob("*.json")):
         try:
             runs.append(Run.load(file))
         except FileFormatError:

@@ -212,6 +212,11 @@ def _figure(chart: _Chart, svg: Path) -> str:
 def _measured(runs: Sequence[Run]) -> str:
     seeds = sorted({len(chosen) for run in runs if (chosen := setting(run, "seeds"))})
     several = f" A query counts once, with its mean over {seeds[-1]} seeds." if seeds else ""
+    if pseudo := [name for name in dict.fromkeys(run.collection for run in runs) if _pseudo(_of(runs, name))]:
+        several += (
+            f" The anchor queries of {', '.join(pseudo)} are pseudo-queries, cut from the items; real queries "
+            "as anchors usually give higher recall."
+        )
     versions = sorted({str(version) for run in runs if (version := run.made.get("adacur"))})
     by = f" Made with adacur {', '.join(versions)}." if versions else ""
     return escape(
@@ -222,17 +227,25 @@ def _measured(runs: Sequence[Run]) -> str:
     )
 
 
+def _of(runs: Sequence[Run], collection: str) -> list[Run]:
+    return [run for run in runs if run.collection == collection]
+
+
+def _pseudo(runs: Sequence[Run]) -> str:
+    return " (pseudo-queries)" if any(run.made.get("pseudo_anchors") for run in runs) else ""
+
+
 def _collections(runs: Sequence[Run]) -> Table:
     rows = []
     for collection in dict.fromkeys(run.collection for run in runs):
-        own = [run for run in runs if run.collection == collection]
+        own = _of(runs, collection)
         judged = max((one.n for run in own if (one := estimate(run, JUDGED))), default=0)
         sizes = sorted({size for run in own if (size := setting(run, "anchors"))})
         rows.append(
             {
                 "collection": collection,
                 "items": next((run.made["items"] for run in own if "items" in run.made), None),
-                "anchor queries": ", ".join(f"{size:,}" for size in sizes) or None,
+                "anchor queries": (", ".join(f"{size:,}" for size in sizes) + _pseudo(own)) or None,
                 "test queries": max(len(run.query_ids) for run in own),
                 "judged": judged,
                 "scorer": next((run.made["scorer"] for run in own if run.made.get("scorer")), None),

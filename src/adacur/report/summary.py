@@ -14,23 +14,25 @@ __all__ = ["summary"]
 
 _USUAL_BUDGET = 100
 _USUAL_K = 10
+_DEFAULT_METHOD = "gaussian"
 
 
 def summary(panel: Panel, *, rival: str = "rerank") -> str:
-    """A paragraph on one panel: the best method against a rival at a usual budget, then all budgets and k together."""
+    """A paragraph on one panel: the best method against a rival at a middle budget, then all budgets and k together."""
     panel = replace(panel, runs=tuple(without_sweeps(panel.runs)))
     recalls = recall_measures(panel.runs)
     budgets = sorted({budget for run in panel.runs if (budget := setting(run, "budget")) is not None})
     if not recalls or not budgets:
         return "These runs hold no recall at a budget of scorer calls, so there is nothing to compare."
-    budget = min(budgets, key=lambda one: abs(one - _USUAL_BUDGET))
+    budget = _telling_budget(panel, budgets)
     measure = min(recalls, key=lambda name: abs((recall_k(name) or 0) - _USUAL_K))
     there = [run for run in panel.runs if setting(run, "budget") == budget and estimate(run, measure)]
     contest = [run for run in there if run.method != rival and not is_bound(run.method)]
     names = labels(panel.runs, given=["budget"])
     if not contest:
         return _alone(there, names, measure, budget)
-    best = max(contest, key=lambda run: _mean(run, measure))
+    # Equal means are told of the default method.
+    best = max(contest, key=lambda run: (round(_mean(run, measure), 9), run.method == _DEFAULT_METHOD))
     against = rival_of(best, panel.runs, rival)
     found = difference(best, against, measure) if against is not None else None
     if against is None or found is None:
@@ -47,6 +49,14 @@ def summary(panel: Panel, *, rival: str = "rerank") -> str:
     parts.append(_judged(best, against, names))
     parts.append(_everywhere(best, names, panel, rival=rival, measures=recalls))
     return " ".join(part for part in parts if part)
+
+
+def _telling_budget(panel: Panel, budgets: Sequence[int]) -> int:
+    """The middle one of the budgets that leave at least half of the items unscored: beyond, all methods are alike."""
+    n_items = max((run.made.get("items", 0) for run in panel.runs), default=0)
+    small = [budget for budget in budgets if 2 * budget <= n_items] if n_items else budgets
+    middle = small[(len(small) - 1) // 2 : len(small) // 2 + 1] or budgets[:1]
+    return min(middle, key=lambda budget: abs(budget - _USUAL_BUDGET))
 
 
 def _alone(there: Sequence[Run], names: dict[Run, str], measure: str, budget: int) -> str:

@@ -80,8 +80,8 @@ class Cached:
     """A scorer that is asked for each pair of texts once: its scores are kept in the SQLite file `path`.
 
     The file may serve several scorers, threads and processes at once. A scorer is told from others by its card
-    (weights, backend, dtype and token limits); one without weights, such as a service, only by its name and source, and
-    a function without a source by its code: give another `key` when what they call has changed. Pairs are told apart
+    (weights, backend, dtype and token limits); one without weights, such as a service, only by its name and source, a
+    function by its code too: give a `key`, and another one when what they call has changed. Pairs are told apart
     by their texts; where a `MatrixScorer` or a PyTerrier transformer sees ids too, by both. A scorer of your own that
     looks at ids or metadata must not be cached.
 
@@ -93,6 +93,10 @@ class Cached:
     def __init__(
         self, scorer: Scorer, path: str | Path, *, key: str | None = None, save_every: int = _SAVE_EVERY
     ) -> None:
+        if not isinstance(scorer, Scorer):
+            raise InputError(
+                f"Cached wraps a scorer; got {type(scorer).__name__}. Open it first: Cached(adacur.scorer(…), path)."
+            )
         if not is_whole(save_every) or save_every < 1:
             raise InputError(f"save_every counts pairs: a whole number of at least 1; got {save_every!r}.")
         self.scorer = scorer
@@ -520,8 +524,8 @@ def _identity(scorer: Scorer, key: str | None) -> str:
     """What tells scorers apart, as text; fields that a card may get one day count too."""
     card = scorer.card
     fields = dataclasses.asdict(card)
-    if not card.weights and not card.source:
-        # All lambdas have one name.
+    if not card.weights and key is None:
+        # All lambdas have one name, and a function that was edited has kept its own.
         fields["code"] = getattr(_unwrapped(scorer), "code", None)
     if card.weights:
         # They are who a model is, wherever it lies and whatever its folder is called.

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.budget import is_whole
 from adacur.core.errors import InputError, ScorerFailed
 from adacur.core.extras import require
 from adacur.core.protocols import ScorerCard
@@ -75,8 +76,8 @@ class OnnxCrossEncoder:
     ) -> None:
         onnxruntime = require("onnxruntime", extra="onnx")
         tokenizers = require("tokenizers", extra="onnx")
-        if threads is not None and threads < 1:
-            raise InputError(f"threads must be at least 1, or None for all cores; got {threads}.")
+        if threads is not None and not (is_whole(threads) and threads >= 1):
+            raise InputError(f"threads is a whole number of at least 1, or None for all cores; got {threads!r}.")
         self._file = _model_file(Path(model))
         folder = _folder_with_tokenizer(self._file)
         self._threads = threads or _cores()

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from adacur.core.errors import FileFormatError, InputError, UnknownName, UnknownOption
+from adacur.core.errors import FileFormatError, InputError, MissingExtra, UnknownName, UnknownOption
 from adacur.core.protocols import Scorer
 from adacur.core.spelling import did_you_mean
 from adacur.scorers.weights import json_in
@@ -20,6 +20,8 @@ __all__ = ["scorer"]
 _log = logging.getLogger("adacur.scorers")
 
 _URL = re.compile(r"https?://", re.IGNORECASE)
+# A scheme that is misspelt, or a host and port without one.
+_NEARLY_URL = re.compile(r"[A-Za-z]\w*:/|[\w.-]+:\d+(/|$)")
 _FUNCTION = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -91,13 +93,28 @@ def _named(source: str | Path, options: dict[str, Any]) -> Scorer:
         return _sentence_transformers_folder(path, options)
     if (path / "config.json").is_file() and (any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin"))):
         return _open("TorchCrossEncoder", path, options)
+    if path.is_dir():
+        raise UnknownName(
+            f"The folder {str(source)!r} holds no model: no .onnx file, and no config.json with weights (*.safetensors "
+            "or pytorch_model*.bin). Name the folder that does."
+        )
     if path.exists():
-        raise _unknown(repr(str(source)))
+        raise UnknownName(f"The file {str(source)!r} is no model: an .onnx file or a model's folder is wanted.")
     if function := _FUNCTION.fullmatch(str(source)):
         return _imported(str(source), function["module"], function["name"], options)
-    if _HUB_NAME.fullmatch(str(source)):
+    if _NEARLY_URL.match(str(source)):
+        raise UnknownName(f"{str(source)!r} looks like a URL, but begins with neither http:// nor https://.")
+    if not _HUB_NAME.fullmatch(str(source)):
+        raise UnknownName(
+            f"There is no file or folder {str(source)!r} here, and it is no other name of a scorer: a name that "
+            "`adacur fetch` lists, a hub name 'org/name', 'module:function', or a URL."
+        )
+    try:
         return _open("TorchCrossEncoder", source, options)
-    raise _unknown(repr(str(source)))
+    except MissingExtra as error:
+        raise MissingExtra(
+            f"There is no folder {str(source)!r} here, so it is taken for the name of a hub model. {error}"
+        ) from error
 
 
 def _sentence_transformers_folder(folder: Path, options: dict[str, Any]) -> Scorer:
@@ -125,6 +142,11 @@ def _of_object(source: Any, options: dict[str, Any]) -> Scorer:
             raise InputError(f"An object of type {type(source).__name__} {what}.")
     if callable(source):
         return _open("FunctionScorer", source, options)
+    if hasattr(source, "score"):
+        raise InputError(
+            f"An object of type {type(source).__name__} has `score` but no `card`, so an index could not tell whose "
+            "scores it holds. Give it one: card = adacur.core.protocols.ScorerCard(name=…, backend=…)."
+        )
     # Not its repr: that may hold a key.
     raise _unknown("None" if source is None else f"an object of type {type(source).__name__}")
 

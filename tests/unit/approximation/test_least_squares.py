@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from adacur.approximation import least_squares
 from adacur.approximation.least_squares import GrowingLeastSquares
 
 
@@ -64,3 +65,20 @@ def test_nearly_equal_rows_of_float32_agree_with_pinv() -> None:
     rows = rows.astype(np.float32).astype(np.float64)
     targets = rng.normal(size=40)
     assert error(grown(rows, targets, 8), rows, targets, rows) < 1e-6
+
+
+def test_a_decomposition_that_gives_up_is_tried_on_the_transpose(monkeypatch) -> None:
+    # LAPACK fails on a few finite matrices only, none of them small.
+    decompose, asked = np.linalg.svd, []
+
+    def failing(matrix, **options):
+        asked.append(matrix.shape)
+        if len(asked) == 1:
+            raise np.linalg.LinAlgError("SVD did not converge")
+        return decompose(matrix, **options)
+
+    matrix = np.random.default_rng(0).normal(size=(7, 4))
+    monkeypatch.setattr(np.linalg, "svd", failing)
+    left, sizes, right = least_squares._singular(matrix)
+    assert asked == [(7, 4), (4, 7)]
+    np.testing.assert_allclose(left * sizes @ right, matrix, atol=1e-12)

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from adacur.core.errors import InputError
+from adacur.core.errors import InputError, MissingExtra, UnknownName
 from adacur.evaluation import Run
 from adacur.experiments import METHODS, Asked, Spec, evaluate, measured_run, write_trec
 from adacur.experiments.runner import run_settings
@@ -126,21 +127,107 @@ def live_spec(beir_folder, word_scorer, tmp_path) -> Spec:
 
 def test_test_queries_are_judged_ones_and_share_no_text_with_anchors(live_spec) -> None:
     records = read_records(live_spec.collections[0])
-    anchors, tests = live_split(records, live_spec)
-    assert (len(anchors), len(tests)) == (12, 5)
+    split = live_split(records, live_spec)
+    anchors, tests = split.anchors, split.test
+    assert (len(anchors), len(tests), split.pseudo) == (12, 5, False)
     assert all(records.qrels[query.id] for query in tests)
     assert not {query.text for query in anchors} & {query.text for query in tests}
     more = replace(live_spec, n_queries=4, anchors=AnchorsSpec(numbers=(20,), seed=1))
-    assert live_split(records, more)[1] != tests[:4]
+    assert live_split(records, more).test != tests[:4]
 
 
 def test_queries_that_leave_no_anchor_are_refused_and_pseudo_queries_serve(live_spec) -> None:
     records = read_records(live_spec.collections[0])
     alone = replace(records, queries=records.queries[:1])
     with pytest.raises(InputError, match="pseudo = true"):
-        live_split(alone, live_spec)
-    anchors, tests = live_split(alone, replace(live_spec, anchors=AnchorsSpec(numbers=(7,), pseudo=True)))
-    assert (len(anchors), len(tests)) == (7, 1)
+        live_split(alone, replace(live_spec, anchors=AnchorsSpec(numbers=(7,), pseudo=False)))
+    split = live_split(alone, replace(live_spec, anchors=AnchorsSpec(numbers=(7,), pseudo=True)))
+    assert (len(split.anchors), len(split.test), split.pseudo) == (7, 1, True)
+
+
+def test_where_too_few_queries_are_left_the_anchors_are_pseudo_queries_unless_ruled_out(live_spec) -> None:
+    records = read_records(live_spec.collections[0])
+
+    def split(pseudo: bool | None, *numbers: int):
+        return live_split(records, replace(live_spec, anchors=AnchorsSpec(numbers=numbers, pseudo=pseudo)))
+
+    # Thirty queries less five test queries leave 25; fifty is the number where none is given.
+    few = split(None, 30)
+    assert (len(few.anchors), few.pseudo) == (30, True)
+    assert not {query.id for query in few.anchors} & {query.id for query in records.queries}
+    assert (len(split(None, 25).anchors), split(None, 25).pseudo) == (25, False)
+    assert (len(split(False).anchors), split(False).pseudo) == (25, False)
+    # Forty items yield no five hundred different queries: then all real ones serve.
+    assert (len(split(None, 500).anchors), split(None, 500).pseudo) == (25, False)
+
+
+def test_a_run_and_its_start_tell_pseudo_anchors(live_spec) -> None:
+    starts = []
+    few = replace(live_spec, anchors=AnchorsSpec(numbers=(30,)), methods=(MethodSpec("adacur"), MethodSpec("rerank")))
+    outcome = evaluate(few, progress=False, on_start=starts.append)
+    assert [(one.n_test, one.n_anchors, one.pseudo_anchors) for one in starts] == [(5, 30, True)]
+    assert {one.run.method: one.run.made.get("pseudo_anchors") for one in outcome.runs} == {
+        "adacur": True,
+        "rerank": None,
+    }
+
+
+def test_methods_without_anchors_have_no_anchor_query_scored(live_spec) -> None:
+    costs = []
+    alone = replace(live_spec, methods=(MethodSpec("rerank"), MethodSpec("exact")))
+    outcome = evaluate(alone, progress=False, on_cost=lambda name, cost: costs.append(cost.pairs))
+    assert costs == [40 * 5]
+    assert (len(outcome.runs), outcome.failed) == (3, ())
+    assert evaluate(alone, progress=False).found == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"first": ("dnse",)}, UnknownName, "Did you mean 'dense'"),
+        ({"methods": (MethodSpec("rerank", {"first": ["bm25", "tfdif"]}),)}, UnknownName, "Did you mean 'tfidf'"),
+        ({"methods": (MethodSpec("bm25"),), "without": "qrels"}, InputError, "measured by judgements"),
+        ({"methods": (MethodSpec("bm25"),), "without": "ir_measures"}, MissingExtra, r"adacur\[evaluation\]"),
+        ({"first": ("tfidf",), "without": "sklearn"}, MissingExtra, r"adacur\[tfidf\]"),
+        ({"first": ("dense",), "without": "onnxruntime"}, MissingExtra, r"adacur\[onnx\]"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_is_scored(
+    changes, error, words, live_spec, beir_folder, monkeypatch
+) -> None:
+    changes = dict(changes)
+    missing = changes.pop("without", None)
+    if missing == "qrels":
+        shutil.rmtree(beir_folder / "qrels")
+    elif missing:
+        monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(error, match=words):
+        evaluate(replace(live_spec, **changes), progress=False)
+    assert "shared_words" not in sys.modules or not sys.modules["shared_words"].calls
+
+
+def test_no_first_stage_is_offered_that_cannot_run(live_spec, monkeypatch) -> None:
+    for missing in ("sklearn", "onnxruntime"):
+        monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(UnknownName, match="It has: bm25, random"):
+        evaluate(replace(live_spec, first=("nobody",)), progress=False)
+
+
+def test_without_ir_measures_recall_is_measured_and_judged_quality_made_up_for_later(live_spec, monkeypatch) -> None:
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "ir_measures", None)
+        with pytest.warns(UserWarning, match=r"nDCG@10 is left out.*adacur\[evaluation\]") as told:
+            outcome = evaluate(live_spec, progress=False)
+        assert len(told) == 1
+        assert (len(outcome.runs), outcome.failed) == (6, ())
+        assert all({"recall@10"} == {"recall@10", "nDCG@10"} & set(one.run.measures) for one in outcome.runs)
+        with pytest.warns(UserWarning, match="left out"):
+            assert evaluate(live_spec, progress=False).found == 6
+    again = evaluate(live_spec, progress=False)
+    assert again.found == 0
+    assert [one.file for one in again.runs] == [one.file for one in outcome.runs]
+    assert all("nDCG@10" in one.run.measures for one in again.runs)
+    assert evaluate(live_spec, progress=False).found == 6
 
 
 def test_stored_runs_are_found_again_and_nothing_is_scored_twice(live_spec) -> None:

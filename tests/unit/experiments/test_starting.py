@@ -6,6 +6,7 @@ import pytest
 
 from adacur.core.errors import InputError, UnknownName
 from adacur.experiments import Spec, starting_spec
+from adacur.experiments.starting import is_edited
 
 
 def tables(path):
@@ -21,8 +22,8 @@ def test_the_first_spec_can_be_run_and_names_what_was_chosen(beir_folder, word_s
     assert spec.budgets == (25, 40)
     # A fast scorer affords the most, and only judged queries are test queries.
     assert spec.n_queries == 15
-    # Fifteen queries are left, too few for a hundred anchors.
-    assert (spec.anchors.numbers, spec.anchors.pseudo) == ((100,), True)
+    # Fifteen queries are left, too few for a hundred anchors, and forty items yield no hundred different queries.
+    assert (spec.anchors.numbers, spec.anchors.pseudo) == ((15,), False)
 
 
 def test_numbers_that_are_given_are_kept_and_the_scorer_is_not_asked(beir_folder, word_scorer, tmp_path) -> None:
@@ -43,6 +44,24 @@ def test_a_second_start_keeps_the_queries_of_the_first(beir_folder, word_scorer,
         "n_queries": 5,
         "seeds": [0],
     }
+
+
+def test_a_spec_that_was_changed_by_hand_is_never_overwritten(beir_folder, word_scorer, tmp_path) -> None:
+    options = {"scorer": word_scorer, "output": tmp_path / "out", "n_anchors": 10, "n_queries": 5}
+    path = starting_spec(beir_folder, **options)
+    assert not is_edited(path)
+    edited = path.read_text().replace("budgets = [25, 40]", "budgets = [7]")
+    path.write_text(edited)
+    assert is_edited(path)
+    with pytest.raises(InputError, match="changed by hand"):
+        starting_spec(beir_folder, **options)
+    assert path.read_text() == edited
+
+
+def test_a_first_stage_that_cannot_run_is_refused_before_the_scorer_is_timed(beir_folder, tmp_path) -> None:
+    with pytest.raises(UnknownName, match="Did you mean 'dense'"):
+        starting_spec(beir_folder, scorer="nobody:knows", output=tmp_path / "out", search={"first": "dnse"})
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_results_of_another_folder_are_not_mixed_with(beir_folder, word_scorer, tmp_path) -> None:

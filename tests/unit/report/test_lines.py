@@ -25,6 +25,16 @@ def test_runs_are_found_at_any_depth_and_other_json_is_counted(tmp_path: Path) -
     assert [file.name for file in others] == ["broken.json", "list.json", "notes.json"]
 
 
+def test_beside_the_runs_of_an_evaluation_nothing_is_read(tmp_path: Path) -> None:
+    run(budget=50).save(tmp_path / "runs" / "town" / "one.json")
+    (tmp_path / "scores").mkdir()
+    (tmp_path / "scores" / "manifest.json").write_text("{}")
+
+    runs, others = read_runs(tmp_path)
+
+    assert (len(runs), others) == (1, [])
+
+
 def test_a_folder_without_a_run_is_told_with_what_it_holds(tmp_path: Path) -> None:
     (tmp_path / "notes.json").write_text("{}")
 

@@ -207,6 +207,30 @@ def test_the_summary_says_who_finds_how_much_more_and_how_sure_that_is() -> None
     assert "Over all 2 pairs of budget and k it is ahead in 2, behind in 0 and within noise in 0" in text
 
 
+def test_of_equal_methods_the_summary_tells_of_the_default() -> None:
+    rivals = [run(name, recall=0.8, budget=100) for name in ("adacur", "gaussian", "anncur")]
+    assert said([*rivals, run("rerank", recall=0.6, budget=100)]).startswith("At 100 calls gaussian finds")
+    better = run("adacur", recall=0.81, budget=100)
+    assert said([better, *rivals[1:], run("rerank", recall=0.6, budget=100)]).startswith("At 100 calls adacur finds")
+
+
+@pytest.mark.parametrize(
+    ("budgets", "n_items", "told"),
+    [
+        ((25, 50, 100), 1000, 50),
+        ((50, 100, 200, 500), 10_000, 100),
+        ((25, 50, 100), 110, 50),
+        ((25, 50, 100), 60, 25),
+        ((25, 50, 100), 30, 25),
+        ((25, 50, 100), None, 50),
+    ],
+)
+def test_the_summary_tells_of_a_middle_budget_that_leaves_most_items_unscored(budgets, n_items, told) -> None:
+    made = {} if n_items is None else {"items": n_items}
+    runs = [replace(run(name, budget=budget), made=made) for name in ("gaussian", "rerank") for budget in budgets]
+    assert said(runs).startswith(f"At {told} calls ")
+
+
 def test_the_summary_admits_noise_defeat_and_what_is_missing() -> None:
     wave = np.where(np.arange(30) % 2 == 0, 0.3, -0.3)
     noisy = run("gaussian", budget=100, measures={"recall@10": 0.605 + wave})

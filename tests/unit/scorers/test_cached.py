@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import importlib
 import multiprocessing
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -23,6 +25,7 @@ from adacur.core.errors import FileFormatError, InputError, NonFiniteScore, Scor
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Item, Query
 from adacur.scorers import Cached, FunctionScorer, MatrixScorer, Metered, SharedBatches, ascore, score_grid
+from adacur.scorers import scorer as opened_scorer
 from adacur.scorers.cached import CacheWarning, past_cache
 
 QUERIES = [Query(f"q{n}", f"question {n}") for n in range(6)]
@@ -256,13 +259,29 @@ def test_every_field_of_a_card_was_thought_of() -> None:
 def test_a_scorer_without_weights_is_known_by_its_name_its_source_and_the_key_given(path) -> None:
     old = FunctionScorer(lambda pairs: values(pairs), name="f", source="m:f")
     new = FunctionScorer(lambda pairs: [0.0] * len(pairs), name="f", source="m:f")
-    Cached(old, path).score(PAIRS[:4])
-    assert Cached(new, path).score(PAIRS[:4]).tolist() == truth(PAIRS[:4])
+    Cached(old, path, key="v1").score(PAIRS[:4])
+    assert Cached(new, path, key="v1").score(PAIRS[:4]).tolist() == truth(PAIRS[:4])
     assert Cached(new, path, key="v2").score(PAIRS[:4]).tolist() == [0.0] * 4
-    for other in ({"name": "g"}, {"name": "f", "source": "module:f"}):
+    for other in ({"name": "g", "source": "m:f"}, {"name": "f", "source": "module:f"}):
         scorer = FunctionScorer(lambda pairs: [1.0] * len(pairs), **other)
-        assert Cached(scorer, path).score(PAIRS[:4]).tolist() == [1.0] * 4
-    assert Cached(old, path).score(PAIRS[:4]).tolist() == truth(PAIRS[:4])
+        assert Cached(scorer, path, key="v1").score(PAIRS[:4]).tolist() == [1.0] * 4
+    assert Cached(old, path, key="v1").score(PAIRS[:4]).tolist() == truth(PAIRS[:4])
+
+
+def test_a_function_that_was_edited_is_asked_anew(path, tmp_path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for value, misses in ((1.0, 4), (2.0, 4), (2.0, 0), (1.0, 0)):
+        (tmp_path / "tuned.py").write_text(f"def f(pairs):\n    return [{value}] * len(pairs)\n")
+        sys.modules.pop("tuned", None)
+        importlib.invalidate_caches()
+        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+        with Cached(opened_scorer("tuned:f"), path) as cached:
+            assert (cached.score(PAIRS[:4]).tolist(), cached.misses) == ([value] * 4, misses)
+
+
+def test_what_is_not_open_yet_is_not_cached(path) -> None:
+    with pytest.raises(InputError, match=r"Open it first: Cached\(adacur.scorer"):
+        Cached("module:function", path)
 
 
 def test_clearing_forgets_one_scorer_only(path) -> None:
@@ -529,7 +548,7 @@ def test_looking_up_does_not_hold_the_event_loop(path) -> None:
 
 
 def fill(path, seed, answered) -> None:
-    cached = Cached(FunctionScorer(values, name="f", source="s"), path, save_every=20)
+    cached = Cached(FunctionScorer(values, name="f", source="s"), path, key="k", save_every=20)
     order = np.random.default_rng(seed).permutation(len(PAIRS))
     pairs = [PAIRS[at] for at in order]
     answered.put(cached.score(pairs).tolist() == truth(pairs))
@@ -544,7 +563,7 @@ def test_processes_share_a_file_from_its_first_moment_on(path) -> None:
     assert [answered.get(timeout=120) for _ in processes] == [True] * 4
     for process in processes:
         process.join()
-    cached = Cached(FunctionScorer(lambda pairs: 1 / 0, name="f", source="s"), path)
+    cached = Cached(FunctionScorer(lambda pairs: 1 / 0, name="f", source="s"), path, key="k")
     assert cached.score(PAIRS).tolist() == truth()
     assert cached.count() == len(PAIRS)
 
@@ -570,7 +589,7 @@ from adacur.scorers import Cached, FunctionScorer
 def values(pairs):
     return [zlib.crc32(f"{query}\\0{item}".encode()) / 2**28 - 8 for query, item in pairs]
 
-cached = Cached(FunctionScorer(values, name="f", source="m:f"), sys.argv[1], save_every=500)
+cached = Cached(FunctionScorer(values, name="f"), sys.argv[1], key="k", save_every=500)
 query = Query("q", "question")
 for start in range(0, 10**9, 500):
     cached.score([(query, Item("i", f"text {n}")) for n in range(start, start + 500)])
@@ -588,7 +607,7 @@ def test_a_killed_writer_leaves_complete_and_correct_scores(path, calls) -> None
     finally:
         process.kill()
         process.communicate()
-    cached = Cached(FunctionScorer(lambda pairs: 1 / 0, name="f", source="m:f"), path)
+    cached = Cached(FunctionScorer(lambda pairs: 1 / 0, name="f"), path, key="k")
     # What was answered is stored; of what was under way all or nothing is.
     assert cached.count() >= told
     assert cached.count() % 500 == 0

@@ -254,7 +254,7 @@ def test_what_is_missing_or_damaged_is_said(float_folder, tmp_path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(InputError, match="cannot be read as a tokenizer"):
         OnnxCrossEncoder(tmp_path / "one.onnx")
-    with pytest.raises(InputError, match="threads must be at least 1"):
+    with pytest.raises(InputError, match="threads is a whole number of at least 1"):
         OnnxCrossEncoder(float_folder, threads=0)
 
 

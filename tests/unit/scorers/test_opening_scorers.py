@@ -257,10 +257,39 @@ def test_what_nobody_knows_is_refused(source) -> None:
 
 def test_the_refusal_lists_what_is_accepted_and_shows_no_object(tmp_path) -> None:
     with pytest.raises(UnknownName, match=r"'module:function'.*\.onnx.*config\.json.*'org/name'.*https://"):
-        scorer(tmp_path)
+        scorer(None)
     with pytest.raises(UnknownName, match="an object of type dict") as refused:
         scorer({"api_key": "secret"})
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("empty", "The folder .*empty' holds no model: no .onnx file"),
+        ("notes.jsonl", "The file .*notes.jsonl' is no model"),
+        ("no/such/folder", "There is no file or folder 'no/such/folder' here"),
+        ("/nowhere/model", "There is no file or folder '/nowhere/model' here"),
+        ("127.0.0.1:8765", "looks like a URL, but begins with neither"),
+        ("htp://127.0.0.1:8765", "looks like a URL, but begins with neither"),
+        ("http:/127.0.0.1:8765", "looks like a URL, but begins with neither"),
+    ],
+)
+def test_what_opens_nothing_is_told_why(tmp_path, monkeypatch, source, message) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.jsonl").write_text("{}")
+    with pytest.raises(UnknownName, match=message):
+        scorer(source)
+
+
+def test_a_scorer_without_a_card_is_told_to_get_one() -> None:
+    class Nameless:
+        def score(self, pairs):
+            return lengths(pairs)
+
+    with pytest.raises(InputError, match="has `score` but no `card`"):
+        scorer(Nameless())
 
 
 def test_what_was_opened_is_logged_once_and_only_when_asked(tmp_path, caplog) -> None:

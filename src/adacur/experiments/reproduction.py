@@ -1,0 +1,418 @@
+"""The paper's experiments, each by one name: computed from folders of exact scores, drawn from what is stored.
+
+An experiment is a folder: spec.toml (what is run, less where the collections are), results/ (one file per run, or the
+arrays of a scatter), the figures, and a README that puts the paper's claim beside what was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adacur.core.errors import EmptyInput, FileFormatError, InputError, UnknownName
+from adacur.core.records import Item, Query
+from adacur.core.spelling import did_you_mean
+from adacur.evaluation import Run, first_stage_ceiling, predictions
+from adacur.experiments.methods import Asked, method
+from adacur.experiments.runner import Failure, evaluate, measured_run
+from adacur.experiments.sources import open_testbed, read_records
+from adacur.experiments.spec import Spec
+from adacur.experiments.testbed import Testbed
+from adacur.report import (
+    ScatterPanel,
+    collection_table,
+    cost_table,
+    curves,
+    error_bars,
+    latency,
+    measure_table,
+    panels,
+    read_runs,
+    save,
+    scatter,
+)
+from adacur.report.measures import JUDGED, error_measures, recall_measures
+
+__all__ = ["EXPERIMENTS", "Experiment", "Reproduced", "Sources", "experiment_names", "reproduce"]
+
+_RESULTS = "results"
+# The scorer's own seconds are left out: here a look-up takes its place.
+_OVERHEAD = tuple(f"seconds.{step}" for step in ("first", "choose", "solve", "predict"))
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where exact scores, texts and judgements are: in each a folder per collection."""
+
+    scores: Path
+    data: Path
+
+    def collection(self, name: str) -> dict[str, Any] | None:
+        """The collection as a spec names it; None where it has no scores."""
+        scores, data = (self.scores / name).resolve(), (self.data / name).resolve()
+        if not scores.is_dir():
+            return None
+        texts = {kind: next(iter(sorted(data.glob(f"{file}.jsonl*"))), None) for kind, file in _TEXTS.items()}
+        if missing := [_TEXTS[kind] for kind, file in texts.items() if file is None]:
+            raise InputError(f"{data} should hold the texts of {name!r}; it lacks {', '.join(missing)}.jsonl.")
+        files = {"scores": str(scores)} | {kind: str(file) for kind, file in texts.items()}
+        return {"name": name, **files, "qrels": [str(file) for file in sorted(data.glob("qrels*.tsv"))]}
+
+
+_TEXTS = {"items": "corpus", "queries": "queries"}
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """How many results were made, how many were there before, and which could not be made, in words."""
+
+    made: int = 0
+    found: int = 0
+    failed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """One experiment of the paper: its claim in our words, how it is computed and how it is drawn."""
+
+    claim: str
+    compute: Callable[[Path, Sources, bool], Computed]
+    draw: Callable[[Path], list[Path]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduced:
+    """What became of an experiment: the files drawn, the results made and found, and those that could not be made."""
+
+    name: str
+    claim: str
+    files: tuple[Path, ...]
+    made: int = 0
+    found: int = 0
+    failed: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self) | {"files": [str(file) for file in self.files]}
+
+
+def experiment_names(name: str) -> list[str]:
+    """The experiments that a name stands for: "all", or one."""
+    if name == "all":
+        return list(EXPERIMENTS)
+    if name not in EXPERIMENTS:
+        known = ["all", *EXPERIMENTS]
+        raise UnknownName(f"There is no experiment {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}.")
+    return [name]
+
+
+def reproduce(name: str, folder: str | Path, *, sources: Sources | None = None, progress: bool = True) -> Reproduced:
+    """Draw the experiment in `folder`/`name` from its results; with `sources`, make those first that are missing."""
+    (name,) = experiment_names(name)
+    experiment, here = EXPERIMENTS[name], Path(folder) / name
+    computed = Computed() if sources is None else experiment.compute(here, sources, progress)
+    return Reproduced(name, experiment.claim, tuple(experiment.draw(here)), **asdict(computed))
+
+
+def _tables(folder: Path) -> dict[str, Any]:
+    file = folder / "spec.toml"
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(
+            f"{file} cannot be read: {error}. Experiments live in the folder reproduction/ of adacur's repository; "
+            "give the path to it."
+        ) from error
+
+
+def _specs(folder: Path, sources: Sources) -> Iterator[tuple[Spec, dict[str, Any]]]:
+    """The spec of each collection that there are scores for, and what spec.toml says beyond it."""
+    tables = _tables(folder)
+    names = tables.pop("collections")
+    beyond = {key: tables.pop(key) for key in ("panel",) if key in tables}
+    found = [collection for name in names if (collection := sources.collection(name))]
+    if not found:
+        raise EmptyInput(f"{sources.scores} holds the scores of none of {', '.join(names)}.")
+    for collection in found:
+        spec = Spec.from_tables({**tables, "collection": collection})
+        yield replace(spec, output=folder / _RESULTS), beyond
+
+
+def _compute_runs(folder: Path, sources: Sources, progress: bool, *, keep: Sequence[str]) -> Computed:
+    """Make the runs that are missing; of their measures only those that begin with one of `keep` are stored."""
+    total, found = 0, 0
+    failed: list[str] = []
+    for spec, _ in _specs(folder, sources):
+        outcome = evaluate(spec, progress=progress)
+        total, found = total + len(outcome.runs), found + outcome.found
+        failed += map(_in_words, outcome.failed)
+        for stored in outcome.runs:
+            kept = {name: values for name, values in stored.run.measures.items() if name.startswith(tuple(keep))}
+            if len(kept) < len(stored.run.measures):
+                replace(stored.run, measures=kept).save(stored.file)
+    return Computed(total - found, found, tuple(failed))
+
+
+def _in_words(failure: Failure) -> str:
+    settings = ", ".join(f"{name} {value}" for name, value in failure.settings.items())
+    return f"{failure.collection}, {settings}: {type(failure.error).__name__}: {failure.error}"
+
+
+def _runs(folder: Path) -> list[Run]:
+    order = _tables(folder)["collections"]
+    runs, _ = read_runs(folder / _RESULTS)
+    return sorted(runs, key=lambda run: order.index(run.collection))
+
+
+def _draw_runs(folder: Path, *, figures: Mapping[str, Callable[[list[Run]], Any]]) -> list[Path]:
+    """The figures by the names of their files, and one table of everything."""
+    runs = _runs(folder)
+    files = [file for name, draw in figures.items() for file in save(draw(runs), folder / name)]
+    recalls = recall_measures(runs)
+    measures = [*recalls, JUDGED] if recalls else error_measures(runs)
+    tables = [measure_table(panel, measures=measures).to_markdown() for panel in panels(runs)]
+    return [*files, _write(folder / "table.md", "\n".join(tables))]
+
+
+def _write(file: Path, text: str) -> Path:
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def _with(runs: Sequence[Run], **wanted: Any) -> list[Run]:
+    """The runs that have these settings, or lack them."""
+    return [run for run in runs if all(run.settings.get(name, value) == value for name, value in wanted.items())]
+
+
+def _by_budget(runs: list[Run], **wanted: Any) -> Any:
+    chosen = _with(runs, **wanted)
+    return curves(chosen, measures=[*recall_measures(chosen), JUDGED])
+
+
+def _compute_scatter(folder: Path, sources: Sources, progress: bool) -> Computed:
+    """Per collection: predictions of all items for its first test query, a row per panel."""
+    made = found = 0
+    for spec, beyond in _specs(folder, sources):
+        (collection,) = spec.collections
+        file = folder / _RESULTS / f"{collection.name}.npz"
+        asked_for = json.dumps(beyond["panel"], sort_keys=True)
+        if file.exists() and str(_arrays(file)["panels"]) == asked_for:
+            found += 1
+            continue
+        testbed = open_testbed(collection, replace(spec, n_queries=1), progress=progress)
+        arrays: dict[str, Any] = {"panels": asked_for, "exact": _small(testbed.exact_scores[0])}
+        for place, panel in enumerate(beyond["panel"]):
+            own = {name: value for name, value in panel.items() if name != "title"}
+            settings = {"seed": 0, "k_max": 1, **method(own["method"]).presets, **own}
+            answers = method(own["method"]).search(testbed, settings, Asked((1,), predictions=True))
+            (hits,) = answers.deepest
+            arrays[f"approximate{place}"] = _small(predictions([hits])[0])
+            arrays[f"anchors{place}"] = np.concatenate([one.positions for one in hits.trace.rounds]).astype(np.int32)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(file, **arrays)
+        made += 1
+    return Computed(made, found)
+
+
+def _small(scores: Any) -> Any:
+    # A tenth of a logit is finer than a dot and packs well; what float16 cannot hold is drawn on the edge anyway.
+    return np.clip(scores, -60_000, 60_000).round(1).astype(np.float16)
+
+
+def _arrays(file: Path) -> dict[str, Any]:
+    try:
+        with np.load(file) as stored:
+            return dict(stored)
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"{file} cannot be read: {error}. Make it anew with --scores and --data.") from error
+
+
+def _draw_scatter(folder: Path, *, columns: int, one_figure: bool = True) -> list[Path]:
+    """A row of panels per collection in one figure, or a figure per collection."""
+    tables = _tables(folder)
+    shown: dict[str, list[ScatterPanel]] = {}
+    for name in tables["collections"]:
+        file = folder / _RESULTS / f"{name}.npz"
+        if file.exists():
+            arrays = _arrays(file)
+            shown[name] = [
+                ScatterPanel(
+                    f"{name}: {panel['title']}" if one_figure else panel["title"],
+                    arrays["exact"].astype(np.float32),
+                    arrays[f"approximate{place}"].astype(np.float32),
+                    arrays[f"anchors{place}"],
+                )
+                for place, panel in enumerate(json.loads(str(arrays["panels"])))
+            ]
+    if not shown:
+        raise EmptyInput(f"{folder / _RESULTS} holds no scatter yet. Make it with --scores and --data.")
+    if one_figure:
+        return list(save(scatter([one for own in shown.values() for one in own], columns=columns), folder / "figure"))
+    named = [(f"figure-{name}" if place else "figure", own) for place, (name, own) in enumerate(shown.items())]
+    return [file for name, own in named for file in save(scatter(own, columns=columns), folder / name)]
+
+
+def _compute_latency(folder: Path, sources: Sources, progress: bool) -> Computed:
+    """Seconds per step on made-up scores of any number of items; looking them up stands in for the scorer."""
+    from tqdm import tqdm
+
+    asked = _tables(folder)["latency"]
+    made = found = 0
+    for n_items in asked["items"]:
+        files = {rounds: folder / _RESULTS / f"{n_items}-items" / f"R{rounds}.json" for rounds in asked["rounds"]}
+        missing = {rounds: file for rounds, file in files.items() if not file.exists()}
+        found += len(files) - len(missing)
+        testbed = _made_up(n_items, asked["anchors"], asked["queries"]) if missing else None
+        for rounds, file in tqdm(missing.items(), desc=f"{n_items:,} items", unit=" runs", disable=not progress):
+            assert testbed is not None
+            settings = {"method": "adacur", "budget": asked["budget"], "rounds": rounds, "anchors": asked["anchors"]}
+            settings |= {"first": "random", "first_share": 0.0, "seed": 0, "k_max": 10}
+            run, _ = measured_run(testbed, settings, asked=Asked((10,)))
+            steps = {name: values for name, values in run.measures.items() if name in _OVERHEAD}
+            replace(run, measures=steps).save(file)
+            made += 1
+    return Computed(made, found)
+
+
+def _made_up(n_items: int, n_anchors: int, n_queries: int, *, rank: int = 64) -> Testbed:
+    rng = np.random.default_rng(0)
+    items = rng.normal(size=(rank, n_items)).astype(np.float32)
+    scores = rng.normal(size=(n_anchors + n_queries, rank)).astype(np.float32) @ items
+    for row in scores:
+        row += rng.normal(size=n_items).astype(np.float32)
+    return Testbed(
+        name=f"{n_items:,} items",
+        items=[Item(str(place), "") for place in range(n_items)],
+        anchor_queries=[Query(f"a{place}", "made up") for place in range(n_anchors)],
+        test_queries=[Query(f"t{place}", "made up") for place in range(n_queries)],
+        anchor_scores=scores[:n_anchors],
+        exact_scores=scores[n_anchors:],
+    )
+
+
+def _draw_latency(folder: Path) -> list[Path]:
+    runs, _ = read_runs(folder / _RESULTS)
+    runs.sort(key=lambda run: (run.made["items"], run.settings["rounds"]))
+    tables = [table.to_markdown() for panel in panels(runs) if (table := cost_table(panel))]
+    return [*save(latency(runs), folder / "figure"), _write(folder / "table.md", "\n".join(tables))]
+
+
+def _compute_collections(folder: Path, sources: Sources, progress: bool) -> Computed:
+    rows = []
+    for spec, _ in _specs(folder, sources):
+        (collection,) = spec.collections
+        records, testbed = read_records(collection), open_testbed(collection, spec, progress=progress)
+        reached = testbed.first_hits("dense", 100)
+        ids, exact = [item.id for item in testbed.items], testbed.exact_scores
+        ceiling = first_stage_ceiling(reached, exact, item_ids=ids, k=10, n=100)
+        rows.append(
+            {
+                "collection": collection.name,
+                "items": len(testbed.items),
+                "words per item": int(np.median([len(item.text.split()) for item in testbed.items])),
+                "queries": len(records.queries),
+                "anchor queries": len(testbed.anchor_queries),
+                "test queries": len(testbed.test_queries),
+                "judged test queries": sum(query.id in (testbed.qrels or {}) for query in testbed.test_queries),
+                "median score": round(float(np.median(exact)), 1),
+                "median 10th best": round(float(np.median(np.partition(exact, -10, axis=1)[:, -10])), 1),
+                "top 10 within dense 100": round(float(ceiling.mean()), 3),
+            }
+        )
+    (folder / _RESULTS).mkdir(exist_ok=True)
+    _write(folder / _RESULTS / "collections.json", json.dumps(rows, indent=1) + "\n")
+    return Computed(len(rows), 0)
+
+
+def _draw_collections(folder: Path) -> list[Path]:
+    file = folder / _RESULTS / "collections.json"
+    try:
+        rows = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"{file} cannot be read: {error}. Make it anew with --scores and --data.") from error
+    return [_write(folder / "table.md", collection_table(rows).to_markdown())]
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "recall-vs-budget": Experiment(
+        "At every budget adaptive search finds more of the scorer's best items than one-shot ANNCUR and than "
+        "re-ranking the dual encoder that it starts from.",
+        partial(_compute_runs, keep=("recall@", JUDGED)),
+        partial(
+            _draw_runs,
+            figures={
+                "figure": partial(_by_budget, anchors=500),
+                "figure-100-anchors": lambda runs: curves(_with(runs, anchors=100)),
+            },
+        ),
+    ),
+    "anchor-scatter": Experiment(
+        "With 50 random anchor items the scores of the best items are badly approximated; with 50 anchor items drawn "
+        "by their exact scores they are approximated well.",
+        _compute_scatter,
+        partial(_draw_scatter, columns=3),
+    ),
+    "approximation-error": Experiment(
+        "Anchor items found adaptively, or by an oracle, bring the error on the scorer's best items far below that of "
+        "random anchor items, though not the error over all items.",
+        partial(_compute_runs, keep=("error.",)),
+        partial(_draw_runs, figures={"figure": error_bars}),
+    ),
+    "recall-vs-rounds": Experiment(
+        "Recall grows with the number of rounds and levels off after 5 to 10.",
+        partial(_compute_runs, keep=("recall@", JUDGED)),
+        partial(_draw_runs, figures={"figure": partial(curves, along="rounds")}),
+    ),
+    "rounds-scatter": Experiment(
+        "The approximation of the best items improves from round to round, and far more than by drawing 200 instead "
+        "of 50 anchor items at random.",
+        _compute_scatter,
+        partial(_draw_scatter, columns=3, one_figure=False),
+    ),
+    "oracles": Experiment(
+        "Anchor items chosen by exact scores find nearly all of the top k, but only because the top k are among them; "
+        "some random anchor items beside them help, TopK more than SoftMax.",
+        partial(_compute_runs, keep=("recall@", JUDGED)),
+        partial(
+            _draw_runs,
+            figures={
+                "figure": lambda runs: curves(_with(runs, epsilon=0.0)),
+                "figure-epsilon": lambda runs: curves(_with(runs, budget=200), along="epsilon"),
+            },
+        ),
+    ),
+    "oracle-scatter": Experiment(
+        "Anchor items by exact scores alone make the scorer's poor items look good; 75 % random ones mend that. With "
+        "the top 100 masked, the best items are badly approximated.",
+        _compute_scatter,
+        partial(_draw_scatter, columns=3, one_figure=False),
+    ),
+    "topk-vs-softmax": Experiment(
+        "Taking the best predicted items in each round finds more than drawing them by softmax.",
+        partial(_compute_runs, keep=("recall@", JUDGED)),
+        partial(_draw_runs, figures={"figure": curves}),
+    ),
+    "tfidf": Experiment(
+        "From TF-IDF too, adaptive search finds more than ANNCUR from the same anchors, and that more than re-ranking.",
+        partial(_compute_runs, keep=("recall@", JUDGED)),
+        partial(_draw_runs, figures={"figure": curves}),
+    ),
+    "latency-vs-rounds": Experiment(
+        "The time beside the scorer grows with the number of rounds, and stays small against it up to 100 rounds; the "
+        "pseudo-inverse takes most of it.",
+        _compute_latency,
+        _draw_latency,
+    ),
+    "collections": Experiment(
+        "What the experiments run on: items, anchor queries and test queries of each domain.",
+        _compute_collections,
+        _draw_collections,
+    ),
+}

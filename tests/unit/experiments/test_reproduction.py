@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adacur.core.errors import AdacurError, EmptyInput, FileFormatError, InputError, UnknownName
+from adacur.experiments.reproduction import EXPERIMENTS, Sources, experiment_names, reproduce
+from adacur.report import read_runs
+
+REPRODUCTION = Path(__file__).parents[3] / "reproduction"
+RUNS = """
+collections = ["elsewhere", "world"]
+[anchors]
+numbers = [10, 20]
+[search]
+methods = ["adacur", "rerank", "exact"]
+budgets = [10, 20]
+rounds = 2
+k = [1, 5]
+"""
+SCATTER = """
+collections = ["world"]
+[[panel]]
+title = "random"
+method = "anncur"
+budget = 20
+anchors = 20
+split = 0.999
+[[panel]]
+title = "by score"
+method = "topk_oracle"
+budget = 20
+anchors = 20
+split = 0.999
+"""
+
+
+@pytest.fixture
+def sources(tmp_path, make_world) -> Sources:
+    world = make_world(n_items=60, n_anchors=20, n_test=4, rank=4, noise=0.1)
+    scores, data = tmp_path / "scores" / "world", tmp_path / "data" / "world"
+    scores.mkdir(parents=True)
+    data.mkdir(parents=True)
+    every = np.vstack([world.anchor_scores, world.test_scores])
+    np.savez(scores / "scores.npz", scores=np.round((every + 16) * 1024).astype(np.uint16))
+    rng = np.random.default_rng(0)
+    np.save(scores / "dense_items.npy", world.item_embeddings.astype(np.float16))
+    np.save(scores / "dense_queries.npy", rng.normal(size=(24, world.item_embeddings.shape[1])).astype(np.float16))
+    meta = {"decode": "logit = value / 1024 - 16", "item_ids": [item.id for item in world.items]}
+    meta |= {"anchor_query_ids": [one.id for one in world.anchors], "test_query_ids": [one.id for one in world.test]}
+    (scores / "meta.json").write_text(json.dumps(meta))
+    _lines(data / "corpus.jsonl", [{"_id": item.id, "text": f"item {item.id}"} for item in world.items])
+    _lines(data / "queries.jsonl", [{"_id": one.id, "text": one.text} for one in (*world.anchors, *world.test)])
+    judged = "".join(f"{one.id}\t{world.items[0].id}\t1\n" for one in world.test)
+    (data / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+    return Sources(tmp_path / "scores", tmp_path / "data")
+
+
+def _lines(file: Path, records: list[dict[str, str]]) -> None:
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def _folder(tmp_path: Path, name: str, spec: str) -> Path:
+    folder = tmp_path / "reproduction"
+    (folder / name).mkdir(parents=True)
+    (folder / name / "spec.toml").write_text(spec)
+    return folder
+
+
+def test_results_are_made_once_and_drawn_without_the_scores_afterwards(tmp_path, sources) -> None:
+    folder = _folder(tmp_path, "topk-vs-softmax", RUNS)
+
+    first = reproduce("topk-vs-softmax", folder, sources=sources, progress=False)
+    again = reproduce("topk-vs-softmax", folder, sources=sources, progress=False)
+    drawn = reproduce("topk-vs-softmax", folder)
+
+    # adacur with two numbers of anchors and two budgets, rerank with two budgets, exact once.
+    assert (first.made, first.found, first.failed) == (7, 0, ())
+    assert (again.made, again.found) == (0, 7)
+    assert (drawn.made, drawn.found) == (0, 0)
+    assert first.files == drawn.files
+    assert {file.name for file in drawn.files} == {"figure.png", "figure.svg", "table.md"}
+    assert all(file.stat().st_size for file in drawn.files)
+
+
+def test_only_the_measures_that_are_drawn_are_kept(tmp_path, sources) -> None:
+    folder = _folder(tmp_path, "topk-vs-softmax", RUNS)
+
+    reproduce("topk-vs-softmax", folder, sources=sources, progress=False)
+
+    runs, _ = read_runs(folder)
+    assert {name for run in runs for name in run.measures} == {"recall@1", "recall@5", "nDCG@10"}
+
+
+def test_a_run_that_fails_is_named_and_the_others_are_drawn(tmp_path, sources) -> None:
+    spec = RUNS.replace('["adacur", "rerank", "exact"]', '["adacur", "exact"]')
+    folder = _folder(tmp_path, "topk-vs-softmax", spec + '[[method]]\nname = "rerank"\nfirst = "nobody"\n')
+
+    made = reproduce("topk-vs-softmax", folder, sources=sources, progress=False)
+
+    assert made.made == 5
+    assert len(made.failed) == 2
+    assert all("world" in failure and "nobody" in failure for failure in made.failed)
+    assert made.files
+
+
+def test_a_scatter_stores_what_the_anchor_items_say_of_every_item(tmp_path, sources) -> None:
+    folder = _folder(tmp_path, "anchor-scatter", SCATTER)
+
+    made = reproduce("anchor-scatter", folder, sources=sources, progress=False)
+
+    with np.load(folder / "anchor-scatter" / "results" / "world.npz") as stored:
+        exact, by_score = stored["exact"].astype(float), stored["anchors1"]
+        assert [len(stored[f"anchors{place}"]) for place in (0, 1)] == [20, 20]
+        assert exact[by_score].min() == np.sort(exact)[-20]
+        # Twenty anchor queries, twenty anchor items: these are met exactly.
+        assert np.allclose(stored["approximate1"][by_score], exact[by_score], atol=0.11)
+    assert (made.made, made.found) == (1, 0)
+    assert reproduce("anchor-scatter", folder, sources=sources, progress=False).found == 1
+
+
+def test_other_panels_are_computed_anew(tmp_path, sources) -> None:
+    folder = _folder(tmp_path, "anchor-scatter", SCATTER)
+    reproduce("anchor-scatter", folder, sources=sources, progress=False)
+    file = folder / "anchor-scatter" / "spec.toml"
+    file.write_text(file.read_text().replace("budget = 20", "budget = 10"))
+
+    assert reproduce("anchor-scatter", folder, sources=sources, progress=False).made == 1
+    with np.load(folder / "anchor-scatter" / "results" / "world.npz") as stored:
+        assert len(stored["anchors0"]) == 10
+
+
+def test_latency_is_measured_on_made_up_scores(tmp_path, sources) -> None:
+    spec = "[latency]\nitems = [50, 80]\nanchors = 10\nbudget = 12\nrounds = [1, 3]\nqueries = 2\n"
+    folder = _folder(tmp_path, "latency-vs-rounds", spec)
+
+    made = reproduce("latency-vs-rounds", folder, sources=sources, progress=False)
+
+    assert made.made == 4
+    runs, _ = read_runs(folder)
+    assert {run.collection for run in runs} == {"50 items", "80 items"}
+    assert all("seconds.solve" in run.measures and "seconds.score" not in run.measures for run in runs)
+    assert reproduce("latency-vs-rounds", folder, sources=sources, progress=False).found == 4
+
+
+def test_collections_are_described(tmp_path, sources) -> None:
+    folder = _folder(tmp_path, "collections", 'collections = ["world"]\n')
+
+    reproduce("collections", folder, sources=sources, progress=False)
+
+    (row,) = json.loads((folder / "collections" / "results" / "collections.json").read_text())
+    assert (row["items"], row["anchor queries"], row["test queries"], row["judged test queries"]) == (60, 20, 4, 4)
+    assert "| world | 60 |" in (folder / "collections" / "table.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "error"), [("topk-vs-softmax", RUNS, EmptyInput), ("anchor-scatter", SCATTER, EmptyInput)]
+)
+def test_without_results_there_is_nothing_to_draw(tmp_path, name: str, spec: str, error: type[AdacurError]) -> None:
+    with pytest.raises(error, match="results"):
+        reproduce(name, _folder(tmp_path, name, spec))
+
+
+def test_a_folder_without_the_experiment_says_where_it_lives(tmp_path) -> None:
+    with pytest.raises(FileFormatError, match="repository"):
+        reproduce("anchor-scatter", tmp_path)
+
+
+def test_texts_that_are_missing_are_named(tmp_path, sources) -> None:
+    (sources.data / "world" / "corpus.jsonl").unlink()
+
+    with pytest.raises(InputError, match=r"lacks corpus\.jsonl"):
+        reproduce("anchor-scatter", _folder(tmp_path, "anchor-scatter", SCATTER), sources=sources)
+
+
+def test_scores_of_other_collections_are_refused(tmp_path, sources) -> None:
+    spec = SCATTER.replace('["world"]', '["elsewhere"]')
+
+    with pytest.raises(EmptyInput, match="elsewhere"):
+        reproduce("anchor-scatter", _folder(tmp_path, "anchor-scatter", spec), sources=sources)
+
+
+def test_an_unknown_experiment_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(UnknownName, match="recall-vs-rounds"):
+        experiment_names("recall-vs-round")
+    assert experiment_names("all") == list(EXPERIMENTS)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_ships_with_spec_results_and_words(name: str) -> None:
+    folder = REPRODUCTION / name
+
+    assert (folder / "spec.toml").exists()
+    assert any((folder / "results").rglob("*.*"))
+    words = (folder / "README.md").read_text()
+    assert EXPERIMENTS[name].claim in words
+    for shown in ("figure.png", "table.md"):
+        assert (folder / shown).exists() == (shown in words)
+
+
+def test_all_that_is_shipped_stays_small() -> None:
+    assert sum(file.stat().st_size for file in REPRODUCTION.rglob("*") if file.is_file()) < 8 * 2**20
