@@ -590,8 +590,9 @@ def reproduce(
         if as_json:
             print_json(made.as_dict())
         else:
-            say(f"{one}: {made.claim}")
+            say(f"{one}. The paper: {made.claim}")
             say(f"  {', '.join(str(file) for file in made.files)}")
+            say(f"  {folder / one / 'README.md'} says what came out here.")
     for failure in failures:
         messages.failed(failure)
     if failures:
