@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
@@ -204,6 +205,17 @@ class LiveSplit:
     pseudo: bool = False
 
 
+def _pseudo_anchors(records: Records, n: int, taken: set[str], *, seed: int) -> list[Query]:
+    """Pseudo-queries that are no test query's text: such an anchor would give the answer away."""
+    made = pseudo_queries(records.items, n, seed=seed)
+    kept = [query for query in made if _plain(query.text) not in taken]
+    if len(kept) < n:
+        with contextlib.suppress(InputError):
+            more = pseudo_queries(records.items, n + len(taken), seed=seed)
+            kept = [query for query in more if _plain(query.text) not in taken][:n]
+    return kept
+
+
 def live_split(records: Records, spec: Spec) -> LiveSplit:
     """Anchor and test queries without a text in common; test queries are judged ones where there are any.
 
@@ -220,15 +232,15 @@ def live_split(records: Records, spec: Spec) -> LiveSplit:
     if not any("anchors" in method(own.name).takes for own in spec.methods):
         return LiveSplit((), test)
     n_anchors = max(spec.anchors.numbers or (_LIVE_ANCHORS,))
-    if spec.anchors.pseudo:
-        return LiveSplit(pseudo_queries(records.items, n_anchors, seed=seed), test, pseudo=True)
     taken = {_plain(query.text) for query in test}
+    if spec.anchors.pseudo:
+        return LiveSplit(_pseudo_anchors(records, n_anchors, taken, seed=seed), test, pseudo=True)
     source = read_queries(spec.anchors.file) if spec.anchors.file else records.queries
     left = [query for query in source if _plain(query.text) not in taken]
     n_left = len({_plain(query.text) for query in left})
     if n_left < n_anchors and spec.anchors.pseudo is None and spec.anchors.file is None:
         try:
-            return LiveSplit(pseudo_queries(records.items, n_anchors, seed=seed), test, pseudo=True)
+            return LiveSplit(_pseudo_anchors(records, n_anchors, taken, seed=seed), test, pseudo=True)
         except InputError:
             if not n_left:
                 raise

@@ -96,12 +96,16 @@ def read_runs(folder: str | Path) -> tuple[list[Run], list[Path]]:
 
 
 def pooled(runs: Iterable[Run]) -> list[Run]:
-    """Runs that differ in the seed only become one: each query counts once, with its mean over the seeds."""
-    alike: dict[Any, list[Run]] = {}
-    for run in runs:
+    """Runs that differ in the seed only become one: each query counts once, with its mean over the seeds.
+
+    Of runs that do not even differ in that (made again with other scores, say), the newest counts.
+    """
+    alike: dict[Any, dict[Any, Run]] = {}
+    for run in sorted(runs, key=lambda run: str(run.made.get("at", ""))):
         key = (run.collection, run.method, tuple((name, _plain(value)) for name, value in _choices(run)))
-        alike.setdefault(key, []).append(run)
-    return [group[0] if len(group) == 1 else _mean_run(group) for group in alike.values()]
+        alike.setdefault(key, {})[setting(run, "seed")] = run
+    groups = [list(group.values()) for group in alike.values()]
+    return [group[0] if len(group) == 1 else _mean_run(group) for group in groups]
 
 
 def setting(run: Run, name: str) -> Any:
@@ -256,7 +260,8 @@ def _mean_run(group: Sequence[Run]) -> Run:
                 rows = np.array([row[id_] for id_ in run.query_ids], dtype=np.intp)[known]
                 np.add.at(total, rows, values[known])
                 np.add.at(count, rows, 1)
-        measures[name] = np.divide(total, count, out=np.full(len(ids), np.nan), where=count > 0)
+        # Seeds added up in another order must not differ in the last bit, which a paired test would take for certain.
+        measures[name] = np.round(np.divide(total, count, out=np.full(len(ids), np.nan), where=count > 0), 9)
     seeds = [seed for run in group if (seed := setting(run, "seed")) is not None]
     chosen = {name: value for name, value in group[0].settings.items() if name != "seed"} | {"seeds": seeds}
     return Run(group[0].collection, group[0].method, chosen, ids, measures, group[0].made)

@@ -37,8 +37,8 @@ def summary(panel: Panel, *, rival: str = "rerank") -> str:
     found = difference(best, against, measure) if against is not None else None
     if against is None or found is None:
         return (
-            f"{_finds(best, names[best], measure, budget)}: the best of {len(there)} here. There is no {rival} run to "
-            "compare it with."
+            f"{_finds(best, names[best], measure, budget)}: the best of {len(contest)} here. There is no {rival} run "
+            "to compare it with."
         )
     parts = [
         f"{_finds(best, names[best], measure, budget)}, {names[against]} {number(found.right, measure)} "
@@ -60,8 +60,12 @@ def _telling_budget(panel: Panel, budgets: Sequence[int]) -> int:
 
 
 def _alone(there: Sequence[Run], names: dict[Run, str], measure: str, budget: int) -> str:
-    best = max(there, key=lambda run: _mean(run, measure), default=None)
-    return f"{_finds(best, names[best], measure, budget)}; nothing else was run." if best else ""
+    real = [run for run in there if not is_bound(run.method)] or there
+    best = max(real, key=lambda run: _mean(run, measure), default=None)
+    if best is None:
+        return ""
+    alone = "nothing else was run" if len(there) == 1 else "beside it only bounds were run"
+    return f"{_finds(best, names[best], measure, budget)}; {alone}."
 
 
 def _finds(run: Run, name: str, measure: str, budget: int) -> str:

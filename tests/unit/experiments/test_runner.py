@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from adacur.core.errors import InputError, MissingExtra, UnknownName
+from adacur.core.records import Query
 from adacur.evaluation import Run
 from adacur.experiments import METHODS, Asked, Spec, evaluate, measured_run, write_trec
 from adacur.experiments.runner import run_settings
@@ -143,6 +144,16 @@ def test_queries_that_leave_no_anchor_are_refused_and_pseudo_queries_serve(live_
         live_split(alone, replace(live_spec, anchors=AnchorsSpec(numbers=(7,), pseudo=False)))
     split = live_split(alone, replace(live_spec, anchors=AnchorsSpec(numbers=(7,), pseudo=True)))
     assert (len(split.anchors), len(split.test), split.pseudo) == (7, 1, True)
+
+
+def test_pseudo_anchors_are_never_the_texts_of_test_queries(live_spec) -> None:
+    records = read_records(live_spec.collections[0])
+    asked = replace(live_spec, anchors=AnchorsSpec(numbers=(7,), pseudo=True))
+    given_away = live_split(records, asked).anchors[:2]
+    queries = [Query(f"t{n}", query.text) for n, query in enumerate(given_away)]
+    split = live_split(replace(records, queries=queries, qrels=None), asked)
+    assert len(split.anchors) == 7
+    assert not {query.text for query in split.anchors} & {query.text for query in split.test}
 
 
 def test_where_too_few_queries_are_left_the_anchors_are_pseudo_queries_unless_ruled_out(live_spec) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from adacur.core.errors import EmptyInput
+from adacur.evaluation import paired_difference
 from adacur.report.lines import estimate, labels, lines, panels, pooled, read_runs, without_sweeps
 from tests.unit.report.stored_runs import contest, run
 
@@ -60,7 +62,26 @@ def test_a_query_that_only_one_seed_has_keeps_its_value() -> None:
     [both] = pooled([run(n=2, budget=50, seed=0), run(n=3, budget=50, seed=1)])
 
     assert both.query_ids == ("q0", "q1", "q2")
-    assert both.measures["recall@10"][2] == run(n=3).measures["recall@10"][2]
+    assert both.measures["recall@10"][2] == pytest.approx(run(n=3).measures["recall@10"][2])
+
+
+def test_a_run_made_again_with_other_scores_replaces_the_old_one() -> None:
+    old, new = (
+        replace(run(recall=recall, budget=50), made={"at": at}) for recall, at in ((0.1, "2026"), (0.9, "2027"))
+    )
+
+    assert pooled([new, old]) == [new]
+
+
+def test_seeds_in_another_order_make_no_difference() -> None:
+    def seeds(values):
+        return pooled(
+            run(n=8, budget=50, seed=seed, measures={"recall@10": np.full(8, value)})
+            for seed, value in enumerate(values)
+        )[0]
+
+    found = paired_difference(seeds([0.1, 0.2, 0.3]), seeds([0.3, 0.2, 0.1]), "recall@10")
+    assert (found.difference, found.higher, found.lower) == (0, 0, 0)
 
 
 def test_a_method_without_an_index_stands_in_every_panel() -> None:
