@@ -2,7 +2,8 @@
 
     python benchmarks/plot_recall.py benchmarks/results/recall.json docs/recall.png [--k 10]
 
-One panel per domain: Top-k-Recall against scorer calls, with 95 % bootstrap intervals over the queries.
+One panel per domain: Top-k-Recall against scorer calls, with 95 % bootstrap intervals over the queries. The results
+hold means, not the values per query that `adacur.report.curves` draws from; methods look as they do there.
 """
 
 from __future__ import annotations
@@ -11,18 +12,17 @@ import argparse
 import json
 from pathlib import Path
 
-import matplotlib as mpl
+from matplotlib.figure import Figure
 
-mpl.use("Agg")
-import matplotlib.pyplot as plt
+from adacur.report.styles import styles
 
-STYLE = {
-    "gaussian": ("adacur's default (Gaussian), dense first", "#d1495b", "o"),
-    "adacur": ("ADACUR, dense first batch", "#8d6a9f", "P"),
-    "adacur_random": ("ADACUR, random first batch", "#edae49", "v"),
-    "anncur_dense": ("ANNCUR, dense anchors", "#66a182", "s"),
-    "anncur": ("ANNCUR, random anchors", "#9aa5b1", "D"),
-    "rerank": ("re-rank dense's best", "#2e4057", "^"),
+LABELS = {
+    "gaussian": "adacur's default (Gaussian), dense first",
+    "adacur": "ADACUR, dense first batch",
+    "adacur_random": "ADACUR, random first batch",
+    "anncur_dense": "ANNCUR, dense anchors",
+    "anncur": "ANNCUR, random anchors",
+    "rerank": "re-rank dense's best",
 }
 
 
@@ -34,16 +34,17 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = [row for row in json.loads(arguments.results.read_text()) if row["k"] == arguments.k]
     domains = list(dict.fromkeys(row["domain"] for row in rows))
-    figure, axes = plt.subplots(1, len(domains), figsize=(4.1 * len(domains), 3.9), sharey=True, layout="constrained")
+    budgets = sorted({row["budget"] for row in rows})
+    look = styles({method: method for method in LABELS})
+    figure = Figure(figsize=(4.1 * len(domains), 3.9), layout="constrained")
+    axes = figure.subplots(1, len(domains), sharey=True, squeeze=False)[0]
     for axis, domain in zip(axes, domains, strict=True):
-        for method, (label, colour, marker) in STYLE.items():
+        for method, label in LABELS.items():
             own = [row for row in rows if row["domain"] == domain and row["method"] == method]
-            budgets = [row["budget"] for row in own]
-            axis.plot(budgets, [row["recall"] for row in own], marker=marker, ms=5, color=colour, label=label)
-            axis.fill_between(
-                budgets, [r["low"] for r in own], [r["high"] for r in own], color=colour, alpha=0.13, lw=0
-            )
-        axis.set(title=domain, xscale="log", xlabel="scorer calls per query (B)", ylim=(0, 1))
+            x, mean, low, high = ([row[name] for row in own] for name in ("budget", "recall", "low", "high"))
+            axis.plot(x, mean, marker=look[method].marker, ms=5, color=look[method].colour, label=label)
+            axis.fill_between(x, low, high, color=look[method].colour, alpha=0.1, lw=0)
+        axis.set(title=domain, xscale="log", xlabel="scorer calls per query (B)", ylim=(0, 1.02))
         axis.set_xticks(budgets, [str(budget) for budget in budgets], minor=False)
         axis.minorticks_off()
         axis.grid(alpha=0.25)
@@ -55,7 +56,7 @@ def main() -> None:
         fontsize=10,
     )
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
-    figure.savefig(arguments.picture, dpi=150)
+    figure.savefig(arguments.picture, dpi=150, metadata={"Software": None})
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.unit.report.stored_runs import contest, run
@@ -121,6 +122,29 @@ def test_json_lists_what_was_written_and_the_default_output_is_beside_the_runs(t
     assert told["page"] == str(tmp_path / "report" / "report.html")
     assert told["runs"] == 1
     assert all(Path(file).is_file() for file in told["files"])
+
+
+def test_runs_without_recall_still_make_a_report(tmp_path: Path) -> None:
+    errors = {"error.all": np.full(30, 0.4), "recall@10": np.full(30, np.nan)}
+    run(budget=50, ndcg=None, measures=errors).save(tmp_path / "only.json")
+
+    done = report(tmp_path, "--json")
+
+    assert done.returncode == 0, done.stderr
+    assert {Path(file).name for file in json.loads(done.stdout)["files"]} >= {"town-other.md", "error.png"}
+
+
+def test_collections_of_nearly_one_name_keep_their_own_tables(tmp_path: Path) -> None:
+    for place, name in enumerate(("Town", "town", "town?")):
+        run(collection=name, recall=place / 10, budget=50).save(tmp_path / f"{place}.json")
+
+    files = [Path(file) for file in json.loads(report(tmp_path, "--json").stdout)["files"]]
+
+    assert len(set(files)) == len(files)
+    tables = [file.read_text(encoding="utf-8") for file in files if file.name.endswith("recall.md")]
+    assert [text.splitlines()[0] for text in tables] == [
+        f"**{name}.** 30 queries." for name in ("Town", "town", "town?")
+    ]
 
 
 def test_mistakes_are_told_in_words(tmp_path: Path) -> None:

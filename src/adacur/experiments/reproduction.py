@@ -6,17 +6,20 @@ arrays of a scatter), the figures, and a README that puts the paper's claim besi
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from adacur.core.errors import EmptyInput, FileFormatError, InputError, UnknownName
+from adacur.core.extras import require
 from adacur.core.records import Item, Query
 from adacur.core.spelling import did_you_mean
 from adacur.evaluation import Run, first_stage_ceiling, predictions
@@ -174,11 +177,21 @@ def _runs(folder: Path) -> list[Run]:
 def _draw_runs(folder: Path, *, figures: Mapping[str, Callable[[list[Run]], Any]]) -> list[Path]:
     """The figures by the names of their files, and one table of everything."""
     runs = _runs(folder)
-    files = [file for name, draw in figures.items() for file in save(draw(runs), folder / name)]
+    files = [_save(draw(runs), folder / f"{name}.png") for name, draw in figures.items()]
     recalls = recall_measures(runs)
     measures = [*recalls, JUDGED] if recalls else error_measures(runs)
     tables = [measure_table(panel, measures=measures).to_markdown() for panel in panels(runs)]
     return [*files, _write(folder / "table.md", "\n".join(tables))]
+
+
+def _save(figure: Any, file: Path) -> Path:
+    """A PNG of 256 colours: a third of what matplotlib writes, and looks the same. Figures are most of what is kept."""
+    image = require("PIL.Image", extra="report")
+    with TemporaryDirectory() as draft:
+        png, _ = save(figure, Path(draft) / "figure")
+        with image.open(png) as drawn:
+            drawn.convert("RGB").quantize(256, dither=image.Dither.NONE).save(file, optimize=True)
+    return file
 
 
 def _write(file: Path, text: str) -> Path:
@@ -202,16 +215,17 @@ def _compute_scatter(folder: Path, sources: Sources, progress: bool) -> Computed
     for spec, beyond in _specs(folder, sources):
         (collection,) = spec.collections
         file = folder / _RESULTS / f"{collection.name}.npz"
-        asked_for = json.dumps(beyond["panel"], sort_keys=True)
-        if file.exists() and str(_arrays(file)["panels"]) == asked_for:
+        testbed = open_testbed(collection, replace(spec, n_queries=1), progress=progress)
+        asked = [(panel["title"], _panel_settings(panel)) for panel in beyond["panel"]]
+        key = _scatter_key(testbed, asked)
+        if file.exists() and _arrays(file).get("key") == key:
             found += 1
             continue
-        testbed = open_testbed(collection, replace(spec, n_queries=1), progress=progress)
-        arrays: dict[str, Any] = {"panels": asked_for, "exact": _small(testbed.exact_scores[0])}
-        for place, panel in enumerate(beyond["panel"]):
-            own = {name: value for name, value in panel.items() if name != "title"}
-            settings = {"seed": 0, "k_max": 1, **method(own["method"]).presets, **own}
-            answers = method(own["method"]).search(testbed, settings, Asked((1,), predictions=True))
+        # Not rounded, as the approximations are: the scorer's top k are told by these.
+        exact = testbed.exact_scores[0].astype(np.float32)
+        arrays: dict[str, Any] = {"key": key, "exact": exact, "titles": [title for title, _ in asked]}
+        for place, (_, settings) in enumerate(asked):
+            answers = method(settings["method"]).search(testbed, settings, Asked((1,), predictions=True))
             (hits,) = answers.deepest
             arrays[f"approximate{place}"] = _small(predictions([hits])[0])
             arrays[f"anchors{place}"] = np.concatenate([one.positions for one in hits.trace.rounds]).astype(np.int32)
@@ -219,6 +233,17 @@ def _compute_scatter(folder: Path, sources: Sources, progress: bool) -> Computed
         np.savez_compressed(file, **arrays)
         made += 1
     return Computed(made, found)
+
+
+def _panel_settings(panel: Mapping[str, Any]) -> dict[str, Any]:
+    own = {name: value for name, value in panel.items() if name != "title"}
+    return {"seed": 0, "k_max": 1, **method(own["method"]).presets, **own}
+
+
+def _scatter_key(testbed: Testbed, asked: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """A hash of all that the panels depend on: titles, settings, texts and scores."""
+    fingerprints = [testbed.fingerprint_with(settings.get("first", "")) for _, settings in asked]
+    return hashlib.blake2b(json.dumps([fingerprints, asked], sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def _small(scores: Any) -> Any:
@@ -244,19 +269,19 @@ def _draw_scatter(folder: Path, *, columns: int, one_figure: bool = True) -> lis
             arrays = _arrays(file)
             shown[name] = [
                 ScatterPanel(
-                    f"{name}: {panel['title']}" if one_figure else panel["title"],
-                    arrays["exact"].astype(np.float32),
+                    f"{name}: {title}" if one_figure else str(title),
+                    arrays["exact"],
                     arrays[f"approximate{place}"].astype(np.float32),
                     arrays[f"anchors{place}"],
                 )
-                for place, panel in enumerate(json.loads(str(arrays["panels"])))
+                for place, title in enumerate(arrays["titles"])
             ]
     if not shown:
         raise EmptyInput(f"{folder / _RESULTS} holds no scatter yet. Make it with --scores and --data.")
     if one_figure:
-        return list(save(scatter([one for own in shown.values() for one in own], columns=columns), folder / "figure"))
+        return [_save(scatter([one for own in shown.values() for one in own], columns=columns), folder / "figure.png")]
     named = [(f"figure-{name}" if place else "figure", own) for place, (name, own) in enumerate(shown.items())]
-    return [file for name, own in named for file in save(scatter(own, columns=columns), folder / name)]
+    return [_save(scatter(own, columns=columns), folder / f"{name}.png") for name, own in named]
 
 
 def _compute_latency(folder: Path, sources: Sources, progress: bool) -> Computed:
@@ -265,20 +290,31 @@ def _compute_latency(folder: Path, sources: Sources, progress: bool) -> Computed
 
     asked = _tables(folder)["latency"]
     made = found = 0
+    common = {"method": "adacur", "budget": asked["budget"], "anchors": asked["anchors"], "first": "random"}
+    common |= {"first_share": 0.0, "seed": 0, "k_max": 10}
     for n_items in asked["items"]:
-        files = {rounds: folder / _RESULTS / f"{n_items}-items" / f"R{rounds}.json" for rounds in asked["rounds"]}
-        missing = {rounds: file for rounds, file in files.items() if not file.exists()}
-        found += len(files) - len(missing)
+        every = {
+            folder / _RESULTS / f"{n_items}-items" / f"R{rounds}.json": common | {"rounds": rounds}
+            for rounds in asked["rounds"]
+        }
+        missing = {file: own for file, own in every.items() if not _is_timed(file, own, asked["queries"])}
+        found += len(every) - len(missing)
         testbed = _made_up(n_items, asked["anchors"], asked["queries"]) if missing else None
-        for rounds, file in tqdm(missing.items(), desc=f"{n_items:,} items", unit=" runs", disable=not progress):
+        for file, settings in tqdm(missing.items(), desc=f"{n_items:,} items", unit=" runs", disable=not progress):
             assert testbed is not None
-            settings = {"method": "adacur", "budget": asked["budget"], "rounds": rounds, "anchors": asked["anchors"]}
-            settings |= {"first": "random", "first_share": 0.0, "seed": 0, "k_max": 10}
             run, _ = measured_run(testbed, settings, asked=Asked((10,)))
             steps = {name: values for name, values in run.measures.items() if name in _OVERHEAD}
             replace(run, measures=steps).save(file)
             made += 1
     return Computed(made, found)
+
+
+def _is_timed(file: Path, settings: Mapping[str, Any], n_queries: int) -> bool:
+    # Made-up scores follow from their numbers, so that settings and queries say all that a fingerprint would.
+    if not file.exists():
+        return False
+    run = Run.load(file)
+    return run.settings == settings and len(run.query_ids) == n_queries
 
 
 def _made_up(n_items: int, n_anchors: int, n_queries: int, *, rank: int = 64) -> Testbed:
@@ -301,7 +337,7 @@ def _draw_latency(folder: Path) -> list[Path]:
     runs, _ = read_runs(folder / _RESULTS)
     runs.sort(key=lambda run: (run.made["items"], run.settings["rounds"]))
     tables = [table.to_markdown() for panel in panels(runs) if (table := cost_table(panel))]
-    return [*save(latency(runs), folder / "figure"), _write(folder / "table.md", "\n".join(tables))]
+    return [_save(latency(runs), folder / "figure.png"), _write(folder / "table.md", "\n".join(tables))]
 
 
 def _compute_collections(folder: Path, sources: Sources, progress: bool) -> Computed:

@@ -100,7 +100,8 @@ def evaluate(
         testbed = scored_testbed(source, spec, on_start=on_start, on_cost=on_cost, progress=progress)
         combinations = list(run_settings(spec, testbed))
         for settings in tqdm(combinations, desc=testbed.name, unit=" runs", disable=not progress):
-            name = run_name(settings, fingerprint=testbed.fingerprint, measures=_wanted(asked))
+            first = settings.get("first", settings["method"])
+            name = run_name(settings, fingerprint=testbed.fingerprint_with(first), measures=_wanted(asked))
             file = spec.output / "runs" / testbed.name / f"{name}.json"
             hits_file = spec.output / "trec" / testbed.name / f"{name}.run"
             if (kept := _kept(file, asked)) is not None and (hits_file.exists() or not trec):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,16 +14,28 @@ from adacur.core.errors import EmptyInput, InputError, UnknownName
 from adacur.core.extras import require
 from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
-from adacur.data import mondo, pseudo_queries, read_items, read_qrels, read_queries, split_queries, wikivital
+from adacur.data import (
+    JudgedCollection,
+    ZeshelTags,
+    from_ir_datasets,
+    mondo,
+    pseudo_queries,
+    read_items,
+    read_qrels,
+    read_queries,
+    read_zeshel,
+    split_queries,
+    wikivital,
+)
 from adacur.experiments.methods import method
 from adacur.experiments.spec import CollectionSpec, Spec
 from adacur.experiments.testbed import (
     Judgements,
     Testbed,
+    TokenVectors,
     check_first_stage,
     first_stage_names,
     is_scored,
-    kept_multi_vector,
 )
 from adacur.index import Estimate, estimate
 from adacur.retrievers import TokenEncoder
@@ -58,7 +69,7 @@ _SAMPLE_QUERIES = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Records:
-    """What the files of a collection hold."""
+    """What was read of a collection. Unlike of a `JudgedCollection`, any part of it may be missing."""
 
     items: Sequence[Item] = ()
     queries: Sequence[Query] = ()
@@ -71,6 +82,12 @@ def read_records(collection: CollectionSpec) -> Records:
     folder = collection.folder
     if folder is not None and not Path(folder).exists():
         found = _fetched(folder)
+    elif collection.zeshel is not None:
+        assert collection.world is not None
+        tags = ZeshelTags() if collection.tags else None
+        found = _all_of(read_zeshel(collection.zeshel, collection.world, tags=tags))
+    elif collection.ir_dataset is not None:
+        found = _all_of(from_ir_datasets(collection.ir_dataset))
     elif folder is not None:
         # Without judgements it is still a collection: recall needs none.
         judged = any(Path(folder).glob("qrels*"))
@@ -138,7 +155,7 @@ def check_runs(spec: Spec, collection: CollectionSpec, records: Records) -> None
     if _needs_encoder(spec, collection) and spec.encoder is None:
         require("onnxruntime", extra="onnx")
     can_encode = spec.encoder is not None or find_spec("onnxruntime") is not None
-    known = first_stage_names(has_dense=can_encode, has_texts=True, more=("multi-vector",) if can_encode else ())
+    known = first_stage_names(has_dense=can_encode, has_texts=True, has_tokens=can_encode)
     for name in _stages(spec):
         check_first_stage(name, known, collection=collection.name)
     for own in spec.methods:
@@ -168,11 +185,6 @@ def scored_testbed(
     if collection.scores is None:
         return _live(source, spec, on_start=on_start, on_cost=on_cost, progress=progress)
     has_texts = bool(records.items and records.queries)
-    more: dict[str, Any] = {}
-    if encoder is not None and has_texts:
-        folder = spec.output / "first" / f"{collection.name}-{_digest(records.items)}"
-        keep = functools.partial(kept_multi_vector, records.items, encoder=encoder, folder=folder, progress=progress)
-        more = {"multi-vector": keep}
     testbed = Testbed.from_score_folder(
         collection.scores,
         n_queries=spec.n_queries,
@@ -180,8 +192,10 @@ def scored_testbed(
         queries=records.queries if has_texts else None,
         qrels=records.qrels,
         name=collection.name,
-        more_first=more,
     )
+    if has_texts and isinstance(encoder, TokenEncoder):
+        folder = spec.output / "first" / f"{collection.name}-{_digest(testbed.items)}"
+        testbed = replace(testbed, tokens=TokenVectors(encoder, folder, progress))
     if on_start is not None:
         there = len(testbed.anchor_queries)
         on_start(
@@ -292,10 +306,13 @@ def _live(source: Source, spec: Spec, *, on_start: OnStart | None, on_cost: OnCo
     )
 
 
+def _all_of(collection: JudgedCollection) -> Records:
+    return Records(collection.items, collection.queries, collection.qrels)
+
+
 def _fetched(name: str) -> Records:
     if name == "mondo":
-        fetched = mondo()
-        return Records(fetched.items, fetched.queries, fetched.qrels)
+        return _all_of(mondo())
     if name == "wikivital":
         return Records(wikivital())
     raise UnknownName(f"There is no folder {name}, and no collection of that name to fetch: mondo and wikivital are.")

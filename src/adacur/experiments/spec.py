@@ -12,6 +12,7 @@ from typing import Any
 from adacur.core.budget import is_whole
 from adacur.core.errors import FileFormatError, InputError
 from adacur.core.spelling import did_you_mean
+from adacur.data import zeshel_worlds
 from adacur.experiments.methods import METHODS, method
 
 __all__ = ["AnchorsSpec", "CollectionSpec", "MethodSpec", "ScorerSpec", "Spec", "spec_text"]
@@ -21,14 +22,19 @@ _DEFAULT_METHODS = ("gaussian", "adacur", "anncur", "rerank", "exact")
 
 @dataclass(frozen=True, slots=True)
 class CollectionSpec:
-    """Where a collection comes from: a folder of scores, a BEIR folder or a name to fetch, or files.
+    """Where a collection comes from: scores, a BEIR folder or a name to fetch, ZeShEL, ir_datasets, or files.
 
-    Beside `scores`, the other sources bring texts and judgements.
+    Beside `scores`, the other sources bring texts and judgements. `zeshel` is a folder of which `world` is taken, its
+    mentions marked by `tags` or not; `ir_dataset` is an id.
     """
 
     name: str
     scores: Path | None = None
     folder: str | None = None
+    zeshel: Path | None = None
+    world: str | None = None
+    tags: bool = True
+    ir_dataset: str | None = None
     items: Path | None = None
     queries: Path | None = None
     qrels: tuple[Path, ...] = ()
@@ -236,31 +242,56 @@ def _path(value: Any, where: str, here: Path) -> Path:
     return path
 
 
+_ITEM_SOURCES = ("folder", "zeshel", "ir_dataset", "items")
+
+
 def _collection(table: Mapping[str, Any], here: Path) -> CollectionSpec:
-    _known_keys(table, ("name", "scores", "folder", "items", "queries", "qrels"), "[collection]")
+    known = ("name", "scores", *_ITEM_SOURCES, "world", "tags", "queries", "qrels")
+    _known_keys(table, known, "[collection]")
+    given = [key for key in _ITEM_SOURCES if key in table]
+    if len(given) > 1:
+        raise InputError(f"[collection] has its items from one place; got {' and '.join(given)}. Keep one of them.")
+    if not given and "scores" not in table:
+        raise InputError(
+            "[collection] says where its items are: scores = a folder of scores, folder = a BEIR folder, zeshel = a "
+            "ZeShEL folder with world = a name, ir_dataset = an id, or items = a file with queries = another."
+        )
     paths = {
-        key: _path(table[key], f"[collection] {key}", here) for key in ("scores", "items", "queries") if key in table
+        key: _path(table[key], f"[collection] {key}", here)
+        for key in ("scores", "zeshel", "items", "queries")
+        if key in table
     }
+    own: dict[str, Any] = {**paths, **_zeshel(table, paths.get("zeshel"))}
+    if "ir_dataset" in table:
+        own["ir_dataset"] = _text(table["ir_dataset"], "[collection] ir_dataset")
     folder = None
     if "folder" in table:
         folder = _text(table["folder"], "[collection] folder")
         # What is no folder may still be a name to fetch; whoever opens it knows.
         folder = str(here / folder) if (here / folder).exists() else folder
-    if "items" in paths and "folder" in table:
-        raise InputError("[collection] has its items from a folder or from a file; got both.")
-    if not paths.keys() & {"scores", "items"} and folder is None:
-        raise InputError(
-            "[collection] says where its items are: scores = a folder of scores, folder = a BEIR folder, or "
-            "items = a file with queries = another."
-        )
-    source = paths.get("scores") or folder or paths["items"]
-    name = _text(table.get("name", Path(source).resolve().name.split(".")[0]), "[collection] name")
+    if (source := paths.get("scores") or folder or paths.get("items")) is not None:
+        default = Path(source).resolve().name.split(".")[0]
+    else:
+        default = str(own.get("world") or own["ir_dataset"]).replace("/", "-")
+    name = _text(table.get("name", default), "[collection] name")
     if name != Path(name).name or name.startswith("."):
         raise InputError(f"[collection] name serves as the name of a folder; got {name!r}.")
     qrels = table.get("qrels", [])
     qrels = qrels if isinstance(qrels, list) else [qrels]
     judged = tuple(_path(each, "[collection] qrels", here) for each in qrels)
-    return CollectionSpec(name=name, folder=folder, qrels=judged, **paths)
+    return CollectionSpec(name=name, folder=folder, qrels=judged, **own)
+
+
+def _zeshel(table: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+    """What says which part of a ZeShEL folder to take, and how."""
+    if folder is None:
+        if alone := [key for key in ("world", "tags") if key in table]:
+            raise InputError(f"[collection] {alone[0]} belongs to zeshel = a ZeShEL folder, which is not given.")
+        return {}
+    if "world" not in table:
+        raise InputError(f"[collection] zeshel needs world: one of {', '.join(zeshel_worlds(folder))}.")
+    world = _text(table["world"], "[collection] world")
+    return {"world": world, "tags": _truth(table.get("tags", True), "[collection] tags")}
 
 
 def _scorer(tables: Mapping[str, Any], here: Path) -> ScorerSpec | None:

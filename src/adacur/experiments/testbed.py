@@ -36,7 +36,7 @@ from adacur.retrievers import BM25, Dense, Encoder, MatrixRetriever, MultiVector
 from adacur.scorers import MatrixScorer
 from adacur.search import AnchorIndex
 
-__all__ = ["ItemsAlone", "Testbed", "check_first_stage", "first_stage_names", "is_scored", "kept_multi_vector"]
+__all__ = ["ItemsAlone", "Testbed", "TokenVectors", "check_first_stage", "first_stage_names", "is_scored"]
 
 Judgements = Mapping[str, Mapping[str, int]]
 # Made from the items' texts, when first asked for.
@@ -54,6 +54,15 @@ class ItemsAlone:
     items: ItemList
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenVectors:
+    """What the first stage "multi-vector" is made by, when first asked for, and the folder that keeps it."""
+
+    encoder: TokenEncoder
+    folder: Path
+    progress: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class Testbed:
     """Items, anchor queries and test queries with the exact scores of all, ready to replay searches on.
@@ -61,7 +70,7 @@ class Testbed:
     `anchor_scores` and `exact_scores` are (queries × items); `item_embeddings`, `query_embeddings` (of the test
     queries) and `anchor_embeddings` are a dual encoder's, a row each. `has_texts` says whether the records carry texts
     or only repeat their ids, `pseudo_anchors` whether the anchor queries were cut from the items (None: unknown);
-    `qrels` are judgements by query and item id; `more_first` maps names to what opens further first stages.
+    `qrels` are judgements by query and item id; `tokens` bring the first stage "multi-vector".
     """
 
     __test__: ClassVar[bool] = False  # pytest takes every name that begins so for tests
@@ -79,7 +88,7 @@ class Testbed:
     has_texts: bool = True
     pseudo_anchors: bool | None = None
     scored_by: str | None = None
-    more_first: Mapping[str, Callable[[], Retriever]] = field(default_factory=dict, repr=False)
+    tokens: TokenVectors | None = field(default=None, repr=False)
     _opened: dict[str, Retriever] = field(default_factory=dict, init=False, repr=False)
     _first_hits: dict[str, tuple[int, list[Hits]]] = field(default_factory=dict, init=False, repr=False)
     _indexes: dict[int, AnchorIndex] = field(default_factory=dict, init=False, repr=False)
@@ -106,7 +115,6 @@ class Testbed:
         queries: Iterable[Query] | None = None,
         qrels: Judgements | None = None,
         name: str | None = None,
-        more_first: Mapping[str, Callable[[], Retriever]] | None = None,
     ) -> Testbed:
         """Read a score folder; `n_queries` takes its first test queries.
 
@@ -140,7 +148,6 @@ class Testbed:
             qrels=qrels,
             has_texts=items is not None and queries is not None,
             scored_by=meta.get("scorer"),
-            more_first=more_first or {},
         )
 
     @classmethod
@@ -181,10 +188,6 @@ class Testbed:
                 "query_embeddings": dense.embed_queries(test_queries),
                 "anchor_embeddings": dense.embed_queries(anchor_queries) if anchor_queries else None,
             }
-        multi_vector: dict[str, Callable[[], Retriever]] = {}
-        if isinstance(encoder, TokenEncoder):
-            keep = functools.partial(kept_multi_vector, items, encoder=encoder, folder=target, progress=progress)
-            multi_vector = {"multi-vector": keep}
         return cls(
             name=name,
             items=items,
@@ -195,7 +198,7 @@ class Testbed:
             qrels=qrels,
             pseudo_anchors=pseudo_anchors,
             scored_by=str(replace(scorer.card, source=None)),
-            more_first=multi_vector,
+            tokens=TokenVectors(encoder, target, progress) if isinstance(encoder, TokenEncoder) else None,
             **embeddings,
         )
 
@@ -213,7 +216,7 @@ class Testbed:
     def first_stages(self) -> tuple[str, ...]:
         """Names that `first_stage` accepts, the best one to start from first."""
         has_dense = self.item_embeddings is not None and self.query_embeddings is not None
-        return first_stage_names(has_dense=has_dense, has_texts=self.has_texts, more=self.more_first)
+        return first_stage_names(has_dense=has_dense, has_texts=self.has_texts, has_tokens=self.tokens is not None)
 
     def first_stage(self, name: str) -> Retriever | None:
         """A first stage by name, made when first asked for; None for "random", which needs none."""
@@ -221,8 +224,9 @@ class Testbed:
             return None
         check_first_stage(name, self.first_stages, collection=self.name)
         if name not in self._opened:
-            if name in self.more_first:
-                self._opened[name] = self.more_first[name]()
+            if name == "multi-vector":
+                assert self.tokens is not None
+                self._opened[name] = _kept_multi_vector(self.items, self.tokens)
             else:
                 self._opened[name] = self._dense_first() if name == "dense" else _FROM_TEXTS[name](self.items)
         return self._opened[name]
@@ -266,7 +270,7 @@ class Testbed:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A hash of all that a result depends on: ids, texts, scores, embeddings, judgements of the test queries."""
+        """A hash of what every result depends on: ids, texts, scores, embeddings, judgements of the test queries."""
         digest = hashlib.blake2b(digest_size=16)
         for records in (self.items, self.anchor_queries, self.test_queries):
             for record in records:
@@ -286,6 +290,13 @@ class Testbed:
         digest.update(json.dumps(judged, sort_keys=True).encode())
         return digest.hexdigest()
 
+    def fingerprint_with(self, first: str) -> str:
+        """The fingerprint of a result from this first stage, the encoder of token vectors included."""
+        # The other stages follow from texts and embeddings; no result but its own changes with this encoder.
+        if first != "multi-vector" or self.tokens is None:
+            return self.fingerprint
+        return f"{self.fingerprint}-{_encoder_digest(self.tokens.encoder)}"
+
     def _stage(self, name: str) -> Retriever:
         stage = self.first_stage(name)
         assert stage is not None
@@ -298,10 +309,10 @@ class Testbed:
         return MatrixRetriever(queries=self.test_queries, items=self.items, scores=scores)
 
 
-def first_stage_names(*, has_dense: bool, has_texts: bool, more: Iterable[str] = ()) -> tuple[str, ...]:
+def first_stage_names(*, has_dense: bool, has_texts: bool, has_tokens: bool) -> tuple[str, ...]:
     """The first stages that a collection can have with what is installed, the best one to start from first."""
     from_texts = [name for name in _FROM_TEXTS if has_texts and (name != "tfidf" or find_spec("sklearn"))]
-    return (*(("dense",) if has_dense else ()), *from_texts, *more, "random")
+    return (*(["dense"] if has_dense else []), *from_texts, *(["multi-vector"] if has_tokens else []), "random")
 
 
 def check_first_stage(name: str, known: Sequence[str], *, collection: str) -> None:
@@ -370,21 +381,19 @@ def kept_dense(items: Sequence[Item], *, encoder: Encoder, folder: Path, progres
     return Dense.load(target, encoder=encoder)
 
 
-def kept_multi_vector(
-    items: Sequence[Item], *, encoder: TokenEncoder, folder: Path, progress: bool = False
-) -> MultiVector:
+def _kept_multi_vector(items: Sequence[Item], tokens: TokenVectors) -> MultiVector:
     """The vectors of the items' tokens, encoded once and kept in the folder."""
+    encoder = tokens.encoder
 
     def write(path: Path) -> None:
         path.mkdir()
-        MultiVector.build(items, encoder=encoder, progress=progress, path=path / "tokens.f16").save(path)
+        MultiVector.build(items, encoder=encoder, progress=tokens.progress, path=path / "tokens.f16").save(path)
 
-    return MultiVector.load(_kept(folder, encoder, write, kind="multi-vector"), encoder=encoder)
+    return MultiVector.load(_kept(tokens.folder, encoder, write, kind="multi-vector"), encoder=encoder)
 
 
 def _kept(folder: Path, encoder: Any, write: Callable[[Path], None], *, kind: str = "dense") -> Path:
-    digest = hashlib.blake2b(repr(replace(encoder.card, source=None)).encode(), digest_size=4).hexdigest()
-    target = folder / f"{kind}-{digest}"
+    target = folder / f"{kind}-{_encoder_digest(encoder)}"
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f".{kind}-{uuid.uuid4().hex}.partial"
@@ -394,6 +403,10 @@ def _kept(folder: Path, encoder: Any, write: Callable[[Path], None], *, kind: st
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return target
+
+
+def _encoder_digest(encoder: Any) -> str:
+    return hashlib.blake2b(repr(replace(encoder.card, source=None)).encode(), digest_size=4).hexdigest()
 
 
 def _meta(folder: Path) -> dict[str, Any]:

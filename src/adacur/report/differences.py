@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from adacur.core.errors import EmptyInput
@@ -33,9 +34,11 @@ def difference(left: Run, right: Run, measure: str) -> PairedDifference | None:
     if measure not in left.measures or measure not in right.measures:
         return None
     try:
-        return paired_difference(left, right, measure)
+        found = paired_difference(left, right, measure)
     except EmptyInput:
         return None
+    # What is zero but for the last bits of a sum must not lie above or below it.
+    return replace(found, low=round(found.low, 9), high=round(found.high, 9))
 
 
 def is_bound(method: str) -> bool:

@@ -14,7 +14,7 @@ from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import EmptyInput
 from adacur.core.extras import require
 from adacur.evaluation import Run
-from adacur.report.lines import Line, Panel, estimate, labels, lines, panels, setting, setting_words
+from adacur.report.lines import Line, Panel, estimate, labels, lines, measured, panels, setting, setting_words
 from adacur.report.measures import JUDGED, band_words, error_measures, measure_words, recall_k, recall_measures
 from adacur.report.styles import STEP_COLOURS, Style, styles
 
@@ -70,13 +70,16 @@ def curves(runs: Iterable[Run], *, along: str = "budget", measures: Sequence[str
     """Measures against a setting: a row per collection and number of anchors, a column per measure, intervals as bands.
 
     Without `measures`: the recall at each k that was measured. `along` is the name of any number among the settings.
+    A measure that no run has gets no column.
     """
     runs = list(runs)
-    measures = list(measures) or recall_measures(runs)
+    asked = list(measures) or recall_measures(runs)
+    measures = [measure for measure in asked if measured(runs, [measure])]
     shown = panels(runs, by_anchors=along != "anchors")
     drawn = [one for one in zip(shown, lines(shown, along=along, measures=measures), strict=True) if one[1]]
     if not drawn:
-        raise EmptyInput(f"None of the {len(runs)} runs has a number {along!r} and one of {', '.join(measures)}.")
+        wanted = f"one of {', '.join(asked)}" if asked else "a recall"
+        raise EmptyInput(f"None of the {len(runs)} runs has a number {along!r} and {wanted}.")
     look = styles({line.label: line.method for _, own in drawn for line in own})
     places = [(panel, own, measure) for panel, own in drawn for measure in measures]
     columns = len(measures) if len(measures) > 1 else _columns(len(places))
@@ -87,9 +90,11 @@ def curves(runs: Iterable[Run], *, along: str = "budget", measures: Sequence[str
             _finish(axis, {x for line in own for x in line.along})
             axis.set_title(panel.title if len(measures) == 1 else f"{panel.title}: {measure_words(measure)}")
         _name_axes(axes, len(places), x=_AXES.get(along, along.replace("_", " ")))
+        is_recall = all(map(recall_k, measures))
         for row in axes:
+            # Titles name the measures of a row that holds several.
             row[0].set_ylabel(
-                "recall" if len(measures) > 1 and all(map(recall_k, measures)) else measure_words(measures[0])
+                measure_words(measures[0]) if len(measures) == 1 else "recall" if is_recall else "mean over the queries"
             )
         _share_scale(axes, measures if len(measures) > 1 else measures * columns)
         _legend(figure, axes, list(look))
@@ -133,26 +138,21 @@ def error_bars(runs: Iterable[Run], *, measures: Sequence[str] = ()) -> Any:
     measures = list(measures) or error_measures(runs)
     places = [
         (panel, budget, [run for run in panel.runs if setting(run, "budget") == budget])
-        for panel in panels(runs)
+        for panel in panels(measured(runs, measures))
         for budget in sorted({setting(run, "budget") for run in panel.runs} - {None})
     ]
-    places = [
-        (panel, budget, [run for run in own if any(estimate(run, measure) for measure in measures)])
-        for panel, budget, own in places
-    ]
-    places = [place for place in places if place[2]]
     if not places:
         raise EmptyInput(f"None of the {len(runs)} runs has an approximation error and a budget.")
-    named = [labels(own, given=["budget"]) for _, _, own in places]
-    look = styles({label: run.method for one in named for run, label in one.items()})
+    named = labels(list(dict.fromkeys(run for _, _, own in places for run in own)), given=["anchors"])
+    look = styles({label: run.method for run, label in named.items()})
     columns = min(2, len(places))
     with _looks():
         figure, axes = _grid(-(-len(places) // columns), columns)
-        for axis, (panel, budget, own), one in zip(axes.flat, places, named, strict=False):
-            order = [run for label in look for run in own if one[run] == label]
+        for axis, (panel, budget, own) in zip(axes.flat, places, strict=False):
+            order = [run for label in look for run in own if named[run] == label]
             width = 0.8 / len(order)
             for place, run in enumerate(order):
-                style = look[one[run]]
+                style = look[named[run]]
                 found = [(group, estimate(run, measure)) for group, measure in enumerate(measures)]
                 bars = [(group - 0.4 + (place + 0.5) * width, value) for group, value in found if value]
                 means = np.array([value.mean for _, value in bars])
@@ -166,18 +166,20 @@ def error_bars(runs: Iterable[Run], *, measures: Sequence[str] = ()) -> Any:
                     edgecolor=style.colour,
                     hatch="////" if style.hollow else None,
                     error_kw={"elinewidth": 1, "ecolor": "#222222"},
-                    label=one[run],
+                    label=named[run],
                 )
             axis.set_xticks(range(len(measures)), [band_words(measure).replace(" ", "\n", 1) for measure in measures])
             axis.set_title(f"{panel.title}, {setting_words('budget', budget)}")
             axis.grid(axis="y", alpha=0.25)
         for row in axes:
             row[0].set_ylabel("mean |exact − approximate|")
-        # Bars of a lost approximation would hide all others.
-        for axis in axes.flat:
-            heights = [bar.get_height() for bar in axis.patches if bar.get_height() > 0]
-            if heights and max(heights) > 30 * min(heights):
-                axis.set_yscale("log")
+        # Bars of a lost approximation would hide all others; panels of one figure keep one kind of scale.
+        heights = [[bar.get_height() for bar in axis.patches if bar.get_height() > 0] for axis in axes.flat]
+        if any(own and max(own) > 30 * min(own) for own in heights):
+            for axis in axes.flat:
+                axis.set_yscale("log", subs=())
+                axis.yaxis.get_major_locator().set_params(subs=(1, 2, 5))
+                axis.yaxis.set_major_formatter("{x:g}")
         _name_axes(axes, len(places))
         _legend(figure, axes, list(look))
     return figure
@@ -230,7 +232,7 @@ def scatter(shown: Sequence[ScatterPanel], *, k: int = 10, columns: int | None =
 def index_cost(runs: Iterable[Run], *, measure: str = "recall@10") -> Any:
     """A measure against the scorer calls that went into the index: a row per collection, a column per budget.
 
-    Methods that need no index are level, dashed lines.
+    There is room for the four smallest budgets. Methods that need no index are level, dashed lines.
     """
     runs = [run for run in runs if estimate(run, measure) and _index_calls(run) is not None]
     budgets = sorted({budget for run in runs if (budget := setting(run, "budget")) is not None})[:4]
@@ -251,19 +253,14 @@ def index_cost(runs: Iterable[Run], *, measure: str = "recall@10") -> Any:
     with _looks():
         figure, axes = _grid(-(-len(shown) // columns), columns)
         for axis, panel, own in zip(axes.flat, shown, found, strict=False):
-            paid = {
-                x: calls
-                for line in own
-                for x, run in zip(line.along, line.runs, strict=True)
-                if (calls := _index_calls(run))
-            }
-            _draw_lines(axis, [_moved(line, paid) for line in own], measure, look)
+            own = [replace(line, along=tuple(_index_calls(run) or 0.0 for run in line.runs)) for line in own]
+            _draw_lines(axis, own, measure, look)
             for run in panel.runs:
                 level = estimate(run, measure)
                 if run in names and level:
                     style = look[names[run]]
                     axis.axhline(level.mean, color=style.colour, ls="--", lw=1.3, label=names[run])
-            _finish(axis, set(paid.values()), words=_compact)
+            _finish(axis, {calls for line in own for calls in line.along}, words=_compact)
             axis.set_title(panel.title)
         _name_axes(axes, len(shown), x="scorer calls for the index")
         for row in axes:
@@ -301,15 +298,11 @@ def _looks() -> AbstractContextManager[None]:
 def _grid(rows: int, columns: int, *, square: bool = False) -> tuple[Any, Any]:
     # A Figure of its own, not pyplot's: nothing to close, no window, safe in a server's thread.
     figures = require("matplotlib.figure", extra="report")
-    width = _WIDTH if columns > 1 else 5.6
+    width = max(_WIDTH, 2.4 * columns) if columns > 1 else 5.6
     each = width / columns
     height = rows * (each if square else min(max(0.8 * each, 2.5), 3.4)) + 0.5
     figure = figures.Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
-
-
-def _moved(line: Line, places: Mapping[float, float]) -> Line:
-    return replace(line, along=tuple(places[x] for x in line.along))
 
 
 def _columns(panels: int) -> int:
@@ -337,7 +330,8 @@ def _draw_lines(axis: Any, own: Sequence[Line], measure: str, look: Mapping[str,
             label=line.label,
         )
         low, high = [value.low for _, value in points], [value.high for _, value in points]
-        axis.fill_between(x, low, high, color=style.colour, alpha=0.1, lw=0)
+        # Ten bands one upon the other must not become a wall before the lines.
+        axis.fill_between(x, low, high, color=style.colour, alpha=min(0.1, 0.5 / len(order)), lw=0)
 
 
 def _finish(axis: Any, xs: set[float], *, words: Callable[[float], str] = "{:g}".format) -> None:

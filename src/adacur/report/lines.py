@@ -21,6 +21,7 @@ __all__ = [
     "estimate",
     "labels",
     "lines",
+    "measured",
     "panels",
     "pooled",
     "read_runs",
@@ -42,7 +43,8 @@ _WORDS = {
     "pool": "pool {}",
     "blend": "λ = {}",
 }
-_NO_SETTING = ("method", "seed", "seeds")
+# No choice of a method: its name, the draw, and how much of the ranking was kept, which follows from the budget and k.
+_NO_CHOICE = ("method", "seed", "seeds", "k_max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ def read_runs(folder: str | Path) -> tuple[list[Run], list[Path]]:
 def pooled(runs: Iterable[Run]) -> list[Run]:
     """Runs that differ in the seed only become one: each query counts once, with its mean over the seeds.
 
-    Of runs that do not even differ in that (made again with other scores, say), the newest counts.
+    Of runs that do not even differ in that (made again with other scores, say, or to another depth), the newest counts.
     """
     alike: dict[Any, dict[Any, Run]] = {}
     for run in sorted(runs, key=lambda run: str(run.made.get("at", ""))):
@@ -131,10 +133,14 @@ def panels(runs: Iterable[Run], *, by_anchors: bool = True) -> list[Panel]:
     return made
 
 
-def labels(runs: Sequence[Run], *, given: Sequence[str]) -> dict[Run, str]:
-    """A name per run: the method, and as few settings as tell apart runs that agree in the settings `given`."""
+def labels(runs: Sequence[Run], *, along: str = "budget", given: Sequence[str] = ()) -> dict[Run, str]:
+    """A name per run: the method, and as few settings as it takes to give runs of other settings another name.
+
+    `along`, the place on an axis or in a column, is no part of a name, and two places do not excuse a difference. What
+    is `given`, the panel's settings or a column's, is no part of it either, and does: names need to differ within it.
+    """
     telling = {
-        method: _telling([run for run in runs if run.method == method], given)
+        method: _telling([run for run in runs if run.method == method], along, given)
         for method in dict.fromkeys(run.method for run in runs)
     }
     return {
@@ -148,8 +154,9 @@ def lines(
 ) -> list[list[Line]]:
     """The lines of each panel along a setting; runs without it or without any of the measures are left out.
 
-    Names leave out the settings `known` from the panel, beside its number of anchors.
-    Where some lines have several points, those of a single point are left out: they belong to a sweep of another kind.
+    All points of a line agree in all other settings. Names leave out what is `known` from the panel, beside its number
+    of anchors. Where some lines have several points, single points at one place are left out: they are the sweep of
+    another setting there.
     """
     usable = [
         [
@@ -159,16 +166,18 @@ def lines(
         ]
         for panel in shown
     ]
-    given = [along, *known, *(["anchors"] if any(panel.anchors for panel in shown) else [])]
-    made = _lines(usable, given)
+    given = [*known, *(["anchors"] if any(panel.anchors for panel in shown) else [])]
+    made = _lines(usable, along, given)
     if any(len(line.runs) > 1 for own in made for line in own):
         # Once more: with the others gone, fewer settings are needed to tell these apart.
-        made = _lines([[run for line in own if len(line.runs) > 1 for run in line.runs] for own in made], given)
+        made = _lines(
+            [[run for line in own if not _is_swept(line, own) for run in line.runs] for own in made], along, given
+        )
     return made
 
 
 def without_sweeps(runs: Iterable[Run]) -> list[Run]:
-    """The runs made at several budgets, or without any: those that a sweep of another setting adds are left out."""
+    """The runs on lines along budgets, or without a budget: those that a sweep of another setting adds are left out."""
     found = panels(runs)
     along = {run for own in lines(found, along="budget") for line in own for run in line.runs}
     return [
@@ -179,9 +188,9 @@ def without_sweeps(runs: Iterable[Run]) -> list[Run]:
 
 
 def setting_words(name: str, value: Any) -> str:
-    """A setting in words: "5 rounds", "dense first", "ε = 0.5"."""
-    if value is None:
-        return f"no {name.replace('_', ' ')}"
+    """A setting in words: "5 rounds", "dense first", "ε = 0.5", "without embeddings"."""
+    if value is None or isinstance(value, bool):
+        return f"{'no' if value is None else 'with' if value else 'without'} {name.replace('_', ' ')}"
     shown = f"{value:g}" if _is_number(value) else _word(value)
     special = {("rounds", "1"): "1 round", ("k_masked", "0"): "none masked"}
     if (name, shown) in special:
@@ -199,9 +208,20 @@ def estimate(run: Run, measure: str) -> Estimate | None:
     return Estimate(float(values.mean()), low, high, len(values))
 
 
-def _lines(usable: Sequence[Sequence[Run]], given: Sequence[str]) -> list[list[Line]]:
-    named = labels(list(dict.fromkeys(run for own in usable for run in own)), given=given)
-    along = given[0]
+def measured(runs: Iterable[Run], measures: Sequence[str]) -> list[Run]:
+    """The runs in which at least one query has one of the measures."""
+    return [run for run in runs if any(estimate(run, measure) for measure in measures)]
+
+
+def _is_swept(line: Line, beside: Sequence[Line]) -> bool:
+    """Whether a line is a single point at which its method has others."""
+    return len(line.runs) == 1 and any(
+        other.method == line.method and other is not line and line.along[0] in other.along for other in beside
+    )
+
+
+def _lines(usable: Sequence[Sequence[Run]], along: str, given: Sequence[str]) -> list[list[Line]]:
+    named = labels(list(dict.fromkeys(run for own in usable for run in own)), along=along, given=given)
     made = []
     for own in usable:
         groups: dict[str, list[Run]] = {}
@@ -220,23 +240,23 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _telling(runs: Sequence[Run], given: Sequence[str]) -> list[str]:
+def _telling(runs: Sequence[Run], along: str, given: Sequence[str]) -> list[str]:
     names = dict.fromkeys([*_WORDS, *(name for run in runs for name, _ in _choices(run))])
     telling: list[str] = []
     for name in names:
-        if name in given:
+        if name in (along, *given):
             continue
         seen: dict[Any, set[str]] = {}
         for run in runs:
-            point = (run.collection, *(_plain(setting(run, known)) for known in (*given, *telling)))
-            seen.setdefault(point, set()).add(_plain(setting(run, name)))
+            alike = (run.collection, *(_plain(setting(run, known)) for known in (*given, *telling)))
+            seen.setdefault(alike, set()).add(_plain(setting(run, name)))
         if any(len(values) > 1 for values in seen.values()):
             telling.append(name)
     return telling
 
 
 def _choices(run: Run) -> list[tuple[str, Any]]:
-    return sorted((name, value) for name, value in run.settings.items() if name not in _NO_SETTING)
+    return sorted((name, value) for name, value in run.settings.items() if name not in _NO_CHOICE)
 
 
 def _plain(value: Any) -> str:

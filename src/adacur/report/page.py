@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from adacur.core.errors import InputError
 from adacur.core.spelling import did_you_mean
 from adacur.evaluation import Run
 from adacur.report.figures import curves, error_bars, index_cost, latency, save
-from adacur.report.lines import Panel, estimate, lines, panels, pooled, read_runs, setting, without_sweeps
+from adacur.report.lines import Panel, estimate, lines, measured, panels, pooled, read_runs, setting, without_sweeps
 from adacur.report.measures import JUDGED, error_measures, in_order, recall_k, recall_measures
 from adacur.report.summary import summary
 from adacur.report.tables import (
@@ -79,10 +80,10 @@ def write_report(folder: str | Path, output: str | Path | None = None, *, rival:
         paths = save(chart.draw(), target / "figures" / chart.name)
         files += paths
         figures.append((chart, paths[1]))
-    tables = {panel.title: _tables(panel, rival) for panel in own}
-    for title, made in tables.items():
+    tables = [_tables(panel, rival) for panel in own]
+    for name, made in zip(_file_names([panel.title for panel in own]), tables, strict=True):
         for kind, table in made.items():
-            files += _write_table(table, target / "tables" / f"{_file_name(title)}-{kind}")
+            files += _write_table(table, target / "tables" / f"{name}-{kind}")
     files += _write_table(all_measures(runs), target / "tables" / "all-measures", kinds=("csv",))
     page = target / "report.html"
     page.write_text(
@@ -96,14 +97,14 @@ def _charts(runs: Sequence[Run]) -> list[_Chart]:
     recalls = recall_measures(runs)
     charts = []
     for along, title in _SWEEPS.items():
+        says = "Bands are 95 % intervals over the queries."
         if recalls and _is_swept(runs, along, recalls):
-            says = f"{title}; bands are 95 % intervals over the queries."
             charts.append(_Chart(f"recall-by-{along}", title, says, partial(curves, runs, along=along)))
         if along == "budget" and _is_swept(runs, along, [JUDGED]):
-            says = f"{JUDGED} against the number of calls: what people judged relevant, beside the recall above."
+            says = f"{JUDGED}: what the judgements call relevant, beside the recall above. {says}"
             draw = partial(curves, runs, along=along, measures=[JUDGED])
             charts.append(_Chart("ndcg-by-budget", "Judged quality against the number of calls", says, draw))
-    if error_measures(runs) and any(estimate(run, name) for run in runs for name in error_measures(runs)):
+    if measured(runs, error_measures(runs)):
         says = "How far approximate scores are from exact ones, by place in the scorer's own ranking."
         charts.append(_Chart("error", "Approximation error", says, partial(error_bars, without_sweeps(runs))))
     steps = sorted({name for run in runs for name in run.measures if name.startswith("seconds.")})
@@ -134,16 +135,20 @@ def _tables(panel: Panel, rival: str) -> dict[str, Table]:
     main = set(without_sweeps(panel.runs))
     usual = replace(panel, runs=tuple(run for run in panel.runs if run in main))
     swept = replace(panel, runs=tuple(run for run in panel.runs if run not in main))
-    made: dict[str, Table | None] = {
-        "recall": measure_table(usual),
+    usually = [*recall_measures(panel.runs), JUDGED]
+    every = {name for run in panel.runs for name in run.measures if not name.startswith("seconds.")}
+    others = [name for name in in_order(every - {*usually, "calls", "index_calls"}) if measured(panel.runs, [name])]
+
+    def table(of: Panel, measures: Sequence[str], more: str = "") -> Table | None:
+        return measure_table(of, measures=measures, title=of.title + more) if measured(of.runs, measures) else None
+
+    made = {
+        "recall": table(usual, usually),
         "difference": difference_table(usual, rival=rival),
-        "sweeps": measure_table(swept, title=f"{panel.title}, sweeps") if swept.runs else None,
+        "sweeps": table(swept, usually, ", sweeps"),
         "cost": cost_table(panel),
+        "other": table(panel, others, ", other measures"),
     }
-    shown = {*recall_measures(panel.runs), JUDGED, "calls", "index_calls"}
-    others = in_order({name for run in panel.runs for name in run.measures if not name.startswith("seconds.")} - shown)
-    if others:
-        made["other"] = measure_table(panel, measures=others, title=f"{panel.title}, other measures")
     return {kind: table for kind, table in made.items() if table is not None}
 
 
@@ -156,40 +161,47 @@ def _write_table(table: Table, path: Path, *, kinds: Sequence[str] = ("md", "csv
     return written
 
 
-def _file_name(title: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", title).strip("-.").lower() or "collection"
+def _file_names(titles: Sequence[str]) -> list[str]:
+    names: list[str] = []
+    for title in titles:
+        name = re.sub(r"[^\w.-]+", "-", title).strip("-.").lower() or "collection"
+        # Titles that differ only in signs or case must not write over each other's files.
+        again = (f"{name}-{number}" for number in itertools.count(2))
+        names.append(name if name not in names else next(other for other in again if other not in names))
+    return names
 
 
 def _page(
     runs: Sequence[Run],
     own: Sequence[Panel],
     figures: Sequence[tuple[_Chart, Path]],
-    tables: dict[str, dict[str, Table]],
+    tables: Sequence[dict[str, Table]],
     *,
     rival: str,
     n_stored: int,
     skipped: Sequence[Path],
 ) -> str:
-    said = "".join(f"<p><b>{escape(p.title)}.</b> {escape(summary(p, rival=rival))}</p>" for p in own)
+    said = "".join(f"<p><b>{escape(p.title)}.</b> {_prose(summary(p, rival=rival))}</p>" for p in own)
     drawn = "".join(_figure(chart, svg) for chart, svg in figures)
     shown = ""
-    for panel in own:
-        parts = tables[panel.title]
+    for panel, parts in zip(own, tables, strict=True):
+        open_ones = "".join(parts[kind].to_html() for kind in ("recall", "difference") if kind in parts)
+        unfolded = "" if open_ones else " open"
         folded = "".join(
-            f"<details><summary>{escape(name)}</summary>{parts[kind].to_html()}</details>"
+            f"<details{unfolded}><summary>{escape(name)}</summary>{parts[kind].to_html()}</details>"
             for kind, name in (("sweeps", "Sweeps of one setting"), ("cost", "Cost"), ("other", "Other measures"))
             if kind in parts
         )
-        open_ones = "".join(parts[kind].to_html() for kind in ("recall", "difference") if kind in parts)
         shown += f"<section><h3>{escape(panel.title)}</h3>{open_ones}{folded}</section>"
     collections = list(dict.fromkeys(run.collection for run in runs))
     queries = [max(len(run.query_ids) for run in runs if run.collection == name) for name in collections]
     asked = ", ".join(f"{name} ({count:,} queries)" for name, count in zip(collections, queries, strict=True))
+    n_methods = len({run.method for run in runs})
     left_out = f" {len(skipped)} other JSON files were left out: they are no stored runs." if skipped else ""
     return _TEMPLATE.format(
         style=_STYLE,
         title=escape(f"adacur: {', '.join(collections)}"),
-        head=escape(f"{n_stored:,} runs of {len({run.method for run in runs})} methods on {asked}.{left_out}"),
+        head=escape(f"{_count(n_stored, 'run')} of {_count(n_methods, 'method')} on {asked}.{left_out}"),
         summary=said,
         figures=drawn,
         tables=shown,
@@ -199,19 +211,29 @@ def _page(
     )
 
 
+def _count(n: int, word: str) -> str:
+    return f"{n:,} {word}" if n == 1 else f"{n:,} {word}s"
+
+
+def _prose(text: str) -> str:
+    # No line ends between a number and its per cent sign.
+    return escape(text).replace(" %", "&nbsp;%")
+
+
 def _figure(chart: _Chart, svg: Path) -> str:
     # As an image, not as inlined markup: matplotlib repeats ids from figure to figure.
     data = base64.b64encode(svg.read_bytes()).decode()
     return (
         f'<figure><h3>{escape(chart.title)}</h3><div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{escape(chart.title)}"><img alt="{escape(chart.says)} The numbers are in the tables below." '
+        f'aria-label="{escape(chart.title)}"><img '
+        f'alt="{escape(chart.title)}. {escape(chart.says)} The numbers are in the tables below." '
         f'src="data:image/svg+xml;base64,{data}"></div><figcaption>{escape(chart.says)}</figcaption></figure>'
     )
 
 
 def _measured(runs: Sequence[Run]) -> str:
     seeds = sorted({len(chosen) for run in runs if (chosen := setting(run, "seeds"))})
-    several = f" A query counts once, with its mean over {seeds[-1]} seeds." if seeds else ""
+    several = f" A query counts once, with its mean over up to {seeds[-1]} seeds." if seeds else ""
     if pseudo := [name for name in dict.fromkeys(run.collection for run in runs) if _pseudo(_of(runs, name))]:
         several += (
             f" The anchor queries of {', '.join(pseudo)} are pseudo-queries, cut from the items; real queries "
@@ -219,9 +241,9 @@ def _measured(runs: Sequence[Run]) -> str:
         )
     versions = sorted({str(version) for run in runs if (version := run.made.get("adacur"))})
     by = f" Made with adacur {', '.join(versions)}." if versions else ""
-    return escape(
+    return _prose(
         "Top-k recall is the share of the scorer's own k best items, by its exact scores of all items, that a search "
-        "found within its calls; among equal scores any counts. nDCG@10 is computed from people's judgements of the "
+        "found within its calls; among equal scores any counts. nDCG@10 is computed from the judgements (qrels) of the "
         "same hits. They stand together because a better search of the scorer need not please the judges. Intervals "
         "are percentile bootstraps over the queries (2,000 resamples), differences are paired by query." + several + by
     )
@@ -283,16 +305,17 @@ _STYLE = """
 :root{color-scheme:light dark;--ink:#1d1d1f;--soft:#5f6368;--paper:#fff;--line:#dadce0;--tint:#f5f6f8}
 @media(prefers-color-scheme:dark){:root{--ink:#e8e8ea;--soft:#a5a8ad;--paper:#17181a;--line:#3a3c40;--tint:#212326}}
 *{box-sizing:border-box}
-body{margin:0 auto;padding:1.5rem 1rem 4rem;max-width:64rem;background:var(--paper);color:var(--ink);
+body{margin:0 auto;padding:1.5rem 1rem 4rem;max-width:70rem;background:var(--paper);color:var(--ink);
 font:1rem/1.55 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;overflow-wrap:break-word}
 h1{font-size:1.6rem;line-height:1.25;margin:.5rem 0}h2{font-size:1.25rem;margin:2.5rem 0 .75rem}
-h3{font-size:1.05rem;margin:1.75rem 0 .5rem}p{margin:.6rem 0}
+h3{font-size:1.05rem;margin:1.75rem 0 .5rem}p{margin:.6rem 0;max-width:60rem}
 .lead,.note,figcaption,small{color:var(--soft)}.note,figcaption{font-size:.875rem}small{font-size:.8em}
 .scroll{overflow-x:auto;border:1px solid var(--line);border-radius:8px;margin:.75rem 0}
 .scroll:focus-visible{outline:2px solid #0072b2}
 table{border-collapse:collapse;width:100%;font-size:.875rem;font-variant-numeric:tabular-nums}
-caption{text-align:left;padding:.6rem .75rem;color:var(--soft)}
-th,td{padding:.35rem .75rem;text-align:left;white-space:nowrap;vertical-align:baseline}
+caption{text-align:left;padding:.6rem .55rem;color:var(--soft)}
+th,td{padding:.35rem .55rem;text-align:left;white-space:nowrap;vertical-align:baseline}
+td.long{white-space:normal;min-width:16rem}
 th{border-bottom:1px solid var(--line);background:var(--tint);font-weight:600}
 tr.block td{border-top:1px solid var(--line)}
 figure{margin:0}figure .scroll{background:#fff}figure img{display:block;max-width:max(100%,38rem);box-sizing:border-box;

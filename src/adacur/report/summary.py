@@ -28,7 +28,7 @@ def summary(panel: Panel, *, rival: str = "rerank") -> str:
     measure = min(recalls, key=lambda name: abs((recall_k(name) or 0) - _USUAL_K))
     there = [run for run in panel.runs if setting(run, "budget") == budget and estimate(run, measure)]
     contest = [run for run in there if run.method != rival and not is_bound(run.method)]
-    names = labels(panel.runs, given=["budget"])
+    names = {run: _in_prose(name) for run, name in labels(panel.runs).items()}
     if not contest:
         return _alone(there, names, measure, budget)
     # Equal means are told of the default method.
@@ -42,10 +42,19 @@ def summary(panel: Panel, *, rival: str = "rerank") -> str:
         )
     parts = [
         f"{_finds(best, names[best], measure, budget)}, {names[against]} {number(found.right, measure)} "
-        f"({_interval(found, measure)}).{_verdict(found)}"
+        f"({_interval(found, measure)}).{_verdict(found, names[best])}"
     ]
+    strongest = max((run for run in there if run.method == rival), key=lambda run: _mean(run, measure))
+    if _mean(strongest, measure) > _mean(against, measure) and (stronger := difference(best, strongest, measure)):
+        parts.append(
+            f"Of its rivals {names[strongest]} is the strongest: {number(stronger.right, measure)} "
+            f"({_interval(stronger, measure)}).{_verdict(stronger, names[best])}"
+        )
     if len(contest) > 1:
-        parts.append(f"It was picked as the best of {len(contest)} on these same queries, which flatters it a little.")
+        parts.append(
+            f"Mind that {names[best]} was picked as the best of {len(contest)} on these same queries, which flatters "
+            "it a little."
+        )
     parts.append(_judged(best, against, names))
     parts.append(_everywhere(best, names, panel, rival=rival, measures=recalls))
     return " ".join(part for part in parts if part)
@@ -68,6 +77,12 @@ def _alone(there: Sequence[Run], names: dict[Run, str], measure: str, budget: in
     return f"{_finds(best, names[best], measure, budget)}; {alone}."
 
 
+def _in_prose(name: str) -> str:
+    """ "rerank, dense first" as "rerank (dense first)": in a sentence commas are busy."""
+    method, comma, settings = name.partition(", ")
+    return f"{method} ({settings})" if comma else method
+
+
 def _finds(run: Run, name: str, measure: str, budget: int) -> str:
     mean = number(_mean(run, measure), measure)
     return f"At {budget:,} calls {name} finds {mean} of the scorer's top {recall_k(measure)}"
@@ -78,15 +93,15 @@ def _judged(best: Run, against: Run, names: dict[Run, str]) -> str:
     if found is None:
         return f"{JUDGED} was not measured, so whether people would like the difference is open."
     return (
-        f"{JUDGED} on {found.n_queries:,} judged queries: {number(found.left, JUDGED)} against "
-        f"{number(found.right, JUDGED)} ({_interval(found, JUDGED)}).{_verdict(found)}"
+        f"{JUDGED} on {found.n_queries:,} judged queries: {names[best]} {number(found.left, JUDGED)}, {names[against]} "
+        f"{number(found.right, JUDGED)} ({_interval(found, JUDGED)}).{_verdict(found, names[best])}"
     )
 
 
 def _everywhere(best: Run, names: dict[Run, str], panel: Panel, *, rival: str, measures: Sequence[str]) -> str:
     """How often the method is ahead and behind, at all budgets and k, with chance findings guarded against."""
     compared = [
-        found
+        (other, found)
         for run in panel.runs
         if names[run] == names[best] and (other := rival_of(run, panel.runs, rival)) is not None
         for measure in measures
@@ -94,24 +109,34 @@ def _everywhere(best: Run, names: dict[Run, str], panel: Panel, *, rival: str, m
     ]
     if len(compared) < 2:
         return ""
-    certain = holm([found.p_value for found in compared]) < 0.05
-    ahead = sum(bool(sure) and found.difference > 0 for sure, found in zip(certain, compared, strict=True))
-    behind = sum(bool(sure) and found.difference < 0 for sure, found in zip(certain, compared, strict=True))
+    certain = holm([found.p_value for _, found in compared]) < 0.05
+    sure = [found.difference for (_, found), one in zip(compared, certain, strict=True) if one]
+    ahead, behind = sum(one > 0 for one in sure), sum(one < 0 for one in sure)
+    rivals = {names[other] for other, _ in compared}
+    against = rivals.pop() if len(rivals) == 1 else f"the best {rival}"
     return (
-        f"Over all {len(compared)} pairs of budget and k it is ahead in {ahead}, behind in {behind} and within noise "
-        f"in {len(compared) - ahead - behind} (sign-flip test, Holm's correction, 5 %)."
+        f"Recall over all {len(compared)} pairs of budget and k: {names[best]} is ahead of {against} in {ahead}, "
+        f"behind in {behind} and within noise in {len(compared) - len(sure)} (sign-flip test, Holm's correction, 5 %)."
     )
 
 
 def _interval(found: PairedDifference, measure: str) -> str:
-    low, high = number(found.low, measure), number(found.high, measure)
+    low, high = _edge(found.low, measure), _edge(found.high, measure)
     return f"difference {number(found.difference, measure)}, 95 % {low} to {high}"
 
 
-def _verdict(found: PairedDifference) -> str:
+def _edge(value: float, measure: str) -> str:
+    """A bound; where its digits say 0 and it is not, the verdict rests on the side."""
+    shown = number(value, measure)
+    if value == 0 or shown != number(0, measure):
+        return shown
+    return "just above 0" if value > 0 else "just below 0"
+
+
+def _verdict(found: PairedDifference, name: str) -> str:
     if found.low <= 0 <= found.high:
         return " That is within noise: these queries do not tell the two apart."
-    return "" if found.difference > 0 else " It is the worse of the two."
+    return "" if found.difference > 0 else f" {name} is the worse of the two."
 
 
 def _mean(run: Run, measure: str) -> float:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
+from adacur.core.errors import EmptyInput
 from adacur.evaluation import PairedDifference, Run
 from adacur.report.differences import difference, is_bound, rival_of
-from adacur.report.lines import Estimate, Panel, estimate, labels, pooled, setting, setting_words
+from adacur.report.lines import Estimate, Panel, estimate, labels, measured, pooled, setting, setting_words
 from adacur.report.measures import JUDGED, measure_words, number, recall_measures
 
 __all__ = [
@@ -28,7 +29,9 @@ __all__ = [
 
 # Facts about the first stage and the judgements, not about who found more.
 _NO_CONTEST = ("ceiling@", "phantom@")
-_COLUMN_NAMES = {"first": "first stage", "rounds": "rounds", "budget": "calls"}
+# A cell of more characters may break its line.
+_LONG, _LONG_CLASS = 40, ' class="long"'
+_COLUMN_NAMES = {"rounds": "rounds", "first": "first stage"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +122,14 @@ class Table:
 
 
 def measure_table(panel: Panel, *, measures: Sequence[str] = (), title: str | None = None) -> Table:
-    """Every method and budget of a panel against measures; without any named, each recall and nDCG@10 beside it."""
-    runs = _sorted(panel.runs)
-    measures = list(measures) or [*recall_measures(runs), JUDGED]
-    runs = [run for run in runs if any(estimate(run, measure) for measure in measures)]
+    """Every method and budget of a panel against measures; without any named, each recall and nDCG@10 beside it.
+
+    Runs without any of the measures have no row; a measure without any run keeps its column, and a note says so.
+    """
+    measures = list(measures) or [*recall_measures(panel.runs), JUDGED]
+    runs = _sorted(measured(panel.runs, measures))
+    if not runs:
+        raise EmptyInput(f"None of the {len(panel.runs)} runs of {panel.title!r} has one of {', '.join(measures)}.")
     shown, columns, settings = _named(panel, runs)
     cells = {
         (run, name): Cell(name, one) for run in runs for name in measures if (one := estimate(run, name)) is not None
@@ -141,19 +148,24 @@ def measure_table(panel: Panel, *, measures: Sequence[str] = (), title: str | No
 
 
 def difference_table(panel: Panel, *, rival: str = "rerank", measures: Sequence[str] = ()) -> Table | None:
-    """Paired differences to a rival at the same budget, query by query; None where the rival did not run."""
+    """Paired differences to a rival at the same budget, query by query; None where there are none."""
     runs = _sorted(panel.runs)
     measures = list(measures) or [*recall_measures(runs), JUDGED]
-    compared = [(run, other) for run in runs if (other := rival_of(run, runs, rival)) is not None]
+    found = {
+        run: (other, [difference(run, other, measure) for measure in measures])
+        for run in runs
+        if (other := rival_of(run, runs, rival)) is not None
+    }
+    compared = {run: pair for run, pair in found.items() if any(pair[1])}
     if not compared:
         return None
-    shown, columns, settings = _named(panel, [run for run, _ in compared])
-    names = labels(runs, given=["budget"])
-    rivals = {names[other] for _, other in compared}
+    shown, columns, settings = _named(panel, list(compared))
+    names = labels(runs)
+    rivals = {names[other] for other, _ in compared.values()}
     rows = []
-    for run, other in compared:
-        cells = [_difference_cell(difference(run, other, measure), measure) for measure in measures]
-        against = () if len(rivals) == 1 else (names[other],)
+    for run, (other, differences) in compared.items():
+        cells = [_difference_cell(one, measure) for one, measure in zip(differences, measures, strict=True)]
+        against = () if len(rivals) == 1 else (names[other].removeprefix(f"{rival}, "),)
         rows.append((*shown[run], *against, *cells))
     return Table(
         f"{panel.title}, difference to {next(iter(rivals)) if len(rivals) == 1 else rival}",
@@ -212,19 +224,15 @@ def all_measures(runs: Iterable[Run]) -> Table:
 
 def _named(panel: Panel, runs: Sequence[Run]) -> tuple[dict[Run, tuple[Any, ...]], list[str], str]:
     """Per run the cells that name it, their columns, and in words what all runs share."""
-    varied = [name for name in ("rounds", "first") if len({setting(run, name) for run in runs}) > 1]
-    names = labels(runs, given=["budget", *varied])
-    shown = {
-        run: (
-            setting(run, "budget"),
-            names[run],
-            *(setting(run, name) for name in varied),
-        )
-        for run in runs
-    }
+    seen = {name: {setting(run, name) for run in runs} for name in _COLUMN_NAMES}
+    # A method that knows no rounds does not make a column of one number.
+    varied = [name for name, values in seen.items() if len(values - ({None} if name == "rounds" else set())) > 1]
+    names = labels(runs, given=varied)
+    shown = {run: (setting(run, "budget"), names[run], *(setting(run, name) for name in varied)) for run in runs}
     shared = [setting_words("anchors", panel.anchors).replace("anchors", "anchor queries")] if panel.anchors else []
-    same = {name: setting(runs[0], name) for name in ("rounds", "first") if name not in varied}
-    shared += [setting_words(name, value) for name, value in same.items() if value is not None]
+    shared += [
+        setting_words(name, value) for name in _COLUMN_NAMES if name not in varied for value in seen[name] - {None}
+    ]
     counts = sorted({len(run.query_ids) for run in runs})
     shared.append(f"{' to '.join(f'{count:,}' for count in dict.fromkeys((counts[0], counts[-1])))} queries")
     return shown, ["calls", "method", *(_COLUMN_NAMES[name] for name in varied)], ", ".join(shared) + "."
@@ -248,7 +256,7 @@ def _mark(cells: dict[tuple[Run, str], Cell], runs: Sequence[Run], measure: str)
     lowest = measure.startswith("error.")
     best = (min if lowest else max)(rivals, key=lambda run: cells[run, measure].value.mean)
     for run in rivals:
-        equal = cells[run, measure].value.mean == cells[best, measure].value.mean
+        equal = math.isclose(cells[run, measure].value.mean, cells[best, measure].value.mean, abs_tol=1e-9)
         apart = None if equal else difference(best, run, measure)
         close = apart is not None and apart.low <= 0 <= apart.high
         cells[run, measure] = replace(cells[run, measure], best=equal, close=close)
@@ -283,7 +291,8 @@ def _notes(cells: Iterable[Cell], runs: Sequence[Run], measures: Sequence[str]) 
     for measure in measures:
         counts = [cell.value.n for cell in cells if cell.measure == measure]
         if not counts:
-            notes.append(f"{measure_words(measure)} was not measured here: these runs carry no judgements.")
+            needs = "; it needs judgements" if measure == JUDGED else ""
+            notes.append(f"{measure_words(measure)} was not measured in these runs{needs}.")
         elif max(counts) < most:
             notes.append(f"{measure_words(measure)} is over the {max(counts):,} queries that have it.")
     return tuple(notes)
@@ -298,7 +307,8 @@ def _markdown(cell: Any) -> str:
 
 def _html(cell: Any) -> str:
     if not isinstance(cell, Cell):
-        return f"<td>{escape(_shown(cell))}</td>"
+        shown = _shown(cell)
+        return f"<td{_LONG_CLASS if len(shown) > _LONG else ''}>{escape(shown)}</td>"
     mean = f"<b>{escape(cell.mean)}</b>" if cell.best else escape(cell.mean)
     interval = f" <small>{escape(cell.interval)}</small>" if cell.interval else ""
     return f"<td>{mean}{interval}</td>"

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adacur.experiments import Testbed
+from adacur.experiments import Spec, Testbed
 
 # Forty small lessons on nine subjects; who asks about a subject means its lessons.
 SUBJECTS = ("tides", "bees", "bridges", "clouds", "glass", "rivers", "salt", "trains", "wool")
@@ -69,6 +69,19 @@ def score_folder(tmp_path) -> Path:
     }
     (folder / "meta.json").write_text(json.dumps(meta))
     return folder
+
+
+@pytest.fixture
+def token_spec(score_folder, tmp_path) -> Spec:
+    """Re-ranking by token vectors, on a folder that scores four of the five items that there are texts of."""
+    texts = ["old river", "old city", "water", "city water", "river"]
+    items = [{"_id": f"i{n}", "text": text} for n, text in enumerate(texts)]
+    queries = [{"_id": id_, "text": "river"} for id_ in ("a0", "a1", "a2", "t0", "t1")]
+    (tmp_path / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    (tmp_path / "queries.jsonl").write_text("".join(json.dumps(query) + "\n" for query in queries))
+    files = {"scores": "scores", "items": "items.jsonl", "queries": "queries.jsonl"}
+    search = {"methods": ["rerank"], "first": ["bm25", "multi-vector"], "budgets": 2, "k": 1}
+    return Spec.from_tables({"collection": files, "search": search}, relative_to=tmp_path)
 
 
 @pytest.fixture

@@ -13,9 +13,11 @@ from adacur.core.records import Query
 from adacur.evaluation import Run
 from adacur.experiments import METHODS, Asked, Spec, evaluate, measured_run, write_trec
 from adacur.experiments.runner import run_settings
-from adacur.experiments.sources import live_split, read_records
+from adacur.experiments.sources import live_split, open_testbed, read_records
 from adacur.experiments.spec import AnchorsSpec, CollectionSpec, MethodSpec
 from adacur.report import read_runs
+from adacur.retrievers import OnnxEncoder
+from tests.unit.retrievers.conftest import tiny_model
 
 
 def spec(tmp_path, **changes) -> Spec:
@@ -267,6 +269,28 @@ def test_other_settings_add_runs_and_other_judgements_replace_none(live_spec, be
         file.writelines(f"q{n}\td30\t1\n" for n in range(0, 30, 2))
     assert evaluate(live_spec, progress=False).found == 0
     assert len(read_runs(live_spec.output)[0]) == 15
+
+
+def test_another_encoder_of_token_vectors_makes_its_own_runs_anew_and_no_other(token_spec, tmp_path) -> None:
+    one, other = (OnnxEncoder(tiny_model(tmp_path / f"model{seed}", seed=seed)) for seed in (0, 1))
+
+    first = evaluate(replace(token_spec, encoder=one), progress=False)
+    assert (len(first.runs), first.failed) == (2, ())
+    assert evaluate(replace(token_spec, encoder=one), progress=False).found == 2
+
+    again = evaluate(replace(token_spec, encoder=other), progress=False)
+    by_words = next(stored for stored in first.runs if stored.run.settings["first"] == "bm25")
+    assert {stored.file for stored in again.runs} & {stored.file for stored in first.runs} == {by_words.file}
+    assert (again.found, again.failed) == (1, ())
+
+
+def test_token_vectors_are_made_of_the_scored_items_alone(token_spec, tmp_path) -> None:
+    spec = replace(token_spec, encoder=OnnxEncoder(tiny_model(tmp_path / "model")))
+
+    testbed = open_testbed(spec.collections[0], spec, progress=False)
+
+    # The fifth item has a text and no scores; it is the query to the letter.
+    assert sorted(testbed.first_hits("multi-vector", 5)[0].ids) == ["i0", "i1", "i2", "i3"]
 
 
 def test_a_failing_run_is_told_at_the_end_and_stops_no_other(live_spec) -> None:

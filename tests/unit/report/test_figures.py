@@ -44,6 +44,12 @@ def test_there_is_a_panel_per_collection_anchors_and_k_and_one_legend() -> None:
     assert figure.axes[5].get_title() == "village: top-10 recall"
 
 
+def test_a_measure_that_no_run_has_gets_no_column() -> None:
+    runs = [run(budget=budget, ndcg=None) for budget in (50, 100)]
+
+    assert [axis.get_ylabel() for axis in curves(runs, measures=["recall@10", "nDCG@10"]).axes] == ["top-10 recall"]
+
+
 def test_a_sweep_is_drawn_along_its_own_setting() -> None:
     [axis] = curves(contest(), along="rounds").axes
 
@@ -90,6 +96,7 @@ def test_a_method_without_an_index_is_level_in_the_cost_chart() -> None:
     axis = index_cost(runs).axes[0]
 
     assert drawn(axis)["gaussian"][0] == [15000, 60000]
+    assert [text.get_text() for text in axis.get_xticklabels()] == ["15k", "60k"]
     assert drawn(axis)["rerank"][1] == pytest.approx([0.5, 0.5])
 
 

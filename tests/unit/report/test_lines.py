@@ -10,7 +10,7 @@ import pytest
 
 from adacur.core.errors import EmptyInput
 from adacur.evaluation import paired_difference
-from adacur.report.lines import estimate, labels, lines, panels, pooled, read_runs, without_sweeps
+from adacur.report.lines import estimate, labels, lines, panels, pooled, read_runs, setting_words, without_sweeps
 from tests.unit.report.stored_runs import contest, run
 
 
@@ -94,18 +94,45 @@ def test_a_method_without_an_index_stands_in_every_panel() -> None:
 
 def test_names_hold_only_what_tells_runs_apart() -> None:
     alike = [run(budget=budget, first="dense", rounds=5) for budget in (50, 100)]
-    assert set(labels(alike, given=["budget"]).values()) == {"gaussian"}
+    assert set(labels(alike).values()) == {"gaussian"}
 
     varied = [*alike, run(budget=50, first="bm25", rounds=5)]
-    assert set(labels(varied, given=["budget"]).values()) == {"gaussian, dense first", "gaussian, bm25 first"}
+    assert set(labels(varied).values()) == {"gaussian, dense first", "gaussian, bm25 first"}
 
 
-def test_a_setting_chosen_per_budget_does_not_break_a_line() -> None:
-    chosen = [run("anncur", budget=budget, split=split) for budget, split in ((50, 0.3), (100, 0.7))]
+def test_settings_are_told_in_words() -> None:
+    told = {"rounds": 1, "first": "bm25", "epsilon": 0.5, "pool": None, "embeddings": False, "k_masked": 0}
+    said = ["1 round", "bm25 first", "ε = 0.5", "no pool", "without embeddings", "none masked"]
 
-    [[line]] = lines(panels(chosen), along="budget")
+    assert [setting_words(name, value) for name, value in told.items()] == said
 
-    assert (line.label, line.along) == ("anncur", (50.0, 100.0))
+
+def test_a_line_never_joins_settings_even_if_they_meet_at_no_budget() -> None:
+    apart = [run(budget=budget, rounds=rounds) for budget, rounds in ((50, 5), (100, 5), (200, 10))]
+
+    [own] = lines(panels(apart), along="budget")
+    assert [(line.label, line.along) for line in own] == [
+        ("gaussian, 5 rounds", (50, 100)),
+        ("gaussian, 10 rounds", (200,)),
+    ]
+    assert set(without_sweeps(apart)) == set(apart)
+    # Nor is more rounds at more calls a sweep of rounds.
+    [own] = lines(panels(apart[1:]), along="rounds")
+    assert [line.along for line in own] == [(5,), (10,)]
+
+
+def test_how_much_of_the_ranking_was_kept_is_no_choice_of_the_method() -> None:
+    [[line]] = lines(panels([run(budget=50, k_max=50), run(budget=200, k_max=100)]), along="budget")
+
+    assert (line.label, line.along) == ("gaussian", (50, 200))
+
+
+def test_a_sweep_at_one_budget_stays_off_the_lines_though_its_method_has_none_there() -> None:
+    swept = [run("adacur", budget=100, rounds=rounds) for rounds in (1, 5)]
+
+    [own] = lines(panels([run(budget=50), run(budget=100), *swept]), along="budget")
+
+    assert [line.label for line in own] == ["gaussian"]
 
 
 def test_a_sweep_of_rounds_stays_off_the_lines_along_budgets() -> None:

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from adacur.core.errors import EmptyInput
 from adacur.evaluation import Run, bootstrap_interval
 from adacur.report import collection_table, cost_table, difference_table, measure_table, panels, summary
 from adacur.report.measures import band_words, error_measures, number
@@ -40,8 +41,16 @@ def test_judged_quality_stands_beside_recall_even_where_nobody_judged() -> None:
 
     assert table.columns[-2:] == ("top-10 recall", "nDCG@10")
     assert table.rows[0][-1] is None
+    assert "nDCG@10 was not measured in these runs; it needs judgements." in table.notes
     assert table.to_markdown().splitlines()[4].endswith("| – |")
-    assert any("not measured" in note for note in table.notes)
+
+
+def test_a_table_that_would_be_empty_is_refused_in_words() -> None:
+    [panel] = panels([run(budget=50), run(budget=100)])
+
+    with pytest.raises(EmptyInput, match="None of the 2 runs of 'town' has one of RR, AP"):
+        measure_table(panel, measures=["RR", "AP"])
+    assert measure_table(panel, measures=["RR", "recall@10"]).rows[0][-2] is None
 
 
 def test_the_best_of_each_budget_is_marked_and_what_noise_hides_is_close_to_it() -> None:
@@ -108,6 +117,21 @@ def test_constant_settings_are_in_the_caption_and_varied_ones_in_columns() -> No
     assert table.caption == "100 anchor queries, 5 rounds, 30 queries."
     assert "first stage" in table.columns
     assert "rounds" not in table.columns
+
+
+def test_a_method_without_rounds_makes_no_column_of_them() -> None:
+    runs = [run(budget=50, rounds=5), run("rerank", budget=50)]
+
+    table = measure_table(panels(runs)[0])
+    assert table.caption.startswith("5 rounds")
+    assert "rounds" not in table.columns
+    assert "rounds" in measure_table(panels([*runs, run("adacur", budget=50, rounds=9)])[0]).columns
+
+
+def test_a_rival_without_a_query_in_common_has_no_differences() -> None:
+    other = replace(run("rerank", budget=50), query_ids=tuple(f"other {place}" for place in range(30)))
+
+    assert difference_table(panels([run(budget=50), other])[0]) is None
 
 
 def test_csv_holds_plain_numbers() -> None:
@@ -202,9 +226,31 @@ def test_the_summary_says_who_finds_how_much_more_and_how_sure_that_is() -> None
     assert text.startswith(
         "At 100 calls gaussian finds .800 of the scorer's top 10, rerank .600 (difference .200, 95 % .200 to .200)."
     )
-    assert "nDCG@10 on 20 judged queries: .504 against .504 (difference .000" in text
+    assert "nDCG@10 on 20 judged queries: gaussian .504, rerank .504 (difference .000" in text
     assert "do not tell the two apart" in text
-    assert "Over all 2 pairs of budget and k it is ahead in 2, behind in 0 and within noise in 0" in text
+    assert (
+        "over all 2 pairs of budget and k: gaussian is ahead of rerank in 2, behind in 0 and within noise in 0" in text
+    )
+
+
+def test_the_summary_names_a_stronger_rival_than_the_one_with_the_same_first_stage() -> None:
+    own = run("gaussian", recall=0.7, budget=100, first="dense")
+    rivals = [run("rerank", recall=at, budget=100, first=first) for at, first in ((0.6, "dense"), (0.8, "bm25"))]
+
+    text = said([own, *rivals])
+
+    assert "finds .700 of the scorer's top 10, rerank (dense first) .600 (difference .100" in text
+    assert "Of its rivals rerank (bm25 first) is the strongest: .800 (difference −.100" in text
+    assert "gaussian is the worse of the two" in text
+    assert "strongest" not in said([own, rivals[0]])
+
+
+def test_a_bound_that_is_only_just_not_zero_says_on_which_side_it_lies() -> None:
+    ahead = {"recall@10": run("rerank", recall=0.6).measures["recall@10"] + 1e-4}
+
+    text = said([run(budget=100, measures=ahead), run("rerank", recall=0.6, budget=100)])
+
+    assert "(difference .000, 95 % just above 0 to just above 0). nDCG@10" in text
 
 
 def test_of_equal_methods_the_summary_tells_of_the_default() -> None:
