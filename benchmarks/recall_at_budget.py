@@ -27,6 +27,7 @@ from adacur.core.protocols import Acquisition
 from adacur.data import read_qrels
 from adacur.evaluation import bootstrap_interval, judged_quality, top_k_recall
 from adacur.search.methods import held_out_split, without_anchors
+from adacur.search.settings import default_settings
 
 Method = Callable[[AnchorIndex, ScoreFolder, Budget, int], list[Hits]]
 
@@ -62,6 +63,34 @@ def by_oracle(choice: Acquisition, *, mask_top_k: bool = False) -> Method:
     return search
 
 
+def gaussian(index: AnchorIndex, folder: ScoreFolder, budget: Budget, k: int) -> list[Hits]:
+    """The default of `index.search`, as it comes, in the number of rounds asked for."""
+    settings = default_settings(k)
+    return AdaCUR(
+        index=index,
+        scorer=folder.scorer,
+        budget=budget,
+        first=folder.dense,
+        approximator=approximator_of(index, folder).adjusted(
+            noise=settings.noise, embedding_weight=settings.embedding_weight, locality=settings.locality
+        ),
+        first_batch=settings.first_batch,
+        first_share=settings.first_share,
+        first_weight=settings.first_weight,
+    ).search(folder.test, k)
+
+
+_approximators: dict[int, Gaussian] = {}
+
+
+def approximator_of(index: AnchorIndex, folder: ScoreFolder) -> Gaussian:
+    """One per index: what it extracts from the anchor scores is the same for every budget."""
+    if id(index) not in _approximators:
+        _approximators.clear()
+        _approximators[id(index)] = Gaussian(embeddings=folder.item_embeddings, embed_queries=folder.embed_queries)
+    return _approximators[id(index)]
+
+
 # Each method answers all test queries: (index, folder, budget, k) -> hits.
 METHODS: dict[str, Method] = {
     "adacur": lambda index, folder, budget, k: AdaCUR(
@@ -73,14 +102,7 @@ METHODS: dict[str, Method] = {
     "adacur_softmax": lambda index, folder, budget, k: AdaCUR(
         index=index, scorer=folder.scorer, budget=budget, first=folder.dense, acquisition=Softmax()
     ).search(folder.test, k),
-    "gaussian": lambda index, folder, budget, k: AdaCUR(
-        index=index,
-        scorer=folder.scorer,
-        budget=budget,
-        first=folder.dense,
-        approximator=Gaussian(embeddings=folder.item_embeddings),
-        first_share=0.2,
-    ).search(folder.test, k),
+    "gaussian": gaussian,
     "axn": lambda index, folder, budget, k: AdaCUR(
         index=without_anchors(index),
         scorer=folder.scorer,
@@ -112,7 +134,7 @@ METHODS: dict[str, Method] = {
     "exact": lambda index, folder, budget, k: Exact(index=index, scorer=folder.scorer).search(folder.test, k),
 }
 # These choose per k, so one run cannot serve every k.
-CHOSEN_PER_K = {name for name in METHODS if name.endswith("_split") or "_oracle" in name}
+CHOSEN_PER_K = {"gaussian"} | {name for name in METHODS if name.endswith("_split") or "_oracle" in name}
 FROM_RANDOM = {"adacur_random", "uniform", "anncur", "anncur_best_split", "anncur_held_out_split"}
 
 

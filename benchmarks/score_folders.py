@@ -25,15 +25,17 @@ class ScoreFolder:
     dense_scores: np.ndarray
     item_embeddings: np.ndarray
     query_embeddings: np.ndarray
+    anchor_embeddings: np.ndarray
 
     @property
     def scorer(self) -> MatrixScorer:
         return MatrixScorer(queries=self.test, items=self.items, scores=self.test_scores)
 
     def embed_queries(self, queries: Sequence[Query]) -> np.ndarray:
-        """The dual encoder's vectors of test queries, looked up by their ids."""
-        rows = {query.id: row for row, query in enumerate(self.test)}
-        return self.query_embeddings[[rows[query.id] for query in queries]]
+        """The dual encoder's vectors of anchor and test queries, looked up by their ids."""
+        vectors = np.concatenate([self.anchor_embeddings, self.query_embeddings])
+        rows = {query.id: row for row, query in enumerate([*self.anchors, *self.test])}
+        return vectors[[rows[query.id] for query in queries]]
 
     @property
     def dense(self) -> MatrixRetriever:
@@ -46,7 +48,7 @@ def read_score_folder(folder: str | Path, *, n_anchors: int, n_queries: int, hel
     With `held_out`, the last `n_queries` anchor queries take the place of the test queries.
     """
     testbed = Testbed.from_score_folder(folder, n_queries=n_queries, held_out=n_queries if held_out else 0)
-    if testbed.item_embeddings is None or testbed.query_embeddings is None:
+    if testbed.item_embeddings is None or testbed.query_embeddings is None or testbed.anchor_embeddings is None:
         raise SystemExit(f"{folder} holds no embeddings, and these benchmarks start from them")
     return ScoreFolder(
         domain=testbed.name,
@@ -58,4 +60,5 @@ def read_score_folder(folder: str | Path, *, n_anchors: int, n_queries: int, hel
         dense_scores=testbed.query_embeddings @ testbed.item_embeddings.T,
         item_embeddings=testbed.item_embeddings,
         query_embeddings=testbed.query_embeddings,
+        anchor_embeddings=testbed.anchor_embeddings[:n_anchors],
     )

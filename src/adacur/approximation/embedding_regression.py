@@ -108,6 +108,10 @@ class _Regressed:
             row += row.dtype.type(constant)
         return predicted
 
+    def in_scores(self, predicted: FloatArray) -> FloatArray:
+        """Predictions are scores already."""
+        return predicted
+
     def predict_precisely(self) -> FloatArray:
         """The same in float64, whatever the embeddings are stored in."""
         predicted = np.empty((len(self._told), len(self._embeddings)))

@@ -51,6 +51,10 @@ class _QueryEmbeddings:
             np.dot(self._items, solve.solution.astype(self._items.dtype), out=row)
         return predicted
 
+    def in_scores(self, predicted: FloatArray) -> FloatArray:
+        """Predictions are scores already."""
+        return predicted
+
     def predict_precisely(self) -> FloatArray:
         """The same in float64, whatever the index is stored in."""
         solutions = np.stack([solve.solution for solve in self._solves])

@@ -165,7 +165,11 @@ class Approximation(Protocol):
         ...
 
     def predict(self) -> FloatArray:
-        """Predicted scores (Ŝ), shape (queries, items), precise enough to choose by."""
+        """Predictions to choose by, shape (queries, items): the higher, the higher the score."""
+        ...
+
+    def in_scores(self, predicted: FloatArray) -> FloatArray:
+        """Predictions as scores of the scorer (Ŝ), whatever their shape."""
         ...
 
     def predict_precisely(self) -> FloatArray:

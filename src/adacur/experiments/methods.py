@@ -23,7 +23,8 @@ __all__ = ["METHODS", "Answers", "Asked", "Method", "method"]
 _SPLITS = tuple(tenth / 10 for tenth in range(1, 10))
 # In the order in which a run lists them.
 _BUDGETED = ("budget", "first", "pool", "seed")
-_PREDICTING = ("budget", "rounds", "anchors", "first", "first_share", "pool", "seed")
+_PREDICTING = ("budget", "rounds", "anchors", "first", "first_share", "first_weight", "pool", "seed")
+_KERNEL = ("noise", "embedding_weight", "query_noise", "locality", "rescale", "centre")
 
 Settings = Mapping[str, Any]
 
@@ -76,9 +77,14 @@ def _every_k(hits: list[Hits], asked: Asked) -> Answers:
 
 
 def _gaussian(testbed: Testbed, settings: Settings, asked: Asked) -> Answers:
-    kernel = {name: settings[name] for name in ("noise", "embedding_weight") if name in settings}
-    embeddings = testbed.item_embeddings if settings.get("embeddings", True) else None
-    return _adaptive(testbed, settings, asked, approximator=Gaussian(embeddings=embeddings, **kernel))
+    kernel: dict[str, Any] = {name: settings[name] for name in _KERNEL if name in settings}
+    if settings.get("embeddings", True):
+        has_vectors = testbed.query_embeddings is not None and testbed.anchor_embeddings is not None
+        kernel |= {
+            "embeddings": testbed.item_embeddings,
+            "embed_queries": testbed.embed_queries if has_vectors else None,
+        }
+    return _adaptive(testbed, settings, asked, approximator=Gaussian(**kernel))
 
 
 def _adacur(testbed: Testbed, settings: Settings, asked: Asked) -> Answers:
@@ -102,7 +108,8 @@ def _adaptive(
         first=testbed.first_stage(settings["first"]),
         approximator=approximator,
         acquisition=acquisition,
-        first_share=settings["first_share"],
+        first_share=settings.get("first_share", 0.0),
+        first_weight=settings.get("first_weight", 0.0),
         pool=settings.get("pool"),
         seed=settings["seed"],
         approximate_scores=asked.predictions,
@@ -251,7 +258,7 @@ _ONE_SHOT = ("budget", "anchors", "first", "pool", "seed")
 _ORACLE = ("budget", "anchors", "split", "k_masked", "epsilon", "seed")
 
 METHODS: dict[str, Method] = {
-    "gaussian": Method((*_PREDICTING, "noise", "embedding_weight", "embeddings"), _gaussian, {"first_share": 0.2}),
+    "gaussian": Method((*_PREDICTING, *_KERNEL, "embeddings"), _gaussian, {"first_weight": 0.25}),
     "adacur": Method((*_PREDICTING, "temperature"), _adacur, {"first_share": 0.0}),
     "adacur_random": Method((*_PREDICTING, "temperature"), _adacur, {"first_share": 0.0} | _RANDOM),
     "adacur_softmax": Method((*_PREDICTING, "temperature"), _adacur, {"first_share": 0.0, "temperature": 1.0}),

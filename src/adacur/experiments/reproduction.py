@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -22,6 +23,7 @@ from adacur.core.errors import EmptyInput, FileFormatError, InputError, UnknownN
 from adacur.core.extras import require
 from adacur.core.records import Item, Query
 from adacur.core.spelling import did_you_mean
+from adacur.data import cache_folder
 from adacur.evaluation import Run, first_stage_ceiling, predictions
 from adacur.experiments.methods import Asked, method
 from adacur.experiments.runner import Failure, evaluate, measured_run
@@ -46,6 +48,7 @@ from adacur.report.measures import JUDGED, error_measures, recall_measures
 __all__ = ["EXPERIMENTS", "Experiment", "Reproduced", "Sources", "experiment_names", "reproduce"]
 
 _RESULTS = "results"
+_ITEMS_AT_ONCE = 65_536
 # The scorer's own seconds are left out: here a look-up takes its place.
 _OVERHEAD = tuple(f"seconds.{step}" for step in ("first", "choose", "solve", "predict"))
 
@@ -136,16 +139,29 @@ def _tables(folder: Path) -> dict[str, Any]:
 
 
 def _specs(folder: Path, sources: Sources) -> Iterator[tuple[Spec, dict[str, Any]]]:
-    """The spec of each collection that there are scores for, and what spec.toml says beyond it."""
+    """The spec of each collection that there are scores for, and what spec.toml says beyond it; names the others."""
     tables = _tables(folder)
     names = tables.pop("collections")
     beyond = {key: tables.pop(key) for key in ("panel",) if key in tables}
     found = [collection for name in names if (collection := sources.collection(name))]
     if not found:
         raise EmptyInput(f"{sources.scores} holds the scores of none of {', '.join(names)}.")
+    if absent := [name for name in names if name not in {collection["name"] for collection in found}]:
+        warnings.warn(
+            f"{folder.name}: {sources.scores} holds no scores of {', '.join(absent)}; what is stored of it is kept.",
+            stacklevel=2,
+        )
+    methods = tables.pop("method", [])
     for collection in found:
-        spec = Spec.from_tables({**tables, "collection": collection})
-        yield replace(spec, output=folder / _RESULTS), beyond
+        # `only` names the collections that a method is run on, where all would take too long.
+        own = [
+            {key: value for key, value in table.items() if key != "only"}
+            for table in methods
+            if collection["name"] in table.get("only", names)
+        ]
+        spec = Spec.from_tables({**tables, "method": own, "collection": collection})
+        # Token vectors take gigabytes, so they are kept where models are, and not with the results.
+        yield replace(spec, output=folder / _RESULTS, token_vectors=cache_folder() / "token-vectors"), beyond
 
 
 def _compute_runs(folder: Path, sources: Sources, progress: bool, *, keep: Sequence[str]) -> Computed:
@@ -188,7 +204,7 @@ def _save(figure: Any, file: Path) -> Path:
     """A PNG of 256 colours: a third of what matplotlib writes, and looks the same. Figures are most of what is kept."""
     image = require("PIL.Image", extra="report")
     with TemporaryDirectory() as draft:
-        png, _ = save(figure, Path(draft) / "figure")
+        (png,) = save(figure, Path(draft) / "figure", kinds=["png"])
         with image.open(png) as drawn:
             drawn.convert("RGB").quantize(256, dither=image.Dither.NONE).save(file, optimize=True)
     return file
@@ -318,18 +334,23 @@ def _is_timed(file: Path, settings: Mapping[str, Any], n_queries: int) -> bool:
 
 
 def _made_up(n_items: int, n_anchors: int, n_queries: int, *, rank: int = 64) -> Testbed:
+    """Scores of this rank and some noise, kept item by item as an index keeps them: an index of them copies none."""
     rng = np.random.default_rng(0)
-    items = rng.normal(size=(rank, n_items)).astype(np.float32)
-    scores = rng.normal(size=(n_anchors + n_queries, rank)).astype(np.float32) @ items
-    for row in scores:
-        row += rng.normal(size=n_items).astype(np.float32)
+    queries = rng.standard_normal((rank, n_anchors + n_queries), dtype=np.float32)
+    of_anchors = np.empty((n_items, n_anchors), dtype=np.float32)
+    of_tests = np.empty((n_items, n_queries), dtype=np.float32)
+    for start in range(0, n_items, _ITEMS_AT_ONCE):
+        block = slice(start, min(start + _ITEMS_AT_ONCE, n_items))
+        scores = rng.standard_normal((block.stop - start, rank), dtype=np.float32) @ queries
+        scores += rng.standard_normal(scores.shape, dtype=np.float32)
+        of_anchors[block], of_tests[block] = scores[:, :n_anchors], scores[:, n_anchors:]
     return Testbed(
         name=f"{n_items:,} items",
         items=[Item(str(place), "") for place in range(n_items)],
         anchor_queries=[Query(f"a{place}", "made up") for place in range(n_anchors)],
         test_queries=[Query(f"t{place}", "made up") for place in range(n_queries)],
-        anchor_scores=scores[:n_anchors],
-        exact_scores=scores[n_anchors:],
+        anchor_scores=of_anchors.T,
+        exact_scores=of_tests.T,
     )
 
 
@@ -341,38 +362,43 @@ def _draw_latency(folder: Path) -> list[Path]:
 
 
 def _compute_collections(folder: Path, sources: Sources, progress: bool) -> Computed:
-    rows = []
+    rows: dict[str, dict[str, Any]] = {}
     for spec, _ in _specs(folder, sources):
         (collection,) = spec.collections
         records, testbed = read_records(collection), open_testbed(collection, spec, progress=progress)
         reached = testbed.first_hits("dense", 100)
         ids, exact = [item.id for item in testbed.items], testbed.exact_scores
         ceiling = first_stage_ceiling(reached, exact, item_ids=ids, k=10, n=100)
-        rows.append(
-            {
-                "collection": collection.name,
-                "items": len(testbed.items),
-                "words per item": int(np.median([len(item.text.split()) for item in testbed.items])),
-                "queries": len(records.queries),
-                "anchor queries": len(testbed.anchor_queries),
-                "test queries": len(testbed.test_queries),
-                "judged test queries": sum(query.id in (testbed.qrels or {}) for query in testbed.test_queries),
-                "median score": round(float(np.median(exact)), 1),
-                "median 10th best": round(float(np.median(np.partition(exact, -10, axis=1)[:, -10])), 1),
-                "top 10 within dense 100": round(float(ceiling.mean()), 3),
-            }
-        )
-    (folder / _RESULTS).mkdir(exist_ok=True)
-    _write(folder / _RESULTS / "collections.json", json.dumps(rows, indent=1) + "\n")
+        rows[collection.name] = {
+            "collection": collection.name,
+            "items": len(testbed.items),
+            "words per item": int(np.median([len(item.text.split()) for item in testbed.items])),
+            "queries": len(records.queries),
+            "anchor queries": len(testbed.anchor_queries),
+            "test queries": len(testbed.test_queries),
+            "judged test queries": sum(query.id in (testbed.qrels or {}) for query in testbed.test_queries),
+            "median score": round(float(np.median(exact)), 1),
+            "median 10th best": round(float(np.median(np.partition(exact, -10, axis=1)[:, -10])), 1),
+            "top 10 within dense 100": round(float(ceiling.mean()), 3),
+        }
+    file = folder / _RESULTS / "collections.json"
+    every = {row["collection"]: row for row in (_rows(file) if file.exists() else [])} | rows
+    file.parent.mkdir(exist_ok=True)
+    ordered = [every[name] for name in _tables(folder)["collections"] if name in every]
+    _write(file, json.dumps(ordered, indent=1) + "\n")
     return Computed(len(rows), 0)
 
 
-def _draw_collections(folder: Path) -> list[Path]:
-    file = folder / _RESULTS / "collections.json"
+def _rows(file: Path) -> list[dict[str, Any]]:
     try:
-        rows = json.loads(file.read_text(encoding="utf-8"))
+        rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FileFormatError(f"{file} cannot be read: {error}. Make it anew with --scores and --data.") from error
+    return rows
+
+
+def _draw_collections(folder: Path) -> list[Path]:
+    rows = _rows(folder / _RESULTS / "collections.json")
     return [_write(folder / "table.md", collection_table(rows).to_markdown())]
 
 
@@ -437,6 +463,12 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "tfidf": Experiment(
         "From TF-IDF too, adaptive search finds more than ANNCUR from the same anchors, and that more than re-ranking.",
+        partial(_compute_runs, keep=("recall@", JUDGED)),
+        partial(_draw_runs, figures={"figure": curves}),
+    ),
+    "multi-vector": Experiment(
+        "Re-ranking a multi-vector model can find more than re-ranking the dual encoder; adaptive search from the dual "
+        "encoder finds more than both.",
         partial(_compute_runs, keep=("recall@", JUDGED)),
         partial(_draw_runs, figures={"figure": curves}),
     ),

@@ -194,7 +194,8 @@ def scored_testbed(
         name=collection.name,
     )
     if has_texts and isinstance(encoder, TokenEncoder):
-        folder = spec.output / "first" / f"{collection.name}-{_digest(testbed.items)}"
+        kept = spec.token_vectors or spec.output / "first"
+        folder = kept / f"{collection.name}-{_digest(testbed.items)}"
         testbed = replace(testbed, tokens=TokenVectors(encoder, folder, progress))
     if on_start is not None:
         there = len(testbed.anchor_queries)

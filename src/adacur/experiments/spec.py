@@ -74,7 +74,8 @@ class Spec:
     """Collections × methods × settings, and the folder for what comes out.
 
     Empty `first` is the collection's best; empty `anchors.numbers` are 50, or all of a folder of scores. `errors`
-    measures predictions too, which takes a prediction of every item for every query and run.
+    measures predictions too, which takes a prediction of every item for every query and run. `token_vectors` is the
+    folder for those of a score folder's items, "first" in `output` unless told otherwise.
     """
 
     collections: tuple[CollectionSpec, ...]
@@ -91,6 +92,7 @@ class Spec:
     n_queries: int | None = None
     encoder: str | None = None
     errors: bool = False
+    token_vectors: Path | None = None
 
     @classmethod
     def from_file(cls, path: str | Path) -> Spec:

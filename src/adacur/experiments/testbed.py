@@ -224,11 +224,8 @@ class Testbed:
             return None
         check_first_stage(name, self.first_stages, collection=self.name)
         if name not in self._opened:
-            if name == "multi-vector":
-                assert self.tokens is not None
-                self._opened[name] = _kept_multi_vector(self.items, self.tokens)
-            else:
-                self._opened[name] = self._dense_first() if name == "dense" else _FROM_TEXTS[name](self.items)
+            known = {"dense": self._dense_first, "multi-vector": self._multi_vector_first}
+            self._opened[name] = known[name]() if name in known else _FROM_TEXTS[name](self.items)
         return self._opened[name]
 
     def first_hits(self, name: str, n: int) -> list[Hits]:
@@ -262,11 +259,14 @@ class Testbed:
         )
 
     def embed_queries(self, queries: Sequence[Query]) -> FloatArray:
-        """The dual encoder's vectors of test queries, looked up."""
+        """The dual encoder's vectors of test and anchor queries, looked up."""
         if self.query_embeddings is None:
             raise InputError(f"The queries of {self.name!r} come without embeddings.")
-        rows = {query.id: row for row, query in enumerate(self.test_queries)}
-        return self.query_embeddings[[rows[query.id] for query in queries]]
+        known = [(self.test_queries, self.query_embeddings)]
+        if self.anchor_embeddings is not None:
+            known.append((self.anchor_queries, self.anchor_embeddings))
+        vectors = {query.id: vector for records, rows in known for query, vector in zip(records, rows, strict=True)}
+        return np.stack([vectors[query.id] for query in queries])
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -306,6 +306,16 @@ class Testbed:
         assert self.query_embeddings is not None
         assert self.item_embeddings is not None
         scores = self.query_embeddings @ self.item_embeddings.T
+        return MatrixRetriever(queries=self.test_queries, items=self.items, scores=scores)
+
+    def _multi_vector_first(self) -> Retriever:
+        """MaxSim with every item, once: it takes minutes, and every run asks for it."""
+        assert self.tokens is not None
+        searched = _kept_multi_vector(self.items, self.tokens).search(self.test_queries, len(self.items))
+        places = {item.id: place for place, item in enumerate(self.items)}
+        scores = np.empty((len(self.test_queries), len(self.items)), dtype=np.float32)
+        for row, hits in zip(scores, searched, strict=True):
+            row[[places[id_] for id_ in hits.ids]] = hits.scores
         return MatrixRetriever(queries=self.test_queries, items=self.items, scores=scores)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -54,6 +54,7 @@ _AXES = {
     "blend": "λ, weight of the dual encoder",
 }
 _TICKS = 8
+_NOTHING_TO_DATE_IT = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -270,18 +271,18 @@ def index_cost(runs: Iterable[Run], *, measure: str = "recall@10") -> Any:
     return figure
 
 
-def save(figure: Any, path: str | Path) -> tuple[Path, Path]:
-    """Write a PNG and an SVG, the same bytes each time; returns both paths."""
+def save(figure: Any, path: str | Path, *, kinds: Sequence[Literal["png", "svg"]] = ("png", "svg")) -> list[Path]:
+    """Write the figure as `path`.KIND of each kind, the same bytes each time; returns the paths."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    png, svg = target.with_name(f"{target.name}.png"), target.with_name(f"{target.name}.svg")
+    files = [target.with_name(f"{target.name}.{kind}") for kind in kinds]
     with _looks():
-        # The layout is the slow part: once serves both files.
+        # The layout is the slow part: once serves all files.
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
-        figure.savefig(png, dpi=150, metadata={"Software": None})
-        figure.savefig(svg, dpi=150, metadata={"Date": None, "Creator": None})
-    return png, svg
+        for kind, file in zip(kinds, files, strict=True):
+            figure.savefig(file, dpi=150, metadata=_NOTHING_TO_DATE_IT[kind])
+    return files
 
 
 def _index_calls(run: Run) -> float | None:

@@ -102,10 +102,15 @@ def pooled(runs: Iterable[Run]) -> list[Run]:
 
     Of runs that do not even differ in that (made again with other scores, say, or to another depth), the newest counts.
     """
-    alike: dict[Any, dict[Any, Run]] = {}
+
+    def key(run: Run) -> Any:
+        return run.collection, run.method, tuple((name, _plain(value)) for name, value in _choices(run))
+
+    runs = list(runs)
+    # In the order given, whatever was made when.
+    alike: dict[Any, dict[Any, Run]] = {key(run): {} for run in runs}
     for run in sorted(runs, key=lambda run: str(run.made.get("at", ""))):
-        key = (run.collection, run.method, tuple((name, _plain(value)) for name, value in _choices(run)))
-        alike.setdefault(key, {})[setting(run, "seed")] = run
+        alike[key(run)][setting(run, "seed")] = run
     groups = [list(group.values()) for group in alike.values()]
     return [group[0] if len(group) == 1 else _mean_run(group) for group in groups]
 

@@ -111,6 +111,11 @@ class Dense:
             vectors[start : start + len(block)] = self._rows(np.array([position[id_] for id_ in block], dtype=np.intp))
         return vectors
 
+    @property
+    def has_encoder(self) -> bool:
+        """Whether an encoder is at hand, or named where it can be opened."""
+        return self._encoder is not None or self._card is not None
+
     def embed_queries(self, queries: Sequence[Query | str]) -> FloatArray:
         """Query vectors, shape (queries, dimension), float32."""
         encoder = self._open_encoder()

@@ -15,7 +15,12 @@ from adacur.core.records import Query
 from adacur.core.results import Round, Trace
 from adacur.core.seeds import stream_key, uniform
 
-__all__ = ["AdaptiveSearch"]
+__all__ = ["RANKS_THAT_COUNT", "AdaptiveSearch"]
+
+# Beyond this rank the first stage has no say in what is scored next.
+RANKS_THAT_COUNT = 1000
+# A tenfold rank counts one step less, the first ten being much alike.
+_ALIKE = 10
 
 
 class AdaptiveSearch:
@@ -23,8 +28,8 @@ class AdaptiveSearch:
 
     Per query: `candidates` are the first stage's positions, best first (a short list is topped up with a uniform
     sample); `allowed` marks the items that may be scored; `batch_sizes` are the calls of each round. A `first_share`
-    of each later round goes to the first stage's next best as well. The trace counts `first_stage_seconds` to the
-    first round.
+    of each later round goes to the first stage's next best as well; `first_weight` raises the predictions of what it
+    ranks high. The trace counts `first_stage_seconds` to the first round.
     """
 
     def __init__(
@@ -40,6 +45,7 @@ class AdaptiveSearch:
         acquisition: Acquisition | None = None,
         same_first_for_all: bool = False,
         first_share: float = 0.0,
+        first_weight: float = 0.0,
         keep_predictions: bool = False,
         first_stage_seconds: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
@@ -56,6 +62,7 @@ class AdaptiveSearch:
         self._acquisition = acquisition
         self._same_first_for_all = same_first_for_all
         self._first_share = first_share
+        self._first_weight = first_weight
         self._keep_predictions = keep_predictions
         self._clock = clock
         self._rounds: list[list[Round]] = [[] for _ in queries]
@@ -119,14 +126,17 @@ class AdaptiveSearch:
             self._unscored[index][positions] = False
             own = {step: total / len(asked) for step, total in self._seconds.items()}
             predicted = None if self._predicted is None else self._predicted[index]
+            in_scores = self._approximation.in_scores if self._approximation is not None else np.asarray
             self._rounds[index].append(
                 Round(
                     number=len(self._rounds[index]) + 1,
                     positions=positions,
                     exact=np.asarray(exact),
-                    predicted=None if predicted is None else predicted[positions],
+                    predicted=None if predicted is None else in_scores(predicted[positions]),
                     seconds=own | {"score": seconds * len(positions) / n_pairs},
-                    all_predicted=predicted.copy() if self._keep_predictions and predicted is not None else None,
+                    all_predicted=in_scores(predicted.copy())
+                    if self._keep_predictions and predicted is not None
+                    else None,
                 )
             )
 
@@ -181,7 +191,7 @@ class AdaptiveSearch:
         guarded = candidates[unscored[candidates]][: round(self._first_share * size)]
         unscored[guarded] = False
         predicted = self._acquisition.choose(
-            self._predicted[index],
+            self._raised(self._predicted[index], candidates),
             unscored=unscored,
             n=size - len(guarded),
             keys=self._keys,
@@ -190,6 +200,19 @@ class AdaptiveSearch:
         chosen = np.concatenate([guarded, predicted])
         # Scores beyond the range of floats make predictions that nobody can rank; the budget is spent all the same.
         return self._topped_up(index, chosen, size)
+
+    def _raised(self, predicted: FloatArray, candidates: IntArray) -> FloatArray:
+        """Predictions, higher by the logarithm of the first stage's rank, in units of their own spread."""
+        known = candidates[:RANKS_THAT_COUNT]
+        unit = self._first_weight * float(predicted.std()) if self._first_weight and len(known) else 0.0
+        if not np.isfinite(unit) or not unit:
+            return predicted
+        raised = predicted.copy()
+        raised[known] += (unit * _RISE[: len(known)]).astype(raised.dtype)
+        return raised
+
+
+_RISE = np.log((_ALIKE + RANKS_THAT_COUNT) / (_ALIKE + np.arange(RANKS_THAT_COUNT)))
 
 
 class _Timed:

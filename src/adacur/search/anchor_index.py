@@ -35,6 +35,7 @@ from adacur.search import rounds as loop
 from adacur.search.first_stages import save_first_stage
 from adacur.search.methods import ANNCUR, AdaCUR, Exact, Rerank, without_anchors
 from adacur.search.plan import Filter, Plan
+from adacur.search.settings import default_settings
 
 __all__ = ["AnchorIndex", "SearchOptions"]
 
@@ -49,16 +50,14 @@ _EVERY = {"budget", "rounds", "deadline", "first", "pool", "filter", "seed"}
 _PREDICTING = _EVERY | {"approximator", "approximate_scores", "keep_predictions"}
 # What each method can use; anything else is refused rather than ignored.
 _OPTIONS = {
-    "gaussian": (_PREDICTING | {"acquisition", "first_share"}) - {"approximator"},
-    "adacur": _PREDICTING | {"acquisition", "first_share"},
+    "gaussian": (_PREDICTING | {"acquisition", "first_batch", "first_share", "first_weight"}) - {"approximator"},
+    "adacur": _PREDICTING | {"acquisition", "first_batch", "first_share", "first_weight"},
     "anncur": _PREDICTING | {"split"},
-    "axn": _PREDICTING | {"acquisition", "first_share"},
+    "axn": _PREDICTING | {"acquisition", "first_batch", "first_share", "first_weight"},
     "rerank": _EVERY,
     "exact": {"filter", "seed"},
 }
 _ROUNDS = 5
-# The regression finds what the first stage misses; a fifth of each round protects what it knows.
-_FIRST_SHARE = 0.2
 # A dual encoder is the better start where there is one; random needs nothing.
 _PREFERRED_FIRST = ("dense", "multi-vector", "bm25", "tfidf")
 
@@ -77,7 +76,9 @@ class SearchOptions(TypedDict, total=False):
     approximator: Approximator | None
     acquisition: Acquisition | None
     split: float
+    first_batch: float
     first_share: float
+    first_weight: float
     approximate_scores: bool
     keep_predictions: bool
 
@@ -178,8 +179,9 @@ class AnchorIndex:
         - `method`: "gaussian" (default), "adacur" (the paper's), "anncur", "axn" (the dual encoder's vectors and no
           anchor scores), "rerank" or "exact";
         - `first`: name or retriever to start from (default: dense, multi-vector, bm25, tfidf or random, the first there
-          is); `first_share`: its share of each later round (0.2 for "gaussian", 0 for the others); `pool`: search only
-          its best N;
+          is); `pool`: search only its best N; `first_batch`: the first round's share of the budget, `first_share`: the
+          first stage's share of each later round, `first_weight`: its say beside the predictions (by default chosen for
+          k with "gaussian", and none of them with the others);
         - `filter`: a function of an item, or a collection of ids; `seed` (0);
         - `approximator` and `acquisition` (objects), `split` (ANNCUR's share of anchor items);
         - `approximate_scores` (Ŝ of all items in the trace), `keep_predictions` (Ŝ of every round in the trace).
@@ -305,11 +307,23 @@ class AnchorIndex:
         if method == "exact":
             check_k(k)
             return Exact(index=self, scorer=self.scorer, filter=given.get("filter")).plan
-        budget = _budget(given.pop("budget", 100), given.pop("rounds", None), given.pop("deadline", None))
+        settings = default_settings(k)
+        usual = settings.rounds if method == "gaussian" else _ROUNDS
+        budget = _budget(given.pop("budget", 100), given.pop("rounds", None), given.pop("deadline", None), usual=usual)
         budget.check_k(k)
         first = self._first_or_default(given.pop("first", None))
         if method == "gaussian":
-            given = {"approximator": self._gaussian(), "first_share": _FIRST_SHARE} | given
+            own = {
+                "approximator": self._gaussian().adjusted(
+                    noise=settings.noise,
+                    embedding_weight=settings.embedding_weight,
+                    locality=settings.locality,
+                ),
+                "first_batch": settings.first_batch,
+                "first_share": settings.first_share,
+                "first_weight": settings.first_weight,
+            }
+            given = own | given
         if method == "axn" and "approximator" not in given:
             given["approximator"] = self._embedding_regression()
         anchors = without_anchors(self) if method == "axn" else self
@@ -321,10 +335,11 @@ class AnchorIndex:
         dense = self.first_stage("dense") if "dense" in self._first else None
         with self._opening:
             if self._approximator is None:
-                embeddings = None
+                given: dict[str, Any] = {}
                 if isinstance(dense, Dense) and set(dense.ids) == set(self.items.ids):
-                    embeddings = dense.embeddings_of(self.items.ids)
-                self._approximator = Gaussian(embeddings=embeddings)
+                    given["embeddings"] = dense.embeddings_of(self.items.ids)
+                    given["embed_queries"] = dense.embed_queries if dense.has_encoder else None
+                self._approximator = Gaussian(**given)
             return self._approximator
 
     def _embedding_regression(self) -> EmbeddingRegression:
@@ -348,10 +363,10 @@ class AnchorIndex:
         return None if first == "random" and "random" not in self._first else self.first_stage(first)
 
 
-def _budget(budget: int | Budget, rounds: int | None, deadline: float | None) -> Budget:
+def _budget(budget: int | Budget, rounds: int | None, deadline: float | None, *, usual: int) -> Budget:
     if not isinstance(budget, Budget):
         if rounds is None:
-            rounds = budget if is_whole(budget) and 0 < budget < _ROUNDS else _ROUNDS
+            rounds = budget if is_whole(budget) and 0 < budget < usual else usual
         return Budget(calls=budget, rounds=rounds, deadline=deadline)
     if rounds is not None or deadline is not None:
         raise BudgetError("Give rounds and deadline inside the Budget, or a plain number as budget; not both.")

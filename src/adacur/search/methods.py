@@ -28,8 +28,10 @@ _SPLITS = tuple(tenth / 10 for tenth in range(1, 10))
 class AdaCUR:
     """Algorithm 1: score a batch, predict the rest, score the most promising next, over `budget.rounds` rounds.
 
-    The first batch is the best of `first`, or a uniform sample where there is none. A `first_share` of each later round
-    goes to the first stage's next best; the paper gives it none.
+    The first batch is the best of `first`, or a uniform sample where there is none, and takes a share `first_batch` of
+    the budget instead of as much as any other round. A `first_share` of each later round
+    goes to the first stage's next best, and `first_weight` raises the predictions of what it ranks high, by the
+    logarithm of the rank; the paper does none of these.
     """
 
     name = "adacur"
@@ -43,25 +45,30 @@ class AdaCUR:
         first: Retriever | None = None,
         approximator: Approximator | None = None,
         acquisition: Acquisition | None = None,
+        first_batch: float | None = None,
         first_share: float = 0.0,
+        first_weight: float = 0.0,
         pool: int | None = None,
         filter: Filter | None = None,  # noqa: A002
         seed: int = 0,
         approximate_scores: bool = False,
         keep_predictions: bool = False,
     ) -> None:
+        if first_batch is not None and not 0 < first_batch < 1:
+            raise BudgetError(f"first_batch is the first round's share of the budget, in (0, 1); got {first_batch}.")
         self.budget = budget
         self.plan = Plan(
             method=self.name,
             items=index.items,
             scorer=scorer,
             calls=budget.calls,
-            batch_sizes=lambda affordable: even_split(affordable, min(budget.rounds, affordable)),
+            batch_sizes=lambda affordable: _rounds(affordable, budget.rounds, first_batch),
             first=first,
             anchors=index,
             approximator=approximator or PseudoInverse(),
             acquisition=acquisition or TopK(),
             first_share=first_share,
+            first_weight=first_weight,
             deadline=budget.deadline,
             pool=pool,
             filter=filter,
@@ -235,6 +242,15 @@ def held_out_split(
         return sum(int((own.scores >= worst).sum()) for own, worst in zip(hits, thresholds, strict=True))
 
     return max(_SPLITS, key=found)
+
+
+def _rounds(affordable: int, rounds: int, first_batch: float | None) -> tuple[int, ...]:
+    rounds = min(rounds, affordable)
+    if first_batch is None or rounds == 1:
+        return even_split(affordable, rounds)
+    # Every round scores something.
+    first = min(max(1, round(first_batch * affordable)), affordable - rounds + 1)
+    return (first, *even_split(affordable - first, rounds - 1))
 
 
 def _anchors_then_rest(affordable: int, split: float) -> tuple[int, ...]:

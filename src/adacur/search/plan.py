@@ -20,7 +20,8 @@ class Plan:
     """One search method with all its choices made. Every method is a plan, and one loop runs them all.
 
     `batch_sizes(n)` says how many items each round scores when n calls can be afforded. The first round takes
-    the best of `first`, or a uniform sample; later rounds take what `acquisition` chooses from the predictions.
+    the best of `first`, or a uniform sample; later rounds take what `acquisition` chooses from the predictions, which
+    `first_weight` raises for what the first stage ranks high.
     """
 
     method: str
@@ -38,6 +39,7 @@ class Plan:
     seed: int = 0
     same_first_for_all: bool = False
     first_share: float = 0.0
+    first_weight: float = 0.0
     approximate_scores: bool = False
     keep_predictions: bool = False
 
@@ -48,6 +50,8 @@ class Plan:
             raise BudgetError("A pool is the first stage's best items, so it needs a first stage; give first=….")
         if not 0 <= self.first_share <= 1:
             raise BudgetError(f"first_share is the first stage's share of each later round; got {self.first_share}.")
+        if not 0 <= self.first_weight < float("inf"):
+            raise BudgetError(f"first_weight is the first stage's weight beside predictions; got {self.first_weight}.")
 
     def settings(self) -> dict[str, Any]:
         """The choices that a result should name."""
@@ -60,6 +64,7 @@ class Plan:
             "approximator": repr(self.approximator) if self.approximator else None,
             "acquisition": repr(self.acquisition) if self.acquisition else None,
             "first_share": self.first_share,
+            "first_weight": self.first_weight,
             "pool": self.pool,
             "filtered": self.filter is not None,
             "deadline": self.deadline,

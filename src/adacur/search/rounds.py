@@ -18,14 +18,16 @@ from adacur.core.scores import check_scores
 from adacur.core.seeds import stream_key
 from adacur.scorers.asking import asking
 from adacur.scorers.grid import ascore
-from adacur.search.adaptive import AdaptiveSearch
+from adacur.search.adaptive import RANKS_THAT_COUNT, AdaptiveSearch
 from adacur.search.plan import Filter, Plan
 
 __all__ = ["asearch", "asearch_iter", "search", "search_iter"]
 
-# Queries that move in lock-step share memory: their predictions, and the pairs of one scorer call.
+# Queries that move in lock-step share memory: their predictions, the pairs of one scorer call, and what an
+# approximation keeps of the covariance of the scored items.
 _PREDICTIONS_AT_ONCE = 50_000_000
 _PAIRS_AT_ONCE = 200_000
+_SQUARES_AT_ONCE = 25_000_000
 _ITEMS_PER_FILTER_BLOCK = 4096
 _SHARE_OF_TIME_LEFT = 0.8
 
@@ -98,7 +100,9 @@ def _start(plan: Plan, queries: Sequence[Query | str], k: int) -> Iterator[_Lock
         raise BudgetError(f"Only items of the pool are returned, so k must not exceed it; got k={k}, pool={plan.pool}.")
     allowed = _allowed_by(plan.filter, plan.items)
     n_items = len(plan.items)
-    together = max(1, min(_PAIRS_AT_ONCE // min(plan.calls, n_items), _PREDICTIONS_AT_ONCE // n_items))
+    calls = min(plan.calls, n_items)
+    together = min(_PAIRS_AT_ONCE // calls, _PREDICTIONS_AT_ONCE // n_items)
+    together = max(1, min(together, _SQUARES_AT_ONCE // calls**2) if plan.approximator else together)
     for start in range(0, len(asked), together):
         yield _LockStep(plan, asked[start : start + together], k, allowed=allowed, started=started)
 
@@ -117,6 +121,8 @@ class _LockStep:
         asked_first_stage = time.monotonic()
         affordable = min(plan.calls, int(allowed.sum()))
         wanted = plan.pool or (affordable if plan.first_share else plan.batch_sizes(affordable)[0])
+        if plan.first_weight:
+            wanted = max(wanted, min(RANKS_THAT_COUNT, int(allowed.sum())))
         if plan.first is None:
             candidates = [np.empty(0, dtype=np.intp) for _ in queries]
         else:
@@ -139,6 +145,7 @@ class _LockStep:
             acquisition=plan.acquisition,
             same_first_for_all=plan.same_first_for_all,
             first_share=plan.first_share,
+            first_weight=plan.first_weight,
             keep_predictions=plan.keep_predictions,
             first_stage_seconds=first_stage_seconds,
         )

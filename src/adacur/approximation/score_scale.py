@@ -1,0 +1,68 @@
+"""The scale on which scores are modelled: how rare a score is, rather than how high.
+
+Cross-encoders squeeze most pairs into a narrow band (logits near −11, probabilities near 0) and spread the few that
+matter. On the scale −log(share of anchor scores above), each step up means "so many times rarer" at every height, and
+a scorer that gives logits is modelled exactly like one that gives their sigmoids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from adacur.core.arrays import FloatArray, KeyArray
+
+__all__ = ["ScoreScale"]
+
+# Rarer than one in ten thousand is not told apart: few anchor scores lie there, and their order is chance.
+_RAREST = 1e-4
+_SAMPLE = 1_000_000
+_KNOTS = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreScale:
+    """A strictly rising, piecewise linear map between `scores` and `rarities`; beyond its ends it goes on straight."""
+
+    scores: FloatArray
+    rarities: FloatArray
+
+    @classmethod
+    def fit(cls, matrix: FloatArray, *, keys: KeyArray) -> ScoreScale:
+        """The scale of anchor scores (items × anchor queries); of many items, a sample that `keys` decide."""
+        n_rows = max(1, _SAMPLE // max(1, matrix.shape[1]))
+        if n_rows < len(matrix):
+            # By key and not by position: the scale must not depend on the order of the items.
+            matrix = matrix[np.sort(np.argpartition(keys, n_rows)[:n_rows])]
+        values = np.sort(np.asarray(matrix, dtype=np.float64), axis=None)
+        steps = np.unique(values)
+        if len(steps) < 2:
+            return cls(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
+        if len(steps) > _KNOTS:
+            # Dense where scores are rare: the top decides, and the bulk needs few knots.
+            share = np.concatenate([np.linspace(0, 1, _KNOTS // 2), 1 - np.geomspace(1 / len(values), 1, _KNOTS // 2)])
+            steps = np.unique(values[np.minimum((share * len(values)).astype(np.intp), len(values) - 1)])
+        below, up_to = np.searchsorted(values, steps, side="left"), np.searchsorted(values, steps, side="right")
+        above = 1 - (below + up_to) / (2 * len(values))
+        return cls(steps, np.log1p(_RAREST) - np.log(above + _RAREST))
+
+    @classmethod
+    def plain(cls) -> ScoreScale:
+        """Scores as they are."""
+        return cls(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
+
+    def rarity(self, scores: FloatArray) -> FloatArray:
+        """Scores on this scale, in float64."""
+        return _along(np.asarray(scores, dtype=np.float64), self.scores, self.rarities)
+
+    def score(self, rarities: FloatArray) -> FloatArray:
+        """The scores that lie there, in float64."""
+        return _along(np.asarray(rarities, dtype=np.float64), self.rarities, self.scores)
+
+
+def _along(values: FloatArray, source: FloatArray, target: FloatArray) -> FloatArray:
+    """Piecewise linear from `source` to `target`, with the mean slope of the whole beyond the ends."""
+    inside = np.interp(values, source, target)
+    slope = (target[-1] - target[0]) / (source[-1] - source[0])
+    return np.asarray(inside + slope * (values - np.clip(values, source[0], source[-1])))
