@@ -11,7 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypedDict, Unpack
 
-from adacur.approximation import EmbeddingRegression, Gaussian
+import numpy as np
+
+from adacur.approximation import EmbeddingRegression, Gaussian, Storage
 from adacur.core.arrays import FloatArray
 from adacur.core.budget import Budget, check_k, is_whole
 from adacur.core.errors import BudgetError, InputError, ScorerFailed, UnknownName
@@ -25,17 +27,21 @@ from adacur.core.protocols import (
     Scorer,
     ScorerCard,
 )
-from adacur.core.records import Item, Query
+from adacur.core.records import Item, ItemList, Query
 from adacur.core.results import Hits
 from adacur.core.spelling import did_you_mean
 from adacur.index import AnchorTable, Drift, save_table
 from adacur.retrievers import Dense
 from adacur.scorers import scorer as as_scorer
 from adacur.search import rounds as loop
+from adacur.search.compression import Compression, compress_features, drop_features, is_compressed, read_features
 from adacur.search.first_stages import save_first_stage
+from adacur.search.fusion import Fusion
 from adacur.search.methods import ANNCUR, AdaCUR, Exact, Rerank, without_anchors
 from adacur.search.plan import Filter, Plan
 from adacur.search.settings import default_settings
+from adacur.search.tuned import keep_tuning, nearest_tuning, read_tunings, with_tuning
+from adacur.search.tuning import Replay, Tuning, first_name, tune
 
 __all__ = ["AnchorIndex", "SearchOptions"]
 
@@ -48,14 +54,15 @@ _METHODS: dict[str, Callable[..., AdaCUR | ANNCUR | Rerank]] = {
 }
 _EVERY = {"budget", "rounds", "deadline", "first", "pool", "filter", "seed"}
 _PREDICTING = _EVERY | {"approximator", "approximate_scores", "keep_predictions"}
+_ADAPTIVE = _PREDICTING | {"acquisition", "first_batch", "first_share", "first_weight", "fuse"}
 # What each method can use; anything else is refused rather than ignored.
 _OPTIONS = {
-    "gaussian": (_PREDICTING | {"acquisition", "first_batch", "first_share", "first_weight"}) - {"approximator"},
-    "adacur": _PREDICTING | {"acquisition", "first_batch", "first_share", "first_weight"},
+    "gaussian": _ADAPTIVE - {"approximator"},
+    "adacur": _ADAPTIVE,
     "anncur": _PREDICTING | {"split"},
-    "axn": _PREDICTING | {"acquisition", "first_batch", "first_share", "first_weight"},
-    "rerank": _EVERY,
-    "exact": {"filter", "seed"},
+    "axn": _ADAPTIVE,
+    "rerank": _EVERY | {"fuse"},
+    "exact": {"filter", "seed", "fuse"},
 }
 _ROUNDS = 5
 # A dual encoder is the better start where there is one; random needs nothing.
@@ -79,6 +86,7 @@ class SearchOptions(TypedDict, total=False):
     first_batch: float
     first_share: float
     first_weight: float
+    fuse: float | None
     approximate_scores: bool
     keep_predictions: bool
 
@@ -99,6 +107,7 @@ class AnchorIndex:
         card: ScorerCard | None = None,
         path: Path | None = None,
         drift: Drift | None = None,
+        device: str | None = None,
     ) -> None:
         self._anchors = anchors
         self._scorer = scorer
@@ -108,6 +117,11 @@ class AnchorIndex:
         self._opening = threading.RLock()
         self._closed = False
         self._approximator: Gaussian | None = None
+        self._fusion: Fusion | None = None
+        self._regression: EmbeddingRegression | None = None
+        self._device = device
+        self._tunings: tuple[Tuning, ...] | None = None
+        self._replay: Replay | None = None
         self.path = path
         self.drift = drift
 
@@ -123,6 +137,20 @@ class AnchorIndex:
     ) -> AnchorIndex:
         """An index from known scores (R_anc: anchor queries × items), without calling a scorer."""
         table = AnchorTable.from_arrays(items=items, anchor_queries=anchor_queries, scores=scores)
+        opened = None if scorer is None else as_scorer(scorer)
+        return cls(table, scorer=opened, first=first, card=opened.card if opened else None)
+
+    @classmethod
+    def from_items(
+        cls, items: Iterable[Item], *, scorer: Any = None, first: Mapping[str, Retriever] | None = None
+    ) -> AnchorIndex:
+        """An index without anchor queries, which costs no scorer call.
+
+        With a dense first stage (`first={"dense": Dense.build(…)}`) searches predict from its item vectors; without
+        one there is nothing to predict from, and a first stage is all that leads them.
+        """
+        held = ItemList(items)
+        table = AnchorTable(held, (), np.empty((len(held), 0), dtype=np.float32))
         opened = None if scorer is None else as_scorer(scorer)
         return cls(table, scorer=opened, first=first, card=opened.card if opened else None)
 
@@ -180,8 +208,11 @@ class AnchorIndex:
           anchor scores), "rerank" or "exact";
         - `first`: name or retriever to start from (default: dense, multi-vector, bm25, tfidf or random, the first there
           is); `pool`: search only its best N; `first_batch`: the first round's share of the budget, `first_share`: the
-          first stage's share of each later round, `first_weight`: its say beside the predictions (by default chosen for
-          k with "gaussian", and none of them with the others);
+          first stage's share of each later round, `first_weight`: its say beside the predictions (with
+          "gaussian" these and the rounds are chosen for k, by `tune` where the index is tuned for about this k and
+          budget; none of them with the others);
+        - `fuse`: the first stage's weight in the final order (0; 1 is a good first try): one standard deviation among
+          its best 100 counts as much as an exact score e^fuse times as rare. Hits are then ordered by `fused`;
         - `filter`: a function of an item, or a collection of ids; `seed` (0);
         - `approximator` and `acquisition` (objects), `split` (ANNCUR's share of anchor items);
         - `approximate_scores` (Ŝ of all items in the trace), `keep_predictions` (Ŝ of every round in the trace).
@@ -228,11 +259,93 @@ class AnchorIndex:
     def save(self, path: str | Path) -> None:
         """Write this index to a new folder, with the first stages that can be saved (BM25 and Dense can)."""
         self._check_open()
+        if not self.anchor_queries:
+            raise InputError("An index without anchor queries has nothing to save. Make it again from its items.")
         save_table(self._anchors, path, card=self._card)
         for name in self._first:
             retriever = self.first_stage(name)
             if isinstance(retriever, SavedRetriever):
                 save_first_stage(retriever, Path(path), name=name)
+
+    def compress(
+        self, *, rank: int = 128, storage: Storage = "int8", k: int = 10, budget: int = 100, seed: int = 0
+    ) -> Compression:
+        """Keep the features of "gaussian" searches in the folder, in less memory, and measure what that costs.
+
+        Of the anchor scores, what the dense first stage's vectors do not explain is kept in `rank` dimensions, and all
+        in `storage` ("int8", "float16" or "float32"). Opened again, the index is then searched without reading its
+        scores. The cost is the recall of the best k at this budget on held-out anchor queries; no scorer is called.
+        """
+        self._check_open()
+        if self.path is None:
+            raise InputError(
+                "Compressed features are kept in an index folder; save this index first: index.save(path)."
+            )
+        compression = compress_features(
+            self._anchors,
+            path=self.path,
+            gaussian=self._full_gaussian(),
+            first=self._first_or_default(None),
+            settings=default_settings(k),
+            rank=rank,
+            storage=storage,
+            k=k,
+            budget=budget,
+            seed=seed,
+        )
+        self._approximator = None
+        return compression
+
+    def decompress(self) -> bool:
+        """Remove what `compress` wrote; False where there was nothing."""
+        self._check_open()
+        dropped = self.path is not None and drop_features(self.path)
+        self._approximator = None
+        return dropped
+
+    @property
+    def tunings(self) -> tuple[Tuning, ...]:
+        """What this index is tuned for, by k and budget."""
+        with self._opening:
+            if self._tunings is None:
+                found = () if self.path is None else read_tunings(self.path, anchor_queries=self.anchor_queries)
+                self._tunings = found
+            return self._tunings
+
+    def tune(
+        self,
+        *,
+        k: int = 10,
+        budget: int = 100,
+        queries: int = 100,
+        seed: int = 0,
+        quick: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Tuning:
+        """Choose the settings of "gaussian" for k items within a budget, and predict the recall of four methods.
+
+        Up to `queries` anchor queries are searched for as if they had never been anchor queries; no scorer is called.
+        Searches for about as many items within about as many calls (up to twice or half) use what was chosen, unless
+        they start from another first stage. It is kept in the index folder, or in memory where there is none that can
+        be written to. `quick` tries only what matters most; `progress` is told how many replays are done, of how many
+        at most.
+        """
+        self._check_open()
+        first, gaussian = self._first_or_default(None), self._gaussian()
+        replay = self._replay
+        if replay is None or not replay.serves(first, gaussian, queries=queries, seed=seed):
+            replay = Replay(self._anchors, first=first, approximator=gaussian, queries=queries, seed=seed)
+        tuning = tune(replay, k=k, budget=budget, quick=quick, progress=progress)
+        with self._opening:
+            self._replay = replay
+            try:
+                if self.path is None:
+                    self._tunings = with_tuning(self.tunings, tuning)
+                else:
+                    self._tunings = keep_tuning(self.path, tuning, anchor_queries=self.anchor_queries)
+            except PermissionError:
+                self._tunings = with_tuning(self.tunings, tuning)
+        return tuning
 
     def first_stage(self, name: str) -> Retriever:
         """The first stage of this name, opened when first used."""
@@ -258,7 +371,9 @@ class AnchorIndex:
             self._closed = True
             scorer, self._scorer = self._scorer, None
             self._first = {}
+            self._replay = None
             self._approximator = None
+            self._regression = None
         if callable(close := getattr(scorer, "close", None)):
             close()
 
@@ -299,26 +414,39 @@ class AnchorIndex:
         if method not in _OPTIONS:
             near = did_you_mean(str(method), _OPTIONS)
             raise UnknownName(f"There is no method {method!r}.{near} Choose one of: {', '.join(_OPTIONS)}.")
-        if useless := sorted(given.keys() - _OPTIONS[method]):
+        # Exact search needs no first stage but to blend its scores in.
+        takes = _OPTIONS[method] | ({"first"} if "fuse" in given else set())
+        if useless := sorted(given.keys() - takes):
             raise InputError(
-                f"Method {method!r} has no use for {', '.join(useless)}. "
-                f"It takes: {', '.join(sorted(_OPTIONS[method]))}."
+                f"Method {method!r} has no use for {', '.join(useless)}. It takes: {', '.join(sorted(takes))}."
+            )
+        if method in ("adacur", "anncur") and not self.anchor_queries and "approximator" not in given:
+            raise InputError(
+                f"Method {method!r} predicts from anchor queries, and this index has none. Use 'gaussian' or 'axn' "
+                "with a dense first stage, or 'rerank'."
             )
         if method == "exact":
             check_k(k)
-            return Exact(index=self, scorer=self.scorer, filter=given.get("filter")).plan
-        settings = default_settings(k)
-        usual = settings.rounds if method == "gaussian" else _ROUNDS
-        budget = _budget(given.pop("budget", 100), given.pop("rounds", None), given.pop("deadline", None), usual=usual)
+            fused = "fuse" in given
+            return Exact(
+                index=self,
+                scorer=self.scorer,
+                filter=given.get("filter"),
+                first=self._first_or_default(given.get("first")) if fused else None,
+                fuse=self._fused(given["fuse"]) if fused else None,
+            ).plan
+        rounds_given = "rounds" in given or isinstance(given.get("budget"), Budget)
+        budget = _budget(given.pop("budget", 100), given.pop("rounds", None), given.pop("deadline", None))
         budget.check_k(k)
         first = self._first_or_default(given.pop("first", None))
+        tuning = None
         if method == "gaussian":
+            tuning = nearest_tuning(self.tunings, k=k, budget=budget.calls, first=first_name(first))
+            settings = default_settings(k) if tuning is None else tuning.settings
+            if not rounds_given:
+                budget = replace(budget, rounds=min(budget.calls, settings.rounds))
             own = {
-                "approximator": self._gaussian().adjusted(
-                    noise=settings.noise,
-                    embedding_weight=settings.embedding_weight,
-                    locality=settings.locality,
-                ),
+                "approximator": settings.approximator(self._gaussian()),
                 "first_batch": settings.first_batch,
                 "first_share": settings.first_share,
                 "first_weight": settings.first_weight,
@@ -326,33 +454,55 @@ class AnchorIndex:
             given = own | given
         if method == "axn" and "approximator" not in given:
             given["approximator"] = self._embedding_regression()
+        if "fuse" in given:
+            given["fuse"] = self._fused(given["fuse"])
         anchors = without_anchors(self) if method == "axn" else self
         plan = _METHODS[method](index=anchors, scorer=self.scorer, budget=budget, first=first, **given).plan
-        return replace(plan, method=method)
+        return replace(plan, method=method, tuned_for=None if tuning is None else (tuning.k, tuning.budget))
 
     def _gaussian(self) -> Gaussian:
         """The Gaussian approximator of this index, with the dense first stage's embeddings where there is one."""
         dense = self.first_stage("dense") if "dense" in self._first else None
         with self._opening:
             if self._approximator is None:
-                given: dict[str, Any] = {}
-                if isinstance(dense, Dense) and set(dense.ids) == set(self.items.ids):
-                    given["embeddings"] = dense.embeddings_of(self.items.ids)
-                    given["embed_queries"] = dense.embed_queries if dense.has_encoder else None
-                self._approximator = Gaussian(**given)
+                if self.path is not None and is_compressed(self.path):
+                    features = read_features(self.path, self)
+                    embed_queries = dense.embed_queries if isinstance(dense, Dense) and dense.has_encoder else None
+                    self._approximator = Gaussian(embed_queries=embed_queries, features=features, device=self._device)
+                else:
+                    self._approximator = self._full_gaussian(device=self._device)
             return self._approximator
 
+    def _full_gaussian(self, *, device: str | None = None) -> Gaussian:
+        dense = self.first_stage("dense") if "dense" in self._first else None
+        if not isinstance(dense, Dense) or set(dense.ids) != set(self.items.ids):
+            return Gaussian(device=device)
+        embed_queries = dense.embed_queries if dense.has_encoder else None
+        return Gaussian(embeddings=dense.embeddings_of(self.items.ids), embed_queries=embed_queries, device=device)
+
+    def _fused(self, weight: float) -> Fusion | None:
+        if not weight:
+            return None
+        with self._opening:
+            # What is learned from the anchor scores is the same for every weight.
+            if self._fusion is None:
+                self._fusion = Fusion.fit(self, weight=1.0)
+            return replace(self._fusion, weight=weight)
+
     def _embedding_regression(self) -> EmbeddingRegression:
-        embeddings = self._gaussian().embeddings
-        if embeddings is None:
+        dense = self.first_stage("dense") if "dense" in self._first else None
+        if not isinstance(dense, Dense) or set(dense.ids) != set(self.items.ids):
             raise InputError(
                 "Method 'axn' predicts from a dual encoder's vectors of all items, and this index has no such first "
                 f"stage; it has: {', '.join(self.first_stages)}. Build it with first=['dense'] and an encoder, or pass "
                 "approximator=EmbeddingRegression(…)."
             )
-        dense = self.first_stage("dense")
-        assert isinstance(dense, Dense)
-        return EmbeddingRegression(embeddings, embed_queries=dense.embed_queries)
+        with self._opening:
+            if self._regression is None:
+                known = self._gaussian().embeddings
+                embeddings = dense.embeddings_of(self.items.ids) if known is None else known
+                self._regression = EmbeddingRegression(embeddings, embed_queries=dense.embed_queries)
+            return self._regression
 
     def _first_or_default(self, first: str | Retriever | None) -> Retriever | None:
         if first is None:
@@ -363,10 +513,10 @@ class AnchorIndex:
         return None if first == "random" and "random" not in self._first else self.first_stage(first)
 
 
-def _budget(budget: int | Budget, rounds: int | None, deadline: float | None, *, usual: int) -> Budget:
+def _budget(budget: int | Budget, rounds: int | None, deadline: float | None) -> Budget:
     if not isinstance(budget, Budget):
         if rounds is None:
-            rounds = budget if is_whole(budget) and 0 < budget < usual else usual
+            rounds = budget if is_whole(budget) and 0 < budget < _ROUNDS else _ROUNDS
         return Budget(calls=budget, rounds=rounds, deadline=deadline)
     if rounds is not None or deadline is not None:
         raise BudgetError("Give rounds and deadline inside the Budget, or a plain number as budget; not both.")

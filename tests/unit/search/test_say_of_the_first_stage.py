@@ -1,0 +1,92 @@
+"""How much the first stage has to say after the first round, and searches without anchor queries."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from adacur import AdaCUR, AnchorIndex, Budget, Dense, MatrixRetriever
+from adacur.core.errors import BudgetError, InputError
+from adacur.evaluation import top_k_recall
+from tests.conftest import make_world
+
+
+def batches(world, **options) -> list[list[int]]:
+    (hits,) = AdaCUR(
+        index=world.index, scorer=world.scorer, budget=Budget(calls=40, rounds=4), first=world.noisy_first(), **options
+    ).search(world.test[:1], 5)
+    return [round_.positions.tolist() for round_ in hits.trace.rounds]
+
+
+def test_a_heavy_first_stage_decides_every_round(world) -> None:
+    (ranked,) = world.noisy_first().search(world.test[:1], 40)
+    in_order = [int(id_[1:]) for id_ in ranked.ids]
+    assert list(chain(*batches(world, first_weight=1e6))) == in_order
+    assert list(chain(*batches(world))) != in_order
+
+
+def test_a_light_first_stage_changes_some_of_the_choices(world) -> None:
+    alone, led = batches(world), batches(world, first_weight=0.5)
+    assert alone[0] == led[0]
+    assert alone[1:] != led[1:]
+
+
+def test_the_first_round_takes_its_share_of_the_budget(world) -> None:
+    assert [len(batch) for batch in batches(world, first_batch=0.4)] == [16, 8, 8, 8]
+    assert [len(batch) for batch in batches(world, first_batch=0.99)] == [37, 1, 1, 1]
+    assert [len(batch) for batch in batches(world, first_batch=0.001)] == [1, 13, 13, 13]
+
+
+@pytest.mark.parametrize("wrong", [{"first_batch": 0}, {"first_batch": 1}, {"first_weight": -1}], ids=str)
+def test_shares_and_weights_that_make_no_sense_are_refused(world, wrong) -> None:
+    with pytest.raises(BudgetError, match=next(iter(wrong))):
+        batches(world, **wrong)
+
+
+def test_the_trace_names_what_the_first_stage_had_to_say(world) -> None:
+    index = AnchorIndex.from_arrays(
+        items=world.items,
+        anchor_queries=world.anchors,
+        scores=world.anchor_scores,
+        scorer=world.scorer,
+        first={"dense": world.noisy_first()},
+    )
+    one = index.search(world.test[0], 1, budget=40).trace.settings
+    ten = index.search(world.test[0], 10, budget=40).trace.settings
+    assert (one["first_share"], one["first_weight"]) == (0.2, 0.25)
+    assert (ten["first_share"], ten["first_weight"]) == (0.0, 0.25)
+    assert ten["batch_sizes"][0] == 12
+    assert index.search(world.test[0], 10, budget=40, first_weight=0.0).trace.settings["first_weight"] == 0.0
+
+
+def test_without_anchor_queries_a_search_follows_the_item_vectors() -> None:
+    world = make_world(n_items=400, n_test=20, rank=6)
+    # The encoder is not asked: queries start from a first stage that knows little.
+    dense = Dense.from_embeddings([item.id for item in world.items], world.item_embeddings)
+    blurred = world.noisy_first(noise=8.0)
+    index = AnchorIndex.from_items(world.items, scorer=world.scorer, first={"dense": dense})
+    assert len(index.anchor_queries) == 0
+    found = top_k_recall(index.search_batch(world.test, 10, budget=80, first=blurred), world.test_scores, k=10)
+    reranked = index.search_batch(world.test, 10, budget=80, first=blurred, method="rerank")
+    assert found.mean() > top_k_recall(reranked, world.test_scores, k=10).mean() + 0.1
+
+
+def test_methods_that_need_anchor_queries_say_so(world, tmp_path) -> None:
+    index = AnchorIndex.from_items(world.items, scorer=world.scorer)
+    with pytest.raises(InputError, match="this index has none"):
+        index.search(world.test[0], method="adacur")
+    with pytest.raises(InputError, match="nothing to save"):
+        index.save(tmp_path / "index")
+    assert len(index.search(world.test[0], 3, budget=20)) == 3
+
+
+def test_a_first_stage_that_knows_few_items_still_leads(world) -> None:
+    known = world.items[:7]
+    few = MatrixRetriever(queries=world.test, items=known, scores=world.test_scores[:, :7])
+    hits = AdaCUR(
+        index=world.index, scorer=world.scorer, budget=Budget(calls=30, rounds=3), first=few, first_weight=0.3
+    ).search(world.test, 5)
+    assert all(hit.trace.calls == 30 for hit in hits)
+    assert all(np.isin(np.arange(7), hit.trace.rounds[0].positions).all() for hit in hits)
