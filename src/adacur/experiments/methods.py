@@ -16,14 +16,15 @@ from adacur.core.spelling import did_you_mean
 from adacur.evaluation import top_k_recall
 from adacur.experiments.testbed import Testbed
 from adacur.search import ANNCUR, AdaCUR, Exact, Rerank
+from adacur.search.fusion import Fusion
 from adacur.search.methods import held_out_split, without_anchors
 
 __all__ = ["METHODS", "Answers", "Asked", "Method", "method"]
 
 _SPLITS = tuple(tenth / 10 for tenth in range(1, 10))
 # In the order in which a run lists them.
-_BUDGETED = ("budget", "first", "pool", "seed")
-_PREDICTING = ("budget", "rounds", "anchors", "first", "first_share", "first_weight", "pool", "seed")
+_BUDGETED = ("budget", "first", "pool", "seed", "fuse")
+_PREDICTING = ("budget", "rounds", "anchors", "first", "first_share", "first_weight", "pool", "seed", "fuse")
 _KERNEL = ("noise", "embedding_weight", "query_noise", "locality", "rescale", "centre")
 
 Settings = Mapping[str, Any]
@@ -72,6 +73,13 @@ def _budget(settings: Settings) -> Budget:
     return Budget(calls=settings["budget"], rounds=settings.get("rounds", 1))
 
 
+def _fusion(testbed: Testbed, settings: Settings) -> Fusion | None:
+    if not settings.get("fuse"):
+        return None
+    anchors = settings.get("anchors", len(testbed.anchor_queries))
+    return Fusion.fit(testbed.index(anchors), weight=settings["fuse"])
+
+
 def _every_k(hits: list[Hits], asked: Asked) -> Answers:
     return Answers(dict.fromkeys(asked.ks, hits))
 
@@ -111,6 +119,7 @@ def _adaptive(
         first_share=settings.get("first_share", 0.0),
         first_weight=settings.get("first_weight", 0.0),
         pool=settings.get("pool"),
+        fuse=_fusion(testbed, settings),
         seed=settings["seed"],
         approximate_scores=asked.predictions,
     )
@@ -232,13 +241,16 @@ def _rerank(testbed: Testbed, settings: Settings, asked: Asked) -> Answers:
         budget=_budget(settings),
         first=testbed.first_stage(settings["first"]),
         pool=settings.get("pool"),
+        fuse=_fusion(testbed, settings),
         seed=settings["seed"],
     )
     return _every_k(search.search(testbed.test_queries, settings["k_max"]), asked)
 
 
 def _exact(testbed: Testbed, settings: Settings, asked: Asked) -> Answers:
-    search = Exact(index=testbed.collection, scorer=testbed.scorer)
+    fuse = _fusion(testbed, settings)
+    first = testbed.first_stage(testbed.first_stages[0]) if fuse else None
+    search = Exact(index=testbed.collection, scorer=testbed.scorer, first=first, fuse=fuse)
     return _every_k(search.search(testbed.test_queries, settings["k_max"]), asked)
 
 
@@ -263,7 +275,9 @@ METHODS: dict[str, Method] = {
     "adacur_random": Method((*_PREDICTING, "temperature"), _adacur, {"first_share": 0.0} | _RANDOM),
     "adacur_softmax": Method((*_PREDICTING, "temperature"), _adacur, {"first_share": 0.0, "temperature": 1.0}),
     "axn": Method(
-        ("budget", "rounds", "first", "first_share", "pool", "seed", "blend", "ridge"), _axn, {"first_share": 0.0}
+        ("budget", "rounds", "first", "first_share", "pool", "seed", "fuse", "blend", "ridge"),
+        _axn,
+        {"first_share": 0.0},
     ),
     "anncur": Method((*_ONE_SHOT, "split"), _anncur, {"split": 0.5} | _RANDOM),
     "anncur_dense": Method((*_ONE_SHOT, "split"), _anncur, {"split": 0.5, "first": "dense"}),
@@ -272,5 +286,5 @@ METHODS: dict[str, Method] = {
     "topk_oracle": Method(_ORACLE, _oracle(TopK), {"k_masked": 0, "epsilon": 0.0}),
     "softmax_oracle": Method((*_ORACLE, "temperature"), _oracle(Softmax), {"k_masked": 0, "epsilon": 0.0}),
     "rerank": Method(_BUDGETED, _rerank),
-    "exact": Method((), _exact),
+    "exact": Method(("fuse",), _exact),
 } | {name: _alone(name) for name in ("dense", "bm25", "tfidf", "multi-vector")}

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +12,11 @@ import pytest
 from adacur.core.errors import AdacurError, EmptyInput, FileFormatError, InputError, UnknownName
 from adacur.experiments.reproduction import EXPERIMENTS, Sources, experiment_names, reproduce
 from adacur.report import read_runs
+from adacur.retrievers import EncoderCard
 
 REPRODUCTION = Path(__file__).parents[3] / "reproduction"
 RUNS = """
-collections = ["elsewhere", "world"]
+collections = ["world"]
 [anchors]
 numbers = [10, 20]
 [search]
@@ -36,6 +40,25 @@ budget = 20
 anchors = 20
 split = 0.999
 """
+
+
+class CountingEncoder:
+    """A vector per word, the same for the same word; counts the texts that it was given."""
+
+    card = EncoderCard(kind="words", dimension=4, weights="v1")
+
+    def __init__(self) -> None:
+        self.n_encoded = 0
+
+    def encode_item_tokens(self, texts: Sequence[str]) -> list[np.ndarray]:
+        self.n_encoded += len(texts)
+        return [np.array([self.vector(word) for word in text.split()]) for text in texts]
+
+    encode_query_tokens = encode_item_tokens
+
+    @staticmethod
+    def vector(word: str) -> np.ndarray:
+        return np.random.default_rng(zlib.crc32(word.encode())).normal(size=4)
 
 
 @pytest.fixture
@@ -84,6 +107,69 @@ def test_results_are_made_once_and_drawn_without_the_scores_afterwards(tmp_path,
     assert first.files == drawn.files
     assert {file.name for file in drawn.files} == {"figure.png", "table.md"}
     assert all(file.stat().st_size for file in drawn.files)
+
+
+def test_a_collection_without_scores_is_named_and_its_stored_runs_are_still_drawn(tmp_path, sources) -> None:
+    folder = _folder(tmp_path, "topk-vs-softmax", RUNS.replace('["world"]', '["world", "elsewhere"]'))
+    shutil.copytree(sources.scores / "world", sources.scores / "elsewhere")
+    shutil.copytree(sources.data / "world", sources.data / "elsewhere")
+    reproduce("topk-vs-softmax", folder, sources=sources, progress=False)
+    shutil.rmtree(sources.scores / "elsewhere")
+
+    with pytest.warns(UserWarning, match="no scores of elsewhere"):
+        made = reproduce("topk-vs-softmax", folder, sources=sources, progress=False)
+
+    assert (made.made, made.found) == (0, 7)
+    assert "elsewhere" in (folder / "topk-vs-softmax" / "table.md").read_text()
+
+
+def test_a_method_is_run_on_its_collections_only(tmp_path, sources) -> None:
+    shutil.copytree(sources.scores / "world", sources.scores / "elsewhere")
+    shutil.copytree(sources.data / "world", sources.data / "elsewhere")
+    spec = RUNS.replace('["world"]', '["world", "elsewhere"]').replace('["adacur", "rerank", "exact"]', '["exact"]')
+    folder = _folder(tmp_path, "topk-vs-softmax", spec + '[[method]]\nname = "rerank"\nonly = ["elsewhere"]\n')
+
+    reproduce("topk-vs-softmax", folder, sources=sources, progress=False)
+
+    runs, _ = read_runs(folder)
+    assert {(run.collection, run.method) for run in runs} == {
+        ("world", "exact"),
+        ("elsewhere", "exact"),
+        ("elsewhere", "rerank"),
+    }
+
+
+def test_the_row_of_a_collection_without_scores_stays_in_the_table(tmp_path, sources) -> None:
+    folder = _folder(tmp_path, "collections", 'collections = ["elsewhere", "world"]\n')
+    (folder / "collections" / "results").mkdir()
+    stored = folder / "collections" / "results" / "collections.json"
+    stored.write_text('[{"collection": "elsewhere", "items": 7}]')
+
+    with pytest.warns(UserWarning, match="no scores of elsewhere"):
+        reproduce("collections", folder, sources=sources, progress=False)
+
+    assert [(row["collection"], row["items"]) for row in json.loads(stored.read_text())] == [
+        ("elsewhere", 7),
+        ("world", 60),
+    ]
+
+
+def test_token_vectors_are_kept_in_the_cache_and_encoded_once(tmp_path, sources, monkeypatch) -> None:
+    encoder = CountingEncoder()
+    monkeypatch.setenv("ADACUR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("adacur.experiments.sources.open_encoder", lambda name: encoder)
+    spec = RUNS + 'first = ["dense", "multi-vector"]\n'
+    folder = _folder(tmp_path, "multi-vector", spec)
+
+    first = reproduce("multi-vector", folder, sources=sources, progress=False)
+    n_encoded = encoder.n_encoded
+    shutil.rmtree(tmp_path / "cache")
+    again = reproduce("multi-vector", folder, sources=sources, progress=False)
+
+    # With every run stored, not even the vectors are missed.
+    assert (first.made, again.found, again.failed) == (13, 13, ())
+    assert encoder.n_encoded == n_encoded
+    assert not (folder / "multi-vector" / "results" / "first").exists()
 
 
 def test_only_the_measures_that_are_drawn_are_kept(tmp_path, sources) -> None:

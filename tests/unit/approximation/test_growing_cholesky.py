@@ -1,0 +1,45 @@
+"""A factor that grows by blocks is the factor of the whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from adacur.approximation.growing_cholesky import GrowingCholesky
+
+
+def covariance(size: int, *, rank: int | None = None, noise: float = 0.1) -> np.ndarray:
+    rows = np.random.default_rng(3).normal(size=(size, rank or size))
+    return rows @ rows.T + noise * np.eye(size)
+
+
+def grown(whole: np.ndarray, ends: list[int]) -> GrowingCholesky:
+    factor = GrowingCholesky()
+    for start, end in zip([0, *ends], [*ends, len(whole)], strict=True):
+        factor.append(whole[start:end, :start], whole[start:end, start:end])
+    return factor
+
+
+@pytest.mark.parametrize("ends", [[], [1], [10, 20, 30], [5, 5, 49]], ids=str)
+def test_however_it_grows_it_solves_the_whole(ends) -> None:
+    whole = covariance(50)
+    targets = np.random.default_rng(4).normal(size=50)
+    factor = grown(whole, ends)
+    assert len(factor) == 50
+    assert factor.solve(targets) == pytest.approx(np.linalg.solve(whole, targets), rel=1e-8)
+
+
+def test_whitened_columns_have_the_length_that_is_explained() -> None:
+    whole = covariance(60)
+    factor = grown(whole[:40, :40], [7, 23])
+    explained = np.square(factor.whiten(whole[:40, 40:])).sum(axis=0)
+    exact = np.diag(whole[40:, :40] @ np.linalg.solve(whole[:40, :40], whole[:40, 40:]))
+    assert explained == pytest.approx(exact, rel=1e-9)
+    assert (explained < np.diag(whole)[40:]).all()
+
+
+def test_many_rows_of_few_dimensions_with_little_noise_are_still_solved() -> None:
+    whole = covariance(200, rank=20, noise=1e-6)
+    targets = whole @ np.random.default_rng(5).normal(size=200)
+    answer = grown(whole, list(range(20, 200, 20))).solve(targets)
+    assert whole @ answer == pytest.approx(targets, rel=1e-4)
