@@ -127,7 +127,8 @@ def main() -> None:
             score_grid(scorer, anchors, items[:WARM_ITEMS])
         with stopwatches() as seconds:
             began = time.perf_counter()
-            adacur.build(items, anchors, scorer=scorer, path=folder, block_items=arguments.block_items, progress=False)
+            given = {"path": folder, "block_items": arguments.block_items, "progress": False, "tune": False}
+            adacur.build(items, anchors, scorer=scorer, **given)
             report = adacur.verify(folder)
             whole = time.perf_counter() - began
         if not (report.ok and report.complete):

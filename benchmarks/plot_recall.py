@@ -1,6 +1,6 @@
 """The README's chart, from stored results only.
 
-    python benchmarks/plot_recall.py benchmarks/results/recall.json docs/recall.png [--k 10]
+    python benchmarks/plot_recall.py benchmarks/results/recall_at_budget.json docs/recall.png [--k 10]
 
 One panel per domain: Top-k-Recall against scorer calls, with 95 % bootstrap intervals over the queries. The results
 hold means, not the values per query that `adacur.report.curves` draws from; methods look as they do there.
@@ -18,11 +18,10 @@ from adacur.report.styles import styles
 
 LABELS = {
     "gaussian": "adacur's default (Gaussian), dense first",
-    "adacur": "ADACUR, dense first batch",
-    "adacur_random": "ADACUR, random first batch",
-    "anncur_dense": "ANNCUR, dense anchors",
-    "anncur": "ANNCUR, random anchors",
+    "axn": "AXN, dense first, no anchors",
     "rerank": "re-rank dense's best",
+    "adacur": "the paper's ADACUR, dense first",
+    "anncur": "the paper's ANNCUR, random anchor items",
 }
 
 
@@ -31,8 +30,11 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("picture", type=Path)
     parser.add_argument("--k", type=int, default=10)
+    parser.add_argument("--anchors", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    rows = [row for row in json.loads(arguments.results.read_text()) if row["k"] == arguments.k]
+    asked = {name: getattr(arguments, name) for name in ("k", "anchors", "rounds")}
+    rows = [row for row in json.loads(arguments.results.read_text()) if asked.items() <= row.items()]
     domains = list(dict.fromkeys(row["domain"] for row in rows))
     budgets = sorted({row["budget"] for row in rows})
     look = styles({method: method for method in LABELS})
@@ -50,9 +52,10 @@ def main() -> None:
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel(f"Top-{arguments.k}-Recall")
-    about = rows[0]
+    queries = sorted({row["queries"] for row in rows})
     figure.suptitle(
-        f"{about['anchors']} anchor queries, {about['rounds']} rounds, {about['queries']} test queries, 95 % intervals",
+        f"{arguments.anchors} anchor queries, {arguments.rounds} rounds, "
+        f"{' or '.join(map(str, queries))} test queries, 95 % intervals",
         fontsize=10,
     )
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)

@@ -11,16 +11,34 @@ the shipped index (see score_folders.py).
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from score_folders import read_score_folder
+from score_folders import ScoreFolder, read_score_folder
 
 import adacur
 from adacur import AdaCUR, AnchorIndex, Budget, Gaussian, Query, Rerank
+from adacur.data import fetch, pseudo_queries, wikivital
 from adacur.evaluation import bootstrap_interval, top_k_recall
+from adacur.retrievers import bge_small
 
 SHIPPED = Path(adacur.__file__).parent / "data" / "shipped" / "wikivital" / "scores.npy"
+
+
+def shipped_vectors() -> np.ndarray:
+    """The dual encoder's vectors of the shipped index's pseudo-queries, which are cut from the articles again."""
+    about = json.loads((SHIPPED.parent / "about.json").read_text())
+    made = pseudo_queries(wikivital(), about["n_anchors"], seed=about["seed"])
+    return bge_small(fetch("bge-small-en-v1.5")).encode_queries([query.text for query in made])
+
+
+def looked_up(folder: ScoreFolder, anchors: np.ndarray) -> Callable[[Sequence[Query]], np.ndarray]:
+    """Query vectors by id: "a0", "a1" … are the anchor queries."""
+    known = {f"a{row}": vector for row, vector in enumerate(anchors)}
+    known |= {query.id: vector for query, vector in zip(folder.test, folder.query_embeddings, strict=True)}
+    return lambda queries: np.stack([known[query.id] for query in queries])
 
 
 def main() -> None:
@@ -53,6 +71,7 @@ def main() -> None:
             ),
         )
     }
+    vectors = {"shipped": shipped_vectors(), "real": folder.anchor_embeddings}
     for calls in arguments.budgets:
         budget = Budget(calls=calls)
         runs = {"re-rank": Rerank(index=indexes["real"], scorer=folder.scorer, budget=budget, first=folder.dense)}
@@ -65,8 +84,11 @@ def main() -> None:
                 scorer=folder.scorer,
                 budget=budget,
                 first=folder.dense,
-                approximator=Gaussian(embeddings=folder.item_embeddings),
-                first_share=0.2,
+                approximator=Gaussian(
+                    embeddings=folder.item_embeddings,
+                    embed_queries=looked_up(folder, vectors[name]) if name in vectors else None,
+                ),
+                first_weight=0.25,
             )
         for name, method in runs.items():
             found = method.search(folder.test, min(100, calls))

@@ -187,6 +187,27 @@ def measure(
     return rows
 
 
+def summary(rows: list[dict[str, Any]]) -> list[str]:
+    """Per method the mean of 1 − recall over all cells, and the cell where it does worst beside the best other."""
+    cells: dict[tuple[Any, ...], dict[str, float]] = {}
+    for row in rows:
+        cells.setdefault((row["domain"], row["budget"], row["k"]), {})[row["method"]] = row["recall"]
+    lines = [
+        f"mean of 1 − recall over {len(cells)} cells (domain, budget, k), and the worst cell beside the best other"
+    ]
+    for method in dict.fromkeys(row["method"] for row in rows):
+        mean = np.mean([1 - own[method] for own in cells.values()])
+        lines.append(f"  {method:24} {mean:.4f}")
+        if len(cells) and len(next(iter(cells.values()))) > 1:
+            gaps = {
+                where: own[method] - max(value for name, value in own.items() if name != method)
+                for where, own in cells.items()
+            }
+            (domain, calls, k), gap = min(gaps.items(), key=lambda entry: entry[1])
+            lines[-1] += f"  {gap:+.3f} at {domain}, B = {calls}, k = {k}"
+    return lines
+
+
 def read_judgements(files: str) -> dict[str, dict[str, int]]:
     merged: dict[str, dict[str, int]] = {}
     for file in files.split(","):
@@ -248,6 +269,7 @@ def main() -> None:
                     cells.append(f"nDCG@10: {judged['ndcg']:.3f} {interval} on {judged['judged']} judged")
                 print(f"  B={calls:<4} {method:24} " + "  ".join(cells))
         rows += own
+    print("\n" + "\n".join(summary(rows)))
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -44,7 +44,21 @@ if TYPE_CHECKING:
         SharedBatches,
         TorchCrossEncoder,
     )
-    from adacur.search import ANNCUR, AdaCUR, AnchorIndex, Exact, Rerank, build, encoder, load, scorer
+    from adacur.search import (
+        ANNCUR,
+        AdaCUR,
+        AnchorIndex,
+        Exact,
+        GaussianSettings,
+        Rerank,
+        Tuning,
+        TuningWarning,
+        build,
+        compress,
+        encoder,
+        load,
+        scorer,
+    )
 
 __version__ = "0.1.0"
 
@@ -64,6 +78,7 @@ _ROOM_OF = {
     "Exact": "search",
     "FunctionScorer": "scorers",
     "Gaussian": "approximation",
+    "GaussianSettings": "search",
     "Hit": "core.results",
     "Hits": "core.results",
     "HttpScorer": "scorers",
@@ -92,8 +107,11 @@ _ROOM_OF = {
     "TopK": "acquisition",
     "TorchCrossEncoder": "scorers",
     "Trace": "core.results",
+    "Tuning": "search",
+    "TuningWarning": "search",
     "Uniform": "acquisition",
     "build": "search",
+    "compress": "search",
     "encoder": "search",
     "estimate": "index",
     "load": "search",
@@ -119,6 +137,7 @@ __all__ = [
     "Exact",
     "FunctionScorer",
     "Gaussian",
+    "GaussianSettings",
     "Hit",
     "Hits",
     "HttpScorer",
@@ -147,8 +166,11 @@ __all__ = [
     "TopK",
     "TorchCrossEncoder",
     "Trace",
+    "Tuning",
+    "TuningWarning",
     "Uniform",
     "build",
+    "compress",
     "encoder",
     "estimate",
     "load",

@@ -34,10 +34,12 @@ COMMANDS = (
     "estimate",
     "build",
     "search",
+    "tune",
     "evaluate",
     "report",
     "reproduce",
     "inspect",
+    "compress",
     "verify",
     "demo",
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
+from adacur.core.device_row import DeviceRow
 from adacur.core.errors import InputError
 from adacur.core.ranking import best_positions
 from adacur.core.seeds import uniform
@@ -18,8 +19,14 @@ __all__ = ["Softmax", "TopK", "Uniform"]
 class TopK:
     """The items with the highest predictions."""
 
-    def choose(self, predicted: FloatArray, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int) -> IntArray:
+    def choose(
+        self, predicted: FloatArray | DeviceRow, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int
+    ) -> IntArray:
         """n unscored positions, best first."""
+        if isinstance(predicted, DeviceRow):
+            # However the scored ones are placed, n unscored ones are among so many.
+            near = predicted.among_largest(n + len(unscored) - int(np.count_nonzero(unscored)))
+            return near[best_positions(np.where(unscored[near], predicted[near], -np.inf), n, keys=keys[near])]
         return best_positions(np.where(unscored, predicted, -np.inf), n, keys=keys)
 
 
@@ -33,17 +40,23 @@ class Softmax:
         if not self.temperature > 0:
             raise InputError(f"A temperature is positive; got {self.temperature}. For the greedy choice use TopK().")
 
-    def choose(self, predicted: FloatArray, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int) -> IntArray:
+    def choose(
+        self, predicted: FloatArray | DeviceRow, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int
+    ) -> IntArray:
         """n unscored positions, in the order drawn."""
         # Gumbel top-k draws the same sample as softmax without replacement and never overflows.
         gumbel = -np.log(-np.log(uniform(stream, keys)))
-        return best_positions(np.where(unscored, predicted / self.temperature + gumbel, -np.inf), n, keys=keys)
+        return best_positions(
+            np.where(unscored, np.asarray(predicted) / self.temperature + gumbel, -np.inf), n, keys=keys
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
     """A uniform sample; predictions are ignored."""
 
-    def choose(self, predicted: FloatArray, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int) -> IntArray:
+    def choose(
+        self, predicted: FloatArray | DeviceRow, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int
+    ) -> IntArray:
         """n unscored positions, in the order drawn."""
         return best_positions(np.where(unscored, uniform(stream, keys), -np.inf), n, keys=keys)

@@ -1,7 +1,19 @@
 """How the scores of all items follow from a few exact ones."""
 
 from adacur.approximation.embedding_regression import EmbeddingRegression
-from adacur.approximation.gaussian import Gaussian
+from adacur.approximation.gaussian import Features, Gaussian
+from adacur.approximation.item_factors import ItemFactors
+from adacur.approximation.packed_rows import PackedRows, Storage
 from adacur.approximation.pseudo_inverse import PseudoInverse
+from adacur.approximation.score_scale import ScoreScale
 
-__all__ = ["EmbeddingRegression", "Gaussian", "PseudoInverse"]
+__all__ = [
+    "EmbeddingRegression",
+    "Features",
+    "Gaussian",
+    "ItemFactors",
+    "PackedRows",
+    "PseudoInverse",
+    "ScoreScale",
+    "Storage",
+]

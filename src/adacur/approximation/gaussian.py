@@ -21,19 +21,23 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from adacur.approximation.growing_cholesky import GrowingCholesky
 from adacur.approximation.item_factors import ItemFactors
+from adacur.approximation.packed_rows import PackedRows, Storage
 from adacur.approximation.score_scale import ScoreScale
 from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.device_row import DeviceRow
 from adacur.core.errors import InputError
+from adacur.core.extras import require
 from adacur.core.protocols import AnchorScores
 from adacur.core.records import Query
 
-__all__ = ["Gaussian"]
+__all__ = ["Features", "Gaussian"]
 
 _ROWS_PER_BLOCK = 4096
 # Variance of a query's own level, which lifts all items alike, relative to that of an item's score.
@@ -44,6 +48,12 @@ _LEAST_NOISE = 1e-10
 _SETTLED_ANCHORS = 500
 _LOCALITY = 0.07
 _QUERY_SCALE = 0.2
+# Log-odds that an item scores above the best found: for one predicted to score just that, per spread of this query's
+# errors that it is predicted higher, and per logarithm of the rank it would take. Fitted to held-out anchor queries of
+# four collections by likelihood.
+_AT_FIRST, _PER_SPREAD, _PER_RANK = -4.1, 1.54, 0.68
+# Fewer errors than these say nothing of their spread.
+_FEWEST_ERRORS = 10
 
 EmbedQueries = Callable[[Sequence[Query]], FloatArray]
 
@@ -58,8 +68,11 @@ class Gaussian:
       likeness (default: .07 at 500 anchor queries, more with fewer; infinity for all alike).
     - `noise` (λ) is relative to the mean variance of an item's score.
     - `rescale=False` models scores as they are, `centre=False` leaves the mean out.
+    - `device` is torch's name of where the features are to lie and predictions to be made, e.g. "cuda"; by default
+      numpy makes them.
 
-    What depends on the index alone is computed once and kept while searches go on with the same index.
+    What depends on the index alone is computed once and kept while searches go on with the same index. `features`
+    (`compressed`, or read from a file) spare that for the index they came from.
     """
 
     def __init__(
@@ -73,6 +86,8 @@ class Gaussian:
         locality: float | None = None,
         rescale: bool = True,
         centre: bool = True,
+        features: Features | None = None,
+        device: str | None = None,
     ) -> None:
         if not noise >= 0:
             raise InputError(f"noise is not negative; got {noise}.")
@@ -96,20 +111,22 @@ class Gaussian:
         self.locality = locality
         self.rescale = rescale
         self.centre = centre
-        self._kept = _Kept()
+        self.device = device
+        self._kept = _Kept(given=features if features is None or device is None else features.on(device))
 
     def adjusted(
         self, *, noise: float | None = None, embedding_weight: float | None = None, locality: float | None = None
     ) -> Gaussian:
         """The same with other settings, sharing what depends on the index alone; None leaves one as it is."""
         given = {"noise": noise, "embedding_weight": embedding_weight, "locality": locality}
-        own = {name: getattr(self, name) if value is None else value for name, value in given.items()}
+        own: dict[str, Any] = {name: getattr(self, name) if value is None else value for name, value in given.items()}
         other = Gaussian(
             embeddings=self.embeddings,
             embed_queries=self.embed_queries,
             query_noise=self.query_noise,
             rescale=self.rescale,
             centre=self.centre,
+            device=self.device,
             **own,
         )
         other._kept = self._kept
@@ -119,30 +136,89 @@ class Gaussian:
         weight = "auto" if self.embedding_weight is None else self.embedding_weight
         parts = [
             f"noise={self.noise}",
-            f"embedding_weight={weight}" if self.embeddings is not None else "no embeddings",
+            f"embedding_weight={weight}" if self._has_embeddings else "no embeddings",
         ]
         if self.embed_queries is not None:
             parts += [f"query_noise={self.query_noise}", f"locality={self.locality or 'auto'}"]
         parts += ["rescale=False"] * (not self.rescale) + ["centre=False"] * (not self.centre)
+        if self._kept.given is not None:
+            parts.append("features: " + " + ".join(str(part.shape[1]) for part in self._kept.given.factors.parts))
+        parts += [f"device={self.device!r}"] * (self.device is not None)
         return f"Gaussian({', '.join(parts)})"
+
+    @property
+    def _has_embeddings(self) -> bool:
+        given = self._kept.given
+        return self.embeddings is not None or (given is not None and given.embedding_variance > 0)
 
     def begin(self, anchors: AnchorScores, queries: Sequence[Query]) -> _Conditioned:
         """A fresh approximation for these queries."""
-        features = self._features_of(anchors)
+        features = self.features_of(anchors)
         prior = self._prior(features)
         vectors = self._vectors(queries) if features.anchor_vectors is not None else None
         return _Conditioned(
             prior, [prior.posterior(None if vectors is None else vectors[row]) for row in range(len(queries))]
         )
 
-    def _features_of(self, anchors: AnchorScores) -> _Features:
-        # Many threads may begin at once, and each set of features is a second copy of the index.
-        with self._kept.lock:
-            if self._kept.features is None or self._kept.matrix is not anchors.matrix:
-                self._kept.matrix, self._kept.features = anchors.matrix, self._extracted(anchors)
-            return self._kept.features
+    def replay(self, anchors: AnchorScores, positions: IntArray) -> _Conditioned:
+        """An approximation for the anchor queries at these positions, each as if it had never been one.
 
-    def _extracted(self, anchors: AnchorScores) -> _Features:
+        Only the score scale and the mean variance have seen them. All are predicted in one product, which is fast, but
+        rounds differently with the size of the batch: for statistics, not for answers.
+        """
+        features = self.features_of(anchors)
+        prior = self._prior(features)
+        vectors = features.anchor_vectors
+        anchored = np.eye(len(features.trust))
+        if vectors is not None:
+            anchored = _kernel(vectors, vectors) + self.query_noise * anchored
+        inverse = np.linalg.inv(anchored)
+        queries = []
+        for position in positions.tolist():
+            without = _Without.of(
+                position, anchored, inverse, n_features=features.factors.n_features, centre=self.centre
+            )
+            queries.append(prior.posterior(None if vectors is None else vectors[position], without=without))
+        return _Conditioned(prior, queries, together=True)
+
+    def compressed(self, anchors: AnchorScores, *, rank: int, storage: Storage = "int8") -> Features:
+        """Features of these anchor scores in less memory: `rank` columns more than embeddings have, in `storage`.
+
+        The columns are those that matter most to queries like the anchor queries. A rank of all anchor queries keeps
+        every feature.
+        """
+        if rank < 1:
+            raise InputError(f"rank is at least 1; got {rank}.")
+        features = self._extracted(anchors)
+        n_anchors, n_features = len(features.trust), features.factors.n_features
+        if not n_anchors:
+            raise InputError("There are no anchor scores to compress: this index has no anchor queries.")
+        directions = np.eye(n_anchors)
+        if features.anchor_vectors is not None:
+            # A query starts from the regression on the anchor queries, and then moves like any of them. Told without
+            # its own help, anchor query j would start from row j of this.
+            vectors = features.anchor_vectors
+            starts = (_kernel(vectors, vectors) + self.query_noise * directions) * features.trust - directions
+            directions = directions + starts.T @ starts
+        spread = np.eye(n_features) * np.sqrt(self._prior(features).per_dimension or 1.0)
+        spread[:n_anchors, :n_anchors] = np.linalg.cholesky(directions / n_anchors)
+        columns = rank + n_features - n_anchors
+        return replace(features, factors=features.factors.compressed(columns=columns, storage=storage, spread=spread))
+
+    def features_of(self, anchors: AnchorScores) -> Features:
+        """What follows from these anchor scores alone: as given, or extracted once."""
+        kept = self._kept
+        if kept.given is not None and kept.given.belong_to(anchors):
+            return kept.given
+        # Many threads may begin at once, and each set of features is a second copy of the index.
+        with kept.lock:
+            if kept.features is None or kept.matrix is not anchors.matrix:
+                features = self._extracted(anchors)
+                kept.features = features if self.device is None else features.on(self.device)
+                kept.matrix = anchors.matrix
+            return kept.features
+
+    def _extracted(self, anchors: AnchorScores) -> Features:
         matrix = anchors.matrix
         if self.embeddings is not None and len(self.embeddings) != len(matrix):
             raise InputError(f"One embedding per item is needed; got {len(self.embeddings)} for {len(matrix)} items.")
@@ -176,17 +252,18 @@ class Gaussian:
             embedding_variance = max(0.0, squares - float(middle @ middle))
             parts.append(self.embeddings)
             centres.append(middle)
-        return _Features(
+        return Features(
+            anchors=tuple(query.id for query in anchors.anchor_queries),
             scale=scale,
             means=means.astype(matrix.dtype),
-            factors=ItemFactors(parts, centres),
+            factors=ItemFactors([PackedRows(part) for part in parts], np.concatenate(centres)),
             anchor_vectors=vectors,
             trust=trust,
             variance=float(np.square(residuals, dtype=np.float64).mean()) if n_anchors else 0.0,
             embedding_variance=embedding_variance,
         )
 
-    def _prior(self, features: _Features) -> _Prior:
+    def _prior(self, features: Features) -> _Prior:
         fewer = float(np.clip(_SETTLED_ANCHORS / max(1, len(features.trust)), 1, 16))
         weight = fewer**0.3 if self.embedding_weight is None else self.embedding_weight
         if not features.embedding_variance:
@@ -217,20 +294,22 @@ class Gaussian:
 class _Kept:
     """The features of the index searched last, shared by approximators that differ in their settings."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: Features | None) -> None:
         self.lock = threading.Lock()
+        self.given = given
         self.matrix: FloatArray | None = None
-        self.features: _Features | None = None
+        self.features: Features | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Features:
-    """What follows from the index alone: means and features of the items, and who the anchor queries are.
+class Features:
+    """What follows from the index alone: means and features of the items, and who the `anchors` are, by id.
 
     The first `len(trust)` features of an item belong to the anchor queries, the rest to its embedding; `variance` and
-    `embedding_variance` are the means over the items.
+    `embedding_variance` are the means over the items. `device_means` are the means where predictions are made.
     """
 
+    anchors: tuple[str, ...]
     scale: ScoreScale
     means: FloatArray
     factors: ItemFactors
@@ -238,39 +317,118 @@ class _Features:
     trust: FloatArray
     variance: float
     embedding_variance: float
+    device_means: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that grow with the items."""
+        return self.factors.nbytes + self.means.nbytes
+
+    def belong_to(self, anchors: AnchorScores) -> bool:
+        """Whether these are the features of this index, as far as can be told without reading its scores."""
+        ids = tuple(query.id for query in anchors.anchor_queries)
+        return ids == self.anchors and len(anchors.items) == len(self.means)
+
+    def on(self, device: str) -> Features:
+        """The same with what grows with the items on a device that torch knows."""
+        torch = require("torch", extra="torch")
+        means = torch.from_numpy(self.means.astype(np.float32)).to(device)
+        return replace(self, factors=self.factors.on(device), device_means=means)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prior:
     """What is expected of any query, before one is seen."""
 
-    features: _Features
+    features: Features
     locality: float
     per_dimension: float
     level: float
     noise: float
 
-    def posterior(self, vector: FloatArray | None) -> _Posterior:
+    def posterior(self, vector: FloatArray | None, *, without: _Without | None = None) -> _Posterior:
         """What is expected of a query with this vector, told nothing yet."""
         features = self.features
         n_anchors = len(features.trust)
+        trust = features.trust if without is None else without.trust
         variances = np.full(features.factors.n_features, self.per_dimension)
         start = np.zeros(features.factors.n_features)
         variances[:n_anchors] = 1 / max(1, n_anchors)
         if features.anchor_vectors is not None and vector is not None:
             likeness = features.anchor_vectors @ vector
+            if without is not None:
+                likeness[without.position] = -np.inf
             weights = np.exp((likeness - likeness.max()) / self.locality)
             variances[:n_anchors] = weights / weights.sum()
-            start[:n_anchors] = np.exp((likeness - 1) / _QUERY_SCALE) * features.trust
-        return _Posterior(self, variances=variances, start=start)
+            start[:n_anchors] = np.exp((likeness - 1) / _QUERY_SCALE) * trust
+        elif without is not None:
+            variances[:n_anchors] = 1 / max(1, n_anchors - 1)
+            variances[without.position] = 0.0
+        return _Posterior(self, variances=variances, start=start, without=without)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Without:
+    """Features as they would be without one anchor query, which are linear in the features with it.
+
+    With G the inverse of the anchor queries' kernel A, leaving out j changes G by a rank-one term, and the mean by a
+    share of j's own scores, which are the features · (diag G · A[:, j]):
+
+        feature' i = stretch_i · feature i − own_i · feature j + level_i · (features · shift)
+        mean'      = mean − features · shift
+    """
+
+    position: int
+    trust: FloatArray
+    stretch: FloatArray
+    own: FloatArray
+    shift: FloatArray
+    level: FloatArray
+
+    @classmethod
+    def of(cls, position: int, kernel: FloatArray, inverse: FloatArray, *, n_features: int, centre: bool) -> _Without:
+        """Without the anchor query at this position; features beyond the anchor queries' stay as they are."""
+        n_anchors, before = len(kernel), np.diag(inverse)
+        across = inverse[position]
+        trust = before - across**2 / before[position]
+        # The feature of the one left out is given no weight, so its own value does not matter.
+        trust[position] = 1.0
+        sums = inverse.sum(axis=1)
+        stretch, own, shift, level = (
+            np.ones(n_features),
+            np.zeros(n_features),
+            np.zeros(n_features),
+            np.zeros(n_features),
+        )
+        stretch[:n_anchors] = before / trust
+        own[:n_anchors] = across / trust
+        if centre and n_anchors > 1:
+            shift[:n_anchors] = before * kernel[:, position] / (n_anchors - 1)
+            level[:n_anchors] = (sums - across * sums[position] / before[position]) / trust
+        for weights in (stretch, own, level):
+            weights[position] = 0.0
+        trust[position] = 0.0
+        return cls(position, trust, stretch, own, shift, level)
+
+    def rows(self, rows: FloatArray) -> FloatArray:
+        """Rows of features as they would be."""
+        changed = rows * self.stretch - np.outer(rows[:, self.position], self.own)
+        return np.asarray(changed + np.outer(rows @ self.shift, self.level))
+
+    def weights(self, direction: FloatArray) -> FloatArray:
+        """The weights of the features as they are that give mean' − mean + features' · direction."""
+        weights = self.stretch * direction + self.shift * (self.level @ direction - 1)
+        weights[self.position] -= self.own @ direction
+        return np.asarray(weights)
 
 
 class _Conditioned:
     """A batch of queries, each conditioned on its own exact scores."""
 
-    def __init__(self, prior: _Prior, queries: Sequence[_Posterior]) -> None:
+    def __init__(self, prior: _Prior, queries: Sequence[_Posterior], *, together: bool = False) -> None:
         self._prior = prior
         self._queries = queries
+        self._together = together
 
     def tell(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> None:
         """Add exact scores, per query."""
@@ -281,10 +439,21 @@ class _Conditioned:
     def predict(self) -> FloatArray:
         """Predictions for every item on the prior's scale, shape (queries, items)."""
         features = self._prior.features
+        if features.device_means is not None:
+            # Searches use a row of these like an array.
+            return [  # type: ignore[return-value]
+                DeviceRow(features.factors.predictions(query.weights, means=features.device_means).add_(query.level))
+                for query in self._queries
+            ]
+        if self._together:
+            predicted = features.factors.products(np.stack([query.weights for query in self._queries]))
+            predicted += features.means
+            predicted += np.array([query.level for query in self._queries], dtype=predicted.dtype)[:, None]
+            return predicted
         predicted = np.empty((len(self._queries), len(features.means)), dtype=features.means.dtype)
         # One product per query: an answer must not depend on the size of its batch.
         for row, query in zip(predicted, self._queries, strict=True):
-            np.add(features.factors.product(query.direction), features.means, out=row)
+            row[:] = features.factors.predictions(query.weights, means=features.means)
             row += row.dtype.type(query.level)
         return predicted
 
@@ -295,14 +464,22 @@ class _Conditioned:
     def predict_precisely(self) -> FloatArray:
         """Predicted scores of every item in float64."""
         features = self._prior.features
-        precise = [features.factors.precise_product(query.direction) + query.level for query in self._queries]
+        precise = [features.factors.precise_product(query.weights) + query.level for query in self._queries]
         return features.scale.score(np.stack(precise) + features.means)
 
-    def chance_above(self, query: int, positions: IntArray, score: float) -> FloatArray:
-        """How likely each of these unscored items is to score above `score`, for the query at this place."""
-        expected, deviation = self._queries[query].expect(positions)
-        distance = (self._prior.features.scale.rarity(np.array([score]))[0] - expected) / deviation
-        return _tail(distance)
+    def chance_above(self, query: int, predicted: FloatArray, best: FloatArray, *, ranks: IntArray) -> FloatArray:
+        """How likely unscored items are to score above the best found, shape (predicted, best).
+
+        The unit is what this query's own scores miss their prediction by, each told without itself; the posterior
+        variance hardly differs between items, and its level was chosen for recall (docs/decisions/0026-stopping.md).
+        """
+        spread = self._queries[query].spread
+        if not math.isfinite(spread):
+            return np.ones((len(predicted), len(best)))
+        thresholds = self._prior.features.scale.rarity(best)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            distances = (np.asarray(predicted, dtype=np.float64)[:, None] - thresholds) / spread
+            return np.asarray(1 / (1 + np.exp(-(_AT_FIRST + _PER_SPREAD * distances + _PER_RANK * np.log(ranks)))))
 
 
 class _Posterior:
@@ -311,16 +488,26 @@ class _Posterior:
     `variances` are those of the features, `direction` their expected weights so far, `level` what all items share.
     """
 
-    def __init__(self, prior: _Prior, *, variances: FloatArray, start: FloatArray) -> None:
+    def __init__(
+        self, prior: _Prior, *, variances: FloatArray, start: FloatArray, without: _Without | None = None
+    ) -> None:
         self._prior = prior
+        self._without = without
         self._variances = variances
         self._start = start
         self._factor = GrowingCholesky()
         self._told: IntArray = np.empty(0, dtype=np.intp)
+        self._rows: FloatArray = np.empty((0, len(variances)))
         self._surprise: FloatArray = np.empty(0)
+        self._answer: FloatArray = np.empty(0)
         self._offset = 0.0
         self.direction = start
         self.level = 0.0
+
+    @property
+    def weights(self) -> FloatArray:
+        """What the features of the index are to be weighted by."""
+        return self.direction if self._without is None else self._without.weights(self.direction)
 
     def tell(self, positions: IntArray, scores: FloatArray) -> None:
         prior, features, known = self._prior, self._prior.features, len(self._told)
@@ -328,35 +515,42 @@ class _Posterior:
         if not known and not len(features.trust):
             # Without anchor queries nothing else says where this query's scores lie.
             self._offset = float(rarities.mean())
+        new, means = self._seen(positions)
+        rows = np.vstack([self._rows_told(), new])
         self._told = np.concatenate([self._told, positions])
-        rows = features.factors.rows(self._told)
-        covariance = (rows[known:] * self._variances) @ rows.T + prior.level
+        if self._without is not None:
+            self._rows = rows
+        covariance = (new * self._variances) @ rows.T + prior.level
         own = covariance[:, known:]
         own[np.diag_indices_from(own)] += prior.noise
         self._factor.append(covariance[:, :known], own)
-        missing = rarities - features.means[positions] - rows[known:] @ self._start - self._offset
+        missing = rarities - means - new @ self._start - self._offset
         self._surprise = np.concatenate([self._surprise, missing])
         answer = self._factor.solve(self._surprise)
+        self._answer = answer
         self.direction = self._start + self._variances * (rows.T @ answer)
         self.level = self._offset + prior.level * float(answer.sum())
 
-    def expect(self, positions: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Mean and standard deviation of the scores of these items, on the prior's scale."""
-        prior, features = self._prior, self._prior.features
-        rows = features.factors.rows(positions)
-        weighted = rows * self._variances
-        across = weighted @ features.factors.rows(self._told).T + prior.level
-        before = (weighted * rows).sum(axis=1) + prior.level + prior.noise
-        explained = np.square(self._factor.whiten(across.T)).sum(axis=0)
-        expected = features.means[positions] + rows @ self.direction + self.level
-        # Rounding may explain a hair more than there is.
-        return expected, np.sqrt(np.maximum(before - explained, 1e-12 * before))
+    @property
+    def spread(self) -> float:
+        """The standard deviation of what the scores told so far differ by from what the others say of each."""
+        if len(self._told) < _FEWEST_ERRORS:
+            return math.inf
+        # Leaving one out, in closed form: residual = (K + λ)⁻¹ y / diagonal.
+        return float((self._answer / self._factor.precisions()).std())
+
+    def _rows_told(self) -> FloatArray:
+        # Read again each round: kept, they would take more memory than the factor. A replay has to rework them too.
+        return self._prior.features.factors.rows(self._told) if self._without is None else self._rows
+
+    def _seen(self, positions: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Features and means of these items."""
+        features = self._prior.features
+        rows, means = features.factors.rows(positions), features.means[positions]
+        if self._without is None:
+            return rows, means
+        return self._without.rows(rows), means - rows @ self._without.shift
 
 
 def _kernel(some: FloatArray, others: FloatArray) -> FloatArray:
     return np.asarray(np.exp((some @ others.T - 1) / _QUERY_SCALE))
-
-
-def _tail(distances: FloatArray) -> FloatArray:
-    """The share of a normal distribution that lies above."""
-    return np.array([0.5 * math.erfc(distance / math.sqrt(2)) for distance in distances.tolist()])

@@ -36,9 +36,9 @@ class GrowingCholesky:
         grown[size:, size:] = np.tril(corner)
         self._inverse = grown
 
-    def whiten(self, columns: FloatArray) -> FloatArray:
-        """L⁻¹ · columns; its squared length is what the rows explain of a variance."""
-        return self._inverse @ columns
+    def precisions(self) -> FloatArray:
+        """The diagonal of (L Lᵀ)⁻¹: one over the variance of each row that the others leave unexplained."""
+        return np.asarray(np.square(self._inverse).sum(axis=0))
 
     def solve(self, targets: FloatArray) -> FloatArray:
         """(L Lᵀ)⁻¹ · targets."""

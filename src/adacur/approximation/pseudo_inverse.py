@@ -29,21 +29,36 @@ class PseudoInverse:
         """A fresh approximation for these queries."""
         return _QueryEmbeddings(anchors.matrix, len(queries))
 
+    def replay(self, anchors: AnchorScores, positions: IntArray) -> _QueryEmbeddings:
+        """An approximation for the anchor queries at these positions, each as if it had never been one.
+
+        All are predicted in one product, which is fast, but rounds differently with the size of the batch: for
+        statistics, not for answers.
+        """
+        return _QueryEmbeddings(anchors.matrix, len(positions), left_out=positions)
+
 
 class _QueryEmbeddings:
     """The latent embeddings e_q of a batch of queries, and the scores that follow from them."""
 
-    def __init__(self, item_embeddings: FloatArray, n_queries: int) -> None:
+    def __init__(self, item_embeddings: FloatArray, n_queries: int, *, left_out: IntArray | None = None) -> None:
         self._items = item_embeddings
+        self._left_out = left_out
         self._solves = [GrowingLeastSquares(item_embeddings.shape[1]) for _ in range(n_queries)]
 
     def tell(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> None:
         """Add exact scores, per query."""
-        for solve, where, exact in zip(self._solves, positions, scores, strict=True):
-            solve.append(self._items[where], exact)
+        for query, (solve, where, exact) in enumerate(zip(self._solves, positions, scores, strict=True)):
+            rows = self._items[where]
+            if self._left_out is not None:
+                # The solution of least norm gives no weight to a column of zeros.
+                rows[:, self._left_out[query]] = 0
+            solve.append(rows, exact)
 
     def predict(self) -> FloatArray:
         """Predicted scores of every item, shape (queries, items)."""
+        if self._left_out is not None:
+            return np.stack([solve.solution for solve in self._solves]).astype(self._items.dtype) @ self._items.T
         predicted = np.empty((len(self._solves), len(self._items)), dtype=self._items.dtype)
         # One product per query: a product for the whole batch rounds differently with the batch's size, and an
         # answer must not depend on its neighbours.

@@ -29,8 +29,11 @@ class ScoreScale:
     rarities: FloatArray
 
     @classmethod
-    def fit(cls, matrix: FloatArray, *, keys: KeyArray) -> ScoreScale:
-        """The scale of anchor scores (items × anchor queries); of many items, a sample that `keys` decide."""
+    def fit(cls, matrix: FloatArray, *, keys: KeyArray, rarest: float = _RAREST) -> ScoreScale:
+        """The scale of anchor scores (items × anchor queries); of many items, a sample that `keys` decide.
+
+        Scores above a share `rarest` of all are hardly told apart.
+        """
         n_rows = max(1, _SAMPLE // max(1, matrix.shape[1]))
         if n_rows < len(matrix):
             # By key and not by position: the scale must not depend on the order of the items.
@@ -45,7 +48,7 @@ class ScoreScale:
             steps = np.unique(values[np.minimum((share * len(values)).astype(np.intp), len(values) - 1)])
         below, up_to = np.searchsorted(values, steps, side="left"), np.searchsorted(values, steps, side="right")
         above = 1 - (below + up_to) / (2 * len(values))
-        return cls(steps, np.log1p(_RAREST) - np.log(above + _RAREST))
+        return cls(steps, np.log1p(rarest) - np.log(above + rarest))
 
     @classmethod
     def plain(cls) -> ScoreScale:

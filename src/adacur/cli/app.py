@@ -271,6 +271,9 @@ def build(
         int | None, typer.Option(min=1, help="Items per save point; default: some 20 s of work.")
     ] = None,
     cache: CacheFile = None,
+    tune: Annotated[
+        bool, typer.Option("--tune/--no-tune", help="Tune it at the end, for the best 10 within 100 calls.")
+    ] = True,
     seed: Seed = 0,
     id_field: IdField = None,
     text_field: TextFields = None,
@@ -323,6 +326,7 @@ def build(
             block_items=block_items,
             seed=seed,
             cache=cache,
+            tune=tune,
         )
     summary = {
         "index": str(index),
@@ -339,6 +343,8 @@ def build(
         )
         if before == "complete":
             tell("It was finished before: no block was scored again.")
+        elif built.tunings:
+            tell(built.tunings[0].verdict)
         tell(f"Next: adacur search {quote(str(index))} 'your question'")
 
 
@@ -362,7 +368,15 @@ def search(
         ),
     ] = None,
     pool: Annotated[int | None, typer.Option(help="Search only the first stage's best N.")] = None,
+    fuse: Annotated[
+        float | None,
+        typer.Option(help="Weight of the first stage's scores in the final order; default: 0, a good first try: 0.5."),
+    ] = None,
     deadline: Annotated[float | None, typer.Option(help="Seconds for all questions together.")] = None,
+    stop_when: Annotated[
+        float | None,
+        typer.Option(help="Stop a question early once its top k is expected to have this recall, e.g. 0.98."),
+    ] = None,
     seed: Seed = 0,
     scorer: Annotated[
         str | None, typer.Option(help="Another backend of the scorer that built the index; default: that scorer.")
@@ -384,7 +398,9 @@ def search(
             "rounds": rounds,
             "first": first,
             "pool": pool,
+            "fuse": fuse,
             "deadline": deadline,
+            "stop_when": stop_when,
         }
         given = {name: value for name, value in limits.items() if value is not None}
         found = opened.search_batch(asked, k, method=method, seed=seed, **given)
@@ -408,13 +424,51 @@ def search(
         )
 
 
+@app.command(epilog="Example: adacur tune my.adacur --k 10 --budget 100")
+def tune(
+    index: IndexPath,
+    k: Annotated[list[int] | None, typer.Option("-k", "--k", min=1, help="The best k; may be repeated.")] = None,
+    budget: Annotated[list[int] | None, typer.Option(min=1, help="Scorer calls per question; may be repeated.")] = None,
+    queries: Annotated[int, typer.Option(min=1, help="How many anchor queries to replay, at most.")] = 100,
+    qrels: Annotated[
+        Path | None, typer.Option(help="Judgements: choose --fuse and --pool of searches by them instead.")
+    ] = None,
+    judged: Annotated[
+        Path | None, typer.Option(help="Judged queries, a budget of scorer calls each; default: the anchor queries.")
+    ] = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Choose search settings for your k and budget, and predict the recall. Calls no scorer, but for --judged.
+
+    Anchor queries are searched for again, each as if it had never been one. With --qrels, judged quality decides how
+    much of the first stage to blend into the order (--fuse of searches). --json prints a line per k and budget.
+    """
+    from adacur.cli.tune import tune_command
+    from adacur.cli.tune_judged import tune_judged_command
+
+    if judged is not None and qrels is None:
+        raise InputError("--judged names the queries of judgements; give these with --qrels FILE.")
+    with warnings_as_notes():
+        if qrels is not None:
+            tune_judged_command(
+                index, qrels=qrels, judged=judged, ks=k or [10], budgets=budget or [100], seed=seed, as_json=as_json
+            )
+            return
+        tune_command(index, ks=k or [10], budgets=budget or [100], queries=queries, seed=seed, as_json=as_json)
+
+
 @app.command(epilog="Example: adacur inspect my.adacur")
 def inspect(index: IndexPath, as_json: Json = False) -> None:
     """Show what an index folder holds: items, anchors, scorer, first stages, versions."""
+    from adacur.cli.tune import tuned_line
     from adacur.index import IndexFolder
+    from adacur.search.tuned import read_tunings
 
     folder = IndexFolder.open(index)
     manifest = folder.manifest
+    with warnings_as_notes():
+        tunings = read_tunings(index, anchor_queries=folder.anchor_queries)
     size = sum(file.stat().st_size for file in Path(index).rglob("*") if file.is_file())
     facts: dict[str, Any] = {
         "items": manifest.n_items,
@@ -430,6 +484,7 @@ def inspect(index: IndexPath, as_json: Json = False) -> None:
         "bytes": size,
         "probes": [probe.score for probe in manifest.probes],
         "anchor_examples": [query.text for query in folder.anchor_queries[:3]],
+        "tuned": tunings,
     }
     if as_json:
         print_json(facts)
@@ -447,6 +502,7 @@ def inspect(index: IndexPath, as_json: Json = False) -> None:
     scores = facts["probes"]
     table.add_row("scores", f"{min(scores):.2f} … {max(scores):.2f}" if scores else "–")
     table.add_row("anchor queries", Text("\n".join(facts["anchor_examples"])))
+    table.add_row("tuned for", tuned_line(tunings))
     table.add_row("blocks", f"{manifest.n_blocks:,}, each of up to {manifest.block_items:,} items")
     table.add_row("on disk", megabytes(size))
     table.add_row("built", f"{manifest.created}, " + ", ".join(f"{n} {v}" for n, v in manifest.versions.items()))
@@ -476,6 +532,28 @@ def verify(index: IndexPath, as_json: Json = False) -> None:
             say(f"{problem.file}: {problem.what}")
     if not report.ok:
         raise typer.Exit(1)
+
+
+@app.command(epilog="Example: adacur compress my.adacur --rank 128 --storage int8")
+def compress(
+    index: IndexPath,
+    rank: Annotated[
+        int, typer.Option(min=1, help="Dimensions kept of the anchor scores; all of them cut nothing.")
+    ] = 128,
+    storage: Annotated[str, typer.Option(help="int8, float16 or float32.")] = "int8",
+    k: Annotated[int, typer.Option("-k", "--k", min=1, help="Measure the recall of the best k …")] = 10,
+    budget: Annotated[int, typer.Option(min=1, help="… within so many calls.")] = 100,
+    drop: Annotated[bool, typer.Option("--drop", help="Remove what was compressed before.")] = False,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Make an index searchable in less memory, and measure what that costs. Calls no scorer."""
+    from adacur.cli.compress import compress_command, drop_command
+
+    if drop:
+        drop_command(index, as_json=as_json)
+    else:
+        compress_command(index, rank=rank, storage=storage, k=k, budget=budget, seed=seed, as_json=as_json)
 
 
 @app.command(epilog="Example: adacur evaluate my-beir-folder --scorer ms-marco-MiniLM-L-12-v2")

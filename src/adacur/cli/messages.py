@@ -43,8 +43,12 @@ _CONTINUED = {"build", "evaluate"}
 answer = Console(highlight=False, emoji=False)
 note = Console(highlight=False, emoji=False, stderr=True)
 
-_STEPS = ("first", "predict", "choose", "score", "solve")
-_STOPPED = {"exhausted": " (no item is left to score)", "deadline": " (the deadline came first)"}
+_STEPS = ("first", "predict", "choose", "score", "solve", "settle")
+_STOPPED = {
+    "exhausted": " (no item is left to score)",
+    "deadline": " (the deadline came first)",
+    "settled": " (enough for stop_when)",
+}
 
 
 def say(message: str) -> None:
@@ -110,6 +114,7 @@ def as_json(value: Any) -> Any:
                 {
                     "id": hit.id,
                     "score": hit.score,
+                    **({} if hit.fused is None else {"fused": hit.fused}),
                     "rank": hit.rank,
                     "round": hit.round,
                     "text": hit.item.text if hit.item else None,

@@ -25,6 +25,7 @@ __all__ = [
     "SavedRetriever",
     "Scorer",
     "ScorerCard",
+    "UncertainApproximation",
 ]
 
 
@@ -145,6 +146,7 @@ class Collection(Protocol):
     def items(self) -> Items: ...
 
 
+@runtime_checkable
 class AnchorScores(Collection, Protocol):
     """Anchor scores at rest: R_anc, item-major, so that an item's latent embedding is one contiguous row."""
 
@@ -174,6 +176,19 @@ class Approximation(Protocol):
 
     def predict_precisely(self) -> FloatArray:
         """Predicted scores (Ŝ) in float64, for those who asked to see them."""
+        ...
+
+
+@runtime_checkable
+class UncertainApproximation(Approximation, Protocol):
+    """An approximation that knows how far it may be off, which is what stopping early needs."""
+
+    def chance_above(self, query: int, predicted: FloatArray, best: FloatArray, *, ranks: IntArray) -> FloatArray:
+        """How likely unscored items are to score above the best found, shape (predicted, best).
+
+        `query` is its place in the batch; `predicted` are predictions as `predict` gives them, `best` exact scores and
+        `ranks` their ranks among all found, counted from 1.
+        """
         ...
 
 

@@ -16,18 +16,25 @@ __all__ = ["Hit", "Hits", "Round", "Trace"]
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One result. `rank` counts from 1; `round` is the round that scored it, 0 where there are no rounds."""
+    """One result. `rank` counts from 1; `round` is the round that scored it, 0 where there are no rounds.
+
+    `fused` is what it was ranked by, where that was not the score alone.
+    """
 
     id: str
     score: float
     rank: int
     round: int = 0
     item: Item | None = None
+    fused: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
-    """One round of a search. `predicted` holds what the approximation said of `positions` before they were scored."""
+    """One round of a search. `predicted` holds what the approximation said of `positions` before they were scored.
+
+    `expected_recall` is the share of the true top k that is expected to be found by now, where `stop_when` asked.
+    """
 
     number: int
     positions: IntArray
@@ -35,11 +42,13 @@ class Round:
     predicted: FloatArray | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     all_predicted: FloatArray | None = None
+    expected_recall: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """Everything a search did, round by round. `stopped` is "budget", "exhausted" (nothing left) or "deadline".
+    """Everything a search did, round by round. `stopped` is "budget", "exhausted" (nothing left), "deadline" or
+    "settled" (`stop_when`).
 
     `approximate_scores` (Ŝ for every item, after the last round) is present on request only. Where queries
     share a scorer call, its seconds are shared out by the number of pairs; in an awaited search they count the wait.
@@ -67,7 +76,10 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hits(Sequence[Hit]):
-    """Results of one query, best first. Iterates over `Hit`s; `ids`, `scores` and `rounds` are columns."""
+    """Results of one query, best first. Iterates over `Hit`s; `ids`, `scores`, `rounds` and `fused` are columns.
+
+    `scores` are always the scorer's. Where `fuse` blended the first stage in, the hits are ordered by `fused`.
+    """
 
     query: Query
     ids: tuple[str, ...]
@@ -75,6 +87,7 @@ class Hits(Sequence[Hit]):
     rounds: tuple[int, ...] = ()
     items: tuple[Item, ...] = ()
     trace: Trace = field(default_factory=Trace)
+    fused: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -97,13 +110,21 @@ class Hits(Sequence[Hit]):
         return [self._hit(index) for index in range(min(k, len(self)))]
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """Rows in the shape of sentence-transformers' `CrossEncoder.rank`: corpus_id, score and, if known, text."""
+        """Rows in the shape of sentence-transformers' `CrossEncoder.rank`: corpus_id, score and, if known, text.
+
+        With `fuse` they hold fused as well: sorting by score would undo the order.
+        """
         return [
-            {"corpus_id": hit.id, "score": hit.score} | ({"text": hit.item.text} if hit.item else {}) for hit in self
+            {"corpus_id": hit.id, "score": hit.score}
+            | ({} if hit.fused is None else {"fused": hit.fused})
+            | ({"text": hit.item.text} if hit.item else {})
+            for hit in self
         ]
 
     def __repr__(self) -> str:
         best = f", best {self.ids[0]!r} {float(self.scores[0]):.3f}" if self.ids else ""
+        if self.ids and self.fused is not None:
+            best += f" (fused {float(self.fused[0]):.3f})"
         return f"Hits({self.query.text!r}: {len(self)} hits{best}, {self.trace.calls} calls)"
 
     def _hit(self, index: int) -> Hit:
@@ -113,4 +134,5 @@ class Hits(Sequence[Hit]):
             rank=index + 1,
             round=self.rounds[index] if self.rounds else 0,
             item=self.items[index] if self.items else None,
+            fused=None if self.fused is None else float(self.fused[index]),
         )

@@ -21,7 +21,7 @@ def judged_quality(
 ) -> dict[str, FloatArray]:
     """Measures of ir_measures ("nDCG@10", "R@100", "RR@10", "AP") per query, in the order of the hits.
 
-    NaN for queries that nobody judged. The hits are judged in the order in which they come.
+    NaN for queries that nobody judged. The hits are judged in the order in which they come, fused or not.
     """
     ir_measures = require("ir_measures", extra="evaluation")
     parsed = {name: _parse(ir_measures, name) for name in measures}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from adacur.index.build import Progress, block_items_for, build_scores, locked, save_table
 from adacur.index.checksums import write_checksums
 from adacur.index.estimate import Estimate, estimate
-from adacur.index.folder import IndexFolder, first_stage_folders, is_finished
+from adacur.index.folder import COMPRESSED, IndexFolder, first_stage_folders, is_finished
 from adacur.index.items import StoredItems
 from adacur.index.manifest import FORMAT, Manifest, Probe, read_manifest, write_manifest
 from adacur.index.probes import Drift, DriftWarning, check_scorer, choose_probes
@@ -13,6 +13,7 @@ from adacur.index.table import AnchorTable
 from adacur.index.verify import Problem, Report, verify
 
 __all__ = [
+    "COMPRESSED",
     "FORMAT",
     "AnchorTable",
     "Drift",

@@ -15,9 +15,10 @@ from adacur.index.blocks import ScoreBlocks
 from adacur.index.items import DATABASE, StoredItems, connect, read_texts, reading
 from adacur.index.manifest import MANIFEST, Manifest, read_manifest
 
-__all__ = ["LOCK", "IndexFolder", "first_stage_folders", "is_finished"]
+__all__ = ["COMPRESSED", "LOCK", "IndexFolder", "first_stage_folders", "is_finished"]
 
 LOCK = "build.lock"
+COMPRESSED = "gaussian"
 
 
 class IndexFolder:

@@ -11,7 +11,7 @@ from pathlib import Path
 from adacur.core.errors import AdacurError, DamagedIndex
 from adacur.index.blocks import SCORES, ScoreBlocks, digest_scores
 from adacur.index.checksums import check_files
-from adacur.index.folder import first_stage_folders
+from adacur.index.folder import COMPRESSED, first_stage_folders
 from adacur.index.items import DATABASE, connect, digest_texts, read_texts
 from adacur.index.manifest import MANIFEST, Manifest, read_manifest
 
@@ -43,7 +43,7 @@ class Report:
 
 
 def verify(path: str | Path) -> Report:
-    """Read a folder's scores, item and anchor texts and first stages, and tell what differs from what was written.
+    """Read a folder's scores, texts, first stages and compressed features, and tell what differs from what was written.
 
     Item metadata has no checksum of its own: a change there is found only if it breaks the database.
     """
@@ -61,6 +61,8 @@ def verify(path: str | Path) -> Report:
         if stage.name not in manifest.first:
             continue  # written before first stages had checksums
         problems += (Problem(f"first/{stage.name}/{file}", what) for file, what in check_files(stage))
+    if (folder / COMPRESSED).exists():
+        problems += (Problem(f"{COMPRESSED}/{file}", what) for file, what in check_files(folder / COMPRESSED))
     return Report(
         tuple(problems),
         complete=manifest.status == "complete",

@@ -2,18 +2,27 @@
 
 from adacur.search.adaptive import AdaptiveSearch
 from adacur.search.anchor_index import AnchorIndex, SearchOptions
+from adacur.search.compression import Compression
 from adacur.search.methods import ANNCUR, AdaCUR, Exact, Rerank
-from adacur.search.opening import build, encoder, load, scorer
+from adacur.search.opening import build, compress, encoder, load, scorer
+from adacur.search.settings import GaussianSettings
+from adacur.search.tuned import TuningWarning
+from adacur.search.tuning import Tuning
 
 __all__ = [
     "ANNCUR",
     "AdaCUR",
     "AdaptiveSearch",
     "AnchorIndex",
+    "Compression",
     "Exact",
+    "GaussianSettings",
     "Rerank",
     "SearchOptions",
+    "Tuning",
+    "TuningWarning",
     "build",
+    "compress",
     "encoder",
     "load",
     "scorer",

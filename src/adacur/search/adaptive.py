@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from adacur.acquisition import TopK
 from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
 from adacur.core.errors import InputError, ScoreCountError
-from adacur.core.protocols import Acquisition, Approximation
+from adacur.core.protocols import Acquisition, Approximation, UncertainApproximation
 from adacur.core.ranking import best_positions
 from adacur.core.records import Query
 from adacur.core.results import Round, Trace
 from adacur.core.seeds import stream_key, uniform
+from adacur.search.stopping import SHORTLIST, expected_recall
 
 __all__ = ["RANKS_THAT_COUNT", "AdaptiveSearch"]
 
@@ -29,7 +31,8 @@ class AdaptiveSearch:
     Per query: `candidates` are the first stage's positions, best first (a short list is topped up with a uniform
     sample); `allowed` marks the items that may be scored; `batch_sizes` are the calls of each round. A `first_share`
     of each later round goes to the first stage's next best as well; `first_weight` raises the predictions of what it
-    ranks high. The trace counts `first_stage_seconds` to the first round.
+    ranks high. With `stop_when`, a query's search ends after the round that lets its best `k` be expected to be that
+    share of the true top k. The trace counts `first_stage_seconds` to the first round.
     """
 
     def __init__(
@@ -46,12 +49,19 @@ class AdaptiveSearch:
         same_first_for_all: bool = False,
         first_share: float = 0.0,
         first_weight: float = 0.0,
+        k: int = 1,
+        stop_when: float | None = None,
         keep_predictions: bool = False,
         first_stage_seconds: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if any(len(sizes) > 1 for sizes in batch_sizes) and (approximation is None or acquisition is None):
             raise InputError("A search of more than one round needs an approximation and an acquisition.")
+        if stop_when is not None and not isinstance(approximation, UncertainApproximation):
+            raise InputError(
+                "stop_when needs predictions that know how far they may be off, and these have no chance_above. "
+                "method='gaussian' can, and so can method='adacur' with approximator=Gaussian(…)."
+            )
         self._queries = queries
         self._candidates = candidates
         self._unscored = [mask.copy() for mask in allowed]
@@ -63,11 +73,15 @@ class AdaptiveSearch:
         self._same_first_for_all = same_first_for_all
         self._first_share = first_share
         self._first_weight = first_weight
+        self._k = k
+        self._stop_when = stop_when
+        self._settled = [False] * len(queries)
         self._keep_predictions = keep_predictions
         self._clock = clock
         self._rounds: list[list[Round]] = [[] for _ in queries]
         self._asked: list[IntArray] | None = None
         self._predicted: FloatArray | None = None
+        self._predicted_next: FloatArray | None = None
         self._first_stage_seconds = first_stage_seconds
         self._seconds: dict[str, float] = {}
         self._deadline_passed = False
@@ -86,7 +100,7 @@ class AdaptiveSearch:
         if self._asked is not None:
             raise InputError("The last positions asked for have not been told. Call tell(scores) first.")
         number = self.round
-        sizes = [rounds[number - 1] if number <= len(rounds) else 0 for rounds in self._batch_sizes]
+        sizes = [self._size(index, number) for index in range(len(self._queries))]
         if self._deadline_passed or not any(sizes):
             return [np.empty(0, dtype=np.intp) for _ in self._queries]
         self._seconds = {}
@@ -94,9 +108,8 @@ class AdaptiveSearch:
             self._seconds["first"] = self._first_stage_seconds
             choose = self._first_batch
         else:
-            with _Timed(self, "predict"):
-                assert self._approximation is not None
-                self._predicted = self._approximation.predict()
+            self._predicted = self._predict() if self._predicted_next is None else self._predicted_next
+            self._predicted_next = None
             choose = self._next_batch
         with _Timed(self, "choose"):
             self._asked = [choose(index, size) for index, size in enumerate(sizes)]
@@ -120,10 +133,12 @@ class AdaptiveSearch:
             with _Timed(self, "solve"):
                 self._approximation.tell(asked, scores)
         n_pairs = sum(len(positions) for positions in asked)
+        for unscored, positions in zip(self._unscored, asked, strict=True):
+            unscored[positions] = False
+        recalls = self._look_ahead(scores)
         for index, (positions, exact) in enumerate(zip(asked, scores, strict=True)):
             if not len(positions):
                 continue
-            self._unscored[index][positions] = False
             own = {step: total / len(asked) for step, total in self._seconds.items()}
             predicted = None if self._predicted is None else self._predicted[index]
             in_scores = self._approximation.in_scores if self._approximation is not None else np.asarray
@@ -137,6 +152,7 @@ class AdaptiveSearch:
                     all_predicted=in_scores(predicted.copy())
                     if self._keep_predictions and predicted is not None
                     else None,
+                    expected_recall=recalls[index],
                 )
             )
 
@@ -155,7 +171,9 @@ class AdaptiveSearch:
         """What was done for one query so far."""
         planned = sum(self._batch_sizes[index])
         done = sum(len(round_.positions) for round_ in self._rounds[index])
-        if done < planned and self._deadline_passed:
+        if self._settled[index]:
+            stopped = "settled"
+        elif done < planned and self._deadline_passed:
             stopped = "deadline"
         else:
             stopped = "budget" if self._unscored[index].any() else "exhausted"
@@ -165,6 +183,50 @@ class AdaptiveSearch:
             settings=settings,
             approximate_scores=approximate_scores,
         )
+
+    def _size(self, index: int, number: int) -> int:
+        """Calls planned for a query's round of this number."""
+        sizes = self._batch_sizes[index]
+        return sizes[number - 1] if number <= len(sizes) and not self._settled[index] else 0
+
+    def _predict(self) -> FloatArray:
+        with _Timed(self, "predict"):
+            assert self._approximation is not None
+            return self._approximation.predict()
+
+    def _look_ahead(self, scores: Sequence[FloatArray]) -> list[float | None]:
+        """The recall to expect of each query that has calls left, after these scores; whoever has enough is settled."""
+        recalls: list[float | None] = [None] * len(self._queries)
+        goes_on = [bool(self._size(index, self.round + 1)) for index in range(len(self._queries))]
+        if self._stop_when is None or self._deadline_passed or not any(goes_on):
+            return recalls
+        # Counted to the round that has just ended, since the next one may never be.
+        self._predicted_next = self._predict()
+        with _Timed(self, "settle"):
+            for index in np.flatnonzero(goes_on).tolist():
+                recalls[index] = recall = self._expected_recall(index, self._predicted_next[index], scores[index])
+                self._settled[index] = recall >= self._stop_when
+        return recalls
+
+    def _expected_recall(self, index: int, predicted: FloatArray, news: FloatArray) -> float:
+        approximation = self._approximation
+        assert isinstance(approximation, UncertainApproximation)
+        exact = np.concatenate([*(round_.exact for round_ in self._rounds[index]), news])
+        if len(exact) < self._k:
+            return 0.0
+        _, promising = self._shortlist(index, predicted)
+        return expected_recall(
+            lambda best, ranks: approximation.chance_above(index, promising, best, ranks=ranks),
+            np.sort(exact)[: -self._k - 1 : -1],
+        )
+
+    def _shortlist(self, index: int, predicted: FloatArray) -> tuple[IntArray, FloatArray]:
+        """The most promising unscored positions and what they are predicted, the first stage's say included."""
+        unscored = self._unscored[index]
+        raised = self._raised(predicted, self._candidates[index])
+        n = min(SHORTLIST, int(np.count_nonzero(unscored)))
+        positions = TopK().choose(raised, unscored=unscored, n=n, keys=self._keys, stream=0)
+        return positions, raised[positions]
 
     def _first_batch(self, index: int, size: int) -> IntArray:
         unscored = self._unscored[index]

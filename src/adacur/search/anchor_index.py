@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ from adacur.search.first_stages import save_first_stage
 from adacur.search.fusion import Fusion
 from adacur.search.methods import ANNCUR, AdaCUR, Exact, Rerank, without_anchors
 from adacur.search.plan import Filter, Plan
+from adacur.search.replay import AnchorScorer, AsIfNew
 from adacur.search.settings import default_settings
 from adacur.search.tuned import keep_tuning, nearest_tuning, read_tunings, with_tuning
 from adacur.search.tuning import Replay, Tuning, first_name, tune
@@ -54,7 +56,7 @@ _METHODS: dict[str, Callable[..., AdaCUR | ANNCUR | Rerank]] = {
 }
 _EVERY = {"budget", "rounds", "deadline", "first", "pool", "filter", "seed"}
 _PREDICTING = _EVERY | {"approximator", "approximate_scores", "keep_predictions"}
-_ADAPTIVE = _PREDICTING | {"acquisition", "first_batch", "first_share", "first_weight", "fuse"}
+_ADAPTIVE = _PREDICTING | {"acquisition", "first_batch", "first_share", "first_weight", "fuse", "stop_when"}
 # What each method can use; anything else is refused rather than ignored.
 _OPTIONS = {
     "gaussian": _ADAPTIVE - {"approximator"},
@@ -79,6 +81,7 @@ class SearchOptions(TypedDict, total=False):
     first: str | Retriever | None
     pool: int | None
     filter: Filter | None
+    stop_when: float | None
     seed: int
     approximator: Approximator | None
     acquisition: Acquisition | None
@@ -180,6 +183,11 @@ class AnchorIndex:
         return (*self._first, "random")
 
     @property
+    def default_first(self) -> str:
+        """The first stage that searches start from where none is named."""
+        return next((name for name in _PREFERRED_FIRST if name in self._first), "random")
+
+    @property
     def scorer(self) -> Scorer:
         """The scorer that searches call, opened when first used."""
         with self._opening:
@@ -211,8 +219,10 @@ class AnchorIndex:
           first stage's share of each later round, `first_weight`: its say beside the predictions (with
           "gaussian" these and the rounds are chosen for k, by `tune` where the index is tuned for about this k and
           budget; none of them with the others);
-        - `fuse`: the first stage's weight in the final order (0; 1 is a good first try): one standard deviation among
+        - `fuse`: the first stage's weight in the final order (0; 0.5 is a good first try): one standard deviation among
           its best 100 counts as much as an exact score e^fuse times as rare. Hits are then ordered by `fused`;
+        - `stop_when`: end a query's search early, after the round by which its top k is expected to have this recall
+          (0.98, say; "gaussian", or "adacur" with a `Gaussian`). `budget` stays the most that is spent;
         - `filter`: a function of an item, or a collection of ids; `seed` (0);
         - `approximator` and `acquisition` (objects), `split` (ANNCUR's share of anchor items);
         - `approximate_scores` (Ŝ of all items in the trace), `keep_predictions` (Ŝ of every round in the trace).
@@ -223,6 +233,12 @@ class AnchorIndex:
         """Like `search` for many queries: they move in lock-step and share scorer calls; same answers."""
         with self._in_use():
             return loop.search(self._plan(k, **options), queries, k)
+
+    def replay(self, queries: Sequence[Query], k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]:
+        """Like `search_batch` for anchor queries, each as if it had never been one; no scorer is called."""
+        plan = self._plan(k, AnchorScorer(self), **options)
+        approximator = None if plan.approximator is None else AsIfNew(plan.approximator)
+        return loop.search(replace(plan, approximator=approximator), queries, k)
 
     def search_iter(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Iterator[Hits]:
         """Like `search`, yielding the hits so far after each round."""
@@ -338,13 +354,14 @@ class AnchorIndex:
         tuning = tune(replay, k=k, budget=budget, quick=quick, progress=progress)
         with self._opening:
             self._replay = replay
-            try:
-                if self.path is None:
-                    self._tunings = with_tuning(self.tunings, tuning)
-                else:
+            self._tunings = with_tuning(self.tunings, tuning)
+            if self.path is not None:
+                try:
                     self._tunings = keep_tuning(self.path, tuning, anchor_queries=self.anchor_queries)
-            except PermissionError:
-                self._tunings = with_tuning(self.tunings, tuning)
+                except OSError as error:
+                    # An index may be served from where nobody can write.
+                    if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                        raise
         return tuning
 
     def first_stage(self, name: str) -> Retriever:
@@ -406,7 +423,7 @@ class AnchorIndex:
         # The first search opens the scorer and the first stage, which may take seconds.
         return await asyncio.to_thread(self._plan, k, **options)
 
-    def _plan(self, k: int, **options: Unpack[SearchOptions]) -> Plan:
+    def _plan(self, k: int, scorer: Scorer | None = None, /, **options: Unpack[SearchOptions]) -> Plan:
         given: dict[str, Any] = {
             name: value for name, value in options.items() if value is not None and value is not False
         }
@@ -430,7 +447,7 @@ class AnchorIndex:
             fused = "fuse" in given
             return Exact(
                 index=self,
-                scorer=self.scorer,
+                scorer=scorer or self.scorer,
                 filter=given.get("filter"),
                 first=self._first_or_default(given.get("first")) if fused else None,
                 fuse=self._fused(given["fuse"]) if fused else None,
@@ -457,7 +474,7 @@ class AnchorIndex:
         if "fuse" in given:
             given["fuse"] = self._fused(given["fuse"])
         anchors = without_anchors(self) if method == "axn" else self
-        plan = _METHODS[method](index=anchors, scorer=self.scorer, budget=budget, first=first, **given).plan
+        plan = _METHODS[method](index=anchors, scorer=scorer or self.scorer, budget=budget, first=first, **given).plan
         return replace(plan, method=method, tuned_for=None if tuning is None else (tuning.k, tuning.budget))
 
     def _gaussian(self) -> Gaussian:
@@ -506,7 +523,7 @@ class AnchorIndex:
 
     def _first_or_default(self, first: str | Retriever | None) -> Retriever | None:
         if first is None:
-            first = next((name for name in _PREFERRED_FIRST if name in self._first), "random")
+            first = self.default_first
         if not isinstance(first, str):
             return first
         # No retriever is needed to start at random: a search without candidates draws its own.

@@ -17,6 +17,7 @@ from adacur.core.results import Hits
 from adacur.core.seeds import item_keys, stream_key, uniform
 from adacur.index import AnchorTable
 from adacur.scorers import MatrixScorer
+from adacur.search.fusion import Fusion, as_fusion
 from adacur.search.plan import Filter, Plan
 from adacur.search.rounds import search
 
@@ -29,9 +30,11 @@ class AdaCUR:
     """Algorithm 1: score a batch, predict the rest, score the most promising next, over `budget.rounds` rounds.
 
     The first batch is the best of `first`, or a uniform sample where there is none, and takes a share `first_batch` of
-    the budget instead of as much as any other round. A `first_share` of each later round
+    the budget where that is more than any other round's. A `first_share` of each later round
     goes to the first stage's next best, and `first_weight` raises the predictions of what it ranks high, by the
-    logarithm of the rank; the paper does none of these.
+    logarithm of the rank; `stop_when` (with `Gaussian`) ends a query's search once its top k is expected to have that
+    recall; `fuse` blends the first stage's scores into the final order (see `Fusion`). The paper does
+    none of these.
     """
 
     name = "adacur"
@@ -48,8 +51,10 @@ class AdaCUR:
         first_batch: float | None = None,
         first_share: float = 0.0,
         first_weight: float = 0.0,
+        fuse: float | Fusion | None = None,
         pool: int | None = None,
         filter: Filter | None = None,  # noqa: A002
+        stop_when: float | None = None,
         seed: int = 0,
         approximate_scores: bool = False,
         keep_predictions: bool = False,
@@ -69,9 +74,11 @@ class AdaCUR:
             acquisition=acquisition or TopK(),
             first_share=first_share,
             first_weight=first_weight,
+            fuse=as_fusion(fuse, index),
             deadline=budget.deadline,
             pool=pool,
             filter=filter,
+            stop_when=stop_when,
             seed=seed,
             approximate_scores=approximate_scores,
             keep_predictions=keep_predictions,
@@ -148,6 +155,7 @@ class Rerank:
         scorer: Scorer,
         budget: Budget,
         first: Retriever | None,
+        fuse: float | Fusion | None = None,
         pool: int | None = None,
         filter: Filter | None = None,  # noqa: A002
         seed: int = 0,
@@ -160,6 +168,7 @@ class Rerank:
             calls=budget.calls,
             batch_sizes=lambda affordable: (affordable,),
             first=first,
+            fuse=as_fusion(fuse, index),
             deadline=budget.deadline,
             pool=pool,
             filter=filter,
@@ -173,17 +182,27 @@ class Rerank:
 
 
 class Exact:
-    """The truth: score every item."""
+    """The truth: score every item. `first` matters only to `fuse`, which blends its scores into the order."""
 
     name = "exact"
 
-    def __init__(self, *, index: Collection, scorer: Scorer, filter: Filter | None = None) -> None:  # noqa: A002
+    def __init__(
+        self,
+        *,
+        index: Collection,
+        scorer: Scorer,
+        filter: Filter | None = None,  # noqa: A002
+        first: Retriever | None = None,
+        fuse: float | Fusion | None = None,
+    ) -> None:
         self.plan = Plan(
             method=self.name,
             items=index.items,
             scorer=scorer,
             calls=len(index.items),
             batch_sizes=lambda affordable: (affordable,),
+            first=first if fuse else None,
+            fuse=as_fusion(fuse, index),
             filter=filter,
         )
 
@@ -246,7 +265,7 @@ def held_out_split(
 
 def _rounds(affordable: int, rounds: int, first_batch: float | None) -> tuple[int, ...]:
     rounds = min(rounds, affordable)
-    if first_batch is None or rounds == 1:
+    if first_batch is None or first_batch * rounds <= 1:
         return even_split(affordable, rounds)
     # Every round scores something.
     first = min(max(1, round(first_batch * affordable)), affordable - rounds + 1)

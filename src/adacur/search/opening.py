@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from adacur.approximation import Storage
 from adacur.core.errors import InputError, UnknownName
 from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
@@ -17,9 +18,15 @@ from adacur.retrievers import bge_small
 from adacur.scorers import Cached
 from adacur.scorers import scorer as opened_scorer
 from adacur.search.anchor_index import AnchorIndex
+from adacur.search.compression import Compression
 from adacur.search.first_stages import FirstStage, add_first_stages, check_first_stages, open_first_stages
+from adacur.search.tuning import FEWEST_QUERIES
 
-__all__ = ["build", "encoder", "load", "scorer"]
+__all__ = ["build", "compress", "encoder", "load", "scorer"]
+
+# What a search without options asks for.
+_USUAL_K, _USUAL_BUDGET = 10, 100
+_QUICK_QUERIES = 50
 
 
 def scorer(source: Any, **options: Any) -> Scorer:
@@ -70,6 +77,7 @@ def build(
     seed: int = 0,
     progress: bool = True,
     cache: str | Path | None = None,
+    tune: bool = True,
 ) -> AnchorIndex:
     """Score every item against every anchor query, keep the scores in a folder, and open it.
 
@@ -79,6 +87,7 @@ def build(
     `anchor_queries` makes that many pseudo-queries from the items (`adacur.pseudo_queries`). `scorer` is a Scorer, a
     function of (query text, item text) pairs, or what `adacur.scorer` opens. `first` names the first stages to keep:
     "bm25", "dense" (with `encoder`), or objects. `cache` is the file of a score cache (`Cached`) to ask first.
+    A new index is tuned at the end, quickly, for the best 10 within 100 calls; `tune=False` leaves that out.
     """
     dual = _open_encoder(encoder)
     check_first_stages(first, encoder=dual)
@@ -103,7 +112,16 @@ def build(
         if bar:
             bar.close()
     add_first_stages(first, items=folder.items, path=Path(path), encoder=dual, progress=progress)
-    return _opened(folder, scorer=opened, encoder=dual, check=was_finished)
+    index = _opened(folder, scorer=opened, encoder=dual, check=was_finished)
+    if tune and not was_finished:
+        _tune_quickly(index, seed=seed)
+    return index
+
+
+def _tune_quickly(index: AnchorIndex, *, seed: int) -> None:
+    # A smaller index has nothing to choose between: all its items are scored, or chance decides.
+    if len(index) > _USUAL_BUDGET and len(index.anchor_queries) >= FEWEST_QUERIES:
+        index.tune(k=_USUAL_K, budget=_USUAL_BUDGET, queries=_QUICK_QUERIES, seed=seed, quick=True)
 
 
 def load(
@@ -113,6 +131,7 @@ def load(
     encoder: Any = None,
     check: bool = True,
     cache: str | Path | None = None,
+    device: str | None = None,
 ) -> AnchorIndex:
     """Open an index folder.
 
@@ -123,10 +142,28 @@ def load(
 
     `cache` is the file of a score cache: `index.scorer` is then a `Cached`, whose `hits` and `misses` tell what was
     paid. A budget counts answers, known or not, so that a search finds the same with a cache as without.
+
+    `device`, e.g. "cuda", is where "gaussian" searches keep the items' features and predict, by torch's name of it;
+    by default numpy does that.
     """
     folder = IndexFolder.open(path)
     opened = None if scorer is None else _cached(_open_scorer(scorer), cache)
-    return _opened(folder, scorer=opened, encoder=_open_encoder(encoder), check=check, cache=cache)
+    return _opened(folder, scorer=opened, encoder=_open_encoder(encoder), check=check, cache=cache, device=device)
+
+
+def compress(
+    path: str | Path,
+    *,
+    rank: int = 128,
+    storage: Storage = "int8",
+    k: int = 10,
+    budget: int = 100,
+    encoder: Any = None,
+    seed: int = 0,
+) -> Compression:
+    """Make the index in a folder searchable in less memory, as `AnchorIndex.compress` explains."""
+    with load(path, encoder=encoder) as index:
+        return index.compress(rank=rank, storage=storage, k=k, budget=budget, seed=seed)
 
 
 # `build` and `load` take arguments of these names.
@@ -135,7 +172,13 @@ _open_encoder = encoder
 
 
 def _opened(
-    folder: IndexFolder, *, scorer: Scorer | None, encoder: Any, check: bool, cache: str | Path | None = None
+    folder: IndexFolder,
+    *,
+    scorer: Scorer | None,
+    encoder: Any,
+    check: bool,
+    cache: str | Path | None = None,
+    device: str | None = None,
 ) -> AnchorIndex:
     drift = check_scorer(folder, scorer) if scorer is not None and check else None
     return AnchorIndex(
@@ -145,6 +188,7 @@ def _opened(
         card=folder.manifest.scorer,
         path=folder.path,
         drift=drift,
+        device=device,
     )
 
 

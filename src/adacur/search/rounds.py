@@ -12,6 +12,7 @@ from adacur.acquisition import Uniform
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import BudgetError, EmptyInput, InputError
 from adacur.core.protocols import Items, Retriever
+from adacur.core.ranking import best_positions
 from adacur.core.records import Pair, Query, as_queries
 from adacur.core.results import Hits
 from adacur.core.scores import check_scores
@@ -19,6 +20,7 @@ from adacur.core.seeds import stream_key
 from adacur.scorers.asking import asking
 from adacur.scorers.grid import ascore
 from adacur.search.adaptive import RANKS_THAT_COUNT, AdaptiveSearch
+from adacur.search.fusion import LISTED
 from adacur.search.plan import Filter, Plan
 
 __all__ = ["asearch", "asearch_iter", "search", "search_iter"]
@@ -123,10 +125,16 @@ class _LockStep:
         wanted = plan.pool or (affordable if plan.first_share else plan.batch_sizes(affordable)[0])
         if plan.first_weight:
             wanted = max(wanted, min(RANKS_THAT_COUNT, int(allowed.sum())))
+        if plan.fuse:
+            wanted = max(wanted, min(LISTED, int(allowed.sum())))
+        self._first_scores: list[FloatArray] = []
         if plan.first is None:
             candidates = [np.empty(0, dtype=np.intp) for _ in queries]
         else:
-            candidates = _candidates(plan.first, queries, wanted=wanted, items=plan.items, allowed=allowed)
+            candidates, found = _candidates(plan.first, queries, wanted=wanted, items=plan.items, allowed=allowed)
+            if plan.fuse:
+                self._first_scores = [_scores_of(hits, plan.items, allowed) for hits in found]
+        self._candidates = candidates
         first_stage_seconds = time.monotonic() - asked_first_stage
         own = [allowed] * len(queries)
         if plan.pool is not None:
@@ -146,6 +154,8 @@ class _LockStep:
             same_first_for_all=plan.same_first_for_all,
             first_share=plan.first_share,
             first_weight=plan.first_weight,
+            k=k,
+            stop_when=plan.stop_when,
             keep_predictions=plan.keep_predictions,
             first_stage_seconds=first_stage_seconds,
         )
@@ -206,7 +216,7 @@ class _LockStep:
         settings = self._plan.settings()
         found = []
         for index, query in enumerate(self._queries):
-            positions, scores, rounds = self._search.best(index, self._k)
+            positions, scores, rounds, fused = self._best(index)
             items = tuple(self._plan.items.at(positions.tolist()))
             trace = self._search.trace(
                 index, settings=settings, approximate_scores=None if precise is None else precise[index]
@@ -219,9 +229,20 @@ class _LockStep:
                     rounds=tuple(rounds.tolist()),
                     items=items,
                     trace=trace,
+                    fused=fused,
                 )
             )
         return found
+
+    def _best(self, index: int) -> tuple[IntArray, FloatArray, IntArray, FloatArray | None]:
+        if self._plan.fuse is None:
+            return (*self._search.best(index, self._k), None)
+        positions, scores, rounds = self._search.best(index, len(self._plan.items))
+        fused = self._plan.fuse.values(
+            scores, positions, listed=self._candidates[index], listed_scores=self._first_scores[index]
+        )
+        order = best_positions(fused, self._k, keys=self._plan.items.keys[positions])
+        return positions[order], scores[order], rounds[order], fused[order]
 
     def _pooled(self, query: Query, found: IntArray, allowed: BoolArray) -> BoolArray:
         """The first stage's best, topped up at random like any first stage that returns too few."""
@@ -253,8 +274,8 @@ class _LockStep:
 
 def _candidates(
     first: Retriever, queries: Sequence[Query], *, wanted: int, items: Items, allowed: BoolArray
-) -> list[IntArray]:
-    """The first stage's positions per query, best first; asks it for more while a filter eats its answers."""
+) -> tuple[list[IntArray], list[Hits]]:
+    """The first stage's positions per query, best first, and its answers; asks for more while a filter eats them."""
     k = wanted
     while True:
         found = first.search(queries, k)
@@ -265,8 +286,20 @@ def _candidates(
         kept = [positions[allowed[positions]] for positions in ranked]
         short = any(len(own) < wanted and len(hits.ids) >= k for own, hits in zip(kept, found, strict=True))
         if not short or k >= len(items):
-            return kept
+            return kept, found
         k = min(4 * k, len(items))
+
+
+def _scores_of(hits: Hits, items: Items, allowed: BoolArray) -> FloatArray:
+    """A first stage's scores of its candidates, in their order; one that it named twice has the first."""
+    if len(hits.scores) != len(hits.ids):
+        raise InputError(
+            f"fuse needs a score for each of the first stage's {len(hits.ids)} hits; got {len(hits.scores)}."
+        )
+    scores: dict[str, float] = {}
+    for id_, score in zip(hits.ids, np.asarray(hits.scores).tolist(), strict=True):
+        scores.setdefault(id_, score)
+    return np.array(list(scores.values()))[allowed[items.positions(scores)]]
 
 
 def _allowed_by(filter_: Filter | None, items: Items) -> BoolArray:

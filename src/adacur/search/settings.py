@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from adacur.approximation import Gaussian
+
 __all__ = ["GaussianSettings", "default_settings"]
 
 
@@ -23,6 +25,10 @@ class GaussianSettings:
     first_batch: float | None = None
     first_share: float = 0.0
     first_weight: float = 0.25
+
+    def approximator(self, gaussian: Gaussian) -> Gaussian:
+        """This approximator with these settings."""
+        return gaussian.adjusted(noise=self.noise, embedding_weight=self.embedding_weight, locality=self.locality)
 
 
 def default_settings(k: int) -> GaussianSettings:

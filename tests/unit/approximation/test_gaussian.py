@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur import Gaussian, PseudoInverse
+from adacur import AnchorIndex, Gaussian, PseudoInverse
 from adacur.approximation.score_scale import ScoreScale
 from adacur.core.errors import InputError
 from adacur.search.methods import without_anchors
@@ -106,16 +106,32 @@ def test_an_anchor_query_like_the_new_one_leads_before_anything_is_scored() -> N
     assert state.predict_precisely()[0] == pytest.approx(expected, abs=0.1)
 
 
-def test_chances_are_those_of_the_conditional_distribution() -> None:
+def test_chances_rise_with_the_prediction_and_fall_with_the_score_to_beat() -> None:
     world = make_world(n_items=50, n_anchors=30, n_test=1, noise=1.0)
-    state = told(Gaussian(), world, np.arange(10))
-    rest = np.arange(10, 50)
-    middle = state.predict_precisely()[0][rest]
-    assert [state.chance_above(0, rest[[at]], float(middle[at]))[0] for at in range(5)] == pytest.approx([0.5] * 5)
-    chances = np.stack([state.chance_above(0, rest, score) for score in (-50.0, 0.0, 50.0)])
-    assert (np.diff(chances, axis=0) <= 0).all()
+    state = told(Gaussian(), world, np.arange(20))
+    predicted = np.sort(state.predict()[0][20:])
+    best = np.array([50.0, 0.0, -50.0])
+    chances = state.chance_above(0, predicted, best, ranks=np.array([1, 2, 3]))
+    assert chances.shape == (30, 3)
+    assert (np.diff(chances, axis=0) >= 0).all()
+    assert (np.diff(chances, axis=1) >= 0).all()
     assert chances.min() >= 0
     assert chances.max() <= 1
+
+
+def test_chances_do_not_depend_on_the_unit_of_the_scores() -> None:
+    world = make_world(n_items=50, n_anchors=30, n_test=1, noise=1.0)
+    wide = AnchorIndex.from_arrays(
+        items=world.items, anchor_queries=world.index.anchor_queries, scores=1000 * world.index.matrix.T
+    )
+    plain, stretched = (Gaussian(rescale=False).begin(index, world.test) for index in (world.index, wide))
+    plain.tell([np.arange(20)], [world.test_scores[0, :20]])
+    stretched.tell([np.arange(20)], [1000 * world.test_scores[0, :20]])
+    ranks = np.array([1])
+    chances = plain.chance_above(0, plain.predict()[0][20:], np.array([1.0]), ranks=ranks)
+    assert stretched.chance_above(0, stretched.predict()[0][20:], np.array([1000.0]), ranks=ranks) == pytest.approx(
+        chances, rel=1e-3
+    )
 
 
 def test_settings_can_be_changed_without_extracting_the_features_again() -> None:

@@ -80,7 +80,7 @@ def test_a_rank_of_nothing_is_refused() -> None:
 
 def test_a_repr_names_columns_and_device() -> None:
     features = gaussian().compressed(WORLD.index, rank=30)
-    assert "features: 30 + 12" in repr(Gaussian(features=features))
+    assert "features: 11 + 31" in repr(Gaussian(features=features))
     assert "embedding_weight=auto" in repr(Gaussian(features=features))
 
 

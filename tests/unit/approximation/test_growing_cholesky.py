@@ -29,13 +29,9 @@ def test_however_it_grows_it_solves_the_whole(ends) -> None:
     assert factor.solve(targets) == pytest.approx(np.linalg.solve(whole, targets), rel=1e-8)
 
 
-def test_whitened_columns_have_the_length_that_is_explained() -> None:
+def test_precisions_are_the_diagonal_of_the_inverse() -> None:
     whole = covariance(60)
-    factor = grown(whole[:40, :40], [7, 23])
-    explained = np.square(factor.whiten(whole[:40, 40:])).sum(axis=0)
-    exact = np.diag(whole[40:, :40] @ np.linalg.solve(whole[:40, :40], whole[:40, 40:]))
-    assert explained == pytest.approx(exact, rel=1e-9)
-    assert (explained < np.diag(whole)[40:]).all()
+    assert grown(whole, [7, 23]).precisions() == pytest.approx(np.diag(np.linalg.inv(whole)), rel=1e-9)
 
 
 def test_many_rows_of_few_dimensions_with_little_noise_are_still_solved() -> None:

@@ -53,7 +53,7 @@ def test_an_unknown_storage_is_refused() -> None:
 @pytest.mark.parametrize("storage", ["int8", "float16", "float32"])
 def test_rows_on_a_device_give_the_same_products(storage) -> None:
     pytest.importorskip("torch")
-    host, device = packed(storage), DeviceRows(packed(storage), device="cpu")
+    host, device = packed(storage), DeviceRows.of(packed(storage), device="cpu")
     kept = device.rows(np.arange(len(ROWS)))
     assert (np.abs(kept - host.rows(np.arange(len(ROWS)))).max(axis=1) <= 2**-11 * np.abs(ROWS).max(axis=1)).all()
     exact = kept @ WEIGHTS.T

@@ -51,7 +51,7 @@ def test_batch_iter_and_async_give_the_same_answer(index, world) -> None:
 
 def test_search_iter_yields_once_a_round_and_never_gets_worse(index, world) -> None:
     steps = list(index.search_iter(world.test[0], k=5, budget=50, rounds=5, first="noisy"))
-    assert [step.trace.calls for step in steps] == [10, 20, 30, 40, 50]
+    assert [step.trace.calls for step in steps] == [15, 24, 33, 42, 50]
     sums = [step.scores.sum() for step in steps]
     assert sums == sorted(sums)
 

@@ -33,10 +33,10 @@ def test_a_light_first_stage_changes_some_of_the_choices(world) -> None:
     assert alone[1:] != led[1:]
 
 
-def test_the_first_round_takes_its_share_of_the_budget(world) -> None:
+def test_the_first_round_takes_its_share_of_the_budget_and_never_less_than_the_others(world) -> None:
     assert [len(batch) for batch in batches(world, first_batch=0.4)] == [16, 8, 8, 8]
     assert [len(batch) for batch in batches(world, first_batch=0.99)] == [37, 1, 1, 1]
-    assert [len(batch) for batch in batches(world, first_batch=0.001)] == [1, 13, 13, 13]
+    assert [len(batch) for batch in batches(world, first_batch=0.001)] == [10, 10, 10, 10]
 
 
 @pytest.mark.parametrize("wrong", [{"first_batch": 0}, {"first_batch": 1}, {"first_weight": -1}], ids=str)

@@ -1,0 +1,96 @@
+"""`adacur tune`: what is shown while it replays, and what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from adacur.cli.messages import answer, note, print_json, say, tell
+from adacur.core.errors import InputError
+from adacur.search.settings import default_settings
+from adacur.search.tuned import TUNED
+from adacur.search.tuning import Tuning
+
+__all__ = ["tune_command", "tuned_line"]
+
+
+def tune_command(
+    index: Path, *, ks: Sequence[int], budgets: Sequence[int], queries: int, seed: int, as_json: bool
+) -> None:
+    """Tune an index for every k and budget that go together, and say what was found."""
+    import adacur
+
+    wanted = [(k, budget) for budget in budgets for k in ks if k <= budget]
+    if not wanted:
+        raise InputError(
+            f"Only scored items are returned, so a budget must be at least k; got --k {', '.join(map(str, ks))} and "
+            f"--budget {', '.join(map(str, budgets))}."
+        )
+    opened = adacur.load(index, check=False)
+    for k, budget in wanted:
+        with _told(f"k = {k}, {budget} calls") as progress:
+            tuning = opened.tune(k=k, budget=budget, queries=queries, seed=seed, progress=progress)
+        if as_json:
+            print_json(asdict(tuning) | {"verdict": tuning.verdict})
+        else:
+            _show(tuning)
+    if (index / TUNED).exists():
+        tell(f"Kept in {index / TUNED}: searches for about as many items within about as many calls use it.")
+    else:
+        tell(f"{index} cannot be written to, so nothing is kept.")
+
+
+def tuned_line(tunings: Sequence[Tuning]) -> str:
+    """What an index is tuned for, in one line."""
+    return "; ".join(f"k = {one.k}, {one.budget} calls ({one.first or 'random'})" for one in tunings) or "–"
+
+
+def _show(tuning: Tuning) -> None:
+    if tuning.predictions:
+        table = Table(show_edge=False, pad_edge=False)
+        table.add_column("method")
+        table.add_column(f"top-{tuning.k} recall", justify="right")
+        table.add_column("95 % interval", justify="right")
+        table.add_column("calls", justify="right")
+        for one in tuning.predictions:
+            table.add_row(one.method, f"{one.recall:.3f}", f"{one.low:.3f} … {one.high:.3f}", str(tuning.budget))
+        answer.print(table)
+        say(
+            f"Predicted from {tuning.n_queries} anchor queries, each searched for as if it had never been one. The "
+            f"mean over {tuning.n_queries} new queries like them will lie in the interval in 19 of 20 cases."
+        )
+        say(f"Settings: {_changes(tuning)}")
+    say(tuning.verdict)
+
+
+def _changes(tuning: Tuning) -> str:
+    usual = default_settings(tuning.k)
+    changed = [
+        f"{field.name} {getattr(tuning.settings, field.name)} (default: {getattr(usual, field.name)})"
+        for field in fields(usual)
+        if getattr(tuning.settings, field.name) != getattr(usual, field.name)
+    ]
+    return ", ".join(changed) or "the defaults; nothing tried was surely better."
+
+
+@contextmanager
+def _told(what: str) -> Iterator[_Bar]:
+    columns = (TextColumn("replaying {task.description}"), *Progress.get_default_columns()[1:3], TimeElapsedColumn())
+    with Progress(*columns, console=note, transient=True) as shown:
+        yield _Bar(shown, what)
+
+
+class _Bar:
+    """Moves a bar along as replays are done."""
+
+    def __init__(self, shown: Progress, what: str) -> None:
+        self._shown = shown
+        self._task = shown.add_task(what, total=None)
+
+    def __call__(self, done: int, at_most: int) -> None:
+        self._shown.update(self._task, completed=done, total=at_most)

@@ -1,0 +1,69 @@
+"""`adacur tune --qrels`: how much of the first stage to blend into the order, by the user's own judgements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.table import Table
+
+from adacur.cli.messages import answer, print_json, say, tell
+from adacur.data import read_qrels, read_queries
+from adacur.evaluation import JudgedTuning, calls_to_tune_fuse, tune_fuse
+
+__all__ = ["tune_judged_command"]
+
+
+def tune_judged_command(
+    index: Path,
+    *,
+    qrels: Path,
+    judged: Path | None,
+    ks: Sequence[int],
+    budgets: Sequence[int],
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Choose fuse and pool for every k and budget, say what it costs first, and show what was found."""
+    import adacur
+
+    judgements = read_qrels(qrels)
+    opened = adacur.load(index, check=judged is not None)
+    asked = list(read_queries(judged)) if judged else list(opened.anchor_queries)
+    asked = [query for query in asked if query.id in judgements]
+    for budget in budgets:
+        calls = calls_to_tune_fuse(opened, asked, budget=budget)
+        tell(
+            f"{len(asked)} judged queries; {calls // budget} are no anchor queries and cost {budget} calls each: "
+            f"{calls:,} in all."
+        )
+        for k in ks:
+            tuning = tune_fuse(opened, asked, judgements, k=k, budget=budget, seed=seed)
+            if as_json:
+                print_json({"k": k, "budget": budget} | asdict(tuning) | {"verdict": tuning.verdict})
+            else:
+                _show(tuning)
+
+
+def _show(tuning: JudgedTuning) -> None:
+    table = Table(show_edge=False, pad_edge=False)
+    for name in ("fuse", "pool", "stop", tuning.measure, "difference", "± error", "calls"):
+        table.add_column(name, justify="right")
+    for one in tuning.tried:
+        table.add_row(
+            f"{one.fuse:g}",
+            "–" if one.pool is None else str(one.pool),
+            "–" if one.stop_when is None else f"{one.stop_when:g}",
+            f"{one.quality:.3f}",
+            f"{one.difference:+.3f}",
+            f"{one.error:.3f}",
+            f"{one.calls:.0f}",
+            style="bold" if one == tuning.chosen else None,
+        )
+    answer.print(table)
+    say(tuning.verdict)
+    wanted = {"fuse": tuning.chosen.fuse or None, "pool": tuning.chosen.pool, "stop-when": tuning.chosen.stop_when}
+    given = " ".join(f"--{name} {value:g}" for name, value in wanted.items() if value is not None)
+    if given:
+        tell(f"To use it: adacur search … {given}. Report quality on other queries than these.")

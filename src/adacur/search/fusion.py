@@ -1,0 +1,78 @@
+"""The final order: what the scorer says of an item, and what the first stage says of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from adacur.approximation.score_scale import ScoreScale
+from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.errors import InputError
+from adacur.core.protocols import AnchorScores, Collection
+
+__all__ = ["LISTED", "Fusion", "as_fusion"]
+
+# The first stage's best are what it is asked about; further down it tells noise from noise.
+LISTED = 100
+# The few scores at the very top are what the order is made of, so they are told apart as far as the anchors go.
+_RAREST = 1e-6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fusion:
+    """Exact scores, by how rare they are among the anchor scores, plus `weight` × the first stage's scores.
+
+    One standard deviation among the first stage's best 100 for the query counts as much as an exact score that is
+    exp(`weight`) times as rare; what is not among them counts as their lowest.
+    """
+
+    weight: float
+    scale: ScoreScale
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < float("inf"):
+            raise InputError(
+                f"fuse is the first stage's weight in the final order, a number from 0 (none) up; got {self.weight}."
+            )
+
+    @classmethod
+    def fit(cls, anchors: AnchorScores, *, weight: float) -> Fusion:
+        """The scale is that of these anchor scores, so that a weight means the same on every index."""
+        if not anchors.matrix.shape[1]:
+            raise InputError(
+                "fuse weighs exact scores by how rare they are among the anchor scores, and this index has no anchor "
+                "queries. Build it with some, or leave fuse out."
+            )
+        return cls(weight, ScoreScale.fit(anchors.matrix, keys=anchors.items.keys, rarest=_RAREST))
+
+    def values(
+        self, exact: FloatArray, positions: IntArray, *, listed: IntArray, listed_scores: FloatArray
+    ) -> FloatArray:
+        """What to order these positions by, given the first stage's list for the query, best first."""
+        return np.asarray(self.scale.rarity(exact) + self.weight * _standing(positions, listed, listed_scores))
+
+
+def as_fusion(fuse: float | Fusion | None, index: Collection) -> Fusion | None:
+    """The fusion that is meant: a weight on the scale of the index's anchor scores, a fusion as it is, 0 for none."""
+    if not fuse:
+        return None
+    if isinstance(fuse, Fusion):
+        return fuse
+    if not isinstance(index, AnchorScores):
+        raise InputError("A weight to fuse with needs an index with anchor scores, which give it its scale.")
+    return Fusion.fit(index, weight=fuse)
+
+
+def _standing(positions: IntArray, listed: IntArray, scores: FloatArray) -> FloatArray:
+    """The first stage's scores of these positions, in standard deviations from the mean of its best."""
+    listed, scores = listed[:LISTED], np.asarray(scores[:LISTED], dtype=np.float64)
+    if not np.isfinite(scores).all():
+        raise InputError("fuse blends the first stage's scores in, and these hold NaN or infinity.")
+    spread = scores.std() if len(scores) else 0.0
+    if not spread:
+        return np.zeros(len(positions))
+    standing = (scores - scores.mean()) / spread
+    known = dict(zip(listed.tolist(), standing.tolist(), strict=True))
+    lowest = float(standing.min())
+    return np.array([known.get(position, lowest) for position in positions.tolist()])

@@ -1,0 +1,62 @@
+"""`adacur compress` as its users meet it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import make_world
+
+WORLD = make_world(n_items=300, n_anchors=60, rank=12, noise=0.3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("compress")
+    WORLD.index.save(path / "my.adacur")
+    return path
+
+
+def run(folder, *arguments):
+    command = [sys.executable, "-m", "adacur", "compress", "my.adacur", *map(str, arguments)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_sizes_and_recall_before_and_after_are_told(folder) -> None:
+    ran = run(folder, "--rank", 20, "-k", 5, "--budget", 40)
+    assert ran.returncode == 0, ran.stderr
+    assert "rank 20, int8" in ran.stdout
+    assert "Recall of the best 5 in 40 calls" in " ".join(ran.stdout.split())
+    assert "30 held-out anchor queries" in " ".join(ran.stderr.split())
+    assert (folder / "my.adacur" / "gaussian").is_dir()
+
+
+def test_with_json_nothing_but_json_is_on_stdout(folder) -> None:
+    ran = run(folder, "--rank", 20, "-k", 5, "--budget", 40, "--storage", "float16", "--json")
+    told = json.loads(ran.stdout)
+    assert told["storage"] == "float16"
+    assert told["bytes_after"] < told["bytes_before"]
+    assert told["low"] <= told["lost"] <= told["high"]
+
+
+def test_it_can_be_undone(folder) -> None:
+    run(folder, "--rank", 20, "--budget", 40)
+    assert json.loads(run(folder, "--drop", "--json").stdout) == {"index": "my.adacur", "dropped": True}
+    assert not (folder / "my.adacur" / "gaussian").exists()
+    assert "as it was before" in run(folder, "--drop").stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [(["--storage", "int4"], "int8"), (["--budget", 3, "-k", 5], "budget"), (["--rank", 0], "rank")],
+)
+def test_what_cannot_be_done_is_refused_and_nothing_is_written(folder, options, says) -> None:
+    run(folder, "--drop")
+    ran = run(folder, *options)
+    assert ran.returncode in (1, 2)
+    assert says in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert not (folder / "my.adacur" / "gaussian").exists()

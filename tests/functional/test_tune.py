@@ -1,0 +1,68 @@
+"""`adacur tune` as its users meet it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import adacur
+from adacur import Item, Query
+
+ADACUR = Path(sys.executable).with_name("adacur")
+WORDS = ("river", "harbour", "comet", "violin", "glacier", "lantern", "orchid")
+
+
+def score(pairs):
+    return [len(set(query) & set(text)) + len(set(query.split()) & set(text.split())) for query, text in pairs]
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index whose scorer nobody could open again: tuning must not need it."""
+    path = tmp_path_factory.mktemp("tune") / "words.adacur"
+    items = [Item(f"d{n}", f"the {WORDS[n % 7]} and the {WORDS[n % 5]} of town {n}") for n in range(80)]
+    anchors = [Query(f"q{n}", f"a {WORDS[n % 7]} near {WORDS[n % 3]} {n}") for n in range(24)]
+    adacur.build(items, anchors, scorer=score, path=path, progress=False)
+    return path
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ADACUR, *map(str, arguments)],
+        env=os.environ | {"COLUMNS": "100", "NO_COLOR": "1"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+        check=False,
+    )
+
+
+def test_tune_prints_predictions_and_a_verdict_and_keeps_what_it_chose(index: Path) -> None:
+    done = run("tune", index, "--k", 5, "--budget", 20, "--queries", 22)
+    assert done.returncode == 0, done
+    for word in ("gaussian", "adacur", "anncur", "rerank", "95 % interval", "Settings: ", "22 anchor queries"):
+        assert word in done.stdout
+    assert "Re-ranking bm25's best 20 finds" in done.stdout
+    assert "tuned.json" in done.stderr
+    assert [(one.k, one.budget) for one in adacur.load(index).tunings] == [(5, 20)]
+    assert "k = 5, 20 calls (bm25)" in run("inspect", index).stdout
+
+
+def test_several_k_and_budgets_are_a_line_of_json_each(index: Path) -> None:
+    done = run("tune", index, "--k", 1, "-k", 15, "--budget", 10, "--budget", 30, "--json")
+    assert done.returncode == 0, done
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(one["k"], one["budget"]) for one in told] == [(1, 10), (1, 30), (15, 30)]
+    assert all(one["n_queries"] == 24 and one["verdict"] and len(one["predictions"]) == 4 for one in told)
+
+
+def test_a_k_beyond_every_budget_is_refused(index: Path) -> None:
+    done = run("tune", index, "--k", 50, "--budget", 20)
+    assert done.returncode == 1
+    assert "a budget must be at least k; got --k 50 and --budget 20" in done.stderr
+    assert "Traceback" not in done.stderr

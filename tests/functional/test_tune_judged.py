@@ -1,0 +1,57 @@
+"""`adacur tune --qrels` as its users meet it: a real process, a real folder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adacur import BM25, AnchorIndex, Item, Query
+
+ADACUR = Path(sys.executable).with_name("adacur")
+N_ITEMS, N_ANCHORS = 150, 30
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The scorer has no idea and the first stage knows every answer."""
+    folder = tmp_path_factory.mktemp("judged")
+    items = [Item(f"i{place}", f"lamp w{place} by v{place % 7}") for place in range(N_ITEMS)]
+    queries = [Query(f"q{place}", f"lamp w{place} v{place % 7}") for place in range(N_ANCHORS)]
+    scores = np.random.default_rng(0).normal(size=(N_ANCHORS, N_ITEMS))
+    AnchorIndex.from_arrays(items=items, anchor_queries=queries, scores=scores, first={"bm25": BM25.build(items)}).save(
+        folder / "lamps.adacur"
+    )
+    rows = [f"q{place}\ti{place}\t1" for place in range(N_ANCHORS)]
+    (folder / "qrels.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *rows]) + "\n")
+    return folder
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([ADACUR, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def test_judged_anchor_queries_choose_the_weight_without_a_scorer(folder: Path) -> None:
+    shown = run("tune", folder / "lamps.adacur", "--qrels", folder / "qrels.tsv", "--budget", 60)
+    assert shown.returncode == 0, shown.stderr
+    assert "nDCG@10" in shown.stdout
+    assert "To use it: adacur search … --fuse" in shown.stderr
+    assert "0 in all" in shown.stderr
+    (line,) = run(
+        "tune", folder / "lamps.adacur", "--qrels", folder / "qrels.tsv", "--budget", 60, "--json"
+    ).stdout.splitlines()
+    told = json.loads(line)
+    assert told["chosen"]["fuse"] > 1
+    assert told["chosen"]["quality"] > told["tried"][0]["quality"] + 0.3
+    assert told["calls"] == 0
+    assert told["first_alone"] > 0.9
+
+
+def test_queries_without_judgements_are_no_use(folder: Path) -> None:
+    refused = run("tune", folder / "lamps.adacur", "--judged", folder / "qrels.tsv")
+    assert refused.returncode == 1
+    assert "--qrels" in refused.stderr

@@ -1,0 +1,414 @@
+"""Tuning by replay: the anchor queries of an index, searched as if they were new."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import adacur
+from adacur import AdaCUR, AnchorIndex, Budget, Gaussian, Item, MatrixRetriever, MatrixScorer, PseudoInverse, Query
+from adacur.core.errors import BudgetError, DamagedIndex, NewerFormat
+from adacur.evaluation import top_k_recall
+from adacur.index import AnchorTable
+from adacur.search.settings import GaussianSettings, default_settings
+from adacur.search.tuned import keep_tuning, nearest_tuning
+from adacur.search.tuning import Gain, Prediction, Replay, Tuning, tune
+
+SETTINGS = GaussianSettings(rounds=4, first_batch=0.5, first_weight=0.1)
+
+
+class Untouchable:
+    """A scorer that must not be asked."""
+
+    card = adacur.core.protocols.ScorerCard(name="untouchable", backend="none")
+
+    def score(self, pairs):
+        raise AssertionError("the scorer was called")
+
+
+def replayed_world(make_world, *, n_anchors: int = 40, n_items: int = 150):
+    """An index in memory whose first stage knows the anchor queries, blurred."""
+    world = make_world(n_anchors=n_anchors, n_items=n_items, noise=0.5)
+    blur = np.random.default_rng(5).normal(size=world.anchor_scores.shape) * 2
+    first = MatrixRetriever(queries=world.anchors, items=world.items, scores=world.anchor_scores + blur)
+    index = AnchorIndex.from_arrays(
+        items=world.items, anchor_queries=world.anchors, scores=world.anchor_scores, first={"matrix": first}
+    )
+    # Only these names are started from by default.
+    index._first = {"bm25": first}
+    return world, index, first
+
+
+@pytest.fixture
+def replayed(make_world):
+    return replayed_world(make_world)
+
+
+def without(index: AnchorIndex, position: int) -> AnchorTable:
+    kept = [at for at in range(len(index.anchor_queries)) if at != position]
+    queries = tuple(index.anchor_queries[at] for at in kept)
+    return AnchorTable(index.items, queries, np.ascontiguousarray(index.matrix[:, kept]))
+
+
+def stored(make_world, path: Path) -> AnchorIndex:
+    """An index folder whose first stage is a dual encoder's work, and its scorer."""
+    world = make_world(n_anchors=30, n_items=150, noise=0.5)
+    items = [Item(item.id, f"{item.text} word{position % 7}") for position, item in enumerate(world.items)]
+    anchors = [Query(query.id, f"word{position % 7} number") for position, query in enumerate(world.anchors)]
+    index = AnchorIndex.from_arrays(items=items, anchor_queries=anchors, scores=world.anchor_scores)
+    index._first = {"bm25": adacur.BM25.build(items)}
+    index.save(path)
+    return adacur.load(path, scorer=Untouchable(), check=False)
+
+
+def test_a_replayed_query_is_searched_as_on_an_index_without_it(replayed) -> None:
+    world, index, first = replayed
+    replay = Replay(index, first=first, approximator=Gaussian(), queries=10)
+    recalls = replay.recalls("adacur", k=8, budget=25)
+    for query, position, recall in zip(replay.queries, replay.positions, recalls, strict=True):
+        exact = world.anchor_scores[position][None]
+        scorer = MatrixScorer([query], index.items.ids, exact)
+        search = AdaCUR(index=without(index, position), scorer=scorer, budget=Budget(25), first=first)
+        assert top_k_recall(search.search([query], 8), exact, k=8)[0] == recall
+
+
+@pytest.mark.parametrize("parts", ["plain", "embeddings", "queries", "both", "uncentred"])
+def test_the_gaussian_leaves_an_anchor_query_out_as_if_it_had_never_been_there(make_world, parts: str) -> None:
+    world = make_world(n_anchors=60, noise=0.5)
+    rng = np.random.default_rng(3)
+    vectors = {query.id: rng.normal(size=5) for query in world.anchors}
+    given = {"rescale": False, "embedding_weight": 1.0, "locality": 0.3, "centre": parts != "uncentred"}
+    if parts in ("embeddings", "both"):
+        given["embeddings"] = world.item_embeddings
+    if parts in ("queries", "both", "uncentred"):
+        given["embed_queries"] = lambda queries: np.stack([vectors[query.id] for query in queries])
+    position = 17
+    query = world.anchors[position]
+    rest = without(world.index, position)
+    new = Gaussian(**given).begin(rest, [query])
+    replayed = Gaussian(**given).replay(world.index, np.array([position, 3]))
+    known = Gaussian(**given).begin(world.index, [query])
+    np.testing.assert_allclose(replayed.predict()[0], new.predict()[0], atol=1e-5)
+    for start in (0, 40):
+        where = np.arange(start, start + 8)
+        scores = world.anchor_scores[position][where]
+        new.tell([where], [scores])
+        known.tell([where], [scores])
+        replayed.tell([where, where], [scores, scores])
+    wanted = new.predict()[0]
+    # The mean variance, which the noise is a share of, has seen the query.
+    off = np.abs(replayed.predict()[0] - wanted).max() / wanted.std()
+    assert off < 0.02
+    assert off < 0.2 * np.abs(known.predict()[0] - wanted).max() / wanted.std()
+
+
+def test_the_pseudo_inverse_leaves_an_anchor_query_out(world) -> None:
+    where = np.arange(12)
+    scores = world.anchor_scores[4][where]
+    new, replayed = (
+        PseudoInverse().begin(without(world.index, 4), [world.anchors[4]]),
+        PseudoInverse().replay(world.index, np.array([4, 9])),
+    )
+    new.tell([where], [scores])
+    replayed.tell([where, where], [scores, scores])
+    np.testing.assert_allclose(replayed.predict()[0], new.predict()[0], atol=1e-6)
+
+
+def test_tuning_calls_no_scorer_and_predicts_four_methods(replayed) -> None:
+    _, index, _ = replayed
+    index._scorer = Untouchable()
+    seen = []
+    tuning = index.tune(k=5, budget=20, queries=30, progress=lambda done, most: seen.append((done, most)))
+    assert [one.method for one in tuning.predictions] == ["gaussian", "adacur", "anncur", "rerank"]
+    assert tuning.n_queries == 30
+    assert all(0 <= one.low <= one.recall <= one.high <= 1 for one in tuning.predictions)
+    assert [done for done, _ in seen] == list(range(1, len(seen) + 1))
+    assert all(done <= most for done, most in seen)
+
+
+def test_what_is_chosen_is_no_worse_than_the_defaults_on_the_replayed_queries(replayed) -> None:
+    _, index, first = replayed
+    replay = Replay(index, first=first, approximator=Gaussian(), queries=40)
+    for k, budget in ((1, 10), (5, 20), (20, 40)):
+        tuning = tune(replay, k=k, budget=budget)
+        chosen = replay.recalls(tuning.settings, k=k, budget=budget)
+        assert chosen.mean() >= replay.recalls(default_settings(k), k=k, budget=budget).mean()
+
+
+def test_the_same_seed_tunes_the_same(replayed) -> None:
+    _, index, _ = replayed
+    assert index.tune(k=5, budget=20, queries=25) == index.tune(k=5, budget=20, queries=25)
+    other = index.tune(k=5, budget=20, queries=25, seed=1)
+    assert index._replay is not None
+    assert other.seed == 1
+
+
+class Lottery:
+    """A replay in which all settings are alike, and only luck differs."""
+
+    first_name = None
+    seed = 0
+
+    def __init__(self, seed: int) -> None:
+        self._draws = np.random.default_rng(seed)
+        self._known: dict[object, np.ndarray] = {}
+        self.queries = [Query(f"q{position}", "text") for position in range(40)]
+
+    def recalls(self, method, *, k: int, budget: int):
+        return self._known.setdefault(method, self._draws.binomial(10, 0.7, size=40) / 10)
+
+
+def test_the_prediction_does_not_gain_by_the_luck_of_the_choice() -> None:
+    lotteries = [Lottery(seed) for seed in range(200)]
+    tunings = [tune(lottery) for lottery in lotteries]
+    lucky = [
+        lottery.recalls(one.settings, k=10, budget=100).mean() for lottery, one in zip(lotteries, tunings, strict=True)
+    ]
+    promised = [one.recall_of("gaussian").recall for one in tunings]
+    # 200 means of 40 queries: a standard error of .0016.
+    assert np.mean(promised) == pytest.approx(0.7, abs=0.005)
+    assert np.mean(lucky) > 0.72
+
+
+def test_the_mean_over_as_many_new_queries_lies_in_the_interval_in_19_of_20_cases() -> None:
+    draws = np.random.default_rng(0)
+    inside = []
+    for _ in range(300):
+        lottery = Lottery(int(draws.integers(1 << 30)))
+        lottery._known = {name: draws.binomial(1, 0.95, size=40) * 1.0 for name in ("adacur", "anncur", "rerank")}
+        one = tune(lottery, quick=True).recall_of("rerank")
+        inside.append(one.low <= draws.binomial(1, 0.95, size=40).mean() <= one.high)
+    assert 0.9 <= np.mean(inside) <= 1.0
+
+
+def test_a_method_that_has_not_failed_yet_may_still_fail(replayed) -> None:
+    _, index, _ = replayed
+    perfect = index.tune(k=1, budget=150, queries=25).recall_of("gaussian")
+    assert (perfect.recall, perfect.high) == (1.0, 1.0)
+    assert 0.8 < perfect.low < 1
+
+
+def test_too_few_anchor_queries_keep_the_defaults_and_promise_nothing(make_world) -> None:
+    _, index, _ = replayed_world(make_world, n_anchors=19)
+    tuning = index.tune(k=5, budget=20)
+    assert (tuning.n_queries, tuning.predictions, tuning.gain) == (0, (), None)
+    assert tuning.is_default
+    assert "20 are needed" in tuning.verdict
+    assert nearest_tuning([tuning], k=5, budget=20, first="matrix") is None
+
+
+def test_a_k_beyond_the_budget_is_refused(replayed) -> None:
+    with pytest.raises(BudgetError):
+        replayed[1].tune(k=30, budget=20)
+
+
+def tuned(k: int = 10, budget: int = 100, *, first: str | None = "dense", **gain: float) -> Tuning:
+    predictions = tuple(Prediction(method, 0.8, 0.7, 0.9) for method in ("gaussian", "adacur", "anncur", "rerank"))
+    how_much = Gain(**gain) if gain else Gain(0.1, 0.05, 0.15)
+    return Tuning(
+        k=k, budget=budget, settings=SETTINGS, first=first, n_queries=100, predictions=predictions, gain=how_much
+    )
+
+
+@pytest.mark.parametrize(
+    ("gain", "words"),
+    [
+        ((0.12, 0.08, 0.16), "the index adds .12 [.08, .16]: worth having."),
+        ((0.015, -0.01, 0.04), "[−.01, .04]: probably not worth building"),
+        ((0.05, -0.01, 0.11), "likely worth having, but 100 queries cannot tell for sure."),
+        ((-0.05, -0.09, -0.01), "re-ranking does better here."),
+    ],
+)
+def test_the_verdict_says_what_the_index_adds(gain: tuple[float, float, float], words: str) -> None:
+    recall, low, high = gain
+    verdict = tuned(recall=recall, low=low, high=high).verdict
+    assert verdict.startswith("Re-ranking dense's best 100 finds .80 of the top 10; ")
+    assert words in verdict
+    assert "pseudo" not in verdict
+
+
+def test_the_verdict_says_when_it_speaks_of_pseudo_queries() -> None:
+    assert "pseudo-queries" in replace(tuned(), pseudo=True).verdict
+
+
+def test_a_tuning_serves_searches_within_a_factor_of_two_the_nearest_first() -> None:
+    tunings = [tuned(10, 100), tuned(20, 100), tuned(10, 400)]
+
+    def found(k: int, budget: int, first: str | None = "dense") -> tuple[int, int] | None:
+        one = nearest_tuning(tunings, k=k, budget=budget, first=first)
+        return None if one is None else (one.k, one.budget)
+
+    assert found(10, 100) == (10, 100)
+    assert found(5, 200) == (10, 100)
+    assert found(13, 110) == (10, 100)
+    assert found(16, 90) == (20, 100)
+    assert found(12, 260) == (10, 400)
+    assert found(4, 100) is None
+    assert found(10, 201) == (10, 400)
+    assert found(10, 49) is None
+    assert found(10, 100, "bm25") is None
+
+
+def test_searches_use_what_was_tuned_and_say_so(make_world, tmp_path: Path) -> None:
+    index = stored(make_world, tmp_path / "index")
+    tuning = index.tune(k=5, budget=20, queries=25)
+    again = adacur.load(tmp_path / "index", scorer=Untouchable(), check=False)
+    assert again.tunings == (tuning,)
+    again._tunings = (replace(tuning, settings=SETTINGS),)
+    plan = again._plan(5, budget=20)
+    assert plan.settings()["tuned_for"] == (5, 20)
+    assert (plan.batch_sizes(20), plan.first_weight) == ((10, 4, 3, 3), 0.1)
+    assert again._plan(8, budget=30).tuned_for == (5, 20)
+    assert again._plan(5, budget=20, rounds=2).batch_sizes(20) == (10, 10)
+    assert again._plan(5, budget=20, first_weight=0.0).first_weight == 0
+    assert again._plan(5, budget=20, first_batch=0.3).batch_sizes(20)[0] == 6
+    assert again._plan(5, budget=Budget(20, rounds=2)).batch_sizes(20) == (10, 10)
+    for other in ({"budget": 60}, {"budget": 20, "first": "random"}, {"budget": 20, "method": "adacur"}):
+        plan = again._plan(5, **other)
+        assert plan.tuned_for is None
+        assert plan.first_weight != 0.1
+
+
+def test_tuning_again_takes_the_place_of_the_same_k_and_budget(make_world, tmp_path: Path) -> None:
+    index = stored(make_world, tmp_path / "index")
+    index.tune(k=5, budget=20, queries=25, quick=True)
+    index.tune(k=1, budget=20, queries=25, quick=True)
+    last = index.tune(k=5, budget=20, queries=22, quick=True)
+    found = adacur.load(tmp_path / "index", scorer=Untouchable(), check=False).tunings
+    assert [(one.k, one.budget) for one in found] == [(1, 20), (5, 20)]
+    assert found[1] == last
+    assert adacur.verify(tmp_path / "index").ok
+
+
+def test_an_index_without_a_folder_keeps_its_tuning_in_memory(replayed) -> None:
+    _, index, _ = replayed
+    tuning = index.tune(k=5, budget=20, queries=25)
+    assert index.tunings == (tuning,)
+
+
+def test_a_folder_that_cannot_be_written_to_keeps_its_tuning_in_memory(make_world, tmp_path: Path, monkeypatch) -> None:
+    index = stored(make_world, tmp_path / "index")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("adacur.search.tuned.write_atomically", refuse)
+    assert index.tunings == ()
+    tuning = index.tune(k=5, budget=20, queries=25)
+    assert index.tunings == (tuning,)
+    assert not (tmp_path / "index" / "tuned.json").exists()
+
+
+def test_tunings_of_other_anchor_queries_are_left_aside_with_a_warning(make_world, tmp_path: Path) -> None:
+    index = stored(make_world, tmp_path / "index")
+    keep_tuning(tmp_path / "index", tuned(5, 20), anchor_queries=index.anchor_queries)
+    file = tmp_path / "index" / "tuned.json"
+    data = json.loads(file.read_text())
+    file.write_text(json.dumps(data | {"anchors_digest": "0" * 32}))
+    again = adacur.load(tmp_path / "index", scorer=Untouchable(), check=False)
+    with pytest.warns(adacur.TuningWarning, match="other anchor queries"):
+        assert again.tunings == ()
+    # Tuning again is the remedy.
+    again.tune(k=1, budget=20, queries=25, quick=True)
+    assert [one.k for one in adacur.load(tmp_path / "index", scorer=Untouchable(), check=False).tunings] == [1]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda text: text[:50], "tuned.json"),
+        (lambda _: "[]", "tuned.json"),
+        (lambda text: text.replace("adacur_tuned", "cake"), "'cake'"),
+        (lambda text: text.replace('"tunings"', '"cakes"'), "'tunings' is missing"),
+        (lambda text: text.replace('"noise": 0.', '"noise": -0.'), "noise is -0."),
+        (lambda text: text.replace('"noise"', '"cake"'), "no setting 'cake'"),
+        (lambda text: text.replace('"rounds": ', '"rounds": -'), "rounds is -"),
+        (lambda text: text.replace('"first_share": ', '"first_share": 2'), "first_share is 2"),
+    ],
+)
+def test_a_damaged_or_foreign_file_is_refused_by_name_with_the_remedy(
+    make_world, tmp_path: Path, damage, words
+) -> None:
+    index = stored(make_world, tmp_path / "index")
+    keep_tuning(tmp_path / "index", tuned(5, 20), anchor_queries=index.anchor_queries)
+    file = tmp_path / "index" / "tuned.json"
+    text = file.read_text()
+    file.write_text(damage(text))
+    assert file.read_text() != text
+    with pytest.raises(DamagedIndex, match="Remove it") as refused:
+        adacur.load(tmp_path / "index", scorer=Untouchable(), check=False)._plan(5, budget=20)
+    assert words in str(refused.value)
+    assert str(file) in str(refused.value)
+
+
+def test_a_file_of_a_later_version_is_refused(make_world, tmp_path: Path) -> None:
+    index = stored(make_world, tmp_path / "index")
+    keep_tuning(tmp_path / "index", tuned(5, 20), anchor_queries=index.anchor_queries)
+    file = tmp_path / "index" / "tuned.json"
+    file.write_text(file.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(NewerFormat, match=r"tuned\.json"):
+        _ = adacur.load(tmp_path / "index", scorer=Untouchable(), check=False).tunings
+
+
+def test_a_build_tunes_at_its_end_without_a_call_more(tmp_path: Path) -> None:
+    calls = []
+
+    def score(pairs):
+        calls.append(len(pairs))
+        return [len(set(query) & set(text)) + len(text) % 5 for query, text in pairs]
+
+    items = [Item(f"i{n}", f"item {n * 37 % 101} {'abcdefgh'[n % 8]}") for n in range(120)]
+    anchors = [Query(f"a{n}", f"{'hgfedcba'[n % 8]} question {n}") for n in range(22)]
+    given = {"scorer": score, "first": ["bm25"], "progress": False, "block_items": 40}
+    plain = adacur.build(items, anchors, path=tmp_path / "plain", tune=False, **given)
+    without_tuning = sum(calls)
+    calls.clear()
+    index = adacur.build(items, anchors, path=tmp_path / "tuned", **given)
+    assert sum(calls) == without_tuning
+    assert plain.tunings == ()
+    assert [(one.k, one.budget, one.n_queries, one.first) for one in index.tunings] == [(10, 100, 22, "bm25")]
+    assert index.search("a question", k=10, budget=100).trace.settings["tuned_for"] == (10, 100)
+
+
+def test_a_build_with_too_few_anchor_queries_is_left_untuned(tmp_path: Path) -> None:
+    items = [Item(f"i{n}", f"item {n}") for n in range(120)]
+    index = adacur.build(
+        items, [Query("a", "item")], scorer=lambda pairs: [len(text) for _, text in pairs], path=tmp_path / "i"
+    )
+    assert index.tunings == ()
+    assert not (tmp_path / "i" / "tuned.json").exists()
+
+
+def test_predictions_hold_on_real_scores(shared_folder: Path) -> None:
+    from adacur.experiments import Testbed
+
+    bed = Testbed.from_score_folder(shared_folder / "scores" / "scifact", n_queries=100)
+    index = AnchorIndex.from_arrays(items=bed.items, anchor_queries=bed.anchor_queries, scores=bed.anchor_scores)
+    vectors = np.concatenate([bed.anchor_embeddings, bed.query_embeddings])
+    rows = {query.id: row for row, query in enumerate([*bed.anchor_queries, *bed.test_queries])}
+    gaussian = Gaussian(
+        embeddings=bed.item_embeddings, embed_queries=lambda queries: vectors[[rows[query.id] for query in queries]]
+    )
+    first = MatrixRetriever(
+        queries=[*bed.anchor_queries, *bed.test_queries], items=bed.items, scores=vectors @ bed.item_embeddings.T
+    )
+    tuning = tune(Replay(index, first=first, approximator=gaussian, queries=60), k=10, budget=50, quick=True)
+    scorer = MatrixScorer(bed.test_queries, index.items.ids, bed.exact_scores)
+    search = AdaCUR(
+        index=index,
+        scorer=scorer,
+        budget=Budget(50, rounds=tuning.settings.rounds),
+        first=first,
+        approximator=tuning.settings.approximator(gaussian),
+        first_batch=tuning.settings.first_batch,
+        first_share=tuning.settings.first_share,
+        first_weight=tuning.settings.first_weight,
+    )
+    measured = top_k_recall(search.search(bed.test_queries, 10), bed.exact_scores, k=10).mean()
+    predicted = tuning.recall_of("gaussian")
+    assert predicted.low <= measured <= predicted.high
+    assert "worth having" in tuning.verdict
