@@ -18,9 +18,10 @@ With every part left out this is the paper's pseudo-inverse.
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -89,14 +90,8 @@ class Gaussian:
         features: Features | None = None,
         device: str | None = None,
     ) -> None:
-        if not noise >= 0:
-            raise InputError(f"noise is not negative; got {noise}.")
-        if embedding_weight is not None and not embedding_weight >= 0:
-            raise InputError(f"embedding_weight is not negative; got {embedding_weight}.")
         if not query_noise > 0:
             raise InputError(f"query_noise is positive; got {query_noise}.")
-        if locality is not None and not locality > 0:
-            raise InputError(f"locality is positive; got {locality}. float('inf') counts all anchor queries alike.")
         if embeddings is not None:
             embeddings = np.asarray(embeddings)
             if embeddings.ndim != 2 or not np.isfinite(embeddings).all():
@@ -105,32 +100,30 @@ class Gaussian:
             embeddings = embeddings if embeddings.dtype in (np.float32, np.float64) else embeddings.astype(np.float32)
         self.embeddings = embeddings
         self.embed_queries = embed_queries
-        self.noise = noise
-        self.embedding_weight = embedding_weight
         self.query_noise = query_noise
-        self.locality = locality
+        self._set(noise=noise, embedding_weight=embedding_weight, locality=locality)
         self.rescale = rescale
         self.centre = centre
         self.device = device
         self._kept = _Kept(given=features if features is None or device is None else features.on(device))
 
-    def adjusted(
-        self, *, noise: float | None = None, embedding_weight: float | None = None, locality: float | None = None
-    ) -> Gaussian:
-        """The same with other settings, sharing what depends on the index alone; None leaves one as it is."""
-        given = {"noise": noise, "embedding_weight": embedding_weight, "locality": locality}
-        own: dict[str, Any] = {name: getattr(self, name) if value is None else value for name, value in given.items()}
-        other = Gaussian(
-            embeddings=self.embeddings,
-            embed_queries=self.embed_queries,
-            query_noise=self.query_noise,
-            rescale=self.rescale,
-            centre=self.centre,
-            device=self.device,
-            **own,
-        )
-        other._kept = self._kept
+    def adjusted(self, *, noise: float, embedding_weight: float | None, locality: float | None) -> Gaussian:
+        """The same with other settings, which mean what they mean above, sharing what depends on the index alone."""
+        # Not made anew: that would read all embeddings, and searches come here each time.
+        other = copy.copy(self)
+        other._set(noise=noise, embedding_weight=embedding_weight, locality=locality)
         return other
+
+    def _set(self, *, noise: float, embedding_weight: float | None, locality: float | None) -> None:
+        if not noise >= 0:
+            raise InputError(f"noise is not negative; got {noise}.")
+        if embedding_weight is not None and not embedding_weight >= 0:
+            raise InputError(f"embedding_weight is not negative; got {embedding_weight}.")
+        if locality is not None and not locality > 0:
+            raise InputError(f"locality is positive; got {locality}. float('inf') counts all anchor queries alike.")
+        self.noise = noise
+        self.embedding_weight = embedding_weight
+        self.locality = locality
 
     def __repr__(self) -> str:
         weight = "auto" if self.embedding_weight is None else self.embedding_weight
@@ -166,6 +159,9 @@ class Gaussian:
         Only the score scale and the mean variance have seen them. All are predicted in one product, which is fast, but
         rounds differently with the size of the batch: for statistics, not for answers.
         """
+        if len(anchors.anchor_queries) < 2:
+            # The mean of one is its own scores.
+            raise InputError("Leaving an anchor query out takes two anchor queries or more; this index has one.")
         features = self.features_of(anchors)
         prior = self._prior(features)
         vectors = features.anchor_vectors
@@ -233,7 +229,7 @@ class Gaussian:
             inverse = np.linalg.inv(_kernel(vectors, vectors) + self.query_noise * np.eye(n_anchors))
             trust = np.diag(inverse).copy()
             spread = inverse / trust[:, None]
-        means = np.zeros(len(matrix))
+        means, squares = np.zeros(len(matrix)), np.zeros(len(matrix))
         residuals = np.empty_like(matrix)
         turn = spread.T.astype(matrix.dtype)
         for start in range(0, len(matrix), _ROWS_PER_BLOCK):
@@ -244,12 +240,13 @@ class Gaussian:
                 block -= means[rows, None]
             block = block.astype(matrix.dtype)
             residuals[rows] = block @ turn if vectors is not None else block
+            squares[rows] = np.square(residuals[rows], dtype=np.float64).sum(axis=1)
         parts, centres = [residuals], [np.zeros(n_anchors)]
         embedding_variance = 0.0
         if self.embeddings is not None:
             middle = self.embeddings.mean(axis=0, dtype=np.float64)
-            squares = float(np.square(self.embeddings, dtype=np.float64).sum(axis=1).mean())
-            embedding_variance = max(0.0, squares - float(middle @ middle))
+            lengths = [np.square(block, dtype=np.float64).sum(axis=1) for block in _blocks(self.embeddings)]
+            embedding_variance = max(0.0, float(np.concatenate(lengths).mean()) - float(middle @ middle))
             parts.append(self.embeddings)
             centres.append(middle)
         return Features(
@@ -259,7 +256,7 @@ class Gaussian:
             factors=ItemFactors([PackedRows(part) for part in parts], np.concatenate(centres)),
             anchor_vectors=vectors,
             trust=trust,
-            variance=float(np.square(residuals, dtype=np.float64).mean()) if n_anchors else 0.0,
+            variance=float(squares.mean() / n_anchors) if n_anchors else 0.0,
             embedding_variance=embedding_variance,
         )
 
@@ -550,6 +547,10 @@ class _Posterior:
         if self._without is None:
             return rows, means
         return self._without.rows(rows), means - rows @ self._without.shift
+
+
+def _blocks(rows: FloatArray) -> Iterator[FloatArray]:
+    return (rows[start : start + _ROWS_PER_BLOCK] for start in range(0, len(rows), _ROWS_PER_BLOCK))
 
 
 def _kernel(some: FloatArray, others: FloatArray) -> FloatArray:

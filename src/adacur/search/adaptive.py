@@ -23,6 +23,8 @@ __all__ = ["RANKS_THAT_COUNT", "AdaptiveSearch"]
 RANKS_THAT_COUNT = 1000
 # A tenfold rank counts one step less, the first ten being much alike.
 _ALIKE = 10
+# Predictions in float32 that differ by less, relative to their height, differ by how they were rounded.
+_ROUNDING = 1e-6
 
 
 class AdaptiveSearch:
@@ -248,10 +250,12 @@ class AdaptiveSearch:
             return np.empty(0, dtype=np.intp)
         assert self._predicted is not None
         assert self._acquisition is not None
-        unscored = self._unscored[index].copy()
+        unscored = self._unscored[index]
         candidates = self._candidates[index]
         guarded = candidates[unscored[candidates]][: round(self._first_share * size)]
-        unscored[guarded] = False
+        if len(guarded):
+            unscored = unscored.copy()
+            unscored[guarded] = False
         predicted = self._acquisition.choose(
             self._raised(self._predicted[index], candidates),
             unscored=unscored,
@@ -266,11 +270,19 @@ class AdaptiveSearch:
     def _raised(self, predicted: FloatArray, candidates: IntArray) -> FloatArray:
         """Predictions, higher by the logarithm of the first stage's rank, in units of their own spread."""
         known = candidates[:RANKS_THAT_COUNT]
-        unit = self._first_weight * float(predicted.std()) if self._first_weight and len(known) else 0.0
-        if not np.isfinite(unit) or not unit:
+        if not self._first_weight or not len(known):
+            return predicted
+        values = predicted[known]
+        with np.errstate(over="ignore", invalid="ignore"):
+            spread, height = float(predicted.std()), abs(float(values[0]))
+        if spread <= _ROUNDING * height:
+            # Predictions that are all alike say nothing: the first stage alone leads.
+            spread = max(1.0, height)
+        unit = self._first_weight * spread
+        if not np.isfinite(unit):
             return predicted
         raised = predicted.copy()
-        raised[known] += (unit * _RISE[: len(known)]).astype(raised.dtype)
+        raised[known] = values + (unit * _RISE[: len(known)]).astype(raised.dtype)
         return raised
 
 

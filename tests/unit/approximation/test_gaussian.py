@@ -145,8 +145,8 @@ def test_settings_can_be_changed_without_extracting_the_features_again() -> None
     index = world.index
     first = Gaussian(embed_queries=counted)
     first.begin(index, world.test)
-    other = first.adjusted(noise=3.0)
-    assert (other.noise, other.locality) == (3.0, first.locality)
+    other = first.adjusted(noise=3.0, embedding_weight=None, locality=None)
+    assert (first.noise, other.noise) == (0.3, 3.0)
     calls.clear()
     state = other.begin(index, world.test)
     assert calls == [len(world.test)]
@@ -154,6 +154,29 @@ def test_settings_can_be_changed_without_extracting_the_features_again() -> None
     state.tell([seen] * len(world.test), [scores[seen] for scores in world.test_scores])
     afresh = told(Gaussian(embed_queries=counted, noise=3.0), world, seen)
     assert state.predict().tolist() == afresh.predict().tolist()
+
+
+def test_a_setting_given_none_is_chosen_by_the_number_of_anchor_queries_again() -> None:
+    world = make_world()
+    own = Gaussian(embeddings=world.item_embeddings, embedding_weight=9.0, locality=5.0)
+    seen, usual = np.arange(5), Gaussian(embeddings=world.item_embeddings)
+    again = own.adjusted(noise=usual.noise, embedding_weight=None, locality=None)
+    assert told(again, world, seen).predict().tolist() == told(usual, world, seen).predict().tolist()
+
+
+def test_adjusting_settings_does_not_read_the_embeddings_again() -> None:
+    gaussian = Gaussian(embeddings=np.ones((3, 2), dtype=np.float32))
+    # Refused, whenever they are read.
+    gaussian.embeddings[:] = np.nan
+    assert gaussian.adjusted(noise=1.0, embedding_weight=2.0, locality=3.0).embedding_weight == 2.0
+    with pytest.raises(InputError, match="noise"):
+        gaussian.adjusted(noise=-1.0, embedding_weight=None, locality=None)
+
+
+def test_one_anchor_query_cannot_be_left_out() -> None:
+    world = make_world(n_anchors=1)
+    with pytest.raises(InputError, match="two anchor queries"):
+        Gaussian().replay(world.index, np.array([0]))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from adacur import AdaCUR, AnchorIndex, Budget, Dense, MatrixRetriever
+from adacur import AdaCUR, AnchorIndex, Budget, Dense, MatrixRetriever, MatrixScorer
 from adacur.core.errors import BudgetError, InputError
 from adacur.evaluation import top_k_recall
 from tests.conftest import make_world
@@ -90,3 +90,18 @@ def test_a_first_stage_that_knows_few_items_still_leads(world) -> None:
     ).search(world.test, 5)
     assert all(hit.trace.calls == 30 for hit in hits)
     assert all(np.isin(np.arange(7), hit.trace.rounds[0].positions).all() for hit in hits)
+
+
+def test_where_there_is_nothing_to_predict_from_the_first_stage_alone_leads(world) -> None:
+    first = world.noisy_first()
+    index = AnchorIndex.from_items(world.items, scorer=world.scorer, first={"bm25": first})
+    (ranked,) = first.search(world.test[:1], 40)
+    (hits,) = index.search_batch(world.test[:1], 10, budget=40)
+    in_order = [world.items[at].id for round_ in hits.trace.rounds for at in round_.positions.tolist()]
+    assert in_order == list(ranked.ids)
+
+
+def test_scores_whose_spread_no_float_holds_are_searched_all_the_same(world) -> None:
+    scorer = MatrixScorer(world.test, [item.id for item in world.items], world.test_scores.astype(np.float64) * 1e30)
+    index = AnchorIndex.from_items(world.items, scorer=scorer, first={"bm25": world.noisy_first()})
+    assert index.search(world.test[0], 5, budget=40).trace.calls == 40
