@@ -224,7 +224,9 @@ def on_a_device(
             for round_ in search.trace(0, settings={}, approximate_scores=None).rounds[1:]:
                 times.setdefault("solve", []).append(1000 * round_.seconds["solve"])
     weights = rng.normal(size=dimensions)
-    predicted = gaussian.begin(anchors, [Query("q", "query")]).predict()[0]
+    state = gaussian.begin(anchors, [Query("q", "query")])
+    state.tell([np.arange(budget)], [truth[:budget]])
+    predicted = state.predict()[0]
     whole = values.view(torch.float32)
     floor = min(timed(whole.sum), timed(values.clone) / 2)
     name = torch.cuda.get_device_name() if device.startswith("cuda") else device

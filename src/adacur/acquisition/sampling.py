@@ -14,6 +14,9 @@ from adacur.core.seeds import uniform
 
 __all__ = ["Softmax", "TopK", "Uniform"]
 
+# As many of the largest predictions may belong to items scored already before a longer list is asked for.
+_SCORED_AT_FIRST = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class TopK:
@@ -24,10 +27,19 @@ class TopK:
     ) -> IntArray:
         """n unscored positions, best first."""
         if isinstance(predicted, DeviceRow):
-            # However the scored ones are placed, n unscored ones are among so many.
-            near = predicted.among_largest(n + len(unscored) - int(np.count_nonzero(unscored)))
+            near = _enough(predicted, unscored, n)
             return near[best_positions(np.where(unscored[near], predicted[near], -np.inf), n, keys=keys[near])]
         return best_positions(np.where(unscored, predicted, -np.inf), n, keys=keys)
+
+
+def _enough(predicted: DeviceRow, unscored: BoolArray, n: int) -> IntArray:
+    """Positions of the largest predictions, so many that the best n unscored ones are among them."""
+    wanted = n + _SCORED_AT_FIRST
+    while True:
+        near = predicted.among_largest(wanted)
+        if wanted >= len(predicted) or np.count_nonzero(unscored[near]) >= n:
+            return near
+        wanted *= 8
 
 
 @dataclass(frozen=True, slots=True)

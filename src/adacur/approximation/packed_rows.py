@@ -174,7 +174,8 @@ class DeviceRows:
 
     def rows(self, positions: IntArray) -> FloatArray:
         """These rows, float64, on the host."""
-        at = self._values.new_tensor(positions, dtype=require("torch", extra="torch").int64)
+        torch = require("torch", extra="torch")
+        at = torch.from_numpy(np.array(positions, dtype=np.int64)).to(self._values.device)
         return np.asarray(self._values[at].cpu().numpy(), dtype=np.float64)
 
     def product(self, weights: FloatArray) -> Any:

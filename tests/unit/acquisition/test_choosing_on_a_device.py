@@ -63,10 +63,10 @@ def test_a_row_is_read_raised_and_copied_like_an_array() -> None:
     assert len(row) == 60
 
 
-@pytest.mark.parametrize("n", [1, 7, 40, 300, 5000])
+@pytest.mark.parametrize("n", [2, 7, 40, 300, 5000])
 def test_the_largest_of_a_long_row_and_all_that_tie_are_found(n) -> None:
     rng = np.random.default_rng(n)
-    # Rounded, so that many tie across its stretches; not a whole number of them.
+    # Rounded, so that many tie.
     values = np.round(rng.normal(size=100 * 1024 + 77), 2).astype(np.float32)
     values[[5, 50_000, -1]] = [np.nan, np.inf, 9.0]
     found = DeviceRow(torch.from_numpy(values)).among_largest(n)
