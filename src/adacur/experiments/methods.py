@@ -17,7 +17,7 @@ from adacur.evaluation import top_k_recall
 from adacur.experiments.testbed import Testbed
 from adacur.search import ANNCUR, AdaCUR, Exact, Rerank
 from adacur.search.fusion import Fusion
-from adacur.search.methods import held_out_split, without_anchors
+from adacur.search.methods import held_out_splits, without_anchors
 
 __all__ = ["METHODS", "Answers", "Asked", "Method", "method"]
 
@@ -153,16 +153,14 @@ def _anncur_best_split(testbed: Testbed, settings: Settings, asked: Asked) -> An
 def _anncur_held_out_split(testbed: Testbed, settings: Settings, asked: Asked) -> Answers:
     """The split per k that is best on held-out anchor queries: what a user can have."""
     first = settings["first"]
-    splits = {
-        k: held_out_split(
-            testbed.index(settings["anchors"]),
-            budget=_budget(settings),
-            k=min(k, settings["budget"]),
-            first=testbed.of_anchors().first_stage(first) if first != "random" else None,
-            seed=settings["seed"],
-        )
-        for k in asked.ks
-    }
+    chosen = held_out_splits(
+        testbed.index(settings["anchors"]),
+        budget=_budget(settings),
+        ks=[min(k, settings["budget"]) for k in asked.ks],
+        first=testbed.of_anchors().first_stage(first) if first != "random" else None,
+        seed=settings["seed"],
+    )
+    splits = {k: chosen[min(k, settings["budget"])] for k in asked.ks}
     found = {
         split: _one_shot(testbed, settings, first=testbed.first_stage(first), split=split)
         for split in sorted(set(splits.values()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from adacur.search.fusion import Fusion, as_fusion
 from adacur.search.plan import Filter, Plan
 from adacur.search.rounds import search
 
-__all__ = ["ANNCUR", "AdaCUR", "Exact", "Rerank", "held_out_split", "without_anchors"]
+__all__ = ["ANNCUR", "AdaCUR", "Exact", "Rerank", "held_out_split", "held_out_splits", "without_anchors"]
 
 _SPLITS = tuple(tenth / 10 for tenth in range(1, 10))
 
@@ -217,23 +218,29 @@ def without_anchors(collection: Collection) -> AnchorScores:
     return AnchorTable(collection.items, (), np.empty((len(collection.items), 0), dtype=np.float32))
 
 
-def held_out_split(
+def held_out_split(index: AnchorScores, *, budget: Budget, k: int, **options: Any) -> float:
+    """`held_out_splits` for one k."""
+    return held_out_splits(index, budget=budget, ks=(k,), **options)[k]
+
+
+def held_out_splits(
     index: AnchorScores,
     *,
     budget: Budget,
-    k: int,
+    ks: Sequence[int],
     first: Retriever | None = None,
     approximator: Approximator | None = None,
     n_held_out: int = 100,
     seed: int = 0,
-) -> float:
-    """ANNCUR's split (0.1, 0.2 … 0.9) with the best mean Top-k-Recall on held-out anchor queries.
+) -> dict[int, float]:
+    """Per k, ANNCUR's split (0.1, 0.2 … 0.9) with the best mean Top-k-Recall on held-out anchor queries.
 
     At most half of the anchor queries are held out, by a seeded draw; they are replayed against the rest, and no
     scorer is called. `first` is asked for their anchor items. With fewer anchor queries than the real search has, a
     split near k_i = k_q is judged more harshly than it deserves.
     """
-    budget.check_k(k)
+    for k in ks:
+        budget.check_k(k)
     n_anchors = len(index.anchor_queries)
     if n_anchors < 2 or n_held_out < 1:
         raise InputError(
@@ -250,17 +257,20 @@ def held_out_split(
     queries = [index.anchor_queries[at] for at in held_out]
     exact = np.ascontiguousarray(index.matrix[:, held_out].T)
     scorer = MatrixScorer(queries, index.items.ids, exact)
-    wanted = min(k, exact.shape[1])
-    thresholds = np.partition(exact, -wanted, axis=1)[:, -wanted]
+    best_first = -np.sort(-exact, axis=1)
 
-    def found(split: float) -> int:
+    def found(split: float) -> dict[int, int]:
         anncur = ANNCUR(
             index=rest, scorer=scorer, budget=budget, first=first, split=split, approximator=approximator, seed=seed
         )
-        hits = anncur.search(queries, k)
-        return sum(int((own.scores >= worst).sum()) for own, worst in zip(hits, thresholds, strict=True))
+        hits = anncur.search(queries, max(ks))
+        worst = {k: best_first[:, min(k, exact.shape[1]) - 1] for k in ks}
+        return {
+            k: sum(int((own.scores[:k] >= least).sum()) for own, least in zip(hits, worst[k], strict=True)) for k in ks
+        }
 
-    return max(_SPLITS, key=found)
+    counts = {split: found(split) for split in _SPLITS}
+    return {k: max(_SPLITS, key=lambda split: counts[split][k]) for k in ks}
 
 
 def _rounds(affordable: int, rounds: int, first_batch: float | None) -> tuple[int, ...]:
