@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import adacur
 from adacur import Item, Query
+from adacur.cli.tune import tune_command
 
 ADACUR = Path(sys.executable).with_name("adacur")
 WORDS = ("river", "harbour", "comet", "violin", "glacier", "lantern", "orchid")
@@ -59,6 +61,22 @@ def test_several_k_and_budgets_are_a_line_of_json_each(index: Path) -> None:
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(one["k"], one["budget"]) for one in told] == [(1, 10), (1, 30), (15, 30)]
     assert all(one["n_queries"] == 24 and one["verdict"] and len(one["predictions"]) == 4 for one in told)
+
+
+def test_what_cannot_be_kept_is_not_said_to_be_kept(index: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    copied = shutil.copytree(index, tmp_path / "index")
+    wanted = {"ks": [5], "budgets": [20], "queries": 22, "as_json": True}
+    tune_command(copied, **wanted, seed=0)
+    assert "Kept in" in capsys.readouterr().err
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("adacur.search.tuned.write_atomically", refuse)
+    tune_command(copied, **wanted, seed=1)
+    told = capsys.readouterr().err
+    assert "cannot be written to" in told
+    assert "Kept in" not in told
 
 
 def test_a_k_beyond_every_budget_is_refused(index: Path) -> None:

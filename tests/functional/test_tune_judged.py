@@ -40,7 +40,7 @@ def test_judged_anchor_queries_choose_the_weight_without_a_scorer(folder: Path) 
     assert shown.returncode == 0, shown.stderr
     assert "nDCG@10" in shown.stdout
     assert "To use it: adacur search … --fuse" in shown.stderr
-    assert "0 in all" in shown.stderr
+    assert "no scorer call is made" in shown.stderr
     (line,) = run(
         "tune", folder / "lamps.adacur", "--qrels", folder / "qrels.tsv", "--budget", 60, "--json"
     ).stdout.splitlines()
@@ -49,6 +49,18 @@ def test_judged_anchor_queries_choose_the_weight_without_a_scorer(folder: Path) 
     assert told["chosen"]["quality"] > told["tried"][0]["quality"] + 0.3
     assert told["calls"] == 0
     assert told["first_alone"] > 0.9
+
+
+def test_the_price_is_that_of_every_k_and_only_of_those_within_the_budget(folder: Path) -> None:
+    judged = folder / "new.jsonl"
+    judged.write_text("".join(json.dumps({"id": f"q{n}", "text": f"lamp w{n}"}) + "\n" for n in range(N_ANCHORS)))
+    arguments = ("tune", folder / "lamps.adacur", "--qrels", folder / "qrels.tsv", "--judged", judged)
+    # The index has no scorer, so what it would have cost is all that is told.
+    told = run(*arguments, "--k", 5, "--k", 10, "--k", 90, "--budget", 60)
+    assert f"{2 * N_ANCHORS * 60:,} in all" in told.stderr
+    refused = run(*arguments, "--k", 90, "--budget", 60)
+    assert refused.returncode == 1
+    assert "a budget must be at least k" in refused.stderr
 
 
 def test_queries_without_judgements_are_no_use(folder: Path) -> None:

@@ -161,7 +161,9 @@ class Gaussian:
         """
         if len(anchors.anchor_queries) < 2:
             # The mean of one is its own scores.
-            raise InputError("Leaving an anchor query out takes two anchor queries or more; this index has one.")
+            raise InputError(
+                f"Leaving an anchor query out takes two anchor queries or more; got {len(anchors.anchor_queries)}."
+            )
         features = self.features_of(anchors)
         prior = self._prior(features)
         vectors = features.anchor_vectors

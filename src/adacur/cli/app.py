@@ -272,7 +272,7 @@ def build(
     ] = None,
     cache: CacheFile = None,
     tune: Annotated[
-        bool, typer.Option("--tune/--no-tune", help="Tune it at the end, for the best 10 within 100 calls.")
+        bool, typer.Option("--tune/--no-tune", help="End with a quick tune for the best 10 within 100 calls.")
     ] = True,
     seed: Seed = 0,
     id_field: IdField = None,
@@ -357,7 +357,7 @@ def search(
     ] = None,
     k: Annotated[int, typer.Option("-k", help="How many items to return.")] = 10,
     budget: Annotated[int | None, typer.Option(help="Scorer calls per question; default: 100.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds the budget is spent in; default: 5.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds the budget is spent in; default: 5, or as tuned.")] = None,
     method: Annotated[
         str, typer.Option(help="gaussian, adacur (the paper's), anncur, axn, rerank or exact.")
     ] = "gaussian",
@@ -427,14 +427,22 @@ def search(
 @app.command(epilog="Example: adacur tune my.adacur --k 10 --budget 100")
 def tune(
     index: IndexPath,
-    k: Annotated[list[int] | None, typer.Option("-k", "--k", min=1, help="The best k; may be repeated.")] = None,
-    budget: Annotated[list[int] | None, typer.Option(min=1, help="Scorer calls per question; may be repeated.")] = None,
+    k: Annotated[
+        list[int] | None, typer.Option("-k", "--k", min=1, help="For the best k; may be repeated; default: 10.")
+    ] = None,
+    budget: Annotated[
+        list[int] | None, typer.Option(min=1, help="Scorer calls per question; may be repeated; default: 100.")
+    ] = None,
     queries: Annotated[int, typer.Option(min=1, help="How many anchor queries to replay, at most.")] = 100,
     qrels: Annotated[
-        Path | None, typer.Option(help="Judgements: choose --fuse and --pool of searches by them instead.")
+        Path | None,
+        typer.Option(help="Judgements (qrels): choose --fuse, --pool and --stop-when of searches by them instead."),
     ] = None,
     judged: Annotated[
-        Path | None, typer.Option(help="Judged queries, a budget of scorer calls each; default: the anchor queries.")
+        Path | None,
+        typer.Option(
+            help="With --qrels: judged queries, a budget of scorer calls each; default: the anchor queries, free."
+        ),
     ] = None,
     seed: Seed = 0,
     as_json: Json = False,
@@ -462,14 +470,15 @@ def tune(
 def inspect(index: IndexPath, as_json: Json = False) -> None:
     """Show what an index folder holds: items, anchors, scorer, first stages, versions."""
     from adacur.cli.tune import tuned_line
-    from adacur.index import IndexFolder
+    from adacur.index import COMPRESSED, IndexFolder
     from adacur.search.tuned import read_tunings
 
     folder = IndexFolder.open(index)
     manifest = folder.manifest
     with warnings_as_notes():
         tunings = read_tunings(index, anchor_queries=folder.anchor_queries)
-    size = sum(file.stat().st_size for file in Path(index).rglob("*") if file.is_file())
+    size = _size(index)
+    compressed = _size(index / COMPRESSED)
     facts: dict[str, Any] = {
         "items": manifest.n_items,
         "anchors": manifest.n_anchors,
@@ -482,6 +491,7 @@ def inspect(index: IndexPath, as_json: Json = False) -> None:
         "format": manifest.format,
         "versions": dict(manifest.versions),
         "bytes": size,
+        "compressed_bytes": compressed or None,
         "probes": [probe.score for probe in manifest.probes],
         "anchor_examples": [query.text for query in folder.anchor_queries[:3]],
         "tuned": tunings,
@@ -503,6 +513,7 @@ def inspect(index: IndexPath, as_json: Json = False) -> None:
     table.add_row("scores", f"{min(scores):.2f} … {max(scores):.2f}" if scores else "–")
     table.add_row("anchor queries", Text("\n".join(facts["anchor_examples"])))
     table.add_row("tuned for", tuned_line(tunings))
+    table.add_row("compressed", f"{megabytes(compressed)} for 'gaussian' searches" if compressed else "–")
     table.add_row("blocks", f"{manifest.n_blocks:,}, each of up to {manifest.block_items:,} items")
     table.add_row("on disk", megabytes(size))
     table.add_row("built", f"{manifest.created}, " + ", ".join(f"{n} {v}" for n, v in manifest.versions.items()))
@@ -538,12 +549,12 @@ def verify(index: IndexPath, as_json: Json = False) -> None:
 def compress(
     index: IndexPath,
     rank: Annotated[
-        int, typer.Option(min=1, help="Dimensions kept of the anchor scores; all of them cut nothing.")
+        int, typer.Option(min=1, help="Columns kept, besides as many as the dense first stage's vectors have.")
     ] = 128,
-    storage: Annotated[str, typer.Option(help="int8, float16 or float32.")] = "int8",
+    storage: Annotated[str, typer.Option(help="int8, float16 (for a GPU) or float32.")] = "int8",
     k: Annotated[int, typer.Option("-k", "--k", min=1, help="Measure the recall of the best k …")] = 10,
     budget: Annotated[int, typer.Option(min=1, help="… within so many calls.")] = 100,
-    drop: Annotated[bool, typer.Option("--drop", help="Remove what was compressed before.")] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="Go back: remove what was compressed before.")] = False,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -758,6 +769,11 @@ def _scorer(source: str, max_item_tokens: int | None) -> Scorer:
         raise
     except Exception as error:
         raise _unopened("scorer", source, error) from error
+
+
+def _size(folder: Path) -> int:
+    """Bytes in the files of a folder; 0 where there is none."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _cache_facts(scorer: Scorer) -> dict[str, Any] | None:

@@ -21,8 +21,8 @@ __all__ = ["show"]
 # Chosen to show every outcome: both find the same, the search finds more, re-ranking does.
 QUESTIONS = (
     "who discovered penicillin?",
-    "why is the sky blue?",
-    "how do we know how old a fossil is?",
+    "who wrote the first novel?",
+    "how do birds find their way?",
     "rivers that do not reach the sea",
 )
 _ASSETS = ("wikivital", "ms-marco-MiniLM-L-12-v2", "bge-small-en-v1.5")
@@ -52,8 +52,9 @@ def show(questions: Sequence[str], *, budget: int, k: int, first: str, build_too
         highlight=False,
     )
     tallies = [_answer(index, question, budget=budget, k=k, first=first) for question in questions or QUESTIONS]
+    asked = "one question" if len(tallies) == 1 else f"{len(tallies)} questions"
     answer.print(
-        f"Of the {k} best that either found, over {len(tallies)} questions: adacur {sum(ours for ours, _ in tallies)}, "
+        f"Of the {k} best that either found, over {asked}: adacur {sum(ours for ours, _ in tallies)}, "
         f"re-ranking {sum(theirs for _, theirs in tallies)} of {k * len(tallies)}. A few questions prove nothing; "
         "the README has the measured recall.\n",
         highlight=False,

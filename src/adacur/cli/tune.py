@@ -13,10 +13,10 @@ from rich.table import Table
 from adacur.cli.messages import answer, note, print_json, say, tell
 from adacur.core.errors import InputError
 from adacur.search.settings import default_settings
-from adacur.search.tuned import TUNED
+from adacur.search.tuned import TUNED, read_tunings
 from adacur.search.tuning import Tuning
 
-__all__ = ["tune_command", "tuned_line"]
+__all__ = ["ks_within", "tune_command", "tuned_line"]
 
 
 def tune_command(
@@ -25,24 +25,34 @@ def tune_command(
     """Tune an index for every k and budget that go together, and say what was found."""
     import adacur
 
-    wanted = [(k, budget) for budget in budgets for k in ks if k <= budget]
-    if not wanted:
-        raise InputError(
-            f"Only scored items are returned, so a budget must be at least k; got --k {', '.join(map(str, ks))} and "
-            f"--budget {', '.join(map(str, budgets))}."
-        )
+    wanted = [(k, budget) for budget, fitting in ks_within(budgets, ks) for k in fitting]
     opened = adacur.load(index, check=False)
+    anything = False
     for k, budget in wanted:
         with _told(f"k = {k}, {budget} calls") as progress:
             tuning = opened.tune(k=k, budget=budget, queries=queries, seed=seed, progress=progress)
+        anything = anything or bool(tuning.predictions)
         if as_json:
             print_json(asdict(tuning) | {"verdict": tuning.verdict})
         else:
             _show(tuning)
-    if (index / TUNED).exists():
+    if not anything:
+        tell(f"{index} has {len(opened.anchor_queries)} anchor queries, and {queries} at most were to be replayed.")
+    elif tuning in read_tunings(index, anchor_queries=opened.anchor_queries):
         tell(f"Kept in {index / TUNED}: searches for about as many items within about as many calls use it.")
     else:
         tell(f"{index} cannot be written to, so nothing is kept.")
+
+
+def ks_within(budgets: Sequence[int], ks: Sequence[int]) -> list[tuple[int, list[int]]]:
+    """Each budget with the k that it can fill, where there is one."""
+    fitting = [(budget, [k for k in ks if k <= budget]) for budget in budgets]
+    if not any(own for _, own in fitting):
+        raise InputError(
+            f"Only scored items are returned, so a budget must be at least k; got --k {', '.join(map(str, ks))} and "
+            f"--budget {', '.join(map(str, budgets))}."
+        )
+    return [(budget, own) for budget, own in fitting if own]
 
 
 def tuned_line(tunings: Sequence[Tuning]) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 from rich.table import Table
 
 from adacur.cli.messages import answer, print_json, say, tell
+from adacur.cli.tune import ks_within
+from adacur.core.errors import InputError
 from adacur.data import read_qrels, read_queries
 from adacur.evaluation import JudgedTuning, calls_to_tune_fuse, tune_fuse
 
@@ -28,17 +30,28 @@ def tune_judged_command(
     """Choose fuse and pool for every k and budget, say what it costs first, and show what was found."""
     import adacur
 
+    wanted = ks_within(budgets, ks)
     judgements = read_qrels(qrels)
     opened = adacur.load(index, check=judged is not None)
     asked = list(read_queries(judged)) if judged else list(opened.anchor_queries)
-    asked = [query for query in asked if query.id in judgements]
-    for budget in budgets:
+    known = [query for query in asked if query.id in judgements]
+    if not known:
+        whose = f"queries in {judged}" if judged else "anchor queries"
+        raise InputError(
+            f"{qrels} judges none of the {len(asked)} {whose}: it has ids such as {next(iter(judgements), None)!r}, "
+            f"they have ids such as {asked[0].id if asked else None!r}. "
+            + ("Check the ids." if judged else "Give the queries that were judged with --judged FILE.")
+        )
+    asked = known
+    for budget, fitting in wanted:
         calls = calls_to_tune_fuse(opened, asked, budget=budget)
         tell(
-            f"{len(asked)} judged queries; {calls // budget} are no anchor queries and cost {budget} calls each: "
-            f"{calls:,} in all."
+            f"{len(asked)} judged queries; {calls // budget} of them are no anchor queries and cost {budget} calls "
+            f"each{f' for each of {len(fitting)} k' if len(fitting) > 1 else ''}: {calls * len(fitting):,} in all."
+            if calls
+            else f"{len(asked)} judged queries, all of them anchor queries: no scorer call is made."
         )
-        for k in ks:
+        for k in fitting:
             tuning = tune_fuse(opened, asked, judgements, k=k, budget=budget, seed=seed)
             if as_json:
                 print_json({"k": k, "budget": budget} | asdict(tuning) | {"verdict": tuning.verdict})

@@ -14,7 +14,7 @@ from adacur.core.records import Query
 from adacur.core.results import Hits, Round
 from adacur.evaluation.judged import judged_quality
 from adacur.search import AnchorIndex
-from adacur.search.fusion import LISTED, Fusion
+from adacur.search.fusion import LISTED, Fusion, listed_by
 
 __all__ = ["FEWEST_JUDGED", "JudgedChoice", "JudgedTuning", "calls_to_tune_fuse", "tune_fuse"]
 
@@ -115,7 +115,8 @@ def tune_fuse(
     pools = [pool for pool in pools if pool < len(index.items)]
     searched = _searched(index, judged, k=k, budget=budget, seed=seed)
     first = index.first_stage(index.default_first).search(judged, min(len(index.items), max([LISTED, k, *pools])))
-    lists = [(index.items.positions(hits.ids), np.asarray(hits.scores)) for hits in first]
+    every = np.ones(len(index.items), dtype=np.bool_)
+    lists = [listed_by(hits, index.items, allowed=every) for hits in first]
     scale = Fusion.fit(index, weight=1.0)
     qualities: dict[JudgedChoice, FloatArray] = {}
     plain: FloatArray | None = None

@@ -417,8 +417,10 @@ def _begun(folder: Path) -> Manifest | None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[bool]:
+def locked(folder: Path, *, wait: float = 0.0) -> Iterator[bool]:
     """Hold a folder against other builders; yields whether it was created for this.
+
+    Whoever holds it already is waited for at most `wait` seconds.
 
     The kernel lets go of the lock when its holder dies, however it dies.
     """
@@ -429,7 +431,7 @@ def locked(folder: Path) -> Iterator[bool]:
     sync_path(folder.parent)
     lock = FileLock(folder / LOCK)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=wait)
     except Timeout:
         raise IndexLocked(
             f"Another process is building in {folder}. Wait until it has finished, or choose another path."

@@ -61,8 +61,8 @@ class AdaptiveSearch:
             raise InputError("A search of more than one round needs an approximation and an acquisition.")
         if stop_when is not None and not isinstance(approximation, UncertainApproximation):
             raise InputError(
-                "stop_when needs predictions that know how far they may be off, and these have no chance_above. "
-                "method='gaussian' can, and so can method='adacur' with approximator=Gaussian(…)."
+                "stop_when needs predictions that know how far they may be off, and those of this method do not. "
+                "Search with method='gaussian', or with method='adacur' and approximator=Gaussian(…)."
             )
         self._queries = queries
         self._candidates = candidates

@@ -236,9 +236,10 @@ class AnchorIndex:
 
     def replay(self, queries: Sequence[Query], k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]:
         """Like `search_batch` for anchor queries, each as if it had never been one; no scorer is called."""
-        plan = self._plan(k, AnchorScorer(self), **options)
-        approximator = None if plan.approximator is None else AsIfNew(plan.approximator)
-        return loop.search(replace(plan, approximator=approximator), queries, k)
+        with self._in_use():
+            plan = self._plan(k, AnchorScorer(self), **options)
+            approximator = None if plan.approximator is None else AsIfNew(plan.approximator)
+            return loop.search(replace(plan, approximator=approximator), queries, k)
 
     def search_iter(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Iterator[Hits]:
         """Like `search`, yielding the hits so far after each round."""
@@ -347,6 +348,8 @@ class AnchorIndex:
         at most.
         """
         self._check_open()
+        # A damaged file is told before the work and not after it.
+        _ = self.tunings
         first, gaussian = self._first_or_default(None), self._gaussian()
         replay = self._replay
         if replay is None or not replay.serves(first, gaussian, queries=queries, seed=seed):
@@ -424,6 +427,7 @@ class AnchorIndex:
         return await asyncio.to_thread(self._plan, k, **options)
 
     def _plan(self, k: int, scorer: Scorer | None = None, /, **options: Unpack[SearchOptions]) -> Plan:
+        self._check_open()
         given: dict[str, Any] = {
             name: value for name, value in options.items() if value is not None and value is not False
         }
@@ -507,17 +511,19 @@ class AnchorIndex:
             return replace(self._fusion, weight=weight)
 
     def _embedding_regression(self) -> EmbeddingRegression:
-        dense = self.first_stage("dense") if "dense" in self._first else None
-        if not isinstance(dense, Dense) or set(dense.ids) != set(self.items.ids):
-            raise InputError(
-                "Method 'axn' predicts from a dual encoder's vectors of all items, and this index has no such first "
-                f"stage; it has: {', '.join(self.first_stages)}. Build it with first=['dense'] and an encoder, or pass "
-                "approximator=EmbeddingRegression(…)."
-            )
         with self._opening:
             if self._regression is None:
-                known = self._gaussian().embeddings
-                embeddings = dense.embeddings_of(self.items.ids) if known is None else known
+                dense = self.first_stage("dense") if "dense" in self._first else None
+                if not isinstance(dense, Dense) or set(dense.ids) != set(self.items.ids):
+                    raise InputError(
+                        "Method 'axn' predicts from a dual encoder's vectors of all items, and this index has no such "
+                        f"first stage; it has: {', '.join(self.first_stages)}. Build it with first=['dense'] and an "
+                        "encoder, or pass approximator=EmbeddingRegression(…)."
+                    )
+                # One copy for both; compressed features hold none, and are not to be asked for here.
+                compressed = self.path is not None and is_compressed(self.path)
+                shared = None if compressed else self._gaussian().embeddings
+                embeddings = dense.embeddings_of(self.items.ids) if shared is None else shared
                 self._regression = EmbeddingRegression(embeddings, embed_queries=dense.embed_queries)
             return self._regression
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from adacur.approximation.score_scale import ScoreScale
-from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import InputError
-from adacur.core.protocols import AnchorScores, Collection
+from adacur.core.protocols import AnchorScores, Collection, Items
+from adacur.core.results import Hits
 
-__all__ = ["LISTED", "Fusion", "as_fusion"]
+__all__ = ["LISTED", "Fusion", "as_fusion", "listed_by"]
 
 # The first stage's best are what it is asked about; further down it tells noise from noise.
 LISTED = 100
@@ -64,11 +65,26 @@ def as_fusion(fuse: float | Fusion | None, index: Collection) -> Fusion | None:
     return Fusion.fit(index, weight=fuse)
 
 
+def listed_by(first: Hits, items: Items, *, allowed: BoolArray) -> tuple[IntArray, FloatArray]:
+    """Positions and scores of what a first stage found among the allowed; one that it named twice has the first."""
+    if len(first.scores) != len(first.ids):
+        raise InputError(
+            f"fuse needs a score for each of the first stage's {len(first.ids)} hits; got {len(first.scores)}."
+        )
+    named: dict[str, float] = {}
+    for id_, score in zip(first.ids, np.asarray(first.scores).tolist(), strict=True):
+        named.setdefault(id_, score)
+    positions = items.positions(named)
+    is_allowed = allowed[positions]
+    scores = np.array(list(named.values()))[is_allowed]
+    if not np.isfinite(scores[:LISTED]).all():
+        raise InputError("fuse blends the first stage's scores in, and these hold NaN or infinity.")
+    return positions[is_allowed], scores
+
+
 def _standing(positions: IntArray, listed: IntArray, scores: FloatArray) -> FloatArray:
     """The first stage's scores of these positions, in standard deviations from the mean of its best."""
     listed, scores = listed[:LISTED], np.asarray(scores[:LISTED], dtype=np.float64)
-    if not np.isfinite(scores).all():
-        raise InputError("fuse blends the first stage's scores in, and these hold NaN or infinity.")
     spread = scores.std() if len(scores) else 0.0
     if not spread:
         return np.zeros(len(positions))

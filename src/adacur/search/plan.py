@@ -62,11 +62,14 @@ class Plan:
             raise InputError("fuse blends the first stage's scores into the final order; give first=….")
         if self.stop_when is not None and not 0 < self.stop_when < 1:
             raise BudgetError(
-                f"stop_when is the expected recall that is enough, between 0 and 1; got {self.stop_when}. 0.98 is one."
+                f"stop_when is the expected recall that is enough, between 0 and 1; got {self.stop_when}. Try 0.98."
             )
         if self.stop_when is not None and self.first is None:
             # From a random start, expected recalls of .93 turned out .44: what is missing resembles nothing seen.
-            raise InputError("stop_when can be trusted only from a first stage's best items; give first=….")
+            raise InputError(
+                "stop_when can be trusted only where a search starts from a first stage's best items, and this one "
+                "starts at random. Give first=…, such as 'dense' or 'bm25' where the index has it."
+            )
 
     def settings(self) -> dict[str, Any]:
         """The choices that a result should name."""

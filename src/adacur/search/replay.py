@@ -12,12 +12,16 @@ from adacur.core.errors import InputError, UnknownName
 from adacur.core.protocols import AnchorScores, Approximation, Approximator, ScorerCard
 from adacur.core.records import Pair, Query
 
-__all__ = ["AnchorScorer", "AsIfNew"]
+__all__ = ["AnchorScorer", "AsIfNew", "Replayable"]
 
 
 @runtime_checkable
-class _Replayable(Protocol):
-    def replay(self, anchors: AnchorScores, positions: IntArray) -> Approximation: ...
+class Replayable(Protocol):
+    """An approximator that can leave an anchor query out."""
+
+    def replay(self, anchors: AnchorScores, positions: IntArray) -> Approximation:
+        """An approximation for the anchor queries at these positions, each as if it had never been one."""
+        ...
 
 
 class AnchorScorer:
@@ -45,7 +49,7 @@ class AsIfNew:
         """A fresh approximation for these queries, told nothing yet."""
         if not anchors.anchor_queries:
             return self._approximator.begin(anchors, queries)  # type: ignore[no-any-return]
-        if not isinstance(self._approximator, _Replayable):
+        if not isinstance(self._approximator, Replayable):
             raise InputError(f"{self._approximator!r} cannot leave a query out, so anchor queries cannot be replayed.")
         return self._approximator.replay(anchors, _known(_columns(anchors), queries))
 

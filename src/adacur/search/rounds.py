@@ -20,7 +20,7 @@ from adacur.core.seeds import stream_key
 from adacur.scorers.asking import asking
 from adacur.scorers.grid import ascore
 from adacur.search.adaptive import RANKS_THAT_COUNT, AdaptiveSearch
-from adacur.search.fusion import LISTED
+from adacur.search.fusion import LISTED, listed_by
 from adacur.search.plan import Filter, Plan
 
 __all__ = ["asearch", "asearch_iter", "search", "search_iter"]
@@ -133,7 +133,7 @@ class _LockStep:
         else:
             candidates, found = _candidates(plan.first, queries, wanted=wanted, items=plan.items, allowed=allowed)
             if plan.fuse:
-                self._first_scores = [_scores_of(hits, plan.items, allowed) for hits in found]
+                self._first_scores = [listed_by(hits, plan.items, allowed=allowed)[1] for hits in found]
         self._candidates = candidates
         first_stage_seconds = time.monotonic() - asked_first_stage
         own = [allowed] * len(queries)
@@ -288,18 +288,6 @@ def _candidates(
         if not short or k >= len(items):
             return kept, found
         k = min(4 * k, len(items))
-
-
-def _scores_of(hits: Hits, items: Items, allowed: BoolArray) -> FloatArray:
-    """A first stage's scores of its candidates, in their order; one that it named twice has the first."""
-    if len(hits.scores) != len(hits.ids):
-        raise InputError(
-            f"fuse needs a score for each of the first stage's {len(hits.ids)} hits; got {len(hits.scores)}."
-        )
-    scores: dict[str, float] = {}
-    for id_, score in zip(hits.ids, np.asarray(hits.scores).tolist(), strict=True):
-        scores.setdefault(id_, score)
-    return np.array(list(scores.values()))[allowed[items.positions(scores)]]
 
 
 def _allowed_by(filter_: Filter | None, items: Items) -> BoolArray:

@@ -25,6 +25,8 @@ _TYPE = "adacur_tuned"
 _FORMAT = 1
 # A tuning serves searches up to so many times its k and its budget, and down to as small a part of them.
 _REACH = 2
+# Seconds: another tuning is written in far less, and what was tuned for minutes is not to be lost to it.
+_PATIENCE = 10.0
 
 
 class TuningWarning(UserWarning):
@@ -66,7 +68,7 @@ def read_tunings(folder: Path, *, anchor_queries: Sequence[Query]) -> tuple[Tuni
 
 def keep_tuning(folder: Path, tuning: Tuning, *, anchor_queries: Sequence[Query]) -> tuple[Tuning, ...]:
     """Add a tuning to a folder's, in the place of one for the same k and budget; all of them."""
-    with locked(folder), warnings.catch_warnings():
+    with locked(folder, wait=_PATIENCE), warnings.catch_warnings():
         # What belongs to other anchor queries is replaced, which is the remedy that the warning names.
         warnings.simplefilter("ignore", TuningWarning)
         tunings = with_tuning(read_tunings(folder, anchor_queries=anchor_queries), tuning)

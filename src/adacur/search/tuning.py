@@ -6,9 +6,9 @@ what a new query will meet, without a call to the scorer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,13 +16,14 @@ from adacur.approximation import Gaussian
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.budget import Budget
 from adacur.core.errors import InputError
-from adacur.core.protocols import AnchorScores, Approximation, Retriever, ScorerCard
+from adacur.core.protocols import AnchorScores, Retriever
 from adacur.core.ranking import best_positions
-from adacur.core.records import Pair, Query
+from adacur.core.records import Query
 from adacur.core.seeds import item_keys, stream_key, uniform
 from adacur.search.adaptive import RANKS_THAT_COUNT, AdaptiveSearch
 from adacur.search.methods import ANNCUR, AdaCUR, Rerank
 from adacur.search.plan import Plan
+from adacur.search.replay import AnchorScorer, Replayable
 from adacur.search.settings import GaussianSettings, default_settings
 
 __all__ = ["FEWEST_QUERIES", "Gain", "Prediction", "Replay", "Tuning", "first_name", "tune"]
@@ -238,19 +239,6 @@ def _share(value: float) -> str:
     return f"{value:.2f}".replace("0.", ".", 1).replace("-", "−")
 
 
-class _Replayable(Protocol):
-    def replay(self, anchors: AnchorScores, positions: IntArray) -> Approximation: ...
-
-
-class _NoScorer:
-    """Stands where a plan names its scorer, and is never asked."""
-
-    card = ScorerCard(name="replay", backend="none")
-
-    def score(self, pairs: Sequence[Pair]) -> FloatArray:
-        raise AssertionError("a replay knows every score")
-
-
 class Replay:
     """Searches for anchor queries, each as if it had never been one; no scorer is called.
 
@@ -293,7 +281,7 @@ class Replay:
         return np.asarray((found[:, :k] >= self._kth_best(k)[:, None]).sum(axis=1) / k)
 
     def _plan(self, method: str | GaussianSettings, budget: int) -> Plan:
-        given: dict[str, Any] = {"index": self._anchors, "scorer": _NoScorer(), "first": self._first}
+        given: dict[str, Any] = {"index": self._anchors, "scorer": AnchorScorer(self._anchors), "first": self._first}
         if isinstance(method, GaussianSettings):
             return AdaCUR(
                 **given,
@@ -322,7 +310,7 @@ class Replay:
     def _searched(
         self, plan: Plan, positions: IntArray, queries: list[Query], candidates: list[IntArray], calls: int
     ) -> FloatArray:
-        approximator: _Replayable | None = plan.approximator  # type: ignore[assignment]
+        approximator: Replayable | None = plan.approximator  # type: ignore[assignment]
         exact = self._anchors.matrix[:, positions]
         search = AdaptiveSearch(
             queries,

@@ -163,6 +163,14 @@ def test_other_methods_do_as_before(path) -> None:
     assert [opened(path).search(WORLD.test[0], 10, budget=60, **own).ids for own in searches] == before
 
 
+def test_features_of_something_else_hinder_no_other_method(path) -> None:
+    compress(path)
+    file = path / "gaussian" / "features.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"encoder": "another"}))
+    for method in ("axn", "adacur", "rerank"):
+        assert len(opened(path).search(WORLD.test[0], 10, budget=60, method=method)) == 10
+
+
 def test_a_device_makes_the_same_answers(path) -> None:
     pytest.importorskip("torch")
     compress(path, storage="float16")

@@ -225,6 +225,32 @@ def test_replaying_anchor_queries_finds_their_scores_without_a_scorer(world) -> 
         index.replay([Query("new", "new")], first="known")
 
 
+def test_a_closed_index_replays_nothing(world) -> None:
+    index = AnchorIndex.from_arrays(items=world.items, anchor_queries=world.anchors, scores=world.anchor_scores)
+    index.close()
+    with pytest.raises(InputError, match="closed"):
+        index.replay(world.anchors[:1], 5, budget=20)
+
+
+def test_first_stage_scores_that_cannot_be_blended_are_refused_before_anything_is_scored(index, world) -> None:
+    class Bare:
+        def search(self, queries, k):
+            return [Hits(query=query, ids=("i1", "i2"), scores=np.array([np.inf, 1.0])) for query in queries]
+
+    class Counted:
+        card = world.scorer.card
+        calls = 0
+
+        def score(self, pairs):
+            self.calls += len(pairs)
+            return world.scorer.score(pairs)
+
+    scorer = Counted()
+    with pytest.raises(InputError, match="infinity"):
+        Rerank(index=world.index, scorer=scorer, budget=BUDGET, first=Bare(), fuse=1.0).search(world.test, 3)
+    assert scorer.calls == 0
+
+
 def test_a_replayed_query_does_not_know_its_own_row() -> None:
     scores = np.random.default_rng(3).normal(size=(40, 300))
     items = [Item(f"i{position}", f"item {position}") for position in range(300)]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import adacur
 from adacur import AdaCUR, AnchorIndex, Budget, Gaussian, Item, MatrixRetriever, MatrixScorer, PseudoInverse, Query
 from adacur.core.errors import BudgetError, DamagedIndex, NewerFormat
 from adacur.evaluation import top_k_recall
-from adacur.index import AnchorTable
+from adacur.index import AnchorTable, locked
 from adacur.search.settings import GaussianSettings, default_settings
 from adacur.search.tuned import keep_tuning, nearest_tuning
 from adacur.search.tuning import Gain, Prediction, Replay, Tuning, tune
@@ -343,6 +346,32 @@ def test_a_damaged_or_foreign_file_is_refused_by_name_with_the_remedy(
         adacur.load(tmp_path / "index", scorer=Untouchable(), check=False)._plan(5, budget=20)
     assert words in str(refused.value)
     assert str(file) in str(refused.value)
+
+
+def test_a_damaged_file_is_refused_before_anything_is_replayed(make_world, tmp_path: Path) -> None:
+    index = stored(make_world, tmp_path / "index")
+    (tmp_path / "index" / "tuned.json").write_text("cake")
+    replays = []
+    with pytest.raises(DamagedIndex, match="Remove it"):
+        index.tune(k=5, budget=20, queries=25, progress=lambda done, _: replays.append(done))
+    assert replays == []
+
+
+def test_who_tunes_while_another_writes_waits_for_it(make_world, tmp_path: Path) -> None:
+    index = stored(make_world, tmp_path / "index")
+    written = threading.Event()
+
+    def hold() -> None:
+        with locked(tmp_path / "index"):
+            written.set()
+            time.sleep(0.3)
+
+    with ThreadPoolExecutor(1) as other:
+        held = other.submit(hold)
+        written.wait()
+        keep_tuning(tmp_path / "index", tuned(5, 20), anchor_queries=index.anchor_queries)
+        held.result()
+    assert [one.k for one in index.tunings] == [5]
 
 
 def test_a_file_of_a_later_version_is_refused(make_world, tmp_path: Path) -> None:
