@@ -54,6 +54,7 @@ class Dense:
         self._card = card
         self._folder = folder
         self._opening = threading.Lock()
+        self._embedded_last: tuple[tuple[str, ...], FloatArray] = ((), np.empty((0, 0), dtype=np.float32))
 
     @classmethod
     def build(
@@ -118,10 +119,14 @@ class Dense:
 
     def embed_queries(self, queries: Sequence[Query | str]) -> FloatArray:
         """Query vectors, shape (queries, dimension), float32."""
-        encoder = self._open_encoder()
-        queries = as_queries(queries)
-        vectors = encoder.encode_queries([query.text for query in queries])
-        return _check_vectors(vectors, n=len(queries), encoder=encoder)
+        texts = tuple(query.text for query in as_queries(queries))
+        # A search asks twice for the same vectors: to start from, and to predict by.
+        known, vectors = self._embedded_last
+        if known != texts:
+            encoder = self._open_encoder()
+            vectors = _check_vectors(encoder.encode_queries(texts), n=len(texts), encoder=encoder)
+            self._embedded_last = texts, vectors
+        return vectors.copy()
 
     def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
         """The k items with the highest dot product."""

@@ -256,6 +256,10 @@ class AdaptiveSearch:
         if len(guarded):
             unscored = unscored.copy()
             unscored[guarded] = False
+        else:
+            # Whoever chooses must not be able to have an item scored twice.
+            unscored = unscored.view()
+            unscored.flags.writeable = False
         predicted = self._acquisition.choose(
             self._raised(self._predicted[index], candidates),
             unscored=unscored,

@@ -87,7 +87,8 @@ def build(
     `anchor_queries` makes that many pseudo-queries from the items (`adacur.pseudo_queries`). `scorer` is a Scorer, a
     function of (query text, item text) pairs, or what `adacur.scorer` opens. `first` names the first stages to keep:
     "bm25", "dense" (with `encoder`), or objects. `cache` is the file of a score cache (`Cached`) to ask first.
-    A new index is tuned at the end, quickly, for the best 10 within 100 calls; `tune=False` leaves that out.
+    A new index is tuned at the end, quickly, for the best 10 within 100 calls; `tune=False` leaves that out, and so
+    does an index of more than 100 million scores, which would have to be held in memory for it.
     """
     dual = _open_encoder(encoder)
     check_first_stages(first, encoder=dual)
@@ -113,7 +114,7 @@ def build(
             bar.close()
     add_first_stages(first, items=folder.items, path=Path(path), encoder=dual, progress=progress)
     index = _opened(folder, scorer=opened, encoder=dual, check=was_finished)
-    if tune and not was_finished:
+    if tune and not was_finished and len(index) * len(index.anchor_queries) <= _SCORES_TO_TUNE_BY:
         _tune_quickly(index, seed=seed)
     return index
 
