@@ -27,6 +27,7 @@ __all__ = ["build", "compress", "encoder", "load", "scorer"]
 # What a search without options asks for.
 _USUAL_K, _USUAL_BUDGET = 10, 100
 _QUICK_QUERIES = 50
+_SCORES_TO_TUNE_BY = 100_000_000
 
 
 def scorer(source: Any, **options: Any) -> Scorer:
