@@ -97,7 +97,7 @@ def test_the_first_round_is_the_stage_s_best(index, stage, method) -> None:
     found = index.search_batch(QUERIES, 3, budget=30, method=method, first=stage)
     for first, hits in zip(best, found, strict=True):
         size = len(hits.trace.rounds[0].positions)
-        assert size == {"rerank": 30, "anncur": 15}.get(method, 6)
+        assert size == {"rerank": 30, "anncur": 15, "gaussian": 9}.get(method, 6)
         assert scored(hits)[:size] == list(first.ids[:size])
         assert hits.trace.calls == 30
         assert hits.trace.settings["first"] == stage
