@@ -175,3 +175,27 @@ def test_a_report_is_offered_only_where_runs_are_stored_and_with_what_it_needs(f
     assert "pip install 'adacur[evaluation]'" in bare.stderr
     assert "Next: pip install 'adacur[report]' && adacur report places-results" in bare.stderr
     assert "recall@10" in bare.stdout
+
+
+def test_a_folder_without_judgements_and_a_second_search_for_trec_files_are_told(folder) -> None:
+    (folder / "places" / "qrels" / "test.tsv").unlink()
+    (folder / "places" / "qrels").rmdir()
+    done = run(*START, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "places: no judgements (qrels/test.tsv), so judged quality is left out." in done.stderr
+    assert "Budgets above" not in done.stderr
+    again = run(*START, "--trec", cwd=folder)
+    assert "0 of them found there, 9 searched again for their TREC files." in again.stderr
+
+
+def test_budgets_above_the_number_of_items_are_told_and_taken_as_that_number(folder) -> None:
+    done = run(*START[:-1], "10,500", "--methods", "rerank", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("Budgets above the number of items are taken as 60.") == 1
+    assert "budgets = [10, 60]" in (folder / "places-results" / "spec.toml").read_text()
+
+
+def test_the_experiments_of_the_paper_are_listed(folder) -> None:
+    listed = run("reproduce", cwd=folder)
+    assert listed.returncode == 0, listed.stderr
+    assert "recall-vs-rounds. The paper: " in listed.stdout

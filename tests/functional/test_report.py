@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -145,6 +146,71 @@ def test_collections_of_nearly_one_name_keep_their_own_tables(tmp_path: Path) ->
     assert [text.splitlines()[0] for text in tables] == [
         f"**{name}.** 30 queries." for name in ("Town", "town", "town?")
     ]
+
+
+def test_two_scorers_in_a_folder_are_never_compared(tmp_path: Path) -> None:
+    for scorer, method, recall in (("A", "gaussian", 0.9), ("B", "rerank", 0.1), ("B", "adacur", 0.4)):
+        one = replace(run(method, recall=recall, budget=50), made={"scorer": scorer})
+        one.save(tmp_path / "runs" / f"{scorer}-{method}.json")
+
+    files = {Path(file).name for file in json.loads(report(tmp_path, "--json").stdout)["files"]}
+    text = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+
+    assert {"town-a-recall.md", "town-b-recall.md", "town-b-difference.md"} <= files
+    assert "town-a-difference.md" not in files
+    assert "town · A (30 queries), town · B (30 queries)" in text
+    assert "At 50 calls gaussian finds .900 of the scorer&#x27;s top 10: the best of 1 here." in text
+    assert "At 50 calls adacur finds .400 of the scorer&#x27;s top 10, rerank .100" in text
+    table = (tmp_path / "report" / "tables" / "all-measures.csv").read_text(encoding="utf-8")
+    assert {line.partition(",")[0] for line in table.splitlines()[1:]} == {"town · A", "town · B"}
+
+
+def test_real_and_pseudo_anchors_have_a_row_each(tmp_path: Path) -> None:
+    for recall, pseudo in ((0.9, False), (0.6, True)):
+        one = replace(run(recall=recall, budget=50, anchors=20), made={"pseudo_anchors": pseudo})
+        one.save(tmp_path / f"{pseudo}.json")
+
+    report(tmp_path)
+
+    rows = (tmp_path / "report" / "tables" / "town-recall.md").read_text(encoding="utf-8")
+    assert re.findall(r"\| (gaussian[^|]*) \| \**(\.\d+)", rows) == [
+        ("gaussian, real anchors", ".900"),
+        ("gaussian, pseudo anchors", ".600"),
+    ]
+    assert "20 (in part pseudo-queries)" in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+
+
+def test_runs_that_are_not_shown_are_counted_on_the_page(tmp_path: Path) -> None:
+    for year, recall in ((2026, 0.1), (2027, 0.9)):
+        replace(run(recall=recall, budget=50), made={"at": str(year)}).save(tmp_path / f"{year}.json")
+
+    report(tmp_path)
+
+    text = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    assert "1 stored run is not shown: newer runs of the same settings" in text
+
+
+def test_a_new_report_removes_the_files_of_the_former_one_and_no_others(tmp_path: Path) -> None:
+    runs, output = tmp_path / "runs", tmp_path / "report"
+    (output / "tables").mkdir(parents=True)
+    not_ours = output / "tables" / "my-cost.md"
+    not_ours.write_text("before any report")
+    for place, one in enumerate(contest("town")):
+        one.save(runs / f"{place}.json")
+    report(runs, "-o", output)
+    assert not_ours.exists()
+    notes = [output / "tables" / "notes.md", output / "figures" / "mine.png", output / "town-recall.md"]
+    for note in notes:
+        note.write_text("mine")
+    not_ours.unlink()
+
+    for file in runs.iterdir():
+        file.unlink()
+    run(collection="village", budget=50).save(runs / "only.json")
+    told = json.loads(report(runs, "-o", output, "--json").stdout)
+
+    kept = {file for file in output.rglob("*") if file.is_file()}
+    assert kept == {*map(Path, told["files"]), *notes}
 
 
 def test_mistakes_are_told_in_words(tmp_path: Path) -> None:

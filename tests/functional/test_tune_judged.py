@@ -67,3 +67,12 @@ def test_queries_without_judgements_are_no_use(folder: Path) -> None:
     refused = run("tune", folder / "lamps.adacur", "--judged", folder / "qrels.tsv")
     assert refused.returncode == 1
     assert "--qrels" in refused.stderr
+
+
+def test_judged_queries_that_are_no_anchors_are_asked_for(folder: Path) -> None:
+    (folder / "others.tsv").write_text("query-id\tcorpus-id\tscore\nx1\ti1\t1\nx2\ti2\t1\n")
+    refused = run("tune", folder / "lamps.adacur", "--qrels", folder / "others.tsv", "--budget", 60)
+    assert refused.returncode == 1
+    assert "None of the 2 judged queries" in refused.stderr
+    assert "is an anchor query" in refused.stderr
+    assert "Give their texts with --judged FILE." in refused.stderr

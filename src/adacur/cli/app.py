@@ -650,7 +650,9 @@ def report(
 
 @app.command(epilog="Example: adacur reproduce recall-vs-rounds --folder reproduction")
 def reproduce(
-    name: Annotated[str, typer.Argument(metavar="NAME|all", help="An experiment of the paper, or all of them.")],
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME|all", help="An experiment of the paper; without one, they are listed.")
+    ] = None,
     scores: Annotated[
         Path | None, typer.Option(help="Folders of exact scores by collection: compute what is not stored yet.")
     ] = None,
@@ -664,9 +666,16 @@ def reproduce(
 
     Interrupt it at will: the same command continues.
     """
-    from adacur.experiments.reproduction import Sources, experiment_names
+    from adacur.experiments.reproduction import EXPERIMENTS, Sources, experiment_names
     from adacur.experiments.reproduction import reproduce as reproduce_one
 
+    if name is None:
+        if as_json:
+            print_json({one: experiment.claim for one, experiment in EXPERIMENTS.items()})
+        else:
+            for one, experiment in EXPERIMENTS.items():
+                say(f"{one}. The paper: {experiment.claim}")
+        return
     if (scores is None) != (data is None):
         raise InputError("--scores and --data go together: the scores, and the texts and judgements of the same items.")
     sources = None if scores is None or data is None else Sources(scores, data)

@@ -18,12 +18,12 @@ from adacur.evaluation import Run, bootstrap_interval
 from adacur.experiments import Outcome, Spec, StoredRun, starting_spec
 from adacur.experiments import evaluate as run_all
 from adacur.experiments.sources import Start
+from adacur.experiments.spec import DEFAULT_SCORER
 from adacur.experiments.starting import is_edited
 from adacur.index import Estimate
 
 __all__ = ["evaluate_command"]
 
-_DEFAULT_SCORER = "ms-marco-MiniLM-L-12-v2"
 _COMMON = ("anchors", "first", "rounds", "seed", "pool", "budget")
 
 
@@ -48,7 +48,8 @@ def evaluate_command(what: Path, given: Mapping[str, Any], *, output: Path | Non
         settings = ", ".join(f"{name} {value}" for name, value in failure.settings.items())
         failed(f"{failure.collection}, {settings}: {explained(failure.error)}")
     if not as_json:
-        tell(f"{len(outcome.runs)} runs in {spec.output / 'runs'}, {outcome.found} of them found there.")
+        again = f", {outcome.searched_again} searched again for their TREC files" if outcome.searched_again else ""
+        tell(f"{len(outcome.runs)} runs in {spec.output / 'runs'}, {outcome.found} of them found there{again}.")
         if outcome.runs:
             install = "" if find_spec("matplotlib") else "pip install 'adacur[report]' && "
             tell(f"Next: {install}adacur report {quote(str(spec.output))}")
@@ -61,6 +62,8 @@ def _spec_of_folder(folder: Path, given: Mapping[str, Any], output: Path) -> Spe
     if given or not is_edited(file):
         spec = Spec.from_file(_started(folder, given, output))
         tell(f"The spec is {file}; change it and run `adacur evaluate {quote(str(file))}` for more.")
+        if "budgets" in given and max(_numbers("--budgets", given["budgets"])) > max(spec.budgets):
+            tell(f"Budgets above the number of items are taken as {max(spec.budgets)}.")
         return spec
     spec = Spec.from_file(file)
     if not any(one.folder and Path(one.folder).resolve() == folder.resolve() for one in spec.collections):
@@ -80,7 +83,7 @@ def _started(folder: Path, given: Mapping[str, Any], output: Path) -> Path:
         options["budgets"] = _numbers("--budgets", given["budgets"])
     if "max_item_tokens" in given:
         options["scorer_options"] = {"max_item_tokens": given["max_item_tokens"]}
-    scorer = given.get("scorer", _DEFAULT_SCORER)
+    scorer = given.get("scorer", DEFAULT_SCORER)
     return starting_spec(folder, scorer=scorer, output=output, search=search, **options)
 
 
@@ -94,6 +97,8 @@ def _tell_start(start: Start) -> None:
     if start.pseudo_anchors:
         told += ": pseudo-queries, cut from the items. Real queries usually give higher recall"
     tell(f"{told}.")
+    for one in start.notes:
+        tell(one)
 
 
 def _tell_cost(name: str, cost: Estimate) -> None:

@@ -36,11 +36,12 @@ def tune_judged_command(
     asked = list(read_queries(judged)) if judged else list(opened.anchor_queries)
     known = [query for query in asked if query.id in judgements]
     if not known:
-        whose = f"queries in {judged}" if judged else "anchor queries"
+        whose = f"among the {len(asked)} queries in {judged}" if judged else "an anchor query"
         raise InputError(
-            f"{qrels} judges none of the {len(asked)} {whose}: it has ids such as {next(iter(judgements), None)!r}, "
-            f"they have ids such as {asked[0].id if asked else None!r}. "
-            + ("Check the ids." if judged else "Give the queries that were judged with --judged FILE.")
+            f"None of the {len(judgements)} judged queries in {qrels} is {whose}: their ids are such as "
+            f"{next(iter(judgements), None)!r}, and those of {'the file' if judged else 'anchor queries'} such as "
+            f"{asked[0].id if asked else None!r}. "
+            + ("Check the ids." if judged else "Give their texts with --judged FILE.")
         )
     asked = known
     for budget, fitting in wanted:

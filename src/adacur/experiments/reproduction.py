@@ -131,11 +131,13 @@ def _tables(folder: Path) -> dict[str, Any]:
     file = folder / "spec.toml"
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except FileNotFoundError as error:
         raise FileFormatError(
-            f"{file} cannot be read: {error}. Experiments live in the folder reproduction/ of adacur's repository; "
-            "give the path to it."
+            f"There is no {file}. Experiments live in the folder reproduction/ of adacur's repository; give the path "
+            "to it: --folder PATH."
         ) from error
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"{file} cannot be read: {error}.") from error
 
 
 def _specs(folder: Path, sources: Sources) -> Iterator[tuple[Spec, dict[str, Any]]]:

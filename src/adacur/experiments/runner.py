@@ -62,11 +62,15 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All runs of a spec, in its order; `found` of them had been stored before."""
+    """All runs of a spec, in its order; `found` of them were taken as they were stored.
+
+    `searched_again` were stored too, but without the hits that a TREC file takes.
+    """
 
     runs: tuple[StoredRun, ...]
     failed: tuple[Failure, ...]
     found: int
+    searched_again: int = 0
 
 
 def evaluate(
@@ -87,7 +91,7 @@ def evaluate(
 
     runs: list[StoredRun] = []
     failed: list[Failure] = []
-    found = 0
+    found = searched_again = 0
     asked = Asked(spec.ks, predictions=spec.errors, judged=find_spec("ir_measures") is not None)
     sources = prepared(spec)
     if not asked.judged and any(source.records.qrels for source in sources):
@@ -115,9 +119,10 @@ def evaluate(
                 # The record comes last: a run that is there is whole.
                 run.save(file)
                 runs.append(StoredRun(file, Run.load(file)))
+                searched_again += kept is not None
             except Exception as error:
                 failed.append(Failure(testbed.name, settings, error))
-    return Outcome(tuple(runs), tuple(failed), found)
+    return Outcome(tuple(runs), tuple(failed), found, searched_again)
 
 
 def _kept(file: Path, asked: Asked) -> Run | None:
@@ -131,7 +136,8 @@ def _kept(file: Path, asked: Asked) -> Run | None:
 def run_settings(spec: Spec, testbed: Testbed) -> Iterator[dict[str, Any]]:
     """The settings of every run of a spec on a testbed, each once, sorted by number of anchors.
 
-    Settings that do not matter to a method are left out: re-ranking, say, is run once for all numbers of anchors.
+    Settings that do not matter to a method are left out: re-ranking, say, is run once for all numbers of anchors. More
+    calls than items are as many as items.
     """
     most = len(testbed.anchor_queries)
     common: dict[str, Sequence[Any]] = {
@@ -145,7 +151,7 @@ def run_settings(spec: Spec, testbed: Testbed) -> Iterator[dict[str, Any]]:
     depth = max(*spec.ks, _JUDGED_DEPTH if testbed.qrels else 1)
     every: dict[str, dict[str, Any]] = {}
     for own in spec.methods:
-        for settings in _combinations(own, common, depth=depth, most_anchors=most):
+        for settings in _combinations(own, common, depth=depth, most_anchors=most, n_items=len(testbed.items)):
             every.setdefault(repr(settings), settings)
     # An index is made per number of anchors.
     return iter(sorted(every.values(), key=lambda settings: settings.get("anchors", 0)))
@@ -183,7 +189,7 @@ def _about_anchors(testbed: Testbed, settings: Mapping[str, Any]) -> dict[str, A
 
 
 def _combinations(
-    own: MethodSpec, common: Mapping[str, Sequence[Any]], *, depth: int, most_anchors: int
+    own: MethodSpec, common: Mapping[str, Sequence[Any]], *, depth: int, most_anchors: int, n_items: int
 ) -> Iterator[dict[str, Any]]:
     what = method(own.name)
     choices = dict(common) | {name: (value,) for name, value in what.presets.items()}
@@ -192,6 +198,8 @@ def _combinations(
     for values in itertools.product(*(choices[name] for name in names)):
         settings: dict[str, Any] = {"method": own.name}
         settings |= {name: value for name, value in zip(names, values, strict=True) if value is not None}
+        if "budget" in settings:
+            settings["budget"] = min(settings["budget"], n_items)
         budget = settings.get("budget", depth)
         if "rounds" in settings:
             settings["rounds"] = min(settings["rounds"], budget)

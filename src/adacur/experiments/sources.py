@@ -111,13 +111,17 @@ def read_records(collection: CollectionSpec) -> Records:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a collection is evaluated with, known before anything is scored; a folder of scores has no `scorer`."""
+    """What a collection is evaluated with, known before anything is scored; a folder of scores has no `scorer`.
+
+    `notes` say, in a sentence each, which judgements and budgets do not fit the collection.
+    """
 
     collection: str
     scorer: Scorer | None
     n_test: int
     n_anchors: int
     pseudo_anchors: bool
+    notes: tuple[str, ...] = ()
 
 
 OnCost = Callable[[str, Estimate], None]
@@ -148,10 +152,13 @@ def prepared(spec: Spec) -> list[Source]:
 def check_runs(spec: Spec, collection: CollectionSpec, records: Records) -> None:
     """Refuse what could only fail after all is scored: first stages, judgements and packages that are not there.
 
+    So is what would be scored in vain: a k above the number of items, and judgements of none of them.
+
     On a folder of scores nothing is paid for, and a run that fails stops no other.
     """
     if collection.scores is not None:
         return
+    _check_fit(spec, collection.name, records.items, records.qrels)
     if _needs_encoder(spec, collection) and spec.encoder is None:
         require("onnxruntime", extra="onnx")
     can_encode = spec.encoder is not None or find_spec("onnxruntime") is not None
@@ -167,6 +174,50 @@ def check_runs(spec: Spec, collection: CollectionSpec, records: Records) -> None
                 f"has none. Give qrels, or leave {own.name!r} out of the methods."
             )
         require("ir_measures", extra="evaluation")
+
+
+def _check_fit(spec: Spec, name: str, items: Sequence[Item], qrels: Judgements | None) -> None:
+    if max(spec.ks) > len(items):
+        raise InputError(
+            f"k is at most the number of items: {name!r} has {len(items):,}, and k is {max(spec.ks)}. Choose a smaller "
+            "k."
+        )
+    judged, missing = _judged_items(items, qrels)
+    if judged and len(missing) == len(judged):
+        raise InputError(
+            f"None of the {len(judged):,} judged items is in the corpus of {name!r} (e.g. {missing[0]!r}; its items "
+            f"have ids such as {items[0].id!r}). Check the ids."
+        )
+
+
+def _judged_items(items: Sequence[Item], qrels: Judgements | None) -> tuple[list[str], list[str]]:
+    """The ids of all judged items, and of those that are not among the items."""
+    judged = list(dict.fromkeys(id_ for grades in (qrels or {}).values() for id_ in grades))
+    known = {item.id for item in items} if judged else set()
+    return judged, [id_ for id_ in judged if id_ not in known]
+
+
+def _notes(
+    spec: Spec, name: str, items: Sequence[Item], test: Sequence[Query], qrels: Judgements | None
+) -> tuple[str, ...]:
+    notes = []
+    judged, missing = _judged_items(items, qrels)
+    if not judged:
+        notes.append(f"{name}: no judgements (qrels/test.tsv), so judged quality is left out.")
+    elif not any((qrels or {}).get(query.id) for query in test):
+        notes.append(
+            f"{name}: none of the test queries is judged, so judged quality is left out. Judged queries have ids such "
+            f"as {next(iter(qrels or {}))!r}, test queries such as {test[0].id!r}."
+        )
+    if missing:
+        notes.append(
+            f"{name}: {len(missing):,} of the {len(judged):,} judged items are not in the corpus "
+            f"(e.g. {missing[0]!r}), so no search can find them."
+        )
+    budgets = [*spec.budgets, *(b for own in spec.methods for b in _as_list(own.options.get("budget", ())))]
+    if max(budgets) > len(items):
+        notes.append(f"{name}: budgets above its {len(items):,} items are taken as {len(items)}.")
+    return tuple(notes)
 
 
 def open_testbed(
@@ -193,6 +244,7 @@ def scored_testbed(
         qrels=records.qrels,
         name=collection.name,
     )
+    _check_fit(spec, collection.name, testbed.items, testbed.qrels)
     if has_texts and isinstance(encoder, TokenEncoder):
         kept = spec.token_vectors or spec.output / "first"
         folder = kept / f"{collection.name}-{_digest(testbed.items)}"
@@ -206,6 +258,7 @@ def scored_testbed(
                 len(testbed.test_queries),
                 min(there, max(spec.anchors.numbers or (there,))),
                 False,
+                _notes(spec, collection.name, testbed.items, testbed.test_queries, testbed.qrels),
             )
         )
     return testbed
@@ -282,12 +335,12 @@ def scoring_cost(items: Sequence[Item], queries: Sequence[Query], *, scorer: Sco
 
 
 def _live(source: Source, spec: Spec, *, on_start: OnStart | None, on_cost: OnCost | None, progress: bool) -> Testbed:
-    assert spec.scorer is not None
     collection, records = source.collection, source.records
     split = live_split(records, spec)
     scorer = open_scorer(spec.scorer.source, **spec.scorer.options)
     if on_start is not None:
-        on_start(Start(collection.name, scorer, len(split.test), len(split.anchors), split.pseudo))
+        notes = _notes(spec, collection.name, records.items, split.test, records.qrels)
+        on_start(Start(collection.name, scorer, len(split.test), len(split.anchors), split.pseudo, notes))
     card = repr(replace(scorer.card, source=None))
     folder = spec.output / "scores" / f"{collection.name}-{_digest(records.items, card)}"
     if on_cost is not None and not is_scored(folder, split.anchors, split.test):

@@ -15,8 +15,9 @@ from adacur.core.spelling import did_you_mean
 from adacur.data import zeshel_worlds
 from adacur.experiments.methods import METHODS, method
 
-__all__ = ["AnchorsSpec", "CollectionSpec", "MethodSpec", "ScorerSpec", "Spec", "spec_text"]
+__all__ = ["DEFAULT_SCORER", "AnchorsSpec", "CollectionSpec", "MethodSpec", "ScorerSpec", "Spec", "spec_text"]
 
+DEFAULT_SCORER = "ms-marco-MiniLM-L-12-v2"
 _DEFAULT_METHODS = ("gaussian", "adacur", "anncur", "rerank", "exact")
 
 
@@ -44,7 +45,7 @@ class CollectionSpec:
 class ScorerSpec:
     """What `adacur.scorer` opens."""
 
-    source: str
+    source: str = DEFAULT_SCORER
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -80,7 +81,7 @@ class Spec:
 
     collections: tuple[CollectionSpec, ...]
     output: Path
-    scorer: ScorerSpec | None = None
+    scorer: ScorerSpec = field(default_factory=ScorerSpec)
     anchors: AnchorsSpec = field(default_factory=AnchorsSpec)
     methods: tuple[MethodSpec, ...] = tuple(MethodSpec(name) for name in _DEFAULT_METHODS)
     budgets: tuple[int, ...] = (25, 50, 100)
@@ -296,9 +297,9 @@ def _zeshel(table: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
     return {"world": world, "tags": _truth(table.get("tags", True), "[collection] tags")}
 
 
-def _scorer(tables: Mapping[str, Any], here: Path) -> ScorerSpec | None:
+def _scorer(tables: Mapping[str, Any], here: Path) -> ScorerSpec:
     if "scorer" not in tables:
-        return None
+        return ScorerSpec()
     table = _table(tables, "scorer")
     _known_keys(table, ("source", "options"), "[scorer]")
     if "source" not in table:
@@ -327,6 +328,8 @@ def _method(table: Mapping[str, Any]) -> MethodSpec:
     takes = method(name).takes
     options = {key: value for key, value in table.items() if key != "name"}
     _known_keys(options, takes, f"[[method]] {name!r}")
+    if "budget" in options:
+        _wholes(options["budget"], f"[[method]] {name!r} budget")
     return MethodSpec(name, options)
 
 
@@ -335,9 +338,6 @@ def _check_whole(spec: Spec) -> None:
     names = [collection.name for collection in spec.collections]
     if len(set(names)) < len(names):
         raise InputError(f"Collections need names of their own, since results are kept by them; got {names}.")
-    live = [collection for collection in spec.collections if collection.scores is None]
-    if live and spec.scorer is None:
-        raise InputError(f"The collection {live[0].name!r} comes without scores, so a [scorer] table is needed.")
-    for collection in live:
-        if collection.items is not None and collection.queries is None:
+    for collection in spec.collections:
+        if collection.scores is None and collection.items is not None and collection.queries is None:
             raise InputError(f"The collection {collection.name!r} has items but no queries; give queries = a file.")

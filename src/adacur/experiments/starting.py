@@ -63,7 +63,7 @@ def starting_spec(
         "collection": {"name": folder.resolve().name, "folder": os.path.relpath(folder, output)},
         "scorer": {"source": source} | ({"options": dict(scorer_options)} if scorer_options else {}),
         "anchors": {"seed": seed},
-        "search": {"budgets": sorted({min(budget, n_items) for budget in budgets}), "k": [1, 10]}
+        "search": {"budgets": sorted({min(budget, n_items) for budget in budgets}), "k": sorted({1, min(10, n_items)})}
         | dict(search or {})
         | {"seeds": [seed]},
         "output": {"folder": "."},

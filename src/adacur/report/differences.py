@@ -15,17 +15,18 @@ __all__ = ["difference", "is_bound", "rival_of"]
 
 
 def rival_of(run: Run, runs: Sequence[Run], rival: str) -> Run | None:
-    """The rival's run at the same budget: with the same first stage if there is one, otherwise its best."""
+    """The rival's best run at the same budget, of those with the same first stage and kind of anchors if there are."""
     there = [other for other in runs if other.method == rival and setting(other, "budget") == setting(run, "budget")]
     if run.method == rival or not there:
         return None
-    alike = [other for other in there if setting(other, "first") == setting(run, "first")]
+    for name in ("first", "anchor_kind"):
+        there = [other for other in there if setting(other, name) == setting(run, name)] or there
     measures = [*recall_measures(runs), JUDGED]
 
     def found(other: Run) -> float:
         return sum(one.mean for measure in measures if (one := estimate(other, measure)))
 
-    return max(alike or there, key=found)
+    return max(there, key=found)
 
 
 @lru_cache(maxsize=8192)

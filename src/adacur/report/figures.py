@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -54,6 +55,7 @@ _AXES = {
     "blend": "λ, weight of the dual encoder",
 }
 _TICKS = 8
+_LONGEST_TITLE = 46
 _NOTHING_TO_DATE_IT = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
 
 
@@ -89,7 +91,7 @@ def curves(runs: Iterable[Run], *, along: str = "budget", measures: Sequence[str
         for axis, (panel, own, measure) in zip(axes.flat, places, strict=False):
             _draw_lines(axis, own, measure, look)
             _finish(axis, {x for line in own for x in line.along})
-            axis.set_title(panel.title if len(measures) == 1 else f"{panel.title}: {measure_words(measure)}")
+            _name(axis, panel.title if len(measures) == 1 else f"{panel.title}: {measure_words(measure)}")
         _name_axes(axes, len(places), x=_AXES.get(along, along.replace("_", " ")))
         is_recall = all(map(recall_k, measures))
         for row in axes:
@@ -124,7 +126,7 @@ def latency(runs: Iterable[Run], *, along: str = "rounds") -> Any:
                 axis.bar(places, heights, bottom=bottom, color=STEP_COLOURS[step], label=step, width=0.75)
                 bottom += heights
             axis.set_xticks(places, [f"{x:g}" for x in line.along])
-            axis.set_title(f"{panel.title}\n{line.label}")
+            _name(axis, panel.title, line.label)
             axis.grid(axis="y", alpha=0.25)
         for row in axes:
             row[0].set_ylabel("ms per query")
@@ -170,7 +172,7 @@ def error_bars(runs: Iterable[Run], *, measures: Sequence[str] = ()) -> Any:
                     label=named[run],
                 )
             axis.set_xticks(range(len(measures)), [band_words(measure).replace(" ", "\n", 1) for measure in measures])
-            axis.set_title(f"{panel.title}, {setting_words('budget', budget)}")
+            _name(axis, f"{panel.title}, {setting_words('budget', budget)}")
             axis.grid(axis="y", alpha=0.25)
         for row in axes:
             row[0].set_ylabel("mean |exact − approximate|")
@@ -262,7 +264,7 @@ def index_cost(runs: Iterable[Run], *, measure: str = "recall@10") -> Any:
                     style = look[names[run]]
                     axis.axhline(level.mean, color=style.colour, ls="--", lw=1.3, label=names[run])
             _finish(axis, {calls for line in own for calls in line.along}, words=_compact)
-            axis.set_title(panel.title)
+            _name(axis, panel.title)
         _name_axes(axes, len(shown), x="scorer calls for the index")
         for row in axes:
             row[0].set_ylabel(measure_words(measure))
@@ -366,6 +368,11 @@ def _share_scale(axes: Any, measures: Sequence[str]) -> None:
             low, high = low - spare, high + spare
         for axis in own:
             axis.set_ylim(low, high)
+
+
+def _name(axis: Any, *lines: str) -> None:
+    # A title with a scorer's name in it must not run into the next panel's.
+    axis.set_title("\n".join(textwrap.fill(line, _LONGEST_TITLE) for line in lines))
 
 
 def _name_axes(axes: Any, shown: int, *, x: str = "") -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ __all__ = [
     "panels",
     "pooled",
     "read_runs",
+    "replaced",
     "setting",
     "setting_words",
     "without_sweeps",
@@ -35,6 +36,7 @@ _WORDS = {
     "budget": "{} calls",
     "rounds": "{} rounds",
     "anchors": "{} anchors",
+    "anchor_kind": "{} anchors",
     "epsilon": "ε = {}",
     "k_masked": "top {} masked",
     "temperature": "temperature {}",
@@ -100,19 +102,18 @@ def read_runs(folder: str | Path) -> tuple[list[Run], list[Path]]:
 def pooled(runs: Iterable[Run]) -> list[Run]:
     """Runs that differ in the seed only become one: each query counts once, with its mean over the seeds.
 
-    Of runs that do not even differ in that (made again with other scores, say, or to another depth), the newest counts.
+    Runs that do not even differ in that (to another depth, say, or made again) become one too: of each measure the
+    newest counts, provided that queries and items are those of the newest run; `replaced` names those that do not.
+    Where a collection was scored by several scorers, each makes a collection of its own. Whether anchors are real or
+    pseudo-queries becomes a setting, "anchor_kind".
     """
+    newest = [[_merged(alike) for alike in by_seed] for by_seed in _alike(runs)]
+    return [group[0] if len(group) == 1 else _mean_run(group) for group in newest]
 
-    def key(run: Run) -> Any:
-        return run.collection, run.method, tuple((name, _plain(value)) for name, value in _choices(run))
 
-    runs = list(runs)
-    # In the order given, whatever was made when.
-    alike: dict[Any, dict[Any, Run]] = {key(run): {} for run in runs}
-    for run in sorted(runs, key=lambda run: str(run.made.get("at", ""))):
-        alike[key(run)][setting(run, "seed")] = run
-    groups = [list(group.values()) for group in alike.values()]
-    return [group[0] if len(group) == 1 else _mean_run(group) for group in groups]
+def replaced(runs: Iterable[Run]) -> list[Run]:
+    """The runs of which nothing is left once they are `pooled`: newer ones of the same settings take their places."""
+    return [run for by_seed in _alike(runs) for alike in by_seed for run in alike if run not in _used(alike)]
 
 
 def setting(run: Run, name: str) -> Any:
@@ -194,6 +195,8 @@ def without_sweeps(runs: Iterable[Run]) -> list[Run]:
 
 def setting_words(name: str, value: Any) -> str:
     """A setting in words: "5 rounds", "dense first", "ε = 0.5", "without embeddings"."""
+    if name == "anchor_kind" and value is None:
+        return "anchors of unknown kind"
     if value is None or isinstance(value, bool):
         return f"{'no' if value is None else 'with' if value else 'without'} {name.replace('_', ' ')}"
     shown = f"{value:g}" if _is_number(value) else _word(value)
@@ -270,6 +273,65 @@ def _plain(value: Any) -> str:
 
 def _word(value: Any) -> str:
     return value if isinstance(value, str) else _plain(value)
+
+
+def _alike(runs: Iterable[Run]) -> list[list[list[Run]]]:
+    """Runs by all that was chosen, then by seed; of one seed the newest is the first."""
+    runs = _told_apart(list(runs))
+
+    def key(run: Run) -> Any:
+        return run.collection, run.method, tuple((name, _plain(value)) for name, value in _choices(run))
+
+    # In the order given, whatever was made when.
+    alike: dict[Any, dict[Any, list[Run]]] = {key(run): {} for run in runs}
+    for run in sorted(runs, key=lambda run: str(run.made.get("at", ""))):
+        alike[key(run)].setdefault(setting(run, "seed"), []).insert(0, run)
+    return [list(by_seed.values()) for by_seed in alike.values()]
+
+
+def _told_apart(runs: Sequence[Run]) -> list[Run]:
+    """What is known of a run beside its settings and tells it from others: by which scorer, with which anchors."""
+    scorers: dict[str, set[str]] = {}
+    for run in runs:
+        scorers.setdefault(run.collection, set()).add(_scorer(run))
+    made = []
+    for run in runs:
+        if len(scorers[run.collection]) > 1:
+            run = replace(run, collection=f"{run.collection} · {_scorer(run)}")
+        if "pseudo_anchors" in run.made and "anchor_kind" not in run.settings:
+            kind = "pseudo" if run.made["pseudo_anchors"] else "real"
+            run = replace(run, settings={**run.settings, "anchor_kind": kind})
+        made.append(run)
+    return made
+
+
+def _scorer(run: Run) -> str:
+    return str(run.made.get("scorer") or "unknown scorer")
+
+
+def _used(alike: Sequence[Run]) -> list[Run]:
+    """The newest run, and of the older ones those that add a measure on the same queries and items."""
+
+    def ground(run: Run) -> Any:
+        return frozenset(run.query_ids), run.made.get("items"), run.made.get("embeddings")
+
+    used: list[Run] = []
+    known: set[str] = set()
+    for run in alike:
+        if not used or (ground(run) == ground(alike[0]) and not known.issuperset(run.measures)):
+            used.append(run)
+            known |= set(run.measures)
+    return used
+
+
+def _merged(alike: Sequence[Run]) -> Run:
+    newest, *older = _used(alike)
+    measures = dict(newest.measures)
+    for run in older:
+        row = {id_: position for position, id_ in enumerate(run.query_ids)}
+        rows = [row[id_] for id_ in newest.query_ids]
+        measures |= {name: values[rows] for name, values in run.measures.items() if name not in measures}
+    return replace(newest, measures=measures) if older else newest
 
 
 def _mean_run(group: Sequence[Run]) -> Run:

@@ -16,7 +16,18 @@ from adacur.core.errors import InputError
 from adacur.core.spelling import did_you_mean
 from adacur.evaluation import Run
 from adacur.report.figures import curves, error_bars, index_cost, latency, save
-from adacur.report.lines import Panel, estimate, lines, measured, panels, pooled, read_runs, setting, without_sweeps
+from adacur.report.lines import (
+    Panel,
+    estimate,
+    lines,
+    measured,
+    panels,
+    pooled,
+    read_runs,
+    replaced,
+    setting,
+    without_sweeps,
+)
 from adacur.report.measures import JUDGED, error_measures, in_order, recall_k, recall_measures
 from adacur.report.summary import summary
 from adacur.report.tables import (
@@ -41,6 +52,10 @@ _SWEEPS = {
     "first_share": "Recall against the share of calls given to the first stage",
     "pool": "Recall against the size of the pool",
 }
+# By these names a new report knows the files of a former one.
+_FIGURE_NAMES = (*(f"recall-by-{along}" for along in _SWEEPS), "ndcg-by-budget", "error", "latency", "index-cost")
+_TABLE_KINDS = ("recall", "difference", "sweeps", "cost", "other")
+_LONGEST_NAME = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +79,15 @@ class _Chart:
 def write_report(folder: str | Path, output: str | Path | None = None, *, rival: str = "rerank") -> Report:
     """Read every stored run under a folder and write report.html, figures/ and tables/ into `output`.
 
-    The output is FOLDER/report unless it is named. Differences are taken to `rival`, a method's name.
+    The output is FOLDER/report unless it is named. Differences are taken to `rival`, a method's name. Figures and
+    tables of a former report in the same place are removed.
     """
     runs, skipped = read_runs(folder)
     methods = sorted({run.method for run in runs})
     if rival not in methods and rival != "rerank":
         raise InputError(f"There is no run of the rival {rival!r}.{did_you_mean(rival, methods)}")
     target = Path(output) if output is not None else Path(folder) / "report"
-    n_stored = len(runs)
+    n_stored, n_replaced = len(runs), len(replaced(runs))
     runs = pooled(runs)
     own = panels(runs)
     files: list[Path] = []
@@ -86,10 +102,22 @@ def write_report(folder: str | Path, output: str | Path | None = None, *, rival:
             files += _write_table(table, target / "tables" / f"{name}-{kind}")
     files += _write_table(all_measures(runs), target / "tables" / "all-measures", kinds=("csv",))
     page = target / "report.html"
+    # Without a page no report was here, and whatever has such a name is someone else's.
+    if page.exists():
+        for file in _former_files(target) - set(files):
+            file.unlink()
     page.write_text(
-        _page(runs, own, figures, tables, rival=rival, n_stored=n_stored, skipped=skipped), encoding="utf-8"
+        _page(runs, own, figures, tables, rival=rival, n_stored=n_stored, n_replaced=n_replaced, skipped=skipped),
+        encoding="utf-8",
     )
     return Report(page, (page, *files), n_stored, tuple(skipped))
+
+
+def _former_files(target: Path) -> set[Path]:
+    """The files in the folders of a report that have the names it gives."""
+    named = [f"figures/{name}.{kind}" for name in _FIGURE_NAMES for kind in ("png", "svg")]
+    named += [f"tables/*-{table}.{kind}" for table in _TABLE_KINDS for kind in ("md", "csv")]
+    return {file for name in named for file in target.glob(name) if file.is_file()}
 
 
 def _charts(runs: Sequence[Run]) -> list[_Chart]:
@@ -164,7 +192,7 @@ def _write_table(table: Table, path: Path, *, kinds: Sequence[str] = ("md", "csv
 def _file_names(titles: Sequence[str]) -> list[str]:
     names: list[str] = []
     for title in titles:
-        name = re.sub(r"[^\w.-]+", "-", title).strip("-.").lower() or "collection"
+        name = re.sub(r"[^\w.-]+", "-", title).strip("-.").lower()[:_LONGEST_NAME] or "collection"
         # Titles that differ only in signs or case must not write over each other's files.
         again = (f"{name}-{number}" for number in itertools.count(2))
         names.append(name if name not in names else next(other for other in again if other not in names))
@@ -179,6 +207,7 @@ def _page(
     *,
     rival: str,
     n_stored: int,
+    n_replaced: int,
     skipped: Sequence[Path],
 ) -> str:
     said = "".join(f"<p><b>{escape(p.title)}.</b> {_prose(summary(p, rival=rival))}</p>" for p in own)
@@ -197,7 +226,13 @@ def _page(
     queries = [max(len(run.query_ids) for run in runs if run.collection == name) for name in collections]
     asked = ", ".join(f"{name} ({count:,} queries)" for name, count in zip(collections, queries, strict=True))
     n_methods = len({run.method for run in runs})
-    left_out = f" {len(skipped)} other JSON files were left out: they are no stored runs." if skipped else ""
+    left_out = (
+        f" {_count(n_replaced, 'stored run')} {'is' if n_replaced == 1 else 'are'} not shown: newer runs of the same "
+        "settings, scorer and seed take their place."
+        if n_replaced
+        else ""
+    )
+    left_out += f" {len(skipped)} other JSON files were left out: they are no stored runs." if skipped else ""
     return _TEMPLATE.format(
         style=_STYLE,
         title=escape(f"adacur: {', '.join(collections)}"),
@@ -234,9 +269,11 @@ def _figure(chart: _Chart, svg: Path) -> str:
 def _measured(runs: Sequence[Run]) -> str:
     seeds = sorted({len(chosen) for run in runs if (chosen := setting(run, "seeds"))})
     several = f" A query counts once, with its mean over up to {seeds[-1]} seeds." if seeds else ""
+    kinds = {setting(run, "anchor_kind") for run in runs if setting(run, "anchors")}
+    where = ", where the run's name or settings say so" if len(kinds) > 1 else ""
     if pseudo := [name for name in dict.fromkeys(run.collection for run in runs) if _pseudo(_of(runs, name))]:
         several += (
-            f" The anchor queries of {', '.join(pseudo)} are pseudo-queries, cut from the items; real queries "
+            f" The anchor queries of {', '.join(pseudo)} are pseudo-queries, cut from the items{where}; real queries "
             "as anchors usually give higher recall."
         )
     versions = sorted({str(version) for run in runs if (version := run.made.get("adacur"))})
@@ -254,7 +291,10 @@ def _of(runs: Sequence[Run], collection: str) -> list[Run]:
 
 
 def _pseudo(runs: Sequence[Run]) -> str:
-    return " (pseudo-queries)" if any(run.made.get("pseudo_anchors") for run in runs) else ""
+    kinds = {setting(run, "anchor_kind") for run in runs if setting(run, "anchors")}
+    if "pseudo" not in kinds:
+        return ""
+    return " (pseudo-queries)" if len(kinds) == 1 else " (in part pseudo-queries)"
 
 
 def _collections(runs: Sequence[Run]) -> Table:

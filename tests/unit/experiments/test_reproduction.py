@@ -295,7 +295,7 @@ def test_without_results_there_is_nothing_to_draw(tmp_path, name: str, spec: str
 
 
 def test_a_folder_without_the_experiment_says_where_it_lives(tmp_path) -> None:
-    with pytest.raises(FileFormatError, match="repository"):
+    with pytest.raises(FileFormatError, match=r"repository; .* --folder PATH\.$"):
         reproduce("anchor-scatter", tmp_path)
 
 

@@ -200,6 +200,8 @@ def test_methods_without_anchors_have_no_anchor_query_scored(live_spec) -> None:
         ({"first": ("dnse",)}, UnknownName, "Did you mean 'dense'"),
         ({"methods": (MethodSpec("rerank", {"first": ["bm25", "tfdif"]}),)}, UnknownName, "Did you mean 'tfidf'"),
         ({"methods": (MethodSpec("bm25"),), "without": "qrels"}, InputError, "measured by judgements"),
+        ({"ks": (1, 41)}, InputError, "k is at most the number of items: 'lessons' has 40, and k is 41"),
+        ({"judged": "x{}"}, InputError, r"None of the 9 judged items is in the corpus of 'lessons' \(e.g. 'x0'"),
         ({"methods": (MethodSpec("bm25"),), "without": "ir_measures"}, MissingExtra, r"adacur\[evaluation\]"),
         ({"first": ("tfidf",), "without": "sklearn"}, MissingExtra, r"adacur\[tfidf\]"),
         ({"first": ("dense",), "without": "onnxruntime"}, MissingExtra, r"adacur\[onnx\]"),
@@ -210,6 +212,8 @@ def test_what_cannot_run_is_refused_before_anything_is_scored(
 ) -> None:
     changes = dict(changes)
     missing = changes.pop("without", None)
+    if item := changes.pop("judged", None):
+        judge(beir_folder, item)
     if missing == "qrels":
         shutil.rmtree(beir_folder / "qrels")
     elif missing:
@@ -217,6 +221,30 @@ def test_what_cannot_run_is_refused_before_anything_is_scored(
     with pytest.raises(error, match=words):
         evaluate(replace(live_spec, **changes), progress=False)
     assert "shared_words" not in sys.modules or not sys.modules["shared_words"].calls
+
+
+def judge(folder, item: str, *, query: str = "q{}") -> None:
+    rows = "".join(f"{query.format(n)}\t{item.format(n)}\t1\n" for n in range(9))
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
+
+
+def test_judgements_and_budgets_that_do_not_fit_the_collection_are_told(live_spec, beir_folder) -> None:
+    def notes(**changes):
+        starts = []
+        made = replace(live_spec, methods=(MethodSpec("rerank"),), **changes)
+        outcome = evaluate(made, progress=False, on_start=starts.append)
+        return " ".join(starts[0].notes), [one.run.settings["budget"] for one in outcome.runs]
+
+    assert notes() == ("", [10, 20])
+    told, budgets = notes(budgets=(20, 50, 90))
+    assert told == "lessons: budgets above its 40 items are taken as 40."
+    assert budgets == [20, 40]
+    judge(beir_folder, "d{}5")
+    assert "lessons: 6 of the 9 judged items are not in the corpus (e.g. 'd05')" in notes()[0]
+    judge(beir_folder, "d{}", query="x{}")
+    assert "none of the test queries is judged, so judged quality is left out" in notes()[0]
+    shutil.rmtree(beir_folder / "qrels")
+    assert notes()[0] == "lessons: no judgements (qrels/test.tsv), so judged quality is left out."
 
 
 def test_no_first_stage_is_offered_that_cannot_run(live_spec, monkeypatch) -> None:
@@ -314,8 +342,9 @@ def test_trec_files_hold_the_hits_of_every_run(live_spec) -> None:
     evaluate(live_spec, progress=False)
     outcome = evaluate(live_spec, trec=True, progress=False)
     # The hits of a stored run are not stored, so it is made again.
-    assert outcome.found == 0
-    assert evaluate(live_spec, trec=True, progress=False).found == 6
+    assert (outcome.found, outcome.searched_again) == (0, 6)
+    again = evaluate(live_spec, trec=True, progress=False)
+    assert (again.found, again.searched_again) == (6, 0)
     for stored in outcome.runs:
         lines = (live_spec.output / "trec" / "lessons" / f"{stored.file.stem}.run").read_text().splitlines()
         columns = [line.split(" ") for line in lines]

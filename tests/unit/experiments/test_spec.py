@@ -27,6 +27,7 @@ def test_a_spec_needs_no_more_than_a_collection(score_folder) -> None:
     assert [method.name for method in made.methods] == ["gaussian", "adacur", "anncur", "rerank", "exact"]
     assert (made.budgets, made.ks, made.rounds, made.seeds) == ((25, 50, 100), (1, 10), (5,), (0,))
     assert made.output == score_folder.parent / "results"
+    assert made.scorer.source == "ms-marco-MiniLM-L-12-v2"
 
 
 @pytest.mark.parametrize(
@@ -45,10 +46,11 @@ def test_a_spec_needs_no_more_than_a_collection(score_folder) -> None:
         ({"scorer": {"sorce": "x"}}, "Did you mean 'source'"),
         ({"scorer": {}}, "needs source"),
         ({"method": [{"first": "dense"}]}, "needs a name"),
+        ({"method": [{"name": "rerank", "budget": [50, "many"]}]}, "'rerank' budget is a whole number"),
         ({"method": [{"name": "rerank", "split": 0.5}]}, "'rerank' has no key 'split'"),
         ({"collection": {"scores": "scores", "name": "a/b"}}, "name of a folder"),
         ({"collection": {"name": "x"}}, "says where its items are"),
-        ({"collection": {"items": "scores/meta.json"}}, "\\[scorer\\] table is needed"),
+        ({"collection": {"items": "scores/meta.json"}}, "items but no queries"),
         ({"collection": [{"scores": "scores"}, {"scores": "scores"}]}, "names of their own"),
         ({"collection": {"scores": "scores", "qrel": "x"}}, "Did you mean 'qrels'"),
         ({"collection": {"folder": "x", "items": "scores/meta.json"}}, "one place; got folder and items"),

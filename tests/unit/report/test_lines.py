@@ -10,7 +10,17 @@ import pytest
 
 from adacur.core.errors import EmptyInput
 from adacur.evaluation import paired_difference
-from adacur.report.lines import estimate, labels, lines, panels, pooled, read_runs, setting_words, without_sweeps
+from adacur.report.lines import (
+    estimate,
+    labels,
+    lines,
+    panels,
+    pooled,
+    read_runs,
+    replaced,
+    setting_words,
+    without_sweeps,
+)
 from tests.unit.report.stored_runs import contest, run
 
 
@@ -71,6 +81,77 @@ def test_a_run_made_again_with_other_scores_replaces_the_old_one() -> None:
     )
 
     assert pooled([new, old]) == [new]
+    assert replaced([new, old]) == [old]
+
+
+def test_runs_to_other_depths_become_one_with_the_newest_of_each_measure() -> None:
+    deep = {"recall@100": np.linspace(0, 1, 30)}
+    old = replace(run(recall=0.1, budget=200, k_max=100, measures=deep), made={"at": "2026"})
+    # The queries may come in another order.
+    ids = tuple(reversed(old.query_ids))
+    new = replace(run(recall=0.9, budget=200, k_max=10), query_ids=ids, made={"at": "2027"})
+
+    for given in ([old, new], [new, old]):
+        [both] = pooled(given)
+        assert both.query_ids == ids
+        np.testing.assert_array_equal(both.measures["recall@100"], deep["recall@100"][::-1])
+        np.testing.assert_array_equal(both.measures["recall@10"], new.measures["recall@10"])
+        assert replaced(given) == []
+
+
+@pytest.mark.parametrize("other", [{"items": 8, "at": "2026"}, {"embeddings": True, "at": "2026"}])
+def test_measures_of_other_items_are_not_merged(other: dict[str, object]) -> None:
+    old = replace(run(budget=50, measures={"recall@1": np.ones(30)}), made=other)
+    new = replace(run(budget=50), made={"items": 9, "embeddings": False, "at": "2027"})
+
+    assert pooled([old, new]) == [new]
+    assert replaced([old, new]) == [old]
+
+
+def test_measures_of_other_queries_are_not_merged() -> None:
+    old = replace(run(budget=50, measures={"recall@1": np.ones(30)}), made={"at": "2026"})
+    new = replace(run(budget=50, n=20), made={"at": "2027"})
+
+    assert pooled([old, new]) == [new]
+    assert replaced([old, new]) == [old]
+
+
+def test_real_and_pseudo_anchors_are_lines_of_their_own() -> None:
+    runs = [
+        replace(run(budget=budget, anchors=50), made={"pseudo_anchors": pseudo})
+        for budget in (50, 100)
+        for pseudo in (False, True)
+    ]
+
+    [panel] = panels([*runs, run("rerank", budget=50), run("rerank", budget=100)])
+    [own] = lines([panel], along="budget")
+    assert sorted((line.label, line.along) for line in own) == [
+        ("gaussian, pseudo anchors", (50, 100)),
+        ("gaussian, real anchors", (50, 100)),
+        ("rerank", (50, 100)),
+    ]
+    # Of a kind that all share nothing is said, and of one that was not recorded no kind is claimed.
+    assert set(labels(pooled(runs[::2])).values()) == {"gaussian"}
+    assert set(labels(pooled([runs[0], run(budget=50, anchors=50)])).values()) == {
+        "gaussian, real anchors",
+        "gaussian, anchors of unknown kind",
+    }
+
+
+def test_each_scorer_of_a_collection_makes_a_collection_of_its_own() -> None:
+    def by(scorer: str | None, *, seed: int = 0, collection: str = "town"):
+        made = {"scorer": scorer} if scorer else {}
+        return replace(run(budget=50, seed=seed, collection=collection), made=made)
+
+    runs = [by("A"), by("B", seed=1), by(None), by("A", collection="village")]
+
+    titles = ["town · A", "town · B", "town · unknown scorer", "village"]
+    assert [(panel.title, len(panel.runs)) for panel in panels(runs)] == [(title, 1) for title in titles]
+    assert replaced(runs) == []
+    # What was pooled stays as it is, also in part.
+    once = pooled(runs)
+    assert pooled(once) == once
+    assert pooled(once[1:2]) == once[1:2]
 
 
 def test_seeds_in_another_order_make_no_difference() -> None:
