@@ -151,8 +151,9 @@ def test_searches_awaited_together_share_scorer_calls_between_indexes_too(world)
         )
 
     found = asyncio.run(together())
-    # The first call lasted until all twelve searches had asked for their first six items: it or the next has the rest.
-    assert 12 * 6 in (counting.sizes[0], sum(counting.sizes[:2]))
+    # The first call lasted until all twelve searches had asked for their first six items: it and the next have them all,
+    # and may have those of a second round that was quick.
+    assert sum(counting.sizes[:2]) >= 12 * 6
     alone = AnchorIndex(world.index, scorer=world.scorer)
     expected = [answer(alone.search(query, k=5, budget=20)) for query in world.test]
     assert [answer(hits) for hits in found] == expected * 2
