@@ -151,7 +151,7 @@ def test_searches_awaited_together_share_scorer_calls_between_indexes_too(world)
         )
 
     found = asyncio.run(together())
-    # The first call lasted until all twelve searches had asked for their first six items: it and the next have them all,
+    # The first call lasted until all twelve searches had asked for six items: it and the next have them all,
     # and may have those of a second round that was quick.
     assert sum(counting.sizes[:2]) >= 12 * 6
     alone = AnchorIndex(world.index, scorer=world.scorer)
