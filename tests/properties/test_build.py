@@ -162,7 +162,7 @@ def test_a_build_on_two_devices_that_is_ended_leaves_no_process_and_goes_on_from
         os.killpg(first.pid, signal.SIGINT)
     else:
         first.send_signal(signal.SIGKILL)
-    _, said = first.communicate()
+    _, said = first.communicate(timeout=120)
     assert first.returncode in (-signal.Signals[end], 130)
     assert said.count(b"Traceback") == (end == "SIGINT")
     assert len(workers()) == 2
