@@ -71,9 +71,7 @@ def gaussian(index: AnchorIndex, folder: ScoreFolder, budget: Budget, k: int) ->
         scorer=folder.scorer,
         budget=budget,
         first=folder.dense,
-        approximator=approximator_of(index, folder).adjusted(
-            noise=settings.noise, embedding_weight=settings.embedding_weight, locality=settings.locality
-        ),
+        approximator=settings.approximator(approximator_of(index, folder)),
         first_batch=settings.first_batch,
         first_share=settings.first_share,
         first_weight=settings.first_weight,
