@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -128,9 +130,11 @@ class Counting:
         self.scorer = scorer
         self.wait_for = wait_for
         self.sizes: list[int] = []
+        self.asked: list[list[tuple[str, str]]] = []
 
     def score(self, pairs):
         self.sizes.append(len(pairs))
+        self.asked.append([(query.id, item.id) for query, item in pairs])
         give_up = time.monotonic() + 60
         while len(self.sizes) == 1 and len(pairs) + self._waiting() < self.wait_for:
             assert time.monotonic() < give_up
@@ -151,10 +155,18 @@ def test_searches_awaited_together_share_scorer_calls_between_indexes_too(world)
         )
 
     found = asyncio.run(together())
-    # The first call lasted until all twelve searches had asked for six items: it and the next have them all,
-    # and may have those of a second round that was quick.
-    assert sum(counting.sizes[:2]) >= 12 * 6
     alone = AnchorIndex(world.index, scorer=world.scorer)
+    # The first call lasted until all twelve searches had asked for six items: it and the next have every one of these,
+    # twice, and at most the second round of the searches that the first call served.
+    first_rounds = Counter(
+        (query.id, world.items[position].id)
+        for query in world.test
+        for position in alone.search(query, k=5, budget=20).trace.rounds[0].positions
+    )
+    assert sum(first_rounds.values()) == 6 * 6
+    shared = Counter(chain(*counting.asked[:2]))
+    assert all(shared[pair] == 2 for pair in first_rounds)
+    assert sum(counting.sizes[:2]) <= 12 * 6 + 4 * (counting.sizes[0] // 6)
     expected = [answer(alone.search(query, k=5, budget=20)) for query in world.test]
     assert [answer(hits) for hits in found] == expected * 2
 
