@@ -165,7 +165,7 @@ def comparable(output: str) -> list[str]:
             (r"\d{4}-\d\d-\d\dT[\d:+]+", "DATE"),
             (r"-?\d[\d,]*(\.\d+)+(e[-+]?\d+)?|\d+e[-+]\d+", "#"),
             (r"[\d,#]+ pairs/s", "# pairs/s"),
-            (r"over [\d,]+ pairs", "over # pairs"),
+            (r"(over|timed on) [\d,]+ pairs", r"\1 # pairs"),
             (r"(under )?# (s|min|h|kB|MB)\b", "# units"),
             (r"(round\"?:? |│ # │ )\s*\d+", r"\1#"),
             (r"\s+", " "),
