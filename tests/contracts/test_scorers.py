@@ -28,13 +28,14 @@ from adacur.scorers import (
     SharedBatches,
     TorchCrossEncoder,
     ascore,
+    export_onnx,
     score_grid,
 )
 from adacur.scorers import (
     scorer as opened_scorer,
 )
 from tests.rerank_servers import RerankServer
-from tests.unit.scorers.tiny_models import ITEMS, PAIRS, QUERIES, tiny_onnx, tiny_transformer
+from tests.unit.scorers.tiny_models import ITEMS, PAIRS, QUERIES, tiny_emb, tiny_onnx, tiny_transformer
 
 # PyTerrier 1.1 calls pandas 3 in ways that pandas 4 will not take.
 pytestmark = pytest.mark.filterwarnings("ignore:The inplace keyword")
@@ -104,6 +105,11 @@ def open_case(kind: str, folder) -> Case:
         opened = opened_scorer(make(folder))
         assert type(opened) is wrapper
         return Case(opened, 1e-4)
+    if kind == "emb torch":
+        return Case(TorchCrossEncoder(tiny_emb(folder), device="cpu", batch_tokens=400), 1e-4)
+    if kind == "emb onnx":
+        export_onnx(tiny_emb(folder), folder / "onnx")
+        return Case(OnnxCrossEncoder(folder / "onnx"), 1e-4)
     if kind == "float16 torch":
         return Case(TorchCrossEncoder(tiny_transformer(folder), device="cpu", dtype="float16"), 0.05)
     return Case(TorchCrossEncoder(tiny_transformer(folder, kind.split()[1]), device="cpu", batch_tokens=400), 1e-4)
@@ -126,6 +132,8 @@ KINDS = [
     "torch roberta",
     "torch distilbert",
     "float16 torch",
+    "emb torch",
+    "emb onnx",
     "http tei",
     "http cohere",
     *HOSTS,

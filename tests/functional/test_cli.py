@@ -40,6 +40,7 @@ COMMANDS = (
     "reproduce",
     "inspect",
     "compress",
+    "export-onnx",
     "verify",
     "demo",
 )

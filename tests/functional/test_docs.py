@@ -226,7 +226,9 @@ def test_the_page_on_the_command_line_names_every_option_of_every_command(name: 
     sections = re.split(r"^## ", (ROOT / "docs/cli.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     section = next((section for section in sections if section.startswith(f"adacur {name}\n")), None)
     assert section is not None, f"docs/cli.md has no section 'adacur {name}'"
-    for parameter in commands()[name].params:
+    command = commands()[name]
+    # A group's section explains the options of all its commands.
+    for parameter in [one for each in (command, *getattr(command, "commands", {}).values()) for one in each.params]:
         for option in (*parameter.opts, *parameter.secondary_opts):
             if option.startswith("-") and option not in ("-h", "--help"):
                 assert f"`{option}" in section, f"docs/cli.md does not explain {option} of adacur {name}"

@@ -97,6 +97,7 @@ def test_all_names_what_exists(name: str) -> None:
             "pip install 'adacur[sentence-transformers]'",
         ),
         ("sklearn", "adacur.TfIdf.build([adacur.Item('a', 'b')])", "pip install 'adacur[tfidf]'"),
+        ("onnxscript", "adacur.export_onnx('.', 'onnx')", "pip install 'adacur[training]'"),
         ("httpx2", "adacur.HttpScorer('http://127.0.0.1:9')", "pip install 'adacur[http]'"),
     ],
 )

@@ -37,7 +37,7 @@ __all__ = [
     "warnings_as_notes",
 ]
 
-_CONTINUED = {"build", "evaluate"}
+_CONTINUED = {"build", "evaluate", "train"}
 
 # Texts of others pass through here: nothing in them is an emoji code or a number to colour.
 answer = Console(highlight=False, emoji=False)

@@ -22,6 +22,7 @@ AdacurError
 │   ├── IndexLocked                    another process is building here
 │   ├── DamagedIndex                   a flipped byte, a missing chunk, a NaN
 │   └── StorageFull                    the disk is full
+├── TrainingFailed (RuntimeError)      a loss that is no number, a checkpoint that could not be written
 ├── FetchError (ConnectionError)       a model or collection could not be fetched
 └── MissingExtra (ImportError)         an optional dependency is not installed
 """
@@ -50,6 +51,7 @@ __all__ = [
     "ScorerFailed",
     "StorageFull",
     "TextTooLong",
+    "TrainingFailed",
     "UnknownName",
     "UnknownOption",
     "WrongScorer",
@@ -142,6 +144,10 @@ class DamagedIndex(IndexFolderError):
 
 class StorageFull(IndexFolderError):
     """The disk is full."""
+
+
+class TrainingFailed(AdacurError, RuntimeError):
+    """A training run could not go on; its last checkpoint is whole."""
 
 
 class FetchError(AdacurError, ConnectionError):

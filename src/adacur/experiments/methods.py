@@ -85,6 +85,7 @@ def _every_k(hits: list[Hits], asked: Asked) -> Answers:
 
 
 def _gaussian(testbed: Testbed, settings: Settings, asked: Asked) -> Answers:
+    testbed = testbed.encoded_by(settings["first"])
     kernel: dict[str, Any] = {name: settings[name] for name in _KERNEL if name in settings}
     if settings.get("embeddings", True):
         has_vectors = testbed.query_embeddings is not None and testbed.anchor_embeddings is not None
@@ -127,6 +128,7 @@ def _adaptive(
 
 
 def _axn(testbed: Testbed, settings: Settings, asked: Asked) -> Answers:
+    testbed = testbed.encoded_by(settings["first"])
     if testbed.item_embeddings is None:
         raise InputError(f"AXN regresses on item embeddings, and {testbed.name!r} has none.")
     own = {name: settings[name] for name in ("blend", "ridge") if name in settings}

@@ -1,9 +1,9 @@
 """One collection with every score known: any search can be replayed on it without a model.
 
 A score folder holds scores.npz (whole numbers, `scores`: anchor queries first, then test queries × items),
-dense_items.npy and dense_queries.npy (embeddings in the same order, optional), and meta.json: "decode" ("logit = value
-/ 2048 - 16"), "n_anchor_queries", "anchor_query_ids", "test_query_ids", "item_ids" and, if it pleases, "domain" and
-"scorer".
+dense_items.npy and dense_queries.npy (embeddings in the same order, optional; dense-NAME_items.npy and
+dense-NAME_queries.npy those of further dual encoders), and meta.json: "decode" ("logit = value / 2048 - 16"),
+"n_anchor_queries", "anchor_query_ids", "test_query_ids", "item_ids" and, if it pleases, "domain" and "scorer".
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from adacur.retrievers import BM25, Dense, Encoder, MatrixRetriever, MultiVector
 from adacur.scorers import MatrixScorer
 from adacur.search import AnchorIndex
 
-__all__ = ["ItemsAlone", "Testbed", "TokenVectors", "check_first_stage", "first_stage_names", "is_scored"]
+__all__ = ["Embeddings", "ItemsAlone", "Testbed", "TokenVectors", "check_first_stage", "first_stage_names", "is_scored"]
 
 Judgements = Mapping[str, Mapping[str, int]]
 # Made from the items' texts, when first asked for.
@@ -44,6 +44,7 @@ _FROM_TEXTS: dict[str, Callable[[Sequence[Item]], Retriever]] = {
     "bm25": lambda items: BM25.build(items),
     "tfidf": lambda items: TfIdf.build(items),
 }
+_DENSE = "dense-"
 _NEEDS = {"dense": "embeddings, or an encoder to make them", "multi-vector": "texts and an encoder"}
 
 
@@ -52,6 +53,15 @@ class ItemsAlone:
     """Items to search, without anchor scores."""
 
     items: ItemList
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embeddings:
+    """A dual encoder's vectors, a row each; those of anchor queries may be missing."""
+
+    items: FloatArray
+    test_queries: FloatArray
+    anchor_queries: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,9 +78,10 @@ class Testbed:
     """Items, anchor queries and test queries with the exact scores of all, ready to replay searches on.
 
     `anchor_scores` and `exact_scores` are (queries × items); `item_embeddings`, `query_embeddings` (of the test
-    queries) and `anchor_embeddings` are a dual encoder's, a row each. `has_texts` says whether the records carry texts
-    or only repeat their ids, `pseudo_anchors` whether the anchor queries were cut from the items (None: unknown);
-    `qrels` are judgements by query and item id; `tokens` bring the first stage "multi-vector".
+    queries) and `anchor_embeddings` are a dual encoder's, a row each, and `others` those of further ones, for first
+    stages "dense-NAME". `has_texts` says whether the records carry texts or only repeat their ids, `pseudo_anchors`
+    whether the anchor queries were cut from the items (None: unknown); `qrels` are judgements by query and item id;
+    `tokens` bring the first stage "multi-vector".
     """
 
     __test__: ClassVar[bool] = False  # pytest takes every name that begins so for tests
@@ -84,6 +95,7 @@ class Testbed:
     item_embeddings: FloatArray | None = None
     query_embeddings: FloatArray | None = None
     anchor_embeddings: FloatArray | None = None
+    others: Mapping[str, Embeddings] = field(default_factory=dict, repr=False)
     qrels: Judgements | None = None
     has_texts: bool = True
     pseudo_anchors: bool | None = None
@@ -92,6 +104,7 @@ class Testbed:
     _opened: dict[str, Retriever] = field(default_factory=dict, init=False, repr=False)
     _first_hits: dict[str, tuple[int, list[Hits]]] = field(default_factory=dict, init=False, repr=False)
     _indexes: dict[int, AnchorIndex] = field(default_factory=dict, init=False, repr=False)
+    _encoded: dict[str, Testbed] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_grid(self.anchor_scores, self.anchor_queries, self.items)
@@ -100,6 +113,9 @@ class Testbed:
             ("item", self.item_embeddings, self.items),
             ("test query", self.query_embeddings, self.test_queries),
             ("anchor query", self.anchor_embeddings, self.anchor_queries),
+            *(("item", own.items, self.items) for own in self.others.values()),
+            *(("test query", own.test_queries, self.test_queries) for own in self.others.values()),
+            *(("anchor query", own.anchor_queries, self.anchor_queries) for own in self.others.values()),
         ):
             if embeddings is not None and len(embeddings) != len(records):
                 raise InputError(f"One embedding per {what} is needed; got {len(embeddings)} for {len(records)}.")
@@ -145,6 +161,10 @@ class Testbed:
             item_embeddings=item_embeddings,
             query_embeddings=None if query_embeddings is None else query_embeddings[chosen],
             anchor_embeddings=None if query_embeddings is None else query_embeddings[before],
+            others={
+                name: Embeddings(items=of_items, test_queries=of_queries[chosen], anchor_queries=of_queries[before])
+                for name, of_items, of_queries in _other_embeddings(folder)
+            },
             qrels=qrels,
             has_texts=items is not None and queries is not None,
             scored_by=meta.get("scorer"),
@@ -216,7 +236,22 @@ class Testbed:
     def first_stages(self) -> tuple[str, ...]:
         """Names that `first_stage` accepts, the best one to start from first."""
         has_dense = self.item_embeddings is not None and self.query_embeddings is not None
-        return first_stage_names(has_dense=has_dense, has_texts=self.has_texts, has_tokens=self.tokens is not None)
+        names = first_stage_names(has_dense=has_dense, has_texts=self.has_texts, has_tokens=self.tokens is not None)
+        return (*names[:-1], *(f"{_DENSE}{name}" for name in self.others), names[-1])
+
+    def encoded_by(self, first: str) -> Testbed:
+        """With the embeddings of the dual encoder behind a first stage "dense-NAME"; as it is for any other stage."""
+        other = self.others.get(first.removeprefix(_DENSE)) if first.startswith(_DENSE) else None
+        if other is None:
+            return self
+        if first not in self._encoded:
+            self._encoded[first] = replace(
+                self,
+                item_embeddings=other.items,
+                query_embeddings=other.test_queries,
+                anchor_embeddings=other.anchor_queries,
+            )
+        return self._encoded[first]
 
     def first_stage(self, name: str) -> Retriever | None:
         """A first stage by name, made when first asked for; None for "random", which needs none."""
@@ -225,6 +260,7 @@ class Testbed:
         check_first_stage(name, self.first_stages, collection=self.name)
         if name not in self._opened:
             known = {"dense": self._dense_first, "multi-vector": self._multi_vector_first}
+            known |= {f"{_DENSE}{other}": self.encoded_by(f"{_DENSE}{other}")._dense_first for other in self.others}
             self._opened[name] = known[name]() if name in known else _FROM_TEXTS[name](self.items)
         return self._opened[name]
 
@@ -256,6 +292,11 @@ class Testbed:
             test_queries=self.anchor_queries,
             exact_scores=self.anchor_scores,
             query_embeddings=self.anchor_embeddings,
+            others={
+                name: replace(own, test_queries=own.anchor_queries)
+                for name, own in self.others.items()
+                if own.anchor_queries is not None
+            },
         )
 
     def embed_queries(self, queries: Sequence[Query]) -> FloatArray:
@@ -282,6 +323,7 @@ class Testbed:
             self.item_embeddings,
             self.query_embeddings,
             self.anchor_embeddings,
+            *(array for own in self.others.values() for array in (own.items, own.test_queries, own.anchor_queries)),
         ):
             if array is not None:
                 digest.update(f"{array.shape}{array.dtype}".encode())
@@ -452,6 +494,15 @@ def _logits(folder: Path, meta: dict[str, Any], *, shape: tuple[int, int]) -> Ca
 
 def _embeddings(file: Path) -> FloatArray | None:
     return np.load(file).astype(np.float32) if file.exists() else None
+
+
+def _other_embeddings(folder: Path) -> Iterator[tuple[str, FloatArray, FloatArray]]:
+    for file in sorted(folder.glob(f"{_DENSE}*_items.npy")):
+        name = file.name.removeprefix(_DENSE).removesuffix("_items.npy")
+        of_items, of_queries = (_embeddings(folder / f"{_DENSE}{name}_{of}.npy") for of in ("items", "queries"))
+        if of_items is None or of_queries is None:
+            raise FileFormatError(f"{folder} holds {file.name}, but not {_DENSE}{name}_queries.npy beside it.")
+        yield name, of_items, of_queries
 
 
 def _with_texts(ids: Sequence[str], known: Mapping[str, Any] | None, kind: type, folder: Path) -> list[Any]:

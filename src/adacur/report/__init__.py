@@ -5,6 +5,7 @@ from adacur.report.lines import Panel, panels, read_runs
 from adacur.report.page import Report, write_report
 from adacur.report.summary import summary
 from adacur.report.tables import Table, collection_table, cost_table, difference_table, measure_table
+from adacur.report.training_curves import training_curves
 
 __all__ = [
     "Panel",
@@ -24,5 +25,6 @@ __all__ = [
     "save",
     "scatter",
     "summary",
+    "training_curves",
     "write_report",
 ]

@@ -25,6 +25,8 @@ __all__ = [
     "error_bars",
     "index_cost",
     "latency",
+    "looks",
+    "panel_grid",
     "save",
     "scatter",
 ]
@@ -86,8 +88,8 @@ def curves(runs: Iterable[Run], *, along: str = "budget", measures: Sequence[str
     look = styles({line.label: line.method for _, own in drawn for line in own})
     places = [(panel, own, measure) for panel, own in drawn for measure in measures]
     columns = len(measures) if len(measures) > 1 else _columns(len(places))
-    with _looks():
-        figure, axes = _grid(-(-len(places) // columns), columns)
+    with looks():
+        figure, axes = panel_grid(-(-len(places) // columns), columns)
         for axis, (panel, own, measure) in zip(axes.flat, places, strict=False):
             _draw_lines(axis, own, measure, look)
             _finish(axis, {x for line in own for x in line.along})
@@ -115,8 +117,8 @@ def latency(runs: Iterable[Run], *, along: str = "rounds") -> Any:
     if not own:
         raise EmptyInput(f"None of the {len(runs)} runs has seconds per step and a number {along!r}.")
     columns = _columns(len(own))
-    with _looks():
-        figure, axes = _grid(-(-len(own) // columns), columns)
+    with looks():
+        figure, axes = panel_grid(-(-len(own) // columns), columns)
         for axis, (panel, line) in zip(axes.flat, own, strict=False):
             places = np.arange(len(line.runs))
             bottom = np.zeros(len(line.runs))
@@ -149,8 +151,8 @@ def error_bars(runs: Iterable[Run], *, measures: Sequence[str] = ()) -> Any:
     named = labels(list(dict.fromkeys(run for _, _, own in places for run in own)), given=["anchors"])
     look = styles({label: run.method for run, label in named.items()})
     columns = min(2, len(places))
-    with _looks():
-        figure, axes = _grid(-(-len(places) // columns), columns)
+    with looks():
+        figure, axes = panel_grid(-(-len(places) // columns), columns)
         for axis, (panel, budget, own) in zip(axes.flat, places, strict=False):
             order = [run for label in look for run in own if named[run] == label]
             width = 0.8 / len(order)
@@ -205,8 +207,8 @@ def scatter(shown: Sequence[ScatterPanel], *, k: int = 10, columns: int | None =
     low, high = min(low, left), max(high, right)
     pad = 0.05 * (right - left or 1.0)
     kinds = ("items", "scored (anchor items)", f"the scorer's top {k}")
-    with _looks():
-        figure, axes = _grid(-(-len(shown) // columns), columns, square=True)
+    with looks():
+        figure, axes = panel_grid(-(-len(shown) // columns), columns, square=True)
         for axis, one in zip(axes.flat, shown, strict=False):
             near = np.clip(one.approximate, low, high)
             top = np.argsort(-one.exact, kind="stable")[:k]
@@ -253,8 +255,8 @@ def index_cost(runs: Iterable[Run], *, measure: str = "recall@10") -> Any:
     names = labels(free, given=["budget"])
     look = styles({line.label: line.method for own in found for line in own} | {names[run]: run.method for run in free})
     columns = len(budgets)
-    with _looks():
-        figure, axes = _grid(-(-len(shown) // columns), columns)
+    with looks():
+        figure, axes = panel_grid(-(-len(shown) // columns), columns)
         for axis, panel, own in zip(axes.flat, shown, found, strict=False):
             own = [replace(line, along=tuple(_index_calls(run) or 0.0 for run in line.runs)) for line in own]
             _draw_lines(axis, own, measure, look)
@@ -278,7 +280,7 @@ def save(figure: Any, path: str | Path, *, kinds: Sequence[Literal["png", "svg"]
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     files = [target.with_name(f"{target.name}.{kind}") for kind in kinds]
-    with _looks():
+    with looks():
         # The layout is the slow part: once serves all files.
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
@@ -292,13 +294,15 @@ def _index_calls(run: Run) -> float | None:
     return found.mean if found else None
 
 
-def _looks() -> AbstractContextManager[None]:
+def looks() -> AbstractContextManager[None]:
+    """Every figure is drawn in here, so that all look alike."""
     matplotlib = require("matplotlib", extra="report")
-    looks: AbstractContextManager[None] = matplotlib.rc_context(_LOOK)
-    return looks
+    look: AbstractContextManager[None] = matplotlib.rc_context(_LOOK)
+    return look
 
 
-def _grid(rows: int, columns: int, *, square: bool = False) -> tuple[Any, Any]:
+def panel_grid(rows: int, columns: int, *, square: bool = False) -> tuple[Any, Any]:
+    """A figure and its panels, an array of (rows, columns)."""
     # A Figure of its own, not pyplot's: nothing to close, no window, safe in a server's thread.
     figures = require("matplotlib.figure", extra="report")
     width = max(_WIDTH, 2.4 * columns) if columns > 1 else 5.6

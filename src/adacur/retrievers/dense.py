@@ -23,7 +23,7 @@ from adacur.retrievers.saved import read_ids, read_settings, write_settings
 __all__ = ["Dense"]
 
 Storage = Literal["float16", "float32", "int8"]
-_TEXTS_AT_ONCE = 256
+_TEXTS_AT_ONCE = 1024
 _ROWS_AT_ONCE = 8192
 _QUERIES_AT_ONCE = 256
 

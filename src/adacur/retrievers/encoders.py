@@ -192,7 +192,7 @@ class SentenceTransformerEncoder:
         normalise: bool = False,
         query_prefix: str = "",
         item_prefix: str = "",
-        batch_size: int = 32,
+        batch_size: int | None = None,
     ) -> None:
         source = None
         if isinstance(model, str | Path):
@@ -203,7 +203,8 @@ class SentenceTransformerEncoder:
         # A tokenizer fails ('Already borrowed') where calls overlap and one changes its padding; the forwards that
         # follow would only compete for the same cores.
         self._lock = threading.Lock()
-        self._batch_size = batch_size
+        # 32 texts leave a GPU idle; on the CPU more would only be padded more.
+        self._batch_size = batch_size or (256 if getattr(model.device, "type", "cpu") == "cuda" else 32)
         # encode_query and encode_document came with sentence-transformers 5.
         self._encode_query: Callable[..., Any] = getattr(model, "encode_query", model.encode)
         self._encode_document: Callable[..., Any] = getattr(model, "encode_document", model.encode)

@@ -7,6 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from adacur.scorers.cached import Cached, CacheWarning
+    from adacur.scorers.emb_cross_encoder import (
+        EmbHead,
+        load_emb_cross_encoder,
+        make_emb_cross_encoder,
+        save_emb_cross_encoder,
+    )
     from adacur.scorers.function import FunctionScorer
     from adacur.scorers.grid import ascore, score_grid
     from adacur.scorers.http import HttpScorer, ProbabilityWarning
@@ -14,6 +20,7 @@ if TYPE_CHECKING:
     from adacur.scorers.matrix import MatrixScorer
     from adacur.scorers.metered import Metered
     from adacur.scorers.onnx import OnnxCrossEncoder
+    from adacur.scorers.onnx_export import export_onnx
     from adacur.scorers.opening import scorer
     from adacur.scorers.pyterrier import PyTerrierScorer
     from adacur.scorers.rerankers import RerankersScorer
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CacheWarning",
     "Cached",
+    "EmbHead",
     "FunctionScorer",
     "HttpScorer",
     "LangChainScorer",
@@ -37,6 +45,10 @@ __all__ = [
     "SharedBatches",
     "TorchCrossEncoder",
     "ascore",
+    "export_onnx",
+    "load_emb_cross_encoder",
+    "make_emb_cross_encoder",
+    "save_emb_cross_encoder",
     "score_grid",
     "scorer",
 ]
@@ -46,6 +58,7 @@ _MODULES = {
     "ProbabilityWarning": "http",
     "SharedBatches": "shared_batches",
     "Cached": "cached",
+    "EmbHead": "emb_cross_encoder",
     "FunctionScorer": "function",
     "HttpScorer": "http",
     "LangChainScorer": "langchain",
@@ -57,6 +70,10 @@ _MODULES = {
     "SentenceTransformersScorer": "sentence_transformers",
     "TorchCrossEncoder": "torch",
     "ascore": "grid",
+    "export_onnx": "onnx_export",
+    "load_emb_cross_encoder": "emb_cross_encoder",
+    "make_emb_cross_encoder": "emb_cross_encoder",
+    "save_emb_cross_encoder": "emb_cross_encoder",
     "score_grid": "grid",
     "scorer": "opening",
 }

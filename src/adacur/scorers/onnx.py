@@ -28,6 +28,7 @@ from adacur.core.extras import require
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Item, Pair, Query
 from adacur.core.scores import check_grid, check_scores
+from adacur.scorers.emb_cross_encoder import EmbHead
 from adacur.scorers.pair_tokens import PairTokenizer, TokenArray, TokenPairs, chosen_max_tokens
 from adacur.scorers.weights import json_in, weights_hash
 
@@ -54,7 +55,7 @@ class _Shape:
 
 
 class OnnxCrossEncoder:
-    """A cross-encoder in an ONNX file with a tokenizer.json beside it; raw float32 logits.
+    """A cross-encoder in an ONNX file with a tokenizer.json beside it, [EMB] ones included; raw float32 logits.
 
     Pairs run one at a time on one thread each, `threads` of them side by side (all cores by default), so that a
     score does not depend on the pairs beside it: models with dynamic int8 quantisation scale their activations by
@@ -83,14 +84,14 @@ class OnnxCrossEncoder:
         self._threads = threads or _cores()
         self._threads_were_given = threads is not None
         self._name = name or folder.resolve().name
+        config = json_in(folder, "config.json")
         self._tokens = PairTokenizer(
             _tokenizer(tokenizers, folder / "tokenizer.json"),
             max_tokens=chosen_max_tokens(
-                max_tokens,
-                config=json_in(folder, "config.json"),
-                tokenizer_config=json_in(folder, "tokenizer_config.json"),
+                max_tokens, config=config, tokenizer_config=json_in(folder, "tokenizer_config.json")
             ),
             max_item_tokens=max_item_tokens,
+            head=EmbHead.from_config(config),
         )
         try:
             self._alone = _mentions(self._file, _DYNAMIC_OPERATORS)
@@ -113,11 +114,12 @@ class OnnxCrossEncoder:
 
     @cached_property
     def card(self) -> ScorerCard:
+        head = {} if self._tokens.head is None else self._tokens.head.to_config()
         return ScorerCard(
             name=self._name,
             backend="onnx",
             # Large models keep their weights beside the graph, in model.onnx_data or model.onnx.data.
-            weights=weights_hash(self._file.parent.glob(f"{self._file.name}*")),
+            weights=weights_hash(self._file.parent.glob(f"{self._file.name}*"), settings=head),
             dtype="int8" if self._is_int8 else "float16" if self._is_float16 else "float32",
             max_tokens=self._tokens.max_tokens,
             max_item_tokens=self._tokens.max_item_tokens,

@@ -64,8 +64,9 @@ def scorer(source: Any, **options: Any) -> Scorer:
 
     - a scorer: as it is;
     - an .onnx file, or a folder with one: `OnnxCrossEncoder`;
-    - a folder with config.json and weights, or a hub name "org/name": `TorchCrossEncoder`; a folder that only
-      sentence-transformers can run (several modules, or a prompt): `SentenceTransformersScorer`;
+    - a folder with config.json and weights, [EMB] cross-encoders included, or a hub name "org/name":
+      `TorchCrossEncoder`; a folder that only sentence-transformers can run (several modules, or a prompt):
+      `SentenceTransformersScorer`;
     - a URL: `HttpScorer`;
     - a sentence-transformers CrossEncoder, a LangChain cross-encoder, a ranker of rerankers, a PyTerrier transformer:
       `SentenceTransformersScorer`, `LangChainScorer`, `RerankersScorer`, `PyTerrierScorer`;

@@ -25,13 +25,17 @@ _ACTIVATIONS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedTokens:
-    """Texts one behind the other; text i owns rows `starts[i]` up to `starts[i + 1]`; filler may follow the last."""
+    """Texts one behind the other; text i owns rows `starts[i]` up to `starts[i + 1]`; filler may follow the last.
+
+    `wanted`, (texts, as many for each), are the rows whose vectors a head reads.
+    """
 
     ids: Any
     types: Any
     positions: Any
     starts: Any
     longest: int
+    wanted: Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,9 +50,9 @@ class _Layer:
 
 
 class PackedEncoder:
-    """A BERT, RoBERTa, XLM-R or CamemBERT body that answers with the first token's vector of each text.
+    """A BERT, RoBERTa, XLM-R or CamemBERT body that answers with the vectors of a few tokens of each text.
 
-    The last layer is computed for first tokens alone, since a cross-encoder's head reads nothing else.
+    The last layer is computed for these alone, since a cross-encoder's head reads nothing else.
     """
 
     def __init__(self, torch: Any, body: Any, *, takes_types: bool) -> None:
@@ -86,8 +90,8 @@ class PackedEncoder:
             and config.num_hidden_layers > 0
         )
 
-    def first_vectors(self, tokens: PackedTokens, *, compiled: bool = False) -> Any:
-        """The vector of each text's first token, (texts, hidden size); a graph is compiled per number of rows."""
+    def vectors(self, tokens: PackedTokens, *, compiled: bool = False) -> Any:
+        """The vectors wanted, (texts, wanted of each, hidden size); a graph is compiled per number of rows."""
         linear = self._functional.linear
         starts, longest = tokens.starts, tokens.longest
         embed, add_norm = self._compiled_parts(tokens) if compiled else (self._embed, self._add_norm)
@@ -106,14 +110,22 @@ class PackedEncoder:
             )
             states = self._rest(attended.view(-1, self._size), states, layer, add_norm=add_norm)
         last, size = self._layers[-1], self._size
-        firsts = states[starts[:-1]]
-        query = self._split(linear(firsts, last.joint_weight[:size], last.joint_bias[:size]))[0]
+        n_texts, per_text = tokens.wanted.shape
+        wanted = states[tokens.wanted.flatten()]
+        query = self._split(linear(wanted, last.joint_weight[:size], last.joint_bias[:size]))[0]
         key, value = self._split(linear(states, last.joint_weight[size:], last.joint_bias[size:]))
-        one_each = self._torch.arange(len(starts), dtype=starts.dtype, device=starts.device)
         attended = attend(
-            self._torch, query, key, value, query_starts=one_each, starts=starts, query_longest=1, longest=longest
+            self._torch,
+            query,
+            key,
+            value,
+            query_starts=per_text * self._torch.arange(n_texts + 1, dtype=starts.dtype, device=starts.device),
+            starts=starts,
+            query_longest=per_text,
+            longest=longest,
         )
-        return self._rest(attended.view(-1, size), firsts, last, add_norm=self._add_norm)
+        vectors = self._rest(attended.view(-1, size), wanted, last, add_norm=self._add_norm)
+        return vectors.view(n_texts, per_text, size)
 
     def _places_of(self, tokens: PackedTokens) -> Any:
         """Rows of the position embeddings."""

@@ -46,6 +46,12 @@ class PairBatches:
         self._item_lengths = self._sent(texts.item_lengths, torch.int64)
         self._rooms = self._sent(texts.rooms, torch.int64)
         self._suffix_length = len(template.suffix)
+        self._item_position: int | None = None
+        self._query_tags: Any = None
+        if texts.tags is not None:
+            self._item_position = texts.tags.item_position
+            self._query_tags = self._sent(texts.tags.queries, torch.int64)
+            self._item_tags = self._sent(texts.tags.items, torch.int64)
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -67,15 +73,23 @@ class PairBatches:
         return min(end, enough + int(np.count_nonzero(self._lengths[enough:end] * 10 >= longest * 9)))
 
     def packed(self, start: int, end: int, *, rows: int) -> PackedTokens:
-        """These pairs one behind the other, and filler up to `rows` tokens."""
+        """These pairs one behind the other, and filler up to `rows` tokens; wanted are tags, or else first tokens."""
         torch = self._torch
         query, item, head_length, kept = self._parts(start, end)
         n_tokens = self.tokens(start, end)
         lengths = head_length + kept + self._suffix_length
         ends = torch.cumsum(lengths, 0)
+        starts = ends - lengths
         pair = torch.repeat_interleave(lengths, output_size=n_tokens)
-        position = torch.arange(n_tokens, device=self._device) - (ends - lengths)[pair]
-        place = self._place(position, query[pair], item[pair], head_length[pair], kept[pair])
+        place_in_pair = torch.arange(n_tokens, device=self._device) - starts[pair]
+        place = self._place(place_in_pair, query[pair], item[pair], head_length[pair], kept[pair])
+        position, wanted = place_in_pair, starts[:, None]
+        if self._item_position is not None:
+            after_head = place_in_pair - head_length[pair]
+            position = torch.where(after_head < 0, place_in_pair, after_head + self._item_position)
+        if self._query_tags is not None:
+            item_tags = head_length + torch.minimum(self._item_tags[item], kept - 1)
+            wanted = wanted + torch.cat((self._query_tags[query], item_tags[:, None]), 1)
         filler = (0, rows - n_tokens)
         pad = torch.nn.functional.pad
         return PackedTokens(
@@ -84,6 +98,7 @@ class PairBatches:
             positions=pad(position, filler),
             starts=pad(ends, (1, 0)).to(torch.int32),
             longest=int(self._lengths[start]),
+            wanted=wanted,
         )
 
     def padded(self, start: int, end: int) -> dict[str, Any]:
@@ -108,7 +123,11 @@ class PairBatches:
         """Where in the long row the token at `position` of a pair stands."""
         where = self._torch.where
         in_tail = position - head_length
-        in_item = where(in_tail < kept, self._item_starts[item] + in_tail, self._suffix_start + in_tail - kept)
+        in_item = self._item_starts[item] + in_tail
+        if self._query_tags is not None:
+            # A tag behind all that is kept takes the last place.
+            in_item = where(in_tail == kept - 1, in_item + (self._item_tags[item] - in_tail).clamp(min=0), in_item)
+        in_item = where(in_tail < kept, in_item, self._suffix_start + in_tail - kept)
         return where(in_tail < 0, self._head_starts[query] + position, in_item)
 
     def _sent(self, array: IntArray, dtype: Any) -> Any:

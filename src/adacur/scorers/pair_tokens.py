@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,13 @@ import numpy.typing as npt
 from adacur.core.arrays import IntArray
 from adacur.core.errors import InputError, TextTooLong
 from adacur.core.records import Item, Pair, Query
+from adacur.scorers.emb_cross_encoder import EmbHead
 
 __all__ = [
     "LEAST_ITEM_TOKENS",
     "PairTemplate",
     "PairTokenizer",
+    "TagPlaces",
     "TokenArray",
     "TokenPairs",
     "TokenTexts",
@@ -102,6 +104,18 @@ class PairTemplate:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class TagPlaces:
+    """Where the tags of an [EMB] head stand: `queries` (queries, 2) counts in a pair, `items` in an item's own tokens.
+
+    `item_position` is the head's.
+    """
+
+    queries: IntArray
+    items: IntArray
+    item_position: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TokenTexts:
     """Tokenised queries and items, one entry per record; `rooms[i]` tokens of an item fit beside query i."""
 
@@ -109,6 +123,7 @@ class TokenTexts:
     heads: list[tuple[TokenArray, TokenArray]]
     rooms: IntArray
     items: list[TokenArray]
+    tags: TagPlaces | None = None
 
     @property
     def head_lengths(self) -> IntArray:
@@ -118,10 +133,16 @@ class TokenTexts:
     def item_lengths(self) -> IntArray:
         return np.array([len(item) for item in self.items], np.intp)
 
+    def with_items(self, start: int, end: int) -> TokenTexts:
+        """The same queries with these items alone."""
+        tags = self.tags and replace(self.tags, items=self.tags.items[start:end])
+        return replace(self, items=self.items[start:end], tags=tags)
+
     def pair(self, query: int, item: int) -> tuple[TokenArray, TokenArray]:
         """Ids and types of one pair, the item cut to the room that the query leaves."""
         head_ids, head_types = self.heads[query]
-        tail_ids, tail_types = self.template.tail(self.items[item][: self.rooms[query]])
+        tag_at = 0 if self.tags is None else int(self.tags.items[item])
+        tail_ids, tail_types = self.template.tail(_cut(self.items[item], int(self.rooms[query]), tag_at=tag_at))
         return np.concatenate((head_ids, tail_ids)), np.concatenate((head_types, tail_types))
 
 
@@ -148,9 +169,16 @@ class TokenPairs:
 
 
 class PairTokenizer:
-    """Turns queries and items into ids that fit a model; safe to share between threads."""
+    """Turns queries and items into ids that fit a model; safe to share between threads.
 
-    def __init__(self, tokenizer: Any, *, max_tokens: int, max_item_tokens: int | None = None) -> None:
+    For an [EMB] `head`, a query stands between its tags and an item behind its own, unless the text holds them already
+    ("left [unused0] mention [unused1] right", "title [unused2] text"). The limits count them. An item's tag is never
+    cut away: behind a title longer than its room it takes the last place.
+    """
+
+    def __init__(
+        self, tokenizer: Any, *, max_tokens: int, max_item_tokens: int | None = None, head: EmbHead | None = None
+    ) -> None:
         # A copy of our own: truncation or padding set elsewhere in mid-call is what 'Already borrowed' complains of.
         self._tokenizer = type(tokenizer).from_str(tokenizer.to_str())
         self._tokenizer.no_padding()
@@ -160,11 +188,28 @@ class PairTokenizer:
         self.max_tokens = max_tokens
         self.max_item_tokens = max_item_tokens
         self.pad_id: int = (tokenizer.padding or {}).get("pad_id", 0)
-        least = self.template.n_special + LEAST_ITEM_TOKENS + 1
+        self.head = head
+        self._tags = None if head is None else _tag_ids(self._tokenizer, head)
+        self._item_position = None if head is None else head.item_position
+        types = self.template.query_type, self.template.item_type
+        if self._item_position is not None and types != (0, 1):
+            raise InputError(
+                f"item_position={self._item_position} needs a tokenizer that marks a query by token type 0 and an item "
+                f"by 1; this one has {types}. Use item_position=None."
+            )
+        query_tokens = 1 if head is None else 3
+        least = LEAST_ITEM_TOKENS + (
+            self.template.n_special + query_tokens
+            if self._item_position is None
+            else self._item_position + len(self.template.suffix)
+        )
         if max_tokens < least:
             raise InputError(f"max_tokens must be at least {least} to hold a query and an item; got {max_tokens}.")
-        if max_item_tokens is not None and max_item_tokens < 1:
-            raise InputError(f"max_item_tokens must be at least 1, or None for no limit; got {max_item_tokens}.")
+        least_item = 1 if head is None else 2
+        if max_item_tokens is not None and max_item_tokens < least_item:
+            raise InputError(
+                f"max_item_tokens must be at least {least_item}, or None for no limit; got {max_item_tokens}."
+            )
 
     def pairs(self, pairs: Sequence[Pair]) -> TokenPairs:
         """These pairs."""
@@ -180,15 +225,30 @@ class PairTokenizer:
     def texts(self, queries: Sequence[Query], items: Sequence[Item]) -> TokenTexts:
         """Each distinct text tokenised once."""
         query_tokens = self._tokens([query.text for query in queries])
+        item_tokens = self._tokens([item.text for item in items])
+        tags = None
+        if self._tags is not None:
+            query_tokens, query_places = _queries_with_tags(queries, query_tokens, self._tags)
+            item_tokens, item_places = _items_with_tag(item_tokens, self._tags[2], most=self.max_item_tokens)
+            tags = TagPlaces(len(self.template.prefix) + query_places, item_places, self._item_position)
         rooms = [self._room(query, tokens) for query, tokens in zip(queries, query_tokens, strict=True)]
         return TokenTexts(
             template=self.template,
             heads=[self.template.head(tokens) for tokens in query_tokens],
             rooms=np.array(rooms, np.intp),
-            items=[tokens[: self.max_item_tokens] for tokens in self._tokens([item.text for item in items])],
+            items=[tokens[: self.max_item_tokens] for tokens in item_tokens],
+            tags=tags,
         )
 
     def _room(self, query: Query, tokens: TokenArray) -> int:
+        if self._item_position is not None:
+            most = self._item_position - len(self.template.prefix) - len(self.template.middle)
+            if len(tokens) > most:
+                raise TextTooLong(
+                    f"An item begins at position {self._item_position} of this model, so a query may have {most} "
+                    f"tokens, its tags included; query {query.id!r} has {len(tokens)}. Shorten the query."
+                )
+            return self.max_tokens - self._item_position - len(self.template.suffix)
         room = self.max_tokens - self.template.n_special - len(tokens)
         if room < LEAST_ITEM_TOKENS:
             raise TextTooLong(
@@ -235,6 +295,61 @@ def chosen_max_tokens(asked: int | None, *, config: Mapping[str, Any], tokenizer
     if not 1 <= asked <= limit:
         raise InputError(f"max_tokens must lie between 1 and the model's limit of {limit}; got {asked}.")
     return asked
+
+
+def _tag_ids(tokenizer: Any, head: EmbHead) -> tuple[int, int, int]:
+    """Ids of the tags; the tokenizer, our own copy, makes one token of each from here on."""
+    ids = [tokenizer.token_to_id(tag) for tag in head.tags]
+    if None in ids:
+        missing = [tag for tag, id_ in zip(head.tags, ids, strict=True) if id_ is None]
+        raise InputError(f"An [EMB] head needs its tags in the tokenizer's vocabulary; it lacks {', '.join(missing)}.")
+    tokenizer.add_special_tokens(list(head.tags))
+    start, end, item = ids
+    return start, end, item
+
+
+def _queries_with_tags(
+    queries: Sequence[Query], tokens: Sequence[TokenArray], tags: tuple[int, int, int]
+) -> tuple[list[TokenArray], IntArray]:
+    """Tokens with the tags, and where they stand, (queries, 2)."""
+    start, end, item = tags
+    tagged: list[TokenArray] = []
+    places = np.empty((len(queries), 2), np.intp)
+    for number, (query, row) in enumerate(zip(queries, tokens, strict=True)):
+        if not np.isin(row, tags).any():
+            tagged.append(np.concatenate(([start], row, [end])))
+            places[number] = 0, len(row) + 1
+            continue
+        starts, ends = np.flatnonzero(row == start), np.flatnonzero(row == end)
+        if not len(starts) or not len(ends) or starts[0] > ends[0] or item in row:
+            raise InputError(
+                "A query holds both of its tags, start before end, or neither, and never the tag of items; query "
+                f"{query.id!r} is {query.text!r}. Put the tags around the words that are meant, or remove them."
+            )
+        tagged.append(row)
+        places[number] = starts[0], ends[0]
+    return tagged, places
+
+
+def _items_with_tag(tokens: Sequence[TokenArray], tag: int, *, most: int | None) -> tuple[list[TokenArray], IntArray]:
+    """At most so many tokens with the tag, and where it stands; of several the first counts."""
+    tagged: list[TokenArray] = []
+    places = np.zeros(len(tokens), np.intp)
+    for number, row in enumerate(tokens):
+        found = np.flatnonzero(row == tag)
+        if not len(found):
+            tagged.append(np.concatenate(([tag], row))[:most])
+            continue
+        room = len(row) if most is None else most
+        tagged.append(_cut(row, room, tag_at=int(found[0])))
+        places[number] = min(int(found[0]), room - 1)
+    return tagged, places
+
+
+def _cut(tokens: TokenArray, room: int, *, tag_at: int) -> TokenArray:
+    """An item's first tokens; the one at `tag_at` takes the last place rather than fall off."""
+    kept = tokens[:room]
+    return kept if tag_at < room else np.append(kept[:-1], tokens[tag_at])
 
 
 def _distinct(records: Sequence[Any]) -> tuple[list[Any], IntArray]:

@@ -7,7 +7,6 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
@@ -16,15 +15,17 @@ from typing import Any
 import numpy as np
 
 from adacur.core.arrays import FloatArray
-from adacur.core.errors import FetchError, InputError, ScorerFailed
+from adacur.core.errors import InputError, ScorerFailed
 from adacur.core.extras import require
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Item, Pair, Query
 from adacur.core.scores import check_grid, check_scores
+from adacur.scorers.checkpoints import checkpoint_folder, load_classifier
+from adacur.scorers.emb_cross_encoder import EmbHead, load_emb_cross_encoder
 from adacur.scorers.packed_encoder import PackedEncoder, compiled_or_plain
 from adacur.scorers.pair_batches import PairBatches
 from adacur.scorers.pair_tokens import PairTokenizer, TokenPairs, chosen_max_tokens
-from adacur.scorers.weights import weights_hash
+from adacur.scorers.weights import json_in, weights_hash
 
 __all__ = ["TorchCrossEncoder"]
 
@@ -41,7 +42,9 @@ _TOKENS_BEFORE_COMPILING = 20_000_000
 
 
 class TorchCrossEncoder:
-    """A transformers sequence classifier with one label, from a folder or a hub name; raw float32 logits.
+    """A transformers sequence classifier with one label, or an [EMB] cross-encoder; raw float32 logits.
+
+    It comes from a folder or by a hub name; config.json says which kind it is.
 
     The body runs in `dtype` (by default float16 on CUDA, float32 on the CPU) and the head in float32, since
     half-precision logits tie. `batch_tokens` bounds the tokens of one forward pass; a device that runs out of memory
@@ -63,7 +66,7 @@ class TorchCrossEncoder:
         name: str | None = None,
     ) -> None:
         self._torch = require("torch", extra="torch")
-        transformers = require("transformers", extra="torch")
+        require("transformers", extra="torch")
         self._devices = _devices(self._torch, device)
         self._device = self._torch.device(self._devices[0])
         self._dtype = dtype or ("float16" if self._device.type == "cuda" else "float32")
@@ -74,7 +77,7 @@ class TorchCrossEncoder:
         self._most_batch_tokens = batch_tokens or _default_batch_tokens(self._torch, self._device)
         self._batch_tokens = self._most_batch_tokens
         is_local = Path(name_or_folder).is_dir()
-        self._folder = Path(name_or_folder) if is_local else _fetched(str(name_or_folder))
+        self._folder = checkpoint_folder(name_or_folder)
         self._name = name or (self._folder.resolve().name if is_local else str(name_or_folder))
         self._source = str(self._folder.resolve()) if is_local else str(name_or_folder)
         self._options: dict[str, Any] = {
@@ -86,7 +89,8 @@ class TorchCrossEncoder:
             "name": self._name,
         }
 
-        tokenizer, model = _load(transformers, self._folder)
+        head = EmbHead.from_config(json_in(self._folder, "config.json"))
+        tokenizer, model = (load_classifier if head is None else load_emb_cross_encoder)(self._folder)
         config = model.config.to_dict()
         self._tokens = PairTokenizer(
             tokenizer.backend_tokenizer,
@@ -94,6 +98,7 @@ class TorchCrossEncoder:
                 max_tokens, config=config, tokenizer_config={"model_max_length": tokenizer.model_max_length}
             ),
             max_item_tokens=max_item_tokens,
+            head=head,
         )
         pad_id = config.get("pad_token_id")
         self._pad_id: int = self._tokens.pad_id if pad_id is None else pad_id
@@ -108,10 +113,11 @@ class TorchCrossEncoder:
     @cached_property
     def card(self) -> ScorerCard:
         files = list(self._folder.glob("*.safetensors")) or list(self._folder.glob("pytorch_model*.bin"))
+        head = {} if self._tokens.head is None else self._tokens.head.to_config()
         return ScorerCard(
             name=self._name,
             backend="torch",
-            weights=weights_hash(files),
+            weights=weights_hash(files, settings=head),
             dtype=self._dtype,
             max_tokens=self._tokens.max_tokens,
             max_item_tokens=self._tokens.max_item_tokens,
@@ -128,7 +134,7 @@ class TorchCrossEncoder:
         scores = np.empty((len(queries), len(items)), np.float32)
         at_once = max(1, _PAIRS_AT_ONCE // max(1, len(queries)))
         for start in range(0, len(items), at_once):
-            part = replace(texts, items=texts.items[start : start + at_once])
+            part = texts.with_items(start, start + at_once)
             n_items = len(part.items)
             query_of, item_of = np.repeat(np.arange(len(queries)), n_items), np.tile(np.arange(n_items), len(queries))
             answers = self._scores(TokenPairs(part, query_of, item_of))
@@ -209,10 +215,9 @@ class TorchCrossEncoder:
 class _Packed:
     """The model as an encoder over packed tokens and its own head."""
 
-    def __init__(self, torch: Any, model: Any, *, takes_types: bool) -> None:
+    def __init__(self, torch: Any, model: Any, *, head: Callable[[Any], Any], takes_types: bool) -> None:
         self._encoder = PackedEncoder(torch, model.base_model, takes_types=takes_types)
-        self._pooler = getattr(model.base_model, "pooler", None)
-        self._classifier = model.classifier
+        self._head = head
 
     def batch_end(self, batches: PairBatches, start: int, *, tokens: int) -> int:
         return batches.packed_end(start, tokens=tokens)
@@ -221,10 +226,7 @@ class _Packed:
         # Full batches are filled up to one shape, so that there is one graph to compile.
         compiled = compiled and end < len(batches) and batches.tokens(start, end) <= tokens
         packed = batches.packed(start, end, rows=tokens if compiled else batches.tokens(start, end))
-        vectors = self._encoder.first_vectors(packed, compiled=compiled)
-        # Both heads read the first of the tokens they are given.
-        tokens_of_texts = vectors.float()[:, None]
-        return self._classifier(tokens_of_texts if self._pooler is None else self._pooler(tokens_of_texts))[:, 0]
+        return self._head(self._encoder.vectors(packed, compiled=compiled).float())
 
 
 class _Padded:
@@ -252,9 +254,21 @@ class _Padded:
 
 
 def _forward(torch: Any, model: Any, *, takes_types: bool) -> _Packed | _Padded:
-    if PackedEncoder.can_run(model.base_model) and hasattr(model, "classifier"):
-        return _Packed(torch, model, takes_types=takes_types)
+    if PackedEncoder.can_run(model.base_model):
+        if hasattr(model, "tag_ids"):
+            from adacur.scorers.emb_module import tag_scores
+
+            return _Packed(torch, model, head=tag_scores, takes_types=takes_types)
+        if hasattr(model, "classifier"):
+            return _Packed(torch, model, head=partial(_classified, model), takes_types=takes_types)
     return _Padded(torch, model, takes_types=takes_types)
+
+
+def _classified(model: Any, vectors: Any) -> Any:
+    """Logits of a classifier by the vectors of first tokens, (pairs, 1, hidden size)."""
+    pooler = getattr(model.base_model, "pooler", None)
+    # Both heads read the first of the tokens they are given.
+    return model.classifier(vectors if pooler is None else pooler(vectors))[:, 0]
 
 
 def _devices(torch: Any, asked: str | Sequence[str] | None) -> list[str]:
@@ -280,49 +294,6 @@ def _default_batch_tokens(torch: Any, device: Any) -> int:
         return _CPU_BATCH_TOKENS
     is_large = torch.cuda.get_device_properties(device).total_memory >= _LARGE_GPU_BYTES
     return _LARGE_GPU_BATCH_TOKENS if is_large else _GPU_BATCH_TOKENS
-
-
-def _fetched(name: str) -> Path:
-    """The folder of a hub model, fetched unless the hub's cache has it."""
-    hub = require("huggingface_hub", extra="torch")
-    files = ["*.json", "*.txt", "*.model", "*.safetensors"]
-    try:
-        folder = Path(hub.snapshot_download(name, allow_patterns=files))
-        if not any(folder.glob("*.safetensors")):
-            folder = Path(hub.snapshot_download(name, allow_patterns=[*files, "pytorch_model*.bin"]))
-    except (OSError, ValueError) as error:
-        raise FetchError(f"The model {name!r} is no folder here and could not be fetched: {error}") from error
-    return folder
-
-
-def _load(transformers: Any, folder: Path) -> tuple[Any, Any]:
-    show_progress = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        labels = transformers.AutoConfig.from_pretrained(folder).num_labels
-        if labels == 1:
-            model, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
-                folder, output_loading_info=True
-            )
-    except Exception as error:
-        raise InputError(f"{folder} cannot be read as a transformers cross-encoder: {error}") from error
-    finally:
-        if show_progress:
-            transformers.utils.logging.enable_progress_bar()
-    if labels != 1:
-        raise InputError(
-            f"A cross-encoder gives one logit per pair; {folder} has {labels} labels. Classifiers with several labels "
-            "and dual encoders cannot be used as scorers."
-        )
-    if loading["missing_keys"]:
-        raise InputError(
-            f"The checkpoint in {folder} lacks the weights {sorted(loading['missing_keys'])}, which would be random. "
-            "It is not a cross-encoder."
-        )
-    if not hasattr(tokenizer, "backend_tokenizer"):
-        raise InputError(f"A scorer needs a fast tokenizer (tokenizer.json); {folder} has {type(tokenizer).__name__}.")
-    return tokenizer, model
 
 
 def _with_float32_head(model: Any, dtype: Any) -> Any:

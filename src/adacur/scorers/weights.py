@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,18 @@ from adacur.core.errors import FileFormatError
 __all__ = ["json_in", "weights_hash"]
 
 
-def weights_hash(files: Iterable[Path]) -> str:
-    """The first 32 hex digits of a SHA-256 over the files' content, in order of their names."""
+def weights_hash(files: Iterable[Path], *, settings: Mapping[str, Any] | None = None) -> str:
+    """The first 32 hex digits of a SHA-256 over the files' content, in order of their names.
+
+    `settings` are what besides weights decides the scores, such as a head without any.
+    """
     digest = hashlib.sha256()
     for path in sorted(files):
         with path.open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
+    if settings:
+        digest.update(json.dumps(settings, sort_keys=True).encode())
     return digest.hexdigest()[:32]
 
 

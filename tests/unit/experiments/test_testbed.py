@@ -9,6 +9,8 @@ import pytest
 from adacur import FunctionScorer, Item, Query
 from adacur.core.errors import FileFormatError, InputError, UnknownName, WrongScorer
 from adacur.experiments import Testbed
+from adacur.experiments.methods import METHODS, Asked
+from adacur.experiments.testbed import Embeddings
 
 
 def test_a_score_folder_is_read_as_it_decodes(score_folder) -> None:
@@ -60,6 +62,42 @@ def test_a_first_stage_that_is_not_there_says_what_it_needs(score_folder) -> Non
         testbed.first_stage("bm25")
     with pytest.raises(UnknownName, match="Did you mean 'dense'"):
         testbed.first_stage("dens")
+
+
+def test_a_further_dual_encoder_is_a_first_stage_of_its_own_and_what_methods_regress_on(testbed) -> None:
+    rng = np.random.default_rng(9)
+    vectors = Embeddings(rng.normal(size=(120, 4)), rng.normal(size=(8, 4)), rng.normal(size=(30, 4)))
+    both = replace(testbed, others={"tuned": vectors})
+    assert both.first_stages == ("dense", "bm25", "tfidf", "dense-tuned", "random")
+    wanted = vectors.test_queries @ vectors.items.T
+    found = both.first_stage("dense-tuned").search(both.test_queries, 3)
+    assert [list(hits.ids) for hits in found] == [[f"i{place}" for place in np.argsort(-row)[:3]] for row in wanted]
+    alone = replace(
+        testbed,
+        item_embeddings=vectors.items,
+        query_embeddings=vectors.test_queries,
+        anchor_embeddings=vectors.anchor_queries,
+    )
+    for name in ("gaussian", "axn", "adacur", "rerank"):
+        settings = {"anchors": 20, "budget": 30, "rounds": 3, "seed": 0, "k_max": 10}
+        asked = Asked((10,))
+        one = METHODS[name].search(both, settings | {"first": "dense-tuned"}, asked).deepest
+        other = METHODS[name].search(alone, settings | {"first": "dense"}, asked).deepest
+        assert [hits.ids for hits in one] == [hits.ids for hits in other], name
+    assert both.fingerprint != testbed.fingerprint
+    assert both.of_anchors().first_stage("dense-tuned").search(both.anchor_queries, 1)
+    with pytest.raises(InputError, match="One embedding per test query"):
+        replace(testbed, others={"tuned": replace(vectors, test_queries=vectors.items)})
+
+
+def test_a_score_folder_may_hold_further_dual_encoders(score_folder) -> None:
+    np.save(score_folder / "dense-tuned_items.npy", np.ones((4, 2), np.float16))
+    with pytest.raises(FileFormatError, match=r"not dense-tuned_queries\.npy"):
+        Testbed.from_score_folder(score_folder)
+    np.save(score_folder / "dense-tuned_queries.npy", np.arange(10, dtype=np.float16).reshape(5, 2))
+    own = Testbed.from_score_folder(score_folder).others["tuned"]
+    assert own.test_queries.tolist() == [[6, 7], [8, 9]]
+    assert own.anchor_queries.tolist() == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_an_index_holds_the_first_anchors_and_searches(testbed) -> None:

@@ -51,6 +51,10 @@ def test_the_attention_kernel_attends_within_each_text_alone(longest: int) -> No
         firsts, one_each = query[starts[:-1]], torch.arange(5, dtype=torch.int32)
         got = attend_on_gpu(torch, firsts, key, value, one_each, starts, 1)
         torch.testing.assert_close(got.float(), expected[starts[:-1]], atol=2e-3, rtol=0)
+
+        wanted = torch.stack((starts[1:] - 1, starts[:-1], (starts[:-1] + starts[1:]) // 2), 1).flatten()
+        got = attend_on_gpu(torch, query[wanted], key, value, 3 * one_each, starts, 3)
+        torch.testing.assert_close(got.float(), expected[wanted], atol=2e-3, rtol=0)
     """)
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adacur.core.records import Item, Query
+from adacur.scorers import EmbHead
 from adacur.scorers.pair_batches import PairBatches
 from adacur.scorers.pair_tokens import PairTokenizer
 from tests.unit.scorers.tiny_models import PAIRS, tiny_tokenizer
@@ -65,4 +66,28 @@ def test_packed_and_padded_batches_hold_the_pairs_as_tokenised() -> None:
         assert padded["input_ids"][place].tolist()[: len(ids)] == ids.tolist()
         assert padded["token_type_ids"][place].tolist()[: len(ids)] == types.tolist()
         assert padded["attention_mask"][place].tolist() == [1] * len(ids) + [0] * (packed.longest - len(ids))
+        assert packed.wanted[place].tolist() == [packed.starts[place]]
     assert len(packed.ids) == packed.starts[-1] + 3
+
+
+@pytest.mark.parametrize("item_position", [None, 14])
+def test_batches_know_where_the_tags_of_each_pair_stand(item_position) -> None:
+    head = EmbHead("w37", "w38", "w39", item_position=item_position)
+    tokens = PairTokenizer(tiny_tokenizer("bert"), max_tokens=36, head=head)
+    plain = [(query, item) for query, item in PAIRS if not set(head.tags) & set(query.text.split())]
+    titled = [(query, Item("t", f"{'w2 ' * before}w39 {'w3 ' * 9}")) for query, _ in plain for before in (0, 3, 15, 30)]
+    pairs = tokens.pairs(plain + titled)
+    batches = PairBatches(torch, pairs, device=torch.device("cpu"), pad_id=0)
+    packed = batches.packed(0, len(pairs), rows=batches.tokens(0, len(pairs)) + 3)
+    padded = batches.padded(0, len(pairs))
+    start, end, tag = (tokens._tokenizer.token_to_id(word) for word in head.tags)
+    for place, at in enumerate(batches.order.tolist()):
+        ids = pairs.texts.pair(pairs.query_of[at], pairs.item_of[at])[0].tolist()
+        first = int(packed.starts[place])
+        assert packed.ids[first : first + len(ids)].tolist() == ids
+        assert padded["input_ids"][place].tolist()[: len(ids)] == ids
+        assert (packed.wanted[place] - first).tolist() == [ids.index(start), ids.index(end), ids.index(tag)]
+        before = ids.index(end) + 2
+        item_starts = before if item_position is None else item_position
+        expected = [*range(before), *range(item_starts, item_starts + len(ids) - before)]
+        assert packed.positions[first : first + len(ids)].tolist() == expected

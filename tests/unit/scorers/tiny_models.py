@@ -10,6 +10,7 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from adacur.core.records import Item, Query
+from adacur.scorers import EmbHead, make_emb_cross_encoder, save_emb_cross_encoder
 
 WORDS = [f"w{number}" for number in range(40)]
 QUERIES = [Query(f"q{n}", " ".join(WORDS[n : 2 * n + 2])) for n in range(5)]
@@ -17,11 +18,14 @@ ITEMS = [Item(f"i{n}", " ".join(WORDS[(7 * n + step * step) % 40] for step in ra
 PAIRS = [(query, item) for query in QUERIES for item in ITEMS]
 
 
-def tiny_tokenizer(style: str) -> tokenizers.Tokenizer:
-    """WordPiece with the pair template of BERT or of RoBERTa; padding and truncation on, as in files from the hub."""
+def tiny_tokenizer(style: str, *, unused: tuple[str, ...] = ()) -> tokenizers.Tokenizer:
+    """WordPiece with the pair template of BERT or of RoBERTa; padding and truncation on, as in files from the hub.
+
+    `unused` are words that the vocabulary has and no text can spell, as BERT's has "[unused0]".
+    """
     first, last, pad = {"bert": ("[CLS]", "[SEP]", "[PAD]"), "roberta": ("<s>", "</s>", "<pad>")}[style]
     special = [pad, "[UNK]", first, last] if style == "bert" else [first, pad, last, "[UNK]"]
-    vocabulary = {word: number for number, word in enumerate([*special, *WORDS, "a", "b", "##a"])}
+    vocabulary = {word: number for number, word in enumerate([*special, *WORDS, "a", "b", "##a", *unused])}
     tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -78,6 +82,14 @@ def tiny_transformer(folder: Path, style: str = "bert", *, labels: int = 1, posi
     model.save_pretrained(folder)
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **marks).save_pretrained(folder)
     return folder
+
+
+def tiny_emb(folder: Path, style: str = "bert", *, item_position: int | None = None) -> Path:
+    """The body of such a classifier under an [EMB] head."""
+    base = tiny_transformer(folder / "base", style)
+    tokenizer, module = make_emb_cross_encoder(base, head=EmbHead(item_position=item_position), add_tags=True)
+    save_emb_cross_encoder(module, tokenizer, folder / "emb")
+    return folder / "emb"
 
 
 def tiny_onnx(folder: Path, style: str = "bert", *, labels: int = 1, dynamic: bool = False, types: bool = True) -> Path:

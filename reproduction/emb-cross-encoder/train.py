@@ -1,0 +1,244 @@
+"""Trains, on one collection, all that the paper's experiments with an [EMB] cross-encoder need. Wants a GPU.
+
+    python reproduction/emb-cross-encoder/train.py DATA SPLIT OUT --cross-base CHECKPOINT --dual-base FOLDER
+
+DATA is a BEIR folder; SPLIT the meta.json of a score folder, whose anchor and test queries are kept out of training,
+and so is every other query about their relevant items. CHECKPOINT is what `dequantise.py` writes, FOLDER
+all-MiniLM-L6-v2. OUT gets the models, OUT/scores-emb and OUT/scores-cls (folders of exact scores with the dual
+encoders' embeddings, as `adacur reproduce --scores` reads them) and OUT/quality.json. What is there is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from adacur import AnchorIndex, Dense, Item, Query, TorchCrossEncoder
+from adacur.core.records import ItemList
+from adacur.data import JudgedCollection, read_beir, split_queries
+from adacur.experiments import Testbed
+from adacur.retrievers.encoders import SentenceTransformerEncoder
+from adacur.scorers import make_emb_cross_encoder, save_emb_cross_encoder
+from adacur.training import TeacherScores, TrainingSettings, distill, train_cross_encoder, train_dual_encoder
+from adacur.training.candidates import found_by
+from adacur.training.ranking_quality import ranking_quality
+
+SHORTLIST = 64
+QUERIES_AT_ONCE = 100
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("split", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--cross-base", required=True, type=Path)
+    parser.add_argument("--dual-base", required=True, type=Path)
+    parser.add_argument("--train-queries", type=int, default=10_000)
+    parser.add_argument("--negatives", type=int, default=31)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--batch-queries", type=int, default=32)
+    parser.add_argument("--learning-rate", type=float, default=5e-5)
+    parser.add_argument("--max-item-tokens", type=int, default=160)
+    parser.add_argument("--stages", default="dual,emb,cls,score,distill,embed,quality")
+    asked = parser.parse_args()
+    work = Work(asked)
+    for stage in asked.stages.split(","):
+        started = time.monotonic()
+        getattr(work, stage)()
+        print(f"{asked.data.name} {stage}: {time.monotonic() - started:.1f} s", flush=True)
+
+
+class Work:
+    """One collection's models; every stage finds what the stages before it left in the folder."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.asked, self.out = asked, asked.out
+        collection = read_beir(asked.data)
+        meta = json.loads(asked.split.read_text(encoding="utf-8"))
+        by_id = {query.id: query for query in collection.queries}
+        items = {item.id: item for item in collection.items}
+        # In the order of the score folder, so that all folders of a collection have the same rows.
+        self.items = [items[id_] for id_ in meta["item_ids"]]
+        self.anchors = [by_id[id_] for id_ in meta["anchor_query_ids"]]
+        self.test = [by_id[id_] for id_ in meta["test_query_ids"]]
+        self.qrels = collection.qrels
+        self.learning = unseen(collection, self.items, [*self.anchors, *self.test], n=asked.train_queries, seed=0)
+        print(f"{asked.data.name}: {len(self.items)} items, {len(self.learning.queries)} queries to learn from")
+
+    def dual(self) -> None:
+        """DE_base."""
+        settings = TrainingSettings(epochs=3, learning_rate=2e-5, batch_queries=128, checks_per_epoch=1)
+        trained = train_dual_encoder(
+            self.learning,
+            self.out / "de-base",
+            base=self.asked.dual_base,
+            first=self.dense(self.asked.dual_base),
+            negatives=3,
+            settings=settings,
+            max_item_tokens=self.asked.max_item_tokens,
+        )
+        self.tell("de-base", trained)
+
+    def emb(self) -> None:
+        self.cross_encoder("emb")
+
+    def cls(self) -> None:
+        self.cross_encoder("cls")
+
+    def cross_encoder(self, head: str) -> None:
+        settings = TrainingSettings(
+            epochs=self.asked.epochs,
+            learning_rate=self.asked.learning_rate,
+            batch_queries=self.asked.batch_queries,
+            checks_per_epoch=2,
+            warmup=0.1,
+        )
+        trained = train_cross_encoder(
+            self.learning,
+            self.out / head,
+            base=self.asked.cross_base,
+            first=self.dense(self.out / "de-base"),
+            head=head,
+            negatives=self.asked.negatives,
+            depth=max(SHORTLIST, self.asked.negatives),
+            settings=settings,
+            max_item_tokens=self.asked.max_item_tokens,
+        )
+        pairs = trained.fitted.queries * (1 + self.asked.negatives)
+        print(f"{head}: {pairs} pairs, {pairs / trained.fitted.seconds:.0f} a second, checks included")
+        self.tell(head, trained)
+
+    def score(self) -> None:
+        """Exact scores of every item for anchor and test queries, by both heads."""
+        queries = [*self.anchors, *self.test]
+        for head in ("emb", "cls"):
+            folder = self.out / f"scores-{head}"
+            if (folder / "meta.json").exists():
+                continue
+            started = time.monotonic()
+            with TorchCrossEncoder(self.out / head, max_item_tokens=self.asked.max_item_tokens, name=head) as scorer:
+                card = dataclasses.replace(scorer.card, source=None)
+                scores = np.concatenate(
+                    [
+                        scorer.score_grid(queries[start : start + QUERIES_AT_ONCE], self.items)
+                        for start in range(0, len(queries), QUERIES_AT_ONCE)
+                    ]
+                )
+            print(f"{head}: {scores.size / (time.monotonic() - started):.0f} pairs a second")
+            folder.mkdir()
+            low, high = float(scores.min()), float(scores.max())
+            steps = 65_535 / (high - low)
+            np.savez_compressed(folder / "scores.npz", scores=np.round((scores - low) * steps).astype(np.uint16))
+            sign = "+" if low >= 0 else "-"
+            meta = {
+                "domain": f"{self.asked.data.name}-{head}",
+                "texts": self.asked.data.name,
+                "decode": f"logit = value / {steps:.6f} {sign} {abs(low):.6f}",
+                "n_anchor_queries": len(self.anchors),
+                "anchor_query_ids": [query.id for query in self.anchors],
+                "test_query_ids": [query.id for query in self.test],
+                "item_ids": [item.id for item in self.items],
+                "scorer": str(card),
+            }
+            (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+
+    def distill(self) -> None:
+        """DE^CE_BERT and DE^CE_base: from what the cross-encoder said of all items to the anchor queries."""
+        queries = [*self.anchors, *self.test]
+        scored = Testbed.from_score_folder(self.out / "scores-emb", items=self.items, queries=queries)
+        index = AnchorIndex.from_arrays(
+            items=scored.items, anchor_queries=scored.anchor_queries, scores=scored.anchor_scores
+        )
+        teacher = TeacherScores.from_index(index, top=100)
+        for name, base in (("de-ce-bert", self.asked.dual_base), ("de-ce-base", self.out / "de-base")):
+            settings = TrainingSettings(epochs=10, learning_rate=5e-5, batch_queries=8)
+            trained = distill(
+                teacher,
+                self.items,
+                self.out / name,
+                base=base,
+                settings=settings,
+                max_item_tokens=self.asked.max_item_tokens,
+            )
+            self.tell(name, trained)
+
+    def embed(self) -> None:
+        """The dual encoders' vectors of all items and queries, beside the scores of both heads."""
+        for name, folder in self.dual_encoders().items():
+            encoder = SentenceTransformerEncoder(folder)
+            vectors = {
+                "items": encoder.encode_items([item.text for item in self.items]),
+                "queries": encoder.encode_queries([query.text for query in (*self.anchors, *self.test)]),
+            }
+            for head in ("emb", "cls"):
+                for kind, rows in vectors.items():
+                    np.save(self.out / f"scores-{head}" / f"dense-{name}_{kind}.npy", rows.astype(np.float16))
+
+    def quality(self) -> None:
+        """Judged quality of every model on the test queries, which nothing was chosen by."""
+        judged = [query for query in self.test if self.qrels.get(query.id)]
+        places = {item.id: place for place, item in enumerate(self.items)}
+        relevant = [
+            np.array([places[id_] for id_, grade in self.qrels[query.id].items() if grade > 0 and id_ in places])
+            for query in judged
+        ]
+        measured: dict[str, Mapping[str, float]] = {}
+        for name, folder in self.dual_encoders().items():
+            dense = self.dense(folder)
+            found = found_by(dense, judged, ItemList(self.items), depth=100)
+            hit = [np.isin(wanted, own).mean() for own, wanted in zip(found, relevant, strict=True)]
+            measured[name] = {"recall@100": float(np.mean(hit))}
+        shortlists = found_by(self.dense(self.out / "de-base"), judged, ItemList(self.items), depth=SHORTLIST)
+        pairs = [(query, self.items[place]) for query, own in zip(judged, shortlists, strict=True) for place in own]
+        untrained = self.out / "emb-untrained"
+        if not untrained.exists():
+            tokenizer, module = make_emb_cross_encoder(self.asked.cross_base)
+            save_emb_cross_encoder(module, tokenizer, untrained)
+        for name, folder in {
+            "emb": self.out / "emb",
+            "cls": self.out / "cls",
+            "emb, untrained": untrained,
+            "cls, not trained on this collection": self.asked.cross_base,
+        }.items():
+            with TorchCrossEncoder(folder, max_item_tokens=self.asked.max_item_tokens) as scorer:
+                scores = np.split(scorer.score(pairs), np.cumsum([len(own) for own in shortlists])[:-1])
+            measured[name] = ranking_quality(scores, shortlists, relevant)
+        (self.out / "quality.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+        for name, values in measured.items():
+            print(f"{name}: " + ", ".join(f"{what} {value:.3f}" for what, value in values.items()))
+
+    def dual_encoders(self) -> dict[str, Path]:
+        trained = {name: self.out / name for name in ("de-base", "de-ce-bert", "de-ce-base")}
+        return {"minilm": self.asked.dual_base} | trained
+
+    def dense(self, folder: Path) -> Dense:
+        return Dense.build(self.items, encoder=SentenceTransformerEncoder(folder))
+
+    def tell(self, name: str, trained: object) -> None:
+        print(f"{name}: {trained.fitted}", flush=True)  # type: ignore[attr-defined]
+
+
+def unseen(
+    collection: JudgedCollection, items: Sequence[Item], kept: Sequence[Query], *, n: int, seed: int
+) -> JudgedCollection:
+    """So many judged queries at random that share neither text nor relevant item with those that are kept out."""
+    texts = {" ".join(query.text.casefold().split()) for query in kept}
+    targets = {id_ for query in kept for id_ in collection.qrels.get(query.id, ())}
+    free = [
+        query
+        for query in collection.judged
+        if " ".join(query.text.casefold().split()) not in texts and targets.isdisjoint(collection.qrels[query.id])
+    ]
+    chosen = split_queries(free, anchors=min(n, len(free)), seed=seed).anchors
+    return JudgedCollection(collection.name, items, chosen, {query.id: collection.qrels[query.id] for query in chosen})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Scorers and encoders by what the command line calls them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from adacur.cli.messages import tell
+from adacur.core.errors import AdacurError, InputError, UnknownName, UnknownOption
+from adacur.core.protocols import Scorer
+
+__all__ = ["DEFAULT_ENCODER", "DEFAULT_SCORER", "opened_encoder", "opened_scorer"]
+
+DEFAULT_SCORER = "ms-marco-MiniLM-L-12-v2"
+DEFAULT_ENCODER = "bge-small-en-v1.5"
+
+
+def opened_scorer(source: str, max_item_tokens: int | None = None) -> Scorer:
+    """What `adacur.scorer` opens; it is told what that was."""
+    import adacur
+
+    options = {} if max_item_tokens is None else {"max_item_tokens": max_item_tokens}
+    try:
+        opened = adacur.scorer(source, **options)
+        tell(f"Scorer: {opened.card}")
+        return opened
+    except UnknownName as error:
+        hint = "It is looked for in this folder too." if ":" in source else "`adacur fetch` lists ready-made ones."
+        raise UnknownName(f"{error} {hint}") from error
+    except UnknownOption as error:
+        raise InputError(f"The scorer {source!r} counts no tokens. Leave --max-item-tokens out.") from error
+    except AdacurError:
+        raise
+    except Exception as error:
+        raise _unopened("scorer", source, error) from error
+
+
+def opened_encoder(source: str) -> Any:
+    """What `adacur.encoder` opens."""
+    import adacur
+
+    try:
+        return adacur.encoder(source)
+    except AdacurError:
+        raise
+    except Exception as error:
+        raise _unopened("encoder", source, error) from error
+
+
+def _unopened(what: str, source: str, error: Exception) -> InputError:
+    return InputError(f"The {what} {source!r} cannot be opened: {type(error).__name__}: {error}")

@@ -1,0 +1,324 @@
+"""What `adacur train` does: opens what its options name, trains, and tells what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from importlib.util import find_spec
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from rich.table import Table
+
+from adacur.cli.messages import answer, duration, note, print_json, say, tell
+from adacur.cli.opening import DEFAULT_ENCODER, opened_encoder, opened_scorer
+from adacur.cli.train import DEFAULT_BASE
+from adacur.core.errors import InputError, MissingExtra, UnknownName
+from adacur.core.extras import require
+from adacur.core.protocols import Items, Retriever
+from adacur.core.records import Item, ItemList, Query
+from adacur.core.results import Hits
+from adacur.core.spelling import did_you_mean
+from adacur.data import (
+    JudgedCollection,
+    ZeshelTags,
+    fetch,
+    from_ir_datasets,
+    mondo,
+    names,
+    read_beir,
+    read_items,
+    read_queries,
+    read_zeshel,
+    split_queries,
+    wikivital,
+    zeshel_worlds,
+)
+from adacur.training import (
+    TeacherScores,
+    Trained,
+    TrainingSettings,
+    check_may_write,
+    distill,
+    train_cross_encoder,
+    train_dual_encoder,
+)
+
+__all__ = ["cross_encoder_run", "distill_run", "dual_encoder_run"]
+
+_STAGES = ("bm25", "tfidf", "dense")
+_IR_DATASETS = "irds:"
+
+
+def cross_encoder_run(asked: Mapping[str, Any], *, settings: TrainingSettings) -> None:
+    """`adacur train cross-encoder`."""
+    base = _checked(asked)
+    collection = _collection(asked)
+    was_finished = _is_finished(asked["out"])
+    trained = train_cross_encoder(
+        collection,
+        asked["out"],
+        base=base,
+        head=asked["head"],
+        add_tags=asked["add_tags"],
+        first=_FirstStage(asked["first"], collection.items),
+        negatives=asked["negatives"],
+        depth=asked["depth"],
+        teachers=[opened_scorer(teacher) for teacher in asked["teacher"] or ()],
+        settings=settings,
+        held_out=asked["held_out"],
+        shortlist=asked["shortlist"],
+        max_tokens=asked["max_tokens"],
+        max_item_tokens=asked["max_item_tokens"],
+        device=asked["device"],
+        progress=True,
+    )
+    then = f"adacur build {_items_of(asked)} INDEX --scorer {quote(str(asked['out']))}"
+    _show(trained, asked, was_finished=was_finished, then=then)
+
+
+def dual_encoder_run(asked: Mapping[str, Any], *, settings: TrainingSettings) -> None:
+    """`adacur train dual-encoder`."""
+    base = _checked(asked)
+    collection = _collection(asked)
+    is_mined = asked["negatives"] > 0 and asked["first"] != "none"
+    was_finished = _is_finished(asked["out"])
+    trained = train_dual_encoder(
+        collection,
+        asked["out"],
+        base=base,
+        first=_FirstStage(asked["first"], collection.items) if is_mined else None,
+        negatives=asked["negatives"],
+        depth=asked["depth"],
+        refresh_every=asked["refresh_every"],
+        settings=settings,
+        **_of_towers(asked),
+    )
+    _show(trained, asked, was_finished=was_finished, then=_with_encoder(asked))
+
+
+def distill_run(asked: Mapping[str, Any], *, settings: TrainingSettings) -> None:
+    """`adacur train distill`."""
+    base = _checked(asked)
+    out = Path(asked["out"])
+    if (Path(asked["data"]) / "manifest.json").exists():
+        for name in ("teacher", "queries", "number", "split", "world"):
+            if asked[name]:
+                raise InputError(f"{asked['data']} is an index: its anchor scores teach. Leave --{name} out.")
+        items, teacher = _from_index(asked)
+    else:
+        items, teacher = _from_scorers(asked, cache=out / "training" / "teachers.sqlite")
+    was_finished = _is_finished(out)
+    options = _of_towers(asked) | {"temperature": asked["temperature"], "settings": settings}
+    trained = distill(teacher, items, out, base=base, **options)
+    _show(trained, asked, was_finished=was_finished, then=_with_encoder(asked))
+
+
+def _from_index(asked: Mapping[str, Any]) -> tuple[Items, TeacherScores]:
+    import adacur
+
+    index = adacur.load(asked["data"], check=False)
+    tell(f"{asked['data']}: {len(index):,} items, {len(index.anchor_queries):,} anchor queries. Nothing is scored.")
+    return index.items, TeacherScores.from_index(index, top=min(asked["top"], len(index)))
+
+
+def _from_scorers(asked: Mapping[str, Any], *, cache: Path) -> tuple[Items, TeacherScores]:
+    if not asked["teacher"]:
+        raise InputError(
+            f"{asked['data']} is no index, so that its items are scored: give --teacher, a scorer as for build."
+        )
+    queries: Sequence[Query]
+    if asked["queries"] is None:
+        collection = _collection(asked)
+        items, queries = ItemList(collection.items), collection.judged
+    else:
+        items = ItemList(_every_item(str(asked["data"])))
+        queries = _some(list(read_queries(asked["queries"])), asked["number"], seed=asked["seed"])
+        tell(f"{asked['data']}: {len(items):,} items. {asked['queries']}: {len(queries):,} queries.")
+    first = _FirstStage(asked["first"], items.at(range(len(items))))
+    scorers = [opened_scorer(teacher) for teacher in asked["teacher"]]
+    top = min(asked["top"], len(items))
+    tell(f"{len(queries):,} queries × {top} items to score, each pair once: what is known is kept in {cache}.")
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    return items, TeacherScores.from_scorers(scorers, queries, items, first=first, top=top, cache=cache, progress=True)
+
+
+def _of_towers(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that both ways of training a dual encoder take."""
+    names = ("towers", "pooling", "normalise", "scale", "held_out", "max_query_tokens", "max_item_tokens", "device")
+    return {name: asked[name] for name in names} | {"progress": True}
+
+
+def _with_encoder(asked: Mapping[str, Any]) -> str:
+    return f"adacur build {_items_of(asked)} INDEX --first bm25,dense --encoder {quote(str(asked['out']))}"
+
+
+def _checked(asked: Mapping[str, Any]) -> str:
+    """The base model, once nothing is missing that would be missed only after much was read, fetched or scored."""
+    for module in ("torch", "transformers", "accelerate", "sentence_transformers"):
+        # Looked for, not imported: that takes seconds, and something else may be wrong.
+        if find_spec(module) is None:
+            require(module, extra="training")
+    check_may_write(Path(asked["out"]))
+    return _model(asked["base"])
+
+
+def _model(name: str) -> str:
+    """A folder or a hub name."""
+    if name in names():
+        with note.status(f"fetching {name} …"):
+            folder = fetch(name)
+        if not any(folder.glob("*.safetensors")):
+            raise InputError(f"{name!r} holds no weights that can be trained. Take another, such as {DEFAULT_BASE!r}.")
+        return str(folder)
+    if not Path(name).is_dir() and "/" not in name:
+        raise UnknownName(
+            f"No model is known by {name!r}.{did_you_mean(name, names())} Give a name that `adacur fetch` lists, the "
+            "folder of a transformers model, or a hub name 'org/name'."
+        )
+    return name
+
+
+def _collection(asked: Mapping[str, Any]) -> JudgedCollection:
+    data, world, split = str(asked["data"]), asked["world"], asked["split"]
+    if world is not None and not _is_zeshel(data):
+        raise InputError(f"--world belongs to a ZeShEL folder (documents/, mentions/); {data} is none.")
+    if split is not None and not Path(data).is_dir():
+        raise InputError(f"--split belongs to a BEIR folder; {data} is none.")
+    if _is_zeshel(data):
+        if world is None:
+            raise InputError(f"{data} is a ZeShEL folder. Give --world: one of {', '.join(zeshel_worlds(data))}.")
+        collection = read_zeshel(data, world, tags=ZeshelTags() if asked["tags"] else None)
+    elif data.startswith(_IR_DATASETS):
+        collection = from_ir_datasets(data.removeprefix(_IR_DATASETS))
+    elif Path(data).exists():
+        collection = _beir(Path(data), split)
+    elif data == "mondo":
+        with note.status("fetching mondo …"):
+            collection = mondo()
+    else:
+        raise UnknownName(
+            f"There is no folder {data}, and no judged collection of that name.{did_you_mean(data, ['mondo'])} "
+            "Give a BEIR folder, a ZeShEL folder with --world, 'mondo', or irds:ID of ir_datasets."
+        )
+    if asked["number"] is not None:
+        kept = _some(collection.judged, asked["number"], seed=asked["seed"])
+        collection = replace(collection, qrels={query.id: collection.qrels[query.id] for query in kept})
+    tell(f"{collection.name}: {len(collection.items):,} items, {len(collection.judged):,} judged queries.")
+    return collection
+
+
+def _some(queries: Sequence[Query], n: int | None, *, seed: int) -> Sequence[Query]:
+    return queries if n is None else split_queries(queries, anchors=0, test=min(n, len(queries)), seed=seed).test
+
+
+def _every_item(source: str) -> Sequence[Item]:
+    """As `adacur build` reads them."""
+    if not Path(source).exists() and source in ("mondo", "wikivital"):
+        return wikivital() if source == "wikivital" else mondo().items
+    return list(read_items(source, skip_empty=True))
+
+
+def _beir(folder: Path, split: str | None) -> JudgedCollection:
+    """The judgements to learn from, unless told: never those of a test where others are there."""
+    has_train = (folder / "qrels" / "train.tsv").is_file() or (folder / "qrels.train.tsv").is_file()
+    collection = read_beir(folder, split=split or ("train" if has_train else None))
+    if split is None and not has_train:
+        tell(f"{folder} has no qrels/train.tsv: what is trained on its other judgements must not be tested on them.")
+    return collection
+
+
+def _is_zeshel(data: str) -> bool:
+    return (Path(data) / "documents").is_dir() and (Path(data) / "mentions").is_dir()
+
+
+def _items_of(asked: Mapping[str, Any]) -> str:
+    """The data as `adacur build` takes it, where it does."""
+    data = str(asked["data"])
+    return quote(data) if data in ("mondo", "wikivital") or any(Path(data).glob("corpus.jsonl*")) else "ITEMS"
+
+
+class _FirstStage:
+    """A first stage over items, built when it is first asked: a run that is finished never asks."""
+
+    def __init__(self, name: str, items: Sequence[Item]) -> None:
+        if name not in _STAGES and name not in names() and not Path(name).exists() and "/" not in name:
+            raise UnknownName(
+                f"There is no first stage {name!r}.{did_you_mean(name, _STAGES)} Choose {', '.join(_STAGES)}, or give "
+                "the folder or hub name of a dual encoder."
+            )
+        self.name = name
+        self._items = items
+        self._built: Retriever | None = None
+
+    def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
+        if self._built is None:
+            self._built = self._build()
+        return self._built.search(queries, k)
+
+    def _build(self) -> Retriever:
+        from adacur.retrievers import BM25, Dense, TfIdf
+
+        if self.name == "bm25":
+            return BM25.build(self._items)
+        if self.name == "tfidf":
+            return TfIdf.build(self._items)
+        encoder = opened_encoder(DEFAULT_ENCODER if self.name == "dense" else self.name)
+        return Dense.build(self._items, encoder=encoder, progress=True)
+
+
+def _is_finished(out: str | Path) -> bool:
+    """Whether a run has nothing left to do; one that was begun is told of."""
+    state = Path(out) / "training"
+    if (state / "result.json").exists():
+        return True
+    if any(state.glob("checkpoint-*")):
+        tell(f"Going on with the run in {out}, from its last checkpoint.")
+    return False
+
+
+def _show(trained: Trained, asked: Mapping[str, Any], *, was_finished: bool, then: str) -> None:
+    fitted = trained.fitted
+    curves = _drawn(trained)
+    if asked["as_json"]:
+        drawn = None if curves is None else str(curves)
+        print_json({"model": str(asked["out"]), **asdict(fitted), "curves": drawn, "was_finished": was_finished})
+        return
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("held-out queries")
+    table.add_column("before", justify="right")
+    table.add_column("after", justify="right")
+    for name, value in fitted.best.items():
+        table.add_row(name, f"{fitted.before[name]:.3f}", f"{value:.3f}")
+    answer.print(table)
+    why = ", when no check had been better for long enough" if fitted.stopped_early else ""
+    say(
+        f"{asked['out']}: the model after {fitted.best_update} of {fitted.updates} updates{why}. "
+        f"{duration(fitted.seconds)}, {fitted.queries / max(fitted.seconds, 1e-9):,.1f} queries/s."
+    )
+    if curves is not None:
+        say(f"{curves}: loss and checks.")
+    if was_finished:
+        tell("It was finished before: nothing was trained.")
+    if not any(_is_better(name, value, than=fitted.before[name]) for name, value in fitted.best.items()):
+        tell("Nothing was better than before the training. Try another learning rate, or more queries.")
+    tell(f"Next: {then}")
+
+
+def _is_better(measure: str, value: float, *, than: float) -> bool:
+    return value < than if measure.endswith(("loss", "error")) else value > than
+
+
+def _drawn(trained: Trained) -> Path | None:
+    from adacur.report import save, training_curves
+
+    target = trained.folder / "training" / "curves.png"
+    if not target.exists():
+        try:
+            figure = training_curves(trained.log, best_update=trained.fitted.best_update)
+            save(figure, target.with_suffix(""), kinds=("png",))
+        except MissingExtra as error:
+            tell(f"No curves are drawn: {error}")
+            return None
+    return target

@@ -1,0 +1,196 @@
+"""Cross-encoders trained on a collection: from judgements, or from the scores of teachers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.errors import InputError
+from adacur.core.extras import require
+from adacur.core.protocols import Retriever, Scorer
+from adacur.data import JudgedCollection
+from adacur.scorers.checkpoints import checkpoint_folder, quiet, written_whole
+from adacur.scorers.emb_cross_encoder import EmbHead, make_emb_cross_encoder, save_emb_cross_encoder
+from adacur.scorers.pair_tokens import PairTokenizer, TokenPairs, chosen_max_tokens
+from adacur.scorers.weights import weights_hash
+from adacur.training.candidates import found_by, hard_negatives
+from adacur.training.fitting import fit
+from adacur.training.judged_queries import LearningData, learning_data
+from adacur.training.pair_examples import PairExamples
+from adacur.training.ranking_quality import ranking_quality
+from adacur.training.run_folder import RunFolder
+from adacur.training.settings import TrainingSettings
+from adacur.training.teachers import mean_scores
+from adacur.training.trained import Trained
+
+__all__ = ["CrossEncoderHead", "train_cross_encoder"]
+
+CrossEncoderHead = Literal["emb", "cls"]
+_DEFAULT_SETTINGS = TrainingSettings()
+
+
+def train_cross_encoder(
+    collection: JudgedCollection,
+    folder: str | Path,
+    *,
+    base: str | Path,
+    first: Retriever,
+    head: CrossEncoderHead | EmbHead = "emb",
+    add_tags: bool = False,
+    negatives: int = 63,
+    depth: int = 200,
+    teachers: Sequence[Scorer] = (),
+    settings: TrainingSettings = _DEFAULT_SETTINGS,
+    held_out: int | None = None,
+    shortlist: int = 64,
+    max_tokens: int | None = None,
+    max_item_tokens: int | None = None,
+    device: str | None = None,
+    progress: bool = False,
+) -> Trained:
+    """Train a cross-encoder on the judged queries of a collection and write it to `folder`; a killed run goes on.
+
+    Each step shows queries with a relevant item and `negatives` of the `depth` best that `first` finds and nobody calls
+    relevant, drawn anew for every epoch; the loss is the cross-entropy over them. With `teachers` it is the squared
+    distance to their mean scores. Checks rank the first stage's `shortlist` for held-out queries: the best model is the
+    one with the highest "mrr", or with the lowest "error", the squared distance to the teachers.
+
+    `head` is "emb" (a dot product of tag tokens, the paper's), an `EmbHead` with other tags, or "cls" (transformers'
+    linear layer on the first token). `base` is any encoder; a cross-encoder keeps its head if that is "cls".
+    """
+    torch = require("torch", extra="training")
+    if negatives < 1 or depth < negatives or shortlist < 2:
+        raise InputError(
+            "A step needs 1 negative or more, drawn from at least as many (depth), and a check a shortlist of 2 or "
+            f"more; got {negatives} negatives, depth {depth} and shortlist {shortlist}."
+        )
+    if isinstance(head, str) and head not in ("emb", "cls"):
+        raise InputError(f"head is 'emb', 'cls' or an EmbHead; got {head!r}.")
+    data = learning_data(collection, held_out=held_out, seed=settings.seed)
+    base_folder = checkpoint_folder(base)
+    made_from = {
+        "trains": "cross-encoder",
+        "base": str(base),
+        "base_weights": weights_hash(base_folder.glob("*.safetensors")),
+        "head": head if isinstance(head, str) else asdict(head),
+        "add_tags": add_tags,
+        "collection": data.name,
+        "data": data.fingerprint,
+        "first": getattr(first, "name", type(first).__name__),
+        "negatives": negatives,
+        "depth": depth,
+        "shortlist": shortlist,
+        "teachers": [asdict(teacher.card) for teacher in teachers],
+        "max_tokens": max_tokens,
+        "max_item_tokens": max_item_tokens,
+        "settings": asdict(settings),
+    }
+    with RunFolder(folder, made_from) as run:
+        if (finished := Trained.read(run)) is not None:
+            return finished
+        # A new head is drawn from it.
+        torch.manual_seed(settings.seed)
+        tokenizer, cross_encoder, emb_head = _untrained(base_folder, head, add_tags=add_tags)
+        tokens = PairTokenizer(
+            tokenizer.backend_tokenizer,
+            max_tokens=chosen_max_tokens(
+                max_tokens,
+                config=cross_encoder.config.to_dict(),
+                tokenizer_config={"model_max_length": tokenizer.model_max_length},
+            ),
+            max_item_tokens=max_item_tokens,
+            head=emb_head,
+        )
+        from adacur.training.ranking_model import RankingModel
+
+        model = RankingModel(cross_encoder, squared=bool(teachers))
+        taught = partial(mean_scores, teachers, items=data.items, cache=run.teachers, progress=progress)
+        pools = hard_negatives(first, data.learnt, data.items, depth=depth, seed=settings.seed)
+        shown = [np.concatenate(pair) for pair in zip(data.learnt.relevant, pools, strict=True)]
+        examples = PairExamples(
+            data.learnt,
+            pools,
+            tokens.texts(data.learnt.queries, data.items.at(range(len(data.items)))),
+            items=data.items,
+            negatives=negatives,
+            seed=settings.seed,
+            pad_id=tokens.pad_id,
+            taught=taught(data.learnt.queries, shown) if teachers else None,
+        )
+        shortlists = found_by(first, data.held_out.queries, data.items, depth=shortlist)
+        fitted = fit(
+            model,
+            examples,
+            settings=settings,
+            run=run,
+            check=_check(
+                model,
+                data,
+                shortlists,
+                tokens=tokens,
+                taught=np.concatenate(taught(data.held_out.queries, shortlists)) if teachers else None,
+            ),
+            watched="error" if teachers else "mrr",
+            lower_is_better=bool(teachers),
+            device=device,
+            progress=progress,
+        )
+        _publish(run, cross_encoder.cpu(), tokenizer, is_emb=emb_head is not None)
+        return Trained.write(run, fitted)
+
+
+def _untrained(folder: Path, head: CrossEncoderHead | EmbHead, *, add_tags: bool) -> tuple[Any, Any, EmbHead | None]:
+    """Tokenizer, module and, where it has one, the [EMB] head."""
+    if head != "cls":
+        emb_head = EmbHead() if head == "emb" else head
+        return *make_emb_cross_encoder(folder, head=emb_head, add_tags=add_tags), emb_head
+    transformers = require("transformers", extra="training")
+    try:
+        with quiet(transformers):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+            module = transformers.AutoModelForSequenceClassification.from_pretrained(
+                folder, num_labels=1, ignore_mismatched_sizes=True
+            )
+    except Exception as error:
+        raise InputError(f"{folder} cannot be read as a transformers encoder: {error}") from error
+    return tokenizer, module.float(), None
+
+
+def _check(
+    model: Any,
+    data: LearningData,
+    shortlists: Sequence[IntArray],
+    *,
+    tokens: PairTokenizer,
+    taught: FloatArray | None,
+) -> Callable[[], Mapping[str, float]]:
+    judged, sizes = data.held_out, [len(own) for own in shortlists]
+    places, item_of = np.unique(np.concatenate(shortlists), return_inverse=True)
+    texts = tokens.texts(judged.queries, data.items.at(places))
+    pairs = TokenPairs(texts, np.repeat(np.arange(len(judged)), sizes), item_of)
+
+    def check() -> Mapping[str, float]:
+        scores = model.scores_of(pairs, pad_id=tokens.pad_id)
+        quality = ranking_quality(np.split(scores, np.cumsum(sizes)[:-1]), shortlists, judged.relevant)
+        if taught is None:
+            return quality
+        return quality | {"error": float(np.mean((scores.astype(np.float64) - taught) ** 2))}
+
+    return check
+
+
+def _publish(run: RunFolder, cross_encoder: Any, tokenizer: Any, *, is_emb: bool) -> None:
+    written = run.state / "model"
+    if is_emb:
+        save_emb_cross_encoder(cross_encoder, tokenizer, written)
+    else:
+        with written_whole(written) as unfinished, quiet(require("transformers", extra="training")):
+            cross_encoder.save_pretrained(unfinished)
+            tokenizer.save_pretrained(unfinished)
+    run.publish(written)

@@ -1,0 +1,101 @@
+"""What is learnt from and what is checked with: queries, each with the positions of its relevant items."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from adacur.core.arrays import IntArray
+from adacur.core.errors import InputError
+from adacur.core.records import ItemList, Query
+from adacur.data import JudgedCollection, split_queries
+
+__all__ = ["JudgedQueries", "LearningData", "learning_data", "learnt_and_held_out"]
+
+_log = logging.getLogger(__name__)
+_HELD_OUT_SHARE = 0.1
+_MOST_HELD_OUT = 200
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JudgedQueries:
+    """Queries and, for each, the positions of the items that are relevant to it: one at least."""
+
+    queries: Sequence[Query] = field(repr=False)
+    relevant: Sequence[IntArray] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LearningData:
+    """Items, the queries to learn from, and queries held out for checks; no text is in both."""
+
+    name: str
+    items: ItemList = field(repr=False)
+    learnt: JudgedQueries
+    held_out: JudgedQueries
+    fingerprint: str
+
+
+def learning_data(collection: JudgedCollection, *, held_out: int | None = None, seed: int = 0) -> LearningData:
+    """The judged queries of a collection, at random in two parts; a tenth is held out, at most 200, unless told.
+
+    Queries without a relevant item among the items teach nothing and are left out.
+    """
+    items = ItemList(collection.items)
+    known = dict(zip(items.ids, range(len(items)), strict=True))
+    relevant = {
+        query.id: np.array(
+            [known[id_] for id_, grade in collection.qrels[query.id].items() if grade > 0 and id_ in known], np.intp
+        )
+        for query in collection.judged
+    }
+    usable = [query for query in collection.judged if len(relevant[query.id])]
+    if len(usable) < len(relevant):
+        example = next(id_ for id_, positions in relevant.items() if not len(positions))
+        if not usable:
+            raise InputError(
+                f"Learning needs queries with a relevant item: a grade above 0 for an item of the collection. None of "
+                f"the {len(relevant)} judged queries of {collection.name!r} has one; {example!r} is judged "
+                f"{dict(collection.qrels[example])}."
+            )
+        _log.warning(
+            "%d of %d judged queries have no relevant item here and are left out, such as %r.",
+            len(relevant) - len(usable),
+            len(relevant),
+            example,
+        )
+    if len(usable) < 2:
+        raise InputError(
+            f"Learning needs at least 2 judged queries, one of them to check with; there is {len(usable)}."
+        )
+    learnt, checked = learnt_and_held_out(usable, held_out=held_out, seed=seed)
+    digest = hashlib.blake2b(digest_size=16)
+    texts = [(record.id, record.text) for part in (collection.items, learnt, checked) for record in part]
+    for id_, text in texts:
+        digest.update(f"{id_}\0{text}\0".encode(errors="replace"))
+    for query in (*learnt, *checked):
+        digest.update(relevant[query.id].astype("<i8").tobytes() + b"\0")
+    parts = [JudgedQueries(part, [relevant[query.id] for query in part]) for part in (learnt, checked)]
+    return LearningData(
+        name=collection.name, items=items, learnt=parts[0], held_out=parts[1], fingerprint=digest.hexdigest()
+    )
+
+
+def learnt_and_held_out(
+    queries: Sequence[Query], *, held_out: int | None, seed: int
+) -> tuple[Sequence[Query], Sequence[Query]]:
+    """Queries to learn from and queries to check with, at random; no text is in both."""
+    size = held_out if held_out is not None else max(1, min(_MOST_HELD_OUT, int(_HELD_OUT_SHARE * len(queries))))
+    if not 1 <= size < len(queries):
+        raise InputError(f"held_out lies between 1 and the {len(queries)} usable queries less one; got {held_out}.")
+    split = split_queries(queries, anchors=0, held_out=size, seed=seed)
+    if not split.test:
+        raise InputError(f"All {len(queries)} usable queries are alike in text, so that none can be held out.")
+    return split.test, split.held_out

@@ -1,0 +1,167 @@
+"""The folder of a training run: the model, and in `training/` what a killed run goes on from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from adacur.core.errors import InputError
+
+__all__ = ["RunFolder", "check_may_write", "step_of"]
+
+_PREFIX = "checkpoint-"
+# Written once a checkpoint is whole; without it, a kill in mid-write would be taken for one.
+_WHOLE = "whole"
+_MAKE_A_MODEL = ("config.json", "modules.json")
+
+
+class RunFolder:
+    """One run, one folder, one process at a time; used as a context, which holds the lock.
+
+    `made_from` says what the run is: settings, data and base model. A folder that was begun with something else is
+    refused, and one with the same goes on where it ended.
+    """
+
+    def __init__(self, path: str | Path, made_from: Mapping[str, Any]) -> None:
+        self.path = Path(path)
+        self.state = self.path / "training"
+        self._made_from: dict[str, Any] = json.loads(json.dumps(dict(made_from)))
+        self._lock = FileLock(self.path / ".training.lock", timeout=0)
+
+    def __enter__(self) -> RunFolder:
+        check_may_write(self.path)
+        self.state.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise InputError(
+                f"Another process is training in {self.path}. Wait for it, or take another folder."
+            ) from None
+        try:
+            self._check()
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    def _check(self) -> None:
+        file = self.state / "run.json"
+        begun = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        if begun == self._made_from:
+            return
+        # What failed before its first checkpoint has nothing to lose, and is begun anew with what may mend it.
+        if begun is not None and (self.result is not None or self.last_checkpoint() is not None):
+            before, now = _flat(begun), _flat(self._made_from)
+            names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+            said = "; ".join(f"{name} {before.get(name)!r}, now {now.get(name)!r}" for name in names)
+            raise InputError(
+                f"{self.path} holds a run that was begun differently: {said}. Ask for the same to go on with it, "
+                "or take another folder."
+            )
+        for left_over in self.state.iterdir():
+            # Scores that were paid for are good for any run.
+            if not left_over.name.startswith(self.teachers.name):
+                shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
+        _replace(file, json.dumps(self._made_from, indent=2, ensure_ascii=False))
+
+    @property
+    def teachers(self) -> Path:
+        """The score cache of whoever is learnt from."""
+        return self.state / "teachers.sqlite"
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What a finished run came to; None before."""
+        file = self.state / "result.json"
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+    def publish(self, model: Path) -> None:
+        """Move a model that was written elsewhere on this disk into the folder, what makes it one last."""
+        for part in sorted(model.iterdir(), key=lambda part: part.name in _MAKE_A_MODEL):
+            target = self.path / part.name
+            if target.is_dir():
+                shutil.rmtree(target)
+            part.replace(target)
+        model.rmdir()
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Say that the model is written, and let go of what only a killed run needs."""
+        _replace(self.state / "result.json", json.dumps(dict(result), indent=2, ensure_ascii=False))
+        for checkpoint in self.checkpoints():
+            shutil.rmtree(checkpoint)
+
+    def checkpoints(self) -> list[Path]:
+        """All of them, the last one first, whole or not."""
+        found = [path for path in self.state.glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdigit()]
+        return sorted(found, key=step_of, reverse=True)
+
+    def last_checkpoint(self) -> Path | None:
+        """The last whole one; those that a kill left unfinished are removed."""
+        whole = []
+        for checkpoint in self.checkpoints():
+            if (checkpoint / _WHOLE).exists():
+                whole.append(checkpoint)
+            else:
+                shutil.rmtree(checkpoint)
+        return whole[0] if whole else None
+
+    def mark_whole(self, step: int) -> None:
+        """Say that the checkpoint of this step is all there."""
+        (self.state / f"{_PREFIX}{step}" / _WHOLE).touch()
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        """Every step and every check, in order."""
+        file = self.state / "log.jsonl"
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        # A kill may have cut the last line.
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def add_to_log(self, line: Mapping[str, Any]) -> None:
+        with (self.state / "log.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(dict(line)) + "\n")
+
+    def cut_log(self, after_step: int) -> None:
+        """Forget what follows this step: it is done again."""
+        lines = (json.dumps(line) + "\n" for line in self.log if line["step"] <= after_step)
+        _replace(self.state / "log.jsonl", "".join(lines))
+
+
+def check_may_write(folder: Path) -> None:
+    """Refuse what a run must not be written to: a file, and a model from elsewhere."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"A model is written to a folder; {folder} is a file.")
+    was_begun_here = (folder / "training" / "run.json").exists()
+    if not was_begun_here and any((folder / name).exists() for name in _MAKE_A_MODEL):
+        raise InputError(f"{folder} holds a model that was not trained here. Take another folder.")
+
+
+def step_of(checkpoint: Path) -> int:
+    """How many updates a checkpoint has seen."""
+    return int(checkpoint.name.removeprefix(_PREFIX))
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings beside what they are settings of, so that those that differ can be told one by one."""
+    inner = {name: value for name, value in values.items() if isinstance(value, dict)}
+    return {name: value for name, value in values.items() if name not in inner} | {
+        name: value for own in inner.values() for name, value in own.items()
+    }
+
+
+def _replace(file: Path, text: str) -> None:
+    """All of the new content or all of the old, whenever the process ends."""
+    partial = file.with_name(file.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(file)

@@ -1,0 +1,456 @@
+"""`adacur train` as its users meet it: real processes and folders, a model small enough to be made here."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adacur
+from adacur.data import read_beir
+from tests.functional.test_cli import ADACUR, Ran, environment, run, write_lines
+from tests.unit.scorers.tiny_models import WORDS, tiny_transformer
+
+pytest.importorskip("accelerate")
+
+COMMANDS = ("cross-encoder", "dual-encoder", "distill")
+N_ITEMS, N_QUERIES = 60, 40
+# A second or so of training, and a checkpoint every four updates.
+QUICK = ("--base", "tiny", "--head", "cls", "--negatives", 5, "--depth", 20, "--shortlist", 20)
+QUICK = (*QUICK, "--lr", "1e-3", "--batch", 4, "--epochs", 4, "--checks-per-epoch", 2, "--patience", 0)
+SCORERS = """
+def shared(pairs):
+    return [len(set(query.split()) & set(text.split())) - len(text) / 100 for query, text in pairs]
+
+def enormous(pairs):
+    return [1e30 * (1 + len(text)) for query, text in pairs]
+"""
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A collection, a base model and scorers; nobody may change them."""
+    folder = tmp_path_factory.mktemp("shop")
+    tiny_transformer(folder / "tiny")
+    (folder / "my_scorers.py").write_text(SCORERS)
+    rng = np.random.default_rng(0)
+    texts = [[str(word) for word in rng.choice(WORDS, 6)] for _ in range(N_ITEMS)]
+    (folder / "beir" / "qrels").mkdir(parents=True)
+    write_lines(folder / "beir" / "corpus.jsonl", [{"_id": f"i{n}", "text": " ".join(t)} for n, t in enumerate(texts)])
+    questions = [{"_id": f"q{n}", "text": " ".join([*texts[n][:2], f"w{n}"])} for n in range(N_QUERIES)]
+    write_lines(folder / "beir" / "queries.jsonl", questions)
+    judge(folder / "beir", {f"q{n}": {f"i{n}": 1} for n in range(N_QUERIES)})
+    return folder
+
+
+def judge(folder: Path, qrels: dict[str, dict[str, int]], split: str = "train") -> None:
+    rows = [f"{query}\t{item}\t{grade}\n" for query, own in qrels.items() for item, grade in own.items()]
+    (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(rows))
+
+
+@pytest.fixture
+def folder(shop: Path, tmp_path: Path) -> Path:
+    """A folder of one's own, with the same in it."""
+    shutil.copytree(shop, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def train(folder: Path, out: str, *options: object, what: str = "cross-encoder", data: str = "beir") -> Ran:
+    return run("train", what, data, out, *options, cwd=folder)
+
+
+def log(out: Path) -> list[dict[str, Any]]:
+    """Every line that was logged, less what only describes the gradient."""
+    lines = [json.loads(line) for line in (out / "training" / "log.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "grad_norm"} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def trained(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished cross-encoder in it, trained without interruption."""
+    folder = tmp_path_factory.mktemp("trained")
+    shutil.copytree(shop, folder, dirs_exist_ok=True)
+    ran = train(folder, "reranker", *QUICK)
+    assert ran.code == 0, ran
+    return folder
+
+
+# ── what comes out ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_with_an_example(command: str, tmp_path: Path) -> None:
+    ran = run("train", command, "--help", cwd=tmp_path)
+
+    assert ran.code == 0
+    assert f"Example: adacur train {command} " in ran.out
+    assert "--json" in ran.out
+    assert "--learning-rate,--lr" in ran.out
+
+
+def test_a_trained_cross_encoder_is_opened_by_its_path_by_torch_and_as_onnx(trained: Path) -> None:
+    exported = run("export-onnx", "reranker", "as-onnx", "--json", cwd=trained)
+    assert exported.code == 0, exported
+    assert exported.json()[0]["target"] == "as-onnx"
+    collection = read_beir(trained / "beir")
+    pairs = [(query, item) for query in collection.queries[:5] for item in collection.items[:40]]
+
+    with adacur.TorchCrossEncoder(trained / "reranker", device="cpu") as torch_scorer:
+        expected = torch_scorer.score(pairs)
+    with adacur.OnnxCrossEncoder(trained / "as-onnx") as onnx_scorer:
+        np.testing.assert_allclose(onnx_scorer.score(pairs), expected, atol=1e-3)
+
+    built = run("build", "beir", "by-onnx.adacur", "--scorer", "as-onnx", "-n", 4, cwd=trained)
+    assert built.code == 0, built
+    found = run("search", "by-onnx.adacur", "w1 w2", "-k", 2, "--budget", 9, "--scorer", "reranker", cwd=trained)
+    assert found.code == 0, found
+
+
+def test_an_emb_cross_encoder_is_trained_and_exported_with_its_tags(folder: Path) -> None:
+    ran = train(folder, "emb", *QUICK, "--head", "emb", "--add-tags", "--epochs", 1)
+    assert ran.code == 0, ran
+    assert run("export-onnx", "emb", "emb-onnx", cwd=folder).code == 0
+    assert adacur.EmbHead.from_config(json.loads((folder / "emb-onnx" / "config.json").read_text())) is not None
+
+
+def test_a_trained_dual_encoder_is_the_encoder_of_an_index_and_the_first_stage_of_a_training(folder: Path) -> None:
+    tiny = ("--base", "tiny", "--lr", "1e-3", "--batch", 8, "--epochs", 1)
+    ran = train(folder, "dual", *tiny, what="dual-encoder")
+    assert ran.code == 0, ran
+    assert "mrr@10" in ran.out
+    assert "Next: adacur build beir INDEX --first bm25,dense --encoder dual" in ran.err
+    built = run(
+        *("build", "beir", "i.adacur", "--first", "dense", "--encoder", "dual", "-n", 4),
+        *("--scorer", "my_scorers:shared"),
+        cwd=folder,
+    )
+    assert built.code == 0, built
+    assert "first stages dense" in built.out
+    again = train(folder, "mined", *QUICK, "--first", "dual", "--epochs", 1)
+    assert again.code == 0, again
+    assert json.loads((folder / "mined" / "training" / "run.json").read_text())["first"] == "dual"
+
+
+def test_a_dual_encoder_is_distilled_from_an_index_without_a_scorer(folder: Path) -> None:
+    built = run("build", "beir", "i.adacur", "--scorer", "my_scorers:shared", "-n", 30, cwd=folder)
+    assert built.code == 0, built
+    (folder / "my_scorers.py").unlink()
+    tiny = ("--base", "tiny", "--lr", "1e-3", "--epochs", 2, "--top", 12)
+
+    ran = train(folder, "student", *tiny, what="distill", data="i.adacur")
+
+    assert ran.code == 0, ran
+    assert "30 anchor queries. Nothing is scored." in ran.err
+    assert "held_out_loss" in ran.out
+    assert adacur.SentenceTransformerEncoder(folder / "student").dimension == 32
+
+
+def test_a_dual_encoder_is_distilled_from_scorers_asked_once(folder: Path) -> None:
+    (folder / "asked.txt").write_text("".join(f"w{n} w{n + 1}\n" for n in range(12)))
+    tiny = ("--base", "tiny", "--lr", "1e-3", "--epochs", 1, "--top", 12, "--teacher", "my_scorers:shared")
+
+    ran = train(folder, "student", *tiny, what="distill")
+    assert ran.code == 0, ran
+    assert f"{N_QUERIES} queries × 12 items to score" in ran.err
+    unjudged = ("--queries", "asked.txt", "-n", 10)
+    ran = train(folder, "other", *tiny, *unjudged, what="distill", data="beir/corpus.jsonl")
+    assert ran.code == 0, ran
+    assert "10 queries × 12 items to score" in ran.err
+
+
+@pytest.mark.parametrize("what", COMMANDS)
+def test_what_is_not_asked_for_is_as_in_the_library(what: str, folder: Path) -> None:
+    base, out = folder / "tiny", folder / "out"
+    options: tuple[object, ...] = ("--base", base, *(("--head", "cls") if what == "cross-encoder" else ()))
+    data = "beir"
+    if what == "distill":
+        data = "i.adacur"
+        # 120 items with their copies, so that there are more than the best 100 to learn from.
+        corpus = (folder / "beir" / "corpus.jsonl").read_text()
+        (folder / "beir" / "corpus.jsonl").write_text(corpus + corpus.replace('"i', '"j'))
+        assert run("build", "beir", data, "--scorer", "my_scorers:shared", "-n", 20, cwd=folder).code == 0
+    ran = train(folder, str(out), *options, what=what, data=data)
+    assert ran.code == 0, ran
+
+    # A run that was begun with other settings would be refused.
+    collection = read_beir(folder / "beir", split="train")
+    first = adacur.BM25.build(collection.items)
+    if what == "cross-encoder":
+        again = adacur.train_cross_encoder(collection, out, base=base, first=first, head="cls")
+    elif what == "dual-encoder":
+        again = adacur.train_dual_encoder(collection, out, base=base, first=first)
+    else:
+        index = adacur.load(folder / data, check=False)
+        again = adacur.distill(adacur.TeacherScores.from_index(index), index.items, out, base=base)
+    assert again.fitted.updates > 0
+
+
+def test_fewer_queries_than_a_batch_are_a_step_per_epoch_and_json_is_all_there_is_on_stdout(folder: Path) -> None:
+    (facts,) = train(folder, "out", *QUICK, "--batch", 512, "--checks-per-epoch", 1, "--json").json()
+
+    assert facts["model"] == "out"
+    assert facts["before"].keys() == facts["best"].keys() == {"accuracy", "mrr", "found"}
+    assert facts["updates"] == 4
+    assert (folder / facts["curves"]).read_bytes().startswith(b"\x89PNG")
+    assert not facts["was_finished"]
+
+
+# ── going on ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def stopped(folder: Path, out: str, sign: signal.Signals, *options: object) -> tuple[int, str]:
+    """Train until a checkpoint is there, and send a signal; exit code and stderr."""
+    process = subprocess.Popen(
+        [ADACUR, "train", "cross-encoder", "beir", out, *map(str, options)],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        # Whoever runs the tests may have told its children to ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
+    )
+    try:
+        give_up = time.monotonic() + 120
+        while not any((folder / out).glob("training/checkpoint-*/whole")):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < give_up, "the training does not get on"
+            time.sleep(0.005)
+        process.send_signal(sign)
+        return process.wait(60), process.communicate()[1]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_killed_run_goes_on_to_the_same_losses_and_weights(trained: Path, folder: Path) -> None:
+    code, _ = stopped(folder, "reranker", signal.SIGKILL, *QUICK)
+    assert code == -signal.SIGKILL
+    assert not (folder / "reranker" / "config.json").exists(), "nothing may look like a model before it is one"
+
+    again = train(folder, "reranker", *QUICK)
+
+    assert again.code == 0, again
+    assert "Going on with the run in reranker" in again.err
+    assert log(folder / "reranker") == log(trained / "reranker")
+    weights = [(where / "reranker" / "model.safetensors").read_bytes() for where in (folder, trained)]
+    assert weights[0] == weights[1]
+    seen = [json.loads((where / "reranker" / "training" / "result.json").read_text()) for where in (folder, trained)]
+    assert seen[0]["queries"] < seen[1]["queries"], "it began again instead of going on"
+
+
+def test_ctrl_c_says_that_the_same_command_goes_on(folder: Path) -> None:
+    code, said = stopped(folder, "reranker", signal.SIGINT, *QUICK)
+
+    assert code == 130
+    assert "run the same command again to continue" in said
+    assert "Traceback" not in said
+
+
+def test_a_finished_run_says_so_and_is_left_as_it_is(trained: Path) -> None:
+    before = (trained / "reranker" / "model.safetensors").stat().st_mtime_ns
+
+    again = train(trained, "reranker", *QUICK)
+
+    assert again.code == 0, again
+    assert "It was finished before: nothing was trained." in again.err
+    assert "Next: adacur build beir INDEX --scorer reranker" in again.err
+    assert "mrr" in again.out
+    assert (trained / "reranker" / "model.safetensors").stat().st_mtime_ns == before
+    train(trained, "reranker", *QUICK, "--lr", "2e-3").refused("begun differently", "learning_rate 0.001, now 0.002")
+
+
+def test_a_full_disk_is_told_and_the_same_command_goes_on(trained: Path, folder: Path) -> None:
+    # Room for the log and the tokenizer, not for the weights.
+    few_bytes = 40_000
+    arguments = ["train", "cross-encoder", "beir", "reranker", *map(str, QUICK)]
+    full = subprocess.run(
+        [ADACUR, *arguments],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        encoding="utf-8",
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (few_bytes, few_bytes)),
+        check=False,
+    )
+    Ran(full.returncode, full.stdout, full.stderr).refused("could not be written", "Make room", "same command again")
+
+    again = train(folder, "reranker", *QUICK)
+
+    assert again.code == 0, again
+    assert log(folder / "reranker") == log(trained / "reranker")
+
+
+# ── what cannot work ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("qrels", "says"),
+    [
+        ({f"q{n}": {f"i{n}": 0} for n in range(N_QUERIES)}, "None of the 40 judged queries"),
+        ({f"q{n}": {f"i{m}": 1 for m in range(N_ITEMS)} for n in range(N_QUERIES)}, "all 60 items are relevant"),
+        ({"q0": {"i0": 1}}, "at least 2 judged queries"),
+        ({"nobody": {"i0": 1}}, "None of the 1 judged query ids"),
+    ],
+    ids=["no positives", "one label", "one query", "strangers"],
+)
+def test_judgements_that_teach_nothing_are_refused(qrels: dict[str, dict[str, int]], says: str, folder: Path) -> None:
+    judge(folder / "beir", qrels)
+
+    train(folder, "out", *QUICK).refused(says)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--head", "emb"], ["lacks [unused0], [unused1], [unused2]"]),
+        (["--head", "nonsense"], ["head is 'emb', 'cls'"]),
+        (["--teacher", "my_scorers:enormous"], ["The loss is inf", "learning rate"]),
+        (["--first", "bm52"], ["Did you mean 'bm25'?"]),
+        (["--base", "all-MiniLM-L6-v3"], ["Did you mean 'all-MiniLM-L6-v2'?"]),
+        (["--base", "bge-small-en-v1.5"], ["no weights that can be trained"]),
+        (["--lr", "5"], ["learning_rate lies between 0 and 1"]),
+        (["--split", "dev"], ["qrels/dev.tsv", "found qrels/train.tsv"]),
+        (["--world", "yugioh"], ["--world belongs to a ZeShEL folder"]),
+        (["--device", "abacus"], ["torch device"]),
+        (["--held-out", "40"], ["held_out lies between 1 and the 40"]),
+    ],
+    ids=lambda value: " ".join(value) if value[0].startswith("--") else "",
+)
+def test_options_that_cannot_work_are_refused_in_one_line(
+    options: list[str], says: list[str], shop: Path, tmp_path: Path
+) -> None:
+    train(shop, str(tmp_path / "out"), *QUICK, *options).refused(*says)
+
+
+def test_what_failed_before_its_first_checkpoint_may_be_mended_in_the_same_folder(folder: Path) -> None:
+    train(folder, "out", *QUICK, "--head", "emb").refused("lacks [unused0]")
+
+    assert train(folder, "out", *QUICK, "--epochs", 1).code == 0
+
+
+def test_a_collection_or_folder_that_is_none_is_refused(shop: Path) -> None:
+    train(shop, "out", *QUICK, data="beer").refused("no folder beer", "BEIR folder")
+    train(shop, "out", *QUICK, data="irds:beir/scifakt").refused("ir_datasets knows no dataset 'beir/scifakt'")
+    train(shop, "out", *QUICK, data="tiny").refused("holds no corpus.jsonl")
+    train(shop, "out", *QUICK, data="my_scorers.py").refused("no folder my_scorers.py")
+    train(shop, "my_scorers.py", *QUICK).refused("is a file")
+    train(shop, "tiny", *QUICK).refused("a model that was not trained here")
+    train(shop, "out", "--base", "tiny", what="distill").refused("is no index", "--teacher")
+
+
+def test_the_worlds_of_a_zeshel_folder_are_named(shop: Path) -> None:
+    zeshel = Path(__file__).parents[1] / "fixtures" / "zeshel"
+
+    train(shop, "out", *QUICK, data=str(zeshel)).refused("ZeShEL", "Give --world: one of")
+
+
+def test_the_judgements_of_a_test_are_not_learnt_from(folder: Path) -> None:
+    judge(folder / "beir", {f"q{n}": {f"i{n}": 1} for n in range(30)})
+    judge(folder / "beir", {f"q{n}": {f"i{n}": 1} for n in range(30, N_QUERIES)}, split="test")
+
+    # More to check with than there are: what is read is told, and nothing is trained.
+    ran = train(folder, "out", *QUICK, "--held-out", 99)
+    assert "60 items, 30 judged queries" in ran.err
+    assert "qrels/train.tsv" not in ran.err
+    (folder / "beir" / "qrels" / "train.tsv").unlink()
+    ran = train(folder, "out", *QUICK, "--held-out", 99)
+    assert "60 items, 10 judged queries" in ran.err
+    assert "must not be tested on them" in ran.err
+
+
+# ── a file of options ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def settings(out: Path) -> dict[str, Any]:
+    begun = json.loads((out / "training" / "run.json").read_text())
+    return begun | begun.pop("settings")
+
+
+def test_a_file_gives_options_and_the_command_line_wins(folder: Path) -> None:
+    (folder / "elsewhere").mkdir()
+    shutil.move(folder / "tiny", folder / "elsewhere" / "tiny")
+    lines = ('base = "tiny"', 'head = "cls"', "negatives = 5", "lr = 1e-3", "epochs = 3", "batch-queries = 20")
+    (folder / "elsewhere" / "train.toml").write_text("\n".join(lines))
+
+    ran = train(folder, "out", "--config", "elsewhere/train.toml", "--epochs", 1)
+
+    assert ran.code == 0, ran
+    made = settings(folder / "out")
+    assert (made["negatives"], made["learning_rate"], made["batch_queries"]) == (5, 1e-3, 20)
+    assert made["epochs"] == 1
+    assert Path(made["base"]) == Path("elsewhere/tiny")
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "says"),
+    [
+        ("epoch = 3", 1, "there is no option 'epoch'. Did you mean 'epochs'?"),
+        ("[settings]\nepochs = 3", 1, "there is no option 'settings'"),
+        ("epochs =", 1, "cannot be read as TOML"),
+        ("epochs = 1.5", 2, "--epochs"),
+        ("config = 'other.toml'", 1, "there is no option 'config'"),
+    ],
+)
+def test_a_file_that_says_something_else_is_refused(text: str, code: int, says: str, shop: Path, tmp_path) -> None:
+    (tmp_path / "train.toml").write_text(text)
+
+    ran = train(shop, "never", "--config", str(tmp_path / "train.toml"))
+
+    assert ran.code == code
+    assert says in ran.err
+    assert "Traceback" not in ran.err
+    assert not (shop / "never").exists()
+
+
+# ── without the extra ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("what", "missing"),
+    [("cross-encoder", "torch"), ("dual-encoder", "sentence_transformers"), ("distill", "accelerate")],
+)
+def test_without_the_extra_the_line_that_installs_it_is_told(what: str, missing: str, tmp_path: Path) -> None:
+    script = f"""
+import sys
+sys.modules[{missing!r}] = None
+from adacur.cli import run
+sys.argv = ["adacur", "train", {what!r}, "beir", "out"]
+run()
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=os.environ, capture_output=True, encoding="utf-8", check=False
+    )
+
+    assert ran.returncode == 1
+    assert ran.stderr == f"Error: {missing} is not installed. Install it with: pip install 'adacur[training]'\n"
+
+
+def test_without_matplotlib_the_model_is_trained_and_the_curves_are_left_out(trained: Path) -> None:
+    shutil.copytree(trained / "reranker", trained / "undrawn")
+    (trained / "undrawn" / "training" / "curves.png").unlink()
+    script = f"""
+import sys
+sys.modules["matplotlib"] = None
+from adacur.cli import run
+sys.argv = ["adacur", "train", "cross-encoder", "beir", "undrawn", *{list(map(str, QUICK))}]
+run()
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", script], cwd=trained, env=os.environ, capture_output=True, encoding="utf-8", check=False
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    assert (
+        "No curves are drawn: matplotlib is not installed. Install it with: pip install 'adacur[report]'" in ran.stderr
+    )

@@ -1,0 +1,265 @@
+"""Cross-encoders learn what they are shown, and a killed run ends where an uninterrupted one does."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adacur import Item, MatrixRetriever, Query, TorchCrossEncoder
+from adacur.core.errors import InputError, TrainingFailed
+from adacur.core.protocols import ScorerCard
+from adacur.data import JudgedCollection
+from adacur.training import TrainingSettings, train_cross_encoder
+from tests.unit.scorers.tiny_models import WORDS, tiny_transformer
+
+pytest.importorskip("accelerate")
+
+QUICK = TrainingSettings(epochs=4, learning_rate=3e-3, batch_queries=4, checks_per_epoch=2, patience=None)
+
+
+def collection(n_queries: int = 24, n_items: int = 30) -> JudgedCollection:
+    """Relevant are the items with the word w0, one to each query."""
+    rng = np.random.default_rng(0)
+    items = [
+        Item(f"i{n}", " ".join((["w0"] if n < n_queries else []) + [str(word) for word in rng.choice(WORDS[1:], 5)]))
+        for n in range(n_queries + n_items)
+    ]
+    queries = [Query(f"q{n}", " ".join(map(str, rng.choice(WORDS[1:], 3)))) for n in range(n_queries)]
+    return JudgedCollection("tiny", items, queries, {f"q{n}": {f"i{n}": 1} for n in range(n_queries)})
+
+
+def first(of: JudgedCollection) -> MatrixRetriever:
+    """Finds the relevant item among items without w0, in no useful order."""
+    scores = np.random.default_rng(1).random((len(of.queries), len(of.items)))
+    scores[:, : len(of.queries)] -= 1
+    scores[np.arange(len(of.queries)), np.arange(len(of.queries))] += 2
+    return MatrixRetriever(queries=of.queries, items=of.items, scores=scores)
+
+
+def train(folder: Path, base: Path, **options):
+    tiny = collection()
+    asked = {"head": "cls", "negatives": 5, "depth": 20, "shortlist": 12, "settings": QUICK, "held_out": 8} | options
+    return train_cross_encoder(tiny, folder, base=base, first=asked.pop("first", first(tiny)), **asked)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return tiny_transformer(tmp_path_factory.mktemp("base") / "tiny")
+
+
+@pytest.mark.parametrize("head", ["cls", "emb"])
+def test_what_marks_relevant_items_is_learnt_and_the_model_is_opened_by_its_path(tmp_path, base, head) -> None:
+    settings = TrainingSettings(epochs=16, learning_rate=1e-2, batch_queries=4, patience=None)
+    trained = train(tmp_path / "model", base, head=head, add_tags=True, settings=settings)
+    assert trained.fitted.before["mrr"] < 0.6
+    assert trained.fitted.best["mrr"] > 0.95
+    assert trained.fitted.best["found"] == 1
+    tiny = collection()
+    with TorchCrossEncoder(tmp_path / "model", device="cpu") as scorer:
+        scores = scorer.score_grid(tiny.queries[:3], tiny.items)
+    has_word = np.array(["w0" in item.text.split() for item in tiny.items])
+    assert all(row[has_word].mean() > np.quantile(row[~has_word], 0.9) for row in scores)
+    assert not list((tmp_path / "model" / "training").glob("checkpoint-*"))
+
+
+def test_a_run_that_ended_in_mid_epoch_goes_on_to_the_same_losses_and_weights(tmp_path, base, monkeypatch) -> None:
+    whole = train(tmp_path / "whole", base)
+    checks = 0
+
+    def ended(*args, **kwargs):
+        nonlocal checks
+        checks += 1
+        if checks == 5:
+            raise KeyboardInterrupt
+        return quality(*args, **kwargs)
+
+    from adacur.training import cross_encoder
+
+    quality = cross_encoder.ranking_quality
+    monkeypatch.setattr(cross_encoder, "ranking_quality", ended)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "ended", base)
+    monkeypatch.undo()
+    # A checkpoint that a kill cut short must not be gone on from.
+    cut = tmp_path / "ended" / "training" / "checkpoint-7"
+    cut.mkdir()
+    (cut / "model.safetensors").write_bytes(b"cut")
+    assert not (tmp_path / "ended" / "config.json").exists()
+    resumed = train(tmp_path / "ended", base)
+
+    def kept(line):
+        return {name: value for name, value in line.items() if name != "grad_norm"}
+
+    assert [kept(line) for line in resumed.log] == [kept(line) for line in whole.log]
+    assert resumed.fitted.queries < whole.fitted.queries
+    assert (tmp_path / "ended" / "model.safetensors").read_bytes() == (
+        tmp_path / "whole" / "model.safetensors"
+    ).read_bytes()
+
+
+def test_a_finished_run_is_not_run_again(tmp_path, base) -> None:
+    done = train(tmp_path / "model", base)
+    written = (tmp_path / "model" / "model.safetensors").stat().st_mtime_ns
+    assert train(tmp_path / "model", base) == done
+    assert (tmp_path / "model" / "model.safetensors").stat().st_mtime_ns == written
+
+
+def test_a_folder_begun_with_other_settings_is_refused_by_their_names(tmp_path, base) -> None:
+    train(tmp_path / "model", base)
+    with pytest.raises(InputError, match="negatives 5, now 6"):
+        train(tmp_path / "model", base, negatives=6)
+
+
+def test_a_folder_with_somebody_elses_model_is_left_alone(tmp_path) -> None:
+    base = tiny_transformer(tmp_path / "base")
+    with pytest.raises(InputError, match="not trained here"):
+        train(base, base)
+
+
+class Teacher:
+    """Likes w0, and counts how often it was asked."""
+
+    def __init__(self, likes: float = 4.0) -> None:
+        self.card = ScorerCard(name="teacher", backend="function", weights=f"likes w0 {likes}")
+        self.asked = 0
+        self.likes = likes
+
+    def score(self, pairs):
+        self.asked += len(pairs)
+        return np.array([self.likes * ("w0" in item.text.split()) - 2 for _, item in pairs], np.float32)
+
+
+def test_teachers_scores_are_learnt_as_they_are_and_paid_once(tmp_path, base) -> None:
+    teacher = Teacher()
+    settings = TrainingSettings(epochs=25, learning_rate=1e-2, batch_queries=4, patience=None)
+    trained = train(tmp_path / "model", base, teachers=[teacher], settings=settings)
+    # What is learnt from and what is checked with; no query is in both.
+    assert teacher.asked == 16 * 21 + 8 * 12
+    assert trained.fitted.best["error"] < 0.5 < trained.fitted.before["error"]
+    tiny = collection()
+    with TorchCrossEncoder(tmp_path / "model", device="cpu") as scorer:
+        scores = scorer.score([(tiny.queries[0], item) for item in tiny.items])
+    assert np.abs(scores[:24] - 2).mean() < 1
+    assert np.abs(scores[24:] + 2).mean() < 1
+
+
+def test_the_mean_of_two_teachers_is_taught(tmp_path, base) -> None:
+    log = train(tmp_path / "both", base, teachers=[Teacher(2.0), Teacher(6.0)]).log
+    alone = train(tmp_path / "alone", base, teachers=[Teacher(4.0)]).log
+    assert [line.get("loss") for line in log] == [line.get("loss") for line in alone]
+
+
+def test_checks_without_progress_end_the_training_and_the_best_model_is_kept(tmp_path, base) -> None:
+    settings = TrainingSettings(epochs=50, learning_rate=3e-3, batch_queries=8, patience=2)
+    trained = train(tmp_path / "model", base, settings=settings)
+    assert trained.fitted.stopped_early
+    assert trained.fitted.updates == trained.fitted.best_update + 2 * 2
+    checks = [line["mrr"] for line in trained.log if "mrr" in line]
+    assert trained.fitted.best["mrr"] == max(checks[1:])
+
+
+def test_negatives_are_drawn_anew_for_every_epoch_and_alike_for_every_run(tmp_path, base, monkeypatch) -> None:
+    from adacur.training import pair_examples
+
+    seen: list[tuple[int, str, tuple[int, ...]]] = []
+    draw = pair_examples.drawn
+
+    def recorded(pool, n, **of):
+        chosen = draw(pool, n, **of)
+        seen.append((of["epoch"], of["query"].id, tuple(chosen)))
+        return chosen
+
+    monkeypatch.setattr(pair_examples, "drawn", recorded)
+    train(tmp_path / "one", base)
+    once, seen[:] = set(seen), []
+    train(tmp_path / "two", base)
+    assert set(seen) == once
+    by_query: dict[str, set[tuple[int, ...]]] = {}
+    for _, query, chosen in once:
+        by_query.setdefault(query, set()).add(chosen)
+        assert int(query[1:]) not in chosen
+    assert all(len(draws) == QUICK.epochs for draws in by_query.values())
+
+
+def test_a_loss_that_is_no_number_ends_the_run_with_what_to_try(tmp_path, base) -> None:
+    teacher = Teacher(likes=math.inf)
+    teacher.score = lambda pairs: np.full(len(pairs), 1e30, np.float32)  # type: ignore[method-assign]
+    with pytest.raises(TrainingFailed, match=r"loss is (inf|nan).*learning rate"):
+        train(tmp_path / "model", base, teachers=[teacher])
+
+
+def test_more_queries_in_a_batch_than_there_are_is_one_step_per_epoch(tmp_path, base) -> None:
+    trained = train(tmp_path / "model", base, settings=TrainingSettings(epochs=2, batch_queries=512))
+    assert trained.fitted.updates == 2
+
+
+def test_accumulated_steps_learn_what_one_large_step_does(tmp_path, base) -> None:
+    common = {"epochs": 2, "learning_rate": 1e-3, "patience": None}
+    # Dropout draws differ between one pass and several.
+    config = json.loads((base / "config.json").read_text())
+    calm = tiny_transformer(tmp_path / "calm")
+    (calm / "config.json").write_text(
+        json.dumps(config | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
+    )
+    large = train(tmp_path / "large", calm, settings=TrainingSettings(batch_queries=8, **common))
+    small = train(tmp_path / "small", calm, settings=TrainingSettings(batch_queries=2, accumulate=4, **common))
+    assert small.fitted.updates == large.fitted.updates == 4
+    losses = [[line["loss"] for line in trained.log if "loss" in line] for trained in (large, small)]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("qrels", "said"),
+    [
+        ({"q0": {"i0": 0}, "q1": {"i1": 0}}, "None of the 2 judged queries"),
+        ({"q0": {"elsewhere": 1}}, "None of the 1 judged queries"),
+        ({"q0": {"i0": 1}}, "at least 2 judged queries"),
+    ],
+)
+def test_judgements_without_enough_relevant_items_are_refused(tmp_path, base, qrels, said) -> None:
+    tiny = collection()
+    with pytest.raises(InputError, match=said):
+        train_cross_encoder(
+            JudgedCollection("tiny", tiny.items, tiny.queries, qrels), tmp_path / "m", base=base, first=first(tiny)
+        )
+
+
+def test_a_collection_of_nothing_but_relevant_items_is_refused(tmp_path, base) -> None:
+    tiny = collection()
+    everything = {query.id: {item.id: 1 for item in tiny.items} for query in tiny.queries}
+    with pytest.raises(InputError, match="all 54 items are relevant to query 'q"):
+        train_cross_encoder(
+            JudgedCollection("tiny", tiny.items, tiny.queries, everything),
+            tmp_path / "m",
+            base=base,
+            first=first(tiny),
+            head="cls",
+        )
+
+
+def test_a_base_without_the_tags_is_refused_with_what_to_do(tmp_path, base) -> None:
+    with pytest.raises(InputError, match=r"lacks \[unused0\].*add_tags=True"):
+        train(tmp_path / "model", base, head="emb")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epochs": 0},
+        {"learning_rate": 0.0},
+        {"batch_queries": 1.5},
+        {"warmup": 1.0},
+        {"patience": 0},
+        {"precision": "int8"},
+        {"seed": -1},
+        {"weight_decay": -1.0},
+        {"clip": math.nan},
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(wrong) -> None:
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        TrainingSettings(**wrong)

@@ -1,0 +1,369 @@
+"""Dual encoders learn from judged queries, mine their own negatives, and are opened by their path."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adacur import BM25, Dense, Item, MatrixRetriever, Query, SentenceTransformerEncoder
+from adacur.core.errors import FetchError, InputError
+from adacur.core.records import ItemList
+from adacur.data import JudgedCollection
+from adacur.training import TrainingSettings
+from adacur.training.dual_encoder import MinedNegatives, retrieval_quality, train_dual_encoder, with_equal_texts
+from adacur.training.judged_queries import JudgedQueries, learning_data
+from adacur.training.tower_options import TowerOptions
+from tests.unit.scorers.tiny_models import WORDS, tiny_transformer
+from tests.unit.training.word_worlds import word_collection
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("accelerate")
+sentence_transformers = pytest.importorskip("sentence_transformers")
+
+from adacur.training import towers as towers_module  # noqa: E402
+from adacur.training.towers import TowerItems, TowerPair  # noqa: E402
+
+QUICK = TrainingSettings(epochs=3, learning_rate=3e-3, batch_queries=8, checks_per_epoch=2, patience=None)
+TEXTS = ["w1 w2", "w3", "w4 w5 w6 w7", "w8 w9"]
+
+
+def train(folder: Path, base: Path, **options):
+    asked = {"negatives": 2, "depth": 10, "held_out": 6, "settings": QUICK, "device": "cpu"} | options
+    collection = asked.pop("collection", None) or word_collection(46)
+    return train_dual_encoder(collection, folder, base=base, **asked)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return tiny_transformer(tmp_path_factory.mktemp("base") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, base):
+    """A short run with separate towers, and the model as it was when it was written."""
+    written = []
+    with pytest.MonkeyPatch.context() as patch:
+        publish = TowerPair.publish
+        patch.setattr(TowerPair, "publish", lambda self, run: (written.append(self), publish(self, run)))
+        result = train(tmp_path_factory.mktemp("trained") / "model", base)
+    return result, written[0]
+
+
+@pytest.mark.parametrize(
+    ("towers", "epochs", "negatives", "refresh_every"), [("separate", 18, 1, 8), ("shared", 10, 3, 1)]
+)
+def test_which_items_belong_to_a_query_is_learnt(tmp_path, base, towers, epochs, negatives, refresh_every) -> None:
+    settings = TrainingSettings(epochs=epochs, learning_rate=5e-3, batch_queries=20, patience=None)
+    result = train(
+        tmp_path / "model",
+        base,
+        collection=word_collection(300),
+        towers=towers,
+        pooling="mean",
+        normalise=True,
+        negatives=negatives,
+        refresh_every=refresh_every,
+        depth=20,
+        held_out=30,
+        settings=settings,
+    )
+    assert result.fitted.before["mrr@10"] < 0.3
+    assert result.fitted.best["mrr@10"] > 0.6
+    assert result.fitted.best["recall@6"] > result.fitted.before["recall@6"] + 0.4
+
+
+def test_the_result_is_opened_by_its_path_with_the_vectors_that_were_trained(trained) -> None:
+    result, model = trained
+    encoder = SentenceTransformerEncoder(result.folder)
+    for side, encode in (("query", encoder.encode_queries), ("item", encoder.encode_items)):
+        np.testing.assert_allclose(encode(TEXTS), model.vectors(side, model.tokens(side, TEXTS)).cpu(), atol=1e-5)
+    # The towers were one model before they were trained apart.
+    assert np.abs(encoder.encode_queries(TEXTS) - encoder.encode_items(TEXTS)).max() > 0.01
+
+
+def test_dense_retrieval_with_the_result_is_as_good_as_the_best_check_said(trained) -> None:
+    result, _ = trained
+    collection = word_collection(46)
+    held_out = learning_data(collection, held_out=6).held_out
+    dense = Dense.build(collection.items, encoder=SentenceTransformerEncoder(result.folder), storage="float32")
+    items = ItemList(collection.items)
+    found = np.stack([items.positions(hits.ids) for hits in dense.search(held_out.queries, 10)])
+    assert retrieval_quality(found, held_out.relevant, k=6) == result.fitted.best
+
+
+def test_a_trained_dual_encoder_is_a_base_like_any_other(tmp_path, trained) -> None:
+    first, model = trained
+    again = TowerPair.opened(first.folder, TowerOptions(), half=False)
+    for side in ("query", "item"):
+        tokens = again.tokens(side, TEXTS)
+        torch.testing.assert_close(again.vectors(side, tokens), model.vectors(side, tokens).cpu())
+    second = train(tmp_path / "second", first.folder, settings=replace(QUICK, epochs=1))
+    assert second.fitted.before == pytest.approx(first.fitted.best)
+
+
+def test_a_shared_base_gives_both_towers_their_weights_pooling_prompts_and_length(tmp_path, base) -> None:
+    modules = sentence_transformers.sentence_transformer.modules
+    tower = [modules.Transformer(str(base)), modules.Pooling(32, "max"), modules.Normalize()]
+    tower[0].max_seq_length = 7
+    shared = sentence_transformers.SentenceTransformer(modules=tower, prompts={"query": "w1 ", "document": "w2 w3 "})
+    shared.save_pretrained(str(tmp_path / "shared"), create_model_card=False)
+    pair = TowerPair.opened(tmp_path / "shared", TowerOptions(), half=False)
+    texts = [" ".join(WORDS[:20]), "w5"]
+    for side, encode in (("query", shared.encode_query), ("item", shared.encode_document)):
+        np.testing.assert_allclose(encode(texts), pair.vectors(side, pair.tokens(side, texts)), atol=1e-6)
+    assert pair.scale == 20
+
+
+def test_pooling_normalisation_and_lengths_are_as_asked_for(tmp_path, base) -> None:
+    options = {"pooling": "mean", "normalise": True, "max_query_tokens": 5, "max_item_tokens": 9, "negatives": 0}
+    result = train(tmp_path / "model", base, settings=replace(QUICK, epochs=1), **options)
+    model = sentence_transformers.SentenceTransformer(str(result.folder), device="cpu")
+    query, item = (model[0].sub_modules[name] for name in ("query", "document"))
+    assert [query[0].max_seq_length, item[0].max_seq_length] == [5, 9]
+    assert query[1].pooling_mode == item[1].pooling_mode == "mean"
+    assert np.linalg.norm(model.encode_query("w1")) == pytest.approx(1)
+    assert np.linalg.norm(model.encode_document("w1")) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("ends_at", [2, 9, 11, 14])
+def test_a_run_that_ended_anywhere_goes_on_to_the_same_losses_negatives_and_weights(
+    tmp_path, base, trained, monkeypatch, ends_at
+) -> None:
+    whole, _ = trained
+    steps, mined = 0, []
+    step, by_towers = TowerItems.step, MinedNegatives._by_towers
+
+    def ending(self, *args, **kwargs):
+        nonlocal steps
+        steps += 1
+        if steps == ends_at:
+            raise KeyboardInterrupt
+        return step(self, *args, **kwargs)
+
+    def counted(self):
+        mined.append(by_towers(self))
+        return mined[-1]
+
+    monkeypatch.setattr(TowerItems, "step", ending)
+    monkeypatch.setattr(MinedNegatives, "_by_towers", counted)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "ended", base)
+    monkeypatch.setattr(TowerItems, "step", step)
+    resumed = train(tmp_path / "ended", base)
+    # Epochs 1 and 2 begin with negatives of their own; one that was begun is not mined a second time.
+    assert len(mined) == 2
+
+    def kept(line):
+        return {name: value for name, value in line.items() if name != "grad_norm"}
+
+    assert [kept(line) for line in resumed.log] == [kept(line) for line in whole.log]
+    for part in ("query_0_Transformer", "document_0_Transformer"):
+        written = [(one.folder / part / "model.safetensors").read_bytes() for one in (resumed, whole)]
+        assert written[0] == written[1]
+    assert {path.name for path in (resumed.folder / "training").iterdir()} == {"run.json", "result.json", "log.jsonl"}
+
+
+def test_a_run_that_ended_while_it_was_written_is_written_again(tmp_path, base, trained, monkeypatch) -> None:
+    whole, _ = trained
+    from adacur.training.run_folder import RunFolder
+
+    publish = RunFolder.publish
+
+    def ended(self, model):
+        (model / "query_0_Transformer").rename(self.path / "query_0_Transformer")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunFolder, "publish", ended)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "ended", base)
+    assert not (tmp_path / "ended" / "modules.json").exists()
+    monkeypatch.setattr(RunFolder, "publish", publish)
+    resumed = train(tmp_path / "ended", base)
+    vectors = [SentenceTransformerEncoder(one.folder).encode_items(TEXTS) for one in (resumed, whole)]
+    assert np.array_equal(*vectors)
+
+
+def test_a_finished_run_is_not_run_again_and_other_options_are_refused(trained, base) -> None:
+    result, _ = trained
+    assert train(result.folder, base) == result
+    with pytest.raises(InputError, match="depth 10, now 11"):
+        train(result.folder, base, depth=11)
+
+
+def words_in(count: int) -> ItemList:
+    return ItemList([Item(f"i{n}", f"w{n} w{n + 1}") for n in range(count)])
+
+
+def towers_of(base: Path, **options) -> TowerPair:
+    torch.manual_seed(0)
+    return TowerPair.opened(base, TowerOptions(**options), half=False)
+
+
+def test_mined_negatives_are_the_nearest_items_without_the_relevant_and_those_of_equal_text(tmp_path, base) -> None:
+    items = ItemList([*words_in(20).at(range(20)), Item("twin", "w3 w4")])
+    pair = towers_of(base)
+    in_tokens = TowerItems(pair, items)
+    queries = [Query("a", "w3 w4"), Query("b", "w9")]
+    tokens = pair.tokens("query", [query.text for query in queries])
+    judged = with_equal_texts(JudgedQueries(queries, [np.array([3]), np.array([9, 8, 4])]), in_tokens.row_of)
+    assert [sorted(own.tolist()) for own in judged.relevant] == [[3, 20], [4, 8, 9]]
+
+    def mined(first=None, **options):
+        asked = {"depth": 6, "refresh_every": 2, "items": items, "seed": 0, "folder": tmp_path} | options
+        return MinedNegatives(judged, tokens, pair, in_tokens, first=first, **asked)
+
+    assert mined().pools(0) is None
+    assert mined().pools(1) is None
+    pools = mined().pools(2)
+    scores = (pair.vectors("query", tokens) @ in_tokens.vectors.T).numpy()
+    for row, known, pool in zip(scores, judged.relevant, pools, strict=True):
+        row[known] = -np.inf
+        # Not the items' numbers: twins have equal scores.
+        assert row[pool].tolist() == np.sort(row)[::-1][:6].tolist()
+    with torch.no_grad():
+        for weights in pair.parameters():
+            weights.add_(torch.randn_like(weights))
+    pair.steps += 1
+    assert np.array_equal(mined().pools(3), pools)
+    assert not np.array_equal(mined().pools(4), pools)
+    assert [path.name for path in tmp_path.glob("negatives-*")] == ["negatives-4.npz"]
+    assert np.array(mined(depth=1000).pools(6)).shape == (2, len(items) - 3)
+    finds = MatrixRetriever(queries=queries, items=items.at(range(21)), scores=np.tile(np.arange(21.0), (2, 1)))
+    by_first = mined(finds, depth=3).pools(0)
+    assert [pool.tolist() for pool in by_first] == [[19, 18, 17], [20, 19, 18]]
+
+
+def test_a_step_counts_each_text_once_and_no_other_relevant_item_as_a_negative(base) -> None:
+    items = ItemList([*words_in(6).at(range(6)), Item("twin", "w1 w2")])
+    pair = towers_of(base)
+    in_tokens = TowerItems(pair, items)
+    queries = pair.tokens("query", ["w1", "w2", "w1"])
+    shown = [np.array([1, 5]), np.array([2, 6]), np.array([3])]
+    relevant = [np.array([1, 2]), np.array([2]), np.array([3])]
+    one_hot = [np.array([1.0, 0.0]), np.array([1.0, 0.0]), np.array([1.0])]
+    rows = [in_tokens.row_of[own] for own in relevant]
+    inputs = in_tokens.step(queries, [0, 1, 2], shown, one_hot, not_against=rows)
+    encoded = [in_tokens.row_of.tolist().index(row) for row in (1, 5, 2, 3)]
+    assert sum(len(chunk["input_ids"]) for chunk in inputs["items"]) == 4
+    pair.eval()
+    with torch.no_grad():
+        loss = pair(**inputs)["loss"]
+        vectors = pair.vectors("query", queries).numpy().astype(float)
+        scores = vectors @ in_tokens.vectors.numpy().astype(float)[encoded].T
+    # Columns are the items 1 (and its twin 6), 5, 2 and 3; item 2 is relevant to the first query too.
+    scores[0, 2] = -np.inf
+    by_hand = np.log(np.exp(scores).sum(1)) - scores[[0, 1, 2], [0, 2, 3]]
+    assert float(loss) == pytest.approx(by_hand.mean(), rel=1e-4)
+
+
+def test_a_step_too_large_for_the_memory_has_the_same_gradients(base, monkeypatch) -> None:
+    def gradients(most_tokens: int) -> list:
+        monkeypatch.setitem(towers_module._TOKENS_AT_ONCE, "cpu", most_tokens)
+        pair = towers_of(base)
+        for module in pair.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        in_tokens = TowerItems(pair, words_in(12))
+        queries = pair.tokens("query", ["w1 w5 w2", "w2", "w7 w8 w9 w10"])
+        shown = [np.arange(4), np.arange(3, 9), np.arange(8, 12)]
+        likely = [np.full(len(own), 1 / len(own)) for own in shown]
+        inputs = in_tokens.step(queries, [0, 1, 2], shown, likely)
+        pair.train()
+        pair(**inputs)["loss"].backward()
+        return [weights.grad for weights in pair.parameters() if weights.grad is not None]
+
+    for whole, parts in zip(gradients(4096), gradients(8), strict=True):
+        torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-4)
+
+
+def test_the_first_epoch_has_the_negatives_of_the_first_stage_or_none_and_every_epoch_draws_anew(
+    tmp_path, base, monkeypatch
+) -> None:
+    shown: list[list[list[int]]] = []
+    step = TowerItems.step
+
+    def seen(self, queries, rows, positions, *args, **kwargs):
+        shown[-1] += [own.tolist() for _, own in sorted(zip(rows, positions, strict=True), key=lambda one: one[0])]
+        return step(self, queries, rows, positions, *args, **kwargs)
+
+    monkeypatch.setattr(TowerItems, "step", seen)
+    settings = replace(QUICK, batch_queries=40, epochs=2)
+    first = BM25.build(word_collection(46).items)
+    for name, options in {"none": {}, "bm25": {"first": first}, "often": {"first": first, "refresh_every": 2}}.items():
+        shown.append([])
+        train(tmp_path / name, base, settings=settings, **options)
+    sizes = [[len(own) for own in run] for run in shown]
+    assert sizes == [[1] * 40 + [3] * 40, [3] * 80, [3] * 80]
+    negatives = [own[1:] for own in shown[2]]
+    assert negatives[:40] != negatives[40:]
+    assert shown[1][:40] == shown[2][:40]
+
+
+@pytest.mark.parametrize("kind", ["roberta", "distilbert"])
+def test_other_encoders_than_bert_are_trained_to_their_full_length(tmp_path, kind) -> None:
+    long = word_collection(12)
+    items = [Item(item.id, " ".join([item.text] * 40)) for item in long.items]
+    collection = JudgedCollection("long", items, long.queries, long.qrels)
+    base = tiny_transformer(tmp_path / "base", kind)
+    result = train(tmp_path / "model", base, collection=collection, held_out=4, settings=replace(QUICK, epochs=1))
+    assert SentenceTransformerEncoder(result.folder).encode_items([items[0].text]).shape == (1, 32)
+
+
+def alone(text: str = "w1") -> JudgedCollection:
+    queries = [Query("q0", text), Query("q1", "w2")]
+    return JudgedCollection("two", words_in(3).at(range(3)), queries, {"q0": {"i0": 1}, "q1": {"i1": 1}})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"negatives": -1}, "negatives is a whole number from 0"),
+        ({"refresh_every": 0}, "refresh_every from 1"),
+        ({"negatives": 20}, "got 20 and 10"),
+        ({"negatives": 0, "first": "bm25"}, "no part in training"),
+        ({"towers": "one"}, "'separate' or 'shared'"),
+        ({"pooling": "max"}, "pooling is 'cls', 'mean'"),
+        ({"scale": 0}, "scale is a number above 0"),
+        ({"max_item_tokens": 0}, "max_item_tokens is a whole number"),
+        ({"max_item_tokens": 1000}, "limit of 64"),
+        ({"towers": "shared", "max_query_tokens": 4}, "one length"),
+        ({"settings": replace(QUICK, batch_queries=1)}, "batch_queries"),
+        ({"collection": alone(), "held_out": 1, "negatives": 0}, "there is 1 of 1"),
+        ({"device": "cuda:77"}, "torch sees"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_in_words(tmp_path, base, options, said) -> None:
+    if options.get("first") == "bm25":
+        options = options | {"first": BM25.build(word_collection(46).items)}
+    with pytest.raises(InputError, match=said):
+        train(tmp_path / "model", base, **options)
+
+
+def test_items_that_are_all_relevant_are_refused(tmp_path, base) -> None:
+    few = alone()
+    judged = {"q0": {"i0": 1, "i1": 1, "i2": 1}, "q1": {"i0": 1, "i1": 1, "i2": 1}}
+    collection = JudgedCollection("all", few.items, [*few.queries, Query("q2", "w7")], judged | {"q2": judged["q0"]})
+    with pytest.raises(InputError, match="all 3 items are relevant"):
+        train(tmp_path / "model", base, collection=collection, held_out=1)
+
+
+def test_a_base_that_is_no_encoder_is_refused(tmp_path, base, trained) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(InputError, match="cannot be read as an encoder"):
+        train(tmp_path / "model", empty)
+    with pytest.raises(FetchError, match="no folder here"):
+        train(tmp_path / "model", tmp_path / "nowhere")
+    with pytest.raises(InputError, match="towers='separate'"):
+        train(tmp_path / "other", trained[0].folder, towers="shared")
+    static = sentence_transformers.sentence_transformer.modules.StaticEmbedding(
+        towers_of(base)._towers["query"][0].tokenizer.backend_tokenizer, embedding_dim=8
+    )
+    sentence_transformers.SentenceTransformer(modules=[static], device="cpu").save_pretrained(
+        str(tmp_path / "static"), create_model_card=False
+    )
+    with pytest.raises(InputError, match="begins with a transformer"):
+        train(tmp_path / "third", tmp_path / "static")

@@ -1,0 +1,151 @@
+"""Teachers' scores: from an index for nothing, from scorers, from files, and never unnoticed when unusable."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from adacur import BM25, AnchorIndex, Item, MatrixRetriever, MatrixScorer, Query
+from adacur.core.errors import DuplicateId, EmptyInput, FileFormatError, InputError, NonFiniteScore, UnknownName
+from adacur.core.records import ItemList
+from adacur.training.teacher_scores import TeacherScores
+
+ITEMS = [Item(f"i{n}", f"item {n}") for n in range(9)]
+QUERIES = [Query(f"q{n}", f"query {n}") for n in range(3)]
+SCORES = np.random.default_rng(0).normal(size=(3, 9)).astype(np.float32)
+
+
+def scorer(scores=SCORES) -> MatrixScorer:
+    return MatrixScorer(queries=QUERIES, items=ITEMS, scores=scores)
+
+
+def first(scores=SCORES) -> MatrixRetriever:
+    return MatrixRetriever(queries=QUERIES, items=ITEMS, scores=scores)
+
+
+def test_an_index_teaches_each_anchor_query_s_best_items_with_their_exact_scores() -> None:
+    index = AnchorIndex.from_arrays(items=ITEMS, anchor_queries=QUERIES, scores=SCORES)
+    teacher = TeacherScores.from_index(index, top=4)
+    assert list(teacher.queries) == QUERIES
+    for row, positions, scores in zip(SCORES, teacher.positions, teacher.scores, strict=True):
+        assert positions.tolist() == np.argsort(-row)[:4].tolist()
+        assert scores.tolist() == row[positions].tolist()
+
+
+def test_several_scorers_teach_their_mean_over_what_the_first_stage_finds() -> None:
+    other = SCORES[::-1].copy()
+    teacher = TeacherScores.from_scorers(
+        [scorer(), scorer(other)], QUERIES, ItemList(ITEMS), first=first(-SCORES), top=3
+    )
+    for row, mean, positions, scores in zip(
+        SCORES, (SCORES + other) / 2, teacher.positions, teacher.scores, strict=True
+    ):
+        assert positions.tolist() == np.argsort(row)[:3].tolist()
+        np.testing.assert_allclose(scores, mean[positions], rtol=1e-6)
+
+
+def test_scores_in_a_cache_are_paid_for_once(tmp_path) -> None:
+    asked = []
+
+    class Counting:
+        card = scorer().card
+
+        def score(self, pairs):
+            asked.extend(pairs)
+            return scorer().score(pairs)
+
+    options = {"first": first(), "top": 3, "cache": tmp_path / "scores.sqlite"}
+    teachers = [TeacherScores.from_scorers([Counting()], QUERIES, ItemList(ITEMS), **options) for _ in range(2)]
+    assert len(asked) == 9
+    assert teachers[0].fingerprint == teachers[1].fingerprint
+
+
+def test_what_is_written_is_read_again(tmp_path) -> None:
+    items = ItemList(ITEMS)
+    teacher = TeacherScores.from_scorers([scorer()], QUERIES, items, first=first(), top=4)
+    teacher.write(tmp_path / "teacher.jsonl", items)
+    again = TeacherScores.read(tmp_path / "teacher.jsonl", items)
+    assert again.fingerprint == teacher.fingerprint
+    assert TeacherScores(QUERIES, teacher.positions, [-own for own in teacher.scores]).fingerprint != again.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "said"),
+    [
+        ("{}", FileFormatError, "line 2: a line has a query"),
+        ('{"query": {"id": "b", "text": "b"}, "items": ["i1"]}', FileFormatError, "scores"),
+        ('{"query": {"id": "b", "text": "b"}, "items": ["i1", "i2"], "scores": ["x", 1]}', FileFormatError, "numbers"),
+        ('{"query": {"id": "b", "text": "b"}, "items": ["i1", "i99"], "scores": [0, 1]}', UnknownName, "i99"),
+        ('{"query": {"id": "b", "text": "b"}, "items": ["i1", "i2"], "scores": [0, NaN]}', InputError, "'b'.*nan"),
+        ('{"query": {"id": "a", "text": "b"}, "items": ["i1", "i2"], "scores": [0, 1]}', DuplicateId, "'a'"),
+    ],
+)
+def test_a_line_that_cannot_be_used_is_named(tmp_path, line, error, said) -> None:
+    good = {"query": {"id": "a", "text": "a"}, "items": ["i1", "i2"], "scores": [0, 1]}
+    (tmp_path / "teacher.jsonl").write_text(json.dumps(good) + "\n" + line)
+    with pytest.raises(error, match=said):
+        TeacherScores.read(tmp_path / "teacher.jsonl", ItemList(ITEMS))
+
+
+@pytest.mark.parametrize(
+    ("positions", "scores", "said"),
+    [
+        ([0, 1, 2], [1.0, 1.0, 1.0], "'q0' are all 1"),
+        ([3], [1.0], "at least 2 scored items.*'q0' has 1"),
+        ([0, 4], [1.0, np.nan], "'q0' and the item at position 4 is nan"),
+        ([0, 4], [np.inf, 1.0], "'q0' and the item at position 0 is inf"),
+        ([2, 2], [0.0, 1.0], "repeat"),
+        ([-1, 2], [0.0, 1.0], "below 0"),
+        ([1, 2], [0.0, 1.0, 2.0], "one score per item"),
+    ],
+)
+def test_scores_that_teach_nothing_are_refused_with_the_query_named(positions, scores, said) -> None:
+    with pytest.raises(InputError, match=said):
+        TeacherScores(QUERIES[:1], [np.array(positions)], [np.array(scores)])
+
+
+def test_teachers_without_queries_items_or_scorers_are_refused() -> None:
+    items = ItemList(ITEMS)
+    index = AnchorIndex.from_arrays(items=ITEMS, anchor_queries=QUERIES, scores=SCORES)
+    for top in (1, 10, 2.5):
+        with pytest.raises(InputError, match="between 2 and the number of items, here 9"):
+            TeacherScores.from_index(index, top=top)
+        with pytest.raises(InputError, match="between 2 and the number of items, here 9"):
+            TeacherScores.from_scorers([scorer()], QUERIES, items, first=first(), top=top)
+    with pytest.raises(EmptyInput, match="no anchor queries"):
+        TeacherScores.from_index(AnchorIndex.from_items(ITEMS), top=3)
+    with pytest.raises(EmptyInput, match="got 0 and 3"):
+        TeacherScores.from_scorers([], QUERIES, items, first=first(), top=3)
+    with pytest.raises(EmptyInput, match="got 1 and 0"):
+        TeacherScores.from_scorers([scorer()], [], items, first=first(), top=3)
+    with pytest.raises(EmptyInput, match="without a query"):
+        TeacherScores([], [], [])
+    with pytest.raises(InputError, match="2 lists of positions"):
+        TeacherScores(QUERIES, [np.arange(3)] * 2, [np.arange(3.0)] * 3)
+
+
+def test_a_first_stage_that_finds_one_item_is_refused_before_anything_is_scored() -> None:
+    items = ItemList(ITEMS)
+    words = BM25.build([*ITEMS[:8], Item("i8", "rare")])
+    with pytest.raises(InputError, match=r"at least 2 scored items.*has 1"):
+        TeacherScores.from_scorers([scorer()], [Query("q0", "rare")], items, first=words, top=3)
+
+
+def test_a_query_for_which_the_first_stage_finds_nothing_is_left_out_with_a_warning(caplog) -> None:
+    asked = [Query("stranger", "zzz"), Query("q0", ITEMS[0].text)]
+    teacher = TeacherScores.from_scorers([scorer()], asked, ItemList(ITEMS), first=BM25.build(ITEMS), top=3)
+    assert [query.id for query in teacher.queries] == ["q0"]
+    assert "1 of 2 queries are left out, such as 'stranger'" in caplog.text
+
+
+def test_a_scorer_that_answers_nonsense_is_named_with_the_pair() -> None:
+    class Nonsense:
+        card = scorer().card
+
+        def score(self, pairs):
+            return np.full(len(pairs), np.nan)
+
+    with pytest.raises(NonFiniteScore, match="'q0' and item"):
+        TeacherScores.from_scorers([Nonsense()], QUERIES, ItemList(ITEMS), first=first(), top=3)
