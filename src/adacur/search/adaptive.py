@@ -34,7 +34,8 @@ class AdaptiveSearch:
     sample); `allowed` marks the items that may be scored; `batch_sizes` are the calls of each round. A `first_share`
     of each later round goes to the first stage's next best as well; `first_weight` raises the predictions of what it
     ranks high. With `stop_when`, a query's search ends after the round that lets its best `k` be expected to be that
-    share of the true top k. The trace counts `first_stage_seconds` to the first round.
+    share of the true top k. The last round's scores, which nothing is predicted from any more, reach the approximation
+    only with `predicts_at_the_end`. The trace counts `first_stage_seconds` to the first round.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class AdaptiveSearch:
         k: int = 1,
         stop_when: float | None = None,
         keep_predictions: bool = False,
+        predicts_at_the_end: bool = False,
         first_stage_seconds: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -79,6 +81,7 @@ class AdaptiveSearch:
         self._stop_when = stop_when
         self._settled = [False] * len(queries)
         self._keep_predictions = keep_predictions
+        self._predicts_at_the_end = predicts_at_the_end
         self._clock = clock
         self._rounds: list[list[Round]] = [[] for _ in queries]
         self._asked: list[IntArray] | None = None
@@ -131,7 +134,8 @@ class AdaptiveSearch:
         if told != wanted:
             raise ScoreCountError(f"Tell one score per position asked for: asked for {wanted}, told {told}.")
         asked, self._asked = self._asked, None
-        if self._approximation is not None:
+        # The last solve would be the largest of all.
+        if self._approximation is not None and (self._predicts_at_the_end or any(self._goes_on())):
             with _Timed(self, "solve"):
                 self._approximation.tell(asked, scores)
         n_pairs = sum(len(positions) for positions in asked)
@@ -191,6 +195,11 @@ class AdaptiveSearch:
         sizes = self._batch_sizes[index]
         return sizes[number - 1] if number <= len(sizes) and not self._settled[index] else 0
 
+    def _goes_on(self) -> list[bool]:
+        """Whether a round follows the one that is being told, per query."""
+        number = self.round + 1
+        return [not self._deadline_passed and self._size(index, number) > 0 for index in range(len(self._queries))]
+
     def _predict(self) -> FloatArray:
         with _Timed(self, "predict"):
             assert self._approximation is not None
@@ -199,8 +208,8 @@ class AdaptiveSearch:
     def _look_ahead(self, scores: Sequence[FloatArray]) -> list[float | None]:
         """The recall to expect of each query that has calls left, after these scores; whoever has enough is settled."""
         recalls: list[float | None] = [None] * len(self._queries)
-        goes_on = [bool(self._size(index, self.round + 1)) for index in range(len(self._queries))]
-        if self._stop_when is None or self._deadline_passed or not any(goes_on):
+        goes_on = self._goes_on()
+        if self._stop_when is None or not any(goes_on):
             return recalls
         # Counted to the round that has just ended, since the next one may never be.
         self._predicted_next = self._predict()

@@ -157,6 +157,7 @@ class _LockStep:
             k=k,
             stop_when=plan.stop_when,
             keep_predictions=plan.keep_predictions,
+            predicts_at_the_end=plan.approximate_scores,
             first_stage_seconds=first_stage_seconds,
         )
         self._asked: list[IntArray] = []

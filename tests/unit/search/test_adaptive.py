@@ -48,6 +48,33 @@ def test_it_asks_for_the_first_stage_s_items_first_and_ends_with_nothing(asking,
     assert not any(len(positions) for positions in asking.ask())
 
 
+@pytest.mark.parametrize("to_the_end", [False, True])
+def test_the_last_scores_are_learnt_from_only_where_something_is_predicted_afterwards(world, to_the_end) -> None:
+    told = []
+
+    class Told(PseudoInverse):
+        def begin(self, anchors, queries):
+            state = super().begin(anchors, queries)
+            learn = state.tell
+            state.tell = lambda positions, scores: (told.append(sum(map(len, positions))), learn(positions, scores))
+            return state
+
+    n = len(world.test)
+    search = AdaptiveSearch(
+        world.test,
+        candidates=[np.arange(4)] * n,
+        allowed=[np.ones(len(world.items), dtype=bool)] * n,
+        batch_sizes=[(4, 3, 2)] * (n - 1) + [(4, 3)],
+        keys=world.index.items.keys,
+        approximation=Told().begin(world.index, world.test),
+        acquisition=TopK(),
+        predicts_at_the_end=to_the_end,
+    )
+    while any(map(len, asked := search.ask())):
+        search.tell([scores[where] for scores, where in zip(world.test_scores, asked, strict=True)])
+    assert told == [4 * n, 3 * n] + [2 * (n - 1)] * to_the_end
+
+
 def test_after_stop_the_first_few_scores_are_enough(asking, world) -> None:
     asking.ask()
     asking.stop()
