@@ -221,8 +221,8 @@ def on_a_device(
             if repeat and len(asked[0]):
                 times.setdefault("round", []).append(1000 * (synchronised() - started))
         if repeat:
-            for round_ in search.trace(0, settings={}, approximate_scores=None).rounds[1:]:
-                times.setdefault("solve", []).append(1000 * round_.seconds.get("solve", 0.0))
+            for round_ in search.trace(0, settings={}, approximate_scores=None).rounds[1:-1]:
+                times.setdefault("solve", []).append(1000 * round_.seconds["solve"])
     weights = rng.normal(size=dimensions)
     state = gaussian.begin(anchors, [Query("q", "query")])
     state.tell([np.arange(budget)], [truth[:budget]])

@@ -1,7 +1,13 @@
-"""`adacur train` as its users meet it: real processes and folders, a model small enough to be made here."""
+"""`adacur train` as its users meet it: real folders, and a model small enough to be made here.
+
+Processes are real where one is killed, interrupted or short of space, and where its stdout or what it imports is the
+point; elsewhere the command runs in this one, since importing torch takes longer than most of what is tested.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import resource
@@ -10,6 +16,8 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +25,13 @@ import numpy as np
 import pytest
 
 import adacur
+from adacur.cli import run as run_here
 from adacur.data import read_beir
+from adacur.training import cross_encoder, distillation, dual_encoder
 from tests.functional.test_cli import ADACUR, Ran, environment, run, write_lines
 from tests.unit.scorers.tiny_models import WORDS, tiny_transformer
 
+torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 
 COMMANDS = ("cross-encoder", "dual-encoder", "distill")
@@ -37,6 +48,17 @@ def enormous(pairs):
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """A tiny model is no faster with more, and several times as slow where others are at work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A collection, a base model and scorers; nobody may change them."""
@@ -50,7 +72,35 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     questions = [{"_id": f"q{n}", "text": " ".join([*texts[n][:2], f"w{n}"])} for n in range(N_QUERIES)]
     write_lines(folder / "beir" / "queries.jsonl", questions)
     judge(folder / "beir", {f"q{n}": {f"i{n}": 1} for n in range(N_QUERIES)})
+    # With copies there are more than the best 100 to learn from.
+    copies = (folder / "beir" / "corpus.jsonl").read_text()
+    (folder / "twice.jsonl").write_text(copies + copies.replace('"i', '"j'))
+    built = here("build", "twice.jsonl", "i.adacur", "--scorer", "my_scorers:shared", "-n", 30, cwd=folder)
+    assert built.code == 0, built
     return folder
+
+
+def here(*arguments: object, cwd: Path) -> Ran:
+    """What the command leaves when it runs in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    code: Any = 0
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("default")
+        patch.chdir(cwd)
+        patch.setattr(sys, "argv", ["adacur", *map(str, arguments)])
+        patch.setattr(sys, "path", [*sys.path])
+        try:
+            run_here()
+        except SystemExit as stop:
+            code = stop.code
+        finally:
+            sys.modules.pop("my_scorers", None)
+    return Ran(code, out.getvalue(), err.getvalue())
 
 
 def judge(folder: Path, qrels: dict[str, dict[str, int]], split: str = "train") -> None:
@@ -65,8 +115,10 @@ def folder(shop: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def train(folder: Path, out: str, *options: object, what: str = "cross-encoder", data: str = "beir") -> Ran:
-    return run("train", what, data, out, *options, cwd=folder)
+def train(
+    folder: Path, out: str, *options: object, what: str = "cross-encoder", data: str = "beir", ran: Any = here
+) -> Ran:
+    return ran("train", what, data, out, *options, cwd=folder)
 
 
 def log(out: Path) -> list[dict[str, Any]]:
@@ -80,7 +132,7 @@ def trained(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a finished cross-encoder in it, trained without interruption."""
     folder = tmp_path_factory.mktemp("trained")
     shutil.copytree(shop, folder, dirs_exist_ok=True)
-    ran = train(folder, "reranker", *QUICK)
+    ran = train(folder, "reranker", *QUICK, ran=run)
     assert ran.code == 0, ran
     return folder
 
@@ -99,7 +151,7 @@ def test_every_command_explains_itself_with_an_example(command: str, tmp_path: P
 
 
 def test_a_trained_cross_encoder_is_opened_by_its_path_by_torch_and_as_onnx(trained: Path) -> None:
-    exported = run("export-onnx", "reranker", "as-onnx", "--json", cwd=trained)
+    exported = here("export-onnx", "reranker", "as-onnx", "--json", cwd=trained)
     assert exported.code == 0, exported
     assert exported.json()[0]["target"] == "as-onnx"
     collection = read_beir(trained / "beir")
@@ -110,16 +162,16 @@ def test_a_trained_cross_encoder_is_opened_by_its_path_by_torch_and_as_onnx(trai
     with adacur.OnnxCrossEncoder(trained / "as-onnx") as onnx_scorer:
         np.testing.assert_allclose(onnx_scorer.score(pairs), expected, atol=1e-3)
 
-    built = run("build", "beir", "by-onnx.adacur", "--scorer", "as-onnx", "-n", 4, cwd=trained)
+    built = here("build", "beir", "by-onnx.adacur", "--scorer", "as-onnx", "-n", 4, cwd=trained)
     assert built.code == 0, built
-    found = run("search", "by-onnx.adacur", "w1 w2", "-k", 2, "--budget", 9, "--scorer", "reranker", cwd=trained)
+    found = here("search", "by-onnx.adacur", "w1 w2", "-k", 2, "--budget", 9, "--scorer", "reranker", cwd=trained)
     assert found.code == 0, found
 
 
 def test_an_emb_cross_encoder_is_trained_and_exported_with_its_tags(folder: Path) -> None:
     ran = train(folder, "emb", *QUICK, "--head", "emb", "--add-tags", "--epochs", 1)
     assert ran.code == 0, ran
-    assert run("export-onnx", "emb", "emb-onnx", cwd=folder).code == 0
+    assert here("export-onnx", "emb", "emb-onnx", cwd=folder).code == 0
     assert adacur.EmbHead.from_config(json.loads((folder / "emb-onnx" / "config.json").read_text())) is not None
 
 
@@ -129,8 +181,8 @@ def test_a_trained_dual_encoder_is_the_encoder_of_an_index_and_the_first_stage_o
     assert ran.code == 0, ran
     assert "mrr@10" in ran.out
     assert "Next: adacur build beir INDEX --first bm25,dense --encoder dual" in ran.err
-    built = run(
-        *("build", "beir", "i.adacur", "--first", "dense", "--encoder", "dual", "-n", 4),
+    built = here(
+        *("build", "beir", "by-dual.adacur", "--first", "dense", "--encoder", "dual", "-n", 4),
         *("--scorer", "my_scorers:shared"),
         cwd=folder,
     )
@@ -138,12 +190,11 @@ def test_a_trained_dual_encoder_is_the_encoder_of_an_index_and_the_first_stage_o
     assert "first stages dense" in built.out
     again = train(folder, "mined", *QUICK, "--first", "dual", "--epochs", 1)
     assert again.code == 0, again
-    assert json.loads((folder / "mined" / "training" / "run.json").read_text())["first"] == "dual"
+    # However its path is written, it is the same first stage.
+    assert settings(folder / "mined")["first"] == str((folder / "dual").resolve())
 
 
 def test_a_dual_encoder_is_distilled_from_an_index_without_a_scorer(folder: Path) -> None:
-    built = run("build", "beir", "i.adacur", "--scorer", "my_scorers:shared", "-n", 30, cwd=folder)
-    assert built.code == 0, built
     (folder / "my_scorers.py").unlink()
     tiny = ("--base", "tiny", "--lr", "1e-3", "--epochs", 2, "--top", 12)
 
@@ -168,35 +219,36 @@ def test_a_dual_encoder_is_distilled_from_scorers_asked_once(folder: Path) -> No
     assert "10 queries × 12 items to score" in ran.err
 
 
-@pytest.mark.parametrize("what", COMMANDS)
-def test_what_is_not_asked_for_is_as_in_the_library(what: str, folder: Path) -> None:
-    base, out = folder / "tiny", folder / "out"
-    options: tuple[object, ...] = ("--base", base, *(("--head", "cls") if what == "cross-encoder" else ()))
-    data = "beir"
-    if what == "distill":
-        data = "i.adacur"
-        # 120 items with their copies, so that there are more than the best 100 to learn from.
-        corpus = (folder / "beir" / "corpus.jsonl").read_text()
-        (folder / "beir" / "corpus.jsonl").write_text(corpus + corpus.replace('"i', '"j'))
-        assert run("build", "beir", data, "--scorer", "my_scorers:shared", "-n", 20, cwd=folder).code == 0
-    ran = train(folder, str(out), *options, what=what, data=data)
-    assert ran.code == 0, ran
+class BegunError(Exception):
+    """Ends a run that has written what it is made from."""
 
-    # A run that was begun with other settings would be refused.
-    collection = read_beir(folder / "beir", split="train")
+
+@pytest.mark.parametrize("what", COMMANDS)
+def test_what_is_not_asked_for_is_as_in_the_library(what: str, shop: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    def begun(*_: Any, **__: Any) -> None:
+        raise BegunError
+
+    for module in (cross_encoder, dual_encoder, distillation):
+        monkeypatch.setattr(module, "fit", begun)
+    base, data = shop / "tiny", "i.adacur" if what == "distill" else "beir"
+    options = ("--base", base, *(("--head", "cls") if what == "cross-encoder" else ()))
+    train(shop, str(tmp_path / "command"), *options, what=what, data=data).refused("BegunError")
+
+    collection = read_beir(shop / "beir", split="train")
     first = adacur.BM25.build(collection.items)
-    if what == "cross-encoder":
-        again = adacur.train_cross_encoder(collection, out, base=base, first=first, head="cls")
-    elif what == "dual-encoder":
-        again = adacur.train_dual_encoder(collection, out, base=base, first=first)
-    else:
-        index = adacur.load(folder / data, check=False)
-        again = adacur.distill(adacur.TeacherScores.from_index(index), index.items, out, base=base)
-    assert again.fitted.updates > 0
+    index = adacur.load(shop / "i.adacur", check=False)
+    in_library = {
+        "cross-encoder": lambda out: adacur.train_cross_encoder(collection, out, base=base, first=first, head="cls"),
+        "dual-encoder": lambda out: adacur.train_dual_encoder(collection, out, base=base, first=first),
+        "distill": lambda out: adacur.distill(adacur.TeacherScores.from_index(index), index.items, out, base=base),
+    }
+    with index, pytest.raises(BegunError):
+        in_library[what](tmp_path / "library")
+    assert settings(tmp_path / "command") == settings(tmp_path / "library")
 
 
 def test_fewer_queries_than_a_batch_are_a_step_per_epoch_and_json_is_all_there_is_on_stdout(folder: Path) -> None:
-    (facts,) = train(folder, "out", *QUICK, "--batch", 512, "--checks-per-epoch", 1, "--json").json()
+    (facts,) = train(folder, "out", *QUICK, "--batch", 512, "--checks-per-epoch", 1, "--json", ran=run).json()
 
     assert facts["model"] == "out"
     assert facts["before"].keys() == facts["best"].keys() == {"accuracy", "mrr", "found"}
@@ -238,7 +290,7 @@ def test_a_killed_run_goes_on_to_the_same_losses_and_weights(trained: Path, fold
     assert code == -signal.SIGKILL
     assert not (folder / "reranker" / "config.json").exists(), "nothing may look like a model before it is one"
 
-    again = train(folder, "reranker", *QUICK)
+    again = train(folder, "reranker", *QUICK, ran=run)
 
     assert again.code == 0, again
     assert "Going on with the run in reranker" in again.err
@@ -285,7 +337,7 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on(trained: Path, folder:
     )
     Ran(full.returncode, full.stdout, full.stderr).refused("could not be written", "Make room", "same command again")
 
-    again = train(folder, "reranker", *QUICK)
+    again = train(folder, "reranker", *QUICK, ran=run)
 
     assert again.code == 0, again
     assert log(folder / "reranker") == log(trained / "reranker")
@@ -313,7 +365,7 @@ def test_judgements_that_teach_nothing_are_refused(qrels: dict[str, dict[str, in
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--head", "emb"], ["lacks [unused0], [unused1], [unused2]"]),
+        (["--head", "emb"], ["lacks [unused0], [unused1], [unused2]", "--add-tags"]),
         (["--head", "nonsense"], ["head is 'emb', 'cls'"]),
         (["--teacher", "my_scorers:enormous"], ["The loss is inf", "learning rate"]),
         (["--first", "bm52"], ["Did you mean 'bm25'?"]),
@@ -324,6 +376,7 @@ def test_judgements_that_teach_nothing_are_refused(qrels: dict[str, dict[str, in
         (["--world", "yugioh"], ["--world belongs to a ZeShEL folder"]),
         (["--device", "abacus"], ["torch device"]),
         (["--held-out", "40"], ["held_out lies between 1 and the 40"]),
+        (["--seed", "4294967296"], ["seed is a whole number"]),
     ],
     ids=lambda value: " ".join(value) if value[0].startswith("--") else "",
 )
@@ -347,12 +400,14 @@ def test_a_collection_or_folder_that_is_none_is_refused(shop: Path) -> None:
     train(shop, "my_scorers.py", *QUICK).refused("is a file")
     train(shop, "tiny", *QUICK).refused("a model that was not trained here")
     train(shop, "out", "--base", "tiny", what="distill").refused("is no index", "--teacher")
+    train(shop, "out", "--base", "tiny", "--epochs", 0, what="distill", data="i.adacur").refused("epochs is a whole")
 
 
-def test_the_worlds_of_a_zeshel_folder_are_named(shop: Path) -> None:
+def test_the_worlds_of_a_zeshel_folder_are_named_and_it_has_no_splits(shop: Path) -> None:
     zeshel = Path(__file__).parents[1] / "fixtures" / "zeshel"
 
     train(shop, "out", *QUICK, data=str(zeshel)).refused("ZeShEL", "Give --world: one of")
+    train(shop, "out", *QUICK, "--split", "train", data=str(zeshel)).refused("--split belongs to a BEIR folder")
 
 
 def test_the_judgements_of_a_test_are_not_learnt_from(folder: Path) -> None:
@@ -381,6 +436,7 @@ def test_a_file_gives_options_and_the_command_line_wins(folder: Path) -> None:
     (folder / "elsewhere").mkdir()
     shutil.move(folder / "tiny", folder / "elsewhere" / "tiny")
     lines = ('base = "tiny"', 'head = "cls"', "negatives = 5", "lr = 1e-3", "epochs = 3", "batch-queries = 20")
+    lines = (*lines, 'teacher = "my_scorers:shared"')
     (folder / "elsewhere" / "train.toml").write_text("\n".join(lines))
 
     ran = train(folder, "out", "--config", "elsewhere/train.toml", "--epochs", 1)
@@ -389,7 +445,8 @@ def test_a_file_gives_options_and_the_command_line_wins(folder: Path) -> None:
     made = settings(folder / "out")
     assert (made["negatives"], made["learning_rate"], made["batch_queries"]) == (5, 1e-3, 20)
     assert made["epochs"] == 1
-    assert Path(made["base"]) == Path("elsewhere/tiny")
+    assert made["base"] == str((folder / "elsewhere" / "tiny").resolve())
+    assert [teacher["source"] for teacher in made["teachers"]] == ["my_scorers:shared"]
 
 
 @pytest.mark.parametrize(
@@ -436,21 +493,12 @@ run()
     assert ran.stderr == f"Error: {missing} is not installed. Install it with: pip install 'adacur[training]'\n"
 
 
-def test_without_matplotlib_the_model_is_trained_and_the_curves_are_left_out(trained: Path) -> None:
+def test_without_matplotlib_the_model_is_trained_and_the_curves_are_left_out(trained: Path, monkeypatch: Any) -> None:
     shutil.copytree(trained / "reranker", trained / "undrawn")
     (trained / "undrawn" / "training" / "curves.png").unlink()
-    script = f"""
-import sys
-sys.modules["matplotlib"] = None
-from adacur.cli import run
-sys.argv = ["adacur", "train", "cross-encoder", "beir", "undrawn", *{list(map(str, QUICK))}]
-run()
-"""
-    ran = subprocess.run(
-        [sys.executable, "-c", script], cwd=trained, env=os.environ, capture_output=True, encoding="utf-8", check=False
-    )
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
-    assert ran.returncode == 0, ran.stderr
-    assert (
-        "No curves are drawn: matplotlib is not installed. Install it with: pip install 'adacur[report]'" in ran.stderr
-    )
+    ran = train(trained, "undrawn", *QUICK)
+
+    assert ran.code == 0, ran
+    assert "No curves are drawn: matplotlib is not installed. Install it with: pip install 'adacur[report]'" in ran.err

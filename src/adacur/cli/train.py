@@ -39,7 +39,7 @@ def _take_from_file(ctx: typer.Context, file: Path | None) -> Path | None:
     except (OSError, ValueError) as error:
         raise FileFormatError(f"{file} cannot be read as TOML: {error}") from error
     options = {
-        name.removeprefix("--").replace("-", "_"): option.name
+        name.removeprefix("--").replace("-", "_"): option
         for option in ctx.command.params
         for name in option.opts
         if name.startswith("--") and option.name not in ("config", "as_json", "help")
@@ -52,7 +52,9 @@ def _take_from_file(ctx: typer.Context, file: Path | None) -> Path | None:
             raise FileFormatError(f"{file}: there is no option {key!r}.{near} It takes: {', '.join(options)}.")
         if isinstance(value, dict):
             raise FileFormatError(f"{file}: {key} is a value, not a table; got {value!r}.")
-        given[str(options[name])] = _as_typed(value, beside=file if name in _MAY_BE_PATHS else None)
+        typed = _as_typed(value, beside=file if name in _MAY_BE_PATHS else None)
+        takes_several = getattr(options[name], "multiple", False)
+        given[str(options[name].name)] = [typed] if takes_several and not isinstance(typed, list) else typed
     ctx.default_map = given
     return file
 
@@ -328,6 +330,6 @@ def distill(
     from adacur.cli.training_runs import distill_run
 
     # The paper's: many items per query need fewer epochs.
-    asked = ctx.params | {"epochs": epochs or (10 if top <= 100 else 4)}
+    asked = ctx.params | {"epochs": (10 if top <= 100 else 4) if epochs is None else epochs}
     with warnings_as_notes():
         distill_run(asked, settings=_settings(asked))

@@ -184,7 +184,7 @@ def _collection(asked: Mapping[str, Any]) -> JudgedCollection:
     data, world, split = str(asked["data"]), asked["world"], asked["split"]
     if world is not None and not _is_zeshel(data):
         raise InputError(f"--world belongs to a ZeShEL folder (documents/, mentions/); {data} is none.")
-    if split is not None and not Path(data).is_dir():
+    if split is not None and (_is_zeshel(data) or not Path(data).is_dir()):
         raise InputError(f"--split belongs to a BEIR folder; {data} is none.")
     if _is_zeshel(data):
         if world is None:
@@ -248,7 +248,8 @@ class _FirstStage:
                 f"There is no first stage {name!r}.{did_you_mean(name, _STAGES)} Choose {', '.join(_STAGES)}, or give "
                 "the folder or hub name of a dual encoder."
             )
-        self.name = name
+        # The same encoder, however its path is written.
+        self.name = str(Path(name).resolve()) if name not in (*_STAGES, *names()) and Path(name).exists() else name
         self._items = items
         self._built: Retriever | None = None
 
@@ -273,7 +274,7 @@ def _is_finished(out: str | Path) -> bool:
     state = Path(out) / "training"
     if (state / "result.json").exists():
         return True
-    if any(state.glob("checkpoint-*")):
+    if any(state.glob("checkpoint-*/whole")):
         tell(f"Going on with the run in {out}, from its last checkpoint.")
     return False
 

@@ -24,7 +24,7 @@ from adacur.core.extras import require
 from adacur.core.records import Item, Query
 from adacur.core.spelling import did_you_mean
 from adacur.data import cache_folder
-from adacur.evaluation import Run, first_stage_ceiling, predictions
+from adacur.evaluation import Run, Spectrum, first_stage_ceiling, predictions, spectrum
 from adacur.experiments.methods import Asked, method
 from adacur.experiments.runner import Failure, evaluate, measured_run
 from adacur.experiments.sources import open_testbed, read_records
@@ -35,6 +35,7 @@ from adacur.report import (
     collection_table,
     cost_table,
     curves,
+    decay,
     error_bars,
     latency,
     measure_table,
@@ -44,6 +45,7 @@ from adacur.report import (
     scatter,
 )
 from adacur.report.measures import JUDGED, error_measures, recall_measures
+from adacur.scorers.weights import json_in
 
 __all__ = ["EXPERIMENTS", "Experiment", "Reproduced", "Sources", "experiment_names", "reproduce"]
 
@@ -61,10 +63,14 @@ class Sources:
     data: Path
 
     def collection(self, name: str) -> dict[str, Any] | None:
-        """The collection as a spec names it; None where it has no scores."""
-        scores, data = (self.scores / name).resolve(), (self.data / name).resolve()
+        """The collection as a spec names it; None where it has no scores.
+
+        Where a second scorer scored the same texts, its folder's meta.json names theirs as "texts".
+        """
+        scores = (self.scores / name).resolve()
         if not scores.is_dir():
             return None
+        data = (self.data / str(json_in(scores, "meta.json").get("texts", name))).resolve()
         texts = {kind: next(iter(sorted(data.glob(f"{file}.jsonl*"))), None) for kind, file in _TEXTS.items()}
         if missing := [_TEXTS[kind] for kind, file in texts.items() if file is None]:
             raise InputError(f"{data} should hold the texts of {name!r}; it lacks {', '.join(missing)}.jsonl.")
@@ -391,6 +397,54 @@ def _compute_collections(folder: Path, sources: Sources, progress: bool) -> Comp
     return Computed(len(rows), 0)
 
 
+def _compute_spectra(folder: Path, sources: Sources, progress: bool) -> Computed:
+    """Singular values of every collection's anchor scores, each item's mean over the queries taken out."""
+    file = folder / _RESULTS / "spectra.json"
+    every = {row["collection"]: row for row in (_rows(file) if file.exists() else [])}
+    made = 0
+    for spec, _ in _specs(folder, sources):
+        (collection,) = spec.collections
+        testbed = open_testbed(collection, spec, progress=progress)
+        if every.get(collection.name, {}).get("made_from") == testbed.fingerprint:
+            continue
+        own = spectrum(testbed.anchor_scores.T, centred=True)
+        every[collection.name] = {
+            "collection": collection.name,
+            "scorer": testbed.scored_by,
+            "made_from": testbed.fingerprint,
+            "singular_values": [float(f"{value:.4g}") for value in own.singular_values],
+        }
+        made += 1
+    file.parent.mkdir(exist_ok=True)
+    ordered = [every[name] for name in _tables(folder)["collections"] if name in every]
+    _write(file, json.dumps(ordered) + "\n")
+    return Computed(made, len(ordered) - made)
+
+
+def _draw_spectra(folder: Path) -> list[Path]:
+    tables = _tables(folder)
+    rows = {row["collection"]: row for row in _rows(folder / _RESULTS / "spectra.json")}
+    spectra = {name: Spectrum(np.array(row["singular_values"])) for name, row in rows.items()}
+    shown = {
+        panel["title"]: {label: spectra[name].singular_values for name, label in panel["lines"].items() if name in rows}
+        for panel in tables["panel"]
+    }
+    table = [
+        {
+            "scores": name,
+            "scorer": rows[name]["scorer"] or "",
+            "effective rank": round(own.effective_rank),
+            **{f"rank for {share:.0%}": own.rank_for(share) for share in (0.5, 0.9, 0.99)},
+        }
+        for name, own in spectra.items()
+    ]
+    figure = _save(decay({title: lines for title, lines in shown.items() if lines}), folder / "figure.png")
+    return [
+        figure,
+        _write(folder / "table.md", collection_table(table, title="Spectra of the anchor scores").to_markdown()),
+    ]
+
+
 def _rows(file: Path) -> list[dict[str, Any]]:
     try:
         rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
@@ -479,6 +533,12 @@ EXPERIMENTS: dict[str, Experiment] = {
         "pseudo-inverse takes most of it.",
         _compute_latency,
         _draw_latency,
+    ),
+    "spectrum": Experiment(
+        "The matrix of scores is nearly of low rank, which is what predicting it from a few of its rows and columns "
+        "rests on.",
+        _compute_spectra,
+        _draw_spectra,
     ),
     "collections": Experiment(
         "What the experiments run on: items, anchor queries and test queries of each domain.",

@@ -1,5 +1,6 @@
 """Tables, figures and a page from stored runs. Nothing is searched or measured again."""
 
+from adacur.report.decay import decay
 from adacur.report.figures import ScatterPanel, curves, error_bars, index_cost, latency, save, scatter
 from adacur.report.lines import Panel, panels, read_runs
 from adacur.report.page import Report, write_report
@@ -15,6 +16,7 @@ __all__ = [
     "collection_table",
     "cost_table",
     "curves",
+    "decay",
     "difference_table",
     "error_bars",
     "index_cost",

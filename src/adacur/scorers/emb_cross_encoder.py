@@ -78,7 +78,7 @@ def make_emb_cross_encoder(
     if missing and not add_tags:
         raise InputError(
             f"An [EMB] head needs its tags in the vocabulary; that of {name_or_folder} lacks {', '.join(missing)}. "
-            "Name tokens that it has, EmbHead(query_start=…, query_end=…, item=…), or let them be added: add_tags=True."
+            "Let them be added (add_tags, --add-tags), or name three that it has in an EmbHead."
         )
     _register(tokenizer, head)
     if missing:

@@ -134,10 +134,11 @@ class AdaptiveSearch:
         if told != wanted:
             raise ScoreCountError(f"Tell one score per position asked for: asked for {wanted}, told {told}.")
         asked, self._asked = self._asked, None
-        # The last solve would be the largest of all.
-        if self._approximation is not None and (self._predicts_at_the_end or any(self._goes_on())):
+        if self._approximation is not None:
             with _Timed(self, "solve"):
-                self._approximation.tell(asked, scores)
+                # The last solve would be the largest of all.
+                if self._predicts_at_the_end or any(self._goes_on()):
+                    self._approximation.tell(asked, scores)
         n_pairs = sum(len(positions) for positions in asked)
         for unscored, positions in zip(self._unscored, asked, strict=True):
             unscored[positions] = False

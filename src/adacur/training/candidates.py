@@ -13,7 +13,7 @@ from adacur.core.records import Query
 from adacur.core.seeds import stream_key, uniform
 from adacur.training.judged_queries import JudgedQueries
 
-__all__ = ["drawn", "found_by", "hard_negatives"]
+__all__ = ["found_by", "hard_negatives", "shown"]
 
 
 def found_by(first: Retriever, queries: Sequence[Query], items: Items, *, depth: int) -> list[IntArray]:
@@ -40,13 +40,20 @@ def hard_negatives(first: Retriever, judged: JudgedQueries, items: Items, *, dep
     ]
 
 
-def drawn(pool: IntArray, n: int, *, items: Items, seed: int, epoch: int, query: Query) -> IntArray:
-    """n items of the pool at random; the draw follows from seed, epoch and query alone.
+def shown(
+    relevant: IntArray, pool: IntArray | None, *, negatives: int, items: Items, seed: int, epoch: int, query: Query
+) -> IntArray:
+    """A relevant item at random, first, and so many of the pool; the draw follows from seed, epoch and query alone.
 
     So a run that was killed draws the same again.
     """
-    order = uniform(stream_key(seed, "negatives", str(epoch), query.id), items.keys[pool])
-    return pool[np.argsort(order, kind="stable")[:n]]
+
+    def drawn(what: str, of: IntArray, n: int) -> IntArray:
+        order = uniform(stream_key(seed, what, str(epoch), query.id), items.keys[of])
+        return of[np.argsort(order, kind="stable")[:n]]
+
+    one = drawn("relevant", relevant, 1)
+    return one if pool is None else np.concatenate((one, drawn("negatives", pool, negatives)))
 
 
 def _topped_up(pool: IntArray, n: int, *, without: IntArray, items: Items, seed: int, query: Query) -> IntArray:

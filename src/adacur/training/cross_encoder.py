@@ -15,16 +15,15 @@ from adacur.core.errors import InputError
 from adacur.core.extras import require
 from adacur.core.protocols import Retriever, Scorer
 from adacur.data import JudgedCollection
-from adacur.scorers.checkpoints import checkpoint_folder, quiet, written_whole
+from adacur.scorers.checkpoints import check_is_fast, checkpoint_folder, quiet, written_whole
 from adacur.scorers.emb_cross_encoder import EmbHead, make_emb_cross_encoder, save_emb_cross_encoder
 from adacur.scorers.pair_tokens import PairTokenizer, TokenPairs, chosen_max_tokens
-from adacur.scorers.weights import weights_hash
 from adacur.training.candidates import found_by, hard_negatives
-from adacur.training.fitting import fit
-from adacur.training.judged_queries import LearningData, learning_data
+from adacur.training.fitting import check_device, fit
+from adacur.training.judged_queries import LearningData, distinct_texts, learning_data, with_equal_texts
 from adacur.training.pair_examples import PairExamples
 from adacur.training.ranking_quality import ranking_quality
-from adacur.training.run_folder import RunFolder
+from adacur.training.run_folder import RunFolder, facts_of_base
 from adacur.training.settings import TrainingSettings
 from adacur.training.teachers import mean_scores
 from adacur.training.trained import Trained
@@ -73,11 +72,11 @@ def train_cross_encoder(
     if isinstance(head, str) and head not in ("emb", "cls"):
         raise InputError(f"head is 'emb', 'cls' or an EmbHead; got {head!r}.")
     data = learning_data(collection, held_out=held_out, seed=settings.seed)
+    check_device(torch, device, settings)
     base_folder = checkpoint_folder(base)
     made_from = {
         "trains": "cross-encoder",
-        "base": str(base),
-        "base_weights": weights_hash(base_folder.glob("*.safetensors")),
+        **facts_of_base(base, base_folder),
         "head": head if isinstance(head, str) else asdict(head),
         "add_tags": add_tags,
         "collection": data.name,
@@ -109,21 +108,29 @@ def train_cross_encoder(
         )
         from adacur.training.ranking_model import RankingModel
 
-        model = RankingModel(cross_encoder, squared=bool(teachers))
+        takes_types = "token_type_ids" in tokenizer.model_input_names
+        model = RankingModel(cross_encoder, squared=bool(teachers), takes_types=takes_types)
         taught = partial(mean_scores, teachers, items=data.items, cache=run.teachers, progress=progress)
-        pools = hard_negatives(first, data.learnt, data.items, depth=depth, seed=settings.seed)
-        shown = [np.concatenate(pair) for pair in zip(data.learnt.relevant, pools, strict=True)]
+        shortlists = found_by(first, data.held_out.queries, data.items, depth=shortlist)
+        if not any(map(len, shortlists)):
+            raise InputError(
+                f"A check ranks what the first stage finds, which is nothing for {len(shortlists)} held-out queries. "
+                "Take another first stage."
+            )
+        # An item with the text of a relevant one is no negative.
+        judged = with_equal_texts(data.learnt, distinct_texts(data.items)[1])
+        pools = hard_negatives(first, judged, data.items, depth=depth, seed=settings.seed)
+        shown = [np.concatenate(pair) for pair in zip(judged.relevant, pools, strict=True)]
         examples = PairExamples(
-            data.learnt,
+            judged,
             pools,
-            tokens.texts(data.learnt.queries, data.items.at(range(len(data.items)))),
+            tokens.texts(judged.queries, data.items.at(range(len(data.items)))),
             items=data.items,
             negatives=negatives,
             seed=settings.seed,
             pad_id=tokens.pad_id,
-            taught=taught(data.learnt.queries, shown) if teachers else None,
+            taught=taught(judged.queries, shown) if teachers else None,
         )
-        shortlists = found_by(first, data.held_out.queries, data.items, depth=shortlist)
         fitted = fit(
             model,
             examples,
@@ -154,11 +161,18 @@ def _untrained(folder: Path, head: CrossEncoderHead | EmbHead, *, add_tags: bool
     try:
         with quiet(transformers):
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-            module = transformers.AutoModelForSequenceClassification.from_pretrained(
-                folder, num_labels=1, ignore_mismatched_sizes=True
+            module, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
+                folder, num_labels=1, ignore_mismatched_sizes=True, output_loading_info=True
             )
     except Exception as error:
         raise InputError(f"{folder} cannot be read as a transformers encoder: {error}") from error
+    # A head may be new, and a pooler is part of it.
+    body = f"{module.base_model_prefix}."
+    if missing := sorted(
+        name for name in loading["missing_keys"] if name.startswith(body) and not name.startswith(f"{body}pooler.")
+    ):
+        raise InputError(f"The checkpoint in {folder} lacks the weights {missing}, which would be random.")
+    check_is_fast(tokenizer, folder)
     return tokenizer, module.float(), None
 
 

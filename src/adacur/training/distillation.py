@@ -17,13 +17,13 @@ from adacur.core.protocols import Items
 from adacur.core.records import Item, ItemList, Query
 from adacur.scorers.checkpoints import checkpoint_folder
 from adacur.training.dual_encoder import first_stage_depth
-from adacur.training.fitting import fit
+from adacur.training.fitting import check_device, fit
 from adacur.training.judged_queries import learnt_and_held_out
-from adacur.training.run_folder import RunFolder
+from adacur.training.run_folder import RunFolder, facts_of_base
 from adacur.training.settings import TrainingSettings
 from adacur.training.teacher_scores import TeacherScores
 from adacur.training.token_rows import TokenRows
-from adacur.training.tower_options import Pooling, TowerOptions, Towers, encoder_hash
+from adacur.training.tower_options import Pooling, TowerOptions, Towers
 from adacur.training.trained import Trained
 
 if TYPE_CHECKING:
@@ -87,11 +87,11 @@ def distill(
     learnt, kept = (
         _part(teacher, part) for part in learnt_and_held_out(teacher.queries, held_out=held_out, seed=settings.seed)
     )
+    check_device(torch, device, settings)
     base_folder = checkpoint_folder(base)
     made_from = {
         "trains": "distilled dual-encoder",
-        "base": str(base),
-        "base_weights": encoder_hash(base_folder),
+        **facts_of_base(base, base_folder),
         "teacher": teacher.fingerprint,
         "items": _fingerprint(held),
         "held_out": len(kept),
@@ -124,7 +124,7 @@ def distill(
             found = in_tokens.nearest(vectors, depth)
             shares = [np.isin(own, row).mean() for own, row in zip(wanted, found, strict=True)]
             losses = [
-                -float(probabilities(scores, temperature) @ np.log(probabilities(in_tokens.scores(vector, own), 1.0)))
+                -float(probabilities(scores, temperature) @ log_probabilities(in_tokens.scores(vector, own)))
                 for vector, own, scores in zip(vectors, kept.positions, kept.scores, strict=True)
             ]
             return {watched: float(np.mean(shares)), "held_out_loss": float(np.mean(losses))}
@@ -172,10 +172,14 @@ class TeacherExamples:
 
 def probabilities(scores: FloatArray, temperature: float) -> FloatArray:
     """The softmax of scores, in float64."""
-    logits = np.asarray(scores, np.float64) / temperature
-    weights = np.exp(logits - logits.max())
-    shares: FloatArray = weights / weights.sum()
-    return shares
+    return np.exp(log_probabilities(np.asarray(scores, np.float64) / temperature))
+
+
+def log_probabilities(logits: FloatArray) -> FloatArray:
+    """The logarithm of their softmax, finite also where that is too small for a float."""
+    below = logits - logits.max()
+    logarithms: FloatArray = below - np.log(np.exp(below).sum())
+    return logarithms
 
 
 def paper_settings(teacher: TeacherScores) -> TrainingSettings:

@@ -15,16 +15,15 @@ from adacur.core.budget import is_whole
 from adacur.core.errors import InputError
 from adacur.core.extras import require
 from adacur.core.protocols import Items, Retriever
-from adacur.core.seeds import stream_key, uniform
 from adacur.data import JudgedCollection
 from adacur.scorers.checkpoints import checkpoint_folder
-from adacur.training.candidates import drawn, hard_negatives
-from adacur.training.fitting import fit
-from adacur.training.judged_queries import JudgedQueries, learning_data
-from adacur.training.run_folder import RunFolder
+from adacur.training.candidates import hard_negatives, shown
+from adacur.training.fitting import check_device, fit
+from adacur.training.judged_queries import JudgedQueries, learning_data, with_equal_texts
+from adacur.training.run_folder import RunFolder, facts_of_base
 from adacur.training.settings import TrainingSettings
 from adacur.training.token_rows import TokenRows
-from adacur.training.tower_options import Pooling, TowerOptions, Towers, encoder_hash
+from adacur.training.tower_options import Pooling, TowerOptions, Towers
 from adacur.training.trained import Trained
 
 if TYPE_CHECKING:
@@ -65,9 +64,9 @@ def train_dual_encoder(
     the items where they are fewer than 1,000.
 
     `base` is an encoder of transformers, or a model of sentence-transformers: what is written here, say. It gives both
-    towers their weights; options that are None are as it says, for a plain encoder the first token's vector as it is,
-    and 512 tokens. `scale` multiplies dot products: 1, or 20 where vectors are normalised. `SentenceTransformerEncoder`
-    opens the result by its path.
+    towers their weights; options that are None are as it says, for a plain encoder the first token's vector as it is.
+    Texts are cut at 512 tokens, or where it cuts them before that, unless told. `scale` multiplies dot products: 1, or
+    20 where vectors are normalised. `SentenceTransformerEncoder` opens the result by its path.
     """
     torch = require("torch", extra="training")
     require("sentence_transformers", extra="training")
@@ -87,11 +86,11 @@ def train_dual_encoder(
             f"{len(data.learnt)}), or hard ones. Take more queries at a time (batch_queries), or pass a first stage "
             "and negatives."
         )
+    check_device(torch, device, settings)
     base_folder = checkpoint_folder(base)
     made_from = {
         "trains": "dual-encoder",
-        "base": str(base),
-        "base_weights": encoder_hash(base_folder),
+        **facts_of_base(base, base_folder),
         "collection": data.name,
         "data": data.fingerprint,
         "first": None if first is None else getattr(first, "name", type(first).__name__),
@@ -185,22 +184,23 @@ class JudgedExamples:
 
     def __getitem__(self, place: int) -> tuple[int, IntArray]:
         query, relevant = self._judged.queries[place], self._judged.relevant[place]
-        draws = uniform(stream_key(self._seed, "relevant", str(self._epoch), query.id), self._items.keys[relevant])
-        shown = relevant[[int(np.argmin(draws))]]
-        if self._pools is not None:
-            hard = drawn(
-                self._pools[place], self._negatives, items=self._items, seed=self._seed, epoch=self._epoch, query=query
-            )
-            shown = np.concatenate((shown, hard))
-        return place, shown
+        return place, shown(
+            relevant,
+            None if self._pools is None else self._pools[place],
+            negatives=self._negatives,
+            items=self._items,
+            seed=self._seed,
+            epoch=self._epoch,
+            query=query,
+        )
 
     def collate(self, examples: list[tuple[int, IntArray]]) -> dict[str, Any]:
-        places, shown = [place for place, _ in examples], [positions for _, positions in examples]
+        places, positions = [place for place, _ in examples], [own for _, own in examples]
         return self._in_tokens.step(
             self._queries,
             places,
-            shown,
-            [np.eye(1, len(positions), dtype=np.float32)[0] for positions in shown],
+            positions,
+            [np.eye(1, len(own), dtype=np.float32)[0] for own in positions],
             not_against=[self._in_tokens.row_of[self._judged.relevant[place]] for place in places],
         )
 
@@ -298,16 +298,3 @@ def _check_others(judged: JudgedQueries, items: Items) -> None:
             raise InputError(
                 f"Learning needs an item that is not relevant; all {len(items)} items are relevant to {query.id!r}."
             )
-
-
-def with_equal_texts(judged: JudgedQueries, row_of: IntArray) -> JudgedQueries:
-    """The same queries; relevant are also the items whose text is that of a relevant one."""
-    order = np.argsort(row_of, kind="stable")
-    bounds = np.searchsorted(row_of[order], np.arange(row_of.max() + 2))
-    return JudgedQueries(
-        judged.queries,
-        [
-            np.concatenate([order[bounds[row] : bounds[row + 1]] for row in np.unique(row_of[relevant])])
-            for relevant in judged.relevant
-        ],
-    )

@@ -12,11 +12,12 @@ from typing import Any
 
 from adacur.core.errors import InputError
 from adacur.core.extras import require
+from adacur.scorers.checkpoints import quiet
 from adacur.training.examples import Examples
 from adacur.training.run_folder import RunFolder, step_of
 from adacur.training.settings import TrainingSettings
 
-__all__ = ["Fitted", "fit", "training_device"]
+__all__ = ["Fitted", "check_device", "fit"]
 
 _log = logging.getLogger(__name__)
 
@@ -65,10 +66,7 @@ def fit(
     updates_per_epoch = max(1, math.ceil(batches / settings.accumulate))
     every = max(1, math.ceil(updates_per_epoch / settings.checks_per_epoch))
     total = updates_per_epoch * settings.epochs
-    place = torch.device(training_device(torch, device))
-    bfloat16 = _wants_bfloat16(torch, settings, place)
-    if place.type == "cuda":
-        torch.cuda.set_device(place)
+    place = check_device(torch, device, settings)
     arguments = transformers.TrainingArguments(
         output_dir=str(run.state),
         num_train_epochs=settings.epochs,
@@ -76,12 +74,11 @@ def fit(
         gradient_accumulation_steps=settings.accumulate,
         learning_rate=settings.learning_rate,
         weight_decay=settings.weight_decay,
-        warmup_steps=math.ceil(settings.warmup * total),
+        # Its first update stands still, which must not be all of them.
+        warmup_steps=min(math.ceil(settings.warmup * total), total - 1),
         lr_scheduler_type="linear",
         max_grad_norm=settings.clip,
-        bf16=bfloat16,
-        # What stays in float32 (the checks) runs several times as fast, and no score moves by more than a thousandth.
-        tf32=True if place.type == "cuda" and torch.cuda.get_device_capability(place)[0] >= 8 else None,
+        bf16=settings.precision != "float32" and _has_bfloat16(torch, place),
         seed=settings.seed,
         data_seed=settings.seed,
         use_cpu=place.type == "cpu",
@@ -90,13 +87,10 @@ def fit(
         eval_steps=total + 1,
         save_strategy="steps",
         save_steps=total + 1,
-        save_total_limit=2,
-        load_best_model_at_end=True,
         metric_for_best_model=watched,
         greater_is_better=not lower_is_better,
         restore_callback_states_from_checkpoint=True,
         logging_steps=1,
-        log_level="error",
         logging_nan_inf_filter=False,
         report_to="none",
         disable_tqdm=True,
@@ -106,39 +100,46 @@ def fit(
     )
     # Trainer would split a step among all GPUs it sees, and tear queries from their items.
     arguments._n_gpu = min(1, arguments.n_gpu)
+    if place.type == "cuda":
+        # And it takes the first, whichever was asked for.
+        arguments._setup_devices = place
+        torch.cuda.set_device(place)
     bar = tqdm(total=total, desc="train", unit=" updates", disable=not progress)
     callback = RunCallback(run, examples, updates_per_epoch=updates_per_epoch, every=every, bar=bar)
     callbacks = [callback]
     if settings.patience is not None:
         callbacks.append(transformers.EarlyStoppingCallback(early_stopping_patience=settings.patience))
-    trainer = CheckedTrainer(
-        model=model,
-        args=arguments,
-        data_collator=examples.collate,
-        train_dataset=examples,
-        # Never read: `evaluate` asks `check` instead. But without one Trainer does not evaluate.
-        eval_dataset=examples,
-        callbacks=callbacks,
-        check=check,
-    )
-    trainer.remove_callback(transformers.PrinterCallback)
-    last = run.last_checkpoint()
-    run.cut_log(step_of(last) if last else -1)
-    first_update = step_of(last) if last else 0
-    if last:
-        _log.info("Going on after update %d of %d.", first_update, total)
-    else:
-        run.add_to_log({"step": 0, "epoch": 0.0, **trainer.measured()})
-    started = time.monotonic()
-    with warnings.catch_warnings():
+    with bar, quiet(transformers), warnings.catch_warnings():
         # Their own use of what torch has deprecated is no news to a user.
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", FutureWarning)
-        try:
+        trainer = CheckedTrainer(
+            model=model,
+            args=arguments,
+            data_collator=examples.collate,
+            train_dataset=examples,
+            # Never read: `evaluate` asks `check` instead. But without one Trainer does not evaluate.
+            eval_dataset=examples,
+            callbacks=callbacks,
+            check=check,
+        )
+        trainer.remove_callback(transformers.PrinterCallback)
+        last = run.last_checkpoint()
+        first_update = step_of(last) if last else 0
+        run.cut_log(first_update if last else -1)
+        if last:
+            _log.info("Going on after update %d of %d.", first_update, total)
+        else:
+            run.add_to_log({"step": 0, "epoch": 0.0, **trainer.measured()})
+        started = time.monotonic()
+        state = transformers.TrainerState.load_from_json(str(last / "trainer_state.json")) if last else None
+        # A run that was killed behind its last checkpoint has ended; Trainer would go on where it stopped early.
+        if state is None or not state.stateful_callbacks["TrainerControl"]["args"]["should_training_stop"]:
             trainer.train(resume_from_checkpoint=str(last) if last else None)
-        finally:
-            bar.close()
-    state = trainer.state
+            state = trainer.state
+    # Not by Trainer, which looks for it at the path that it had before the folder was moved.
+    best_weights = run.checkpoint(state.best_global_step) / "model.safetensors"
+    model.load_state_dict(require("safetensors.torch", extra="training").load_file(best_weights))
     checks = {line["step"]: line for line in run.log if watched in line}
     before, best = (
         {name: value for name, value in checks[step].items() if name not in ("step", "epoch")}
@@ -155,22 +156,25 @@ def fit(
     )
 
 
-def training_device(torch: Any, asked: str | None) -> str:
-    """The device asked for, else the first GPU, else the CPU."""
+def check_device(torch: Any, asked: str | None, settings: TrainingSettings) -> Any:
+    """The device asked for, else the first GPU, else the CPU; refused where it is not there, or lacks the precision."""
     if asked is None:
-        return "cuda:0" if torch.cuda.is_available() else "cpu"
+        asked = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(asked)
-    except RuntimeError as error:
-        raise InputError(f"device is a torch device such as 'cpu' or 'cuda:0'; got {asked!r}.") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"device {asked!r} was asked for, but torch sees {torch.cuda.device_count()} GPUs here.")
-    return str(device)
-
-
-def _wants_bfloat16(torch: Any, settings: TrainingSettings, place: Any) -> bool:
-    has = place.type == "cuda" and torch.cuda.is_bf16_supported()
-    if settings.precision == "bfloat16" and not has:
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise InputError(f"device is a torch device, 'cpu' or one such as 'cuda:0'; got {asked!r}.")
+    if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)
+        if device.index >= torch.cuda.device_count():
+            raise InputError(f"device {asked!r} was asked for, but torch sees {torch.cuda.device_count()} GPUs here.")
+    if settings.precision == "bfloat16" and not _has_bfloat16(torch, device):
         # On CPUs without it torch does not say no: the process dies of an illegal instruction.
-        raise InputError(f"Training in bfloat16 needs a GPU that has it; {place} has not. Use precision 'float32'.")
-    return settings.precision == "bfloat16" or (settings.precision == "auto" and has)
+        raise InputError(f"Training in bfloat16 needs a GPU that has it; {device} has not. Use precision 'float32'.")
+    return device
+
+
+def _has_bfloat16(torch: Any, device: Any) -> bool:
+    return bool(device.type == "cuda" and torch.cuda.is_bf16_supported())

@@ -11,10 +11,18 @@ import numpy as np
 
 from adacur.core.arrays import IntArray
 from adacur.core.errors import InputError
+from adacur.core.protocols import Items
 from adacur.core.records import ItemList, Query
 from adacur.data import JudgedCollection, split_queries
 
-__all__ = ["JudgedQueries", "LearningData", "learning_data", "learnt_and_held_out"]
+__all__ = [
+    "JudgedQueries",
+    "LearningData",
+    "distinct_texts",
+    "learning_data",
+    "learnt_and_held_out",
+    "with_equal_texts",
+]
 
 _log = logging.getLogger(__name__)
 _HELD_OUT_SHARE = 0.1
@@ -99,3 +107,23 @@ def learnt_and_held_out(
     if not split.test:
         raise InputError(f"All {len(queries)} usable queries are alike in text, so that none can be held out.")
     return split.test, split.held_out
+
+
+def distinct_texts(items: Items) -> tuple[list[str], IntArray]:
+    """Every text of the items once, and which of them each item has."""
+    rows: dict[str, int] = {}
+    of = [rows.setdefault(item.text, len(rows)) for item in items.at(range(len(items)))]
+    return list(rows), np.array(of, np.intp)
+
+
+def with_equal_texts(judged: JudgedQueries, row_of: IntArray) -> JudgedQueries:
+    """The same queries; relevant are also the items whose text is that of a relevant one."""
+    order = np.argsort(row_of, kind="stable")
+    bounds = np.searchsorted(row_of[order], np.arange(row_of.max() + 2))
+    return JudgedQueries(
+        judged.queries,
+        [
+            np.concatenate([order[bounds[row] : bounds[row + 1]] for row in np.unique(row_of[relevant])])
+            for relevant in judged.relevant
+        ],
+    )

@@ -11,9 +11,8 @@ import numpy as np
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.extras import require
 from adacur.core.protocols import Items
-from adacur.core.seeds import stream_key, uniform
 from adacur.scorers.pair_tokens import TokenPairs, TokenTexts
-from adacur.training.candidates import drawn
+from adacur.training.candidates import shown
 from adacur.training.judged_queries import JudgedQueries
 
 __all__ = ["PairExamples"]
@@ -61,10 +60,15 @@ class PairExamples:
 
     def __getitem__(self, place: int) -> _Example:
         query, relevant, pool = self._judged.queries[place], self._judged.relevant[place], self._pools[place]
-        draws = uniform(stream_key(self._seed, "relevant", str(self._epoch), query.id), self._items.keys[relevant])
-        chosen = int(np.argmin(draws))
-        negatives = drawn(pool, self._negatives, items=self._items, seed=self._seed, epoch=self._epoch, query=query)
-        positions = np.concatenate((relevant[chosen : chosen + 1], negatives))
+        positions = shown(
+            relevant,
+            pool,
+            negatives=self._negatives,
+            items=self._items,
+            seed=self._seed,
+            epoch=self._epoch,
+            query=query,
+        )
         if self._taught is None:
             targets = np.zeros(len(positions), np.float32)
             targets[0] = 1

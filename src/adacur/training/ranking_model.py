@@ -10,6 +10,7 @@ import torch
 
 from adacur.core.arrays import FloatArray
 from adacur.scorers.pair_tokens import TokenPairs
+from adacur.training.token_rows import chunks_of_like_length
 
 __all__ = ["RankingModel"]
 
@@ -19,11 +20,11 @@ _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 131_072}
 class RankingModel(torch.nn.Module):  # type: ignore[misc]
     """Learns from scores of one query's items: by cross-entropy over them, or by the squared distance to targets."""
 
-    def __init__(self, cross_encoder: Any, *, squared: bool) -> None:
+    def __init__(self, cross_encoder: Any, *, squared: bool, takes_types: bool) -> None:
         super().__init__()
         self.cross_encoder = cross_encoder
         self._squared = squared
-        self._takes_types = "token_type_ids" in inspect.signature(cross_encoder.forward).parameters
+        self._takes_types = takes_types and "token_type_ids" in inspect.signature(cross_encoder.forward).parameters
 
     def forward(self, chunks: list[dict[str, Any]], places: Any, targets: Any) -> dict[str, Any]:
         """The loss; `targets` are of shape (queries, items), `places` say where their pairs stand in the chunks."""
@@ -42,17 +43,12 @@ class RankingModel(torch.nn.Module):  # type: ignore[misc]
     def scores_of(self, pairs: TokenPairs, *, pad_id: int) -> FloatArray:
         """Scores of all pairs, without gradients."""
         device = next(self.parameters()).device
-        lengths, scores = pairs.lengths, np.empty(len(pairs), np.float32)
-        longest_first = np.argsort(-lengths, kind="stable")
-        start = 0
-        while start < len(pairs):
-            at_once = max(1, _TOKENS_AT_ONCE.get(device.type, 4096) // int(lengths[longest_first[start]]))
-            positions = longest_first[start : start + at_once]
+        scores = np.empty(len(pairs), np.float32)
+        for positions in chunks_of_like_length(pairs.lengths, most_tokens=_TOKENS_AT_ONCE[device.type]):
             inputs = {
                 name: torch.from_numpy(array).to(device)
                 for name, array in pairs.padded(positions, pad_id=pad_id).items()
             }
             with torch.no_grad():
                 scores[positions] = self.scores(**inputs).cpu().numpy()
-            start += len(positions)
         return scores

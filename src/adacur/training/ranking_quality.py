@@ -23,7 +23,8 @@ def ranking_quality(
     for own, shortlist, wanted in zip(scores, shortlists, relevant, strict=True):
         is_wanted = np.isin(shortlist, wanted)
         best = own[is_wanted].max(initial=-np.inf)
-        ranks.append(1 + int(np.count_nonzero(own[~is_wanted] >= best)) if is_wanted.any() else 0)
+        # Not ">=": of a score that is no number nothing is greater.
+        ranks.append(1 + int(np.count_nonzero(~(own[~is_wanted] < best))) if is_wanted.any() else 0)
     found = np.array(ranks)
     return {
         "accuracy": float(np.mean(found == 1)),

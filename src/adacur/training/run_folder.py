@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,13 +12,15 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from adacur.core.errors import InputError
+from adacur.scorers.weights import weights_hash
 
-__all__ = ["RunFolder", "check_may_write", "step_of"]
+__all__ = ["RunFolder", "check_may_write", "facts_of_base", "step_of"]
 
 _PREFIX = "checkpoint-"
 # Written once a checkpoint is whole; without it, a kill in mid-write would be taken for one.
 _WHOLE = "whole"
 _MAKE_A_MODEL = ("config.json", "modules.json")
+_STATE, _RUN, _SCORES = "training", "run.json", "teachers.sqlite"
 
 
 class RunFolder:
@@ -30,7 +32,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path, made_from: Mapping[str, Any]) -> None:
         self.path = Path(path)
-        self.state = self.path / "training"
+        self.state = self.path / _STATE
         self._made_from: dict[str, Any] = json.loads(json.dumps(dict(made_from)))
         self._lock = FileLock(self.path / ".training.lock", timeout=0)
 
@@ -56,7 +58,7 @@ class RunFolder:
         self._lock.release()
 
     def _check(self) -> None:
-        file = self.state / "run.json"
+        file = self.state / _RUN
         begun = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
         if begun == self._made_from:
             return
@@ -69,16 +71,14 @@ class RunFolder:
                 f"{self.path} holds a run that was begun differently: {said}. Ask for the same to go on with it, "
                 "or take another folder."
             )
-        for left_over in self.state.iterdir():
-            # Scores that were paid for are good for any run.
-            if not left_over.name.startswith(self.teachers.name):
-                shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
+        for left_over in _all_but_scores(self.state):
+            shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
         _replace(file, json.dumps(self._made_from, indent=2, ensure_ascii=False))
 
     @property
     def teachers(self) -> Path:
         """The score cache of whoever is learnt from."""
-        return self.state / "teachers.sqlite"
+        return self.state / _SCORES
 
     @property
     def result(self) -> dict[str, Any] | None:
@@ -116,9 +116,21 @@ class RunFolder:
                 shutil.rmtree(checkpoint)
         return whole[0] if whole else None
 
+    def checkpoint(self, step: int) -> Path:
+        """That of this step, there or not."""
+        return self.state / f"{_PREFIX}{step}"
+
     def mark_whole(self, step: int) -> None:
         """Say that the checkpoint of this step is all there."""
-        (self.state / f"{_PREFIX}{step}" / _WHOLE).touch()
+        (self.checkpoint(step) / _WHOLE).touch()
+
+    def keep_checkpoints(self, steps: Collection[int]) -> None:
+        """Remove all others."""
+        for checkpoint in self.checkpoints():
+            if step_of(checkpoint) not in steps:
+                # A kill may leave half of it.
+                (checkpoint / _WHOLE).unlink(missing_ok=True)
+                shutil.rmtree(checkpoint)
 
     @property
     def log(self) -> list[dict[str, Any]]:
@@ -139,12 +151,28 @@ class RunFolder:
 
 
 def check_may_write(folder: Path) -> None:
-    """Refuse what a run must not be written to: a file, and a model from elsewhere."""
+    """Refuse what a run must not be written to: a file, a model from elsewhere, somebody's folder `training`."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"A model is written to a folder; {folder} is a file.")
-    was_begun_here = (folder / "training" / "run.json").exists()
-    if not was_begun_here and any((folder / name).exists() for name in _MAKE_A_MODEL):
+    state = folder / _STATE
+    if (state / _RUN).exists():
+        return
+    if any((folder / name).exists() for name in _MAKE_A_MODEL):
         raise InputError(f"{folder} holds a model that was not trained here. Take another folder.")
+    if any(file.name != _partial(state / _RUN).name for file in _all_but_scores(state)):
+        raise InputError(f"{state} holds files that no training wrote, and would be removed. Take another folder.")
+
+
+def facts_of_base(base: str | Path, folder: Path) -> dict[str, str]:
+    """What a run says of the model that it starts from, by the name that was given and the folder behind it.
+
+    Hashed are weights and settings, whatever an earlier training left in the folder aside.
+    """
+    files = (path for kind in ("safetensors", "bin", "json") for path in folder.rglob(f"*.{kind}"))
+    return {
+        "base": str(folder.resolve() if Path(base).is_dir() else base),
+        "base_weights": weights_hash(path for path in files if _STATE not in path.relative_to(folder).parts),
+    }
 
 
 def step_of(checkpoint: Path) -> int:
@@ -160,8 +188,17 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _all_but_scores(state: Path) -> list[Path]:
+    """What is in a run's folder; not the scores, which were paid for and are good for any run."""
+    return [path for path in state.glob("*") if not path.name.startswith(_SCORES)]
+
+
 def _replace(file: Path, text: str) -> None:
     """All of the new content or all of the old, whenever the process ends."""
-    partial = file.with_name(file.name + ".partial")
+    partial = _partial(file)
     partial.write_text(text, encoding="utf-8")
     partial.replace(file)
+
+
+def _partial(file: Path) -> Path:
+    return file.with_name(file.name + ".partial")

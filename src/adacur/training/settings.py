@@ -43,8 +43,8 @@ class TrainingSettings:
                 raise InputError(f"{name} is a whole number of at least 1; got {value!r}.")
         if self.patience is not None and not (is_whole(self.patience) and self.patience >= 1):
             raise InputError(f"patience is a whole number of at least 1, or None to never stop; got {self.patience!r}.")
-        if not (is_whole(self.seed) and self.seed >= 0):
-            raise InputError(f"seed is a whole number of at least 0; got {self.seed!r}.")
+        if not (is_whole(self.seed) and 0 <= self.seed < 2**32):
+            raise InputError(f"seed is a whole number from 0 up to 2**32; got {self.seed!r}.")
         if not 0 < self.learning_rate < 1:
             raise InputError(f"learning_rate lies between 0 and 1, such as 2e-5; got {self.learning_rate!r}.")
         if not 0 <= self.warmup < 1:

@@ -66,7 +66,7 @@ class TeacherScores:
                 best = best[np.lexsort((best, -row[best]))]
                 positions.append(best)
                 scores.append(row[best])
-        return cls(tuple(index.anchor_queries), positions, scores)
+        return _told_apart(index.anchor_queries, positions, scores)
 
     @classmethod
     def from_scorers(
@@ -94,19 +94,13 @@ class TeacherScores:
             _check_number(asked[0], len(found[0]))
         if len(enough) < len(asked):
             # A query that shares no word with any item, as BM25 sees it, must not end it for all others.
-            left_out = next(query.id for query, own in zip(asked, found, strict=True) if len(own) < _FEWEST)
-            _log.warning(
-                "%d of %d queries are left out, such as %r: the first stage finds fewer than %d items for them.",
-                len(asked) - len(enough),
-                len(asked),
-                left_out,
-                _FEWEST,
-            )
+            left_out = [query for query, own in zip(asked, found, strict=True) if len(own) < _FEWEST]
+            _warn_of(left_out, len(asked), f"the first stage finds fewer than {_FEWEST} items for them")
         asked, positions = [asked[place] for place in enough], [found[place] for place in enough]
         scores = mean_scores(
             scorers, asked, positions, items, cache=None if cache is None else Path(cache), progress=progress
         )
-        return cls(asked, positions, scores)
+        return _told_apart(asked, positions, scores)
 
     @classmethod
     def read(cls, file: str | Path, items: Items) -> TeacherScores:
@@ -149,6 +143,22 @@ class TeacherScores:
             digest.update(f"{query.id}\0{query.text}\0".encode(errors="replace"))
             digest.update(np.asarray(positions, "<i8").tobytes() + np.asarray(scores, "<f8").tobytes())
         return digest.hexdigest()
+
+
+def _told_apart(queries: Sequence[Query], positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> TeacherScores:
+    """Without the queries whose items all score alike: one of them must not end it for all others."""
+    told = [place for place, own in enumerate(scores) if own.min() != own.max()]
+    if 0 < len(told) < len(queries):
+        left_out = [query for query, own in zip(queries, scores, strict=True) if own.min() == own.max()]
+        _warn_of(left_out, len(queries), "all of their items have one score")
+    kept = told or range(len(queries))
+    return TeacherScores(
+        [queries[place] for place in kept], [positions[place] for place in kept], [scores[place] for place in kept]
+    )
+
+
+def _warn_of(left_out: Sequence[Query], n_queries: int, why: str) -> None:
+    _log.warning("%d of %d queries are left out, such as %r: %s.", len(left_out), n_queries, left_out[0].id, why)
 
 
 def _check(query: Query, positions: IntArray, scores: FloatArray) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from adacur.core.arrays import IntArray
 
-__all__ = ["TokenRows"]
+__all__ = ["TokenRows", "chunks_of_like_length"]
 
 _TEXTS_PER_CALL = 4096
 
@@ -29,7 +29,10 @@ class TokenRows:
         """Tokenise by a transformers tokenizer, with its special tokens."""
         rows: list[Any] = []
         for start in range(0, len(texts), _TEXTS_PER_CALL):
-            block = [prefix + text for text in texts[start : start + _TEXTS_PER_CALL]]
+            # Half a surrogate pair, as crawled JSON has them, cannot be encoded; it must not end a training.
+            block = [
+                (prefix + text).encode(errors="replace").decode() for text in texts[start : start + _TEXTS_PER_CALL]
+            ]
             found = tokenizer(block, truncation=True, max_length=max_tokens, padding=False)["input_ids"]
             rows += [np.array(ids, np.int32) for ids in found]
         bounds = np.cumsum([0, *map(len, rows)]).astype(np.intp)
@@ -44,17 +47,10 @@ class TokenRows:
         A chunk has at most so many tokens, padding included, or one row.
         """
         different, inverse = np.unique(rows, return_inverse=True)
-        lengths = self._lengths(different)
-        longest_first = np.argsort(-lengths, kind="stable")
+        chunks = list(chunks_of_like_length(self._lengths(different), most_tokens=most_tokens))
         places = np.empty(len(different), np.intp)
-        places[longest_first] = np.arange(len(different))
-        chunks: list[IntArray] = []
-        start = 0
-        while start < len(different):
-            size = max(1, most_tokens // max(1, int(lengths[longest_first[start]])))
-            chunks.append(different[longest_first[start : start + size]])
-            start += size
-        return chunks, places[inverse]
+        places[np.concatenate(chunks)] = np.arange(len(different))
+        return [different[chunk] for chunk in chunks], places[inverse]
 
     def padded(self, rows: IntArray) -> dict[str, npt.NDArray[np.int64]]:
         """`input_ids` and `attention_mask` of these rows, as wide as the longest."""
@@ -66,3 +62,13 @@ class TokenRows:
 
     def _lengths(self, rows: IntArray) -> IntArray:
         return self.bounds[rows + 1] - self.bounds[rows]
+
+
+def chunks_of_like_length(lengths: IntArray, *, most_tokens: int) -> Iterator[IntArray]:
+    """Places, the longest first; a chunk has at most so many tokens, padding included, or one place."""
+    longest_first = np.argsort(-lengths, kind="stable")
+    start = 0
+    while start < len(lengths):
+        size = max(1, most_tokens // max(1, int(lengths[longest_first[start]])))
+        yield longest_first[start : start + size]
+        start += size

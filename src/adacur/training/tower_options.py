@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from adacur.core.budget import is_whole
 from adacur.core.errors import InputError
-from adacur.scorers.weights import weights_hash
 
-__all__ = ["Pooling", "TowerOptions", "Towers", "encoder_hash"]
+__all__ = ["Pooling", "TowerOptions", "Towers"]
 
 Towers = Literal["separate", "shared"]
 Pooling = Literal["cls", "mean"]
@@ -46,9 +44,3 @@ class TowerOptions:
                 "A shared tower cuts all texts at one length: leave max_query_tokens out, or take separate towers; "
                 f"got {self.max_query_tokens} for queries and {self.max_item_tokens} for items."
             )
-
-
-def encoder_hash(folder: Path) -> str:
-    """A hash of an encoder's weights and settings; what an earlier training left in its folder aside."""
-    files = (path for kind in ("safetensors", "bin", "json") for path in folder.rglob(f"*.{kind}"))
-    return weights_hash(path for path in files if "training" not in path.relative_to(folder).parts)

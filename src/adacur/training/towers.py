@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +20,7 @@ from adacur.core.protocols import Items
 from adacur.scorers.checkpoints import quiet, written_whole
 from adacur.scorers.pair_tokens import chosen_max_tokens
 from adacur.scorers.weights import json_in
+from adacur.training.judged_queries import distinct_texts
 from adacur.training.run_folder import RunFolder
 from adacur.training.token_rows import TokenRows
 from adacur.training.tower_options import TowerOptions
@@ -132,7 +132,6 @@ class TowerPair(torch.nn.Module):  # type: ignore[misc]
     def publish(self, run: RunFolder) -> None:
         """Write the encoder into the run's folder, whole or not at all, where sentence-transformers finds it."""
         written = run.state / "model"
-        shutil.rmtree(written, ignore_errors=True)
         with written_whole(written) as unfinished, quiet(transformers):
             self.encoder.save_pretrained(str(unfinished), create_model_card=False)
         run.publish(written)
@@ -158,12 +157,9 @@ class TowerItems:
     """The items of a collection as a dual encoder reads them; equal texts are one row of tokens, encoded once."""
 
     def __init__(self, towers: TowerPair, items: Items) -> None:
-        rows: dict[str, int] = {}
-        self.row_of: IntArray = np.array(
-            [rows.setdefault(item.text, len(rows)) for item in items.at(range(len(items)))], np.intp
-        )
+        texts, self.row_of = distinct_texts(items)
         self._towers = towers
-        self._tokens = towers.tokens("item", list(rows))
+        self._tokens = towers.tokens("item", texts)
         self._encoded_last: tuple[int, Any] = (-1, None)
 
     @property
@@ -204,6 +200,8 @@ class TowerItems:
         A query's items stand against one another; with `not_against` against all items of the step, less those with the
         texts in these rows.
         """
+        # A step wants the memory that the vectors of all items take.
+        self._encoded_last = (-1, None)
         query_chunks, query_places = self._chunks(queries, np.array(rows, np.intp))
         shown = self.row_of[np.concatenate(positions)]
         item_chunks, columns = self._chunks(self._tokens, shown)

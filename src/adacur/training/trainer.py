@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,14 +29,13 @@ class CheckedTrainer(Trainer):  # type: ignore[misc]
         loss = super().compute_loss(*args, **kwargs)
         value = loss[0] if isinstance(loss, tuple) else loss
         if not torch.isfinite(value):
-            raise TrainingFailed(
-                f"The loss is {value.item()} after {self.state.global_step} updates. Lower the learning rate "
-                f"(now {self.args.learning_rate:g}), or train in float32; what is in the folder is whole, and a "
-                "run with other settings needs another folder."
-            )
+            raise self._failed(f"The loss is {value.item()}")
         return loss
 
     def measured(self) -> Mapping[str, float]:
+        # The update behind a finite loss can still ruin the weights, and scores that are no numbers rank well.
+        if not all(bool(torch.isfinite(weight).all()) for weight in self.model.parameters()):
+            raise self._failed("A weight is no finite number")
         was_training = self.model.training
         self.model.eval()
         try:
@@ -49,6 +49,15 @@ class CheckedTrainer(Trainer):  # type: ignore[misc]
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def _failed(self, what: str) -> TrainingFailed:
+        precision = ", or train in float32" if self.args.bf16 else ""
+        is_begun = any(Path(self.args.output_dir).glob("checkpoint-*"))
+        where = " That takes another folder: this one goes on with its own settings." if is_begun else ""
+        return TrainingFailed(
+            f"{what} after {self.state.global_step} updates. Lower the learning rate (now "
+            f"{self.args.learning_rate:g}){precision}.{where}"
+        )
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         try:
@@ -91,3 +100,4 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._run.mark_whole(state.global_step)
+        self._run.keep_checkpoints({state.global_step, state.best_global_step})

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import zlib
 from collections.abc import Sequence
@@ -121,6 +122,38 @@ def test_a_collection_without_scores_is_named_and_its_stored_runs_are_still_draw
 
     assert (made.made, made.found) == (0, 7)
     assert "elsewhere" in (folder / "topk-vs-softmax" / "table.md").read_text()
+
+
+def test_spectra_are_kept_per_collection_and_made_anew_when_its_scores_change(tmp_path, sources) -> None:
+    spec = 'collections = ["world", "later"]\n[anchors]\nnumbers = [20]\n[search]\nmethods = ["exact"]\n'
+    spec += '[[panel]]\ntitle = "both"\nlines = { world = "one", later = "two" }\n'
+    folder = _folder(tmp_path, "spectrum", spec)
+    with pytest.warns(UserWarning, match="no scores of later"):
+        first = reproduce("spectrum", folder, sources=sources, progress=False)
+    assert (first.made, first.found) == (1, 0)
+    for kind in (sources.scores, sources.data):
+        shutil.copytree(kind / "world", kind / "later")
+    again = reproduce("spectrum", folder, sources=sources, progress=False)
+    assert (again.made, again.found) == (1, 1)
+    np.savez(sources.scores / "later" / "scores.npz", scores=np.tile(np.arange(60, dtype=np.uint16), (24, 1)))
+    assert reproduce("spectrum", folder, sources=sources, progress=False).made == 1
+    table = (folder / "spectrum" / "table.md").read_text()
+    # The world has rank 4 and some noise; rows that are all alike have nothing left once their mean is out.
+    assert re.search(r"\| world +\|.*\| +4 \|", table)
+    assert re.search(r"\| later +\|.*\| +0 \| +0 \| +0 \|", table)
+    assert {file.name for file in again.files} == {"figure.png", "table.md"}
+
+
+def test_scores_of_another_scorer_name_the_texts_that_they_share(tmp_path, sources) -> None:
+    shutil.copytree(sources.scores / "world", sources.scores / "world-emb")
+    meta = json.loads((sources.scores / "world-emb" / "meta.json").read_text())
+    (sources.scores / "world-emb" / "meta.json").write_text(json.dumps(meta | {"texts": "world"}))
+    folder = _folder(tmp_path, "topk-vs-softmax", RUNS.replace('["world"]', '["world", "world-emb"]'))
+
+    made = reproduce("topk-vs-softmax", folder, sources=sources, progress=False)
+
+    assert (made.made, made.failed) == (14, ())
+    assert {run.collection for run in read_runs(folder)[0]} == {"world", "world-emb"}
 
 
 def test_a_method_is_run_on_its_collections_only(tmp_path, sources) -> None:

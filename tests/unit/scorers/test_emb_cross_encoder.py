@@ -191,7 +191,7 @@ def test_tags_keep_the_ids_that_a_vocabulary_has_for_them(tmp_path) -> None:
 
 def test_a_base_without_the_tags_is_refused_or_gets_them(tmp_path) -> None:
     base = tiny_transformer(tmp_path)
-    with pytest.raises(InputError, match=r"lacks \[unused0\], \[unused1\], \[unused2\].*add_tags=True"):
+    with pytest.raises(InputError, match=r"lacks \[unused0\], \[unused1\], \[unused2\].*--add-tags"):
         make_emb_cross_encoder(base)
     known = make_emb_cross_encoder(base, head=EmbHead("w0", "w1", "w2"))[1].get_parameter(
         "base_model.embeddings.word_embeddings.weight"

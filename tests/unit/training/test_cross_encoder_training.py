@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from adacur import Item, MatrixRetriever, Query, TorchCrossEncoder
+from adacur import BM25, Item, MatrixRetriever, Query, TorchCrossEncoder
 from adacur.core.errors import InputError, TrainingFailed
 from adacur.core.protocols import ScorerCard
 from adacur.data import JudgedCollection
 from adacur.training import TrainingSettings, train_cross_encoder
+from adacur.training.fitting import check_device
+from adacur.training.judged_queries import learning_data
+from adacur.training.ranking_quality import ranking_quality
+from adacur.training.run_folder import RunFolder
 from tests.unit.scorers.tiny_models import WORDS, tiny_transformer
 
+torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 
 QUICK = TrainingSettings(epochs=4, learning_rate=3e-3, batch_queries=4, checks_per_epoch=2, patience=None)
@@ -101,6 +108,121 @@ def test_a_run_that_ended_in_mid_epoch_goes_on_to_the_same_losses_and_weights(tm
     ).read_bytes()
 
 
+def ended_at_the_end(folder: Path, base: Path, monkeypatch, **options) -> None:
+    """A run that was killed behind its last checkpoint."""
+
+    def ended(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "publish", ended)
+        with pytest.raises(KeyboardInterrupt):
+            train(folder, base, **options)
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    return (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+
+
+def test_a_run_that_ended_after_it_had_stopped_early_does_not_train_on(tmp_path, base, monkeypatch) -> None:
+    settings = TrainingSettings(epochs=50, learning_rate=3e-3, batch_queries=8, patience=1)
+    whole = train(tmp_path / "whole", base, settings=settings)
+    assert whole.fitted.stopped_early
+    ended_at_the_end(tmp_path / "ended", base, monkeypatch, settings=settings)
+    resumed = train(tmp_path / "ended", base, settings=settings)
+    assert resumed.log == whole.log
+    assert resumed.fitted.updates == whole.fitted.updates
+    assert same_weights(tmp_path / "ended", tmp_path / "whole")
+
+
+def test_the_best_model_is_kept_where_the_folder_was_moved_before_the_run_went_on(tmp_path, base, monkeypatch) -> None:
+    settings = replace(QUICK, epochs=6, checks_per_epoch=1)
+    whole = train(tmp_path / "whole", base, settings=settings)
+    assert whole.fitted.best_update < whole.fitted.updates
+    ended_at_the_end(tmp_path / "ended", base, monkeypatch, settings=settings)
+    (tmp_path / "ended").rename(tmp_path / "moved")
+    train(tmp_path / "moved", base, settings=settings)
+    assert same_weights(tmp_path / "moved", tmp_path / "whole")
+
+
+def test_a_checkpoint_that_a_kill_left_half_removed_is_not_gone_on_from(tmp_path, base, monkeypatch) -> None:
+    """The best one is the first, so that each of the others is removed when the next is there."""
+    from adacur.training import cross_encoder
+
+    def worse_and_worse():
+        values = iter(range(100))
+        return lambda *_: {"mrr": 1 - next(values) / 100}
+
+    monkeypatch.setattr(cross_encoder, "ranking_quality", worse_and_worse())
+    whole = train(tmp_path / "whole", base)
+    remove = shutil.rmtree
+
+    def half(path, *args, **kwargs):
+        if Path(path).name == "checkpoint-4":
+            (Path(path) / "optimizer.pt").unlink()
+            raise KeyboardInterrupt
+        remove(path, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cross_encoder, "ranking_quality", worse_and_worse())
+        patch.setattr(shutil, "rmtree", half)
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "ended", base)
+    left = {path.name: (path / "whole").exists() for path in (tmp_path / "ended" / "training").glob("checkpoint-*")}
+    assert left == {"checkpoint-2": True, "checkpoint-4": False, "checkpoint-6": True}
+    resumed = train(tmp_path / "ended", base)
+    losses = [[line["loss"] for line in one.log if "loss" in line] for one in (resumed, whole)]
+    assert losses[0] == losses[1]
+
+
+def test_a_single_update_is_not_spent_on_warming_up(tmp_path, base) -> None:
+    log = train(tmp_path / "model", base, settings=TrainingSettings(epochs=1, batch_queries=512)).log
+    assert [line["learning_rate"] for line in log if "learning_rate" in line] == [1e-5]
+
+
+def test_a_base_is_known_by_its_content_and_however_its_path_is_written(tmp_path, monkeypatch) -> None:
+    base = tiny_transformer(tmp_path / "base")
+    settings = replace(QUICK, epochs=1)
+    done = train(tmp_path / "model", base, settings=settings)
+    monkeypatch.chdir(tmp_path)
+    assert train(tmp_path / "model", Path("base"), settings=settings).fitted == done.fitted
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | {"hidden_dropout_prob": 0.5}))
+    with pytest.raises(InputError, match="differently: base_weights"):
+        train(tmp_path / "model", base, settings=settings)
+
+
+@pytest.mark.parametrize("head", ["cls", "emb"])
+def test_token_types_are_left_out_in_training_where_the_scorer_leaves_them_out(tmp_path, monkeypatch, head) -> None:
+    from adacur.training import cross_encoder
+
+    base = tiny_transformer(tmp_path / "base")
+    config = json.loads((base / "tokenizer_config.json").read_text())
+    names = {"model_input_names": ["input_ids", "attention_mask"]}
+    (base / "tokenizer_config.json").write_text(json.dumps(config | names))
+    checks, quality = [], cross_encoder.ranking_quality
+    monkeypatch.setattr(cross_encoder, "ranking_quality", lambda *of: (checks.append(of), quality(*of))[1])
+    settings = replace(QUICK, epochs=1, checks_per_epoch=1)
+    train(tmp_path / "model", base, head=head, add_tags=True, settings=settings)
+    scores, shortlists, _ = checks[-1]
+    tiny = collection()
+    held_out = learning_data(tiny, held_out=8).held_out.queries
+    pairs = [(query, tiny.items[at]) for query, own in zip(held_out, shortlists, strict=True) for at in own]
+    with TorchCrossEncoder(tmp_path / "model", device="cpu") as scorer:
+        np.testing.assert_allclose(scorer.score(pairs), np.concatenate(scores), atol=1e-4)
+
+
+def test_training_leaves_what_transformers_says_as_it_was(tmp_path, base) -> None:
+    logging = pytest.importorskip("transformers").utils.logging
+    before = logging.get_verbosity()
+    logging.set_verbosity_info()
+    try:
+        train(tmp_path / "model", base, settings=replace(QUICK, epochs=1))
+        assert logging.get_verbosity() == logging.INFO
+    finally:
+        logging.set_verbosity(before)
+
+
 def test_a_finished_run_is_not_run_again(tmp_path, base) -> None:
     done = train(tmp_path / "model", base)
     written = (tmp_path / "model" / "model.safetensors").stat().st_mtime_ns
@@ -118,6 +240,15 @@ def test_a_folder_with_somebody_elses_model_is_left_alone(tmp_path) -> None:
     base = tiny_transformer(tmp_path / "base")
     with pytest.raises(InputError, match="not trained here"):
         train(base, base)
+
+
+def test_a_folder_that_somebody_calls_training_is_left_alone(tmp_path, base) -> None:
+    mine = tmp_path / "model" / "training" / "notes.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    with pytest.raises(InputError, match="no training wrote"):
+        train(tmp_path / "model", base)
+    assert mine.read_text() == "mine"
 
 
 class Teacher:
@@ -166,14 +297,15 @@ def test_negatives_are_drawn_anew_for_every_epoch_and_alike_for_every_run(tmp_pa
     from adacur.training import pair_examples
 
     seen: list[tuple[int, str, tuple[int, ...]]] = []
-    draw = pair_examples.drawn
+    draw = pair_examples.shown
 
-    def recorded(pool, n, **of):
-        chosen = draw(pool, n, **of)
-        seen.append((of["epoch"], of["query"].id, tuple(chosen)))
+    def recorded(relevant, pool, **of):
+        chosen = draw(relevant, pool, **of)
+        assert chosen[0] in relevant
+        seen.append((of["epoch"], of["query"].id, tuple(chosen[1:])))
         return chosen
 
-    monkeypatch.setattr(pair_examples, "drawn", recorded)
+    monkeypatch.setattr(pair_examples, "shown", recorded)
     train(tmp_path / "one", base)
     once, seen[:] = set(seen), []
     train(tmp_path / "two", base)
@@ -185,11 +317,60 @@ def test_negatives_are_drawn_anew_for_every_epoch_and_alike_for_every_run(tmp_pa
     assert all(len(draws) == QUICK.epochs for draws in by_query.values())
 
 
+def test_an_item_with_the_text_of_a_relevant_one_is_no_negative(tmp_path, base, monkeypatch) -> None:
+    from adacur.training import pair_examples
+
+    tiny = collection()
+    # Every relevant item has a twin that nobody judged.
+    items = [*tiny.items, *(Item(f"twin{n}", tiny.items[n].text) for n in range(len(tiny.queries)))]
+    twins = JudgedCollection("twins", items, tiny.queries, tiny.qrels)
+    shown: list[tuple[str, set[str]]] = []
+    draw = pair_examples.shown
+
+    def recorded(relevant, pool, **of):
+        chosen = draw(relevant, pool, **of)
+        shown.append((items[chosen[0]].text, {items[at].text for at in chosen[1:]}))
+        return chosen
+
+    monkeypatch.setattr(pair_examples, "shown", recorded)
+    settings = replace(QUICK, epochs=1)
+    train_cross_encoder(
+        twins, tmp_path / "m", base=base, first=first(twins), head="cls", negatives=60, depth=60, settings=settings
+    )
+    assert shown
+    assert not any(relevant in negatives for relevant, negatives in shown)
+
+
 def test_a_loss_that_is_no_number_ends_the_run_with_what_to_try(tmp_path, base) -> None:
     teacher = Teacher(likes=math.inf)
     teacher.score = lambda pairs: np.full(len(pairs), 1e30, np.float32)  # type: ignore[method-assign]
-    with pytest.raises(TrainingFailed, match=r"loss is (inf|nan).*learning rate"):
+    with pytest.raises(TrainingFailed, match=r"loss is (inf|nan).*learning rate \(now 0.003\)\.$"):
         train(tmp_path / "model", base, teachers=[teacher])
+
+
+def test_weights_that_are_no_numbers_end_the_run_before_they_are_checked_and_kept(tmp_path, base, monkeypatch) -> None:
+    step, steps = torch.optim.AdamW.step, 0
+
+    def ruined(self, *args, **kwargs):
+        nonlocal steps
+        steps += 1
+        answer = step(self, *args, **kwargs)
+        if steps == 4:
+            with torch.no_grad():
+                self.param_groups[0]["params"][0].fill_(math.nan)
+        return answer
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", ruined)
+    with pytest.raises(TrainingFailed, match=r"weight.*after 4 updates.*another folder"):
+        train(tmp_path / "model", base)
+    assert [path.name for path in (tmp_path / "model" / "training").glob("checkpoint-*")] == ["checkpoint-2"]
+
+
+def test_scores_that_are_no_numbers_rank_last() -> None:
+    shortlists, relevant = [np.arange(4)], [np.array([2])]
+    for scores in ([math.nan] * 4, [0.0, 0.0, math.nan, 0.0], [math.nan, math.nan, 1.0, math.nan]):
+        assert ranking_quality([np.array(scores)], shortlists, relevant)["mrr"] == 1 / 4
+    assert ranking_quality([np.array([0.0, 3.0, 1.0, 1.0])], shortlists, relevant)["mrr"] == 1 / 3
 
 
 def test_more_queries_in_a_batch_than_there_are_is_one_step_per_epoch(tmp_path, base) -> None:
@@ -241,8 +422,49 @@ def test_a_collection_of_nothing_but_relevant_items_is_refused(tmp_path, base) -
         )
 
 
+def test_a_first_stage_that_finds_nothing_to_check_with_is_refused_before_a_teacher_is_asked(tmp_path, base) -> None:
+    tiny, teacher = collection(), Teacher()
+    strangers = BM25.build([Item(item.id, f"stranger{n}") for n, item in enumerate(tiny.items)])
+    with pytest.raises(InputError, match="nothing for 8 held-out queries"):
+        train(tmp_path / "model", base, first=strangers, teachers=[teacher])
+    assert teacher.asked == 0
+
+
+@pytest.mark.parametrize("head", ["cls", "emb"])
+def test_a_base_that_lacks_weights_of_its_encoder_is_refused(tmp_path, head) -> None:
+    base = tiny_transformer(tmp_path / "base")
+    body = pytest.importorskip("transformers").AutoModel.from_pretrained(base)
+    # A head and a pooler may be missing; a layer may not.
+    whole = {name: weight for name, weight in body.state_dict().items() if not name.startswith("pooler.")}
+    body.save_pretrained(base, state_dict=whole)
+    train(tmp_path / "headless", base, head=head, add_tags=True, settings=replace(QUICK, epochs=1))
+    body.save_pretrained(base, state_dict={name: row for name, row in whole.items() if "layer.1" not in name})
+    with pytest.raises(InputError, match=r"lacks the weights \['(bert\.)?encoder.layer.1"):
+        train(tmp_path / "cut", base, head=head, add_tags=True)
+
+
+def test_a_tokenizer_that_is_python_alone_is_refused(tmp_path) -> None:
+    base = tiny_transformer(tmp_path / "base")
+    (base / "tokenizer.json").unlink()
+    pytest.importorskip("transformers").CanineTokenizer().save_pretrained(base)
+    with pytest.raises(InputError, match="needs a fast tokenizer"):
+        train(tmp_path / "model", base)
+
+
+def test_a_device_is_checked_before_anything_is_read_and_has_a_number(tmp_path, base, monkeypatch) -> None:
+    for asked, said in {"abacus": "torch device", "mps": "torch device", "cuda:77": "torch sees"}.items():
+        with pytest.raises(InputError, match=said):
+            train(tmp_path / "model", base, device=asked)
+    with pytest.raises(InputError, match="bfloat16 needs a GPU"):
+        train(tmp_path / "model", base, device="cpu", settings=replace(QUICK, precision="bfloat16"))
+    assert not (tmp_path / "model").exists()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for asked, device in {"cuda": "cuda:0", "cuda:1": "cuda:1", "cpu": "cpu"}.items():
+        assert str(check_device(torch, asked, QUICK)) == device
+
+
 def test_a_base_without_the_tags_is_refused_with_what_to_do(tmp_path, base) -> None:
-    with pytest.raises(InputError, match=r"lacks \[unused0\].*add_tags=True"):
+    with pytest.raises(InputError, match=r"lacks \[unused0\].*--add-tags"):
         train(tmp_path / "model", base, head="emb")
 
 
@@ -256,6 +478,7 @@ def test_a_base_without_the_tags_is_refused_with_what_to_do(tmp_path, base) -> N
         {"patience": 0},
         {"precision": "int8"},
         {"seed": -1},
+        {"seed": 2**32},
         {"weight_decay": -1.0},
         {"clip": math.nan},
     ],

@@ -101,6 +101,11 @@ def test_the_loss_is_the_cross_entropy_of_the_softmaxes_over_a_query_s_own_items
     assert float(loss) == pytest.approx(np.mean(by_hand), rel=1e-4)
 
 
+def test_items_that_the_student_thinks_impossible_have_a_finite_loss(tmp_path, base) -> None:
+    result = taught(tmp_path / "model", base, scale=1e5, settings=replace(QUICK, epochs=1))
+    assert 1e3 < result.fitted.before["held_out_loss"] < np.inf
+
+
 @pytest.mark.parametrize("ends_at", [2, 5, 8])
 def test_a_run_that_ended_anywhere_goes_on_to_the_same_losses_and_weights(tmp_path, base, monkeypatch, ends_at) -> None:
     whole = taught(tmp_path / "whole", base)

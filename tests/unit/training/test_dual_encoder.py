@@ -13,8 +13,8 @@ from adacur.core.errors import FetchError, InputError
 from adacur.core.records import ItemList
 from adacur.data import JudgedCollection
 from adacur.training import TrainingSettings
-from adacur.training.dual_encoder import MinedNegatives, retrieval_quality, train_dual_encoder, with_equal_texts
-from adacur.training.judged_queries import JudgedQueries, learning_data
+from adacur.training.dual_encoder import MinedNegatives, retrieval_quality, train_dual_encoder
+from adacur.training.judged_queries import JudgedQueries, learning_data, with_equal_texts
 from adacur.training.tower_options import TowerOptions
 from tests.unit.scorers.tiny_models import WORDS, tiny_transformer
 from tests.unit.training.word_worlds import word_collection
@@ -257,6 +257,20 @@ def test_a_step_counts_each_text_once_and_no_other_relevant_item_as_a_negative(b
     scores[0, 2] = -np.inf
     by_hand = np.log(np.exp(scores).sum(1)) - scores[[0, 1, 2], [0, 2, 3]]
     assert float(loss) == pytest.approx(by_hand.mean(), rel=1e-4)
+
+
+def test_half_a_surrogate_pair_is_read_as_a_question_mark(base) -> None:
+    pair = towers_of(base)
+    broken, whole = pair.tokens("item", ["w1 \ud800 w2"]), pair.tokens("item", ["w1 ? w2"])
+    assert broken.ids.tolist() == whole.ids.tolist()
+
+
+def test_a_step_lets_go_of_the_vectors_of_all_items(base) -> None:
+    pair = towers_of(base)
+    in_tokens = TowerItems(pair, words_in(6))
+    assert in_tokens.vectors is in_tokens.vectors
+    in_tokens.step(pair.tokens("query", ["w1"]), [0], [np.array([1, 5])], [np.array([1.0, 0.0])])
+    assert in_tokens._encoded_last[1] is None
 
 
 def test_a_step_too_large_for_the_memory_has_the_same_gradients(base, monkeypatch) -> None:

@@ -140,6 +140,22 @@ def test_a_query_for_which_the_first_stage_finds_nothing_is_left_out_with_a_warn
     assert "1 of 2 queries are left out, such as 'stranger'" in caplog.text
 
 
+def test_a_query_whose_items_all_score_alike_is_left_out_with_a_warning(caplog) -> None:
+    scores = SCORES.copy()
+    scores[1] = 7
+    index = AnchorIndex.from_arrays(items=ITEMS, anchor_queries=QUERIES, scores=scores)
+    items = ItemList(ITEMS)
+    for teacher in (
+        TeacherScores.from_index(index, top=4),
+        TeacherScores.from_scorers([scorer(scores)], QUERIES, items, first=first(scores), top=4),
+    ):
+        assert [query.id for query in teacher.queries] == ["q0", "q2"]
+        assert teacher.scores[1].tolist() == scores[2, teacher.positions[1]].tolist()
+    assert caplog.text.count("1 of 3 queries are left out, such as 'q1': all of their items have one score") == 2
+    with pytest.raises(InputError, match="'q0' are all 0"):
+        TeacherScores.from_scorers([scorer(0 * scores)], QUERIES, items, first=first(), top=4)
+
+
 def test_a_scorer_that_answers_nonsense_is_named_with_the_pair() -> None:
     class Nonsense:
         card = scorer().card
