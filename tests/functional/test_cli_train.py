@@ -169,8 +169,10 @@ def test_a_trained_cross_encoder_is_opened_by_its_path_by_torch_and_as_onnx(trai
 
 
 def test_an_emb_cross_encoder_is_trained_and_exported_with_its_tags(folder: Path) -> None:
-    ran = train(folder, "emb", *QUICK, "--head", "emb", "--add-tags", "--epochs", 1)
+    ran = train(folder, "emb", *QUICK, "--head", "emb", "--add-tags", "--epochs", 1, "--max-item-tokens", 12)
     assert ran.code == 0, ran
+    # It learnt from cut items, and is to score such.
+    assert "Next: adacur build beir INDEX --scorer emb --max-item-tokens 12" in ran.err
     assert here("export-onnx", "emb", "emb-onnx", cwd=folder).code == 0
     assert adacur.EmbHead.from_config(json.loads((folder / "emb-onnx" / "config.json").read_text())) is not None
 

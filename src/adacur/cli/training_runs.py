@@ -74,7 +74,9 @@ def cross_encoder_run(asked: Mapping[str, Any], *, settings: TrainingSettings) -
         device=asked["device"],
         progress=True,
     )
-    then = f"adacur build {_items_of(asked)} INDEX --scorer {quote(str(asked['out']))}"
+    # A model that learnt from cut items is at its best with them.
+    cut = f" --max-item-tokens {asked['max_item_tokens']}" if asked["max_item_tokens"] else ""
+    then = f"adacur build {_items_of(asked)} INDEX --scorer {quote(str(asked['out']))}{cut}"
     _show(trained, asked, was_finished=was_finished, then=then)
 
 
