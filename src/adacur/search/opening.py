@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from adacur.approximation import Storage
-from adacur.core.errors import InputError, UnknownName
-from adacur.core.protocols import Scorer
+from adacur.core.errors import InputError, UnknownName, UnknownOption
+from adacur.core.protocols import Scorer, ScorerCard
 from adacur.core.records import Item, Query
 from adacur.core.spelling import did_you_mean
 from adacur.data import fetch, names, pseudo_queries
@@ -149,7 +150,7 @@ def load(
     by default numpy does that.
     """
     folder = IndexFolder.open(path)
-    opened = None if scorer is None else _cached(_open_scorer(scorer), cache)
+    opened = None if scorer is None else _cached(_open_as_built(scorer, folder.manifest.scorer), cache)
     return _opened(folder, scorer=opened, encoder=_open_encoder(encoder), check=check, cache=cache, device=device)
 
 
@@ -192,6 +193,15 @@ def _opened(
         drift=drift,
         device=device,
     )
+
+
+def _open_as_built(source: Any, card: ScorerCard | None) -> Scorer:
+    """A scorer by its name cuts items as the one that built the index did: else it would be taken for another."""
+    if card is not None and card.max_item_tokens is not None and isinstance(source, str | Path):
+        # Functions and services cut nothing.
+        with contextlib.suppress(UnknownOption):
+            return _open_scorer(source, max_item_tokens=card.max_item_tokens)
+    return _open_scorer(source)
 
 
 def _cached(scorer: Scorer, cache: str | Path | None) -> Scorer:

@@ -157,6 +157,8 @@ def check_may_write(folder: Path) -> None:
     state = folder / _STATE
     if (state / _RUN).exists():
         return
+    if (folder / "manifest.json").exists():
+        raise InputError(f"{folder} is an index. Take another folder for the model.")
     if any((folder / name).exists() for name in _MAKE_A_MODEL):
         raise InputError(f"{folder} holds a model that was not trained here. Take another folder.")
     if any(file.name != _partial(state / _RUN).name for file in _all_but_scores(state)):

@@ -16,6 +16,7 @@ from adacur.index import locked
 from adacur.scorers import Cached
 from adacur.search.first_stages import save_first_stage
 from tests.rerank_servers import RerankServer
+from tests.unit.scorers.tiny_models import tiny_transformer
 
 WORDS = ["river", "castle", "engine", "violin", "glacier", "market", "orchid", "comet", "treaty", "harbour"]
 ITEMS = [Item(f"{a}-{b}", f"the {a} by the {b}", {"title": a}) for a in WORDS for b in WORDS if a != b]
@@ -316,3 +317,13 @@ def test_a_cache_that_cannot_be_used_is_refused_before_anything_is_scored(tmp_pa
         build(tmp_path / "index", scorer=paid, cache=tmp_path / "scores.sqlite")
     assert paid.calls == 0
     assert not (tmp_path / "index").exists()
+
+
+def test_a_scorer_given_by_its_path_cuts_items_as_the_one_that_built_the_index_did(tmp_path) -> None:
+    model = tiny_transformer(tmp_path / "model")
+    items = [Item(f"i{n}", " ".join(f"w{n + step}" for step in range(9))) for n in range(12)]
+    cut = adacur.scorer(model, device="cpu", max_item_tokens=3)
+    adacur.build(items, [Query("a", "w1 w2"), Query("b", "w5")], scorer=cut, path=tmp_path / "index", progress=False)
+    with adacur.load(tmp_path / "index", scorer=str(model)) as index:
+        assert index.scorer.card.max_item_tokens == 3
+        assert len(index.search("w3 w4", k=2, budget=4)) == 2

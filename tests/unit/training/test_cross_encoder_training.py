@@ -236,6 +236,13 @@ def test_a_folder_begun_with_other_settings_is_refused_by_their_names(tmp_path, 
         train(tmp_path / "model", base, negatives=6)
 
 
+def test_an_index_is_not_trained_into(tmp_path, base) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(InputError, match="is an index"):
+        train(tmp_path, base)
+    assert [file.name for file in tmp_path.iterdir()] == ["manifest.json"]
+
+
 def test_a_folder_with_somebody_elses_model_is_left_alone(tmp_path) -> None:
     base = tiny_transformer(tmp_path / "base")
     with pytest.raises(InputError, match="not trained here"):
