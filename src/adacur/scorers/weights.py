@@ -29,7 +29,7 @@ def weights_hash(files: Iterable[Path], *, settings: Mapping[str, Any] | None = 
 
 
 def json_in(folder: Path, name: str) -> dict[str, Any]:
-    """The object in a JSON file of a model folder; empty where there is no such file."""
+    """The object in a JSON file of a folder; empty where there is no such file."""
     path = folder / name
     if not path.is_file():
         return {}
