@@ -19,12 +19,12 @@ from pathlib import Path
 
 import numpy as np
 
-from adacur import AnchorIndex, Dense, Item, Query, TorchCrossEncoder
+from adacur import AnchorIndex, Dense, Item, OnnxCrossEncoder, Query, TorchCrossEncoder
 from adacur.core.records import ItemList
 from adacur.data import JudgedCollection, read_beir, split_queries
 from adacur.experiments import Testbed
 from adacur.retrievers.encoders import SentenceTransformerEncoder
-from adacur.scorers import make_emb_cross_encoder, save_emb_cross_encoder
+from adacur.scorers import export_onnx, make_emb_cross_encoder, save_emb_cross_encoder
 from adacur.training import TeacherScores, TrainingSettings, distill, train_cross_encoder, train_dual_encoder
 from adacur.training.candidates import found_by
 from adacur.training.ranking_quality import ranking_quality
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--batch-queries", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=5e-5)
     parser.add_argument("--max-item-tokens", type=int, default=160)
-    parser.add_argument("--stages", default="dual,emb,cls,score,distill,embed,quality")
+    parser.add_argument("--stages", default="dual,emb,cls,score,distill,embed,quality,onnx")
     asked = parser.parse_args()
     work = Work(asked)
     for stage in asked.stages.split(","):
@@ -120,7 +120,7 @@ class Work:
         queries = [*self.anchors, *self.test]
         for head in ("emb", "cls"):
             folder = self.out / f"scores-{head}"
-            if (folder / "meta.json").exists():
+            if (folder / "meta.json").exists() or not (self.out / head).exists():
                 continue
             started = time.monotonic()
             with TorchCrossEncoder(self.out / head, max_item_tokens=self.asked.max_item_tokens, name=head) as scorer:
@@ -132,7 +132,7 @@ class Work:
                     ]
                 )
             print(f"{head}: {scores.size / (time.monotonic() - started):.0f} pairs a second")
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)
             low, high = float(scores.min()), float(scores.max())
             steps = 65_535 / (high - low)
             np.savez_compressed(folder / "scores.npz", scores=np.round((scores - low) * steps).astype(np.uint16))
@@ -170,16 +170,19 @@ class Work:
             self.tell(name, trained)
 
     def embed(self) -> None:
-        """The dual encoders' vectors of all items and queries, beside the scores of both heads."""
-        for name, folder in self.dual_encoders().items():
-            encoder = SentenceTransformerEncoder(folder)
+        """The dual encoders' vectors of all items and queries, beside the scores of both heads; DE_base is "dense"."""
+        for name, own in self.dual_encoders().items():
+            prefix = "dense" if name == "de-base" else f"dense-{name}"
+            encoder = SentenceTransformerEncoder(own)
             vectors = {
                 "items": encoder.encode_items([item.text for item in self.items]),
                 "queries": encoder.encode_queries([query.text for query in (*self.anchors, *self.test)]),
             }
             for head in ("emb", "cls"):
+                folder = self.out / f"scores-{head}"
                 for kind, rows in vectors.items():
-                    np.save(self.out / f"scores-{head}" / f"dense-{name}_{kind}.npy", rows.astype(np.float16))
+                    if folder.exists():
+                        np.save(folder / f"{prefix}_{kind}.npy", rows.astype(np.float16))
 
     def quality(self) -> None:
         """Judged quality of every model on the test queries, which nothing was chosen by."""
@@ -207,12 +210,31 @@ class Work:
             "emb, untrained": untrained,
             "cls, not trained on this collection": self.asked.cross_base,
         }.items():
+            if not folder.exists():
+                continue
             with TorchCrossEncoder(folder, max_item_tokens=self.asked.max_item_tokens) as scorer:
                 scores = np.split(scorer.score(pairs), np.cumsum([len(own) for own in shortlists])[:-1])
             measured[name] = ranking_quality(scores, shortlists, relevant)
         (self.out / "quality.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
         for name, values in measured.items():
             print(f"{name}: " + ", ".join(f"{what} {value:.3f}" for what, value in values.items()))
+
+    def onnx(self) -> None:
+        """The trained [EMB] cross-encoder as an ONNX graph, against torch in fp32 on 200 pairs."""
+        target = self.out / "emb-onnx"
+        if not target.exists():
+            export_onnx(self.out / "emb", target)
+        rng = np.random.default_rng(0)
+        places = rng.integers(len(self.items), size=200)
+        pairs = [(self.test[number % len(self.test)], self.items[place]) for number, place in enumerate(places)]
+        cut = self.asked.max_item_tokens
+        with (
+            TorchCrossEncoder(self.out / "emb", device="cpu", dtype="float32", max_item_tokens=cut) as torch_scorer,
+            OnnxCrossEncoder(target, max_item_tokens=cut) as onnx_scorer,
+        ):
+            exact, exported = torch_scorer.score(pairs), onnx_scorer.score(pairs)
+        furthest = float(np.abs(exact - exported).max())
+        print(f"ONNX against torch fp32, 200 pairs, scores {exact.min():.1f} to {exact.max():.1f}: {furthest:.1e} at most")
 
     def dual_encoders(self) -> dict[str, Path]:
         trained = {name: self.out / name for name in ("de-base", "de-ce-bert", "de-ce-base")}
