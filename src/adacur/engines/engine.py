@@ -18,6 +18,11 @@ class WorkersLost(RuntimeError):
 class Engine(Protocol[Task, Result]):
     """Runs tasks somewhere, each of them to one result."""
 
+    @property
+    def workers(self) -> int:
+        """How many work at the same time: now, where their number changes, or before a run, to be expected."""
+        ...
+
     def run(self, tasks: Iterable[Task]) -> Generator[tuple[Task, Result], None, None]:
         """Each task with its result, in the order in which they finish.
 

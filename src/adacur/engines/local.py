@@ -12,21 +12,26 @@ import pickletools
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from types import ModuleType
 from typing import Any, Generic, cast
 
+from adacur.engines.crew import (
+    DEATHS_IN_A_ROW,
+    Answer,
+    Assignment,
+    TaskQueue,
+    answer_to,
+    read_ahead,
+    run_with,
+    unpacked,
+)
 from adacur.engines.engine import Result, Task, WorkersLost
 
 __all__ = ["InThisProcess", "LocalProcesses"]
 
 _log = logging.getLogger("adacur.engines")
-_END: Any = object()
-_DEATHS_IN_A_ROW = 3
 _SECONDS_BETWEEN_ROLL_CALLS = 1.0
 _SECONDS_TO_LEAVE = 10.0
 
@@ -34,12 +39,14 @@ _SECONDS_TO_LEAVE = 10.0
 class InThisProcess(Generic[Task, Result]):
     """Work in the thread of whoever asks for the results, while another thread reads the next task."""
 
+    workers = 1
+
     def __init__(self, work: Callable[[Task], Result]) -> None:
         self._work = work
 
     def run(self, tasks: Iterable[Task]) -> Generator[tuple[Task, Result], None, None]:
         """Each task with its result, in order."""
-        with contextlib.closing(_read_ahead(tasks)) as upcoming:
+        with read_ahead(tasks) as upcoming:
             for task in upcoming:
                 yield task, self._work(task)
 
@@ -53,47 +60,33 @@ class LocalProcesses(Generic[Task, Result]):
 
     def __init__(self, openers: Sequence[Callable[[], Callable[[Task], Result]]]) -> None:
         self._openers = [pickle.dumps(opener) for opener in openers]
+        self._crew: _Crew | None = None
+
+    @property
+    def workers(self) -> int:
+        """How many there are."""
+        return len(self._openers) if self._crew is None else self._crew.n_workers
 
     def run(self, tasks: Iterable[Task]) -> Generator[tuple[Task, Result], None, None]:
         """Each task with its result, as they finish."""
-        with contextlib.closing(_read_ahead(tasks)) as upcoming, _Crew(self._openers) as crew:
-            finished: list[tuple[Task, Result]] = []
-            while True:
-                # Before the results go out: no worker waits for what is done with the result of another.
-                at_work = crew.hand_out(upcoming)
-                while finished:
-                    yield finished.pop(0)
-                if crew.error is not None:
-                    raise crew.error
-                if not at_work:
-                    return
-                finished = crew.gather()
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What a worker sends: a result, or an error; first of all, that it is ready."""
-
-    result: Any = None
-    error: Exception | None = None
-
-
-@dataclass(slots=True)
-class _Assignment:
-    task: Any
-    deaths: int = 0
+        with read_ahead(tasks) as upcoming, _Crew(self._openers, TaskQueue(upcoming)) as crew:
+            self._crew = crew
+            yield from run_with(crew)
 
 
 class _Crew:
     """The workers of a run, by place, and who has which task."""
 
-    def __init__(self, openers: Sequence[bytes]) -> None:
+    def __init__(self, openers: Sequence[bytes], tasks: TaskQueue) -> None:
         self.error: Exception | None = None
         self._openers = openers
+        self._tasks = tasks
         self._deaths = [0] * len(openers)
         self._workers: dict[int, _Worker] = {}
-        self._given_back: list[_Assignment] = []
-        self._all_read = False
+
+    @property
+    def n_workers(self) -> int:
+        return len(self._workers)
 
     def __enter__(self) -> _Crew:
         try:
@@ -110,23 +103,13 @@ class _Crew:
         for worker in self._workers.values():
             worker.wait_until_gone()
 
-    def hand_out(self, upcoming: Iterator[Any]) -> bool:
-        """Give every idle worker a task, those first that have been given back; whether anything remains to be done."""
+    def hand_out(self) -> bool:
+        """Give every idle worker a task; whether anything remains to be done."""
         for worker in self._workers.values():
-            if worker.is_idle and self.error is None and (assignment := self._next(upcoming)) is not None:
+            if worker.is_idle and self.error is None and (assignment := self._tasks.take()) is not None:
                 worker.give(assignment)
-        return bool(self._given_back) or not self._all_read or any(w.assignment for w in self._workers.values())
-
-    def _next(self, upcoming: Iterator[Any]) -> _Assignment | None:
-        if self._given_back:
-            return self._given_back.pop()
-        try:
-            task = next(upcoming, _END)
-        except Exception as error:
-            # Told once the results that have come in are out: they are paid for.
-            self.error, task = error, _END
-        self._all_read = task is _END
-        return None if self._all_read else _Assignment(task)
+            self.error = self.error or self._tasks.error
+        return not self._tasks.is_empty or any(worker.assignment for worker in self._workers.values())
 
     def gather(self) -> list[tuple[Any, Any]]:
         """Wait until a worker has sent something, or died; every result that has come in."""
@@ -155,16 +138,15 @@ class _Crew:
         code = worker.wait_until_gone()
         self._deaths[place] += 1
         if worker.assignment is not None:
-            worker.assignment.deaths += 1
-            self._given_back.append(worker.assignment)
+            self._tasks.give_back(worker.assignment)
         died = f"A worker process died {'on a task' if worker.assignment else 'while it started'} ({_in_words(code)})"
-        if worker.assignment is not None and worker.assignment.deaths == _DEATHS_IN_A_ROW:
-            self.error = WorkersLost(f"{died}, the {_DEATHS_IN_A_ROW}rd time on the same one; it may need more memory.")
-        elif self._deaths[place] < _DEATHS_IN_A_ROW:
+        if worker.assignment is not None and worker.assignment.deaths == DEATHS_IN_A_ROW:
+            self.error = WorkersLost(f"{died}, the {DEATHS_IN_A_ROW}rd time on the same one; it may need more memory.")
+        elif self._deaths[place] < DEATHS_IN_A_ROW:
             _log.warning("%s; another takes its place.", died)
             self._workers[place] = _Worker(self._openers[place])
         elif self._workers:
-            _log.warning("%s, %d in a row; %d others go on.", died, _DEATHS_IN_A_ROW, len(self._workers))
+            _log.warning("%s, %d in a row; %d others go on.", died, DEATHS_IN_A_ROW, len(self._workers))
         else:
             self.error = WorkersLost(f"{died}, as did all others and those that took their places.")
 
@@ -176,7 +158,7 @@ class _Worker:
         spawning = multiprocessing.get_context("spawn")
         self.connection, theirs = spawning.Pipe()
         self.is_open = False
-        self.assignment: _Assignment | None = None
+        self.assignment: Assignment | None = None
         self._process = spawning.Process(target=_serve, args=(opener, theirs), name="adacur-worker")
         with _script_kept_from_children(opener):
             self._process.start()
@@ -187,7 +169,7 @@ class _Worker:
     def is_idle(self) -> bool:
         return self.is_open and self.assignment is None
 
-    def give(self, assignment: _Assignment) -> None:
+    def give(self, assignment: Assignment) -> None:
         self.assignment = assignment
         # If it has died, that is seen when its answer is due.
         with contextlib.suppress(OSError):
@@ -196,14 +178,14 @@ class _Worker:
     def has_news(self) -> bool:
         return self.connection.poll() or not self._process.is_alive()
 
-    def receive(self) -> _Answer | None:
+    def receive(self) -> Answer | None:
         """What it has sent; None if it died first."""
         try:
             # Asked again, since it may have answered and left between two looks at it.
             answer = self.connection.recv() if self.connection.poll() else None
         except (EOFError, OSError):
             return None
-        return cast("_Answer | None", answer)
+        return cast("Answer | None", answer)
 
     def dismiss(self) -> None:
         """Send it away: an idle one sees the end of the pipe and leaves by itself."""
@@ -231,27 +213,13 @@ def _serve(opener: bytes, connection: Connection) -> None:
 
     def open_work() -> None:
         nonlocal work
-        work = pickle.loads(opener)()
+        work = unpacked(opener)()
 
     with contextlib.suppress(EOFError, ConnectionError):
-        connection.send(_answer(open_work))
+        connection.send(answer_to(open_work))
         while work is not None:
             task = connection.recv()
-            connection.send(_answer(functools.partial(work, task)))
-
-
-def _answer(ask: Callable[[], Any]) -> _Answer:
-    try:
-        return _Answer(result=ask())
-    except Exception as error:
-        where = "".join(traceback.format_exception(error))
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:
-            error = RuntimeError(f"{type(error).__name__}: {error}")
-        # Neither a traceback nor a cause survives the way to the parent; a note does.
-        error.add_note(f"In a worker process:\n{where}")
-        return _Answer(error=error)
+            connection.send(answer_to(functools.partial(work, task)))
 
 
 def _end_with_parent() -> None:
@@ -260,20 +228,6 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
-
-
-def _read_ahead(tasks: Iterable[Task]) -> Generator[Task, None, None]:
-    """Tasks in order, read in a thread of their own, one ahead of whoever takes them."""
-    source = iter(tasks)
-    with ThreadPoolExecutor(1, thread_name_prefix="adacur-read-ahead") as reader:
-        try:
-            upcoming = reader.submit(next, source, _END)
-            while (task := upcoming.result()) is not _END:
-                upcoming = reader.submit(next, source, _END)
-                yield task
-        finally:
-            # In the reader's thread, which owns whatever the tasks are read from.
-            reader.submit(getattr(source, "close", lambda: None)).result()
 
 
 @contextlib.contextmanager

@@ -7,14 +7,13 @@ import errno
 import functools
 import json
 import os
-import pickle
 import shutil
 import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -33,18 +32,22 @@ from adacur.core.errors import (
     NotAnIndex,
     ScorerFailed,
     StorageFull,
+    StorageUnavailable,
 )
 from adacur.core.protocols import AnchorScores, Scorer, ScorerCard
 from adacur.core.records import Item, Pair, Query, as_queries, check_texts
 from adacur.core.scores import check_scores
-from adacur.engines import Engine, InThisProcess, LocalProcesses, WorkersLost
-from adacur.index.blocks import SCORES, ScoreBlocks, digest_scores
-from adacur.index.estimate import replicas, time_scorer
-from adacur.index.folder import LOCK, IndexFolder
+from adacur.engines import Engine, InThisProcess, WorkersLost
+from adacur.index.blocks import BlockRecord, BlockRecords, Place, ScoreBlocks, digest_scores, place_of
+from adacur.index.estimate import time_scorer
+from adacur.index.folder import LOCK, IndexFolder, is_finished
 from adacur.index.items import DATABASE, StoredItems, connect, error_is_full, load, read_texts, seal
 from adacur.index.manifest import MANIFEST, Manifest, read_manifest, sync_path, write_atomically, write_manifest
+from adacur.index.mirror import Mirror, place_named, refuse_url, to_build
+from adacur.index.object_store import index_url
 from adacur.index.probes import choose_probes, compare
 from adacur.index.table import distinct_anchors
+from adacur.index.workforce import Workforce
 from adacur.scorers.asking import asking
 from adacur.scorers.cached import past_cache
 from adacur.scorers.grid import score_grid
@@ -58,6 +61,7 @@ _SAMPLE_ITEMS = 512
 _SMALL_BUILD, _SMALL_BUILD_BLOCKS = 20_000, 16
 _BLOCKS_PER_DEVICE = 8
 _PAIRS_TO_RECOGNISE = 8
+IT_IS_FINISHED = "It is finished; choose another path for the new index."
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 # Lets PyTerrier recognise the folder as an artifact.
 _PYTERRIER = {"type": "adacur_index", "format": "adacur", "package_hint": "adacur"}
@@ -81,13 +85,19 @@ class _Scored:
 
 
 ScoreBlock = Callable[[_Block], _Scored]
-ChooseEngine = Callable[[int, int], Engine[_Block, _Scored]]
-"""From the numbers of blocks and pairs that are left to where they are scored."""
+ChooseEngine = Callable[[Manifest, str, int, int], Engine[_Block, _Scored | BlockRecord]]
+"""From the manifest, the name of this run, and the numbers of blocks and pairs that are left, to who scores them.
+
+A block comes back as scores that are still to be stored, or as the record that they are.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a build is. `seconds` and `pairs_per_second` are of this run; `resumed_blocks` were found finished."""
+    """How far a build is. `seconds` and `pairs_per_second` are of this run; `resumed_blocks` were found finished.
+
+    `workers` are those at work now.
+    """
 
     blocks_done: int
     blocks: int
@@ -96,6 +106,7 @@ class Progress:
     seconds: float
     pairs_per_second: float
     resumed_blocks: int
+    workers: int = 1
 
     @property
     def seconds_left(self) -> float | None:
@@ -113,6 +124,9 @@ def build_scores(
     block_items: int | None = None,
     seed: int = 0,
     progress: Callable[[Progress], None] | None = None,
+    engine: str = "local",
+    address: str | None = None,
+    workers: int | None = None,
 ) -> IndexFolder:
     """Score every item against every anchor query into a folder; the same call again continues a stopped build.
 
@@ -122,56 +136,69 @@ def build_scores(
     While a block is scored, the next is read and the last is written; `progress` is called where they are written, in
     a thread of its own. A scorer with several `replicas()`, one per device, has larger builds shared out to a process
     each.
+
+    `workers` processes of this machine score with a scorer each; with `engine="ray"`, actors of the Ray cluster at
+    `address`, by default one started here and by default as many as it has room for. All of them must reach `path`.
+    Whoever scores a block stores it and records that it did, so that no finished block depends on anybody's survival.
     """
+    workforce = Workforce(engine, address, workers)
     if dtype not in ("float32", "float16"):
         raise InputError(f"Scores are stored as float32 or float16; got dtype={dtype!r}.")
     if block_items is not None and block_items < 1:
         raise InputError(f"block_items counts items and must be at least 1; got {block_items}.")
     anchors = distinct_anchors(as_queries(anchor_queries))
-    folder = Path(path)
+    url = index_url(path)
+    folder = Path(path) if url is None else to_build(url)
 
-    def choose_engine(blocks_left: int, pairs_left: int) -> Engine[_Block, _Scored]:
-        openers = replicas(scorer)
-        # Starting a process takes as long as scoring some thousand pairs.
-        if len(openers) < 2 or blocks_left < 2 or pairs_left <= _SMALL_BUILD:
-            return InThisProcess(_scoring(scorer, anchors=anchors, dtype=dtype))
-        opened = functools.partial(_opened_scoring, card=scorer.card, anchors=anchors, dtype=dtype)
-        try:
-            return LocalProcesses([functools.partial(opened, opener) for opener in openers[:blocks_left]])
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise ScorerFailed(
-                f"What replicas() returns must pickle, to be called in other processes; that of scorer "
-                f"{scorer.card.name!r} does not: {error}. Define it at the top of a module, or leave replicas() out."
-            ) from error
+    def choose_engine(
+        manifest: Manifest, run: str, blocks_left: int, pairs_left: int
+    ) -> Engine[_Block, _Scored | BlockRecord]:
+        elsewhere = functools.partial(
+            _scoring_elsewhere,
+            card=scorer.card,
+            anchors=anchors,
+            place=place_of(folder.resolve()),
+            manifest=manifest,
+            run=run,
+        )
+        here: Callable[[_Block], _Scored | BlockRecord] = _scoring(scorer, anchors=anchors, dtype=dtype)
+        left = {"blocks_left": blocks_left, "pairs_left": pairs_left}
+        return workforce.employ(scorer, here=here, elsewhere=elsewhere, **left)
 
     def choose_block_items(n_items: int) -> int:
-        return block_items or _timed_block_items(folder, n_items, anchors, dtype=dtype, scorer=scorer, seed=seed)
+        return block_items or _timed_block_items(
+            folder, n_items, anchors, dtype=dtype, scorer=scorer, seed=seed, workforce=workforce
+        )
 
     def recognise(pairs: Sequence[Pair], stored: FloatArray) -> None:
         with asking(scorer):
             scores = check_scores(past_cache(scorer).score(pairs), pairs)
         built = read_manifest(folder).scorer
-        compare(stored, scores, dtype=dtype, where=folder, built=built, given=scorer.card)
+        compare(stored, scores, dtype=dtype, where=place_named(folder), built=built, given=scorer.card)
 
-    _build(
-        folder,
-        items,
-        anchors,
-        check=_check_item,
-        choose_engine=choose_engine,
-        # Weights are compared by their hash; where there are none, a name proves little.
-        recognise=recognise if scorer.card.weights is None else None,
-        choose_block_items=choose_block_items,
-        card=scorer.card,
-        dtype=dtype,
-        seed=seed,
-        progress=progress,
-    )
+    workforce.check(scorer)
+    # A cluster takes seconds to start, and a finished index has no use for it.
+    with contextlib.nullcontext() if is_finished(path) else workforce.at_hand():
+        folder = _build(
+            folder,
+            items,
+            anchors,
+            check=_check_item,
+            choose_engine=choose_engine,
+            # Weights are compared by their hash; where there are none, a name proves little.
+            recognise=recognise if scorer.card.weights is None else None,
+            choose_block_items=choose_block_items,
+            card=scorer.card,
+            dtype=dtype,
+            seed=seed,
+            progress=progress,
+        )
     return IndexFolder.open(folder)
 
 
 def save_table(table: AnchorScores, path: str | Path, *, card: ScorerCard | None = None) -> IndexFolder:
     """Write anchor scores from memory as a finished folder; `card` says who scored them."""
+    refuse_url(path, "Saving")
     folder = Path(path)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise IndexMismatch(f"{folder} is in use already. Save to a new folder, or remove that one first.")
@@ -182,7 +209,7 @@ def save_table(table: AnchorScores, path: str | Path, *, card: ScorerCard | None
         for start in range(0, n_items, _MAX_BLOCK_ITEMS):
             yield from table.items.at(range(start, min(start + _MAX_BLOCK_ITEMS, n_items)))
 
-    def look_up(block: _Block) -> _Scored:
+    def look_up(block: _Block) -> _Scored | BlockRecord:
         return _Scored(matrix[block.positions.start : block.positions.stop], seconds=0.0)
 
     # Saving knows no resuming, so half a table must never be seen under the folder's name.
@@ -193,7 +220,7 @@ def save_table(table: AnchorScores, path: str | Path, *, card: ScorerCard | None
             stream(),
             distinct_anchors(table.anchor_queries),
             check=lambda item: None,
-            choose_engine=lambda blocks_left, pairs_left: InThisProcess(look_up),
+            choose_engine=lambda *_: InThisProcess(look_up),
             choose_block_items=lambda n: min(n, _largest_block(n_anchors, matrix.dtype)),
             card=card,
             dtype=str(matrix.dtype),
@@ -223,18 +250,24 @@ def _build(
     dtype: str,
     seed: int,
     progress: Callable[[Progress], None] | None,
-) -> None:
-    manifest = _begun(folder)
+) -> Path:
+    mirror = Mirror.of(folder)
+    in_store = mirror is not None and mirror.is_building
+    manifest = None if in_store else _begun(folder)
     if manifest is not None and manifest.status == "complete":
         _check_same(folder, manifest, items, anchors, check=check, card=card, dtype=dtype)
-        return
+        return folder
     with locked(folder) as created, _Storage(folder) as storage:
+        if mirror is not None:
+            mirror.resume()
         # Another builder may have begun, or finished, while this one came to the door.
         manifest = _begun(folder)
-        if manifest is not None:
+        if manifest is not None and in_store and not (folder / DATABASE).exists():
+            _load_again(folder, manifest, items, anchors, check=check, card=card, dtype=dtype)
+        elif manifest is not None:
             _check_same(folder, manifest, items, anchors, check=check, card=card, dtype=dtype)
             if manifest.status == "complete":
-                return
+                return folder
         else:
             try:
                 n_items, items_digest, anchors_digest = _load_afresh(folder, items, anchors, check=check)
@@ -254,14 +287,46 @@ def _build(
             )
             ScoreBlocks.create(folder, manifest)
             write_manifest(folder, manifest)
+            if mirror is not None:
+                mirror.begin()
         with contextlib.closing(connect(folder, writable=True)) as connection:
             blocks = ScoreBlocks.open(folder, manifest, writable=True)
+            records = BlockRecords(folder, manifest)
+            run = records.begin()
+            with _one_transaction(connection):
+                connection.executemany("INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?)", map(astuple, records))
             if recognise is not None:
                 _recognise(manifest, blocks, connection, anchors, recognise=recognise)
             _score_blocks(
-                folder, manifest, blocks, connection, choose_engine=choose_engine, progress=progress, storage=storage
+                folder,
+                manifest,
+                blocks,
+                records,
+                connection,
+                run=run,
+                choose_engine=functools.partial(choose_engine, manifest, run),
+                progress=progress,
+                storage=storage,
             )
-            _finish(folder, manifest, blocks, connection)
+            _finish(folder, manifest, blocks, records, connection, keep_records=mirror is not None)
+        if mirror is not None:
+            mirror.finish()
+            # Not before the database with all of them is in the store.
+            records.clear()
+            return mirror.settle()
+        return folder
+
+
+@contextlib.contextmanager
+def _one_transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Thousands of rows at the price of one commit."""
+    connection.execute("BEGIN")
+    try:
+        yield
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
 
 
 def _recognise(
@@ -310,24 +375,60 @@ def _opened_scoring(
         ) from error
     # One index never holds the scores of two scorers.
     if replace(scorer.card, source=None) != replace(card, source=None):
-        raise ScorerFailed(f"The scorers opened by replicas() must be alike; got {scorer.card} beside {card}.")
+        raise ScorerFailed(f"The scorers of all processes must be alike; got {scorer.card} beside {card}.")
     return _scoring(scorer, anchors=anchors, dtype=dtype)
+
+
+def _scoring_elsewhere(
+    open_scorer: Callable[[], Scorer],
+    *,
+    card: ScorerCard,
+    anchors: Sequence[Query],
+    place: Place,
+    manifest: Manifest,
+    run: str,
+) -> Callable[[_Block], BlockRecord]:
+    """Called in a process of its own, perhaps on a machine of its own, which stores what it scores."""
+    records = BlockRecords(place, manifest)
+    records.join(run)
+    blocks = ScoreBlocks.open(place, manifest, writable=True)
+    score = _opened_scoring(open_scorer, card=card, anchors=anchors, dtype=manifest.dtype)
+
+    def score_and_keep(block: _Block) -> BlockRecord:
+        # Whoever had it before may have died between its record and its answer.
+        if (record := records.get(block.number)) is not None:
+            return record
+        scored = score(block)
+        records.check_run(run)
+        return _keep(blocks, records, block.number, scored)
+
+    return score_and_keep
+
+
+def _keep(blocks: ScoreBlocks, records: BlockRecords, block: int, scored: _Scored) -> BlockRecord:
+    blocks.write(block, scored.values)
+    # The record comes after the chunk is on the disk: a chunk without a record is scored again, never trusted.
+    record = BlockRecord(block, digest_scores(scored.values), scored.values.size, scored.seconds)
+    records.add(record)
+    return record
 
 
 def _score_blocks(
     folder: Path,
     manifest: Manifest,
     blocks: ScoreBlocks,
+    records: BlockRecords,
     connection: sqlite3.Connection,
     *,
-    choose_engine: ChooseEngine,
+    run: str,
+    choose_engine: Callable[[int, int], Engine[_Block, _Scored | BlockRecord]],
     progress: Callable[[Progress], None] | None,
     storage: _Storage,
 ) -> None:
     """Read the next block and write the last one while a block is scored.
 
-    The scorer runs in this thread, or in processes of its own; reading and writing each have a thread and a
-    connection that nobody else uses meanwhile. Only one finished block may wait to be written.
+    The scorer runs in this thread, or in processes of its own that store their blocks themselves; reading and writing
+    each have a thread and a connection that nobody else uses meanwhile. Only one finished block may wait to be written.
     """
     done = {block for (block,) in connection.execute("SELECT block FROM blocks")}
     left = [block for block in range(manifest.n_blocks) if block not in done]
@@ -335,6 +436,7 @@ def _score_blocks(
     pairs = manifest.n_items * manifest.n_anchors
     pairs_done = pairs_resumed = sum(len(manifest.block(block)) for block in done) * manifest.n_anchors
     began = time.perf_counter()
+    engine: Engine[_Block, _Scored | BlockRecord] | None = None
     storage.told(resumed, manifest.n_blocks)
 
     def report() -> None:
@@ -350,20 +452,22 @@ def _score_blocks(
                 seconds=seconds,
                 pairs_per_second=(pairs_done - pairs_resumed) / max(seconds, 1e-9),
                 resumed_blocks=resumed,
+                workers=1 if engine is None else engine.workers,
             )
         )
 
-    def keep(block: int, scored: _Scored) -> None:
+    def keep(block: int, scored: _Scored | BlockRecord) -> None:
         nonlocal pairs_done
-        blocks.write(block, scored.values)
-        # The record comes after the chunk is on the disk: a chunk without a record is scored again, never trusted.
-        connection.execute(
-            "INSERT INTO blocks VALUES (?, ?, ?, ?)",
-            (block, digest_scores(scored.values), scored.values.size, scored.seconds),
-        )
+        if isinstance(scored, BlockRecord):
+            record = scored
+        else:
+            records.check_run(run)
+            record = _keep(blocks, records, block, scored)
         done.add(block)
-        pairs_done += scored.values.size
+        pairs_done += record.pairs
         storage.told(len(done), manifest.n_blocks)
+        # Whether or not there is room for this: the record is what counts.
+        connection.execute("INSERT INTO blocks VALUES (?, ?, ?, ?)", astuple(record))
         report()
 
     report()
@@ -389,18 +493,37 @@ def _score_blocks(
             writing.result()
 
 
-def _finish(folder: Path, manifest: Manifest, blocks: ScoreBlocks, connection: sqlite3.Connection) -> None:
+def _finish(
+    folder: Path,
+    manifest: Manifest,
+    blocks: ScoreBlocks,
+    records: BlockRecords,
+    connection: sqlite3.Connection,
+    *,
+    keep_records: bool,
+) -> None:
+    recorded: dict[int, str] = dict(connection.execute("SELECT block, digest FROM blocks"))
+
     def read_back() -> Iterator[tuple[int, FloatArray]]:
         for block in range(manifest.n_blocks):
             try:
                 values = blocks.read(block)
+                if digest_scores(values) != recorded[block]:
+                    raise DamagedIndex(
+                        f"The scores of block {block} of {place_named(folder)} are not those that were recorded."
+                    )
             except DamagedIndex as error:
+                records.remove(block)
                 connection.execute("DELETE FROM blocks WHERE block = ?", (block,))
                 raise DamagedIndex(f"{error} Or run the same build again: it will score this block anew.") from error
             yield manifest.block(block).start, values
 
     probes = choose_probes(read_back, seed=manifest.seed)
+    blocks.tidy()
     seal(connection)
+    # The database has them all by now.
+    if not keep_records:
+        records.clear()
     write_atomically(folder / "pt_meta.json", json.dumps(_PYTERRIER))
     write_manifest(folder, replace(manifest, status="complete", probes=probes))
 
@@ -408,10 +531,16 @@ def _finish(folder: Path, manifest: Manifest, blocks: ScoreBlocks, connection: s
 def _begun(folder: Path) -> Manifest | None:
     """What was begun in a folder; None where a build may begin."""
     if (folder / MANIFEST).exists():
-        return read_manifest(folder)
+        manifest = read_manifest(folder)
+        if manifest.parts:
+            raise IndexMismatch(
+                f"{folder} has been changed since it was built, and is at version {manifest.version}. Open it with "
+                "adacur.load, change it with add, remove and the like, or choose another path for a new index."
+            )
+        return manifest
     if folder.exists() and not folder.is_dir():
         raise NotAnIndex(f"{folder} is a file. Choose another path for the index.")
-    if folder.is_dir() and not (folder / LOCK).exists() and any(folder.iterdir()):
+    if folder.is_dir() and not (folder / LOCK).exists() and not Mirror.of(folder) and any(folder.iterdir()):
         raise NotAnIndex(f"{folder} holds other files and is not an index. Choose a new or empty folder.")
     return None
 
@@ -422,10 +551,15 @@ def locked(folder: Path, *, wait: float = 0.0) -> Iterator[bool]:
 
     Whoever holds it already is waited for at most `wait` seconds.
 
-    The kernel lets go of the lock when its holder dies, however it dies.
+    The kernel lets go of the lock when its holder dies, however it dies. Of an index in a store, what is changed in the
+    folder that stands for it is put there at the end.
     """
     from filelock import FileLock, Timeout
 
+    if (mirror := Mirror.of(folder)) is not None:
+        with mirror.writing(wait=wait):
+            yield False
+        return
     created = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     sync_path(folder.parent)
@@ -465,6 +599,10 @@ class _Storage:
                 f"The disk that holds {self._folder} is full; {self._safe} safely stored. "
                 "Free some space and run the same build again: it continues where it stopped."
             ) from error
+        if isinstance(error, StorageUnavailable):
+            raise StorageUnavailable(
+                f"{error} {self._safe.capitalize()} safely stored; the same build again continues where it stopped."
+            ) from error
         if isinstance(error, sqlite3.Error):
             raise IndexFolderError(f"{self._folder / DATABASE} cannot be used: {error}.") from error
 
@@ -477,9 +615,38 @@ def _load_afresh(
         return load(connection, items, anchors, check=check)
 
 
+def _load_again(
+    folder: Path,
+    manifest: Manifest,
+    items: Iterable[Item],
+    anchors: Sequence[Query],
+    *,
+    check: Callable[[Item], None],
+    card: ScorerCard | None,
+    dtype: str,
+) -> None:
+    """Bring the items of a build that was begun on another machine here, and refuse others."""
+    # A folder that this is interrupted in must not pass for one that has its items.
+    (folder / MANIFEST).unlink()
+    try:
+        with contextlib.closing(connect(folder, writable=True)) as connection:
+            _, items_digest, anchors_digest = load(connection, items, anchors, check=check)
+        differences = _other_settings(manifest, card=card, dtype=dtype)
+        if anchors_digest != manifest.anchors_digest:
+            differences.append("the anchor queries are others")
+        if items_digest != manifest.items_digest:
+            differences.append("the items, or their order, are others")
+        _refuse(folder, manifest, differences)
+    except BaseException:
+        (folder / DATABASE).unlink(missing_ok=True)
+        raise
+    write_manifest(folder, manifest)
+
+
 def _remove(folder: Path, *, keep_lock: bool = False, also_folder: bool = False) -> None:
     """Remove what a build that never reached its manifest left behind, and nothing else."""
-    shutil.rmtree(folder / SCORES, ignore_errors=True)
+    ScoreBlocks.discard(folder)
+    BlockRecords.discard(folder)
     names = [DATABASE + suffix for suffix in ("", "-wal", "-shm", "-journal")]
     for name in names if keep_lock else [*names, LOCK]:
         (folder / name).unlink(missing_ok=True)
@@ -513,6 +680,15 @@ def _check_same(
             check(item)
             yield item.id, item.text
 
+    differences = _other_settings(manifest, card=card, dtype=dtype)
+    with contextlib.closing(connect(folder)) as connection:
+        asked = ((query.id, query.text) for query in anchors)
+        differences += _first_difference("anchor query", asked, read_texts(connection, "anchors", folder=folder))
+        differences += _first_difference("item", given(), read_texts(connection, "items", folder=folder))
+    _refuse(folder, manifest, differences)
+
+
+def _other_settings(manifest: Manifest, *, card: ScorerCard | None, dtype: str) -> list[str]:
     differences = [
         f"scorer {name}: {ours!r} in the folder, {theirs!r} now"
         for name in (field.name for field in fields(ScorerCard) if field.name != "source")
@@ -520,16 +696,16 @@ def _check_same(
     ]
     if manifest.dtype != dtype:
         differences.append(f"dtype: {manifest.dtype!r} in the folder, {dtype!r} now")
-    with contextlib.closing(connect(folder)) as connection:
-        asked = ((query.id, query.text) for query in anchors)
-        differences += _first_difference("anchor query", asked, read_texts(connection, "anchors", folder=folder))
-        differences += _first_difference("item", given(), read_texts(connection, "items", folder=folder))
+    return differences
+
+
+def _refuse(folder: Path, manifest: Manifest, differences: Sequence[str]) -> None:
     if differences:
         if manifest.status == "complete":
-            remedy = "It is finished; choose another path for the new index."
+            remedy = IT_IS_FINISHED
         else:
             remedy = "Run the build as it was begun to continue it, or choose another path."
-        raise IndexMismatch(f"{folder} was built from something else: {'; '.join(differences)}. {remedy}")
+        raise IndexMismatch(f"{place_named(folder)} was built from something else: {'; '.join(differences)}. {remedy}")
 
 
 def _first_difference(kind: str, given: Iterable[tuple[str, str]], stored: Iterable[tuple[str, str]]) -> Iterator[str]:
@@ -565,7 +741,14 @@ def _as_stored(scores: FloatArray, dtype: str, anchors: Sequence[Query], items: 
 
 
 def _timed_block_items(
-    folder: Path, n_items: int, anchors: Sequence[Query], *, dtype: str, scorer: Scorer, seed: int
+    folder: Path,
+    n_items: int,
+    anchors: Sequence[Query],
+    *,
+    dtype: str,
+    scorer: Scorer,
+    seed: int,
+    workforce: Workforce,
 ) -> int:
     """The items of a block, after timing a sample; a small build is cut into a few blocks without spending on that."""
     pairs = n_items * len(anchors)
@@ -573,9 +756,12 @@ def _timed_block_items(
         return min(n_items, max(_MIN_BLOCK_ITEMS, -(-n_items // _SMALL_BUILD_BLOCKS)))
     sample = StoredItems(folder).at(np.linspace(0, n_items - 1, min(n_items, _SAMPLE_ITEMS)).astype(int))
     timing = time_scorer(sample, anchors, scorer=scorer, seed=seed, seconds=1.0, most_calls=pairs // 200)
-    devices = max(1, len(replicas(scorer)))
     return block_items_for(
-        timing.pairs_per_second * devices, n_items=n_items, n_anchors=len(anchors), dtype=dtype, devices=devices
+        timing.pairs_per_second * workforce.speed(scorer),
+        n_items=n_items,
+        n_anchors=len(anchors),
+        dtype=dtype,
+        devices=workforce.size(scorer),
     )
 
 

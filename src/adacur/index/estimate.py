@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from adacur.core.errors import EmptyInput, InputError
-from adacur.core.protocols import ReplicatedScorer, Scorer
+from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
+from adacur.index.workforce import Workforce
 from adacur.scorers.asking import asking
 from adacur.scorers.grid import score_grid
 
-__all__ = ["Estimate", "Timing", "estimate", "replicas", "time_scorer"]
+__all__ = ["Estimate", "Timing", "estimate", "time_scorer"]
 
 _SECONDS = 2.0
 _SLOWER = 0.7
@@ -25,7 +26,7 @@ _FEWEST_CALLS = 2
 class Estimate:
     """The cost of an index with `n_anchors` anchor queries. `bytes` counts the scores, not the texts.
 
-    `pairs_per_second` is the pace of all `devices` together, of which one was timed.
+    `pairs_per_second` is the pace of all `devices`, or workers, together, of which one was timed.
 
     `calls_used` is what the estimate itself cost in scorer calls; it was paid once for all anchor counts.
     """
@@ -57,14 +58,21 @@ def estimate(
     dtype: str = "float32",
     seed: int = 0,
     most_calls: int | None = None,
+    engine: str = "local",
+    address: str | None = None,
+    workers: int | None = None,
 ) -> list[Estimate]:
     """Time and space for several numbers of anchor queries, from a few seconds of scoring a sample.
 
-    At most `most_calls` pairs are scored for it, if that is given.
+    At most `most_calls` pairs are scored for it, if that is given. `engine`, `address` and `workers` are those of the
+    build; the scorer is timed here, and other machines are taken to be like this one.
     """
+    workforce = Workforce(engine, address, workers)
+    workforce.check(scorer)
+    with workforce.at_hand():
+        devices, speed = workforce.size(scorer), workforce.speed(scorer)
     timing = time_scorer(items_sample, queries_sample, scorer=scorer, seed=seed, most_calls=most_calls)
-    devices = max(1, len(replicas(scorer)))
-    pace = timing.pairs_per_second * devices
+    pace = timing.pairs_per_second * speed
     return [
         Estimate(
             n_anchors=anchors,
@@ -77,11 +85,6 @@ def estimate(
         )
         for anchors in n_anchors
     ]
-
-
-def replicas(scorer: Scorer) -> Sequence[Callable[[], Scorer]]:
-    """How to open the scorer again, once per device; nothing where it is to be used as it is."""
-    return tuple(scorer.replicas()) if isinstance(scorer, ReplicatedScorer) else ()
 
 
 def time_scorer(

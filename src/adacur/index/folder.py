@@ -4,45 +4,67 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
+from adacur.core.arrays import BoolArray, FloatArray
 from adacur.core.errors import DamagedIndex, IncompleteIndex
 from adacur.core.records import Query
 from adacur.index.blocks import ScoreBlocks
-from adacur.index.items import DATABASE, StoredItems, connect, read_texts, reading
+from adacur.index.items import DATABASE, PartItems, StoredItems, connect, read_texts, reading
 from adacur.index.manifest import MANIFEST, Manifest, read_manifest
+from adacur.index.mirror import located, status_in_store
+from adacur.index.object_store import index_url
+from adacur.index.versions import Part, Reading, exact_cells, hold_version, live_blocks, read_parts
 
-__all__ = ["COMPRESSED", "LOCK", "IndexFolder", "first_stage_folders", "is_finished"]
+__all__ = ["COMPRESSED", "LOCK", "IndexFolder", "build_status", "first_stage_folders", "is_finished"]
 
 LOCK = "build.lock"
 COMPRESSED = "gaussian"
+_PARTS_KEPT_OPEN = 32
 
 
 class IndexFolder:
-    """Items, anchor queries and anchor scores as a finished build left them."""
+    """Items, anchor queries and anchor scores of one version, which stays as it is whatever becomes of the index.
+
+    `home` is where the version keeps its first stages, tunings and compressed features; `parts` are the folders that
+    hold its items and scores, none where the index is as its build left it.
+    """
 
     def __init__(
-        self, path: Path, *, manifest: Manifest, items: StoredItems, anchor_queries: tuple[Query, ...]
+        self,
+        path: Path,
+        *,
+        manifest: Manifest,
+        items: StoredItems | PartItems,
+        anchor_queries: tuple[Query, ...],
+        home: Path | None = None,
+        parts: Sequence[Part] = (),
+        held: Reading | None = None,
     ) -> None:
         self.path = path
+        self.home = home or path
         self.manifest = manifest
         self.items = items
         self.anchor_queries = anchor_queries
+        self.parts = tuple(parts)
+        self._held = held
         self._reading = threading.Lock()
         self._matrix: FloatArray | None = None
 
     @classmethod
     def open(cls, path: str | Path) -> IndexFolder:
-        """Open a folder without reading its scores; an unfinished one is refused."""
-        folder = Path(path)
+        """Open a folder, or what lies at a URL, without reading its scores; an unfinished index is refused."""
+        folder = located(path)
         if (folder / LOCK).exists() and not (folder / MANIFEST).exists():
             raise IncompleteIndex(
                 f"The build of {folder} stopped before its first block. Run the same build again to start over."
             )
-        manifest = read_manifest(folder)
+        home, manifest, held = hold_version(folder)
+        if manifest.parts:
+            return cls.of_parts(folder, read_parts(folder, home, manifest), manifest=manifest, home=home, held=held)
         with contextlib.closing(connect(folder)) as connection, reading(folder):
             if manifest.status != "complete":
                 done = connection.execute("SELECT count(*) FROM blocks").fetchone()[0]
@@ -50,16 +72,48 @@ class IndexFolder:
                     f"The build of {folder} has not finished: {done} of {manifest.n_blocks} blocks are done. "
                     "Run the same build again to continue where it stopped."
                 )
-            anchors = tuple(Query(id=id_, text=text) for id_, text in read_texts(connection, "anchors", folder=folder))
-        items = StoredItems(folder)
-        counted = (len(items), len(anchors))
-        expected = (manifest.n_items, manifest.n_anchors)
-        if counted != expected:
-            raise DamagedIndex(
-                f"{folder / DATABASE} holds {counted[0]} items and {counted[1]} anchor queries; its manifest says "
-                f"{expected[0]} and {expected[1]}. Restore the folder from a copy, or build the index again elsewhere."
-            )
-        return cls(folder, manifest=manifest, items=items, anchor_queries=anchors)
+        items, anchors = StoredItems(folder), _anchors_of(folder)
+        _check_counts(folder, manifest, n_items=len(items), n_anchors=len(anchors))
+        return cls(folder, manifest=manifest, items=items, anchor_queries=anchors, held=held)
+
+    @classmethod
+    def of_parts(
+        cls, path: Path, parts: Sequence[Part], *, manifest: Manifest, home: Path, held: Reading | None = None
+    ) -> IndexFolder:
+        """A version that is made of these parts, which tile its scores."""
+        anchors: dict[int, Query] = {}
+        stores: list[StoredItems] = []
+        rows = []
+        seen = np.zeros(manifest.n_items, dtype=np.bool_)
+        for part in parts:
+            # Parts are never written to again, so that no handle need be kept; a process has some thousand of them.
+            store = StoredItems(part.folder, keep_open=len(parts) <= _PARTS_KEPT_OPEN)
+            texts = _anchors_of(part.folder)
+            _check_counts(part.folder, part.manifest, n_items=len(store), n_anchors=len(texts))
+            places = zip(part.columns.tolist(), texts, strict=True)
+            anchors |= {column: query for column, query in places if column >= 0}
+            # Parts that were added with anchor queries hold items that an earlier part has too.
+            own = part.rows.copy()
+            own[own >= 0] = np.where(seen[own[own >= 0]], -1, own[own >= 0])
+            live = own[own >= 0]
+            if len(live):
+                seen[live] = True
+                stores.append(store)
+                rows.append(own)
+        return cls(
+            path,
+            manifest=manifest,
+            items=PartItems(stores, rows),
+            anchor_queries=tuple(anchors[column] for column in range(manifest.n_anchors)),
+            home=home,
+            parts=parts,
+            held=held,
+        )
+
+    @property
+    def version(self) -> int:
+        """1 as the build left it, and one more with each change."""
+        return self.manifest.version
 
     @property
     def matrix(self) -> FloatArray:
@@ -69,21 +123,79 @@ class IndexFolder:
             if self._matrix is None:
                 dtype = np.promote_types(self.manifest.dtype, np.float32)
                 matrix = np.empty((self.manifest.n_items, self.manifest.n_anchors), dtype=dtype)
-                for start, values in ScoreBlocks.open(self.path, self.manifest):
+                for start, values in self.blocks():
                     matrix[start : start + len(values)] = values
                 self._matrix = matrix
             return self._matrix
 
+    def blocks(self) -> Iterator[tuple[int, FloatArray]]:
+        """All scores as stored, block by block: the position of the first item, and (items, anchor queries)."""
+        if not self.parts:
+            return iter(ScoreBlocks.open(self.path, self.manifest))
+        return live_blocks(self.parts, n_items=self.manifest.n_items, n_anchors=self.manifest.n_anchors)
+
+    def scores_between(self, start: int, stop: int) -> FloatArray:
+        """The scores of items from one position up to another, as `matrix` has them; nothing else is read."""
+        manifest = self.manifest
+        dtype = np.promote_types(manifest.dtype, np.float32)
+        scores = np.empty((stop - start, manifest.n_anchors), dtype=dtype)
+        if self.parts:
+            blocks = live_blocks(self.parts, n_items=stop, n_anchors=manifest.n_anchors, first=start)
+        else:
+            stored = ScoreBlocks.open(self.path, manifest)
+            numbers = range(start // manifest.block_items, -(-stop // manifest.block_items))
+            blocks = ((manifest.block(number).start, stored.read(number)) for number in numbers)
+        for first, values in blocks:
+            inside = slice(max(first, start), min(first + len(values), stop))
+            scores[inside.start - start : inside.stop - start] = values[inside.start - first : inside.stop - first]
+        return scores
+
+    def exact_cells(self) -> BoolArray | None:
+        """Which scores the scorer gave and nobody predicted, (items, anchor queries); None where it gave them all."""
+        parts = self.parts or (Part.whole(self.path, ".", manifest=self.manifest),)
+        return exact_cells(parts, n_items=self.manifest.n_items, n_anchors=self.manifest.n_anchors)
+
+    @property
+    def n_blocks(self) -> int:
+        """Blocks of scores on the disk, in all parts."""
+        return sum(part.manifest.n_blocks for part in self.parts) or self.manifest.n_blocks
+
     def first_names(self) -> tuple[str, ...]:
         """The first stages whose data lie in this folder, sorted."""
-        return tuple(folder.name for folder in first_stage_folders(self.path))
+        return tuple(folder.name for folder in first_stage_folders(self.home))
+
+    def release(self) -> None:
+        """Let the version be deleted once it is no longer the current one; nothing more may be read from this."""
+        if self._held is not None:
+            self._held.release()
 
 
 def first_stage_folders(path: Path) -> list[Path]:
-    """The folders of an index's first stages, sorted by name; a dot marks what is still being written."""
+    """The folders of the first stages in an index or a version's home, sorted; a dot marks what is still written."""
     return sorted(folder for folder in (path / "first").glob("[!.]*") if folder.is_dir())
 
 
 def is_finished(path: str | Path) -> bool:
     """Whether a finished index lies there."""
-    return (Path(path) / MANIFEST).exists() and read_manifest(Path(path)).status == "complete"
+    return build_status(path) == "complete"
+
+
+def build_status(path: str | Path) -> str | None:
+    """ "building" or "complete"; None where no build has begun."""
+    if (url := index_url(path)) is not None:
+        return status_in_store(url)
+    return read_manifest(Path(path)).status if (Path(path) / MANIFEST).exists() else None
+
+
+def _anchors_of(folder: Path) -> tuple[Query, ...]:
+    with contextlib.closing(connect(folder)) as connection:
+        return tuple(Query(id=id_, text=text) for id_, text in read_texts(connection, "anchors", folder=folder))
+
+
+def _check_counts(folder: Path, manifest: Manifest, *, n_items: int, n_anchors: int) -> None:
+    expected = (manifest.n_items, manifest.n_anchors)
+    if (n_items, n_anchors) != expected:
+        raise DamagedIndex(
+            f"{folder / DATABASE} holds {n_items} items and {n_anchors} anchor queries; its manifest says "
+            f"{expected[0]} and {expected[1]}. Restore the folder from a copy, or build the index again elsewhere."
+        )

@@ -8,7 +8,7 @@ import json
 import sqlite3
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,14 @@ from adacur.core.seeds import item_keys
 
 __all__ = [
     "DATABASE",
+    "PartItems",
     "StoredItems",
     "connect",
+    "digest_items",
     "digest_texts",
     "error_is_full",
     "load",
+    "metadata_as_json",
     "read_texts",
     "reading",
     "seal",
@@ -45,25 +48,30 @@ _SCHEMA = (
 
 
 class StoredItems:
-    """The items of an index folder, read on demand; safe to share among threads."""
+    """The items of an index folder, read on demand; safe to share among threads.
 
-    def __init__(self, folder: Path) -> None:
+    With `keep_open` it holds a file handle: a folder that is replaced under a running server does not mix texts.
+    """
+
+    def __init__(self, folder: Path, *, keep_open: bool = True) -> None:
         self._folder = folder
-        # One connection kept open: a folder that is replaced under a running server does not mix texts.
-        self._connection = connect(folder)
+        self._connection = connect(folder) if keep_open else None
         self._lock = threading.Lock()
-        weakref.finalize(self, self._connection.close)
+        if self._connection is not None:
+            weakref.finalize(self, self._connection.close)
 
     @cached_property
     def ids(self) -> Sequence[str]:
         """The ids by position, read once."""
-        with self._lock, reading(self._folder):
-            return tuple(id_ for (id_,) in self._connection.execute("SELECT id FROM items ORDER BY position"))
+        with self._connected() as connection:
+            return tuple(id_ for (id_,) in connection.execute("SELECT id FROM items ORDER BY position"))
 
     @cached_property
     def keys(self) -> KeyArray:
         """A random key per item, computed once."""
-        return item_keys(self.ids)
+        # Not from `ids`, which would stay: a string takes ten times as much memory as a key.
+        with self._connected() as connection:
+            return item_keys(id_ for (id_,) in connection.execute("SELECT id FROM items ORDER BY position"))
 
     def __len__(self) -> int:
         return self._length
@@ -89,11 +97,11 @@ class StoredItems:
     def positions(self, ids: Iterable[str]) -> IntArray:
         """The positions of these ids, in that order."""
         wanted = list(ids)
-        found = dict(self._select_in("SELECT id, position FROM items WHERE id", wanted))
-        try:
-            return np.fromiter((found[id_] for id_ in wanted), dtype=np.intp, count=len(wanted))
-        except KeyError as error:
-            raise UnknownName(f"No item has the id {error.args[0]!r}.") from None
+        return _in_order(wanted, self.found(wanted))
+
+    def found(self, ids: Sequence[str]) -> dict[str, int]:
+        """The positions of those ids that are there."""
+        return dict(self._select_in("SELECT id, position FROM items WHERE id", ids))
 
     def _select_in(self, columns: str, wanted: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
         for start in range(0, len(wanted), _PARAMETERS):
@@ -101,8 +109,93 @@ class StoredItems:
             yield from self._select(f"{columns} IN ({','.join('?' * len(some))})", some)
 
     def _select(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with self._connected() as connection:
+            return connection.execute(sql, parameters).fetchall()
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
         with self._lock, reading(self._folder):
-            return self._connection.execute(sql, parameters).fetchall()
+            if self._connection is not None:
+                yield self._connection
+                return
+            with contextlib.closing(connect(self._folder)) as connection:
+                yield connection
+
+
+class PartItems:
+    """The items of a version, which lie in several folders; read on demand and safe to share among threads.
+
+    `rows` has, per folder, the position of each of its items in the version, or -1 where another folder has it or none.
+    """
+
+    def __init__(self, stores: Sequence[StoredItems], rows: Sequence[IntArray]) -> None:
+        self._stores = tuple(stores)
+        self._rows = tuple(rows)
+        self._length = sum(int(np.count_nonzero(own >= 0)) for own in rows)
+        self._store_of = np.full(self._length, -1, dtype=np.int32)
+        self._row_of = np.full(self._length, -1, dtype=np.int64)
+        for number, own in enumerate(rows):
+            live = np.flatnonzero(own >= 0)
+            self._store_of[own[live]] = number
+            self._row_of[own[live]] = live
+
+    @cached_property
+    def ids(self) -> Sequence[str]:
+        """The ids by position, read once."""
+        ids = [""] * self._length
+        for store, rows in zip(self._stores, self._rows, strict=True):
+            for position, id_ in zip(rows.tolist(), store.ids, strict=True):
+                if position >= 0:
+                    ids[position] = id_
+        return tuple(ids)
+
+    @cached_property
+    def keys(self) -> KeyArray:
+        """A random key per item, computed once."""
+        # Not from `ids`, for the same reason as there.
+        keys = np.empty(self._length, dtype=np.uint64)
+        for store, rows in zip(self._stores, self._rows, strict=True):
+            live = np.flatnonzero(rows >= 0)
+            keys[rows[live]] = store.keys[live]
+        return keys
+
+    def __len__(self) -> int:
+        return self._length
+
+    def at(self, positions: Iterable[int]) -> list[Item]:
+        """The items at these positions, in that order."""
+        wanted = np.fromiter(positions, dtype=np.int64)
+        beyond = (wanted < 0) | (wanted >= self._length)
+        if beyond.any():
+            raise IndexError(f"There are {self._length} items; none has position {wanted[beyond][0]}.")
+        found: list[Item | None] = [None] * len(wanted)
+        stores, rows = self._store_of[wanted], self._row_of[wanted]
+        for number in np.unique(stores).tolist():
+            places = np.flatnonzero(stores == number)
+            for place, item in zip(places.tolist(), self._stores[number].at(rows[places].tolist()), strict=True):
+                found[place] = item
+        return [item for item in found if item is not None]
+
+    def positions(self, ids: Iterable[str]) -> IntArray:
+        """The positions of these ids, in that order."""
+        wanted = list(ids)
+        return _in_order(wanted, self.found(wanted))
+
+    def found(self, ids: Sequence[str]) -> dict[str, int]:
+        """The positions of those ids that are there."""
+        return {
+            id_: position
+            for store, rows in zip(self._stores, self._rows, strict=True)
+            for id_, row in store.found(ids).items()
+            if (position := int(rows[row])) >= 0
+        }
+
+
+def _in_order(ids: Sequence[str], found: Mapping[str, int]) -> IntArray:
+    try:
+        return np.fromiter((found[id_] for id_ in ids), dtype=np.intp, count=len(ids))
+    except KeyError as error:
+        raise UnknownName(f"No item has the id {error.args[0]!r}.") from None
 
 
 def connect(folder: Path, *, writable: bool = False) -> sqlite3.Connection:
@@ -152,7 +245,7 @@ def load(
             check(item)
             latest = item.id
             digest.update(_framed(item.id, item.text))
-            yield count, item.id, item.text, _as_json(item)
+            yield count, item.id, item.text, metadata_as_json(item)
             count += 1
 
     connection.execute("BEGIN")
@@ -205,6 +298,11 @@ def digest_texts(texts: Iterable[tuple[str, str]]) -> str:
     return str(digest.hexdigest())
 
 
+def digest_items(items: Iterable[Item]) -> str:
+    """A digest of ids, texts and metadata in their order."""
+    return digest_texts(part for item in items for part in ((item.id, item.text), ("metadata", metadata_as_json(item))))
+
+
 def _fresh_digest() -> Any:
     return hashlib.blake2b(digest_size=16)
 
@@ -215,7 +313,8 @@ def _framed(id_: str, text: str) -> bytes:
     return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
 
 
-def _as_json(item: Item) -> str:
+def metadata_as_json(item: Item) -> str:
+    """An item's metadata as it is stored; what is no JSON is refused."""
     try:
         return json.dumps(dict(item.metadata))
     except (TypeError, ValueError) as error:

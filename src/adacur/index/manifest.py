@@ -18,18 +18,31 @@ from adacur.core.protocols import ScorerCard
 
 __all__ = [
     "DTYPES",
+    "FIRST_MANIFEST",
     "FORMAT",
+    "FORMAT_OF_VERSIONS",
     "MANIFEST",
+    "VERSIONS",
     "Manifest",
+    "PartRecord",
     "Probe",
+    "home_of",
+    "keep_first_manifest",
+    "point_to",
     "read_manifest",
+    "read_part_manifest",
     "sync_path",
     "write_atomically",
     "write_manifest",
 ]
 
 FORMAT = 1
+# Of an index that was changed after its build: its manifest names a version, and older readers refuse it.
+FORMAT_OF_VERSIONS = 2
 MANIFEST = "manifest.json"
+VERSIONS = "versions"
+# What the manifest of the first build becomes when that of the index names a version.
+FIRST_MANIFEST = "part.json"
 DTYPES = ("float32", "float16", "float64")
 _TYPE = "adacur_index"
 _STATUSES = ("building", "complete")
@@ -44,6 +57,20 @@ class Probe:
     score: float
 
 
+@dataclass(frozen=True, slots=True)
+class PartRecord:
+    """A finished folder that a version is made of, and what of it counts.
+
+    `path` is relative to the index, "." for its first build. All its items count, and follow one another from position
+    `start`; or `start` is None and a file of the version has the positions. `columns` are the places of its anchor
+    queries in the version, -1 for one that does not count.
+    """
+
+    path: str
+    start: int | None
+    columns: tuple[int, ...]
+
+
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
@@ -54,7 +81,10 @@ def _versions() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What was built, from what, by whom. `status` is "building" or "complete"."""
+    """What was built, from what, by whom. `status` is "building" or "complete".
+
+    An index that was changed since its build has `parts`, and each change a new `version`.
+    """
 
     status: str
     n_items: int
@@ -70,6 +100,8 @@ class Manifest:
     created: str = field(default_factory=_now)
     versions: Mapping[str, str] = field(default_factory=_versions)
     format: int = FORMAT
+    version: int = 1
+    parts: tuple[PartRecord, ...] = ()
 
     @property
     def n_blocks(self) -> int:
@@ -81,34 +113,89 @@ class Manifest:
         return range(number * self.block_items, min((number + 1) * self.block_items, self.n_items))
 
 
+def home_of(folder: Path) -> Path:
+    """Where the current version of an index keeps its manifest, first stages and tunings: the index or a folder in it.
+
+    Raises what tells that it is not an index this adacur can read.
+    """
+    data = _load(folder)
+    return folder / VERSIONS / str(data["version"]) if _is_pointer(data) else folder
+
+
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a folder, or the reason why it is not an index this version can read."""
-    file = folder / MANIFEST
+    """The manifest of an index's current version, or the reason why it is not an index this adacur can read."""
+    while True:
+        home = home_of(folder)
+        try:
+            data = _load(home)
+            if _is_pointer(data):
+                raise NotAnIndex(f"{home} is not a version of an index: its {MANIFEST} points elsewhere.")
+            return _parse(data)
+        except NotAnIndex:
+            # A version that has just been left may be pruned between the two reads.
+            if home_of(folder) == home:
+                raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _foreign(home, error) from error
+
+
+def point_to(folder: Path, version: int) -> None:
+    """Make a version the current one, in one step."""
+    pointer = {"type": _TYPE, "format": FORMAT_OF_VERSIONS, "version": version}
+    write_atomically(folder / MANIFEST, json.dumps(pointer))
+
+
+def read_part_manifest(index: Path, part: str) -> Manifest:
+    """The manifest of a folder that versions are made of, as its build wrote it."""
+    name = FIRST_MANIFEST if part == "." and (index / FIRST_MANIFEST).exists() else MANIFEST
+    try:
+        return _parse(_load(index / part, name))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _foreign(index / part, error, name) from error
+
+
+def keep_first_manifest(index: Path, manifest: Manifest) -> None:
+    """Keep the manifest of the first build beside the one of the index, which is about to name a version."""
+    write_atomically(index / FIRST_MANIFEST, _as_json(manifest))
+
+
+def _load(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
+    file = folder / name
     try:
         text = file.read_bytes().decode()
     except FileNotFoundError:
-        what = f"it has no {MANIFEST}" if folder.exists() else "it does not exist"
+        what = f"it has no {name}" if folder.exists() else "it does not exist"
         raise NotAnIndex(f"{folder} is not an index folder: {what}. Build one there, or check the path.") from None
     except (OSError, ValueError) as error:
-        raise NotAnIndex(f"{folder} is not an index folder: {MANIFEST} cannot be read ({error}).") from error
+        raise NotAnIndex(f"{folder} is not an index folder: {name} cannot be read ({error}).") from error
     try:
-        data = json.loads(text)
+        data: dict[str, Any] = json.loads(text)
         if data["type"] != _TYPE:
             raise ValueError(f"its type is {data['type']!r}, not {_TYPE!r}")
-        if int(data["format"]) > FORMAT:
+        if int(data["format"]) > FORMAT_OF_VERSIONS:
             raise NewerFormat(
-                f"{folder} is written in format {data['format']}; this adacur reads formats up to {FORMAT}. "
-                "Upgrade it: pip install -U adacur"
+                f"{folder} is written in format {data['format']}; this adacur reads formats up to "
+                f"{FORMAT_OF_VERSIONS}. Upgrade it: pip install -U adacur"
             )
-        return _parse(data)
+        if _is_pointer(data) and (not isinstance(data["version"], int) or data["version"] < 1):
+            raise ValueError(f"version is {data['version']!r}, not a number")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
-        raise NotAnIndex(f"{folder} is not an index folder: {MANIFEST} is not one of adacur's ({reason}).") from error
+        raise _foreign(folder, error, name) from error
+    return data
+
+
+def _is_pointer(data: Mapping[str, Any]) -> bool:
+    return "version" in data and "parts" not in data
+
+
+def _foreign(folder: Path, error: Exception, name: str = MANIFEST) -> NotAnIndex:
+    reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+    return NotAnIndex(f"{folder} is not an index folder: {name} is not one of adacur's ({reason}).")
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Replace the manifest in one step."""
-    write_atomically(folder / MANIFEST, json.dumps({"type": _TYPE} | asdict(manifest), indent=1))
+    """Replace the manifest in one step; `folder` is a build's, or that of a version."""
+    write_atomically(folder / MANIFEST, _as_json(manifest))
 
 
 def write_atomically(file: Path, text: str) -> None:
@@ -138,6 +225,14 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
+def _as_json(manifest: Manifest) -> str:
+    data = {"type": _TYPE} | asdict(manifest)
+    if not manifest.parts:
+        # As format 1 has it.
+        del data["version"], data["parts"]
+    return json.dumps(data, indent=1)
+
+
 def _parse(data: Mapping[str, Any]) -> Manifest:
     known = {name.name for name in fields(ScorerCard)}
     card = data["scorer"]
@@ -159,6 +254,15 @@ def _parse(data: Mapping[str, Any]) -> Manifest:
         created=str(data["created"]),
         versions=dict(data["versions"]),
         format=int(data["format"]),
+        version=int(data.get("version", 1)),
+        parts=tuple(
+            PartRecord(
+                path=str(part["path"]),
+                start=None if part["start"] is None else int(part["start"]),
+                columns=tuple(map(int, part["columns"])),
+            )
+            for part in data.get("parts", ())
+        ),
     )
     if manifest.status not in _STATUSES:
         raise ValueError(f"status is {manifest.status!r}, which is none of {_STATUSES}")

@@ -19,7 +19,7 @@ from adacur.index.manifest import Probe
 from adacur.scorers.asking import asking
 from adacur.scorers.cached import past_cache
 
-__all__ = ["Drift", "DriftWarning", "check_scorer", "choose_probes", "compare"]
+__all__ = ["Drift", "DriftWarning", "check_scorer", "choose_probes", "compare", "spread_probes"]
 
 _PROBES = 32
 _VALUE_BINS = 256
@@ -74,10 +74,17 @@ def choose_probes(
                 found = Probe(item=start + int(row), anchor=int(anchor), score=score)
                 lowest, highest = (found, highest) if sign > 0 else (lowest, found)
     drawn = _draw_per_bin(blocks(), low=lowest.score, high=highest.score, seed=seed)
-    candidates = list(dict.fromkeys([lowest, highest, *drawn]))
+    return spread_probes([lowest, highest, *drawn], n=n)
+
+
+def spread_probes(probes: Iterable[Probe], *, n: int = _PROBES) -> tuple[Probe, ...]:
+    """n of these probes, spread evenly over the range of their scores."""
+    candidates = list(dict.fromkeys(probes))
+    if not candidates:
+        return ()
     scores = np.array([probe.score for probe in candidates])
     free = np.ones(len(candidates), dtype=bool)
-    for target in np.linspace(lowest.score, highest.score, n):
+    for target in np.linspace(scores.min(), scores.max(), n):
         if free.any():
             free[np.argmin(np.where(free, np.abs(scores - target), np.inf))] = False
     chosen = [candidates[index] for index in np.flatnonzero(~free)]
@@ -135,7 +142,13 @@ def check_scorer(folder: IndexFolder, scorer: Scorer, *, warn: bool = True) -> D
 
 
 def compare(
-    stored: FloatArray, scores: FloatArray, *, dtype: str, where: Path, built: ScorerCard | None, given: ScorerCard
+    stored: FloatArray,
+    scores: FloatArray,
+    *,
+    dtype: str,
+    where: str | Path,
+    built: ScorerCard | None,
+    given: ScorerCard,
 ) -> Drift:
     """How far scores are from stored ones; too far is another scorer, and refused."""
     drift = _measure(stored, scores, dtype=dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adacur.core.errors import AdacurError, DamagedIndex
@@ -13,7 +13,9 @@ from adacur.index.blocks import SCORES, ScoreBlocks, digest_scores
 from adacur.index.checksums import check_files
 from adacur.index.folder import COMPRESSED, first_stage_folders
 from adacur.index.items import DATABASE, connect, digest_texts, read_texts
-from adacur.index.manifest import MANIFEST, Manifest, read_manifest
+from adacur.index.manifest import MANIFEST, Manifest, read_part_manifest
+from adacur.index.mirror import located
+from adacur.index.versions import EXACT, ROWS, hold_version, read_parts
 
 __all__ = ["Problem", "Report", "verify"]
 
@@ -45,30 +47,56 @@ class Report:
 def verify(path: str | Path) -> Report:
     """Read a folder's scores, texts, first stages and compressed features, and tell what differs from what was written.
 
-    Item metadata has no checksum of its own: a change there is found only if it breaks the database.
+    Of an index that was changed, the current version is read, and all of every part that it is made of. Item metadata
+    has no checksum of its own: a change there is found only if it breaks the database.
     """
-    folder = Path(path)
+    index = located(path)
     try:
-        manifest = read_manifest(folder)
+        home, manifest, held = hold_version(index)
     except AdacurError as error:
         return Report((Problem(MANIFEST, str(error)),))
-    recorded: dict[int, tuple[str, int]] = {}
-    problems = list(_check_database(folder, manifest, recorded))
-    problems += _check_blocks(folder, manifest, recorded)
-    there = {stage.name for stage in first_stage_folders(folder)}
-    problems += (Problem(f"first/{name}", "it is missing") for name in manifest.first if name not in there)
-    for stage in first_stage_folders(folder):
+    try:
+        return _verify(index, home, manifest)
+    finally:
+        held.release()
+
+
+def _verify(index: Path, home: Path, manifest: Manifest) -> Report:
+    problems: list[Problem] = []
+    checked = blocks = 0
+    for part in [record.path for record in manifest.parts] or ["."]:
+        try:
+            own = read_part_manifest(index, part) if manifest.parts else manifest
+        except AdacurError as error:
+            problems.append(Problem(_within(index, index / part, MANIFEST), str(error)))
+            continue
+        recorded: dict[int, tuple[str, int]] = {}
+        found = [*_check_database(index / part, own, recorded), *_check_blocks(index / part, own, recorded)]
+        if (index / part / EXACT).exists():
+            found += (Problem(f"{EXACT}/{file}", what) for file, what in check_files(index / part / EXACT))
+        problems += (replace(one, file=_within(index, index / part, one.file)) for one in found)
+        checked, blocks = checked + len(recorded), blocks + own.n_blocks
+    if manifest.parts:
+        problems += (Problem(_within(index, home, f"{ROWS}/{file}"), what) for file, what in check_files(home / ROWS))
+        if not problems:
+            try:
+                read_parts(index, home, manifest)
+            except AdacurError as error:
+                problems.append(Problem(_within(index, home, MANIFEST), str(error)))
+    there = {stage.name for stage in first_stage_folders(home)}
+    at_home = [Problem(f"first/{name}", "it is missing") for name in manifest.first if name not in there]
+    for stage in first_stage_folders(home):
         if stage.name not in manifest.first:
             continue  # written before first stages had checksums
-        problems += (Problem(f"first/{stage.name}/{file}", what) for file, what in check_files(stage))
-    if (folder / COMPRESSED).exists():
-        problems += (Problem(f"{COMPRESSED}/{file}", what) for file, what in check_files(folder / COMPRESSED))
-    return Report(
-        tuple(problems),
-        complete=manifest.status == "complete",
-        blocks_checked=len(recorded),
-        blocks=manifest.n_blocks,
-    )
+        at_home += (Problem(f"first/{stage.name}/{file}", what) for file, what in check_files(stage))
+    if (home / COMPRESSED).exists():
+        at_home += (Problem(f"{COMPRESSED}/{file}", what) for file, what in check_files(home / COMPRESSED))
+    problems += (replace(one, file=_within(index, home, one.file)) for one in at_home)
+    return Report(tuple(problems), complete=manifest.status == "complete", blocks_checked=checked, blocks=blocks)
+
+
+def _within(index: Path, folder: Path, file: str) -> str:
+    return (folder / file).relative_to(index).as_posix()
 
 
 def _check_database(folder: Path, manifest: Manifest, recorded: dict[int, tuple[str, int]]) -> Iterator[Problem]:
@@ -105,7 +133,7 @@ def _check_blocks(folder: Path, manifest: Manifest, recorded: dict[int, tuple[st
     for block in range(manifest.n_blocks):
         if block not in recorded and manifest.status != "complete":
             continue
-        file = str(blocks.chunk(block).relative_to(folder))
+        file = blocks.chunk(block)
         try:
             values = blocks.read(block)
         except DamagedIndex as error:

@@ -1,0 +1,212 @@
+"""Commands that change an index: add, remove, replace, add-anchors, drop-anchors, compact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from adacur.cli.messages import KEPT, note, print_json, say, tell, warnings_as_notes
+from adacur.core.errors import InputError
+from adacur.core.records import Item
+from adacur.data import read_items, read_queries
+
+if TYPE_CHECKING:
+    from adacur.search import AnchorIndex
+    from adacur.search.living import Change
+
+__all__ = ["add_update_commands"]
+
+_Index = Annotated[Path, typer.Argument(metavar="INDEX", help="An index folder.")]
+_ItemsFile = Annotated[
+    Path, typer.Argument(metavar="ITEMS", help="Items: .jsonl, .csv, .tsv or .txt (also .gz), or a BEIR folder.")
+]
+_Scorer = Annotated[
+    str | None, typer.Option("--scorer", help="The scorer that built the index; default: the one it names.")
+]
+_Encoder = Annotated[
+    str | None,
+    typer.Option("--encoder", help="Encoder of the dense and multi-vector first stages; default: the one they name."),
+]
+_BlockItems = Annotated[int | None, typer.Option(min=1, help="Items per save point; default: some 20 s of work.")]
+_Cache = Annotated[Path | None, typer.Option(help="A file that keeps scores from run to run; made if there is none.")]
+_IdField = Annotated[
+    str | None, typer.Option("--id-field", help="The field or column with the item's id, if it goes by another name.")
+]
+_TextFields = Annotated[
+    list[str] | None, typer.Option("--text-field", help="The field or column with the item's text; may be repeated.")
+]
+_Engine = Annotated[str, typer.Option("--engine", help="Who scores: local (this machine) or ray (a Ray cluster).")]
+_Address = Annotated[
+    str | None, typer.Option("--address", help="The Ray cluster, e.g. auto; default: one is started on this machine.")
+]
+_Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes that score; default: as for build.")]
+_Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids; or name a file with --file.")]
+_IdsFile = Annotated[Path | None, typer.Option("--file", help="A text file with an id per line.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and nothing else, on stdout.")]
+
+
+def add_update_commands(app: typer.Typer) -> None:
+    """Make these commands known."""
+    app.command(epilog="Example: adacur add my.adacur new.jsonl")(add)
+    app.command(epilog="Example: adacur remove my.adacur doc-17 doc-18")(remove)
+    app.command(epilog="Example: adacur replace my.adacur changed.jsonl")(replace)
+    app.command("add-anchors", epilog="Example: adacur add-anchors my.adacur queries.jsonl")(add_anchors)
+    app.command("drop-anchors", epilog="Example: adacur drop-anchors my.adacur q-3 q-4")(drop_anchors)
+    app.command(epilog="Example: adacur compact my.adacur")(compact)
+
+
+def add(
+    index: _Index,
+    items: _ItemsFile,
+    scorer: _Scorer = None,
+    encoder: _Encoder = None,
+    block_items: _BlockItems = None,
+    cache: _Cache = None,
+    engine: _Engine = "local",
+    address: _Address = None,
+    workers: _Workers = None,
+    id_field: _IdField = None,
+    text_field: _TextFields = None,
+    as_json: _Json = False,
+) -> None:
+    """Add items to an index, one scorer call per anchor query each. Interrupt it at will: the same command continues.
+
+    Whoever has the index open keeps the version that was opened; whoever opens it from then on finds the new items.
+    """
+    source = _ItemFile(items, id_field=id_field, text_fields=text_field)
+    with _opened(index, scorer=scorer, encoder=encoder, cache=cache) as opened:
+        asked = _tell_calls("item", sum(1 for _ in source), "anchor queries", len(opened.anchor_queries))
+        who: dict[str, Any] = {"engine": engine, "address": address, "workers": workers}
+        _changed(index, lambda: opened.add(source, block_items=block_items, **who), asked=asked, as_json=as_json)
+
+
+def replace(
+    index: _Index,
+    items: _ItemsFile,
+    scorer: _Scorer = None,
+    encoder: _Encoder = None,
+    block_items: _BlockItems = None,
+    cache: _Cache = None,
+    engine: _Engine = "local",
+    address: _Address = None,
+    workers: _Workers = None,
+    id_field: _IdField = None,
+    text_field: _TextFields = None,
+    as_json: _Json = False,
+) -> None:
+    """Give items of an index other texts, in one step, for one scorer call per anchor query each.
+
+    Interrupt it at will: the same command continues.
+    """
+    source = _ItemFile(items, id_field=id_field, text_fields=text_field)
+    with _opened(index, scorer=scorer, encoder=encoder, cache=cache) as opened:
+        asked = _tell_calls("item", sum(1 for _ in source), "anchor queries", len(opened.anchor_queries))
+        who: dict[str, Any] = {"engine": engine, "address": address, "workers": workers}
+        _changed(index, lambda: opened.replace(source, block_items=block_items, **who), asked=asked, as_json=as_json)
+
+
+def remove(index: _Index, ids: _Ids = None, file: _IdsFile = None, as_json: _Json = False) -> None:
+    """Remove items from an index by their ids. Calls no scorer."""
+    with _opened(index) as opened:
+        _changed(index, lambda: opened.remove(_ids(ids, file)), as_json=as_json)
+
+
+def add_anchors(
+    index: _Index,
+    queries: Annotated[Path, typer.Argument(metavar="QUERIES", help="Queries: .jsonl, .csv, .tsv, .txt or BEIR.")],
+    scorer: _Scorer = None,
+    block_items: _BlockItems = None,
+    cache: _Cache = None,
+    engine: _Engine = "local",
+    address: _Address = None,
+    workers: _Workers = None,
+    as_json: _Json = False,
+) -> None:
+    """Add anchor queries to an index, one scorer call per item each. Interrupt it at will: the same command continues.
+
+    More anchor queries predict better.
+    """
+    new = list(read_queries(queries))
+    with _opened(index, scorer=scorer, cache=cache) as opened:
+        asked = _tell_calls("anchor query", len(new), "items", len(opened))
+        who: dict[str, Any] = {"engine": engine, "address": address, "workers": workers}
+        _changed(index, lambda: opened.add_anchors(new, block_items=block_items, **who), asked=asked, as_json=as_json)
+
+
+def drop_anchors(index: _Index, ids: _Ids = None, file: _IdsFile = None, as_json: _Json = False) -> None:
+    """Remove anchor queries from an index by their ids. Calls no scorer."""
+    with _opened(index) as opened:
+        _changed(index, lambda: opened.drop_anchors(_ids(ids, file)), as_json=as_json)
+
+
+def compact(index: _Index, as_json: _Json = False) -> None:
+    """Copy what counts of an index into one part and delete what nobody uses any more. Calls no scorer.
+
+    Versions that somebody has open stay until the next change. What is left of additions that were interrupted and
+    never continued is deleted too.
+    """
+    with _opened(index) as opened, note.status("copying …"):
+        _changed(index, opened.compact, as_json=as_json)
+
+
+def _opened(index: Path, *, encoder: str | None = None, **options: Any) -> AnchorIndex:
+    import adacur
+    from adacur.cli.opening import opened_encoder
+
+    return adacur.load(index, encoder=None if encoder is None else opened_encoder(encoder), **options)
+
+
+def _tell_calls(what: str, n: int, against: str, m: int) -> int:
+    many = {"item": "items", "anchor query": "anchor queries"}
+    tell(f"{n:,} {what if n == 1 else many[what]} × {m:,} {against} = {n * m:,} scorer calls.")
+    return n * m
+
+
+def _changed(index: Path, change: Callable[[], Change], *, asked: int = 0, as_json: bool) -> None:
+    try:
+        with warnings_as_notes():
+            done = change()
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"{index} is as it was. {KEPT}") from None
+    if as_json:
+        print_json({"index": str(index), **asdict(done)})
+        return
+    say(f"{index}: version {done.version}, {done.items:,} items × {done.anchors:,} anchor queries.")
+    if asked:
+        rest = "; the others had been scored before" if done.calls < asked else ""
+        tell(f"{done.calls:,} scorer calls were paid{rest}." if done.calls else "None was paid: it was scored before.")
+    again = {"compressed features": "compress", "tunings": "tune"}
+    for what in done.lost:
+        tell(f"The {what} belonged to the version before. To make them again: adacur {again[what]} {quote(str(index))}")
+
+
+def _ids(ids: Iterable[str] | None, file: Path | None) -> list[str]:
+    named = list(ids or ())
+    if file is not None:
+        try:
+            # Line by line as files have them: str.splitlines would cut ids at signs of their own.
+            with file.open(encoding="utf-8-sig") as lines:
+                named += [line for text in lines if (line := text.strip())]
+        except ValueError as error:
+            raise InputError(
+                f"{file} is to be a text file with an id per line; it cannot be read ({error})."
+            ) from error
+    if not named:
+        raise InputError("Nothing was named. Give ids, or --file FILE with an id per line.")
+    return named
+
+
+class _ItemFile:
+    """The items of a file, read anew each time, so that they need not fit in memory."""
+
+    def __init__(self, source: Path, *, id_field: str | None, text_fields: list[str] | None) -> None:
+        self._source = source
+        self._options: dict[str, Any] = {"id_field": id_field, "text_fields": text_fields or None}
+
+    def __iter__(self) -> Iterator[Item]:
+        return read_items(self._source, **self._options)

@@ -1,0 +1,251 @@
+"""Versions of an index: the folders each is made of, what of them counts, and who is still reading."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from adacur.core.arrays import BoolArray, FloatArray, IntArray
+from adacur.core.errors import DamagedIndex
+from adacur.index.blocks import SCORES, ScoreBlocks
+from adacur.index.manifest import Manifest, PartRecord, home_of, read_manifest, read_part_manifest
+
+__all__ = [
+    "EXACT",
+    "PARTS",
+    "READERS",
+    "ROWS",
+    "Part",
+    "Reading",
+    "exact_cells",
+    "hold_version",
+    "live_blocks",
+    "nobody_reads",
+    "read_parts",
+    "write_parts",
+]
+
+PARTS = "parts"
+READERS = "readers.lock"
+ROWS = "rows"
+EXACT = "exact"
+_BLOCK_ITEMS = 8192
+_BLOCK_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """A finished folder within an index. `rows` and `columns` are the places that its items and anchor queries have
+    in the version, -1 for what does not count; in the order of the part, those of items ascend.
+    """
+
+    path: str
+    folder: Path
+    manifest: Manifest
+    rows: IntArray
+    columns: IntArray
+
+    @classmethod
+    def whole(
+        cls, index: Path, path: str, *, first_row: int = 0, first_column: int = 0, manifest: Manifest | None = None
+    ) -> Part:
+        """A part of which everything counts."""
+        manifest = manifest or read_part_manifest(index, path)
+        return cls(
+            path,
+            index / path,
+            manifest,
+            first_row + np.arange(manifest.n_items),
+            first_column + np.arange(manifest.n_anchors),
+        )
+
+    def record(self) -> PartRecord:
+        """What a version's manifest says of it."""
+        start = int(self.rows[0])
+        follows = start >= 0 and bool((self.rows == start + np.arange(len(self.rows))).all())
+        return PartRecord(self.path, start if follows else None, tuple(self.columns.tolist()))
+
+
+def read_parts(index: Path, home: Path, manifest: Manifest) -> list[Part]:
+    """The parts of a version."""
+    parts = []
+    for number, record in enumerate(manifest.parts):
+        own = read_part_manifest(index, record.path)
+        if record.start is not None:
+            rows = record.start + np.arange(own.n_items)
+        else:
+            file = home / ROWS / f"{number}.npy"
+            try:
+                rows = np.load(file).astype(np.int64)
+            except (OSError, ValueError, EOFError) as error:
+                raise DamagedIndex(f"{file} cannot be read ({error}). Restore it from a copy.") from error
+        parts.append(Part(record.path, index / record.path, own, rows, np.array(record.columns, dtype=np.int64)))
+    _check_tiled(parts, home, manifest)
+    return parts
+
+
+def write_parts(home: Path, parts: Sequence[Part]) -> tuple[PartRecord, ...]:
+    """Write which items of each part count; what is said of them in the manifest."""
+    records = tuple(part.record() for part in parts)
+    (home / ROWS).mkdir()
+    for number, (part, record) in enumerate(zip(parts, records, strict=True)):
+        if record.start is None:
+            np.save(home / ROWS / f"{number}.npy", part.rows.astype(np.int32 if part.rows.max() < 2**31 else np.int64))
+    return records
+
+
+def live_blocks(
+    parts: Sequence[Part], *, n_items: int, n_anchors: int, first: int = 0
+) -> Iterator[tuple[int, FloatArray]]:
+    """The scores that count, as stored, for items that follow one another: (position of the first, scores).
+
+    Items from position `first` up to `n_items`.
+    """
+    dtype = np.result_type(*(part.manifest.dtype for part in parts))
+    height = max(1, min(_BLOCK_ITEMS, _BLOCK_BYTES // (n_anchors * dtype.itemsize)))
+    sources = [_PartScores(part) for part in parts]
+    for start in range(first, n_items, height):
+        values = np.empty((min(height, n_items - start), n_anchors), dtype=dtype)
+        for source in sources:
+            source.fill(values, start)
+        yield start, values
+
+
+def exact_cells(parts: Sequence[Part], *, n_items: int, n_anchors: int) -> BoolArray | None:
+    """Which scores the scorer gave, (items, anchor queries); None where it gave them all."""
+    cells: BoolArray | None = None
+    for part in parts:
+        file = part.folder / EXACT / "cells.npy"
+        if not file.exists():
+            continue
+        if cells is None:
+            cells = np.ones((n_items, n_anchors), dtype=np.bool_)
+        known = np.unpackbits(np.load(file), axis=1, count=part.manifest.n_anchors).astype(np.bool_)
+        rows, columns = np.flatnonzero(part.rows >= 0), np.flatnonzero(part.columns >= 0)
+        cells[np.ix_(part.rows[rows], part.columns[columns])] = known[np.ix_(rows, columns)]
+    return cells
+
+
+class Reading:
+    """Keeps the version that it was opened on from being deleted, until released or forgotten."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self.release = weakref.finalize(self, _close, descriptor)
+
+
+def hold_version(index: Path) -> tuple[Path, Manifest, Reading]:
+    """The home of the current version, its manifest, and a hold on it."""
+    while True:
+        home = home_of(index)
+        held = Reading(_locked_for_reading(home))
+        manifest = read_manifest(index)
+        # While a lock is waited for, the version may have been left and pruned; one that is current is safe. So is
+        # the manifest that was read meanwhile: that of the first build moves when a version takes its place.
+        if home_of(index) == home:
+            return home, manifest, held
+        held.release()
+
+
+@contextlib.contextmanager
+def nobody_reads(home: Path) -> Iterator[bool]:
+    """Whether no reader has this version open; while the block runs, none comes to have it."""
+    try:
+        descriptor = os.open(_lock_file(home), os.O_RDONLY)
+    except OSError as error:
+        # Whoever reads has found this file; one that is there and cannot be opened tells nothing.
+        yield isinstance(error, FileNotFoundError)
+        return
+    try:
+        yield _lock(descriptor, exclusive=True)
+    finally:
+        os.close(descriptor)
+
+
+def _lock_file(home: Path) -> Path:
+    # An index that was never changed has no file for this, and perhaps lies where nothing can be written.
+    return home / READERS if (home / READERS).exists() else home / SCORES / "zarr.json"
+
+
+def _locked_for_reading(home: Path) -> int | None:
+    try:
+        descriptor = os.open(_lock_file(home), os.O_RDONLY)
+    except OSError:
+        return None
+    if not _lock(descriptor, exclusive=False):
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _lock(descriptor: int, *, exclusive: bool) -> bool:
+    try:
+        import fcntl
+    except ImportError:
+        return True  # Windows deletes no file that is open.
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if exclusive else fcntl.LOCK_SH)
+    except OSError:
+        return False
+    return True
+
+
+def _close(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+class _PartScores:
+    """The scores of a part that count, read block by block as positions go up."""
+
+    def __init__(self, part: Part) -> None:
+        self._rows = np.flatnonzero(part.rows >= 0)
+        self._positions = part.rows[self._rows]
+        self._columns = np.flatnonzero(part.columns >= 0)
+        self._places = part.columns[self._columns]
+        self._height = part.manifest.block_items
+        self._blocks = ScoreBlocks.open(part.folder, part.manifest)
+        self._last: tuple[int, FloatArray] | None = None
+
+    def fill(self, values: FloatArray, start: int) -> None:
+        """Put the scores of positions from `start` on in their places."""
+        low, high = np.searchsorted(self._positions, [start, start + len(values)])
+        rows, positions = self._rows[low:high], self._positions[low:high]
+        for block in np.unique(rows // self._height).tolist():
+            inside = rows // self._height == block
+            found = self._read(block)[np.ix_(rows[inside] - block * self._height, self._columns)]
+            values[np.ix_(positions[inside] - start, self._places)] = found
+
+    def _read(self, block: int) -> FloatArray:
+        if self._last is None or self._last[0] != block:
+            self._last = block, self._blocks.read(block)
+        return self._last[1]
+
+
+def _check_tiled(parts: Sequence[Part], home: Path, manifest: Manifest) -> None:
+    """Every score of a version lies in exactly one part."""
+    cells = 0
+    for part in parts:
+        rows, columns = part.rows[part.rows >= 0], part.columns[part.columns >= 0]
+        fits = (
+            len(part.rows) == part.manifest.n_items
+            and len(part.columns) == part.manifest.n_anchors
+            and bool((np.diff(rows) > 0).all())
+            and (not len(rows) or rows[-1] < manifest.n_items)
+            and bool((columns < manifest.n_anchors).all())
+        )
+        if not fits:
+            raise DamagedIndex(
+                f"What {home} says of the part {part.path!r} does not fit it. Restore the folder from a copy."
+            )
+        cells += len(rows) * len(columns)
+    if cells != manifest.n_items * manifest.n_anchors:
+        raise DamagedIndex(
+            f"The parts of {home} hold {cells} scores that count; its manifest says {manifest.n_items} × "
+            f"{manifest.n_anchors}. Restore the folder from a copy."
+        )
