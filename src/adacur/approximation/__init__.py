@@ -3,6 +3,7 @@
 from adacur.approximation.embedding_regression import EmbeddingRegression
 from adacur.approximation.gaussian import Features, Gaussian
 from adacur.approximation.item_factors import ItemFactors
+from adacur.approximation.item_lists import ItemLists
 from adacur.approximation.packed_rows import PackedRows, Storage
 from adacur.approximation.pseudo_inverse import PseudoInverse
 from adacur.approximation.score_scale import ScoreScale
@@ -12,6 +13,7 @@ __all__ = [
     "Features",
     "Gaussian",
     "ItemFactors",
+    "ItemLists",
     "PackedRows",
     "PseudoInverse",
     "ScoreScale",

@@ -16,6 +16,7 @@ import numpy as np
 
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import InputError
+from adacur.core.products import row_products
 from adacur.core.protocols import AnchorScores
 from adacur.core.records import Query
 
@@ -41,8 +42,9 @@ class EmbeddingRegression:
         blend: float = 0.6,
         ridge: float = 0.3,
     ) -> None:
-        embeddings = np.asarray(embeddings)
-        if embeddings.ndim != 2 or not np.isfinite(embeddings).all():
+        # Vectors that are fetched a few at a time were looked at where they lie.
+        embeddings = embeddings if hasattr(embeddings, "rows") else np.asarray(embeddings)
+        if embeddings.ndim != 2 or not (hasattr(embeddings, "rows") or np.isfinite(embeddings).all()):
             raise InputError(f"Embeddings are finite numbers, a row per item; got shape {embeddings.shape}.")
         if not 0 <= blend <= 1:
             raise InputError(f"blend is the query embedding's weight, between 0 and 1; got {blend}.")
@@ -104,9 +106,18 @@ class _Regressed:
         # One product per query: an answer must not depend on the size of its batch.
         for index, row in enumerate(predicted):
             vector, constant = self._fitted(index)
-            np.dot(self._embeddings, vector.astype(row.dtype), out=row)
+            row_products(self._embeddings, vector.astype(row.dtype), out=row)
             row += row.dtype.type(constant)
         return predicted
+
+    @property
+    def items(self) -> FloatArray:
+        """The rows that are weighted."""
+        return self._embeddings
+
+    def weights(self) -> list[tuple[FloatArray, float]]:
+        """Per query, what the embeddings of items are weighted by, and the constant beside it."""
+        return [self._fitted(index) for index in range(len(self._told))]
 
     def in_scores(self, predicted: FloatArray) -> FloatArray:
         """Predictions are scores already."""
@@ -119,7 +130,7 @@ class _Regressed:
             vector, constant = self._fitted(index)
             for start in range(0, len(row), _ROWS_PER_BLOCK):
                 block = self._embeddings[start : start + _ROWS_PER_BLOCK].astype(np.float64)
-                row[start : start + len(block)] = block @ vector + constant
+                row[start : start + len(block)] = row_products(block, vector) + constant
         return predicted
 
     def _fitted(self, index: int) -> tuple[FloatArray, float]:

@@ -29,16 +29,18 @@ import numpy as np
 
 from adacur.approximation.growing_cholesky import GrowingCholesky
 from adacur.approximation.item_factors import ItemFactors
-from adacur.approximation.packed_rows import PackedRows, Storage
+from adacur.approximation.item_lists import ItemLists
+from adacur.approximation.packed_rows import PackedRows, Room, Rows, RowSource, Storage, check_storage, in_memory
 from adacur.approximation.score_scale import ScoreScale
-from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.arrays import FloatArray, IntArray, KeyArray
 from adacur.core.device_row import DeviceRow
 from adacur.core.errors import InputError
 from adacur.core.extras import require
-from adacur.core.protocols import AnchorScores
+from adacur.core.protocols import AnchorScores, BlockedScores
 from adacur.core.records import Query
+from adacur.core.spans import span_length, span_sums
 
-__all__ = ["Features", "Gaussian"]
+__all__ = ["EmbedQueries", "Features", "Gaussian", "Outline", "rows_at", "vector_sums"]
 
 _ROWS_PER_BLOCK = 4096
 # Variance of a query's own level, which lifts all items alike, relative to that of an item's score.
@@ -62,8 +64,9 @@ EmbedQueries = Callable[[Sequence[Query]], FloatArray]
 class Gaussian:
     """Predict by the mean and covariance of the anchor queries' scores and, where given, embeddings.
 
-    - `embeddings`: of the items, in the order of the index; `embedding_weight` is their share of covariance relative
-      to the anchor scores' (default: 1 at 500 anchor queries, more with fewer; 0 for none).
+    - `embeddings`: of the items, in the order of the index, as an array, or as rows that only `compressed` reads, a
+      block at a time; `embedding_weight` is their share of covariance relative to the anchor scores' (default: 1 at 500
+      anchor queries, more with fewer; 0 for none).
     - `embed_queries`: the dual encoder's query vectors, as `Dense.embed_queries` gives them. `query_noise` regularises
       the regression of anchor scores on them; `locality` is the temperature at which anchor queries count by their
       likeness (default: .07 at 500 anchor queries, more with fewer; infinity for all alike).
@@ -79,7 +82,7 @@ class Gaussian:
     def __init__(
         self,
         *,
-        embeddings: FloatArray | None = None,
+        embeddings: FloatArray | RowSource | None = None,
         embed_queries: EmbedQueries | None = None,
         noise: float = 0.3,
         embedding_weight: float | None = None,
@@ -92,19 +95,24 @@ class Gaussian:
     ) -> None:
         if not query_noise > 0:
             raise InputError(f"query_noise is positive; got {query_noise}.")
+        self._item_vectors: RowSource | None = None
+        if embeddings is not None and hasattr(embeddings, "rows"):
+            self._item_vectors, embeddings = embeddings, None
         if embeddings is not None:
             embeddings = np.asarray(embeddings)
             if embeddings.ndim != 2 or not np.isfinite(embeddings).all():
                 raise InputError(f"Embeddings are finite numbers, a row per item; got shape {embeddings.shape}.")
             # Weights are cast to the embeddings' type, and whole numbers or halves would lose them.
             embeddings = embeddings if embeddings.dtype in (np.float32, np.float64) else embeddings.astype(np.float32)
-        self.embeddings = embeddings
+            self._item_vectors = PackedRows(embeddings)
+        self.embeddings: FloatArray | None = embeddings
         self.embed_queries = embed_queries
         self.query_noise = query_noise
         self._set(noise=noise, embedding_weight=embedding_weight, locality=locality)
         self.rescale = rescale
         self.centre = centre
         self.device = device
+        self.probe: int | None = None
         self._kept = _Kept(given=features if features is None or device is None else features.on(device))
 
     def adjusted(self, *, noise: float, embedding_weight: float | None, locality: float | None) -> Gaussian:
@@ -112,6 +120,22 @@ class Gaussian:
         # Not made anew: that would read all embeddings, and searches come here each time.
         other = copy.copy(self)
         other._set(noise=noise, embedding_weight=embedding_weight, locality=locality)
+        return other
+
+    def probing(self, probe: int) -> Gaussian:
+        """The same, predicting for the items in the `probe` most promising lists only."""
+        lists = None if self._kept.given is None else self._kept.given.lists
+        if lists is None:
+            raise InputError(
+                "probe searches the most promising lists of items, and this index has none. Make them: "
+                "adacur compress INDEX --ivf."
+            )
+        if self.device is not None:
+            raise InputError(f"probe is for searches without a device; this index lies on {self.device!r}.")
+        if not 1 <= probe <= len(lists):
+            raise InputError(f"probe is at least 1 and at most the number of lists, {len(lists)}; got {probe}.")
+        other = copy.copy(self)
+        other.probe = probe
         return other
 
     def _set(self, *, noise: float, embedding_weight: float | None, locality: float | None) -> None:
@@ -137,12 +161,18 @@ class Gaussian:
         if self._kept.given is not None:
             parts.append("features: " + " + ".join(str(part.shape[1]) for part in self._kept.given.factors.parts))
         parts += [f"device={self.device!r}"] * (self.device is not None)
+        parts += [f"probe={self.probe}"] * (self.probe is not None)
         return f"Gaussian({', '.join(parts)})"
+
+    @property
+    def keys(self) -> KeyArray | None:
+        """The items' random keys, where they are kept with the features that were given."""
+        return None if self._kept.given is None else self._kept.given.keys
 
     @property
     def _has_embeddings(self) -> bool:
         given = self._kept.given
-        return self.embeddings is not None or (given is not None and given.embedding_variance > 0)
+        return self._item_vectors is not None or (given is not None and given.embedding_variance > 0)
 
     def begin(self, anchors: AnchorScores, queries: Sequence[Query]) -> _Conditioned:
         """A fresh approximation for these queries."""
@@ -179,29 +209,55 @@ class Gaussian:
             queries.append(prior.posterior(None if vectors is None else vectors[position], without=without))
         return _Conditioned(prior, queries, together=True)
 
-    def compressed(self, anchors: AnchorScores, *, rank: int, storage: Storage = "int8") -> Features:
+    def compressed(
+        self, anchors: AnchorScores, *, rank: int, storage: Storage = "int8", room: Room = in_memory
+    ) -> Features:
         """Features of these anchor scores in less memory: `rank` columns more than embeddings have, in `storage`.
 
         The columns are those that matter most to queries like the anchor queries. A rank of all anchor queries keeps
-        every feature.
+        every feature. Anchor scores and embeddings are read three times, a block at a time; what grows with the items
+        goes to `room`: "means" and the parts of the factors.
         """
         if rank < 1:
             raise InputError(f"rank is at least 1; got {rank}.")
-        features = self._extracted(anchors)
-        n_anchors, n_features = len(features.trust), features.factors.n_features
+        check_storage(storage)
+        n_items, n_anchors = len(anchors.items), len(anchors.anchor_queries)
         if not n_anchors:
             raise InputError("There are no anchor scores to compress: this index has no anchor queries.")
+        outline = self._outline(anchors)
+        inner, squares, start = np.zeros((outline.n_features, outline.n_features)), 0.0, 0
+        means: FloatArray | None = None
+        for own, residuals, rows in self._feature_blocks(anchors, outline):
+            # The scores' own type is known when the first of them are there.
+            if means is None:
+                means = room("means", (n_items,), str(residuals.dtype))
+            means[start : start + len(own)] = own
+            inner += rows.T @ rows
+            squares += float(np.square(residuals, dtype=np.float64).sum())
+            start += len(own)
+        assert means is not None
+        variance = squares / n_items / n_anchors
         directions = np.eye(n_anchors)
-        if features.anchor_vectors is not None:
+        if outline.vectors is not None:
             # A query starts from the regression on the anchor queries, and then moves like any of them. Told without
             # its own help, anchor query j would start from row j of this.
-            vectors = features.anchor_vectors
-            starts = (_kernel(vectors, vectors) + self.query_noise * directions) * features.trust - directions
+            starts = _kernel(outline.vectors, outline.vectors) + self.query_noise * directions
+            starts = starts * outline.trust - directions
             directions = directions + starts.T @ starts
-        spread = np.eye(n_features) * np.sqrt(self._prior(features).per_dimension or 1.0)
+        weight = self._weight(n_anchors, embedding_variance=outline.embedding_variance)
+        per_dimension = weight * (variance or 1.0) / outline.embedding_variance if weight else 0.0
+        spread = np.eye(outline.n_features) * np.sqrt(per_dimension or 1.0)
         spread[:n_anchors, :n_anchors] = np.linalg.cholesky(directions / n_anchors)
-        columns = rank + n_features - n_anchors
-        return replace(features, factors=features.factors.compressed(columns=columns, storage=storage, spread=spread))
+        factors = ItemFactors.packed(
+            lambda: (rows for _, _, rows in self._feature_blocks(anchors, outline)),
+            n_items=n_items,
+            inner=inner,
+            columns=rank + outline.n_features - n_anchors,
+            storage=storage,
+            spread=spread,
+            room=room,
+        )
+        return outline.features(anchors.anchor_queries, means=means, factors=factors, variance=variance)
 
     def features_of(self, anchors: AnchorScores) -> Features:
         """What follows from these anchor scores alone: as given, or extracted once."""
@@ -218,63 +274,114 @@ class Gaussian:
 
     def _extracted(self, anchors: AnchorScores) -> Features:
         matrix = anchors.matrix
-        if self.embeddings is not None and len(self.embeddings) != len(matrix):
-            raise InputError(f"One embedding per item is needed; got {len(self.embeddings)} for {len(matrix)} items.")
-        n_anchors = matrix.shape[1]
+        outline = self._outline(anchors)
+        length = span_length(len(matrix))
+        means, residuals, squares = self.explained(matrix, outline, length=length)
+        parts = [PackedRows(residuals)]
+        if self._item_vectors is not None:
+            whole = self.embeddings
+            parts.append(PackedRows(self._item_vectors.rows(np.arange(len(matrix))) if whole is None else whole))
+        return outline.features(
+            anchors.anchor_queries,
+            means=means,
+            factors=outline.factors(parts),
+            variance=outline.variance(squares, len(matrix)),
+        )
+
+    def explained(
+        self, matrix: FloatArray, outline: Outline, *, length: int
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Means of items, what is left of their scores, and the sum of its squares in each span of this length."""
+        means, residuals = np.zeros(len(matrix), dtype=matrix.dtype), np.empty_like(matrix)
+        squares, start = np.empty(len(matrix)), 0
+        for own, block in self._residual_blocks(iter([matrix]), outline, height=min(length, _ROWS_PER_BLOCK)):
+            rows = slice(start, start + len(own))
+            means[rows], residuals[rows] = own, block
+            squares[rows] = np.square(block, dtype=np.float64).sum(axis=1)
+            start += len(own)
+        return means, residuals, span_sums(squares, length)
+
+    def _outline(self, anchors: AnchorScores) -> Outline:
+        """What is known before features are made, from a sample of the scores and all embeddings."""
+        n_items, n_anchors = len(anchors.items), len(anchors.anchor_queries)
         scale = ScoreScale.plain()
         if self.rescale and n_anchors:
-            scale = ScoreScale.fit(matrix, keys=anchors.items.keys)
-        vectors = self._vectors(anchors.anchor_queries) if n_anchors else None
-        spread, trust = np.eye(n_anchors), np.zeros(n_anchors)
+            sample = ScoreScale.sample(anchors.items.keys, n_anchors=n_anchors)
+            scale = ScoreScale.of(rows_at(anchors, sample))
+        sums = None
+        if self._item_vectors is not None:
+            n_vectors = self._item_vectors.shape[0]
+            if n_vectors != n_items:
+                raise InputError(f"One embedding per item is needed; got {n_vectors} for {n_items} items.")
+            sums = vector_sums(self._item_vectors, length=span_length(n_items))
+        return self.outline(anchors.anchor_queries, scale=scale, n_items=n_items, sums=sums)
+
+    def outline(
+        self,
+        anchor_queries: Sequence[Query],
+        *,
+        scale: ScoreScale,
+        n_items: int,
+        sums: tuple[FloatArray, FloatArray] | None,
+    ) -> Outline:
+        """What features are made with; `sums` are those of the embeddings, as `vector_sums` has them."""
+        n_anchors = len(anchor_queries)
+        vectors = self._vectors(anchor_queries) if n_anchors else None
+        spread, trust = None, np.zeros(n_anchors)
         if vectors is not None:
             # What the others say of an anchor query, without itself, in closed form: residual = (K + ρ)⁻¹ y / diagonal.
             inverse = np.linalg.inv(_kernel(vectors, vectors) + self.query_noise * np.eye(n_anchors))
             trust = np.diag(inverse).copy()
             spread = inverse / trust[:, None]
-        means, squares = np.zeros(len(matrix)), np.zeros(len(matrix))
-        residuals = np.empty_like(matrix)
-        turn = spread.T.astype(matrix.dtype)
-        for start in range(0, len(matrix), _ROWS_PER_BLOCK):
-            rows = slice(start, start + _ROWS_PER_BLOCK)
-            block = scale.rarity(matrix[rows])
-            if self.centre and n_anchors:
-                means[rows] = block.mean(axis=1)
-                block -= means[rows, None]
-            block = block.astype(matrix.dtype)
-            residuals[rows] = block @ turn if vectors is not None else block
-            squares[rows] = np.square(residuals[rows], dtype=np.float64).sum(axis=1)
-        parts, centres = [residuals], [np.zeros(n_anchors)]
-        embedding_variance = 0.0
-        if self.embeddings is not None:
-            middle = self.embeddings.mean(axis=0, dtype=np.float64)
-            lengths = [np.square(block, dtype=np.float64).sum(axis=1) for block in _blocks(self.embeddings)]
-            embedding_variance = max(0.0, float(np.concatenate(lengths).mean()) - float(middle @ middle))
-            parts.append(self.embeddings)
-            centres.append(middle)
-        return Features(
-            anchors=tuple(query.id for query in anchors.anchor_queries),
-            scale=scale,
-            means=means.astype(matrix.dtype),
-            factors=ItemFactors([PackedRows(part) for part in parts], np.concatenate(centres)),
-            anchor_vectors=vectors,
-            trust=trust,
-            variance=float(squares.mean() / n_anchors) if n_anchors else 0.0,
-            embedding_variance=embedding_variance,
-        )
+        middle, embedding_variance = np.empty(0), 0.0
+        if sums is not None:
+            middle = sums[0].sum(axis=0) / n_items
+            embedding_variance = max(0.0, float(sums[1].sum()) / n_items - float(middle @ middle))
+        return Outline(scale, vectors, spread, trust, middle, embedding_variance)
+
+    def _residual_blocks(
+        self, scores: Iterator[FloatArray], outline: Outline, *, height: int = _ROWS_PER_BLOCK
+    ) -> Iterator[tuple[FloatArray, FloatArray]]:
+        """Means of items, and what is left of their scores that neither these nor the other anchor queries explain."""
+        for stored in scores:
+            turn = None if outline.spread is None else outline.spread.T.astype(stored.dtype)
+            for start in range(0, len(stored), height):
+                block = outline.scale.rarity(stored[start : start + height])
+                means = block.mean(axis=1) if self.centre and outline.n_anchors else np.zeros(len(block))
+                block -= means[:, None]
+                residuals = block.astype(stored.dtype)
+                yield means, residuals if turn is None else residuals @ turn
+
+    def _feature_blocks(
+        self, anchors: AnchorScores, outline: Outline
+    ) -> Iterator[tuple[FloatArray, FloatArray, FloatArray]]:
+        """Means, residuals and all features (float64) of the items, a block at a time."""
+        start = 0
+        for means, residuals in self._residual_blocks(_score_blocks(anchors), outline):
+            rows = residuals.astype(np.float64)
+            if self._item_vectors is not None:
+                vectors = self._item_vectors.rows(np.arange(start, start + len(rows)))
+                rows = np.hstack([rows, vectors - outline.middle])
+            yield means, residuals, rows
+            start += len(rows)
+
+    def _weight(self, n_anchors: int, *, embedding_variance: float) -> float:
+        """The embeddings' share of covariance relative to the anchor scores'."""
+        if not embedding_variance:
+            return 0.0
+        return _fewer(n_anchors) ** 0.3 if self.embedding_weight is None else self.embedding_weight
 
     def _prior(self, features: Features) -> _Prior:
-        fewer = float(np.clip(_SETTLED_ANCHORS / max(1, len(features.trust)), 1, 16))
-        weight = fewer**0.3 if self.embedding_weight is None else self.embedding_weight
-        if not features.embedding_variance:
-            weight = 0.0
+        weight = self._weight(len(features.trust), embedding_variance=features.embedding_variance)
         # An index whose scores never vary says nothing of scale; the embeddings then stand alone.
         variance = features.variance or 1.0
         return _Prior(
             features=features,
-            locality=self.locality or _LOCALITY * fewer**0.5,
+            locality=self.locality or _LOCALITY * _fewer(len(features.trust)) ** 0.5,
             per_dimension=weight * variance / features.embedding_variance if weight else 0.0,
             level=_LEVEL * variance if self.centre else 0.0,
             noise=max(self.noise, _LEAST_NOISE) * variance * (1 + weight),
+            probe=self.probe,
         )
 
     def _vectors(self, queries: Sequence[Query]) -> FloatArray | None:
@@ -288,6 +395,52 @@ class Gaussian:
             )
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         return np.asarray(vectors / np.where(lengths > 0, lengths, 1.0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outline:
+    """What features are made with: the scale, the regression on the anchor queries, the middle of the embeddings.
+
+    `spread` turns scores into what the others leave unexplained of each; without query vectors there is none.
+    """
+
+    scale: ScoreScale
+    vectors: FloatArray | None
+    spread: FloatArray | None
+    trust: FloatArray
+    middle: FloatArray
+    embedding_variance: float
+
+    @property
+    def n_anchors(self) -> int:
+        return len(self.trust)
+
+    @property
+    def n_features(self) -> int:
+        return len(self.trust) + len(self.middle)
+
+    def factors(self, parts: Sequence[Rows]) -> ItemFactors:
+        """Factors of what is left of the scores and, where there are any, of the embeddings."""
+        return ItemFactors(parts, np.concatenate([np.zeros(self.n_anchors), self.middle]))
+
+    def variance(self, squares: FloatArray, n_items: int) -> float:
+        """The mean variance of a score, given the sums of squares of what is left of them."""
+        return float(squares.sum()) / n_items / self.n_anchors if self.n_anchors else 0.0
+
+    def features(
+        self, anchor_queries: Sequence[Query], *, means: FloatArray, factors: ItemFactors, variance: float
+    ) -> Features:
+        """The features that were made with this."""
+        return Features(
+            anchors=tuple(query.id for query in anchor_queries),
+            scale=self.scale,
+            means=means,
+            factors=factors,
+            anchor_vectors=self.vectors,
+            trust=self.trust,
+            variance=variance,
+            embedding_variance=self.embedding_variance,
+        )
 
 
 class _Kept:
@@ -305,7 +458,8 @@ class Features:
     """What follows from the index alone: means and features of the items, and who the `anchors` are, by id.
 
     The first `len(trust)` features of an item belong to the anchor queries, the rest to its embedding; `variance` and
-    `embedding_variance` are the means over the items. `device_means` are the means where predictions are made.
+    `embedding_variance` are the means over the items. `device_means` are the means where predictions are made; `keys`
+    are the items' random keys and `lists` the items in lists of those alike, where they are kept with the features.
     """
 
     anchors: tuple[str, ...]
@@ -317,6 +471,8 @@ class Features:
     variance: float
     embedding_variance: float
     device_means: Any = None
+    keys: KeyArray | None = None
+    lists: ItemLists | None = None
 
     @property
     def nbytes(self) -> int:
@@ -344,6 +500,7 @@ class _Prior:
     per_dimension: float
     level: float
     noise: float
+    probe: int | None
 
     def posterior(self, vector: FloatArray | None, *, without: _Without | None = None) -> _Posterior:
         """What is expected of a query with this vector, told nothing yet."""
@@ -444,6 +601,12 @@ class _Conditioned:
                 DeviceRow(features.factors.predictions(query.weights, means=features.device_means).add_(query.level))
                 for query in self._queries
             ]
+        if self._prior.probe is not None and features.lists is not None:
+            lists, factors, means = features.lists, features.factors, features.means
+            return [  # type: ignore[return-value]
+                lists.row(factors, query.weights, means=means, level=query.level, probe=self._prior.probe)
+                for query in self._queries
+            ]
         if self._together:
             predicted = features.factors.products(np.stack([query.weights for query in self._queries]))
             predicted += features.means
@@ -455,6 +618,15 @@ class _Conditioned:
             row[:] = features.factors.predictions(query.weights, means=features.means)
             row += row.dtype.type(query.level)
         return predicted
+
+    @property
+    def items(self) -> ItemFactors:
+        """The features that are weighted."""
+        return self._prior.features.factors
+
+    def weights(self) -> list[tuple[FloatArray, float]]:
+        """Per query, what the features of items are weighted by, and the level beside it."""
+        return [(query.weights, query.level) for query in self._queries]
 
     def in_scores(self, predicted: FloatArray) -> FloatArray:
         """Predictions as scores of the scorer."""
@@ -551,8 +723,40 @@ class _Posterior:
         return self._without.rows(rows), means - rows @ self._without.shift
 
 
-def _blocks(rows: FloatArray) -> Iterator[FloatArray]:
-    return (rows[start : start + _ROWS_PER_BLOCK] for start in range(0, len(rows), _ROWS_PER_BLOCK))
+def vector_sums(rows: RowSource, *, length: int) -> tuple[FloatArray, FloatArray]:
+    """The sum of each span of rows, of this length, and of their squares; float64."""
+    n_rows, width = rows.shape
+    n_spans = -(-n_rows // length)
+    sums, squares = np.zeros((n_spans, width)), np.zeros(n_spans)
+    height = min(length, _ROWS_PER_BLOCK)
+    for start in range(0, n_rows, height):
+        block = rows.rows(np.arange(start, min(start + height, n_rows)))
+        if not np.isfinite(block).all():
+            raise InputError("Embeddings are finite numbers, a row per item; some are not finite.")
+        sums[start // length] += block.sum(axis=0, dtype=np.float64)
+        squares[start // length] += float(np.square(block, dtype=np.float64).sum())
+    return sums, squares
+
+
+def _score_blocks(anchors: AnchorScores) -> Iterator[FloatArray]:
+    if not isinstance(anchors, BlockedScores):
+        return iter([anchors.matrix])
+    return (block.astype(np.promote_types(block.dtype, np.float32), copy=False) for _, block in anchors.blocks())
+
+
+def rows_at(anchors: AnchorScores, positions: IntArray) -> FloatArray:
+    """The scores of these items, which are in order."""
+    found, start = [], 0
+    for block in _score_blocks(anchors):
+        own = positions[np.searchsorted(positions, start) : np.searchsorted(positions, start + len(block))]
+        found.append(block[own - start])
+        start += len(block)
+    return np.concatenate(found)
+
+
+def _fewer(n_anchors: int) -> float:
+    """By how much anchor queries fall short of those that settings were chosen at."""
+    return float(np.clip(_SETTLED_ANCHORS / max(1, n_anchors), 1, 16))
 
 
 def _kernel(some: FloatArray, others: FloatArray) -> FloatArray:

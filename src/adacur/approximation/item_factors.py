@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from adacur.approximation.packed_rows import DeviceRows, PackedRows, Rows, Storage
+from adacur.approximation.packed_rows import DeviceRows, PackedRows, Room, Rows, Storage, in_memory
 from adacur.core.arrays import FloatArray, IntArray
 
-__all__ = ["ItemFactors"]
+__all__ = ["ItemFactors", "n_in_front"]
 
 _ROWS_PER_BLOCK = 4096
 # One compressed column in four leads: they tell which items, one in sixteen and never few, are worth the others.
 _LEADING = 4
 _SHARE_IN_FRONT = 16
 _FEWEST_IN_FRONT = 4096
+
+
+def n_in_front(n_items: int) -> int:
+    """How many items get all their features."""
+    return max(_FEWEST_IN_FRONT, n_items // _SHARE_IN_FRONT)
 
 
 class ItemFactors:
@@ -66,22 +72,36 @@ class ItemFactors:
             predicted = self.product(weights)
             predicted += means
             return predicted
-        own = self._stored_weights(weights)
-        leading, rest = (part for part in self.parts if isinstance(part, PackedRows))
+        predicted = self.coarse_predictions(weights, means=means)
+        cut = self.n_items - n_in_front(self.n_items)
+        # By value and not by place, so that the order of the items does not matter.
+        self.refine(predicted, weights, least=np.partition(predicted, cut)[cut] if cut > 0 else None)
+        return predicted
+
+    def coarse_predictions(self, weights: FloatArray, *, means: Any) -> FloatArray:
+        """Every item's mean and leading features · weights."""
+        own = self.stored_weights(weights)
+        leading = self._packed_parts()[0]
         predicted = leading.product(own[: leading.shape[1]])
         predicted += means - float(self.centre @ own)
-        cut = self.n_items - max(_FEWEST_IN_FRONT, self.n_items // _SHARE_IN_FRONT)
-        if cut <= 0:
-            predicted += rest.product(own[leading.shape[1] :])
-        else:
-            # By value and not by place, so that the order of the items does not matter.
-            in_front = np.flatnonzero(predicted >= np.partition(predicted, cut)[cut])
-            predicted[in_front] += rest.product(own[leading.shape[1] :], in_front)
         return predicted
+
+    def refine(self, predicted: FloatArray, weights: FloatArray, *, least: float | None) -> None:
+        """Add the other features · weights to coarse predictions of `least` or more, or to all."""
+        leading, rest = self._packed_parts()
+        own = self.stored_weights(weights)[leading.shape[1] :]
+        if least is None:
+            predicted += rest.product(own)
+        else:
+            in_front = np.flatnonzero(predicted >= least)
+            predicted[in_front] += rest.product(own, in_front)
+
+    def _packed_parts(self) -> list[PackedRows]:
+        return [part for part in self.parts if isinstance(part, PackedRows)]
 
     def product(self, weights: FloatArray) -> Any:
         """Every item's features · weights, in the precision of the parts and on their device."""
-        own = self._stored_weights(weights)
+        own = self.stored_weights(weights)
         first, *others = (part.product(ws) for part, ws in zip(self.parts, np.split(own, self._ends), strict=True))
         first -= float(self.centre @ own)
         for other in others:
@@ -90,7 +110,7 @@ class ItemFactors:
 
     def products(self, weights: FloatArray) -> FloatArray:
         """The same for many weights at once, shape (weights, items): faster, and rounded by the size of the batch."""
-        own = self._stored_weights(weights)
+        own = self.stored_weights(weights)
         split = np.split(own, self._ends, axis=-1)
         first, *others = (part.products(ws) for part, ws in zip(self.parts, split, strict=True))
         first -= (own @ self.centre).astype(first.dtype)[:, None]
@@ -100,7 +120,7 @@ class ItemFactors:
 
     def precise_product(self, weights: FloatArray) -> FloatArray:
         """The same in float64, whatever the parts are stored in."""
-        own = self._stored_weights(weights)
+        own = self.stored_weights(weights)
         split = np.split(own, self._ends)
         products = [part.precise_product(ws) for part, ws in zip(self.parts, split, strict=True)]
         return np.asarray(np.sum(products, axis=0) - self.centre @ own)
@@ -110,31 +130,57 @@ class ItemFactors:
 
         No fewer columns than there are features means that nothing is mixed.
         """
-        if columns >= self.n_features:
-            kept = PackedRows.pack(self._blocks(), shape=(self.n_items, self.n_features), storage=storage)
-            return ItemFactors([kept], np.zeros(self.n_features))
         inner = np.zeros((self.n_features, self.n_features))
         for block in self._blocks():
             inner += block.T @ block
-        # The eigenvectors of spreadᵀ inner spread are the right singular vectors of features · spread. At these widths
-        # a randomised decomposition would read the features more often and cost more.
-        _, vectors = np.linalg.eigh(spread.T @ inner @ spread)
-        vectors = vectors[:, : -columns - 1 : -1]
-        turn = spread @ vectors
+        return ItemFactors.packed(
+            self._blocks, n_items=self.n_items, inner=inner, columns=columns, storage=storage, spread=spread
+        )
+
+    @classmethod
+    def packed(
+        cls,
+        blocks: Callable[[], Iterator[FloatArray]],
+        *,
+        n_items: int,
+        inner: FloatArray,
+        columns: int,
+        storage: Storage,
+        spread: FloatArray,
+        room: Room = in_memory,
+    ) -> ItemFactors:
+        """What `compressed` says, of features that come in blocks of rows, with their `inner` products known.
+
+        The blocks are read once, and go to `room` as "part0" and "part1".
+        """
+        n_features = len(inner)
+        whole = columns >= n_features
+        turn, mixing = np.eye(n_features), None
+        if not whole:
+            # The eigenvectors of spreadᵀ inner spread are the right singular vectors of features · spread. At these
+            # widths a randomised decomposition would read the features more often and cost more.
+            _, vectors = np.linalg.eigh(spread.T @ inner @ spread)
+            vectors = vectors[:, : -columns - 1 : -1]
+            turn, mixing = spread @ vectors, np.linalg.solve(spread.T, vectors).T
+        ends = [n_features] if whole else [-(-columns // _LEADING), columns]
         parts = [
-            PackedRows.pack(
-                (block @ own for block in self._blocks()), shape=(self.n_items, own.shape[1]), storage=storage
-            )
-            for own in np.split(turn, [-(-columns // _LEADING)], axis=1)
+            PackedRows.unfilled((n_items, stop - start), storage=storage, room=room, name=f"part{number}")
+            for number, (start, stop) in enumerate(itertools.pairwise([0, *ends]))
         ]
-        return ItemFactors(parts, np.zeros(columns), mixing=np.linalg.solve(spread.T, vectors).T, leading=True)
+        start = 0
+        for block in blocks():
+            turned = block if whole else block @ turn
+            for part, own in zip(parts, np.split(turned, ends[:-1], axis=1), strict=True):
+                part.fill(start, own)
+            start += len(block)
+        return cls(parts, np.zeros(ends[-1]), mixing=mixing, leading=not whole)
 
     def on(self, device: str) -> ItemFactors:
         """The same with its parts on a device that torch knows."""
         parts = [DeviceRows.of(part, device=device) if isinstance(part, PackedRows) else part for part in self.parts]
         return ItemFactors(parts, self.centre, mixing=self.mixing)
 
-    def _stored_weights(self, weights: FloatArray) -> FloatArray:
+    def stored_weights(self, weights: FloatArray) -> FloatArray:
         """The weights of the stored columns that weight the features by `weights`."""
         return weights if self.mixing is None else np.asarray(weights @ self.mixing.T)
 

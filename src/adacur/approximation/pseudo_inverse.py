@@ -9,6 +9,7 @@ import numpy as np
 
 from adacur.approximation.least_squares import GrowingLeastSquares
 from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.products import row_products
 from adacur.core.protocols import AnchorScores
 from adacur.core.records import Query
 
@@ -63,8 +64,17 @@ class _QueryEmbeddings:
         # One product per query: a product for the whole batch rounds differently with the batch's size, and an
         # answer must not depend on its neighbours.
         for row, solve in zip(predicted, self._solves, strict=True):
-            np.dot(self._items, solve.solution.astype(self._items.dtype), out=row)
+            row_products(self._items, solve.solution.astype(self._items.dtype), out=row)
         return predicted
+
+    @property
+    def items(self) -> FloatArray:
+        """The rows that are weighted."""
+        return self._items
+
+    def weights(self) -> list[tuple[FloatArray, float]]:
+        """Per query, what the rows of items are weighted by, and the constant beside it."""
+        return [(solve.solution, 0.0) for solve in self._solves]
 
     def in_scores(self, predicted: FloatArray) -> FloatArray:
         """Predictions are scores already."""
@@ -77,5 +87,5 @@ class _QueryEmbeddings:
         for start in range(0, len(self._items), _ROWS_PER_BLOCK):
             block = self._items[start : start + _ROWS_PER_BLOCK].astype(np.float64)
             for row, solution in zip(predicted, solutions, strict=True):
-                row[start : start + len(block)] = block @ solution
+                row_products(block, solution, out=row[start : start + len(block)])
         return predicted

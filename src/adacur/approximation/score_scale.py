@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray, KeyArray
+from adacur.core.arrays import FloatArray, IntArray, KeyArray
 
 __all__ = ["ScoreScale"]
 
@@ -34,11 +34,26 @@ class ScoreScale:
 
         Scores above a share `rarest` of all are hardly told apart.
         """
-        n_rows = max(1, _SAMPLE // max(1, matrix.shape[1]))
-        if n_rows < len(matrix):
-            # By key and not by position: the scale must not depend on the order of the items.
-            matrix = matrix[np.sort(np.argpartition(keys, n_rows)[:n_rows])]
-        values = np.sort(np.asarray(matrix, dtype=np.float64), axis=None)
+        return cls.of(matrix[cls.sample(keys, n_anchors=matrix.shape[1])], rarest=rarest)
+
+    @classmethod
+    def sample_size(cls, n_anchors: int) -> int:
+        """How many items are enough: those with the smallest keys."""
+        return max(1, _SAMPLE // max(1, n_anchors))
+
+    @classmethod
+    def sample(cls, keys: KeyArray, *, n_anchors: int) -> IntArray:
+        """Positions of the items whose scores are enough to tell the scale, in order."""
+        n_rows = cls.sample_size(n_anchors)
+        if n_rows >= len(keys):
+            return np.arange(len(keys))
+        # By key and not by position: the scale must not depend on the order of the items.
+        return np.sort(np.argpartition(keys, n_rows)[:n_rows])
+
+    @classmethod
+    def of(cls, scores: FloatArray, *, rarest: float = _RAREST) -> ScoreScale:
+        """The scale of these scores, whatever their shape."""
+        values = np.sort(np.asarray(scores, dtype=np.float64), axis=None)
         steps = np.unique(values)
         if len(steps) < 2:
             return cls(np.array([0.0, 1.0]), np.array([0.0, 1.0]))

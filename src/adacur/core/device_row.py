@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from adacur.core.arrays import FloatArray, IntArray
 
-__all__ = ["DeviceRow"]
+__all__ = ["DeviceRow", "RankedRow"]
+
+
+@runtime_checkable
+class RankedRow(Protocol):
+    """A row of predictions that finds its largest by itself, without being looked through as a whole."""
+
+    def __len__(self) -> int: ...
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> FloatArray: ...
+
+    def __getitem__(self, positions: IntArray) -> FloatArray: ...
+
+    def among_largest(self, n: int) -> IntArray: ...
 
 
 class DeviceRow:

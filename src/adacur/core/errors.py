@@ -21,7 +21,9 @@ AdacurError
 │   ├── IndexMismatch                  a build continued with other items, anchors or settings
 │   ├── IndexLocked                    another process is building here
 │   ├── DamagedIndex                   a flipped byte, a missing chunk, a NaN
-│   └── StorageFull                    the disk is full
+│   ├── StorageFull                    the disk is full
+│   └── StorageUnavailable             an object store that does not answer, or refuses
+├── ShardLost (RuntimeError)           a part of an index on several machines that cannot be asked any more
 ├── TrainingFailed (RuntimeError)      a loss that is no number, a checkpoint that could not be written
 ├── FetchError (ConnectionError)       a model or collection could not be fetched
 └── MissingExtra (ImportError)         an optional dependency is not installed
@@ -49,7 +51,9 @@ __all__ = [
     "ScoreCountError",
     "ScorerError",
     "ScorerFailed",
+    "ShardLost",
     "StorageFull",
+    "StorageUnavailable",
     "TextTooLong",
     "TrainingFailed",
     "UnknownName",
@@ -144,6 +148,14 @@ class DamagedIndex(IndexFolderError):
 
 class StorageFull(IndexFolderError):
     """The disk is full."""
+
+
+class StorageUnavailable(IndexFolderError):
+    """The object store does not answer, or refuses."""
+
+
+class ShardLost(AdacurError, RuntimeError):
+    """A part of an index on several machines cannot be asked any more."""
 
 
 class TrainingFailed(AdacurError, RuntimeError):

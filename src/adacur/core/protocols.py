@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -17,9 +17,12 @@ __all__ = [
     "Approximation",
     "Approximator",
     "AsyncScorer",
+    "BlockedScores",
     "Collection",
     "GridScorer",
     "Items",
+    "MovableScorer",
+    "Reopening",
     "ReplicatedScorer",
     "Retriever",
     "SavedRetriever",
@@ -88,6 +91,26 @@ class ReplicatedScorer(Scorer, Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Reopening:
+    """How a scorer is opened in another process, on this machine or another, and what it takes there.
+
+    `open` can be pickled. `share` is the pace of such a process, compared with that of the scorer as it is here.
+    """
+
+    open: Callable[[], Scorer]
+    cpus: int = 1
+    gpus: int = 0
+    share: float = 1.0
+
+
+@runtime_checkable
+class MovableScorer(Scorer, Protocol):
+    """A scorer that does not pickle, but knows how to be opened again elsewhere."""
+
+    def reopening(self) -> Reopening: ...
+
+
 @runtime_checkable
 class AsyncScorer(Scorer, Protocol):
     """A scorer that can be awaited."""
@@ -146,7 +169,6 @@ class Collection(Protocol):
     def items(self) -> Items: ...
 
 
-@runtime_checkable
 class AnchorScores(Collection, Protocol):
     """Anchor scores at rest: R_anc, item-major, so that an item's latent embedding is one contiguous row."""
 
@@ -156,6 +178,17 @@ class AnchorScores(Collection, Protocol):
     @property
     def matrix(self) -> FloatArray:
         """Shape (items, anchor queries), float32 or float64."""
+        ...
+
+
+@runtime_checkable
+class BlockedScores(Protocol):
+    """Anchor scores that need not be in memory all at once."""
+
+    # Without `matrix`: before Python 3.12, asking whether something is one of these would read it.
+
+    def blocks(self) -> Iterator[tuple[int, FloatArray]]:
+        """The rows of `matrix` as they are stored, float16 perhaps, in order: the position of the first, and some."""
         ...
 
 
