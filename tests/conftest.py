@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from adacur import AnchorIndex, Item, MatrixRetriever, MatrixScorer, Query
+from tests.object_stores import s3_endpoint, s3_url
+
+__all__ = ["s3_endpoint", "s3_url"]
 
 SHARED = Path(__file__).parents[2] / "shared"
 
@@ -64,6 +67,21 @@ def make_world_fixture():
 @pytest.fixture
 def world() -> World:
     return make_world(noise=0.3)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """A Ray cluster on this machine, of one node with two CPUs, to which tests may add; this process is connected."""
+    from ray.cluster_utils import Cluster
+
+    from adacur.engines.ray import connected
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    try:
+        with connected(cluster.address):
+            yield cluster
+    finally:
+        cluster.shutdown()
 
 
 @pytest.fixture

@@ -6,6 +6,9 @@ DATA is a BEIR folder; SPLIT the meta.json of a score folder, whose anchor and t
 and so is every other query about their relevant items. CHECKPOINT is what `dequantise.py` writes, FOLDER
 all-MiniLM-L6-v2. OUT gets the models, OUT/scores-emb and OUT/scores-cls (folders of exact scores with the dual
 encoders' embeddings, as `adacur reproduce --scores` reads them) and OUT/quality.json. What is there is not made again.
+
+`--stages` runs some of it, in the order given. With OUT/scores-emb from an earlier run, the dual encoders alone are
+`--stages dual,distill,embed,dual_quality`; the [CLS] head and its scores `--stages dual,cls,score`.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from adacur.training.ranking_quality import ranking_quality
 
 SHORTLIST = 64
 QUERIES_AT_ONCE = 100
+STAGES = ("dual", "emb", "cls", "score", "distill", "embed", "dual_quality", "cross_quality", "onnx")
 
 
 def main() -> None:
@@ -46,8 +50,10 @@ def main() -> None:
     parser.add_argument("--batch-queries", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=5e-5)
     parser.add_argument("--max-item-tokens", type=int, default=160)
-    parser.add_argument("--stages", default="dual,emb,cls,score,distill,embed,quality,onnx")
+    parser.add_argument("--stages", default=",".join(STAGES), help=f"of {', '.join(STAGES)}")
     asked = parser.parse_args()
+    if unknown := set(asked.stages.split(",")) - set(STAGES):
+        parser.error(f"there are no stages {', '.join(sorted(unknown))}")
     work = Work(asked)
     for stage in asked.stages.split(","):
         started = time.monotonic()
@@ -158,7 +164,7 @@ class Work:
         )
         teacher = TeacherScores.from_index(index, top=100)
         for name, base in (("de-ce-bert", self.asked.dual_base), ("de-ce-base", self.out / "de-base")):
-            settings = TrainingSettings(epochs=10, learning_rate=5e-5, batch_queries=8)
+            settings = TrainingSettings(epochs=10, learning_rate=5e-5, batch_queries=8, patience=None)
             trained = distill(
                 teacher,
                 self.items,
@@ -184,20 +190,21 @@ class Work:
                     if folder.exists():
                         np.save(folder / f"{prefix}_{kind}.npy", rows.astype(np.float16))
 
-    def quality(self) -> None:
-        """Judged quality of every model on the test queries, which nothing was chosen by."""
-        judged = [query for query in self.test if self.qrels.get(query.id)]
-        places = {item.id: place for place, item in enumerate(self.items)}
-        relevant = [
-            np.array([places[id_] for id_, grade in self.qrels[query.id].items() if grade > 0 and id_ in places])
-            for query in judged
-        ]
+    def dual_quality(self) -> None:
+        """How much of what is judged relevant to the test queries, which nothing was chosen by, is found."""
+        judged, relevant = self.judged_tests()
         measured: dict[str, Mapping[str, float]] = {}
         for name, folder in self.dual_encoders().items():
             dense = self.dense(folder)
             found = found_by(dense, judged, ItemList(self.items), depth=100)
             hit = [np.isin(wanted, own).mean() for own, wanted in zip(found, relevant, strict=True)]
             measured[name] = {"recall@100": float(np.mean(hit))}
+        self.add_quality(measured)
+
+    def cross_quality(self) -> None:
+        """How the cross-encoders rank DE_base's shortlists for the test queries."""
+        judged, relevant = self.judged_tests()
+        measured: dict[str, Mapping[str, float]] = {}
         shortlists = found_by(self.dense(self.out / "de-base"), judged, ItemList(self.items), depth=SHORTLIST)
         pairs = [(query, self.items[place]) for query, own in zip(judged, shortlists, strict=True) for place in own]
         untrained = self.out / "emb-untrained"
@@ -215,7 +222,20 @@ class Work:
             with TorchCrossEncoder(folder, max_item_tokens=self.asked.max_item_tokens) as scorer:
                 scores = np.split(scorer.score(pairs), np.cumsum([len(own) for own in shortlists])[:-1])
             measured[name] = ranking_quality(scores, shortlists, relevant)
-        (self.out / "quality.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+        self.add_quality(measured)
+
+    def judged_tests(self) -> tuple[list[Query], list[np.ndarray]]:
+        judged = [query for query in self.test if self.qrels.get(query.id)]
+        places = {item.id: place for place, item in enumerate(self.items)}
+        return judged, [
+            np.array([places[id_] for id_, grade in self.qrels[query.id].items() if grade > 0 and id_ in places])
+            for query in judged
+        ]
+
+    def add_quality(self, measured: Mapping[str, Mapping[str, float]]) -> None:
+        file = self.out / "quality.json"
+        known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        file.write_text(json.dumps(known | dict(measured), indent=1) + "\n", encoding="utf-8")
         for name, values in measured.items():
             print(f"{name}: " + ", ".join(f"{what} {value:.3f}" for what, value in values.items()))
 
@@ -234,11 +254,12 @@ class Work:
         ):
             exact, exported = torch_scorer.score(pairs), onnx_scorer.score(pairs)
         furthest = float(np.abs(exact - exported).max())
-        print(f"ONNX against torch fp32, 200 pairs, scores {exact.min():.1f} to {exact.max():.1f}: {furthest:.1e} at most")
+        between = f"scores {exact.min():.1f} to {exact.max():.1f}"
+        print(f"ONNX against torch fp32, 200 pairs, {between}: {furthest:.1e} at most")
 
     def dual_encoders(self) -> dict[str, Path]:
         trained = {name: self.out / name for name in ("de-base", "de-ce-bert", "de-ce-base")}
-        return {"minilm": self.asked.dual_base} | trained
+        return {"minilm": self.asked.dual_base} | {name: own for name, own in trained.items() if own.exists()}
 
     def dense(self, folder: Path) -> Dense:
         return Dense.build(self.items, encoder=SentenceTransformerEncoder(folder))

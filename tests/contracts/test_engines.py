@@ -11,7 +11,7 @@ import time
 import pytest
 
 from adacur.core.errors import NonFiniteScore
-from adacur.engines import Engine, InThisProcess, LocalProcesses
+from adacur.engines import Engine, InThisProcess, LocalProcesses, RayActors
 
 MOST_AT_WORK = 2
 
@@ -26,12 +26,18 @@ def open_square() -> object:
     return square
 
 
-@pytest.fixture(params=["this process", "two processes"])
+@pytest.fixture(params=["this process", "two processes", "ray"])
 def engine(request) -> Engine[int, int]:
-    return InThisProcess(square) if request.param == "this process" else LocalProcesses([open_square] * MOST_AT_WORK)
+    if request.param == "this process":
+        return InThisProcess(square)
+    if request.param == "two processes":
+        return LocalProcesses([open_square] * MOST_AT_WORK)
+    request.getfixturevalue("ray_cluster")
+    return RayActors(open_square, workers=MOST_AT_WORK)
 
 
 def test_every_task_is_done_once_and_keeps_its_result(engine) -> None:
+    assert engine.workers in (1, MOST_AT_WORK)
     assert sorted(engine.run(range(12))) == [(task, task * task) for task in range(12)]
     assert sorted(engine.run(iter([5]))) == [(5, 25)]
     assert list(engine.run([])) == []

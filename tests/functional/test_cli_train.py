@@ -173,7 +173,9 @@ def test_an_emb_cross_encoder_is_trained_and_exported_with_its_tags(folder: Path
     assert ran.code == 0, ran
     # It learnt from cut items, and is to score such.
     assert "Next: adacur build beir INDEX --scorer emb --max-item-tokens 12" in ran.err
-    assert here("export-onnx", "emb", "emb-onnx", cwd=folder).code == 0
+    exported = here("export-onnx", "emb", "emb-onnx", cwd=folder)
+    assert exported.code == 0, exported
+    assert "--scorer emb-onnx --max-item-tokens 12" in exported.err
     assert adacur.EmbHead.from_config(json.loads((folder / "emb-onnx" / "config.json").read_text())) is not None
 
 
@@ -190,20 +192,26 @@ def test_a_trained_dual_encoder_is_the_encoder_of_an_index_and_the_first_stage_o
     )
     assert built.code == 0, built
     assert "first stages dense" in built.out
+    assert "Loading weights" not in built.err
     again = train(folder, "mined", *QUICK, "--first", "dual", "--epochs", 1)
     assert again.code == 0, again
-    # However its path is written, it is the same first stage.
+    # However its path is written, it is the same first stage; trained anew it is another.
     assert settings(folder / "mined")["first"] == str((folder / "dual").resolve())
+    shutil.rmtree(folder / "dual")
+    assert train(folder, "dual", *tiny, "--seed", 1, what="dual-encoder").code == 0
+    train(folder, "mined", *QUICK, "--first", "dual", "--epochs", 1).refused("begun differently: first_weights")
 
 
 def test_a_dual_encoder_is_distilled_from_an_index_without_a_scorer(folder: Path) -> None:
     (folder / "my_scorers.py").unlink()
-    tiny = ("--base", "tiny", "--lr", "1e-3", "--epochs", 2, "--top", 12)
+    tiny = ("--base", "tiny", "--lr", "1e-3", "--epochs", 2, "--top", 12, "--max-item-tokens", 16)
 
     ran = train(folder, "student", *tiny, what="distill", data="i.adacur")
 
     assert ran.code == 0, ran
     assert "30 anchor queries. Nothing is scored." in ran.err
+    assert "27 queries to learn from, 3 held out for checks." in ran.err
+    assert "--encoder student --max-item-tokens 16\n" in ran.err
     assert "held_out_loss" in ran.out
     assert adacur.SentenceTransformerEncoder(folder / "student").dimension == 32
 
@@ -295,7 +303,8 @@ def test_a_killed_run_goes_on_to_the_same_losses_and_weights(trained: Path, fold
     again = train(folder, "reranker", *QUICK, ran=run)
 
     assert again.code == 0, again
-    assert "Going on with the run in reranker" in again.err
+    assert "36 queries to learn from, 4 held out for checks." in again.err
+    assert "Going on after update" in again.err
     assert log(folder / "reranker") == log(trained / "reranker")
     weights = [(where / "reranker" / "model.safetensors").read_bytes() for where in (folder, trained)]
     assert weights[0] == weights[1]
@@ -311,6 +320,19 @@ def test_ctrl_c_says_that_the_same_command_goes_on(folder: Path) -> None:
     assert "Traceback" not in said
 
 
+def test_ctrl_c_before_the_first_check_says_that_the_same_command_begins_anew(folder: Path, monkeypatch: Any) -> None:
+    def ended(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cross_encoder, "fit", ended)
+    ran = train(folder, "reranker", *QUICK)
+    assert ran.code == 130
+    assert "begins anew. More --checks-per-epoch keep more." in ran.err
+    assert "to continue" not in ran.err
+    ran = train(folder, "taught", *QUICK, "--teacher", "my_scorers:shared")
+    assert "begins anew. Scores of teachers are kept." in ran.err
+
+
 def test_a_finished_run_says_so_and_is_left_as_it_is(trained: Path) -> None:
     before = (trained / "reranker" / "model.safetensors").stat().st_mtime_ns
 
@@ -321,7 +343,7 @@ def test_a_finished_run_says_so_and_is_left_as_it_is(trained: Path) -> None:
     assert "Next: adacur build beir INDEX --scorer reranker" in again.err
     assert "mrr" in again.out
     assert (trained / "reranker" / "model.safetensors").stat().st_mtime_ns == before
-    train(trained, "reranker", *QUICK, "--lr", "2e-3").refused("begun differently", "learning_rate 0.001, now 0.002")
+    train(trained, "reranker", *QUICK, "--lr", "2e-3").refused("begun differently", "--learning-rate 0.001, now 0.002")
 
 
 def test_a_full_disk_is_told_and_the_same_command_goes_on(trained: Path, folder: Path) -> None:
@@ -373,11 +395,11 @@ def test_judgements_that_teach_nothing_are_refused(qrels: dict[str, dict[str, in
         (["--first", "bm52"], ["Did you mean 'bm25'?"]),
         (["--base", "all-MiniLM-L6-v3"], ["Did you mean 'all-MiniLM-L6-v2'?"]),
         (["--base", "bge-small-en-v1.5"], ["no weights that can be trained"]),
-        (["--lr", "5"], ["learning_rate lies between 0 and 1"]),
+        (["--lr", "5"], ["--learning-rate lies between 0 and 1"]),
         (["--split", "dev"], ["qrels/dev.tsv", "found qrels/train.tsv"]),
         (["--world", "yugioh"], ["--world belongs to a ZeShEL folder"]),
         (["--device", "abacus"], ["torch device"]),
-        (["--held-out", "40"], ["held_out lies between 1 and the 40"]),
+        (["--held-out", "40"], ["--held-out lies between 1 and the 40"]),
         (["--seed", "4294967296"], ["seed is a whole number"]),
     ],
     ids=lambda value: " ".join(value) if value[0].startswith("--") else "",

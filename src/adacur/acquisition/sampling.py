@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
-from adacur.core.device_row import DeviceRow
+from adacur.core.device_row import RankedRow
 from adacur.core.errors import InputError
 from adacur.core.ranking import best_positions
 from adacur.core.seeds import uniform
@@ -23,16 +23,17 @@ class TopK:
     """The items with the highest predictions."""
 
     def choose(
-        self, predicted: FloatArray | DeviceRow, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int
+        self, predicted: FloatArray | RankedRow, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int
     ) -> IntArray:
         """n unscored positions, best first."""
-        if isinstance(predicted, DeviceRow):
-            near = _enough(predicted, unscored, n)
-            return near[best_positions(np.where(unscored[near], predicted[near], -np.inf), n, keys=keys[near])]
-        return best_positions(np.where(unscored, predicted, -np.inf), n, keys=keys)
+        # Arrays first: before Python 3.12 it takes long to ask whether something is of a protocol.
+        if isinstance(predicted, np.ndarray) or not isinstance(predicted, RankedRow):
+            return best_positions(np.where(unscored, predicted, -np.inf), n, keys=keys)
+        near = _enough(predicted, unscored, n)
+        return near[best_positions(np.where(unscored[near], predicted[near], -np.inf), n, keys=keys[near])]
 
 
-def _enough(predicted: DeviceRow, unscored: BoolArray, n: int) -> IntArray:
+def _enough(predicted: RankedRow, unscored: BoolArray, n: int) -> IntArray:
     """Positions of the largest predictions, so many that the best n unscored ones are among them."""
     wanted = n + _SCORED_AT_FIRST
     while True:
@@ -53,7 +54,7 @@ class Softmax:
             raise InputError(f"A temperature is positive; got {self.temperature}. For the greedy choice use TopK().")
 
     def choose(
-        self, predicted: FloatArray | DeviceRow, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int
+        self, predicted: FloatArray | RankedRow, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int
     ) -> IntArray:
         """n unscored positions, in the order drawn."""
         # Gumbel top-k draws the same sample as softmax without replacement and never overflows.
@@ -68,7 +69,7 @@ class Uniform:
     """A uniform sample; predictions are ignored."""
 
     def choose(
-        self, predicted: FloatArray | DeviceRow, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int
+        self, predicted: FloatArray | RankedRow, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int
     ) -> IntArray:
         """n unscored positions, in the order drawn."""
         return best_positions(np.where(unscored, uniform(stream, keys), -np.inf), n, keys=keys)

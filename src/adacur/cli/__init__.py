@@ -28,7 +28,7 @@ def run() -> None:
     except Interrupted as stop:
         if debug:
             traceback.print_exc()
-        interrupted(stop.command)
+        interrupted(stop.command, stop.kept)
         sys.exit(130)
     except BrokenPipeError:
         # The reader left (as `head` does): nothing more to say, and nothing to flush at exit either.

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from adacur import __version__
 from adacur.cli import messages
+from adacur.cli.copy import add_copy_command
 from adacur.cli.messages import (
     answer,
     duration,
@@ -30,8 +31,10 @@ from adacur.cli.messages import (
     tell,
     warnings_as_notes,
 )
-from adacur.cli.opening import DEFAULT_ENCODER, DEFAULT_SCORER, opened_encoder, opened_scorer
+from adacur.cli.opening import DEFAULT_ENCODER, DEFAULT_SCORER, cut_flag, opened_encoder, opened_scorer
+from adacur.cli.refresh import add_refresh_command
 from adacur.cli.train import train
+from adacur.cli.update import add_update_commands
 from adacur.core.errors import InputError, NotAnIndex
 from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
@@ -46,6 +49,7 @@ from adacur.data import (
     read_queries,
     wikivital,
 )
+from adacur.scorers.weights import json_in
 
 __all__ = ["Interrupted", "app"]
 
@@ -58,11 +62,11 @@ _COLLECTIONS: dict[str, Callable[[], Sequence[Item]]] = {"wikivital": wikivital,
 
 
 class Interrupted(Exception):
-    """Ctrl-C in `command`."""
+    """Ctrl-C in `command`, and what that says of it."""
 
-    def __init__(self, command: str | None) -> None:
+    def __init__(self, command: str | None, kept: str = "") -> None:
         super().__init__(command)
-        self.command = command
+        self.command, self.kept = command, kept
 
 
 class _Commands(TyperGroup):
@@ -71,7 +75,7 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             # typer would end the process here without a word about what is kept.
-            raise Interrupted(ctx.invoked_subcommand) from error
+            raise Interrupted(ctx.invoked_subcommand, str(error)) from error
 
 
 app = typer.Typer(
@@ -104,7 +108,20 @@ AnchorsPath = Annotated[
     Path | None,
     typer.Option("--anchors", help="Anchor queries: .jsonl, .csv, .tsv, .txt or BEIR; default: pseudo-queries."),
 ]
-IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="An index folder.")]
+
+
+def _index_name(given: str) -> str:
+    from adacur.index import index_url
+
+    return index_url(given) or str(Path(given))
+
+
+IndexPath = Annotated[
+    str,
+    typer.Argument(
+        metavar="INDEX", help="An index folder, or a URL such as s3://bucket/my.adacur.", callback=_index_name
+    ),
+]
 ScorerName = Annotated[
     str,
     typer.Option(
@@ -248,9 +265,15 @@ def estimate(
 
 @app.command(epilog="Example: adacur build corpus.jsonl my.adacur --anchors queries.jsonl --first bm25,dense")
 def build(
+    context: typer.Context,
     items: ItemsPath,
     index: Annotated[
-        Path, typer.Argument(metavar="INDEX", help="The folder to write; an interrupted one is continued.")
+        str,
+        typer.Argument(
+            metavar="INDEX",
+            help="The folder to write, or a URL such as s3://bucket/my.adacur; what was interrupted is continued.",
+            callback=_index_name,
+        ),
     ],
     anchors: AnchorsPath = None,
     n_anchors: Annotated[
@@ -273,6 +296,24 @@ def build(
         int | None, typer.Option(min=1, help="Items per save point; default: some 20 s of work.")
     ] = None,
     cache: CacheFile = None,
+    engine: Annotated[str, typer.Option(help="Who scores: local (this machine) or ray (a Ray cluster).")] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="The Ray cluster, e.g. auto; default: one is started on this machine.")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes that score; default: one, or one per GPU, or all that Ray has room for."),
+    ] = None,
+    sparse: Annotated[
+        float | None,
+        typer.Option(
+            help="Score each anchor query against only N items (or a share such as 0.05), and predict the rest; needs "
+            "--first dense."
+        ),
+    ] = None,
+    random_share: Annotated[
+        float, typer.Option(min=0, max=1, help="With --sparse: the share of the N that is drawn at random.")
+    ] = 0.1,
     tune: Annotated[
         bool, typer.Option("--tune/--no-tune", help="End with a quick tune for the best 10 within 100 calls.")
     ] = True,
@@ -283,36 +324,51 @@ def build(
 ) -> None:
     """Score every item against every anchor query. Interrupt it at will: the same command continues."""
     import adacur
-    from adacur.index import block_items_for, read_manifest
+    from adacur.index import Workforce, block_items_for, build_status
+    from adacur.index.sparse import Sparsity, work_folder
     from adacur.search.first_stages import check_first_stages, needs_encoder
+    from adacur.search.sparse_build import check_sparse
 
     stages = [name.strip() for name in first.split(",") if name.strip()]
     check_first_stages(stages, encoder=encoder)
+    who: dict[str, Any] = {"engine": engine, "address": address, "workers": workers}
+    if sparse is not None:
+        check_sparse(stages, **who)
     _check_dtype(dtype)
     collection = _Items(items, id_field=id_field, text_fields=text_field)
     sample, n_items = collection.sample(_SAMPLE_ITEMS)
     asked = _anchors(collection, anchors, n_anchors, default=min(_DEFAULT_ANCHORS, n_items), seed=seed)
     if n_anchors and len(asked) < n_anchors:
         tell(f"{anchors} holds {len(asked)} anchor queries, fewer than {n_anchors}; all are used.")
+    per_query = n_items if sparse is None else Sparsity.of(sparse, n_items=n_items, random_share=random_share).per_query
     opened = opened_scorer(scorer, max_item_tokens)
     dual = opened_encoder(encoder) if needs_encoder(stages) else None
-    before = read_manifest(index).status if (index / "manifest.json").exists() else None
+    before = build_status(index)
+    folder = Path(index)
+    if before != "complete":
+        # One connection to a cluster, for the estimate and the build.
+        context.with_resource(Workforce(**who).at_hand())
     if before == "building":
         tell(f"Continuing the build in {index}: finished blocks are not scored again.")
-    elif not index.exists() or (index.is_dir() and not any(index.iterdir())):
+    elif sparse is not None and work_folder(index).exists():
+        tell(f"Continuing the sparse build of {index}: finished anchor queries are not scored again.")
+    elif before is None and (not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))):
         cost = adacur.estimate(
             sample,
             asked,
             scorer=opened,
-            n_items=n_items,
+            n_items=per_query,
             n_anchors=(len(asked),),
             dtype=dtype,
-            most_calls=max(_FEWEST_TIMED, n_items * len(asked) // 100),
+            most_calls=max(_FEWEST_TIMED, per_query * len(asked) // 100),
+            **who,
         )[0]
+        crew = f" by {cost.devices} workers" if cost.devices > 1 else ""
+        among = f" (of {n_items:,})" if sparse is not None else ""
         tell(
-            f"{n_items:,} items × {len(asked)} anchor queries = {cost.pairs:,} pairs; estimated time "
-            f"{duration(cost.seconds)} at {pace(cost.pairs_per_second)} (timed on {cost.calls_used} pairs more); "
-            f"{megabytes(cost.bytes)} of scores."
+            f"{per_query:,} items{among} × {len(asked)} anchor queries = {cost.pairs:,} pairs; estimated time "
+            f"{duration(cost.seconds)} at {pace(cost.pairs_per_second)}{crew} (timed on {cost.calls_used} pairs more); "
+            f"{megabytes(cost.bytes // per_query * n_items)} of scores."
         )
         size = {"n_items": n_items, "n_anchors": len(asked), "devices": cost.devices}
         block_items = block_items or block_items_for(cost.pairs_per_second, **size, dtype=dtype)
@@ -329,6 +385,9 @@ def build(
             seed=seed,
             cache=cache,
             tune=tune,
+            sparse=sparse,
+            random_share=random_share,
+            **who,
         )
     summary = {
         "index": str(index),
@@ -379,11 +438,25 @@ def search(
         float | None,
         typer.Option(help="Stop a question early once its top k is expected to have this recall, e.g. 0.98."),
     ] = None,
+    probe: Annotated[
+        int | None,
+        typer.Option(help="Look only into the N most promising lists of items, which `adacur compress --ivf` makes."),
+    ] = None,
     seed: Seed = 0,
     scorer: Annotated[
         str | None, typer.Option(help="Another backend of the scorer that built the index; default: that scorer.")
     ] = None,
     cache: CacheFile = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(help="A file that keeps questions and what was scored for them, for `adacur refresh`."),
+    ] = None,
+    shards: Annotated[
+        int | None, typer.Option(help="Spread the items over N Ray actors; finds the same as without.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="The Ray cluster that holds the shards; default: one started here.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Find the best items for a question, exactly scored, within a budget. --json prints a line per question."""
@@ -393,7 +466,7 @@ def search(
     if not asked:
         raise InputError("Nothing was asked. Give a question, or --queries FILE.")
     with warnings_as_notes():
-        opened = adacur.load(index, scorer=scorer, cache=cache)
+        opened = adacur.load(index, scorer=scorer, cache=cache, log=log, shards=shards, address=address)
         # What was not asked for is left to the library, which refuses options that a method has no use for.
         limits: dict[str, Any] = {
             "budget": budget,
@@ -403,6 +476,7 @@ def search(
             "fuse": fuse,
             "deadline": deadline,
             "stop_when": stop_when,
+            "probe": probe,
         }
         given = {name: value for name, value in limits.items() if value is not None}
         found = opened.search_batch(asked, k, method=method, seed=seed, **given)
@@ -411,6 +485,8 @@ def search(
         if probes:
             tell(f"Besides the budget, {probes} calls went into recognising the scorer.")
     known = _cache_facts(opened.scorer)
+    if shards is not None:
+        opened.close()
     if as_json:
         for hits in found:
             print_json(messages.as_json(hits) | ({"cache": known} if known else {}))
@@ -472,21 +548,26 @@ def tune(
 def inspect(index: IndexPath, as_json: Json = False) -> None:
     """Show what an index folder holds: items, anchors, scorer, first stages, versions."""
     from adacur.cli.tune import tuned_line
-    from adacur.index import COMPRESSED, IndexFolder
+    from adacur.index import COMPRESSED, IndexFolder, stored_size
+    from adacur.index.sparse import read_sparsity
     from adacur.search.tuned import read_tunings
 
     folder = IndexFolder.open(index)
     manifest = folder.manifest
     with warnings_as_notes():
-        tunings = read_tunings(index, anchor_queries=folder.anchor_queries)
-    size = _size(index)
-    compressed = _size(index / COMPRESSED)
+        tunings = read_tunings(folder.home, anchor_queries=folder.anchor_queries)
+    size = stored_size(folder.path) or _size(folder.path)
+    compressed = _size(folder.home / COMPRESSED)
+    sparsity = read_sparsity(folder.path)
     facts: dict[str, Any] = {
         "items": manifest.n_items,
         "anchors": manifest.n_anchors,
         "dtype": manifest.dtype,
-        "blocks": manifest.n_blocks,
+        "version": folder.version,
+        "parts": max(1, len(folder.parts)),
+        "blocks": folder.n_blocks,
         "first": folder.first_names(),
+        "sparse": sparsity,
         "scorer": manifest.scorer,
         "seed": manifest.seed,
         "created": manifest.created,
@@ -510,13 +591,17 @@ def inspect(index: IndexPath, as_json: Json = False) -> None:
         parts = [card.name, card.backend, card.dtype, f"weights {card.weights}" if card.weights else card.source]
         parts.append(f"items cut to {card.max_item_tokens} tokens" if card.max_item_tokens else None)
         table.add_row("scorer", Text(", ".join(part for part in parts if part)))
+    if sparsity is not None:
+        table.add_row("sparse", f"{sparsity.calls:,} pairs scored, {sparsity.per_query:,} items per anchor query")
     table.add_row("first stages", ", ".join((*folder.first_names(), "random")))
     scores = facts["probes"]
     table.add_row("scores", f"{min(scores):.2f} … {max(scores):.2f}" if scores else "–")
     table.add_row("anchor queries", Text("\n".join(facts["anchor_examples"])))
     table.add_row("tuned for", tuned_line(tunings))
     table.add_row("compressed", f"{megabytes(compressed)} for 'gaussian' searches" if compressed else "–")
-    table.add_row("blocks", f"{manifest.n_blocks:,}, each of up to {manifest.block_items:,} items")
+    spread = f", in {len(folder.parts)} parts" if len(folder.parts) > 1 else ""
+    table.add_row("version", f"{folder.version}{spread}")
+    table.add_row("blocks", f"{folder.n_blocks:,}, each of up to {manifest.block_items:,} items")
     table.add_row("on disk", megabytes(size))
     table.add_row("built", f"{manifest.created}, " + ", ".join(f"{n} {v}" for n, v in manifest.versions.items()))
     answer.print(table)
@@ -543,20 +628,23 @@ def export_onnx_command(
         print_json({"target": str(target), "bytes": size, "int8": int8})
         return
     say(f"{target}: {megabytes(size)}, {'int8' if int8 else 'float32'}.")
-    tell(f"Next: adacur build ITEMS INDEX --scorer {quote(str(target))}")
+    # A model that learnt from cut items is at its best with them.
+    cut = cut_flag(json_in(Path(model) / "training", "run.json").get("max_item_tokens"))
+    tell(f"Next: adacur build ITEMS INDEX --scorer {quote(str(target))}{cut}")
 
 
 @app.command(epilog="Example: adacur verify my.adacur")
 def verify(index: IndexPath, as_json: Json = False) -> None:
     """Read an index and tell what is not as it was written. Exit code 1 if anything is damaged."""
     import adacur
-    from adacur.index import read_manifest
+    from adacur.index import index_url, read_manifest
 
     try:
-        read_manifest(index)
+        if index_url(index) is None:
+            read_manifest(Path(index))
     except NotAnIndex:
         # A folder with a damaged manifest is for the report to tell.
-        if not index.is_dir():
+        if not Path(index).is_dir():
             raise
     report = adacur.verify(index)
     if as_json:
@@ -580,6 +668,10 @@ def compress(
     storage: Annotated[str, typer.Option(help="int8, float16 (for a GPU) or float32.")] = "int8",
     k: Annotated[int, typer.Option("-k", "--k", min=1, help="Measure the recall of the best k …")] = 10,
     budget: Annotated[int, typer.Option(min=1, help="… within so many calls.")] = 100,
+    ivf: Annotated[
+        bool, typer.Option("--ivf", help="Keep items in lists too, for searches that look into a few of them.")
+    ] = False,
+    lists: Annotated[int | None, typer.Option(min=1, help="So many lists (default: the root of the items).")] = None,
     drop: Annotated[bool, typer.Option("--drop", help="Go back: remove what was compressed before.")] = False,
     seed: Seed = 0,
     as_json: Json = False,
@@ -590,7 +682,13 @@ def compress(
     if drop:
         drop_command(index, as_json=as_json)
     else:
-        compress_command(index, rank=rank, storage=storage, k=k, budget=budget, seed=seed, as_json=as_json)
+        chosen = {"rank": rank, "storage": storage, "k": k, "budget": budget, "seed": seed}
+        compress_command(index, lists=lists or (0 if ivf else None), as_json=as_json, **chosen)
+
+
+add_update_commands(app)
+add_refresh_command(app)
+add_copy_command(app)
 
 
 @app.command(epilog="Example: adacur evaluate my-beir-folder --scorer ms-marco-MiniLM-L-12-v2")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from shlex import quote
 from typing import Any
 
@@ -12,7 +11,7 @@ from adacur.cli.messages import megabytes, note, print_json, say, tell, warnings
 __all__ = ["compress_command", "drop_command"]
 
 
-def compress_command(index: Path, *, as_json: bool, **options: Any) -> None:
+def compress_command(index: str, *, as_json: bool, **options: Any) -> None:
     """Compress an index folder and print sizes and recall before and after."""
     import adacur
 
@@ -30,13 +29,19 @@ def compress_command(index: Path, *, as_json: bool, **options: Any) -> None:
         f"{done.recall_before:.3f}; it loses {done.lost:.3f}, between {done.low:.3f} and {done.high:.3f} with 95 % "
         f"confidence."
     )
+    for probed in done.probed:
+        say(
+            f"With probe={probed.probe} of {done.lists} lists ({probed.share:.0%}): {probed.recall:.3f}; it loses "
+            f"{probed.lost:.3f} ± {probed.margin:.3f} more."
+        )
     tell(
-        f"Measured on {done.queries} held-out anchor queries, without a scorer call. The scores stay in the folder; "
+        f"Measured on {done.queries} held-out anchor queries among {done.items:,} items, without a scorer call. The "
+        "scores stay in the folder; "
         f"searches no longer read them. To go back: adacur compress {quote(str(index))} --drop"
     )
 
 
-def drop_command(index: Path, *, as_json: bool) -> None:
+def drop_command(index: str, *, as_json: bool) -> None:
     """Go back to searching with the anchor scores as they are."""
     import adacur
 

@@ -20,6 +20,7 @@ from adacur.core.errors import AdacurError
 from adacur.core.results import Hits
 
 __all__ = [
+    "KEPT",
     "answer",
     "as_json",
     "duration",
@@ -37,7 +38,8 @@ __all__ = [
     "warnings_as_notes",
 ]
 
-_CONTINUED = {"build", "evaluate", "train"}
+KEPT = "What is finished is kept: run the same command again to continue."
+_CONTINUED = {"build", "evaluate"}
 
 # Texts of others pass through here: nothing in them is an emoji code or a number to colour.
 answer = Console(highlight=False, emoji=False)
@@ -82,10 +84,9 @@ def explained(error: Exception) -> str:
     return f"Something unexpected happened, {what}. Run the command again with --debug to see where."
 
 
-def interrupted(command: str | None = None) -> None:
-    """What to know after Ctrl-C."""
-    kept = " What is finished is kept: run the same command again to continue." if command in _CONTINUED else ""
-    tell(f"Interrupted.{kept}")
+def interrupted(command: str | None = None, kept: str = "") -> None:
+    """What to know after Ctrl-C; `kept` is what the command itself says of it."""
+    tell(f"Interrupted. {kept or (KEPT if command in _CONTINUED else '')}".rstrip())
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from adacur.cli.messages import tell
 from adacur.core.errors import AdacurError, InputError, UnknownName, UnknownOption
 from adacur.core.protocols import Scorer
 
-__all__ = ["DEFAULT_ENCODER", "DEFAULT_SCORER", "opened_encoder", "opened_scorer"]
+__all__ = ["DEFAULT_ENCODER", "DEFAULT_SCORER", "cut_flag", "opened_encoder", "opened_scorer"]
 
 DEFAULT_SCORER = "ms-marco-MiniLM-L-12-v2"
 DEFAULT_ENCODER = "bge-small-en-v1.5"
@@ -32,6 +32,11 @@ def opened_scorer(source: str, max_item_tokens: int | None = None) -> Scorer:
         raise
     except Exception as error:
         raise _unopened("scorer", source, error) from error
+
+
+def cut_flag(max_item_tokens: int | None) -> str:
+    """The option of `adacur build` with which items are cut as they were before; nothing where they were not."""
+    return f" --max-item-tokens {max_item_tokens}" if max_item_tokens else ""
 
 
 def opened_encoder(source: str) -> Any:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from adacur.cli.messages import warnings_as_notes
 from adacur.core.errors import FileFormatError
 from adacur.core.spelling import did_you_mean
 
@@ -216,9 +215,9 @@ def cross_encoder(
     as_json: Json = False,
 ) -> None:
     """Train a cross-encoder on judged queries, with hard negatives of a first stage; or on the scores of teachers."""
-    from adacur.cli.training_runs import cross_encoder_run
+    from adacur.cli.training_runs import cross_encoder_run, in_words_of_the_command
 
-    with warnings_as_notes():
+    with in_words_of_the_command(ctx.params):
         cross_encoder_run(ctx.params, settings=_settings(ctx.params))
 
 
@@ -265,9 +264,9 @@ def dual_encoder(
     as_json: Json = False,
 ) -> None:
     """Train a dual encoder on judged queries: a first stage made for your collection."""
-    from adacur.cli.training_runs import dual_encoder_run
+    from adacur.cli.training_runs import dual_encoder_run, in_words_of_the_command
 
-    with warnings_as_notes():
+    with in_words_of_the_command(ctx.params):
         dual_encoder_run(ctx.params, settings=_settings(ctx.params))
 
 
@@ -288,7 +287,10 @@ def distill(
     pooling: Pooling = None,
     normalise: Normalise = None,
     scale: Scale = None,
-    temperature: Annotated[float, typer.Option(help="Divides the teacher's scores: above 1, more items matter.")] = 1.0,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="Learn the softmax of the teacher's scores, divided by this, instead of which are its best."),
+    ] = None,
     top: Annotated[int, typer.Option(help="The best so many items of each query are learnt from.")] = 100,
     teacher: Teachers = None,
     first: Annotated[
@@ -327,9 +329,9 @@ def distill(
     as_json: Json = False,
 ) -> None:
     """Train a dual encoder to order items as a cross-encoder does. From an index, nothing is scored."""
-    from adacur.cli.training_runs import distill_run
+    from adacur.cli.training_runs import distill_run, in_words_of_the_command
 
     # The paper's: many items per query need fewer epochs.
     asked = ctx.params | {"epochs": (10 if top <= 100 else 4) if epochs is None else epochs}
-    with warnings_as_notes():
+    with in_words_of_the_command(asked):
         distill_run(asked, settings=_settings(asked))

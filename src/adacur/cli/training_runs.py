@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,10 +14,10 @@ from typing import Any
 
 from rich.table import Table
 
-from adacur.cli.messages import answer, duration, note, print_json, say, tell
-from adacur.cli.opening import DEFAULT_ENCODER, opened_encoder, opened_scorer
+from adacur.cli.messages import KEPT, answer, duration, note, print_json, say, tell, warnings_as_notes
+from adacur.cli.opening import DEFAULT_ENCODER, cut_flag, opened_encoder, opened_scorer
 from adacur.cli.train import DEFAULT_BASE
-from adacur.core.errors import InputError, MissingExtra, UnknownName
+from adacur.core.errors import AdacurError, InputError, MissingExtra, UnknownName
 from adacur.core.extras import require
 from adacur.core.protocols import Items, Retriever
 from adacur.core.records import Item, ItemList, Query
@@ -41,14 +44,56 @@ from adacur.training import (
     TrainingSettings,
     check_may_write,
     distill,
+    model_hash,
     train_cross_encoder,
     train_dual_encoder,
 )
+from adacur.training.teachers import close_all
 
-__all__ = ["cross_encoder_run", "distill_run", "dual_encoder_run"]
+__all__ = ["cross_encoder_run", "distill_run", "dual_encoder_run", "in_words_of_the_command"]
 
 _STAGES = ("bm25", "tfidf", "dense")
 _IR_DATASETS = "irds:"
+
+
+@contextmanager
+def in_words_of_the_command(asked: Mapping[str, Any]) -> Iterator[None]:
+    """Tell what the library logs and warns of, name options as flags in its errors, and say what Ctrl-C leaves."""
+    log = logging.getLogger("adacur.training")
+    lines, level = _Told(), log.level
+    log.addHandler(lines)
+    log.setLevel(logging.INFO)
+    try:
+        with warnings_as_notes():
+            yield
+    except AdacurError as error:
+        error.args = (_with_flags(str(error), asked),)
+        raise
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(_left_in(Path(asked["out"]) / "training")) from error
+    finally:
+        log.setLevel(level)
+        log.removeHandler(lines)
+
+
+class _Told(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        tell(record.getMessage())
+
+
+def _with_flags(message: str, asked: Mapping[str, Any]) -> str:
+    # Names of one word read well as they are; what stands in a path is none.
+    names = "|".join(name for name in asked if "_" in name)
+    return re.sub(rf"(?<![\w/.'-])({names})(?![\w/])", lambda name: "--" + name[0].replace("_", "-"), message)
+
+
+def _left_in(state: Path) -> str:
+    if (state / "result.json").exists() or any(state.glob("checkpoint-*/whole")):
+        return KEPT
+    scores = " Scores of teachers are kept." if (state / "teachers.sqlite").exists() else ""
+    return (
+        f"No check was finished yet, so that the same command begins anew.{scores} More --checks-per-epoch keep more."
+    )
 
 
 def cross_encoder_run(asked: Mapping[str, Any], *, settings: TrainingSettings) -> None:
@@ -66,6 +111,7 @@ def cross_encoder_run(asked: Mapping[str, Any], *, settings: TrainingSettings) -
         negatives=asked["negatives"],
         depth=asked["depth"],
         teachers=[opened_scorer(teacher) for teacher in asked["teacher"] or ()],
+        close_teachers=True,
         settings=settings,
         held_out=asked["held_out"],
         shortlist=asked["shortlist"],
@@ -75,7 +121,7 @@ def cross_encoder_run(asked: Mapping[str, Any], *, settings: TrainingSettings) -
         progress=True,
     )
     # A model that learnt from cut items is at its best with them.
-    cut = f" --max-item-tokens {asked['max_item_tokens']}" if asked["max_item_tokens"] else ""
+    cut = cut_flag(asked["max_item_tokens"])
     then = f"adacur build {_items_of(asked)} INDEX --scorer {quote(str(asked['out']))}{cut}"
     _show(trained, asked, was_finished=was_finished, then=then)
 
@@ -114,7 +160,8 @@ def distill_run(asked: Mapping[str, Any], *, settings: TrainingSettings) -> None
     was_finished = _is_finished(out)
     options = _of_towers(asked) | {"temperature": asked["temperature"], "settings": settings}
     trained = distill(teacher, items, out, base=base, **options)
-    _show(trained, asked, was_finished=was_finished, then=_with_encoder(asked))
+    # The scores that it learnt are those of cut items.
+    _show(trained, asked, was_finished=was_finished, then=_with_encoder(asked) + cut_flag(asked["max_item_tokens"]))
 
 
 def _from_index(asked: Mapping[str, Any]) -> tuple[Items, TeacherScores]:
@@ -143,7 +190,9 @@ def _from_scorers(asked: Mapping[str, Any], *, cache: Path) -> tuple[Items, Teac
     top = min(asked["top"], len(items))
     tell(f"{len(queries):,} queries × {top} items to score, each pair once: what is known is kept in {cache}.")
     cache.parent.mkdir(parents=True, exist_ok=True)
-    return items, TeacherScores.from_scorers(scorers, queries, items, first=first, top=top, cache=cache, progress=True)
+    taught = TeacherScores.from_scorers(scorers, queries, items, first=first, top=top, cache=cache, progress=True)
+    close_all(scorers)
+    return items, taught
 
 
 def _of_towers(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -251,7 +300,9 @@ class _FirstStage:
                 "the folder or hub name of a dual encoder."
             )
         # The same encoder, however its path is written.
-        self.name = str(Path(name).resolve()) if name not in (*_STAGES, *names()) and Path(name).exists() else name
+        is_folder = name not in (*_STAGES, *names()) and Path(name).exists()
+        self.name = str(Path(name).resolve()) if is_folder else name
+        self.weights = model_hash(Path(name)) if is_folder else None
         self._items = items
         self._built: Retriever | None = None
 
@@ -272,13 +323,7 @@ class _FirstStage:
 
 
 def _is_finished(out: str | Path) -> bool:
-    """Whether a run has nothing left to do; one that was begun is told of."""
-    state = Path(out) / "training"
-    if (state / "result.json").exists():
-        return True
-    if any(state.glob("checkpoint-*/whole")):
-        tell(f"Going on with the run in {out}, from its last checkpoint.")
-    return False
+    return (Path(out) / "training" / "result.json").exists()
 
 
 def _show(trained: Trained, asked: Mapping[str, Any], *, was_finished: bool, then: str) -> None:

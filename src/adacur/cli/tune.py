@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
-from pathlib import Path
 
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from adacur.cli.messages import answer, note, print_json, say, tell
 from adacur.core.errors import InputError
+from adacur.index import home_of, place_named
 from adacur.search.settings import default_settings
 from adacur.search.tuned import TUNED, read_tunings
 from adacur.search.tuning import Tuning
@@ -20,13 +20,15 @@ __all__ = ["ks_within", "tune_command", "tuned_line"]
 
 
 def tune_command(
-    index: Path, *, ks: Sequence[int], budgets: Sequence[int], queries: int, seed: int, as_json: bool
+    index: str, *, ks: Sequence[int], budgets: Sequence[int], queries: int, seed: int, as_json: bool
 ) -> None:
     """Tune an index for every k and budget that go together, and say what was found."""
     import adacur
 
     wanted = [(k, budget) for budget, fitting in ks_within(budgets, ks) for k in fitting]
     opened = adacur.load(index, check=False)
+    assert opened.path is not None
+    home = home_of(opened.path)
     anything = False
     for k, budget in wanted:
         with _told(f"k = {k}, {budget} calls") as progress:
@@ -38,8 +40,10 @@ def tune_command(
             _show(tuning)
     if not anything:
         tell(f"{index} has {len(opened.anchor_queries)} anchor queries, and {queries} at most were to be replayed.")
-    elif tuning in read_tunings(index, anchor_queries=opened.anchor_queries):
-        tell(f"Kept in {index / TUNED}: searches for about as many items within about as many calls use it.")
+    elif tuning in read_tunings(home, anchor_queries=opened.anchor_queries):
+        tell(
+            f"Kept in {place_named(home)}/{TUNED}: searches for about as many items within about as many calls use it."
+        )
     else:
         tell(f"{index} cannot be written to, so nothing is kept.")
 

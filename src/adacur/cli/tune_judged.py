@@ -18,7 +18,7 @@ __all__ = ["tune_judged_command"]
 
 
 def tune_judged_command(
-    index: Path,
+    index: str,
     *,
     qrels: Path,
     judged: Path | None,

@@ -18,14 +18,14 @@ from adacur.core.records import Item, Query, as_queries
 from adacur.core.results import Hits
 from adacur.retrievers.encoders import Encoder, EncoderCard, reopen_encoder
 from adacur.retrievers.ranking import best_first, check_ids
-from adacur.retrievers.saved import read_ids, read_settings, write_settings
+from adacur.retrievers.saved import read_ids, read_settings, write_ids, write_settings
 
-__all__ = ["Dense"]
+__all__ = ["QUERIES_AT_ONCE", "Dense"]
 
 Storage = Literal["float16", "float32", "int8"]
 _TEXTS_AT_ONCE = 1024
 _ROWS_AT_ONCE = 8192
-_QUERIES_AT_ONCE = 256
+QUERIES_AT_ONCE = 256
 
 
 class Dense:
@@ -93,6 +93,40 @@ class Dense:
         stored, scales = _store(rows, storage=storage, path=None)
         return cls(ids, stored, scales=scales, encoder=encoder, card=encoder.card if encoder else None)
 
+    def updated(
+        self, *, keep: Sequence[str], new: Iterable[Item], progress: bool = False, path: str | Path | None = None
+    ) -> Dense:
+        """The same retriever for other items: some that it has, and new ones, which alone are encoded; as in `build`.
+
+        What is kept stays as it is stored, to the bit. Without new items no encoder is needed.
+        """
+        row_of = {id_: row for row, id_ in enumerate(self._ids)}
+        rows = np.array([row_of[id_] for id_ in keep], dtype=np.intp)
+        ids: list[str] = list(keep)
+        scales = [] if self._scales is None else [self._scales[rows]]
+
+        def blocks() -> Iterator[Any]:
+            for start in range(0, len(rows), _ROWS_AT_ONCE):
+                yield np.asarray(self._stored[rows[start : start + _ROWS_AT_ONCE]])
+            for batch in _batches(_with_progress(new) if progress else new):
+                encoder = self.open_encoder()
+                ids.extend(item.id for item in batch)
+                vectors = encoder.encode_items([item.text for item in batch])
+                packed, scale = _packed(_check_vectors(vectors, n=len(batch), encoder=encoder), str(self._stored.dtype))
+                scales.extend([] if scale is None else [scale])
+                yield packed
+
+        stored = _stacked(blocks(), path=None if path is None else Path(path))
+        if stored is None:
+            raise EmptyInput("There are no items. Give at least one.")
+        return Dense(
+            check_ids(ids),
+            stored,
+            scales=np.concatenate(scales) if scales else None,
+            encoder=self._encoder,
+            card=self._card,
+        )
+
     @property
     def ids(self) -> Sequence[str]:
         """Item ids, in the order of the rows of `embeddings`."""
@@ -102,6 +136,15 @@ class Dense:
     def embeddings(self) -> FloatArray:
         """All item vectors as they are searched, shape (items, dimension), float32."""
         return self._rows(np.arange(len(self._ids)))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Items and dimensions."""
+        return self._stored.shape[0], self._stored.shape[1]
+
+    def rows(self, positions: IntArray) -> FloatArray:
+        """The vectors at these positions as they are searched, float32."""
+        return self._rows(positions)
 
     def embeddings_of(self, ids: Sequence[str]) -> FloatArray:
         """The vectors of these items, in that order, shape (ids, dimension), float32."""
@@ -123,7 +166,7 @@ class Dense:
         # A search asks twice for the same vectors: to start from, and to predict by.
         known, vectors = self._embedded_last
         if known != texts:
-            encoder = self._open_encoder()
+            encoder = self.open_encoder()
             vectors = _check_vectors(encoder.encode_queries(texts), n=len(texts), encoder=encoder)
             self._embedded_last = texts, vectors
         return vectors.copy()
@@ -133,15 +176,27 @@ class Dense:
         check_k(k)
         queries = as_queries(queries)
         found: list[Hits] = []
-        for start in range(0, len(queries), _QUERIES_AT_ONCE):
-            block = queries[start : start + _QUERIES_AT_ONCE]
-            vectors = self.embed_queries(block)
-            for query, vector, shortlist in zip(block, vectors, self._shortlists(vectors, k), strict=True):
-                scores = self._exact(vector, shortlist)
-                best = best_first(scores, [self._ids[position] for position in shortlist.tolist()], k)
-                ids = tuple(self._ids[position] for position in shortlist[best])
-                found.append(Hits(query=query, ids=ids, scores=scores[best]))
+        for start in range(0, len(queries), QUERIES_AT_ONCE):
+            block = queries[start : start + QUERIES_AT_ONCE]
+            nearest = self.nearest(self.embed_queries(block), k)
+            found += [
+                Hits(query=query, ids=ids, scores=scores) for query, (ids, scores) in zip(block, nearest, strict=True)
+            ]
         return found
+
+    def nearest(self, vectors: FloatArray, k: int) -> list[tuple[tuple[str, ...], FloatArray]]:
+        """Ids and dot products of the k items nearest to each query vector."""
+        found = []
+        for vector, shortlist in zip(vectors, self._shortlists(vectors, k), strict=True):
+            scores = self._exact(vector, shortlist)
+            best = best_first(scores, [self._ids[position] for position in shortlist.tolist()], k)
+            found.append((tuple(self._ids[position] for position in shortlist[best]), scores[best]))
+        return found
+
+    def among(self, rows: IntArray) -> Dense:
+        """The items at these rows alone, by vectors and without an encoder."""
+        scales = None if self._scales is None else self._scales[rows]
+        return Dense(_Picked(self._ids, rows), self._stored[rows], scales=scales, encoder=None, card=None)
 
     def save(self, folder: str | Path) -> None:
         """Write the embeddings, the ids and the encoder's card; the encoder's weights stay where they are."""
@@ -154,13 +209,12 @@ class Dense:
             np.save(target, self._stored)
         if self._scales is not None:
             np.save(folder / "scales.npy", self._scales)
-        write_settings(
-            folder, kind=self.name, ids=self._ids, settings={"encoder": asdict(self._card) if self._card else None}
-        )
+        write_ids(folder, self._ids)
+        write_settings(folder, kind=self.name, settings={"encoder": asdict(self._card) if self._card else None})
 
     @classmethod
     def load(cls, folder: str | Path, *, encoder: Encoder | None = None) -> Dense:
-        """Open a saved retriever; embeddings stay on disk, memory-mapped.
+        """Open a saved retriever; embeddings and ids stay on disk, memory-mapped.
 
         Without `encoder`, the one the card names is opened at the first search.
         """
@@ -182,7 +236,8 @@ class Dense:
             _check_encoder(encoder, card, dimension=stored.shape[1])
         return cls(ids, stored, scales=scales, encoder=encoder, card=card, folder=folder)
 
-    def _open_encoder(self) -> Encoder:
+    def open_encoder(self) -> Encoder:
+        """The encoder, opened if need be; where there is none, the error says how to give one."""
         with self._opening:
             if self._encoder is None:
                 self._encoder = self._opened_encoder()
@@ -236,6 +291,21 @@ class Dense:
         return scores
 
 
+class _Picked(Sequence[str]):
+    """Some of the ids, read where they are."""
+
+    def __init__(self, ids: Sequence[str], rows: IntArray) -> None:
+        self._ids = ids
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        picked = self._rows[index]
+        return self._ids[int(picked)] if np.ndim(picked) == 0 else [self._ids[int(row)] for row in picked]
+
+
 def _store(blocks: Iterable[FloatArray], *, storage: Storage, path: Path | None) -> tuple[Any, FloatArray | None]:
     """The blocks below one another, in memory or in a .npy file; int8 with one scale per row."""
     if storage not in ("float16", "float32", "int8"):
@@ -244,23 +314,32 @@ def _store(blocks: Iterable[FloatArray], *, storage: Storage, path: Path | None)
 
     def packed() -> Iterator[Any]:
         for block in blocks:
-            if storage == "int8":
-                scale = np.maximum(np.abs(block).max(axis=1), np.finfo(np.float32).tiny) / np.float32(127)
-                scales.append(scale)
-                yield np.rint(block / scale[:, None]).astype(np.int8)
-            else:
-                yield block.astype(storage)
+            rows, scale = _packed(block, storage)
+            scales.extend([] if scale is None else [scale])
+            yield rows
 
-    if path is None:
-        parts = list(packed())
-        stored = np.concatenate(parts) if parts else None
-    else:
-        with path.open("wb") as file:
-            stored_rows = _write_npy(packed(), file)
-        stored = np.load(path, mmap_mode="r") if stored_rows else None
+    stored = _stacked(packed(), path=path)
     if stored is None:
         raise EmptyInput("There are no items. Give at least one.")
     return stored, np.concatenate(scales) if scales else None
+
+
+def _packed(block: FloatArray, storage: str) -> tuple[Any, FloatArray | None]:
+    """Vectors as they are stored, and for int8 a scale per row."""
+    if storage != "int8":
+        return block.astype(storage), None
+    scale = np.maximum(np.abs(block).max(axis=1), np.finfo(np.float32).tiny) / np.float32(127)
+    return np.rint(block / scale[:, None]).astype(np.int8), scale
+
+
+def _stacked(blocks: Iterable[Any], *, path: Path | None) -> Any:
+    """The blocks below one another, in memory or in a .npy file; None where there are none."""
+    if path is None:
+        parts = list(blocks)
+        return np.concatenate(parts) if parts else None
+    with path.open("wb") as file:
+        n_rows = _write_npy(blocks, file)
+    return np.load(path, mmap_mode="r") if n_rows else None
 
 
 def _write_npy(blocks: Iterable[Any], file: IO[bytes]) -> int:

@@ -17,6 +17,7 @@ from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError
 from adacur.core.extras import require
 from adacur.data import fetch, names
+from adacur.scorers.checkpoints import quiet
 
 __all__ = [
     "Encoder",
@@ -198,7 +199,8 @@ class SentenceTransformerEncoder:
         if isinstance(model, str | Path):
             sentence_transformers = require("sentence_transformers", extra="sentence-transformers")
             source = str(Path(model).resolve()) if Path(model).exists() else str(model)
-            model = sentence_transformers.SentenceTransformer(source)
+            with quiet(require("transformers", extra="sentence-transformers")):
+                model = sentence_transformers.SentenceTransformer(source)
         self._model = model
         # A tokenizer fails ('Already borrowed') where calls overlap and one changes its padding; the forwards that
         # follow would only compete for the same cores.

@@ -99,6 +99,38 @@ class MultiVector:
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         return cls(checked, tokens, offsets=offsets, encoder=encoder, card=encoder.card)
 
+    @property
+    def ids(self) -> Sequence[str]:
+        """Item ids, in the order in which they were encoded."""
+        return self._ids
+
+    def updated(
+        self, *, keep: Sequence[str], new: Iterable[Item], path: str | Path, progress: bool = False
+    ) -> MultiVector:
+        """The same retriever for other items: some that it has, and new ones, which alone are encoded.
+
+        The vectors go to the file `path`. Without new items no encoder is needed.
+        """
+        row_of = {id_: row for row, id_ in enumerate(self._ids)}
+        rows = np.array([row_of[id_] for id_ in keep], dtype=np.intp)
+        ids = list(keep)
+        counts: list[int] = np.diff(self._offsets)[rows].tolist()
+        width = self._tokens.shape[1]
+        rest = iter(_with_progress(new) if progress else new)
+        with Path(path).open("wb") as file:
+            for row in rows.tolist():
+                own = self._tokens[self._offsets[row] : self._offsets[row + 1]]
+                file.write(np.ascontiguousarray(own, dtype="<f2").data)
+            while batch := list(itertools.islice(rest, _TEXTS_AT_ONCE)):
+                ids.extend(item.id for item in batch)
+                given = self.open_encoder().encode_item_tokens([item.text for item in batch])
+                vectors, own_counts = _in_steps(given, n=len(batch), width=width)
+                counts.extend(own_counts)
+                file.write(vectors.astype("<f2").data)
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        tokens = _mapped(Path(path), width=width)
+        return MultiVector(check_ids(ids), tokens, offsets=offsets, encoder=self._encoder, card=self._card)
+
     def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
         """The k items with the highest MaxSim."""
         check_k(k)
@@ -150,7 +182,8 @@ class MultiVector:
         given = None if encoder is None else _checked(encoder, card)
         return cls(ids, tokens, offsets=offsets, encoder=given, card=card)
 
-    def _open_encoder(self) -> TokenEncoder:
+    def open_encoder(self) -> TokenEncoder:
+        """The encoder, opened if need be; where there is none, the error says how to give one."""
         with self._opening:
             if self._encoder is None:
                 instead = "adacur.load(path, encoder=...) or MultiVector.load(folder, encoder=...)"
@@ -159,7 +192,7 @@ class MultiVector:
 
     def _scores(self, queries: Sequence[Query]) -> FloatArray:
         """MaxSim of every query with every item, shape (queries, items), float32."""
-        given = self._open_encoder().encode_query_tokens([query.text for query in queries])
+        given = self.open_encoder().encode_query_tokens([query.text for query in queries])
         vectors, counts = _in_steps(given, n=len(queries), width=self._tokens.shape[1])
         first_tokens = np.cumsum([0, *counts[:-1]])
         scores = np.empty((len(queries), len(self._ids)), dtype=np.float32)

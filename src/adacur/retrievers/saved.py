@@ -1,11 +1,14 @@
-"""First stages at rest: a folder with `retriever.json`, `ids.json` and what the kind adds."""
+"""First stages at rest: a folder with `retriever.json`, the ids and what the kind adds."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
 
 from adacur.core.errors import NewerFormat, NotAnIndex, UnknownName
 
@@ -15,9 +18,10 @@ if TYPE_CHECKING:
     from adacur.retrievers.multi_vector import MultiVector
     from adacur.retrievers.tfidf import TfIdf
 
-__all__ = ["load_retriever", "read_ids", "read_settings", "write_settings"]
+__all__ = ["StoredIds", "load_retriever", "read_ids", "read_settings", "write_ids", "write_settings"]
 
 _FORMAT = 1
+_TEXT, _ENDS = "ids.utf8", "ids_ends.npy"
 
 
 def load_retriever(folder: str | Path, **options: Any) -> BM25 | Dense | MultiVector | TfIdf:
@@ -44,9 +48,10 @@ def load_retriever(folder: str | Path, **options: Any) -> BM25 | Dense | MultiVe
     )
 
 
-def write_settings(folder: Path, *, kind: str, ids: Iterable[str], settings: dict[str, Any]) -> None:
-    """Write ids and settings; called last, so that a folder without `retriever.json` is unfinished."""
-    (folder / "ids.json").write_text(json.dumps(list(ids), ensure_ascii=False), encoding="utf-8")
+def write_settings(folder: Path, *, kind: str, ids: Iterable[str] | None = None, settings: dict[str, Any]) -> None:
+    """Write settings, and ids where they are given; called last: without `retriever.json` a folder is unfinished."""
+    if ids is not None:
+        (folder / "ids.json").write_text(json.dumps(list(ids), ensure_ascii=False), encoding="utf-8")
     content = {"kind": kind, "format": _FORMAT} | settings
     (folder / "retriever.json").write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
 
@@ -67,6 +72,59 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
     return content
 
 
-def read_ids(folder: str | Path) -> tuple[str, ...]:
-    """The item ids, in the order of the rows."""
-    return tuple(json.loads((Path(folder) / "ids.json").read_text(encoding="utf-8")))
+def read_ids(folder: str | Path) -> Sequence[str]:
+    """The item ids, in the order of the rows; left on the disk where `write_ids` made that possible."""
+    folder = Path(folder)
+    if (folder / _ENDS).exists():
+        return StoredIds(folder)
+    return tuple(json.loads((folder / "ids.json").read_text(encoding="utf-8")))
+
+
+def write_ids(folder: Path, ids: Iterable[str]) -> None:
+    """Write ids so that each can be read by itself: millions of them in memory would take half a gigabyte."""
+    lengths: list[int] = []
+    # Aside first: the ids may be read from the very files that are written.
+    with (folder / f".{_TEXT}").open("wb") as file:
+        for id_ in ids:
+            encoded = id_.encode()
+            file.write(encoded)
+            lengths.append(len(encoded))
+    np.save(folder / f".{_ENDS}", np.cumsum(lengths, dtype=np.int64))
+    for name in (_TEXT, _ENDS):
+        os.replace(folder / f".{name}", folder / name)
+
+
+class StoredIds(Sequence[str]):
+    """Item ids in a folder, memory-mapped and read one at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._ends = np.load(folder / _ENDS, mmap_mode="r")
+        size = (folder / _TEXT).stat().st_size
+        expected = int(self._ends[-1]) if len(self._ends) else 0
+        if size != expected:
+            raise ValueError(f"{_TEXT} has {size} bytes and not {expected}")
+        self._text = np.memmap(folder / _TEXT, dtype=np.uint8, mode="r") if size else np.empty(0, dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, position: int) -> str: ...
+
+    @overload
+    def __getitem__(self, position: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, position: int | slice) -> str | Sequence[str]:
+        if isinstance(position, slice):
+            return [self[at] for at in range(*position.indices(len(self)))]
+        at = range(len(self))[position]
+        return self._text[int(self._ends[at - 1]) if at else 0 : int(self._ends[at])].tobytes().decode()
+
+    def __iter__(self) -> Iterator[str]:
+        begin = 0
+        for start in range(0, len(self), 65_536):
+            ends = self._ends[start : start + 65_536].tolist()
+            text, first = self._text[begin : ends[-1]].tobytes(), begin
+            for end in ends:
+                yield text[begin - first : end - first].decode()
+                begin = end

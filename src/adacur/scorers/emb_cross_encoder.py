@@ -78,7 +78,7 @@ def make_emb_cross_encoder(
     if missing and not add_tags:
         raise InputError(
             f"An [EMB] head needs its tags in the vocabulary; that of {name_or_folder} lacks {', '.join(missing)}. "
-            "Let them be added (add_tags, --add-tags), or name three that it has in an EmbHead."
+            "Let them be added (add_tags), or name three that it has in an EmbHead."
         )
     _register(tokenizer, head)
     if missing:
@@ -127,6 +127,8 @@ def _encoder(folder: Path) -> tuple[Any, Any]:
     try:
         with quiet(transformers):
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+            if transformers.AutoConfig.from_pretrained(folder).is_encoder_decoder:
+                raise InputError("An [EMB] head reads an encoder, and this is one with a decoder. Take another base.")
             body, loading = _body(transformers, folder)
     except Exception as error:
         raise InputError(f"{folder} cannot be read as a transformers encoder: {error}") from error

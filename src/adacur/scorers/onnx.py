@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import cycle, islice
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +25,7 @@ from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.budget import is_whole
 from adacur.core.errors import InputError, ScorerFailed
 from adacur.core.extras import require
-from adacur.core.protocols import ScorerCard
+from adacur.core.protocols import Reopening, ScorerCard
 from adacur.core.records import Item, Pair, Query
 from adacur.core.scores import check_grid, check_scores
 from adacur.scorers.emb_cross_encoder import EmbHead
@@ -134,6 +134,13 @@ class OnnxCrossEncoder:
         """Scores of shape (queries, items)."""
         scores = self._scores(self._tokens.grid(queries, items))
         return check_grid(scores.reshape(len(queries), len(items)), queries, items)
+
+    def reopening(self) -> Reopening:
+        """What opens this scorer elsewhere: on as many threads as were asked for, else on one."""
+        threads = self._threads if self._threads_were_given else 1
+        limits = {"max_tokens": self._tokens.max_tokens, "max_item_tokens": self._tokens.max_item_tokens}
+        opener = partial(OnnxCrossEncoder, self._file.resolve(), **limits, threads=threads, name=self._name)
+        return Reopening(opener, cpus=threads, share=threads / self._threads)
 
     def close(self) -> None:
         """Free the model; the scorer cannot score any more, and calls under way in other threads end with an error."""

@@ -36,18 +36,32 @@ def export_onnx(name_or_folder: str | Path, target: str | Path, *, int8: bool = 
     """Write a folder that `OnnxCrossEncoder` opens from one that `TorchCrossEncoder` opens, [EMB] or single-label.
 
     Scores of the graph are compared with torch's before it is kept. `int8` quantises weights, and activations while
-    it runs: a quarter of the size, faster, and scores that move.
+    it runs: a quarter of the size, faster, and scores that move. `target` is new, or empty.
     """
     for module in ("torch", "transformers", "onnx", "onnxscript", "onnxruntime"):
         require(module, extra="training")
+    target = Path(target)
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+        raise InputError(f"A graph is written to a new or an empty folder; {target} holds something. Name another.")
     folder = checkpoint_folder(name_or_folder)
-    with written_whole(Path(target)) as unfinished, quiet(require("transformers", extra="training")):
+    _check_scores_pairs(folder)
+    with written_whole(target) as unfinished, quiet(require("transformers", extra="training")):
         graph = unfinished / "model.onnx"
         shutil.copy(folder / "config.json", unfinished)
         _write_graph(folder, graph, opset=opset)
         _compare(folder, graph)
         if int8:
             _quantise(graph)
+
+
+def _check_scores_pairs(folder: Path) -> None:
+    kind = json_in(folder, "config_sentence_transformers.json").get("model_type")
+    if (folder / "modules.json").is_file() and kind != "CrossEncoder":
+        raise InputError(
+            f"{folder} is a dual encoder: it embeds each text by itself and scores no pairs, so that there is nothing "
+            "to export. It serves as it is, as the encoder of a dense first stage (adacur build --first dense "
+            "--encoder); a cross-encoder can be trained from it (adacur train cross-encoder --base)."
+        )
 
 
 def _write_graph(folder: Path, graph: Path, *, opset: int) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import threading
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import FetchError, InputError, ScorerFailed
 from adacur.core.extras import require
-from adacur.core.protocols import ScorerCard
+from adacur.core.protocols import Reopening, ScorerCard
 from adacur.core.records import Pair
 from adacur.core.scores import check_scores
 from adacur.scorers.asking import asking
@@ -103,6 +103,16 @@ class SentenceTransformersScorer:
                 **self._cutting,
             )
         return check_scores(scores, pairs)
+
+    def reopening(self) -> Reopening:
+        """What opens this scorer elsewhere: on one GPU if it is on a GPU here, else on one CPU."""
+        if self._source is None:
+            raise InputError(f"It is not known where {self._name!r} comes from, so it cannot be opened elsewhere.")
+        kind = getattr(self._model.device, "type", "cpu")
+        options: dict[str, Any] = {"batch_size": self._batch_size, "max_tokens": self._max_tokens, "name": self._name}
+        return Reopening(
+            partial(SentenceTransformersScorer, self._source, device=kind, **options), gpus=int(kind == "cuda")
+        )
 
     def close(self) -> None:
         """Let go of the model; the scorer cannot score any more."""

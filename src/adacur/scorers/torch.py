@@ -17,7 +17,7 @@ import numpy as np
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError, ScorerFailed
 from adacur.core.extras import require
-from adacur.core.protocols import ScorerCard
+from adacur.core.protocols import Reopening, ScorerCard
 from adacur.core.records import Item, Pair, Query
 from adacur.core.scores import check_grid, check_scores
 from adacur.scorers.checkpoints import checkpoint_folder, load_classifier
@@ -146,6 +146,15 @@ class TorchCrossEncoder:
         if len(self._devices) == 1:
             return []
         return [partial(TorchCrossEncoder, self._source, device=device, **self._options) for device in self._devices]
+
+    def reopening(self) -> Reopening:
+        """What opens this scorer elsewhere: on one GPU if it is on a GPU here, else on one CPU."""
+        on_gpu = self._device.type == "cuda"
+        return Reopening(
+            partial(TorchCrossEncoder, self._source, device=self._device.type, **self._options),
+            gpus=int(on_gpu),
+            share=1.0 if on_gpu else 1 / self._torch.get_num_threads(),
+        )
 
     def close(self) -> None:
         """Free the model; the scorer cannot score any more."""

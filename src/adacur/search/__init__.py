@@ -3,8 +3,11 @@
 from adacur.search.adaptive import AdaptiveSearch
 from adacur.search.anchor_index import AnchorIndex, SearchOptions
 from adacur.search.compression import Compression
+from adacur.search.living import Change
 from adacur.search.methods import ANNCUR, AdaCUR, Exact, Rerank
 from adacur.search.opening import build, compress, encoder, load, scorer
+from adacur.search.refresh import Refreshed, refresh
+from adacur.search.search_log import SearchLog, SearchLogWarning
 from adacur.search.settings import GaussianSettings
 from adacur.search.tuned import TuningWarning
 from adacur.search.tuning import Tuning
@@ -14,10 +17,14 @@ __all__ = [
     "AdaCUR",
     "AdaptiveSearch",
     "AnchorIndex",
+    "Change",
     "Compression",
     "Exact",
     "GaussianSettings",
+    "Refreshed",
     "Rerank",
+    "SearchLog",
+    "SearchLogWarning",
     "SearchOptions",
     "Tuning",
     "TuningWarning",
@@ -25,5 +32,6 @@ __all__ = [
     "compress",
     "encoder",
     "load",
+    "refresh",
     "scorer",
 ]

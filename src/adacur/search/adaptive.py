@@ -7,24 +7,18 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from adacur.acquisition import TopK
+from adacur.acquisition import TopK, Uniform
 from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
 from adacur.core.errors import InputError, ScoreCountError
 from adacur.core.protocols import Acquisition, Approximation, UncertainApproximation
 from adacur.core.ranking import best_positions
 from adacur.core.records import Query
 from adacur.core.results import Round, Trace
-from adacur.core.seeds import stream_key, uniform
+from adacur.core.seeds import stream_key
+from adacur.search.prospects import RANKS_THAT_COUNT, LocalProspects, Prospects, Wish
 from adacur.search.stopping import SHORTLIST, expected_recall
 
 __all__ = ["RANKS_THAT_COUNT", "AdaptiveSearch"]
-
-# Beyond this rank the first stage has no say in what is scored next.
-RANKS_THAT_COUNT = 1000
-# A tenfold rank counts one step less, the first ten being much alike.
-_ALIKE = 10
-# Predictions in float32 that differ by less, relative to their height, differ by how they were rounded.
-_ROUNDING = 1e-6
 
 
 class AdaptiveSearch:
@@ -35,7 +29,8 @@ class AdaptiveSearch:
     of each later round goes to the first stage's next best as well; `first_weight` raises the predictions of what it
     ranks high. With `stop_when`, a query's search ends after the round that lets its best `k` be expected to be that
     share of the true top k. The last round's scores, which nothing is predicted from any more, reach the approximation
-    only with `predicts_at_the_end`. The trace counts `first_stage_seconds` to the first round.
+    only with `predicts_at_the_end`. The trace counts `first_stage_seconds` to the first round. `prospects` stand in for
+    `allowed`, `keys` and `first_weight` where these are not held here.
     """
 
     def __init__(
@@ -43,9 +38,10 @@ class AdaptiveSearch:
         queries: Sequence[Query],
         *,
         candidates: Sequence[IntArray],
-        allowed: Sequence[BoolArray],
         batch_sizes: Sequence[Sequence[int]],
-        keys: KeyArray,
+        allowed: Sequence[BoolArray] = (),
+        keys: KeyArray | None = None,
+        prospects: Prospects | None = None,
         seed: int = 0,
         approximation: Approximation | None = None,
         acquisition: Acquisition | None = None,
@@ -68,15 +64,17 @@ class AdaptiveSearch:
             )
         self._queries = queries
         self._candidates = candidates
-        self._unscored = [mask.copy() for mask in allowed]
+        if prospects is None:
+            if keys is None or len(allowed) != len(queries):
+                raise InputError("A search needs the items' keys and, per query, which of them are allowed.")
+            prospects = LocalProspects(allowed, keys=keys, approximation=approximation, first_weight=first_weight)
+        self._prospects = prospects
         self._batch_sizes = batch_sizes
-        self._keys = keys
         self._seed = seed
         self._approximation = approximation
         self._acquisition = acquisition
         self._same_first_for_all = same_first_for_all
         self._first_share = first_share
-        self._first_weight = first_weight
         self._k = k
         self._stop_when = stop_when
         self._settled = [False] * len(queries)
@@ -85,8 +83,8 @@ class AdaptiveSearch:
         self._clock = clock
         self._rounds: list[list[Round]] = [[] for _ in queries]
         self._asked: list[IntArray] | None = None
-        self._predicted: FloatArray | None = None
-        self._predicted_next: FloatArray | None = None
+        self._has_predicted = False
+        self._has_looked_ahead = False
         self._first_stage_seconds = first_stage_seconds
         self._seconds: dict[str, float] = {}
         self._deadline_passed = False
@@ -111,13 +109,11 @@ class AdaptiveSearch:
         self._seconds = {}
         if number == 1:
             self._seconds["first"] = self._first_stage_seconds
-            choose = self._first_batch
-        else:
-            self._predicted = self._predict() if self._predicted_next is None else self._predicted_next
-            self._predicted_next = None
-            choose = self._next_batch
+        elif not self._has_looked_ahead:
+            self._predict()
+        self._has_looked_ahead = False
         with _Timed(self, "choose"):
-            self._asked = [choose(index, size) for index, size in enumerate(sizes)]
+            self._asked = self._first_batch(sizes) if number == 1 else self._next_batch(sizes)
         return self._asked
 
     def tell(self, scores: Sequence[FloatArray], *, seconds: float = 0.0) -> None:
@@ -134,31 +130,35 @@ class AdaptiveSearch:
         if told != wanted:
             raise ScoreCountError(f"Tell one score per position asked for: asked for {wanted}, told {told}.")
         asked, self._asked = self._asked, None
+        self._prospects.mark_scored(asked)
         if self._approximation is not None:
             with _Timed(self, "solve"):
                 # The last solve would be the largest of all.
                 if self._predicts_at_the_end or any(self._goes_on()):
                     self._approximation.tell(asked, scores)
         n_pairs = sum(len(positions) for positions in asked)
-        for unscored, positions in zip(self._unscored, asked, strict=True):
-            unscored[positions] = False
+        in_scores = self._approximation.in_scores if self._approximation is not None else np.asarray
+        predicted = self._prospects.predicted_at(asked) if self._has_predicted else [None] * len(asked)
+        all_predicted = [
+            in_scores(self._prospects.all_predicted(index))
+            if self._keep_predictions and self._has_predicted and len(positions)
+            else None
+            for index, positions in enumerate(asked)
+        ]
         recalls = self._look_ahead(scores)
         for index, (positions, exact) in enumerate(zip(asked, scores, strict=True)):
             if not len(positions):
                 continue
             own = {step: total / len(asked) for step, total in self._seconds.items()}
-            predicted = None if self._predicted is None else self._predicted[index]
-            in_scores = self._approximation.in_scores if self._approximation is not None else np.asarray
+            own_predicted = predicted[index]
             self._rounds[index].append(
                 Round(
                     number=len(self._rounds[index]) + 1,
                     positions=positions,
                     exact=np.asarray(exact),
-                    predicted=None if predicted is None else in_scores(predicted[positions]),
+                    predicted=None if own_predicted is None else in_scores(own_predicted),
                     seconds=own | {"score": seconds * len(positions) / n_pairs},
-                    all_predicted=in_scores(predicted.copy())
-                    if self._keep_predictions and predicted is not None
-                    else None,
+                    all_predicted=all_predicted[index],
                     expected_recall=recalls[index],
                 )
             )
@@ -171,7 +171,7 @@ class AdaptiveSearch:
         positions = np.concatenate([round_.positions for round_ in rounds])
         exact = np.concatenate([round_.exact for round_ in rounds])
         found = np.repeat([round_.number for round_ in rounds], [len(round_.positions) for round_ in rounds])
-        order = best_positions(exact, k, keys=self._keys[positions])
+        order = best_positions(exact, k, keys=self._prospects.keys_at(positions))
         return positions[order], exact[order], found[order]
 
     def trace(self, index: int, *, settings: dict[str, object], approximate_scores: FloatArray | None) -> Trace:
@@ -183,7 +183,7 @@ class AdaptiveSearch:
         elif done < planned and self._deadline_passed:
             stopped = "deadline"
         else:
-            stopped = "budget" if self._unscored[index].any() else "exhausted"
+            stopped = "budget" if self._prospects.n_left(index) else "exhausted"
         return Trace(
             rounds=tuple(self._rounds[index]),
             stopped=stopped,
@@ -201,10 +201,10 @@ class AdaptiveSearch:
         number = self.round + 1
         return [not self._deadline_passed and self._size(index, number) > 0 for index in range(len(self._queries))]
 
-    def _predict(self) -> FloatArray:
+    def _predict(self) -> None:
         with _Timed(self, "predict"):
-            assert self._approximation is not None
-            return self._approximation.predict()
+            self._prospects.predict()
+        self._has_predicted = True
 
     def _look_ahead(self, scores: Sequence[FloatArray]) -> list[float | None]:
         """The recall to expect of each query that has calls left, after these scores; whoever has enough is settled."""
@@ -213,94 +213,89 @@ class AdaptiveSearch:
         if self._stop_when is None or not any(goes_on):
             return recalls
         # Counted to the round that has just ended, since the next one may never be.
-        self._predicted_next = self._predict()
+        self._predict()
+        self._has_looked_ahead = True
         with _Timed(self, "settle"):
-            for index in np.flatnonzero(goes_on).tolist():
-                recalls[index] = recall = self._expected_recall(index, self._predicted_next[index], scores[index])
+            exact = {
+                index: np.concatenate([*(round_.exact for round_ in self._rounds[index]), scores[index]])
+                for index in np.flatnonzero(goes_on).tolist()
+            }
+            # Fewer than k are no top k.
+            counted = [index for index, own in exact.items() if len(own) >= self._k]
+            recalls = [0.0 if index in exact else None for index in range(len(recalls))]
+            for index, promising in zip(counted, self._shortlists(counted), strict=True):
+                recalls[index] = recall = self._expected_recall(index, promising, exact[index])
                 self._settled[index] = recall >= self._stop_when
         return recalls
 
-    def _expected_recall(self, index: int, predicted: FloatArray, news: FloatArray) -> float:
+    def _expected_recall(self, index: int, promising: FloatArray, exact: FloatArray) -> float:
         approximation = self._approximation
         assert isinstance(approximation, UncertainApproximation)
-        exact = np.concatenate([*(round_.exact for round_ in self._rounds[index]), news])
-        if len(exact) < self._k:
-            return 0.0
-        _, promising = self._shortlist(index, predicted)
         return expected_recall(
             lambda best, ranks: approximation.chance_above(index, promising, best, ranks=ranks),
             np.sort(exact)[: -self._k - 1 : -1],
         )
 
-    def _shortlist(self, index: int, predicted: FloatArray) -> tuple[IntArray, FloatArray]:
-        """The most promising unscored positions and what they are predicted, the first stage's say included."""
-        unscored = self._unscored[index]
-        raised = self._raised(predicted, self._candidates[index])
-        n = min(SHORTLIST, int(np.count_nonzero(unscored)))
-        positions = TopK().choose(raised, unscored=unscored, n=n, keys=self._keys, stream=0)
-        return positions, raised[positions]
+    def _shortlists(self, indices: Sequence[int]) -> list[FloatArray]:
+        """What the most promising unscored items of these queries are predicted, the first stage's say included."""
+        wishes = [
+            Wish(
+                index,
+                min(SHORTLIST, self._prospects.n_left(index)),
+                acquisition=TopK(),
+                stream=0,
+                known=self._candidates[index],
+            )
+            for index in indices
+        ]
+        return [chosen.raised for chosen in self._prospects.choose(wishes)]
 
-    def _first_batch(self, index: int, size: int) -> IntArray:
-        unscored = self._unscored[index]
+    def _first_batch(self, sizes: Sequence[int]) -> list[IntArray]:
+        return self._topped_up([self._of_first_stage(index, size) for index, size in enumerate(sizes)], sizes)
+
+    def _of_first_stage(self, index: int, size: int) -> IntArray:
         candidates = self._candidates[index]
-        return self._topped_up(index, candidates[unscored[candidates]][:size], size)
+        return candidates[self._prospects.are_left(index, candidates)][:size]
 
-    def _topped_up(self, index: int, chosen: IntArray, size: int) -> IntArray:
+    def _topped_up(self, chosen: list[IntArray], sizes: Sequence[int]) -> list[IntArray]:
         """The chosen positions, and a uniform sample of the rest where they are too few."""
-        if len(chosen) == size:
-            return chosen
-        names = ("first",) if self._same_first_for_all else ("first", self._queries[index].id)
-        rest = self._unscored[index].copy()
-        rest[chosen] = False
-        draws = np.where(rest, uniform(stream_key(self._seed, *names), self._keys), -np.inf)
-        return np.concatenate([chosen, best_positions(draws, size - len(chosen), keys=self._keys)])
+        short = [index for index, (own, size) in enumerate(zip(chosen, sizes, strict=True)) if len(own) < size]
+        wishes = [
+            Wish(
+                index,
+                sizes[index] - len(chosen[index]),
+                acquisition=Uniform(),
+                stream=self._stream("first", alike=self._same_first_for_all, index=index),
+                without=chosen[index],
+            )
+            for index in short
+        ]
+        for index, more in zip(short, self._prospects.choose(wishes) if wishes else (), strict=True):
+            chosen[index] = np.concatenate([chosen[index], more.positions])
+        return chosen
 
-    def _next_batch(self, index: int, size: int) -> IntArray:
-        if not size:
-            return np.empty(0, dtype=np.intp)
-        assert self._predicted is not None
+    def _stream(self, *names: str, index: int, alike: bool = False) -> int:
+        return stream_key(self._seed, *names) if alike else stream_key(self._seed, *names, self._queries[index].id)
+
+    def _next_batch(self, sizes: Sequence[int]) -> list[IntArray]:
         assert self._acquisition is not None
-        unscored = self._unscored[index]
-        candidates = self._candidates[index]
-        guarded = candidates[unscored[candidates]][: round(self._first_share * size)]
-        if len(guarded):
-            unscored = unscored.copy()
-            unscored[guarded] = False
-        else:
-            # Whoever chooses must not be able to have an item scored twice.
-            unscored = unscored.view()
-            unscored.flags.writeable = False
-        predicted = self._acquisition.choose(
-            self._raised(self._predicted[index], candidates),
-            unscored=unscored,
-            n=size - len(guarded),
-            keys=self._keys,
-            stream=stream_key(self._seed, "round", str(self.round), self._queries[index].id),
-        )
-        chosen = np.concatenate([guarded, predicted])
+        chosen = [self._of_first_stage(index, round(self._first_share * size)) for index, size in enumerate(sizes)]
+        wishes = [
+            Wish(
+                index,
+                size - len(chosen[index]),
+                acquisition=self._acquisition,
+                stream=self._stream("round", str(self.round), index=index),
+                without=chosen[index],
+                known=self._candidates[index],
+            )
+            for index, size in enumerate(sizes)
+            if size
+        ]
+        for wish, predicted in zip(wishes, self._prospects.choose(wishes), strict=True):
+            chosen[wish.query] = np.concatenate([chosen[wish.query], predicted.positions])
         # Scores beyond the range of floats make predictions that nobody can rank; the budget is spent all the same.
-        return self._topped_up(index, chosen, size)
-
-    def _raised(self, predicted: FloatArray, candidates: IntArray) -> FloatArray:
-        """Predictions, higher by the logarithm of the first stage's rank, in units of their own spread."""
-        known = candidates[:RANKS_THAT_COUNT]
-        if not self._first_weight or not len(known):
-            return predicted
-        values = predicted[known]
-        with np.errstate(over="ignore", invalid="ignore"):
-            spread, height = float(predicted.std()), abs(float(values[0]))
-        if spread <= _ROUNDING * height:
-            # Predictions that are all alike say nothing: the first stage alone leads.
-            spread = max(1.0, height)
-        unit = self._first_weight * spread
-        if not np.isfinite(unit):
-            return predicted
-        raised = predicted.copy()
-        raised[known] = values + (unit * _RISE[: len(known)]).astype(raised.dtype)
-        return raised
-
-
-_RISE = np.log((_ALIKE + RANKS_THAT_COUNT) / (_ALIKE + np.arange(RANKS_THAT_COUNT)))
+        return self._topped_up(chosen, sizes)
 
 
 class _Timed:

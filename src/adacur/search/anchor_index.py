@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
-from adacur.approximation import EmbeddingRegression, Gaussian, Storage
-from adacur.core.arrays import FloatArray
+from adacur.approximation import EmbeddingRegression, Gaussian, PseudoInverse, Storage
+from adacur.core.arrays import BoolArray, FloatArray
 from adacur.core.budget import Budget, check_k, is_whole
-from adacur.core.errors import BudgetError, InputError, ScorerFailed, UnknownName
+from adacur.core.errors import BudgetError, IndexLocked, InputError, ScorerFailed, UnknownName
 from adacur.core.protocols import (
     Acquisition,
     AnchorScores,
@@ -28,24 +29,46 @@ from adacur.core.protocols import (
     Scorer,
     ScorerCard,
 )
-from adacur.core.records import Item, ItemList, Query
+from adacur.core.records import Item, ItemList, Query, as_queries
 from adacur.core.results import Hits
 from adacur.core.spelling import did_you_mean
-from adacur.index import AnchorTable, Drift, save_table
+from adacur.index import (
+    AnchorTable,
+    Drift,
+    IndexFolder,
+    Progress,
+    Update,
+    Workforce,
+    check_scorer,
+    place_named,
+    prune,
+    save_table,
+)
 from adacur.retrievers import Dense
 from adacur.scorers import scorer as as_scorer
 from adacur.search import rounds as loop
-from adacur.search.compression import Compression, compress_features, drop_features, is_compressed, read_features
+from adacur.search.compression import (
+    Compression,
+    ItemVectors,
+    KeyedItems,
+    compress_features,
+    drop_features,
+    is_compressed,
+    read_features,
+)
 from adacur.search.first_stages import save_first_stage
 from adacur.search.fusion import Fusion
+from adacur.search.living import Change, ScoringBar, add_anchor_queries, add_items, change_index, replace_items
 from adacur.search.methods import ANNCUR, AdaCUR, Exact, Rerank, without_anchors
 from adacur.search.plan import Filter, Plan
 from adacur.search.replay import AnchorScorer, AsIfNew
+from adacur.search.search_log import SearchLog
 from adacur.search.settings import default_settings
+from adacur.search.sharded import ShardedDense, Shards
 from adacur.search.tuned import keep_tuning, nearest_tuning, read_tunings, with_tuning
-from adacur.search.tuning import Replay, Tuning, first_name, tune
+from adacur.search.tuning import FEWEST_QUERIES, Replay, Tuning, first_name, tune
 
-__all__ = ["AnchorIndex", "SearchOptions"]
+__all__ = ["AnchorIndex", "Reopen", "SearchOptions"]
 
 _METHODS: dict[str, Callable[..., AdaCUR | ANNCUR | Rerank]] = {
     "gaussian": AdaCUR,
@@ -59,7 +82,7 @@ _PREDICTING = _EVERY | {"approximator", "approximate_scores", "keep_predictions"
 _ADAPTIVE = _PREDICTING | {"acquisition", "first_batch", "first_share", "first_weight", "fuse", "stop_when"}
 # What each method can use; anything else is refused rather than ignored.
 _OPTIONS = {
-    "gaussian": _ADAPTIVE - {"approximator"},
+    "gaussian": (_ADAPTIVE - {"approximator"}) | {"probe"},
     "adacur": _ADAPTIVE,
     "anncur": _PREDICTING | {"split"},
     "axn": _ADAPTIVE,
@@ -92,13 +115,25 @@ class SearchOptions(TypedDict, total=False):
     fuse: float | None
     approximate_scores: bool
     keep_predictions: bool
+    probe: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reopen:
+    """How to open the scorer and the first stages of another version of an index."""
+
+    scorer: Callable[[IndexFolder], tuple[Scorer, Drift | None]]
+    first: Callable[[IndexFolder], Mapping[str, Callable[[], Retriever]]]
 
 
 class AnchorIndex:
     """Items, their anchor scores, the scorer they came from and the first stages: what searches run on.
 
     Made by `adacur.build`, `adacur.load` or `AnchorIndex.from_arrays`. `first` maps names to first stages, or to
-    functions that open them when they are first used; likewise `scorer` may be a function that opens one.
+    functions that open them when they are first used; likewise `scorer` may be a function that opens one. `reopen`
+    lets the index follow its own changes; `recognised` says that the scorer is known to be the one that built it.
+    What searches paid for is written to `log`. Where there are `shards`, they hold the scores, features and dense
+    vectors that searches go through.
     """
 
     def __init__(
@@ -111,8 +146,13 @@ class AnchorIndex:
         path: Path | None = None,
         drift: Drift | None = None,
         device: str | None = None,
+        reopen: Reopen | None = None,
+        recognised: bool = False,
+        log: SearchLog | None = None,
+        shards: Shards | None = None,
     ) -> None:
         self._anchors = anchors
+        self._shards = shards
         self._scorer = scorer
         self._first = dict(first or {})
         self._card = card
@@ -125,6 +165,9 @@ class AnchorIndex:
         self._device = device
         self._tunings: tuple[Tuning, ...] | None = None
         self._replay: Replay | None = None
+        self._reopen = reopen
+        self._recognised = recognised
+        self._log = log
         self.path = path
         self.drift = drift
 
@@ -170,7 +213,12 @@ class AnchorIndex:
     @property
     def matrix(self) -> FloatArray:
         """R_anc, item-major: shape (items, anchor queries)."""
+        self._check_whole()
         return self._anchors.matrix
+
+    def exact_cells(self) -> BoolArray | None:
+        """Which entries of `matrix` the scorer gave and nobody predicted; None where it gave them all."""
+        return self._anchors.exact_cells() if isinstance(self._anchors, IndexFolder) else None
 
     @property
     def card(self) -> ScorerCard | None:
@@ -202,7 +250,7 @@ class AnchorIndex:
         return len(self.items)
 
     def __repr__(self) -> str:
-        where = f" at {str(self.path)!r}" if self.path else ""
+        where = f" at {place_named(self.path)!r}" if self.path else ""
         return f"AnchorIndex({len(self.items)} items × {len(self.anchor_queries)} anchor queries{where})"
 
     def search(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Hits:
@@ -223,6 +271,8 @@ class AnchorIndex:
           its best 100 counts as much as an exact score e^fuse times as rare. Hits are then ordered by `fused`;
         - `stop_when`: end a query's search early, after the round by which its top k is expected to have this recall
           (0.98, say; "gaussian", or "adacur" with a `Gaussian`). `budget` stays the most that is spent;
+        - `probe`: predict only for the items of so many lists, the most promising ones in each round ("gaussian", on an
+          index compressed with lists: `compress(lists=…)`): faster, and it may miss some;
         - `filter`: a function of an item, or a collection of ids; `seed` (0);
         - `approximator` and `acquisition` (objects), `split` (ANNCUR's share of anchor items);
         - `approximate_scores` (Ŝ of all items in the trace), `keep_predictions` (Ŝ of every round in the trace).
@@ -232,12 +282,15 @@ class AnchorIndex:
     def search_batch(self, queries: Sequence[Query | str], k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]:
         """Like `search` for many queries: they move in lock-step and share scorer calls; same answers."""
         with self._in_use():
-            return loop.search(self._plan(k, **options), queries, k)
+            plan = self._plan(k, **options)
+            return self._logged(plan, loop.search(plan, queries, k))
 
     def replay(self, queries: Sequence[Query], k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]:
         """Like `search_batch` for anchor queries, each as if it had never been one; no scorer is called."""
+        self._check_whole()
+        self._check_exact(queries)
         with self._in_use():
-            plan = self._plan(k, AnchorScorer(self), **options)
+            plan = self._plan(k, AnchorScorer(self._anchors), **options)
             approximator = None if plan.approximator is None else AsIfNew(plan.approximator)
             return loop.search(replace(plan, approximator=approximator), queries, k)
 
@@ -246,8 +299,10 @@ class AnchorIndex:
         plan = self._plan(k, **options)
 
         def steps() -> Iterator[Hits]:
-            with self._in_use():
-                yield from loop.search_iter(plan, query, k)
+            with self._in_use(), self._logging_last(plan) as seen:
+                for hits in loop.search_iter(plan, query, k):
+                    seen[:] = [hits]
+                    yield hits
 
         return steps()
 
@@ -263,21 +318,29 @@ class AnchorIndex:
     ) -> list[Hits]:
         """Like `search_batch`, without holding up the event loop."""
         with self._in_use():
-            return await loop.asearch(await self._aplan(k, **options), queries, k)
+            plan = await self._aplan(k, **options)
+            return await asyncio.to_thread(self._logged, plan, await loop.asearch(plan, queries, k))
 
     async def asearch_iter(
         self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]
     ) -> AsyncIterator[Hits]:
         """Like `search_iter`, without holding up the event loop."""
         with self._in_use():
-            async for hits in loop.asearch_iter(await self._aplan(k, **options), query, k):
-                yield hits
+            plan = await self._aplan(k, **options)
+            with self._logging_last(plan) as seen:
+                async for hits in loop.asearch_iter(plan, query, k):
+                    seen[:] = [hits]
+                    yield hits
 
     def save(self, path: str | Path) -> None:
         """Write this index to a new folder, with the first stages that can be saved (BM25 and Dense can)."""
         self._check_open()
+        self._check_whole()
         if not self.anchor_queries:
             raise InputError("An index without anchor queries has nothing to save. Make it again from its items.")
+        if not all(self._exact_anchors()):
+            # In a new folder predicted scores would pass for the scorer's.
+            raise InputError(f"Some scores of this index are predicted; copy its folder {self.path} instead.")
         save_table(self._anchors, path, card=self._card)
         for name in self._first:
             retriever = self.first_stage(name)
@@ -285,29 +348,43 @@ class AnchorIndex:
                 save_first_stage(retriever, Path(path), name=name)
 
     def compress(
-        self, *, rank: int = 128, storage: Storage = "int8", k: int = 10, budget: int = 100, seed: int = 0
+        self,
+        *,
+        rank: int = 128,
+        storage: Storage = "int8",
+        k: int = 10,
+        budget: int = 100,
+        lists: int | None = None,
+        seed: int = 0,
     ) -> Compression:
         """Keep the features of "gaussian" searches in the folder, in less memory, and measure what that costs.
 
         Of the anchor scores, what the dense first stage's vectors do not explain is kept in `rank` dimensions, and all
         in `storage` ("int8", "float16" or "float32"). Opened again, the index is then searched without reading its
         scores. The cost is the recall of the best k at this budget on held-out anchor queries; no scorer is called.
+        With `lists` (0: the root of the number of items) searches may `probe`, and what that costs is measured as well.
         """
         self._check_open()
+        self._check_whole()
         if self.path is None:
             raise InputError(
                 "Compressed features are kept in an index folder; save this index first: index.save(path)."
             )
+        self._check_exact()
+        dense = self.first_stage("dense") if "dense" in self._first else None
+        vectors = ItemVectors.of(dense, self.items) if isinstance(dense, Dense) else None
         compression = compress_features(
             self._anchors,
-            path=self.path,
-            gaussian=self._full_gaussian(),
+            path=self._home or self.path,
+            vectors=vectors,
+            embed_queries=dense.embed_queries if vectors and isinstance(dense, Dense) and dense.has_encoder else None,
             first=self._first_or_default(None),
             settings=default_settings(k),
             rank=rank,
             storage=storage,
             k=k,
             budget=budget,
+            lists=lists,
             seed=seed,
         )
         self._approximator = None
@@ -316,7 +393,8 @@ class AnchorIndex:
     def decompress(self) -> bool:
         """Remove what `compress` wrote; False where there was nothing."""
         self._check_open()
-        dropped = self.path is not None and drop_features(self.path)
+        self._check_whole()
+        dropped = self._home is not None and drop_features(self._home)
         self._approximator = None
         return dropped
 
@@ -325,7 +403,7 @@ class AnchorIndex:
         """What this index is tuned for, by k and budget."""
         with self._opening:
             if self._tunings is None:
-                found = () if self.path is None else read_tunings(self.path, anchor_queries=self.anchor_queries)
+                found = () if self._home is None else read_tunings(self._home, anchor_queries=self.anchor_queries)
                 self._tunings = found
             return self._tunings
 
@@ -348,24 +426,165 @@ class AnchorIndex:
         at most.
         """
         self._check_open()
+        self._check_whole()
         # A damaged file is told before the work and not after it.
         _ = self.tunings
-        first, gaussian = self._first_or_default(None), self._gaussian()
+        anchors, first, gaussian = self._truth()
         replay = self._replay
         if replay is None or not replay.serves(first, gaussian, queries=queries, seed=seed):
-            replay = Replay(self._anchors, first=first, approximator=gaussian, queries=queries, seed=seed)
+            replay = Replay(anchors, first=first, approximator=gaussian, queries=queries, seed=seed)
         tuning = tune(replay, k=k, budget=budget, quick=quick, progress=progress)
         with self._opening:
             self._replay = replay
             self._tunings = with_tuning(self.tunings, tuning)
-            if self.path is not None:
+            if self._home is not None:
                 try:
-                    self._tunings = keep_tuning(self.path, tuning, anchor_queries=self.anchor_queries)
+                    self._tunings = keep_tuning(self._home, tuning, anchor_queries=self.anchor_queries)
                 except OSError as error:
                     # An index may be served from where nobody can write.
                     if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                         raise
         return tuning
+
+    @property
+    def version(self) -> int:
+        """Which version of its folder this index is; 1 as it was built, or where there is none."""
+        return self._anchors.version if isinstance(self._anchors, IndexFolder) else 1
+
+    def add(
+        self,
+        items: Iterable[Item],
+        *,
+        block_items: int | None = None,
+        progress: bool = True,
+        engine: str = "local",
+        address: str | None = None,
+        workers: int | None = None,
+    ) -> Change:
+        """Add items, at one scorer call per anchor query each, and search with them from now on.
+
+        Like every change, it makes a new version of the folder, which whoever opens the folder from then on gets. This
+        index moves on to it; searches under way, and others who have the folder open, stay on theirs. One that is
+        interrupted leaves the index as it was, and goes on where it stopped when asked for the same again. First stages
+        follow; compressed features and tunings do not, and are to be made again. `engine`, `address` and `workers` say
+        who scores, as for `adacur.build`.
+        """
+        who = Workforce(engine, address, workers)
+        with self._bar(progress) as show:
+            options = self._scoring(who, block_items=block_items, progress=show)
+            return self._change(functools.partial(add_items, items=items, **options), progress=progress)
+
+    def replace(
+        self,
+        items: Iterable[Item],
+        *,
+        block_items: int | None = None,
+        progress: bool = True,
+        engine: str = "local",
+        address: str | None = None,
+        workers: int | None = None,
+    ) -> Change:
+        """Give items that are there other texts and metadata, in one change; costs what adding them does."""
+        who = Workforce(engine, address, workers)
+        with self._bar(progress) as show:
+            options = self._scoring(who, block_items=block_items, progress=show)
+            return self._change(functools.partial(replace_items, items=items, **options), progress=progress)
+
+    def remove(self, ids: Iterable[str]) -> Change:
+        """Remove items by their ids; calls no scorer."""
+        return self._change(lambda update: update.remove(ids))
+
+    def add_anchors(
+        self,
+        queries: Iterable[Query | str],
+        *,
+        block_items: int | None = None,
+        progress: bool = True,
+        engine: str = "local",
+        address: str | None = None,
+        workers: int | None = None,
+    ) -> Change:
+        """Add anchor queries, at one scorer call per item each."""
+        queries = as_queries(queries)
+        who = Workforce(engine, address, workers)
+        with self._bar(progress) as show:
+            options = self._scoring(who, block_items=block_items, progress=show)
+            return self._change(functools.partial(add_anchor_queries, queries=queries, **options))
+
+    def add_anchor_scores(
+        self, queries: Iterable[Query | str], scores: FloatArray, *, exact: BoolArray | None = None
+    ) -> Change:
+        """Add anchor queries whose scores are known, (queries, items), without a scorer call.
+
+        Items are in the order of `items`. `exact`, of the same shape, is false where a score was predicted.
+        """
+        return self._change(lambda update: update.add_anchor_scores(queries, scores, exact=exact))
+
+    def drop_anchors(self, ids: Iterable[str]) -> Change:
+        """Remove anchor queries by their ids; calls no scorer."""
+        return self._change(lambda update: update.drop_anchors(ids))
+
+    def compact(self) -> Change:
+        """Copy what counts into one part and delete what no version in use needs; tunings and the like stay."""
+        return self._change(lambda update: update.compact())
+
+    def _change(self, ask: Callable[[Update], None], *, progress: bool = False) -> Change:
+        self._check_open()
+        self._check_whole()
+        if self.path is None or self._reopen is None:
+            raise InputError(
+                "Only an index in a folder can be changed. Save this one, and open it: index.save(path), "
+                "adacur.load(path)."
+            )
+        folder, change = change_index(self.path, ask, stages=self._stages, progress=progress)
+        with self._opening:
+            self._anchors = folder
+            self._first = dict(self._reopen.first(folder))
+            if self._scorer is not None and not isinstance(self._scorer, Scorer):
+                # Opened later, it is recognised by the scores of this version; and the old one can be let go.
+                self._scorer = functools.partial(self._reopen.scorer, folder)
+            self._approximator = self._fusion = self._regression = self._tunings = self._replay = None
+        # The version that this index was on could not be deleted while it was on it.
+        with suppress(IndexLocked):
+            prune(self.path)
+        return change
+
+    def _scoring(self, who: Workforce, **options: Any) -> dict[str, Any]:
+        def scorer(version: IndexFolder) -> Scorer:
+            who.check(self.scorer)
+            return self._known_scorer(version)
+
+        return {"scorer": scorer, "stages": self._stages, **asdict(who), **options}
+
+    def _stages(self, version: IndexFolder) -> Mapping[str, Retriever]:
+        """The first stages of a version, opened; those at hand where it is this one."""
+        if version.version == self.version:
+            return {name: self.first_stage(name) for name in self._first}
+        assert self._reopen is not None
+        return {name: opened() for name, opened in self._reopen.first(version).items()}
+
+    def _known_scorer(self, version: IndexFolder) -> Scorer:
+        """The scorer, once it is known to be the one that built the index."""
+        scorer = self.scorer
+        if not self._recognised:
+            check_scorer(version, scorer)
+            self._recognised = True
+        return scorer
+
+    @staticmethod
+    @contextmanager
+    def _bar(shown: bool) -> Iterator[Callable[[Progress], None] | None]:
+        bar = ScoringBar() if shown else None
+        try:
+            yield bar.show if bar else None
+        finally:
+            if bar:
+                bar.close()
+
+    @property
+    def _home(self) -> Path | None:
+        """The folder with what belongs to this version: first stages, tunings, compressed features."""
+        return self._anchors.home if isinstance(self._anchors, IndexFolder) else self.path
 
     def first_stage(self, name: str) -> Retriever:
         """The first stage of this name, opened when first used."""
@@ -394,6 +613,9 @@ class AnchorIndex:
             self._replay = None
             self._approximator = None
             self._regression = None
+            shards, self._shards = self._shards, None
+        if shards is not None:
+            shards.close()
         if callable(close := getattr(scorer, "close", None)):
             close()
 
@@ -409,6 +631,12 @@ class AnchorIndex:
         if self._closed:
             raise InputError("This index has been closed. Open it again with adacur.load(path).")
 
+    def _check_whole(self) -> None:
+        if self._shards is not None:
+            raise InputError(
+                "The scores of this index lie in shards, which only search. Open it without: adacur.load(path)."
+            )
+
     @contextmanager
     def _in_use(self) -> Iterator[None]:
         """Tell whatever befalls a search whose index is closed under it as just that."""
@@ -422,11 +650,62 @@ class AnchorIndex:
                 ) from error
             raise
 
+    def _logged(self, plan: Plan, found: list[Hits]) -> list[Hits]:
+        if self._log is not None:
+            self._log.add(found, items=plan.items, card=plan.scorer.card)
+        return found
+
+    @contextmanager
+    def _logging_last(self, plan: Plan) -> Iterator[list[Hits]]:
+        """Log what was seen last, also where nobody waits for the end."""
+        seen: list[Hits] = []
+        try:
+            yield seen
+        finally:
+            self._logged(plan, seen)
+
+    def _check_exact(self, queries: Sequence[Query] | None = None) -> None:
+        """Refuse to take predicted scores for the truth: of these anchor queries, or of any."""
+        exact = self._exact_anchors()
+        predicted = {query.id for query, own in zip(self.anchor_queries, exact, strict=True) if not own}
+        if predicted if queries is None else predicted & {query.id for query in queries}:
+            raise InputError(
+                f"Only {sum(exact)} of the {len(exact)} anchor queries were scored against every item; of the others "
+                "most scores are predicted, and a search for them cannot be checked against the truth. Measure recall "
+                "on queries of your own, or on an index that was built without sparse."
+            )
+
+    def _truth(self) -> tuple[AnchorScores, Retriever | None, Gaussian]:
+        """What replays may search on: the anchor queries whose every score is the scorer's.
+
+        The others are left out altogether, for their predicted scores have seen those of the queries replayed.
+        """
+        first = self._first_or_default(None)
+        exact = np.flatnonzero(self._exact_anchors())
+        if len(exact) == len(self.anchor_queries):
+            return self._anchors, first, self._gaussian()
+        if len(exact) < FEWEST_QUERIES:
+            self._check_exact()
+        anchors = tuple(self.anchor_queries[at] for at in exact.tolist())
+        table = AnchorTable(self.items, anchors, np.ascontiguousarray(self.matrix[:, exact]))
+        return table, first, self._full_gaussian()
+
+    def _exact_anchors(self) -> list[bool]:
+        """Of each anchor query, whether all its scores are the scorer's."""
+        cells = self.exact_cells()
+        whole = np.ones(len(self.anchor_queries)) if cells is None else np.asarray(cells.all(axis=0))
+        return [bool(own) for own in whole]
+
     async def _aplan(self, k: int, **options: Unpack[SearchOptions]) -> Plan:
         # The first search opens the scorer and the first stage, which may take seconds.
         return await asyncio.to_thread(self._plan, k, **options)
 
     def _plan(self, k: int, scorer: Scorer | None = None, /, **options: Unpack[SearchOptions]) -> Plan:
+        # A search under way stays on the version it began on: no change may come between what a plan is made of.
+        with self._opening:
+            return self._planned(k, scorer, **options)
+
+    def _planned(self, k: int, scorer: Scorer | None, /, **options: Unpack[SearchOptions]) -> Plan:
         self._check_open()
         given: dict[str, Any] = {
             name: value for name, value in options.items() if value is not None and value is not False
@@ -441,6 +720,8 @@ class AnchorIndex:
             raise InputError(
                 f"Method {method!r} has no use for {', '.join(useless)}. It takes: {', '.join(sorted(takes))}."
             )
+        if self._shards is not None:
+            _check_for_shards(given)
         if method in ("adacur", "anncur") and not self.anchor_queries and "approximator" not in given:
             raise InputError(
                 f"Method {method!r} predicts from anchor queries, and this index has none. Use 'gaussian' or 'axn' "
@@ -449,13 +730,14 @@ class AnchorIndex:
         if method == "exact":
             check_k(k)
             fused = "fuse" in given
-            return Exact(
-                index=self,
+            exact = Exact(
+                index=self._anchors,
                 scorer=scorer or self.scorer,
                 filter=given.get("filter"),
                 first=self._first_or_default(given.get("first")) if fused else None,
                 fuse=self._fused(given["fuse"]) if fused else None,
-            ).plan
+            )
+            return replace(exact.plan, shards=self._shards)
         rounds_given = "rounds" in given or isinstance(given.get("budget"), Budget)
         budget = _budget(given.pop("budget", 100), given.pop("rounds", None), given.pop("deadline", None))
         budget.check_k(k)
@@ -467,7 +749,7 @@ class AnchorIndex:
             if not rounds_given:
                 budget = replace(budget, rounds=min(budget.calls, settings.rounds))
             own = {
-                "approximator": settings.approximator(self._gaussian()),
+                "approximator": _probing(settings.approximator(self._gaussian()), given.pop("probe", None)),
                 "first_batch": settings.first_batch,
                 "first_share": settings.first_share,
                 "first_weight": settings.first_weight,
@@ -477,17 +759,25 @@ class AnchorIndex:
             given["approximator"] = self._embedding_regression()
         if "fuse" in given:
             given["fuse"] = self._fused(given["fuse"])
-        anchors = without_anchors(self) if method == "axn" else self
+        anchors = self._anchors if self._shards is None else self._shards.anchors
+        anchors = without_anchors(anchors) if method == "axn" else anchors
         plan = _METHODS[method](index=anchors, scorer=scorer or self.scorer, budget=budget, first=first, **given).plan
-        return replace(plan, method=method, tuned_for=None if tuning is None else (tuning.k, tuning.budget))
+        if method == "gaussian" and (keys := self._gaussian().keys) is not None:
+            plan = replace(plan, items=KeyedItems(plan.items, keys))
+        return replace(
+            plan, shards=self._shards, method=method, tuned_for=None if tuning is None else (tuning.k, tuning.budget)
+        )
 
     def _gaussian(self) -> Gaussian:
         """The Gaussian approximator of this index, with the dense first stage's embeddings where there is one."""
         dense = self.first_stage("dense") if "dense" in self._first else None
         with self._opening:
             if self._approximator is None:
-                if self.path is not None and is_compressed(self.path):
-                    features = read_features(self.path, self)
+                if self._shards is not None:
+                    embed_queries = dense.embed_queries if isinstance(dense, Dense) and dense.has_encoder else None
+                    self._approximator = self._shards.gaussian(embed_queries)
+                elif self._home is not None and is_compressed(self._home):
+                    features = read_features(self._home, self)
                     embed_queries = dense.embed_queries if isinstance(dense, Dense) and dense.has_encoder else None
                     self._approximator = Gaussian(embed_queries=embed_queries, features=features, device=self._device)
                 else:
@@ -507,21 +797,28 @@ class AnchorIndex:
         with self._opening:
             # What is learned from the anchor scores is the same for every weight.
             if self._fusion is None:
-                self._fusion = Fusion.fit(self, weight=1.0)
+                self._fusion = (
+                    Fusion.fit(self._anchors, weight=1.0)
+                    if self._shards is None
+                    else Fusion.of(self._shards.score_sample(), weight=1.0)
+                )
             return replace(self._fusion, weight=weight)
 
     def _embedding_regression(self) -> EmbeddingRegression:
         with self._opening:
             if self._regression is None:
                 dense = self.first_stage("dense") if "dense" in self._first else None
-                if not isinstance(dense, Dense) or set(dense.ids) != set(self.items.ids):
+                if not isinstance(dense, Dense) or not self._has_vectors(dense):
                     raise InputError(
                         "Method 'axn' predicts from a dual encoder's vectors of all items, and this index has no such "
                         f"first stage; it has: {', '.join(self.first_stages)}. Build it with first=['dense'] and an "
                         "encoder, or pass approximator=EmbeddingRegression(…)."
                     )
+                if self._shards is not None:
+                    self._regression = self._shards.embedding_regression(dense)
+                    return self._regression
                 # One copy for both; compressed features hold none, and are not to be asked for here.
-                compressed = self.path is not None and is_compressed(self.path)
+                compressed = self._home is not None and is_compressed(self._home)
                 shared = None if compressed else self._gaussian().embeddings
                 embeddings = dense.embeddings_of(self.items.ids) if shared is None else shared
                 self._regression = EmbeddingRegression(embeddings, embed_queries=dense.embed_queries)
@@ -533,7 +830,31 @@ class AnchorIndex:
         if not isinstance(first, str):
             return first
         # No retriever is needed to start at random: a search without candidates draws its own.
-        return None if first == "random" and "random" not in self._first else self.first_stage(first)
+        if first == "random" and "random" not in self._first:
+            return None
+        stage = self.first_stage(first)
+        if self._shards is not None and self._shards.has_vectors and isinstance(stage, Dense):
+            return ShardedDense(stage, self._shards)
+        return stage
+
+    def _has_vectors(self, dense: Dense) -> bool:
+        """Whether the dense first stage has a vector of every item, and of nothing else."""
+        return set(dense.ids) == set(self.items.ids) if self._shards is None else self._shards.has_vectors
+
+
+def _check_for_shards(options: Mapping[str, Any]) -> None:
+    """Refuse what only whoever holds all items can do."""
+    if not isinstance(options.get("approximator", PseudoInverse()), PseudoInverse):
+        raise InputError(
+            "This approximator predicts for items that it holds itself; an index in shards is searched with its own, "
+            "or with PseudoInverse(). Leave approximator out, or open the index without shards."
+        )
+    if "probe" in options:
+        raise InputError("probe goes through lists of all items; open the index without shards to use them.")
+
+
+def _probing(gaussian: Gaussian, probe: int | None) -> Gaussian:
+    return gaussian if probe is None else gaussian.probing(probe)
 
 
 def _budget(budget: int | Budget, rounds: int | None, deadline: float | None) -> Budget:

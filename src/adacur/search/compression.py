@@ -2,43 +2,63 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 import uuid
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from adacur.approximation import Features, Gaussian, ItemFactors, PackedRows, ScoreScale, Storage
-from adacur.core.arrays import FloatArray
+from adacur.approximation import Features, Gaussian, ItemFactors, ItemLists, PackedRows, ScoreScale, Storage
+from adacur.approximation.gaussian import EmbedQueries, rows_at
+from adacur.approximation.packed_rows import Room, RowSource, check_storage
+from adacur.core.arrays import FloatArray, IntArray, KeyArray
 from adacur.core.budget import Budget, check_k
 from adacur.core.errors import DamagedIndex, IndexMismatch, InputError, NewerFormat
-from adacur.core.protocols import AnchorScores, Retriever
+from adacur.core.extras import require
+from adacur.core.protocols import AnchorScores, Items, Retriever
 from adacur.core.ranking import best_positions
-from adacur.core.records import Query
+from adacur.core.records import Item, ItemList, Query
+from adacur.core.results import Hits
 from adacur.core.seeds import item_keys, stream_key, uniform
 from adacur.index import COMPRESSED, AnchorTable, locked, read_manifest, write_checksums
-from adacur.retrievers import read_settings
+from adacur.retrievers import Dense, read_settings
 from adacur.scorers import MatrixScorer
 from adacur.search.methods import AdaCUR
 from adacur.search.settings import GaussianSettings
 
-__all__ = ["Compression", "compress_features", "drop_features", "is_compressed", "read_features"]
+__all__ = [
+    "Compression",
+    "ItemVectors",
+    "KeyedItems",
+    "Probed",
+    "compress_features",
+    "drop_features",
+    "is_compressed",
+    "read_features",
+]
 
 FEWEST_ANCHORS = 20
+# Recall is measured among as many items as have so many scores: 100 MB, held about five times.
+_SCORES_TO_MEASURE_BY = 25_000_000
+_SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4)
 _FORMAT = 1
 _SETTINGS = "features.json"
+_LISTS = ("centroids", "starts", "positions", "sample")
 
 
 @dataclass(frozen=True, slots=True)
 class Compression:
     """What compressing an index changed.
 
-    `bytes_before` and `bytes_after` are what searches hold in memory of anchor scores and features. The recalls are
-    means over `queries` anchor queries that were held out; `lost` is their difference, with a 95 % interval.
+    `bytes_before` and `bytes_after` are what searches hold or map of anchor scores and features. The recalls are means
+    over `queries` anchor queries that were held out, among `items` of the items; `lost` is their difference, with a
+    95 % interval.
     """
 
     rank: int
@@ -53,68 +73,180 @@ class Compression:
     lost: float
     low: float
     high: float
+    items: int = 0
+    lists: int = 0
+    probed: tuple[Probed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What predicting for the items of `probe` lists only costs, beside the compressed features and all items.
+
+    `share` is that of the lists that are probed; `lost` has the margin of a 95 % interval.
+    """
+
+    probe: int
+    share: float
+    recall: float
+    lost: float
+    margin: float
 
 
 def compress_features(
     anchors: AnchorScores,
     *,
     path: Path,
-    gaussian: Gaussian,
+    vectors: RowSource | None,
+    embed_queries: EmbedQueries | None,
     first: Retriever | None,
     settings: GaussianSettings,
     rank: int,
     storage: Storage,
     k: int,
     budget: int,
+    lists: int | None = None,
     queries: int = 100,
     seed: int = 0,
 ) -> Compression:
-    """Write the compressed features of `gaussian` into an index folder, and measure what they cost.
+    """Write the Gaussian's features, compressed, into an index folder, and measure what that costs.
 
-    Up to `queries` of the anchor queries, at most half, are held out by a seeded draw and searched for with features of
-    the others, as they are and compressed. No scorer is called.
+    `vectors` are the items' embeddings in the order of the index. Scores and vectors are read a block at a time, and
+    features go to the disk as they are made. Up to `queries` of the anchor queries, at most half, are held out by a
+    seeded draw and searched for with features of the others, as they are and compressed; of many items, among a sample
+    that fits into memory. No scorer is called.
+
+    With `lists` (0: the root of the number of items), items are also kept in so many lists for searches that `probe`,
+    and what these miss is measured too, at several shares of the lists.
     """
-    check_k(k)
-    if len(anchors.anchor_queries) < FEWEST_ANCHORS:
-        raise InputError(
-            f"What compression costs is measured on held-out anchor queries, and takes {FEWEST_ANCHORS} of them or "
-            f"more; this index has {len(anchors.anchor_queries)}."
+    _check(anchors, rank=rank, storage=storage, k=k, budget=budget, lists=lists)
+    remembered = embed_queries and _Remembered(embed_queries)
+    with locked(path):
+        before, after, by_share, n_measured = _recalls(
+            anchors,
+            lists=lists,
+            vectors=vectors,
+            embed_queries=remembered,
+            first=first,
+            settings=settings,
+            rank=rank,
+            storage=storage,
+            k=k,
+            budget=budget,
+            queries=queries,
+            seed=seed,
         )
-    known = Gaussian(
-        embeddings=gaussian.embeddings,
-        embed_queries=gaussian.embed_queries and _Remembered(gaussian.embed_queries),
-    )
-    before, after = _recalls(
-        anchors,
-        gaussian=known,
-        first=first,
-        settings=settings,
-        rank=rank,
-        storage=storage,
-        k=k,
-        budget=budget,
-        queries=queries,
-        seed=seed,
-    )
-    full, features = known.features_of(anchors), known.compressed(anchors, rank=rank, storage=storage)
-    lost = before - after
-    margin = 1.96 * float(lost.std(ddof=1)) / len(lost) ** 0.5
-    compression = Compression(
-        rank=min(rank, len(features.anchors)),
-        storage=storage,
-        bytes_before=anchors.matrix.nbytes + full.nbytes,
-        bytes_after=features.nbytes,
-        k=k,
-        budget=budget,
-        queries=len(lost),
-        recall_before=float(before.mean()),
-        recall_after=float(after.mean()),
-        lost=float(lost.mean()),
-        low=float(lost.mean()) - margin,
-        high=float(lost.mean()) + margin,
-    )
-    _write(features, path, compression=compression)
+        lost = before - after
+        margin = _margin(lost)
+        with _unfinished(path) as folder:
+            gaussian = Gaussian(embeddings=vectors, embed_queries=remembered)
+            features = gaussian.compressed(anchors, rank=rank, storage=storage, room=_on_disk(folder))
+            np.save(folder / "keys.npy", anchors.items.keys)
+            n_lists = 0
+            if lists is not None:
+                own = ItemLists.of(features.factors, features.means, n_lists=lists or None, seed=seed)
+                _save_lists(own, folder)
+                n_lists = len(own)
+            # Scores, as much again for what the regression leaves of them, vectors in float32, and means.
+            width, wide = len(anchors.anchor_queries), features.means.itemsize
+            per_item = 2 * width * wide + (0 if vectors is None else vectors.shape[1] * 4) + wide
+            compression = Compression(
+                rank=min(rank, len(features.anchors)),
+                storage=storage,
+                bytes_before=len(anchors.items) * per_item,
+                bytes_after=features.nbytes,
+                k=k,
+                budget=budget,
+                queries=len(lost),
+                recall_before=float(before.mean()),
+                recall_after=float(after.mean()),
+                lost=float(lost.mean()),
+                low=float(lost.mean()) - margin,
+                high=float(lost.mean()) + margin,
+                items=n_measured,
+                lists=n_lists,
+                probed=tuple(
+                    Probed(
+                        probe=max(1, round(share * n_lists)),
+                        share=share,
+                        recall=float(recall.mean()),
+                        lost=float((after - recall).mean()),
+                        margin=_margin(after - recall),
+                    )
+                    for share, recall in by_share.items()
+                ),
+            )
+            _save(features, folder, settings=_belongs_to(path) | {"compression": asdict(compression)})
+            write_checksums(folder)
+            # The mapping goes first: a file that is mapped cannot be renamed everywhere.
+            del features
+            _remove(path)
+            folder.rename(path / COMPRESSED)
     return compression
+
+
+class KeyedItems:
+    """Items whose random keys are at hand, so that nobody has to read all ids to make them."""
+
+    def __init__(self, items: Items, keys: KeyArray) -> None:
+        self._items = items
+        self.keys = keys
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """The ids by position."""
+        return self._items.ids
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def at(self, positions: Iterable[int]) -> list[Item]:
+        """The items at these positions, in that order."""
+        return self._items.at(positions)
+
+    def positions(self, ids: Iterable[str]) -> IntArray:
+        """The positions of these ids, in that order."""
+        return self._items.positions(ids)
+
+
+class ItemVectors:
+    """A dense first stage's vectors in the order of an index, read when asked for."""
+
+    def __init__(self, dense: Dense, order: IntArray | None) -> None:
+        self._dense = dense
+        self._order = order
+
+    @classmethod
+    def of(cls, dense: Dense, items: Items) -> ItemVectors | None:
+        """The vectors of these items; None where some have none."""
+        if len(dense.ids) != len(items):
+            return None
+        # By their keys, which take a tenth of the memory of ids.
+        ours, theirs = items.keys, item_keys(dense.ids)
+        if np.array_equal(ours, theirs):
+            return cls(dense, None)
+        mine, others = np.argsort(ours), np.argsort(theirs)
+        if not np.array_equal(ours[mine], theirs[others]):
+            return None
+        order = np.empty(len(ours), dtype=np.intp)
+        order[mine] = others
+        return cls(dense, order)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Items and dimensions."""
+        return self._dense.shape
+
+    def rows(self, positions: IntArray) -> FloatArray:
+        """The vectors at these positions of the index, float32."""
+        return self._dense.rows(positions if self._order is None else self._order[positions])
+
+    def are_those_of(self, first: Retriever | None) -> bool:
+        """Whether this first stage searches these vectors."""
+        return self._dense is first
+
+    def retriever(self, positions: IntArray, ids: Sequence[str]) -> Dense:
+        """A first stage of the items at these positions alone, which have these ids."""
+        return Dense.from_embeddings(ids, self.rows(positions), encoder=self._dense.open_encoder())
 
 
 def is_compressed(path: Path) -> bool:
@@ -140,6 +272,8 @@ def read_features(path: Path, anchors: AnchorScores) -> Features:
     if features is None:
         raise IndexMismatch(f"{folder} was made when the index had another {' and another '.join(other)}. {remedy}")
     counts = {len(features.means), *(part.shape[0] for part in features.factors.parts)}
+    counts |= set() if features.keys is None else {len(features.keys)}
+    counts |= set() if features.lists is None else {len(features.lists.positions)}
     if counts != {len(anchors.items)} or len(features.trust) != len(anchors.anchor_queries):
         raise DamagedIndex(f"{folder} holds {counts} rows for {len(anchors.items)} items. {remedy}")
     return features
@@ -148,33 +282,70 @@ def read_features(path: Path, anchors: AnchorScores) -> Features:
 def drop_features(path: Path) -> bool:
     """Remove compressed features from an index folder; False where there were none."""
     with locked(path):
+        _remove_unfinished(path)
         return _remove(path)
+
+
+def _margin(differences: FloatArray) -> float:
+    """Of a 95 % interval around their mean."""
+    return float(1.96 * differences.std(ddof=1) / len(differences) ** 0.5)
+
+
+def _check(anchors: AnchorScores, *, rank: int, storage: Storage, k: int, budget: int, lists: int | None) -> None:
+    """Refuse before the work what could not be done after it."""
+    if lists is not None:
+        require("faiss", extra="faiss")
+        if not 0 <= lists <= len(anchors.items):
+            raise InputError(f"lists are at most as many as the items, {len(anchors.items)}; got {lists}.")
+    check_k(k)
+    Budget(calls=budget, rounds=1).check_k(k)
+    check_storage(storage)
+    if rank < 1:
+        raise InputError(f"rank is at least 1; got {rank}.")
+    if len(anchors.anchor_queries) < FEWEST_ANCHORS:
+        raise InputError(
+            f"What compression costs is measured on held-out anchor queries, and takes {FEWEST_ANCHORS} of them or "
+            f"more; this index has {len(anchors.anchor_queries)}."
+        )
 
 
 def _recalls(
     anchors: AnchorScores,
     *,
-    gaussian: Gaussian,
+    vectors: RowSource | None,
+    embed_queries: EmbedQueries | None,
     first: Retriever | None,
     settings: GaussianSettings,
     rank: int,
     storage: Storage,
     k: int,
     budget: int,
+    lists: int | None,
     queries: int,
     seed: int,
-) -> tuple[FloatArray, FloatArray]:
-    """Top-k-Recall of each held-out anchor query, with the features as they are and compressed."""
+) -> tuple[FloatArray, FloatArray, dict[float, FloatArray], int]:
+    """Top-k-Recall of each held-out anchor query: features as they are, compressed, and by the share of lists probed.
+
+    The last is among how many items.
+    """
     keys = item_keys(query.id for query in anchors.anchor_queries)
     draws = uniform(stream_key(seed, "held out"), keys)
     held_out = np.sort(best_positions(draws, min(queries, len(keys) // 2), keys=keys))
     kept = np.setdiff1d(np.arange(len(keys)), held_out)
-    rest = AnchorTable(
-        anchors.items, tuple(anchors.anchor_queries[at] for at in kept), np.ascontiguousarray(anchors.matrix[:, kept])
-    )
+    sample = _sample(anchors, seed=seed)
+    items: Items = anchors.items
+    if len(sample) < len(items):
+        share, items = len(sample) / len(items), ItemList(items.at(sample.tolist()))
+        if isinstance(vectors, ItemVectors) and vectors.are_those_of(first):
+            first = vectors.retriever(sample, items.ids)
+        elif first is not None:
+            first = _Among(first, items.ids, share=share)
+    scores = rows_at(anchors, sample)
+    rest = AnchorTable(items, tuple(anchors.anchor_queries[at] for at in kept), np.ascontiguousarray(scores[:, kept]))
     asked = [anchors.anchor_queries[at] for at in held_out]
-    exact = np.ascontiguousarray(anchors.matrix[:, held_out].T)
-    scorer = MatrixScorer(asked, anchors.items.ids, exact)
+    exact = np.ascontiguousarray(scores[:, held_out].T)
+    del scores
+    scorer = MatrixScorer(asked, items.ids, exact)
     wanted = min(k, exact.shape[1])
     thresholds = np.partition(exact, -wanted, axis=1)[:, -wanted]
 
@@ -193,9 +364,47 @@ def _recalls(
         found = [int((own.scores >= worst).sum()) for own, worst in zip(hits, thresholds, strict=True)]
         return np.asarray(np.minimum(found, wanted) / wanted)
 
+    embeddings = None if vectors is None else vectors.rows(sample).astype(np.float32, copy=False)
+    gaussian = Gaussian(embeddings=embeddings, embed_queries=embed_queries)
     features = gaussian.compressed(rest, rank=rank, storage=storage)
-    compressed = Gaussian(embed_queries=gaussian.embed_queries, features=features)
-    return recalls(gaussian), recalls(compressed)
+    compressed = Gaussian(embed_queries=embed_queries, features=features)
+    before, after, by_share = recalls(gaussian), recalls(compressed), {}
+    if lists is not None:
+        # Of fewer items, fewer lists: as many items to a list, and the same share of them probed.
+        n_lists = round(lists * len(sample) / len(anchors.items)) if lists else round(len(sample) ** 0.5)
+        own = ItemLists.of(features.factors, features.means, n_lists=max(1, n_lists), seed=seed)
+        listed = Gaussian(embed_queries=embed_queries, features=replace(features, lists=own))
+        by_share = {share: recalls(listed.probing(max(1, round(share * len(own))))) for share in _SHARES}
+    return before, after, by_share, len(sample)
+
+
+def _sample(anchors: AnchorScores, *, seed: int) -> IntArray:
+    """Positions of the items to measure among, in order: all, or as many as fit into memory several times."""
+    n_items, most = len(anchors.items), max(1, _SCORES_TO_MEASURE_BY // len(anchors.anchor_queries))
+    if n_items <= most:
+        return np.arange(n_items)
+    draws = uniform(stream_key(seed, "measured"), anchors.items.keys)
+    return np.sort(np.argpartition(draws, most)[:most])
+
+
+class _Among:
+    """A first stage's answers among some of the items that it knows: it is asked for so many more."""
+
+    def __init__(self, first: Retriever, ids: Sequence[str], *, share: float) -> None:
+        self._first = first
+        self._ids = frozenset(ids)
+        self._share = share
+        self.name = getattr(first, "name", "first")
+
+    def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
+        """At most k hits per query; now and then fewer, where chance left few of them among its best."""
+        # Half as many again, and some: of so many, k are among the items nearly always.
+        found = self._first.search(queries, int(1.5 * k / self._share) + 100)
+        kept = [[rank for rank, id_ in enumerate(hits.ids) if id_ in self._ids][:k] for hits in found]
+        return [
+            Hits(query=hits.query, ids=tuple(hits.ids[rank] for rank in ranks), scores=hits.scores[ranks])
+            for hits, ranks in zip(found, kept, strict=True)
+        ]
 
 
 class _Remembered:
@@ -224,20 +433,37 @@ def _belongs_to(path: Path) -> dict[str, Any]:
     }
 
 
-def _write(features: Features, path: Path, *, compression: Compression) -> None:
-    unfinished = path / f".{COMPRESSED}.{uuid.uuid4().hex}.unfinished"
-    with locked(path):
-        for left_over in path.glob(f".{COMPRESSED}.*.unfinished"):
-            shutil.rmtree(left_over)
-        unfinished.mkdir()
-        try:
-            _save(features, unfinished, settings=_belongs_to(path) | {"compression": asdict(compression)})
-            write_checksums(unfinished)
-        except OSError:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            raise
-        _remove(path)
-        unfinished.rename(path / COMPRESSED)
+@contextlib.contextmanager
+def _unfinished(path: Path) -> Iterator[Path]:
+    """A hidden folder to write into; gone, unless renamed, when it is left."""
+    _remove_unfinished(path)
+    folder = path / f".{COMPRESSED}.{uuid.uuid4().hex}.unfinished"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_unfinished(path: Path) -> None:
+    """What was left by one that was killed is as large as what it would have made."""
+    for left_over in path.glob(f".{COMPRESSED}.*.unfinished"):
+        shutil.rmtree(left_over)
+
+
+def _on_disk(folder: Path) -> Room:
+    """Room in .npy files of a folder, written as it is filled."""
+
+    def room(name: str, shape: tuple[int, ...], dtype: str) -> Any:
+        file = folder / f"{name}.npy"
+        rows = np.lib.format.open_memmap(file, mode="w+", dtype=np.dtype(dtype), shape=shape)
+        # A full disk is an error here; met when a mapped page is written, it would end the process.
+        if hasattr(os, "posix_fallocate"):
+            with file.open("r+b") as opened:
+                os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
+        return rows
+
+    return room
 
 
 def _remove(path: Path) -> bool:
@@ -251,19 +477,16 @@ def _remove(path: Path) -> bool:
 
 
 def _save(features: Features, folder: Path, *, settings: dict[str, Any]) -> None:
+    """Write what does not grow with the items; the rest is there."""
     factors = features.factors
     arrays = {
         "scale_scores": features.scale.scores,
         "scale_rarities": features.scale.rarities,
-        "means": features.means,
         "trust": features.trust,
         "anchor_vectors": features.anchor_vectors,
         "centre": factors.centre,
         "mixing": factors.mixing,
     }
-    for number, part in enumerate(factors.parts):
-        assert isinstance(part, PackedRows)
-        arrays |= {f"part{number}": part.values, f"part{number}_scales": part.scales}
     for name, array in arrays.items():
         if array is not None:
             np.save(folder / f"{name}.npy", array)
@@ -272,25 +495,35 @@ def _save(features: Features, folder: Path, *, settings: dict[str, Any]) -> None
     (folder / _SETTINGS).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
+def _save_lists(lists: ItemLists, folder: Path) -> None:
+    for name in _LISTS:
+        np.save(folder / f"lists_{name}.npy", getattr(lists, name))
+
+
 def _arrays(folder: Path, settings: dict[str, Any], anchors: AnchorScores) -> Features:
     def array(name: str, *, mapped: bool = False) -> Any:
         file = folder / f"{name}.npy"
         return np.load(file, mmap_mode="r" if mapped else None)
 
-    def optional(name: str) -> Any:
-        return array(name) if (folder / f"{name}.npy").exists() else None
+    def optional(name: str, *, mapped: bool = False) -> Any:
+        return array(name, mapped=mapped) if (folder / f"{name}.npy").exists() else None
 
     parts = [
-        PackedRows(array(f"part{number}", mapped=True), optional(f"part{number}_scales"))
+        PackedRows(array(f"part{number}", mapped=True), optional(f"part{number}_scales", mapped=True))
         for number in range(settings["n_parts"])
     ]
     return Features(
         anchors=tuple(query.id for query in anchors.anchor_queries),
         scale=ScoreScale(array("scale_scores"), array("scale_rarities")),
-        means=array("means"),
+        means=array("means", mapped=True),
         factors=ItemFactors(parts, array("centre"), mixing=optional("mixing"), leading=bool(settings["leading"])),
         anchor_vectors=optional("anchor_vectors"),
         trust=array("trust"),
         variance=float(settings["variance"]),
         embedding_variance=float(settings["embedding_variance"]),
+        # Absent from what was compressed before keys were kept.
+        keys=optional("keys", mapped=True),
+        lists=ItemLists(*(array(f"lists_{name}", mapped=name == "positions") for name in _LISTS))
+        if (folder / "lists_starts.npy").exists()
+        else None,
     )

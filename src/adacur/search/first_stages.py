@@ -6,11 +6,14 @@ import errno
 import functools
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from adacur.core.arrays import IntArray
 from adacur.core.errors import InputError, StorageFull, UnknownName
 from adacur.core.extras import require
 from adacur.core.protocols import Items, Retriever, SavedRetriever
@@ -23,6 +26,8 @@ __all__ = [
     "FirstStage",
     "add_first_stages",
     "check_first_stages",
+    "check_first_stages_follow",
+    "follow_first_stages",
     "needs_encoder",
     "open_first_stages",
     "save_first_stage",
@@ -90,6 +95,49 @@ def save_first_stage(stage: SavedRetriever, path: Path, *, name: str | None = No
     _write(lambda folder: stage, path, name=name or stage.name)
 
 
+def check_first_stages_follow(stages: Iterable[Retriever]) -> None:
+    """Refuse to add items where a first stage could not take them in, before anything is paid for."""
+    for stage in stages:
+        if isinstance(stage, Dense | MultiVector):
+            stage.open_encoder()
+
+
+def follow_first_stages(
+    stages: Mapping[str, Retriever], *, old: Path, home: Path, items: Items, new: Collection[str], progress: bool
+) -> list[str]:
+    """Write the first stages of a version, given those of the one before it in `old`; the names.
+
+    BM25 and TF-IDF weigh words by all items, so they are built anew, with the same settings. Vectors are copied, and
+    only those of `new` ids are made.
+    """
+    for name, stage in stages.items():
+        folder = home / "first" / name
+        folder.mkdir(parents=True)
+        settings = read_settings(old / "first" / name)
+        if isinstance(stage, Dense | MultiVector):
+            live = set(items.ids)
+            keep = [id_ for id_ in stage.ids if id_ in live and id_ not in new]
+            added = np.flatnonzero([id_ in new for id_ in items.ids])
+            file = "embeddings.npy" if isinstance(stage, Dense) else "tokens.f16"
+            stage.updated(
+                keep=keep, new=_every(items, added), path=folder / file, progress=progress and bool(len(added))
+            ).save(folder)
+        elif isinstance(stage, BM25):
+            BM25.build(_every(items), stemmer=settings["stemmer"], stopwords=settings["stopwords"]).save(folder)
+        elif isinstance(stage, TfIdf):
+            TfIdf.build(
+                _every(items),
+                analyzer=settings["analyzer"],
+                ngrams=tuple(settings["ngrams"]),
+                stopwords=settings["stopwords"],
+                sublinear=settings["sublinear"],
+            ).save(folder)
+        else:
+            raise InputError(f"A first stage of the kind {type(stage).__name__} cannot follow a change of items.")
+        write_checksums(folder)
+    return list(stages)
+
+
 def open_first_stages(path: Path, *, encoder: Any = None) -> Mapping[str, Callable[[], Retriever]]:
     """How to open each first stage of an index folder."""
     return {folder.name: functools.partial(_opened, folder, encoder) for folder in first_stage_folders(path)}
@@ -127,7 +175,8 @@ def _opened(folder: Path, encoder: Any) -> Retriever:
     return load_retriever(folder, encoder=encoder) if is_encoded else load_retriever(folder)
 
 
-def _every(items: Items) -> Iterable[Item]:
+def _every(items: Items, positions: Sequence[int] | IntArray | None = None) -> Iterable[Item]:
     block = 1024
-    for start in range(0, len(items), block):
-        yield from items.at(range(start, min(start + block, len(items))))
+    positions = range(len(items)) if positions is None else positions
+    for start in range(0, len(positions), block):
+        yield from items.at(map(int, positions[start : start + block]))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
+from adacur.approximation.gaussian import rows_at
 from adacur.approximation.score_scale import ScoreScale
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import InputError
@@ -40,12 +42,19 @@ class Fusion:
     @classmethod
     def fit(cls, anchors: AnchorScores, *, weight: float) -> Fusion:
         """The scale is that of these anchor scores, so that a weight means the same on every index."""
-        if not anchors.matrix.shape[1]:
+        n_anchors = len(anchors.anchor_queries)
+        if not n_anchors:
             raise InputError(
                 "fuse weighs exact scores by how rare they are among the anchor scores, and this index has no anchor "
                 "queries. Build it with some, or leave fuse out."
             )
-        return cls(weight, ScoreScale.fit(anchors.matrix, keys=anchors.items.keys, rarest=_RAREST))
+        sample = ScoreScale.sample(anchors.items.keys, n_anchors=n_anchors)
+        return cls(weight, ScoreScale.of(rows_at(anchors, sample), rarest=_RAREST))
+
+    @classmethod
+    def of(cls, scores: FloatArray, *, weight: float) -> Fusion:
+        """The same, from the anchor scores that a scale is made from."""
+        return cls(weight, ScoreScale.of(scores, rarest=_RAREST))
 
     def values(
         self, exact: FloatArray, positions: IntArray, *, listed: IntArray, listed_scores: FloatArray
@@ -60,9 +69,10 @@ def as_fusion(fuse: float | Fusion | None, index: Collection) -> Fusion | None:
         return None
     if isinstance(fuse, Fusion):
         return fuse
-    if not isinstance(index, AnchorScores):
+    # Not asked by the protocol: before Python 3.12 that would read the whole matrix.
+    if not hasattr(index, "anchor_queries"):
         raise InputError("A weight to fuse with needs an index with anchor scores, which give it its scale.")
-    return Fusion.fit(index, weight=fuse)
+    return Fusion.fit(cast("AnchorScores", index), weight=fuse)
 
 
 def listed_by(first: Hits, items: Items, *, allowed: BoolArray) -> tuple[IntArray, FloatArray]:

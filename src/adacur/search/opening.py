@@ -14,13 +14,17 @@ from adacur.core.protocols import Scorer, ScorerCard
 from adacur.core.records import Item, Query
 from adacur.core.spelling import did_you_mean
 from adacur.data import fetch, names, pseudo_queries
-from adacur.index import Drift, IndexFolder, Progress, build_scores, check_scorer, is_finished
+from adacur.index import Drift, IndexFolder, build_scores, check_scorer, is_finished
 from adacur.retrievers import bge_small
 from adacur.scorers import Cached
 from adacur.scorers import scorer as opened_scorer
-from adacur.search.anchor_index import AnchorIndex
+from adacur.search.anchor_index import AnchorIndex, Reopen
 from adacur.search.compression import Compression
 from adacur.search.first_stages import FirstStage, add_first_stages, check_first_stages, open_first_stages
+from adacur.search.living import ScoringBar
+from adacur.search.search_log import SearchLog
+from adacur.search.sharded import Shards, open_shards
+from adacur.search.sparse_build import RANDOM_SHARE, build_sparse, check_not_sparse, check_sparse
 from adacur.search.tuning import FEWEST_QUERIES
 
 __all__ = ["build", "compress", "encoder", "load", "scorer"]
@@ -80,6 +84,11 @@ def build(
     progress: bool = True,
     cache: str | Path | None = None,
     tune: bool = True,
+    sparse: float | None = None,
+    random_share: float = RANDOM_SHARE,
+    engine: str = "local",
+    address: str | None = None,
+    workers: int | None = None,
 ) -> AnchorIndex:
     """Score every item against every anchor query, keep the scores in a folder, and open it.
 
@@ -91,32 +100,62 @@ def build(
     "bm25", "dense" (with `encoder`), or objects. `cache` is the file of a score cache (`Cached`) to ask first.
     A new index is tuned at the end, quickly, for the best 10 within 100 calls; `tune=False` leaves that out, and so
     does an index of more than 100 million scores, which would have to be held in memory for it.
+
+    With `sparse`, a number of items or a share of them such as .05, each anchor query is scored against so many items
+    only: its best under the dense first stage, which is then needed, and a `random_share` of them at random. The
+    other scores are predicted. Such an index is not tuned: its anchor queries' true best are not known.
+
+    `workers` processes score side by side, here or, with `engine="ray"`, on the Ray cluster at `address`; without an
+    address Ray is started on this machine. A function comes from a module that they can import or, on Ray, may be a
+    closure; `path` is a place that all nodes share.
     """
     dual = _open_encoder(encoder)
     check_first_stages(first, encoder=dual)
+    if sparse is not None:
+        check_sparse(first, engine=engine, address=address, workers=workers)
     opened = _cached(_open_scorer(scorer), cache)
     was_finished = is_finished(path)
     if isinstance(anchor_queries, int):
         items = list(items)
         anchor_queries = pseudo_queries(items, anchor_queries, seed=seed)
-    bar = _Bar() if progress else None
+    bar = ScoringBar() if progress else None
     try:
-        folder = build_scores(
-            items,
-            anchor_queries,
-            scorer=opened,
-            path=path,
-            dtype=dtype,
-            block_items=block_items,
-            seed=seed,
-            progress=bar.show if bar else None,
-        )
+        if sparse is not None:
+            folder = build_sparse(
+                items,
+                anchor_queries,
+                scorer=opened,
+                path=path,
+                sparse=sparse,
+                random_share=random_share,
+                first=first,
+                encoder=dual,
+                dtype=dtype,
+                seed=seed,
+                progress=bar.show if bar else None,
+                show_encoding=progress,
+            )
+        else:
+            check_not_sparse(path)
+            folder = build_scores(
+                items,
+                anchor_queries,
+                scorer=opened,
+                path=path,
+                dtype=dtype,
+                block_items=block_items,
+                seed=seed,
+                progress=bar.show if bar else None,
+                engine=engine,
+                address=address,
+                workers=workers,
+            )
     finally:
         if bar:
             bar.close()
-    add_first_stages(first, items=folder.items, path=Path(path), encoder=dual, progress=progress)
-    index = _opened(folder, scorer=opened, encoder=dual, check=was_finished)
-    if tune and not was_finished and len(index) * len(index.anchor_queries) <= _SCORES_TO_TUNE_BY:
+    add_first_stages(first, items=folder.items, path=folder.path, encoder=dual, progress=progress)
+    index = _opened(folder, scorer=opened, encoder=dual, check=was_finished, built=not was_finished)
+    if tune and sparse is None and not was_finished and len(index) * len(index.anchor_queries) <= _SCORES_TO_TUNE_BY:
         _tune_quickly(index, seed=seed)
     return index
 
@@ -135,6 +174,9 @@ def load(
     check: bool = True,
     cache: str | Path | None = None,
     device: str | None = None,
+    log: str | Path | None = None,
+    shards: int | None = None,
+    address: str | None = None,
 ) -> AnchorIndex:
     """Open an index folder.
 
@@ -148,10 +190,30 @@ def load(
 
     `device`, e.g. "cuda", is where "gaussian" searches keep the items' features and predict, by torch's name of it;
     by default numpy does that.
+
+    `log` is the file of a `SearchLog`: what every search pays for is written there, with the text of its query, for
+    `adacur.refresh` to make anchor queries of. Without it nothing is.
+
+    `shards` spreads the items over so many Ray actors (`pip install 'adacur[ray]'`), on the cluster at `address` or on
+    this machine; each reads only its own part of the folder, which all machines must see under the same path. Searches
+    find the same as without. Such an index searches and does nothing else; close it to end the actors.
     """
+    if address is not None and shards is None:
+        raise InputError(f"address is where shards are held; give shards=… too. Got address={address!r}.")
     folder = IndexFolder.open(path)
+    # A file that is no log is told before a search is paid for.
+    kept = None if log is None else SearchLog(log)
     opened = None if scorer is None else _cached(_open_as_built(scorer, folder.manifest.scorer), cache)
-    return _opened(folder, scorer=opened, encoder=_open_encoder(encoder), check=check, cache=cache, device=device)
+    dual = _open_encoder(encoder)
+    spread = None if shards is None else open_shards(folder, shards=shards, address=address, device=device)
+    try:
+        return _opened(
+            folder, scorer=opened, encoder=dual, check=check, cache=cache, device=device, log=kept, shards=spread
+        )
+    except BaseException:
+        if spread is not None:
+            spread.close()
+        raise
 
 
 def compress(
@@ -161,12 +223,13 @@ def compress(
     storage: Storage = "int8",
     k: int = 10,
     budget: int = 100,
+    lists: int | None = None,
     encoder: Any = None,
     seed: int = 0,
 ) -> Compression:
     """Make the index in a folder searchable in less memory, as `AnchorIndex.compress` explains."""
     with load(path, encoder=encoder) as index:
-        return index.compress(rank=rank, storage=storage, k=k, budget=budget, seed=seed)
+        return index.compress(rank=rank, storage=storage, k=k, budget=budget, lists=lists, seed=seed)
 
 
 # `build` and `load` take arguments of these names.
@@ -182,16 +245,27 @@ def _opened(
     check: bool,
     cache: str | Path | None = None,
     device: str | None = None,
+    built: bool = False,
+    log: SearchLog | None = None,
+    shards: Shards | None = None,
 ) -> AnchorIndex:
     drift = check_scorer(folder, scorer) if scorer is not None and check else None
+
+    def named_scorer(version: IndexFolder) -> tuple[Scorer, Drift | None]:
+        return _named_scorer(version, check=check, cache=cache)
+
     return AnchorIndex(
         folder,
-        scorer=functools.partial(_named_scorer, folder, check=check, cache=cache) if scorer is None else scorer,
-        first=open_first_stages(folder.path, encoder=encoder),
+        scorer=functools.partial(named_scorer, folder) if scorer is None else scorer,
+        first=open_first_stages(folder.home, encoder=encoder),
         card=folder.manifest.scorer,
         path=folder.path,
         drift=drift,
         device=device,
+        reopen=Reopen(scorer=named_scorer, first=lambda version: open_first_stages(version.home, encoder=encoder)),
+        recognised=check or built,
+        log=log,
+        shards=shards,
     )
 
 
@@ -229,22 +303,3 @@ def _named_scorer(folder: IndexFolder, *, check: bool, cache: str | Path | None)
         ) from error
     drift = check_scorer(folder, opened) if check else None
     return _cached(opened, cache), drift
-
-
-class _Bar:
-    """A progress bar over pairs, with pairs per second and time left."""
-
-    def __init__(self) -> None:
-        self._bar: Any = None
-
-    def show(self, progress: Progress) -> None:
-        from tqdm import tqdm
-
-        if self._bar is None:
-            done = progress.pairs_done
-            self._bar = tqdm(total=progress.pairs, initial=done, unit=" pairs", unit_scale=True, desc="scoring")
-        self._bar.update(progress.pairs_done - self._bar.n)
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()

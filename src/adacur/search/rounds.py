@@ -19,9 +19,10 @@ from adacur.core.scores import check_scores
 from adacur.core.seeds import stream_key
 from adacur.scorers.asking import asking
 from adacur.scorers.grid import ascore
-from adacur.search.adaptive import RANKS_THAT_COUNT, AdaptiveSearch
+from adacur.search.adaptive import AdaptiveSearch
 from adacur.search.fusion import LISTED, listed_by
 from adacur.search.plan import Filter, Plan
+from adacur.search.prospects import RANKS_THAT_COUNT, LocalProspects, Prospects, Wish
 
 __all__ = ["asearch", "asearch_iter", "search", "search_iter"]
 
@@ -30,6 +31,8 @@ __all__ = ["asearch", "asearch_iter", "search", "search_iter"]
 _PREDICTIONS_AT_ONCE = 50_000_000
 _PAIRS_AT_ONCE = 200_000
 _SQUARES_AT_ONCE = 25_000_000
+# Where features are fetched from shards, those of the scored items are kept here.
+_ROWS_AT_ONCE = 20_000
 _ITEMS_PER_FILTER_BLOCK = 4096
 _SHARE_OF_TIME_LEFT = 0.8
 
@@ -105,6 +108,8 @@ def _start(plan: Plan, queries: Sequence[Query | str], k: int) -> Iterator[_Lock
     calls = min(plan.calls, n_items)
     together = min(_PAIRS_AT_ONCE // calls, _PREDICTIONS_AT_ONCE // n_items)
     together = max(1, min(together, _SQUARES_AT_ONCE // calls**2) if plan.approximator else together)
+    if plan.shards is not None:
+        together = max(1, min(together, _ROWS_AT_ONCE // calls))
     for start in range(0, len(asked), together):
         yield _LockStep(plan, asked[start : start + together], k, allowed=allowed, started=started)
 
@@ -121,12 +126,13 @@ class _LockStep:
             plan.approximator.begin(plan.anchors, queries) if plan.approximator and plan.anchors else None
         )
         asked_first_stage = time.monotonic()
-        affordable = min(plan.calls, int(allowed.sum()))
+        n_allowed = len(allowed) if plan.filter is None else int(np.count_nonzero(allowed))
+        affordable = min(plan.calls, n_allowed)
         wanted = plan.pool or (affordable if plan.first_share else plan.batch_sizes(affordable)[0])
         if plan.first_weight:
-            wanted = max(wanted, min(RANKS_THAT_COUNT, int(allowed.sum())))
+            wanted = max(wanted, min(RANKS_THAT_COUNT, n_allowed))
         if plan.fuse:
-            wanted = max(wanted, min(LISTED, int(allowed.sum())))
+            wanted = max(wanted, min(LISTED, n_allowed))
         self._first_scores: list[FloatArray] = []
         if plan.first is None:
             candidates = [np.empty(0, dtype=np.intp) for _ in queries]
@@ -136,24 +142,22 @@ class _LockStep:
                 self._first_scores = [listed_by(hits, plan.items, allowed=allowed)[1] for hits in found]
         self._candidates = candidates
         first_stage_seconds = time.monotonic() - asked_first_stage
-        own = [allowed] * len(queries)
+        self._prospects = prospects = self._all_prospects(allowed)
         if plan.pool is not None:
-            own = [self._pooled(query, found, allowed) for query, found in zip(queries, candidates, strict=True)]
+            self._limit_to_pool(plan.pool)
         self._search = AdaptiveSearch(
             queries,
             candidates=candidates,
-            allowed=own,
+            prospects=prospects,
             batch_sizes=[
                 plan.batch_sizes(affordable) if affordable else ()
-                for affordable in (min(plan.calls, int(mask.sum())) for mask in own)
+                for affordable in (min(plan.calls, prospects.n_left(query)) for query in range(len(queries)))
             ],
-            keys=plan.items.keys,
             seed=plan.seed,
             approximation=self._approximation,
             acquisition=plan.acquisition,
             same_first_for_all=plan.same_first_for_all,
             first_share=plan.first_share,
-            first_weight=plan.first_weight,
             k=k,
             stop_when=plan.stop_when,
             keep_predictions=plan.keep_predictions,
@@ -213,7 +217,7 @@ class _LockStep:
         self.has_answered = True
         precise = None
         if self._plan.approximate_scores and self._approximation is not None:
-            precise = self._approximation.predict_precisely()
+            precise = self._prospects.predict_precisely()
         settings = self._plan.settings()
         found = []
         for index, query in enumerate(self._queries):
@@ -242,21 +246,42 @@ class _LockStep:
         fused = self._plan.fuse.values(
             scores, positions, listed=self._candidates[index], listed_scores=self._first_scores[index]
         )
-        order = best_positions(fused, self._k, keys=self._plan.items.keys[positions])
+        order = best_positions(fused, self._k, keys=self._prospects.keys_at(positions))
         return positions[order], scores[order], rounds[order], fused[order]
 
-    def _pooled(self, query: Query, found: IntArray, allowed: BoolArray) -> BoolArray:
+    def _all_prospects(self, allowed: BoolArray) -> Prospects:
+        plan, n_queries = self._plan, len(self._queries)
+        if plan.shards is not None:
+            return plan.shards.prospects(
+                self._candidates,
+                allowed=None if plan.filter is None else allowed,
+                approximation=self._approximation,
+                first_weight=plan.first_weight,
+            )
+        return LocalProspects(
+            [allowed] * n_queries,
+            keys=plan.items.keys,
+            approximation=self._approximation,
+            first_weight=plan.first_weight,
+        )
+
+    def _limit_to_pool(self, size: int) -> None:
         """The first stage's best, topped up at random like any first stage that returns too few."""
-        assert self._plan.pool is not None
-        pool = found[: self._plan.pool]
-        rest = allowed.copy()
-        rest[pool] = False
-        stream = stream_key(self._plan.seed, "pool", query.id)
-        keys = self._plan.items.keys
-        more = Uniform().choose(np.empty(0), unscored=rest, n=self._plan.pool - len(pool), keys=keys, stream=stream)
-        mask = np.zeros(len(allowed), dtype=np.bool_)
-        mask[np.concatenate([pool, more])] = True
-        return mask
+        pools = [found[:size] for found in self._candidates]
+        wishes = [
+            Wish(
+                number,
+                size - len(pool),
+                acquisition=Uniform(),
+                stream=stream_key(self._plan.seed, "pool", query.id),
+                without=pool,
+            )
+            for number, (query, pool) in enumerate(zip(self._queries, pools, strict=True))
+            if len(pool) < size
+        ]
+        for wish, more in zip(wishes, self._prospects.choose(wishes) if wishes else (), strict=True):
+            pools[wish.query] = np.concatenate([pools[wish.query], more.positions])
+        self._prospects.limit(pools)
 
     def _tell(self) -> None:
         self._search.tell([np.array(scores) for scores in self._scores], seconds=self._round_seconds)
@@ -292,9 +317,10 @@ def _candidates(
 
 
 def _allowed_by(filter_: Filter | None, items: Items) -> BoolArray:
-    allowed = np.zeros(len(items), dtype=np.bool_)
     if filter_ is None:
-        return ~allowed
+        # One value seen many times: it takes no memory.
+        return np.broadcast_to(np.True_, len(items))
+    allowed = np.zeros(len(items), dtype=np.bool_)
     if isinstance(filter_, str):
         raise InputError("A filter is a function of an item or a collection of ids; got one text.")
     if callable(filter_):

@@ -6,7 +6,7 @@ from adacur.training.cross_encoder import CrossEncoderHead, train_cross_encoder
 from adacur.training.distillation import distill
 from adacur.training.dual_encoder import train_dual_encoder
 from adacur.training.fitting import Fitted
-from adacur.training.run_folder import check_may_write
+from adacur.training.run_folder import check_may_write, model_hash
 from adacur.training.settings import Precision, TrainingSettings
 from adacur.training.teacher_scores import TeacherScores
 from adacur.training.tower_options import Pooling, Towers
@@ -23,6 +23,7 @@ __all__ = [
     "TrainingSettings",
     "check_may_write",
     "distill",
+    "model_hash",
     "train_cross_encoder",
     "train_dual_encoder",
 ]

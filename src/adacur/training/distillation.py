@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
+from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import InputError
 from adacur.core.extras import require
 from adacur.core.protocols import Items
 from adacur.core.records import Item, ItemList, Query
 from adacur.scorers.checkpoints import checkpoint_folder
-from adacur.training.dual_encoder import first_stage_depth
+from adacur.training.dual_encoder import MinedNegatives, first_stage_depth
 from adacur.training.fitting import check_device, fit
-from adacur.training.judged_queries import learnt_and_held_out
+from adacur.training.judged_queries import JudgedQueries, learnt_and_held_out
 from adacur.training.run_folder import RunFolder, facts_of_base
 from adacur.training.settings import TrainingSettings
 from adacur.training.teacher_scores import TeacherScores
@@ -36,6 +36,8 @@ _BATCH_QUERIES = 4
 # The paper's: many items per query need fewer epochs.
 _EPOCHS, _EPOCHS_OF_MANY, _MANY_ITEMS = 10, 4, 100
 _BEST = 10
+# Of the student's own best items, beside the teacher's.
+_MINED = 100
 
 
 def distill(
@@ -48,7 +50,7 @@ def distill(
     pooling: Pooling | None = None,
     normalise: bool | None = None,
     scale: float | None = None,
-    temperature: float = 1.0,
+    temperature: float | None = None,
     settings: TrainingSettings | None = None,
     held_out: int | None = None,
     max_query_tokens: int | None = None,
@@ -56,12 +58,18 @@ def distill(
     device: str | None = None,
     progress: bool = False,
 ) -> Trained:
-    """Train a dual encoder to order items as a teacher does and write it to `folder`; a killed run goes on.
+    """Train a dual encoder to find what a teacher likes best and write it to `folder`; a killed run goes on.
 
-    The loss is the cross-entropy between softmax(teacher / temperature) and softmax(scale · dot product) over the items
-    that the teacher scored for a query. Checks search all items for held-out queries: "top10_recall@100", which says
-    what is best, is the share of the teacher's best 10 among the dual encoder's best 100 (of half of what was scored,
-    and of a tenth of all items, where these are fewer), beside the "held_out_loss".
+    The loss is the cross-entropy between equal shares for the teacher's best 10 items of a query (the better half of
+    what was scored, where that is less) and softmax(scale · dot product) over all items of the step: the query's own
+    others, those that the teacher scored for the other queries and, where it scored all items, the 100 best of the dual
+    encoder itself at the beginning of the epoch. With a `temperature` it is the paper's, between softmax(teacher /
+    temperature) and that of the dot products, over the query's own items.
+
+    Checks search all items for held-out queries: "top10_recall@100", which says what is best, is the share of the
+    teacher's best 10 among the dual encoder's best 100 (of half of what was scored, and of a tenth of all items, where
+    these are fewer), beside the "held_out_loss". Where no check is as good as the one before training, the base is what
+    is written, and `fitted.best_update` is 0.
 
     From a plain encoder as `base` comes the paper's DE^CE_BERT, from a trained dual encoder its DE^CE_base; other
     options are those of `train_dual_encoder`. Settings are the paper's: learning rate 1e-5, 10 epochs, or 4 where a
@@ -77,7 +85,7 @@ def distill(
         max_query_tokens=max_query_tokens,
         max_item_tokens=max_item_tokens,
     )
-    if not 0 < temperature < float("inf"):
+    if temperature is not None and not 0 < temperature < float("inf"):
         raise InputError(f"temperature is a number above 0; got {temperature!r}.")
     held: Items = ItemList(items) if isinstance(items, Iterable) else items
     _check_positions(teacher, held)
@@ -91,7 +99,7 @@ def distill(
     base_folder = checkpoint_folder(base)
     made_from = {
         "trains": "distilled dual-encoder",
-        **facts_of_base(base, base_folder),
+        **facts_of_base(base, base_folder, out=folder),
         "teacher": teacher.fingerprint,
         "items": _fingerprint(held),
         "held_out": len(kept),
@@ -111,27 +119,39 @@ def distill(
         learnt_queries, kept_queries = (
             model.tokens("query", [query.text for query in part.queries]) for part in (learnt, kept)
         )
-        best = min(_BEST, min(map(len, kept.positions)) // 2)
+        best = min(map(_n_best, kept.scores))
         depth = max(best, first_stage_depth(len(held)))
         watched = f"top{best}_recall@{depth}"
-        wanted = [
-            own[np.argsort(-scores, kind="stable")[:best]]
-            for own, scores in zip(kept.positions, kept.scores, strict=True)
-        ]
+        liked = [own[_best(scores, best)] for own, scores in zip(kept.positions, kept.scores, strict=True)]
 
         def check() -> Mapping[str, float]:
             vectors = model.vectors("query", kept_queries)
             found = in_tokens.nearest(vectors, depth)
-            shares = [np.isin(own, row).mean() for own, row in zip(wanted, found, strict=True)]
+            shares = [np.isin(own, row).mean() for own, row in zip(liked, found, strict=True)]
             losses = [
-                -float(probabilities(scores, temperature) @ log_probabilities(in_tokens.scores(vector, own)))
+                _held_out_loss(in_tokens.scores(vector), own, scores, temperature)
                 for vector, own, scores in zip(vectors, kept.positions, kept.scores, strict=True)
             ]
             return {watched: float(np.mean(shares)), "held_out_loss": float(np.mean(losses))}
 
+        mined = MinedNegatives(
+            JudgedQueries(learnt.queries, learnt.positions),
+            learnt_queries,
+            model,
+            in_tokens,
+            items=held,
+            first=None,
+            depth=_MINED,
+            refresh_every=1,
+            seed=settings.seed,
+            folder=run.state,
+            at_once=True,
+        )
+        # Of another teacher's list nobody knows what it lacks.
+        mines = teacher.of_all_items and temperature is None
         fitted = fit(
             model,
-            TeacherExamples(learnt, learnt_queries, in_tokens, temperature=temperature),
+            TeacherExamples(learnt, learnt_queries, in_tokens, mined=mined if mines else None, temperature=temperature),
             settings=settings,
             run=run,
             check=check,
@@ -140,34 +160,63 @@ def distill(
             progress=progress,
         )
         model.publish(run)
+        mined.forget()
         return Trained.write(run, fitted)
 
 
 class TeacherExamples:
-    """Per query the items that the teacher scored, and how likely each would be if its scores were logits."""
+    """Per query the items that the teacher scored, and how likely the student should find each."""
 
     def __init__(
-        self, teacher: TeacherScores, queries: TokenRows, in_tokens: TowerItems, *, temperature: float
+        self,
+        teacher: TeacherScores,
+        queries: TokenRows,
+        in_tokens: TowerItems,
+        *,
+        mined: MinedNegatives | None,
+        temperature: float | None,
     ) -> None:
         self._teacher, self._queries, self._in_tokens = teacher, queries, in_tokens
-        self._temperature = temperature
+        self._mined, self._temperature = mined, temperature
+        self._pools: Sequence[IntArray] | None = None
 
     def __len__(self) -> int:
         return len(self._teacher)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Nothing is drawn: every epoch shows the same."""
+        self._pools = None if self._mined is None else self._mined.pools(epoch)
 
     def __getitem__(self, place: int) -> int:
         return place
 
     def collate(self, places: list[int]) -> dict[str, Any]:
+        positions = [self._teacher.positions[place] for place in places]
+        targets = [wanted(self._teacher.scores[place], self._temperature) for place in places]
+        if self._pools is not None:
+            pools = [self._pools[place] for place in places]
+            positions = [np.concatenate(both) for both in zip(positions, pools, strict=True)]
+            targets = [np.append(own, np.zeros(len(pool))) for own, pool in zip(targets, pools, strict=True)]
         return self._in_tokens.step(
             self._queries,
             places,
-            [self._teacher.positions[place] for place in places],
-            [probabilities(self._teacher.scores[place], self._temperature) for place in places],
+            positions,
+            targets,
+            # None of the other queries' items is left out: what this query's own list lacks, it likes less.
+            not_against=[np.empty(0, np.intp)] * len(places) if self._temperature is None else None,
         )
+
+
+def wanted(scores: FloatArray, temperature: float | None) -> FloatArray:
+    """The probability of each of a query's items: the same for the best, or the softmax of the scores.
+
+    Scores have a scale of their own for every scorer; which items are the best ten has none.
+    """
+    if temperature is not None:
+        return probabilities(scores, temperature)
+    n = _n_best(scores)
+    shares = np.zeros(len(scores))
+    shares[_best(scores, n)] = 1 / n
+    return shares
 
 
 def probabilities(scores: FloatArray, temperature: float) -> FloatArray:
@@ -182,6 +231,21 @@ def log_probabilities(logits: FloatArray) -> FloatArray:
     return logarithms
 
 
+def _n_best(scores: FloatArray) -> int:
+    # All that a teacher scored would say nothing about order.
+    return min(_BEST, len(scores) // 2)
+
+
+def _best(scores: FloatArray, n: int) -> IntArray:
+    return np.argsort(-scores, kind="stable")[:n]
+
+
+def _held_out_loss(logits: FloatArray, own: IntArray, scores: FloatArray, temperature: float | None) -> float:
+    """The loss of one query, as if all items stood in its step."""
+    found = log_probabilities(logits)[own] if temperature is None else log_probabilities(logits[own])
+    return -float(wanted(scores, temperature) @ found)
+
+
 def paper_settings(teacher: TeacherScores) -> TrainingSettings:
     epochs = _EPOCHS if max(map(len, teacher.positions)) <= _MANY_ITEMS else _EPOCHS_OF_MANY
     return TrainingSettings(epochs=epochs, learning_rate=_LEARNING_RATE, batch_queries=_BATCH_QUERIES)
@@ -190,8 +254,11 @@ def paper_settings(teacher: TeacherScores) -> TrainingSettings:
 def _part(teacher: TeacherScores, queries: Sequence[Query]) -> TeacherScores:
     place_of = {query.id: place for place, query in enumerate(teacher.queries)}
     places = [place_of[query.id] for query in queries]
-    return TeacherScores(
-        queries, [teacher.positions[place] for place in places], [teacher.scores[place] for place in places]
+    return replace(
+        teacher,
+        queries=queries,
+        positions=[teacher.positions[place] for place in places],
+        scores=[teacher.scores[place] for place in places],
     )
 
 

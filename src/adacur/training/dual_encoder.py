@@ -20,7 +20,7 @@ from adacur.scorers.checkpoints import checkpoint_folder
 from adacur.training.candidates import hard_negatives, shown
 from adacur.training.fitting import check_device, fit
 from adacur.training.judged_queries import JudgedQueries, learning_data, with_equal_texts
-from adacur.training.run_folder import RunFolder, facts_of_base
+from adacur.training.run_folder import RunFolder, facts_of_base, facts_of_first
 from adacur.training.settings import TrainingSettings
 from adacur.training.token_rows import TokenRows
 from adacur.training.tower_options import Pooling, TowerOptions, Towers
@@ -90,10 +90,10 @@ def train_dual_encoder(
     base_folder = checkpoint_folder(base)
     made_from = {
         "trains": "dual-encoder",
-        **facts_of_base(base, base_folder),
+        **facts_of_base(base, base_folder, out=folder),
         "collection": data.name,
         "data": data.fingerprint,
-        "first": None if first is None else getattr(first, "name", type(first).__name__),
+        **facts_of_first(first),
         "negatives": negatives,
         "depth": depth,
         "refresh_every": refresh_every,
@@ -209,6 +209,7 @@ class MinedNegatives:
     """Per query, the best items that are not relevant, found anew every few epochs and kept in a file.
 
     So a killed run that goes on in the middle of an epoch reads what it was mined by the weights at its beginning.
+    Without a `first` there are none in the first epochs, unless they are to be mined `at_once`.
     """
 
     def __init__(
@@ -224,15 +225,17 @@ class MinedNegatives:
         refresh_every: int,
         seed: int,
         folder: Path,
+        at_once: bool = False,
     ) -> None:
         self._judged, self._queries, self._towers, self._in_tokens = judged, queries, towers, in_tokens
         self._items, self._first = items, first
         self._depth, self._every, self._seed, self._folder = depth, refresh_every, seed, folder
+        self._at_once = at_once
 
     def pools(self, epoch: int) -> Sequence[IntArray] | None:
         """Positions of shape (queries, depth or all that are not relevant); None while nothing was mined."""
         since = epoch - epoch % self._every
-        if since == 0 and self._first is None:
+        if since == 0 and self._first is None and not self._at_once:
             return None
         file = self._folder / f"negatives-{since}.npz"
         if not file.exists():

@@ -24,7 +24,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """How a fit went: updates in all, the checks before it and at its best; seconds and queries of this process."""
+    """How a fit went: updates in all, the checks before it and at its best (update 0: nothing was as good as before);
+    seconds and queries of this process."""
 
     updates: int
     best_update: int
@@ -50,8 +51,9 @@ def fit(
     """Train `model`, whose forward returns {"loss": ...}, and leave it as it was at its best check.
 
     `check` measures it on held-out queries, in evaluation mode and without gradients; the first check with the highest
-    `watched`, or the lowest, is the best. A run that was killed goes on from its last checkpoint, and ends with the
-    same weights as one that was not, where the device computes the same twice.
+    `watched`, or the lowest, is the best, and the model stays as it came where that was better than any. A run that was
+    killed goes on from its last checkpoint, and ends with the same weights as one that was not, where the device
+    computes the same twice.
     """
     torch = require("torch", extra="training")
     transformers = require("transformers", extra="training")
@@ -74,9 +76,7 @@ def fit(
         gradient_accumulation_steps=settings.accumulate,
         learning_rate=settings.learning_rate,
         weight_decay=settings.weight_decay,
-        # Its first update stands still, which must not be all of them.
         warmup_steps=min(math.ceil(settings.warmup * total), total - 1),
-        lr_scheduler_type="linear",
         max_grad_norm=settings.clip,
         bf16=settings.precision != "float32" and _has_bfloat16(torch, place),
         seed=settings.seed,
@@ -104,6 +104,12 @@ def fit(
         # And it takes the first, whichever was asked for.
         arguments._setup_devices = place
         torch.cuda.set_device(place)
+    # A run that goes on comes with the same.
+    untrained = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    last = run.last_checkpoint()
+    first_update = step_of(last) if last else 0
+    if last:
+        _log.info("Going on after update %d of %d.", first_update, total)
     bar = tqdm(total=total, desc="train", unit=" updates", disable=not progress)
     callback = RunCallback(run, examples, updates_per_epoch=updates_per_epoch, every=every, bar=bar)
     callbacks = [callback]
@@ -124,12 +130,8 @@ def fit(
             check=check,
         )
         trainer.remove_callback(transformers.PrinterCallback)
-        last = run.last_checkpoint()
-        first_update = step_of(last) if last else 0
         run.cut_log(first_update if last else -1)
-        if last:
-            _log.info("Going on after update %d of %d.", first_update, total)
-        else:
+        if not last:
             run.add_to_log({"step": 0, "epoch": 0.0, **trainer.measured()})
         started = time.monotonic()
         state = transformers.TrainerState.load_from_json(str(last / "trainer_state.json")) if last else None
@@ -137,17 +139,28 @@ def fit(
         if state is None or not state.stateful_callbacks["TrainerControl"]["args"]["should_training_stop"]:
             trainer.train(resume_from_checkpoint=str(last) if last else None)
             state = trainer.state
-    # Not by Trainer, which looks for it at the path that it had before the folder was moved.
-    best_weights = run.checkpoint(state.best_global_step) / "model.safetensors"
-    model.load_state_dict(require("safetensors.torch", extra="training").load_file(best_weights))
     checks = {line["step"]: line for line in run.log if watched in line}
+    gain = checks[state.best_global_step][watched] - checks[0][watched]
+    best_update = 0 if (gain > 0 if lower_is_better else gain < 0) else state.best_global_step
+    if best_update:
+        # Not by Trainer, which looks for it at the path that it had before the folder was moved.
+        best_weights = run.checkpoint(best_update) / "model.safetensors"
+        require("safetensors.torch", extra="training").load_model(model, best_weights)
+    else:
+        _log.warning(
+            "No check was as good as the one before training (%s %.3f, then %.3f at best): the model stays as it was.",
+            watched,
+            checks[0][watched],
+            checks[state.best_global_step][watched],
+        )
+        model.load_state_dict(untrained)
     before, best = (
         {name: value for name, value in checks[step].items() if name not in ("step", "epoch")}
-        for step in (0, state.best_global_step)
+        for step in (0, best_update)
     )
     return Fitted(
         updates=state.global_step,
-        best_update=state.best_global_step,
+        best_update=best_update,
         before=before,
         best=best,
         seconds=time.monotonic() - started,

@@ -106,6 +106,7 @@ def learnt_and_held_out(
     split = split_queries(queries, anchors=0, held_out=size, seed=seed)
     if not split.test:
         raise InputError(f"All {len(queries)} usable queries are alike in text, so that none can be held out.")
+    _log.info("%d queries to learn from, %d held out for checks.", len(split.test), len(split.held_out))
     return split.test, split.held_out
 
 

@@ -17,8 +17,6 @@ from adacur.training.judged_queries import JudgedQueries
 
 __all__ = ["PairExamples"]
 
-_MOST_CHUNKS = 8
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Example:
@@ -44,10 +42,11 @@ class PairExamples:
         negatives: int,
         seed: int,
         pad_id: int,
+        most_chunks: int,
         taught: Sequence[FloatArray] | None = None,
     ) -> None:
         self._judged, self._pools, self._texts, self._items = judged, pools, texts, items
-        self._negatives, self._seed, self._pad_id = negatives, seed, pad_id
+        self._negatives, self._seed, self._pad_id, self._most_chunks = negatives, seed, pad_id, most_chunks
         self._taught = taught
         self._epoch = 0
         self._head_lengths, self._item_lengths = texts.head_lengths, texts.item_lengths
@@ -89,15 +88,15 @@ class PairExamples:
         places[longest_first] = np.arange(len(places))
         chunks = [
             {name: torch.from_numpy(array) for name, array in pairs.padded(chunk, pad_id=self._pad_id).items()}
-            for chunk in _alike(longest_first, lengths)
+            for chunk in _alike(longest_first, lengths, most_chunks=self._most_chunks)
         ]
         targets = torch.from_numpy(np.stack([example.targets for example in examples]))
         return {"chunks": chunks, "places": torch.from_numpy(places), "targets": targets}
 
 
-def _alike(longest_first: IntArray, lengths: IntArray) -> Iterator[IntArray]:
-    """A chunk ends where more than a fifth of it would be padding, but small ones would leave a GPU idle."""
-    least = -(-len(longest_first) // _MOST_CHUNKS)
+def _alike(longest_first: IntArray, lengths: IntArray, *, most_chunks: int) -> Iterator[IntArray]:
+    """A chunk ends where more than a fifth of it would be padding, and no sooner than leaves `most_chunks` of them."""
+    least = -(-len(longest_first) // most_chunks)
     start = 0
     while start < len(longest_first):
         rest = lengths[longest_first[start:]]

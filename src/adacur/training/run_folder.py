@@ -12,9 +12,10 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from adacur.core.errors import InputError
+from adacur.core.protocols import Retriever
 from adacur.scorers.weights import weights_hash
 
-__all__ = ["RunFolder", "check_may_write", "facts_of_base", "step_of"]
+__all__ = ["RunFolder", "check_may_write", "facts_of_base", "facts_of_first", "model_hash", "step_of"]
 
 _PREFIX = "checkpoint-"
 # Written once a checkpoint is whole; without it, a kill in mid-write would be taken for one.
@@ -165,16 +166,26 @@ def check_may_write(folder: Path) -> None:
         raise InputError(f"{state} holds files that no training wrote, and would be removed. Take another folder.")
 
 
-def facts_of_base(base: str | Path, folder: Path) -> dict[str, str]:
-    """What a run says of the model that it starts from, by the name that was given and the folder behind it.
+def facts_of_base(base: str | Path, folder: Path, *, out: str | Path) -> dict[str, str]:
+    """What a run says of the model that it starts from, by the name that was given and the folder behind it."""
+    if folder.resolve() in Path(out).resolve().parents:
+        raise InputError(f"A model is written outside of the one that it starts from; {out} lies in {folder}.")
+    return {"base": str(folder.resolve() if Path(base).is_dir() else base), "base_weights": model_hash(folder)}
 
-    Hashed are weights and settings, whatever an earlier training left in the folder aside.
-    """
-    files = (path for kind in ("safetensors", "bin", "json") for path in folder.rglob(f"*.{kind}"))
-    return {
-        "base": str(folder.resolve() if Path(base).is_dir() else base),
-        "base_weights": weights_hash(path for path in files if _STATE not in path.relative_to(folder).parts),
-    }
+
+def facts_of_first(first: Retriever | None) -> dict[str, str | None]:
+    """What a run says of its first stage: its name and, where it tells, the hash of its `weights`."""
+    if first is None:
+        return {"first": None}
+    weights = getattr(first, "weights", None)
+    name = getattr(first, "name", type(first).__name__)
+    return {"first": name} | ({} if weights is None else {"first_weights": weights})
+
+
+def model_hash(folder: Path) -> str:
+    """A hash of the weights and settings in a folder, whatever a training left there aside."""
+    files = (path for kind in ("safetensors", "bin", "onnx", "json") for path in folder.rglob(f"*.{kind}"))
+    return weights_hash(path for path in files if _STATE not in path.relative_to(folder).parts)
 
 
 def step_of(checkpoint: Path) -> int:

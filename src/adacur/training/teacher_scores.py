@@ -29,11 +29,15 @@ _FEWEST = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TeacherScores:
-    """Queries and, for each, positions of items and their scores, in any order: two different ones at least."""
+    """Queries and, for each, positions of items and their scores, in any order: two different ones at least.
+
+    `of_all_items` says that these are the best of all items: no other scores higher than any of them.
+    """
 
     queries: Sequence[Query] = field(repr=False)
     positions: Sequence[IntArray] = field(repr=False)
     scores: Sequence[FloatArray] = field(repr=False)
+    of_all_items: bool = False
 
     def __post_init__(self) -> None:
         if not len(self.queries) == len(self.positions) == len(self.scores):
@@ -58,6 +62,12 @@ class TeacherScores:
         _check_top(top, index.items)
         if not len(index.anchor_queries):
             raise EmptyInput("This index has no anchor queries, so that it holds no scores to learn from.")
+        cells = getattr(index, "exact_cells", lambda: None)()
+        if cells is not None and not cells.all():
+            raise InputError(
+                "Some scores of this index are predicted, and only the scorer's own are worth learning from. Use "
+                "TeacherScores.from_scorers, or an index in which every pair was scored."
+            )
         positions: list[IntArray] = []
         scores: list[FloatArray] = []
         for start in range(0, len(index.anchor_queries), _QUERIES_AT_ONCE):
@@ -66,7 +76,7 @@ class TeacherScores:
                 best = best[np.lexsort((best, -row[best]))]
                 positions.append(best)
                 scores.append(row[best])
-        return _told_apart(index.anchor_queries, positions, scores)
+        return _told_apart(index.anchor_queries, positions, scores, of_all_items=True)
 
     @classmethod
     def from_scorers(
@@ -104,11 +114,15 @@ class TeacherScores:
 
     @classmethod
     def read(cls, file: str | Path, items: Items) -> TeacherScores:
-        """Scores from JSON lines: {"query": {"id": "q1", "text": "…"}, "items": ["i1", "i2"], "scores": [7, 2]}."""
+        """Scores from JSON lines: {"query": {"id": "q1", "text": "…"}, "items": ["i1", "i2"], "scores": [7, 2]}.
+
+        Where every line has "of_all_items": true, they are the best of all.
+        """
         file = existing(Path(file))
         queries: list[Query] = []
         positions: list[IntArray] = []
         scores: list[FloatArray] = []
+        of_all_items = True
         with reading(file), open_text(file) as lines:
             for number, row in json_lines(lines, file):
                 try:
@@ -122,7 +136,8 @@ class TeacherScores:
                 queries += as_queries([query])
                 positions.append(items.positions(ids))
                 scores.append(values)
-        return cls(queries, positions, scores)
+                of_all_items = of_all_items and row.get("of_all_items") is True
+        return cls(queries, positions, scores, of_all_items=of_all_items)
 
     def write(self, file: str | Path, items: Items) -> None:
         """Write what `read` reads."""
@@ -132,20 +147,26 @@ class TeacherScores:
                     "query": {"id": query.id, "text": query.text},
                     "items": [items.ids[position] for position in positions],
                     "scores": [float(score) for score in scores],
-                }
+                } | ({"of_all_items": True} if self.of_all_items else {})
                 opened.write(json.dumps(row, ensure_ascii=False) + "\n")
 
     @property
     def fingerprint(self) -> str:
         """A hash of everything in it."""
-        digest = hashlib.blake2b(digest_size=16)
+        digest = hashlib.blake2b(bytes([self.of_all_items]), digest_size=16)
         for query, positions, scores in zip(self.queries, self.positions, self.scores, strict=True):
             digest.update(f"{query.id}\0{query.text}\0".encode(errors="replace"))
             digest.update(np.asarray(positions, "<i8").tobytes() + np.asarray(scores, "<f8").tobytes())
         return digest.hexdigest()
 
 
-def _told_apart(queries: Sequence[Query], positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> TeacherScores:
+def _told_apart(
+    queries: Sequence[Query],
+    positions: Sequence[IntArray],
+    scores: Sequence[FloatArray],
+    *,
+    of_all_items: bool = False,
+) -> TeacherScores:
     """Without the queries whose items all score alike: one of them must not end it for all others."""
     told = [place for place, own in enumerate(scores) if own.min() != own.max()]
     if 0 < len(told) < len(queries):
@@ -153,7 +174,10 @@ def _told_apart(queries: Sequence[Query], positions: Sequence[IntArray], scores:
         _warn_of(left_out, len(queries), "all of their items have one score")
     kept = told or range(len(queries))
     return TeacherScores(
-        [queries[place] for place in kept], [positions[place] for place in kept], [scores[place] for place in kept]
+        [queries[place] for place in kept],
+        [positions[place] for place in kept],
+        [scores[place] for place in kept],
+        of_all_items=of_all_items,
     )
 
 

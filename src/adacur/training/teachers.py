@@ -13,7 +13,7 @@ from adacur.core.records import Query
 from adacur.core.scores import check_scores
 from adacur.scorers.cached import Cached
 
-__all__ = ["mean_scores"]
+__all__ = ["close_all", "mean_scores"]
 
 _PAIRS_AT_ONCE = 16_384
 
@@ -46,3 +46,10 @@ def mean_scores(
                 total[part] += check_scores(scorer.score(pairs), pairs)
                 bar.update(len(pairs))
     return np.split(total / max(1, len(teachers)), np.cumsum(sizes)[:-1])
+
+
+def close_all(teachers: Sequence[Scorer]) -> None:
+    """Close those that can be closed."""
+    for teacher in teachers:
+        if callable(close := getattr(teacher, "close", None)):
+            close()

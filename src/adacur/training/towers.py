@@ -180,11 +180,9 @@ class TowerItems:
             found = [(block @ items.T).topk(k).indices.cpu().numpy() for block in queries.split(at_once)]
         return np.concatenate(found).astype(np.intp)
 
-    def scores(self, query: Any, positions: IntArray) -> FloatArray:
-        """What a query vector's softmax is taken over, for the items at these positions."""
-        vectors = self.vectors
-        scores = self._towers.scale * vectors[torch.from_numpy(positions).to(vectors.device)] @ query
-        return np.asarray(scores.cpu().numpy(), np.float64)
+    def scores(self, query: Any) -> FloatArray:
+        """What a query vector's softmax is taken over, for every item."""
+        return np.asarray((self._towers.scale * (self.vectors @ query)).cpu().numpy(), np.float64)
 
     def step(
         self,

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_model
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerCallback
 
 from adacur.core.errors import TrainingFailed
@@ -58,6 +60,25 @@ class CheckedTrainer(Trainer):  # type: ignore[misc]
             f"{what} after {self.state.global_step} updates. Lower the learning rate (now "
             f"{self.args.learning_rate:g}){precision}.{where}"
         )
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        # As transformers' linear one, which begins at 0, so that its first update stands still.
+        warmup = self.args.get_warmup_steps(num_training_steps)
+        left = num_training_steps - warmup
+        self.lr_scheduler = LambdaLR(
+            optimizer or self.optimizer,
+            lambda done: min((done + 1) / (warmup + 1), max(0, num_training_steps - done) / left),
+        )
+        return self.lr_scheduler
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        # transformers' own refuses a model, other than its own, with weights that are two at once, as T5's are.
+        folder = Path(output_dir or self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_model(self.model, str(folder / "model.safetensors"), metadata={"format": "pt"})
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Names that were left out when they were saved are no news, and it asks for what only its own models have."""
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         try:

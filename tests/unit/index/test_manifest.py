@@ -7,7 +7,7 @@ import pytest
 
 from adacur.core.errors import NewerFormat, NotAnIndex
 from adacur.core.protocols import ScorerCard
-from adacur.index import FORMAT, IndexFolder, Manifest, Probe, read_manifest
+from adacur.index import FORMAT_OF_VERSIONS, IndexFolder, Manifest, Probe, read_manifest
 from adacur.index.manifest import write_manifest
 
 
@@ -96,8 +96,8 @@ def test_values_that_no_build_writes_are_refused(tmp_path, changed) -> None:
 
 
 def test_a_newer_format_is_refused_with_both_numbers_whatever_else_it_says(tmp_path) -> None:
-    (tmp_path / "manifest.json").write_text(json.dumps({"type": "adacur_index", "format": FORMAT + 4}))
-    with pytest.raises(NewerFormat, match=rf"format {FORMAT + 4}.*up to {FORMAT}"):
+    (tmp_path / "manifest.json").write_text(json.dumps({"type": "adacur_index", "format": FORMAT_OF_VERSIONS + 4}))
+    with pytest.raises(NewerFormat, match=rf"format {FORMAT_OF_VERSIONS + 4}.*up to {FORMAT_OF_VERSIONS}"):
         IndexFolder.open(tmp_path)
 
 

@@ -9,6 +9,7 @@ import pytest
 import adacur.retrievers
 from adacur.core.errors import NewerFormat, NotAnIndex, UnknownName
 from adacur.retrievers import load_retriever
+from adacur.retrievers.saved import StoredIds, read_ids, write_ids
 
 
 def test_an_unknown_kind_names_the_known_ones(tmp_path) -> None:
@@ -45,3 +46,27 @@ def test_only_what_is_listed_can_be_imported() -> None:
     assert dir(adacur.retrievers) == sorted(adacur.retrievers.__all__)
     with pytest.raises(AttributeError, match="Splade"):
         _ = adacur.retrievers.Splade
+
+
+def test_ids_are_read_one_at_a_time_from_the_disk(tmp_path) -> None:
+    ids = ("a", "", "schön", "日本", "x" * 1000)
+    write_ids(tmp_path, ids)
+    stored = read_ids(tmp_path)
+    assert isinstance(stored, StoredIds)
+    assert tuple(stored) == ids
+    assert [stored[at] for at in (-1, 0, 1, 2, 3)] == ["x" * 1000, "a", "", "schön", "日本"]
+    assert list(stored[1:4]) == ["", "schön", "日本"]
+    with pytest.raises(IndexError):
+        stored[5]
+    # Over the very files that are read.
+    write_ids(tmp_path, stored)
+    assert tuple(read_ids(tmp_path)) == ids
+
+
+def test_many_ids_are_read_in_blocks(tmp_path) -> None:
+    ids = tuple(str(number) for number in range(150_000))
+    write_ids(tmp_path, ids)
+    assert tuple(read_ids(tmp_path)) == ids
+    (tmp_path / "ids.utf8").write_bytes(b"short")
+    with pytest.raises(ValueError, match="5 bytes"):
+        read_ids(tmp_path)

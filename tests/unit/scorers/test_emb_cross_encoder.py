@@ -191,7 +191,7 @@ def test_tags_keep_the_ids_that_a_vocabulary_has_for_them(tmp_path) -> None:
 
 def test_a_base_without_the_tags_is_refused_or_gets_them(tmp_path) -> None:
     base = tiny_transformer(tmp_path)
-    with pytest.raises(InputError, match=r"lacks \[unused0\], \[unused1\], \[unused2\].*--add-tags"):
+    with pytest.raises(InputError, match=r"lacks \[unused0\], \[unused1\], \[unused2\].*add_tags"):
         make_emb_cross_encoder(base)
     known = make_emb_cross_encoder(base, head=EmbHead("w0", "w1", "w2"))[1].get_parameter(
         "base_model.embeddings.word_embeddings.weight"
@@ -206,6 +206,14 @@ def test_a_base_without_the_tags_is_refused_or_gets_them(tmp_path) -> None:
     torch.testing.assert_close(words[: len(known)], known, rtol=0, atol=0)
     torch.testing.assert_close(words, again.base_model.embeddings.word_embeddings.weight, rtol=0, atol=0)
     assert len(torch.unique(words[len(known) :], dim=0)) == 3
+
+
+def test_a_base_with_a_decoder_is_refused(tmp_path) -> None:
+    small = transformers.T5Config(vocab_size=60, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    transformers.AutoTokenizer.from_pretrained(tiny_transformer(tmp_path / "bert")).save_pretrained(tmp_path / "t5")
+    transformers.T5Model(small).save_pretrained(tmp_path / "t5")
+    with pytest.raises(InputError, match="one with a decoder"):
+        make_emb_cross_encoder(tmp_path / "t5", add_tags=True)
 
 
 def test_a_sentence_transformers_folder_serves_as_base(tmp_path) -> None:

@@ -113,6 +113,21 @@ def test_what_is_no_cross_encoder_is_not_exported(tmp_path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["two"]
 
 
+def test_a_dual_encoder_is_told_from_a_cross_encoder_and_what_it_is_good_for(tmp_path) -> None:
+    with pytest.raises(InputError, match=r"is a dual encoder.*--encoder.*train cross-encoder --base"):
+        export_onnx(fetch("all-MiniLM-L6-v2"), tmp_path / "graph")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_holds_something_is_not_exported_over(tmp_path) -> None:
+    model = tiny_transformer(tmp_path / "checkpoint")
+    weights = (model / "model.safetensors").read_bytes()
+    with pytest.raises(InputError, match=r"new or an empty folder; .*checkpoint holds something"):
+        export_onnx(model, model)
+    assert (model / "model.safetensors").read_bytes() == weights
+    assert not (model / "model.onnx").exists()
+
+
 def test_a_graph_that_scores_otherwise_is_not_kept(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("adacur.scorers.onnx_export._LARGEST_DIFFERENCE", -1.0)
     with pytest.raises(InputError, match="must score as torch does"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -10,8 +11,12 @@ import pytest
 
 import adacur
 from adacur import AnchorIndex, Dense
-from adacur.core.errors import DamagedIndex, IndexMismatch, InputError, NewerFormat
+from adacur.core.errors import BudgetError, DamagedIndex, IndexMismatch, InputError, NewerFormat
+from adacur.index import IndexFolder
+from adacur.index.items import StoredItems
 from adacur.retrievers.encoders import EncoderCard
+from adacur.retrievers.saved import StoredIds
+from adacur.search import Exact, compression
 from tests.conftest import World, make_world
 
 WORLD = make_world(n_items=300, n_anchors=80, rank=12, noise=0.3)
@@ -184,3 +189,151 @@ def test_few_anchor_queries_and_no_folder_are_refused(tmp_path) -> None:
         adacur.compress(tmp_path / "few")
     with pytest.raises(InputError, match="save"):
         WORLD.index.compress()
+
+
+def test_the_whole_matrix_is_never_read(path, monkeypatch) -> None:
+    def whole(self):
+        raise AssertionError("the whole matrix was asked for")
+
+    monkeypatch.setattr(IndexFolder, "matrix", property(whole))
+    compress(path)
+    found(opened(path))
+
+
+def test_searching_reads_no_list_of_ids(path, monkeypatch) -> None:
+    compress(path)
+
+    def every(self):
+        raise AssertionError("all ids were asked for")
+
+    monkeypatch.setattr(StoredItems, "ids", property(every))
+    monkeypatch.setattr(StoredItems, "keys", property(every))
+    monkeypatch.setattr(StoredIds, "__iter__", every)
+    found(opened(path))
+
+
+def test_vectors_in_another_order_are_put_in_that_of_the_index(path, tmp_path) -> None:
+    turned = WORLD.items[::-1]
+    dense = Dense.build(turned, encoder=Encoder())
+    other = tmp_path / "turned"
+    AnchorIndex.from_arrays(
+        items=WORLD.items, anchor_queries=WORLD.anchors, scores=WORLD.anchor_scores, first={"dense": dense}
+    ).save(other)
+    compress(path)
+    compress(other)
+    for part in ("part0", "part1", "keys"):
+        assert (np.load(path / "gaussian" / f"{part}.npy") == np.load(other / "gaussian" / f"{part}.npy")).all()
+
+
+def test_of_many_items_recall_is_measured_among_a_sample(path, monkeypatch) -> None:
+    whole = compress(path)
+    monkeypatch.setattr(compression, "_SCORES_TO_MEASURE_BY", 150 * 80)
+    sampled = compress(path)
+    assert (whole.items, sampled.items) == (300, 150)
+    assert sampled.bytes_after == whole.bytes_after
+    assert 0.5 < sampled.recall_after <= sampled.recall_before + 0.05
+
+
+def test_among_a_sample_the_dense_first_stage_searches_the_sample_alone(path, monkeypatch) -> None:
+    searched, search = set(), Dense.search
+
+    def recorded(self, queries, k):
+        searched.add(len(self.ids))
+        return search(self, queries, k)
+
+    monkeypatch.setattr(Dense, "search", recorded)
+    monkeypatch.setattr(compression, "_SCORES_TO_MEASURE_BY", 150 * 80)
+    compress(path)
+    assert searched == {150}
+
+
+def test_any_other_first_stage_is_asked_for_more_and_those_of_the_sample_are_kept() -> None:
+    first, some = WORLD.noisy_first(), [f"i{position}" for position in range(0, 300, 3)]
+    whole = first.search(WORLD.test, 300)
+    among = compression._Among(first, some, share=1 / 3).search(WORLD.test, 40)
+    for own, every in zip(among, whole, strict=True):
+        kept = [(id_, score) for id_, score in zip(every.ids, every.scores, strict=True) if id_ in some][:40]
+        assert list(zip(own.ids, own.scores, strict=True)) == kept
+
+
+def test_room_on_the_disk_is_taken_before_it_is_filled(tmp_path) -> None:
+    if not hasattr(os, "posix_fallocate"):
+        pytest.skip("this system cannot set space aside")
+    rows = compression._on_disk(tmp_path)("part0", (1000, 1000), "int8")
+    assert (tmp_path / "part0.npy").stat().st_blocks * 512 >= rows.nbytes
+
+
+def test_dropping_removes_what_a_killed_compression_left(path) -> None:
+    (path / ".gaussian.0123.unfinished").mkdir()
+    assert not opened(path).decompress()
+    assert not list(path.glob(".gaussian.*"))
+
+
+@pytest.mark.parametrize("file", ["keys", "lists_positions"])
+def test_keys_or_lists_of_other_items_are_refused(path, file) -> None:
+    compress(path, lists=10)
+    np.save(path / "gaussian" / f"{file}.npy", np.load(path / "gaussian" / f"{file}.npy")[:-1])
+    with pytest.raises(DamagedIndex, match="300 items"):
+        found(opened(path))
+
+
+def test_fusing_reads_the_scores_a_block_at_a_time(path, monkeypatch) -> None:
+    def fused(index, **options):
+        return [hits.fused.tobytes() for hits in index.search_batch(WORLD.test, 10, budget=60, fuse=0.5, **options)]
+
+    compress(path)
+    before = fused(opened(path))
+    exact = Exact(index=opened(path), scorer=WORLD.scorer, first=WORLD.noisy_first(), fuse=0.5).search(WORLD.test, 10)
+
+    def whole(self):
+        raise AssertionError("the whole matrix was asked for")
+
+    monkeypatch.setattr(IndexFolder, "matrix", property(whole))
+    assert fused(opened(path)) == before
+    again = Exact(index=IndexFolder.open(path), scorer=WORLD.scorer, first=WORLD.noisy_first(), fuse=0.5).search(
+        WORLD.test, 10
+    )
+    assert [hits.ids for hits in again] == [hits.ids for hits in exact]
+
+
+@pytest.mark.parametrize("wrong", [{"rank": 0}, {"storage": "int4"}, {"budget": 5, "k": 6}, {"lists": 301}])
+def test_what_cannot_be_done_is_refused_before_anything_is_read(path, wrong, monkeypatch) -> None:
+    monkeypatch.setattr(compression, "_recalls", lambda *_, **__: pytest.fail("the work had begun"))
+    with pytest.raises((InputError, BudgetError)):
+        compress(path, **wrong)
+
+
+def test_probing_every_list_finds_what_all_items_find(path) -> None:
+    compress(path)
+    before = found(opened(path))
+    done = compress(path, lists=0)
+    assert done.lists == 17
+    assert [probed.probe for probed in done.probed] == [1, 1, 2, 4]
+    index = opened(path)
+    assert found(index) == before
+    assert [hits.ids for hits in index.search_batch(WORLD.test, 10, budget=60, probe=17)] == before
+    few = index.search(WORLD.test[0], 10, budget=60, probe=2)
+    assert "probe=2" in str(few.trace.settings["approximator"])
+    assert len(few) == 10
+    assert [len(round_.positions) for round_ in few.trace.rounds] == [18, 11, 11, 10, 10]
+
+
+def test_what_probing_loses_is_measured(path) -> None:
+    done = compress(path, lists=20)
+    recalls = [probed.recall for probed in done.probed]
+    assert done.lists == 20
+    assert recalls[-1] >= recalls[0]
+    for probed in done.probed:
+        assert probed.lost == pytest.approx(done.recall_after - probed.recall)
+        assert probed.margin >= 0
+
+
+def test_probing_without_lists_or_too_many_is_refused(path) -> None:
+    compress(path)
+    with pytest.raises(InputError, match="--ivf"):
+        opened(path).search(WORLD.test[0], 10, budget=60, probe=2)
+    compress(path, lists=10)
+    with pytest.raises(InputError, match="number of lists, 10; got 11"):
+        opened(path).search(WORLD.test[0], 10, budget=60, probe=11)
+    with pytest.raises(InputError, match="no use for probe"):
+        opened(path).search(WORLD.test[0], 10, budget=60, probe=2, method="adacur")

@@ -136,7 +136,7 @@ def test_a_run_that_ended_after_it_had_stopped_early_does_not_train_on(tmp_path,
 
 
 def test_the_best_model_is_kept_where_the_folder_was_moved_before_the_run_went_on(tmp_path, base, monkeypatch) -> None:
-    settings = replace(QUICK, epochs=6, checks_per_epoch=1)
+    settings = replace(QUICK, epochs=8, checks_per_epoch=1)
     whole = train(tmp_path / "whole", base, settings=settings)
     assert whole.fitted.best_update < whole.fitted.updates
     ended_at_the_end(tmp_path / "ended", base, monkeypatch, settings=settings)
@@ -243,6 +243,31 @@ def test_an_index_is_not_trained_into(tmp_path, base) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["manifest.json"]
 
 
+def test_a_model_is_not_written_into_the_one_that_it_starts_from(tmp_path) -> None:
+    base = tiny_transformer(tmp_path / "base")
+    with pytest.raises(InputError, match="outside of the one that it starts from"):
+        train(base / "out", base)
+    assert not (base / "out").exists()
+
+
+def test_a_first_stage_with_other_weights_is_not_gone_on_with(tmp_path, base) -> None:
+    before, retrained = first(collection()), first(collection())
+    before.weights, retrained.weights = "1", "2"  # type: ignore[attr-defined]
+    train(tmp_path / "model", base, first=before, settings=replace(QUICK, epochs=1))
+    train(tmp_path / "model", base, first=before, settings=replace(QUICK, epochs=1))
+    with pytest.raises(InputError, match="first_weights '1', now '2'"):
+        train(tmp_path / "model", base, first=retrained, settings=replace(QUICK, epochs=1))
+
+
+def test_the_learning_rate_rises_from_the_first_update_on_and_falls_to_nearly_nothing(tmp_path, base) -> None:
+    settings = TrainingSettings(epochs=5, learning_rate=1e-3, batch_queries=8, warmup=0.4)
+    log = train(tmp_path / "model", base, settings=settings).log
+    rates = [line["learning_rate"] for line in log if "learning_rate" in line]
+    np.testing.assert_allclose(
+        rates, 1e-3 * np.array([1 / 5, 2 / 5, 3 / 5, 4 / 5, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
+    )
+
+
 def test_a_folder_with_somebody_elses_model_is_left_alone(tmp_path) -> None:
     base = tiny_transformer(tmp_path / "base")
     with pytest.raises(InputError, match="not trained here"):
@@ -283,6 +308,41 @@ def test_teachers_scores_are_learnt_as_they_are_and_paid_once(tmp_path, base) ->
         scores = scorer.score([(tiny.queries[0], item) for item in tiny.items])
     assert np.abs(scores[:24] - 2).mean() < 1
     assert np.abs(scores[24:] + 2).mean() < 1
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_teachers_are_closed_before_the_training_begins_where_asked_and_never_else(
+    tmp_path, base, monkeypatch, close
+) -> None:
+    from adacur.training import cross_encoder
+
+    teacher = Teacher()
+    happened: list[str] = []
+    score, fit = teacher.score, cross_encoder.fit
+    teacher.score = lambda pairs: (happened.append("scored"), score(pairs))[1]  # type: ignore[method-assign]
+    teacher.close = lambda: happened.append("closed")  # type: ignore[attr-defined]
+    monkeypatch.setattr(cross_encoder, "fit", lambda *args, **of: (happened.append("fit"), fit(*args, **of))[1])
+    options = {"close_teachers": close, "settings": replace(QUICK, epochs=1)}
+    train(tmp_path / "model", base, teachers=[teacher], **options)
+    assert happened == (["scored", "closed", "fit"] if close else ["scored", "fit"])
+    # The last connection to close takes the log of what was written with it.
+    assert not (tmp_path / "model" / "training" / "teachers.sqlite-wal").exists()
+
+
+@pytest.mark.parametrize("teachers", [[], [Teacher()]], ids=["judged", "taught"])
+def test_a_training_that_makes_it_worse_keeps_the_base_also_where_it_was_killed_at_its_end(
+    tmp_path, base, monkeypatch, caplog, teachers
+) -> None:
+    well = TrainingSettings(epochs=16, learning_rate=1e-2, batch_queries=4, patience=None)
+    train(tmp_path / "good", base, teachers=teachers, settings=well)
+    ruinous = {"teachers": teachers, "settings": replace(QUICK, epochs=1, learning_rate=0.5)}
+    ended_at_the_end(tmp_path / "model", tmp_path / "good", monkeypatch, **ruinous)
+    caplog.clear()
+    result = train(tmp_path / "model", tmp_path / "good", **ruinous)
+    assert result.fitted.best_update == 0
+    assert result.fitted.best == result.fitted.before
+    assert "No check was as good as the one before training" in caplog.text
+    assert same_weights(tmp_path / "model", tmp_path / "good")
 
 
 def test_the_mean_of_two_teachers_is_taught(tmp_path, base) -> None:
@@ -471,7 +531,7 @@ def test_a_device_is_checked_before_anything_is_read_and_has_a_number(tmp_path, 
 
 
 def test_a_base_without_the_tags_is_refused_with_what_to_do(tmp_path, base) -> None:
-    with pytest.raises(InputError, match=r"lacks \[unused0\].*--add-tags"):
+    with pytest.raises(InputError, match=r"lacks \[unused0\].*add_tags"):
         train(tmp_path / "model", base, head="emb")
 
 

@@ -82,7 +82,10 @@ def test_a_distilled_encoder_is_a_base_that_begins_where_it_ended(tmp_path, lear
     assert (again.folder / "query_0_Transformer").exists() == (towers == "separate")
 
 
-def test_the_loss_is_the_cross_entropy_of_the_softmaxes_over_a_query_s_own_items(base) -> None:
+@pytest.mark.parametrize("temperature", [None, 2.0])
+def test_the_loss_is_the_cross_entropy_over_all_items_of_the_step_or_with_a_temperature_over_a_query_s_own(
+    base, temperature
+) -> None:
     items = ItemList([Item(f"i{n}", f"w{n} w{n + 1}") for n in range(8)])
     positions = [np.array([5, 1, 2]), np.array([1, 0, 7, 6])]
     scores = [np.array([3.0, -1.0, 0.5]), np.array([0.0, 2.0, 1.0, -4.0])]
@@ -92,13 +95,57 @@ def test_the_loss_is_the_cross_entropy_of_the_softmaxes_over_a_query_s_own_items
     queries = pair.tokens("query", ["w1 w9", "w3"])
     pair.eval()
     with torch.no_grad():
-        loss = pair(**TeacherExamples(teacher, queries, in_tokens, temperature=2.0).collate([1, 0]))["loss"]
+        loss = pair(
+            **TeacherExamples(teacher, queries, in_tokens, mined=None, temperature=temperature).collate([1, 0])
+        )["loss"]
         dots = (pair.vectors("query", queries) @ in_tokens.vectors.T).numpy().astype(float)
+    # The better half of each: item 5 for one query, items 0 and 7 for the other. Items 3 and 4 are in no list.
+    best, in_the_step = [[5], [0, 7]], [0, 1, 2, 5, 6, 7]
     by_hand = []
-    for row, own, wanted in zip(dots, positions, scores, strict=True):
-        target, predicted = (np.exp(logits) / np.exp(logits).sum() for logits in (wanted / 2, 20 * row[own]))
-        by_hand.append(-(target * np.log(predicted)).sum())
+    for row, own, wanted, liked in zip(np.exp(20 * dots), positions, scores, best, strict=True):
+        if temperature is None:
+            by_hand.append(-np.log(row[liked] / row[in_the_step].sum()).mean())
+        else:
+            target = np.exp(wanted / temperature) / np.exp(wanted / temperature).sum()
+            by_hand.append(-(target * np.log(row[own] / row[own].sum())).sum())
     assert float(loss) == pytest.approx(np.mean(by_hand), rel=1e-4)
+
+
+@pytest.mark.parametrize(("of_all_items", "temperature"), [(True, None), (False, None), (True, 1.0)])
+def test_the_student_s_own_best_are_shown_where_the_teacher_is_known_to_like_them_less(
+    tmp_path, base, monkeypatch, of_all_items, temperature
+) -> None:
+    index = word_index(26)
+    teacher = replace(TeacherScores.from_index(index, top=8), of_all_items=of_all_items)
+    steps, step = [], TowerItems.step
+    monkeypatch.setattr(TowerItems, "step", lambda *args, **of: (steps.append(args), step(*args, **of))[1])
+    options = {"base": base, "held_out": 6, "settings": QUICK, "device": "cpu", "temperature": temperature}
+    folder = distill(teacher, index.items, tmp_path / "model", **options).folder
+    all_shown, all_wanted = ([own for args in steps for own in args[place]] for place in (3, 4))
+    for shown, wanted in zip(all_shown, all_wanted, strict=True):
+        assert len(shown) == (60 if of_all_items and temperature is None else 8)
+        assert len(set(shown)) == len(shown)
+        assert not wanted[8:].any()
+    assert not list((folder / "training").glob("negatives-*"))
+
+
+def test_the_scale_of_a_teacher_s_scores_changes_nothing(tmp_path, base) -> None:
+    index = word_index(26)
+    teacher = TeacherScores.from_index(index, top=8)
+    larger = replace(teacher, scores=[50 * own - 7 for own in teacher.scores])
+    options = {"base": base, "held_out": 6, "settings": QUICK, "device": "cpu"}
+    logs = [distill(one, index.items, tmp_path / str(n), **options).log for n, one in enumerate((teacher, larger))]
+    assert logs[0] == logs[1]
+
+
+def test_a_distillation_that_makes_it_worse_says_so_and_keeps_the_base(tmp_path, learnt, caplog) -> None:
+    ruinous = replace(QUICK, epochs=1, learning_rate=0.5)
+    result = taught(tmp_path / "model", learnt.folder, n_queries=60, top=20, towers="shared", settings=ruinous)
+    assert result.fitted.best_update == 0
+    assert result.fitted.best == result.fitted.before
+    assert "No check was as good as the one before training (top10_recall@" in caplog.text
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (result.folder, learnt.folder)]
+    assert weights[0] == weights[1]
 
 
 def test_items_that_the_student_thinks_impossible_have_a_finite_loss(tmp_path, base) -> None:

@@ -75,6 +75,33 @@ def test_which_items_belong_to_a_query_is_learnt(tmp_path, base, towers, epochs,
     assert result.fitted.best["recall@6"] > result.fitted.before["recall@6"] + 0.4
 
 
+@pytest.mark.parametrize("towers", ["shared", "separate"])
+def test_a_base_with_weights_that_are_two_at_once_is_trained_and_goes_on(tmp_path, base, towers, monkeypatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    t5 = transformers.T5Config(vocab_size=60, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    transformers.T5EncoderModel(t5).save_pretrained(tmp_path / "t5")
+    transformers.AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "t5")
+    options = {"towers": towers, "pooling": "mean", "settings": replace(QUICK, epochs=1)}
+    train(tmp_path / "whole", tmp_path / "t5", **options)
+
+    checks = iter(range(3))
+
+    def ended(*args, **of):
+        if next(checks) == 2:
+            raise KeyboardInterrupt
+        return retrieval_quality(*args, **of)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("adacur.training.dual_encoder.retrieval_quality", ended)
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "ended", tmp_path / "t5", **options)
+    resumed = train(tmp_path / "ended", tmp_path / "t5", **options)
+    assert resumed.fitted.queries < 40, "it began again instead of going on"
+
+    encoded = [SentenceTransformerEncoder(tmp_path / name).encode_queries(TEXTS) for name in ("whole", "ended")]
+    np.testing.assert_array_equal(*encoded)
+
+
 def test_the_result_is_opened_by_its_path_with_the_vectors_that_were_trained(trained) -> None:
     result, model = trained
     encoder = SentenceTransformerEncoder(result.folder)
@@ -184,6 +211,17 @@ def test_a_run_that_ended_while_it_was_written_is_written_again(tmp_path, base, 
     resumed = train(tmp_path / "ended", base)
     vectors = [SentenceTransformerEncoder(one.folder).encode_items(TEXTS) for one in (resumed, whole)]
     assert np.array_equal(*vectors)
+
+
+def test_a_training_that_makes_it_worse_keeps_the_base(tmp_path, trained, monkeypatch) -> None:
+    good, _ = trained
+    worse = ({"mrr@10": 1 - n / 100} for n in range(100))
+    monkeypatch.setattr("adacur.training.dual_encoder.retrieval_quality", lambda *_, **__: next(worse))
+    result = train(tmp_path / "model", good.folder, settings=replace(QUICK, epochs=1))
+    assert result.fitted.best_update == 0
+    assert result.fitted.best == result.fitted.before
+    for part in ("query_0_Transformer", "document_0_Transformer"):
+        assert len({(one.folder / part / "model.safetensors").read_bytes() for one in (result, good)}) == 1
 
 
 def test_a_finished_run_is_not_run_again_and_other_options_are_refused(trained, base) -> None:

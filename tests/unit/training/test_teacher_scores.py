@@ -7,9 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from adacur import BM25, AnchorIndex, Item, MatrixRetriever, MatrixScorer, Query
+from adacur import BM25, AnchorIndex, Item, MatrixRetriever, MatrixScorer, Query, build
 from adacur.core.errors import DuplicateId, EmptyInput, FileFormatError, InputError, NonFiniteScore, UnknownName
 from adacur.core.records import ItemList
+from adacur.retrievers.encoders import EncoderCard
 from adacur.training.teacher_scores import TeacherScores
 
 ITEMS = [Item(f"i{n}", f"item {n}") for n in range(9)]
@@ -32,6 +33,23 @@ def test_an_index_teaches_each_anchor_query_s_best_items_with_their_exact_scores
     for row, positions, scores in zip(SCORES, teacher.positions, teacher.scores, strict=True):
         assert positions.tolist() == np.argsort(-row)[:4].tolist()
         assert scores.tolist() == row[positions].tolist()
+
+
+def test_an_index_with_predicted_scores_teaches_nothing(tmp_path) -> None:
+    class Encoder:
+        dimension = 4
+        card = EncoderCard(kind="numbers", dimension=4)
+
+        def encode_queries(self, texts):
+            return np.random.default_rng(1).normal(size=(len(texts), 4)).astype(np.float32)
+
+        encode_items = encode_queries
+
+    options = {"scorer": scorer(), "first": ["dense"], "encoder": Encoder(), "progress": False}
+    index = build(ITEMS, QUERIES, path=tmp_path / "sparse", sparse=5, **options)
+    with pytest.raises(InputError, match="Some scores of this index are predicted"):
+        TeacherScores.from_index(index, top=4)
+    assert len(TeacherScores.from_index(build(ITEMS, QUERIES, path=tmp_path / "whole", **options), top=4)) == 3
 
 
 def test_several_scorers_teach_their_mean_over_what_the_first_stage_finds() -> None:
@@ -69,6 +87,12 @@ def test_what_is_written_is_read_again(tmp_path) -> None:
     again = TeacherScores.read(tmp_path / "teacher.jsonl", items)
     assert again.fingerprint == teacher.fingerprint
     assert TeacherScores(QUERIES, teacher.positions, [-own for own in teacher.scores]).fingerprint != again.fingerprint
+    index = AnchorIndex.from_arrays(items=ITEMS, anchor_queries=QUERIES, scores=SCORES)
+    best_of_all = TeacherScores.from_index(index, top=4)
+    best_of_all.write(tmp_path / "teacher.jsonl", items)
+    again = TeacherScores.read(tmp_path / "teacher.jsonl", items)
+    assert again.of_all_items
+    assert again.fingerprint == best_of_all.fingerprint
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,116 @@
+"""Changing an index that is searched: what is asked for, the first stages that follow, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adacur.core.protocols import Items, Retriever, Scorer
+from adacur.core.records import Item, Query
+from adacur.index import IndexFolder, Progress, Update, WriteFirstStages, updating
+from adacur.index.updates import repeatable
+from adacur.search.compression import is_compressed
+from adacur.search.first_stages import check_first_stages_follow, follow_first_stages
+from adacur.search.tuned import TUNED
+
+__all__ = ["Change", "ScoringBar", "add_anchor_queries", "add_items", "change_index", "replace_items"]
+
+OpenStages = Callable[[IndexFolder], Mapping[str, Retriever]]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a change made of an index: its `version` now, what it holds, and the scorer `calls` that were paid.
+
+    `lost` names what belonged to the version before and is to be made again: "compressed features", "tunings".
+    """
+
+    version: int
+    items: int
+    anchors: int
+    calls: int
+    lost: tuple[str, ...] = ()
+
+
+def change_index(
+    path: Path, ask: Callable[[Update], None], *, stages: OpenStages, progress: bool = False
+) -> tuple[IndexFolder, Change]:
+    """Make a new version by what `ask` asks of the update; `stages` opens the first stages of the one before it."""
+    with updating(path) as update:
+        old = update.current
+        ask(update)
+
+        def write(home: Path, items: Items, new: Collection[str]) -> Sequence[str]:
+            return follow_first_stages(stages(old), old=old.home, home=home, items=items, new=new, progress=progress)
+
+        folder = update.switch(WriteFirstStages(write))
+        lost = [
+            what
+            for what, was, remains in (
+                ("compressed features", is_compressed(old.home), is_compressed(folder.home)),
+                ("tunings", (old.home / TUNED).exists(), (folder.home / TUNED).exists()),
+            )
+            if was and not remains
+        ]
+        counts = (len(folder.items), len(folder.anchor_queries))
+        return folder, Change(folder.version, *counts, calls=update.calls, lost=tuple(lost))
+
+
+def add_items(
+    update: Update,
+    items: Iterable[Item],
+    *,
+    scorer: Callable[[IndexFolder], Scorer],
+    stages: OpenStages,
+    **options: Any,
+) -> None:
+    """Ask for new items; whatever cannot be is refused before the scorer is opened."""
+    items = repeatable(items)
+    update.check_new_items(items)
+    check_first_stages_follow(stages(update.current).values())
+    update.add(items, scorer=scorer(update.current), **options)
+
+
+def replace_items(update: Update, items: Iterable[Item], **options: Any) -> None:
+    """Ask for other texts of items that are there."""
+    items = repeatable(items)
+    update.make_room_for(items)
+    add_items(update, items, **options)
+
+
+def add_anchor_queries(
+    update: Update,
+    queries: Iterable[Query],
+    *,
+    scorer: Callable[[IndexFolder], Scorer],
+    stages: OpenStages,
+    **options: Any,
+) -> None:
+    """Ask for new anchor queries; first stages know none of them."""
+    update.check_new_anchors(queries)
+    update.add_anchors(queries, scorer=scorer(update.current), **options)
+
+
+class ScoringBar:
+    """A progress bar over pairs, with pairs per second and time left."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def show(self, progress: Progress) -> None:
+        """Move to where a build is."""
+        from tqdm import tqdm
+
+        if self._bar is None:
+            done = progress.pairs_done
+            self._bar = tqdm(total=progress.pairs, initial=done, unit=" pairs", unit_scale=True, desc="scoring")
+        if progress.workers > 1:
+            self._bar.set_postfix_str(f"{progress.workers} workers", refresh=False)
+        self._bar.update(progress.pairs_done - self._bar.n)
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        if self._bar is not None:
+            self._bar.close()

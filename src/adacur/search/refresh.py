@@ -1,0 +1,169 @@
+"""Logged searches as further anchor queries: what they scored is kept, the rest is predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adacur.approximation import Gaussian
+from adacur.core.arrays import BoolArray, FloatArray, IntArray
+from adacur.core.errors import InputError, WrongScorer
+from adacur.core.protocols import AnchorScores, ScorerCard
+from adacur.core.records import Query
+from adacur.index.items import PartItems, StoredItems
+from adacur.index.updates import updating
+from adacur.search.anchor_index import AnchorIndex
+from adacur.search.first_stages import open_first_stages
+from adacur.search.search_log import LoggedSearch, SearchLog, text_digest
+
+__all__ = ["Refreshed", "complete_searches", "refresh"]
+
+_AT_ONCE = 64
+_LIMIT = 500
+# What fewer scores leave to be predicted is what any other query of that kind would be told.
+_FEWEST_SCORED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Refreshed:
+    """What became of a log. Of its `queries`, each counted once, `added` are anchor queries now; `known` were already,
+    `too_few` had too few scores for items that are still as they were, and `beyond_limit` were left for next time.
+    """
+
+    queries: int
+    added: int
+    known: int
+    too_few: int
+    beyond_limit: int
+    anchors: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Paid:
+    """The scores that were paid for a query, all its searches together, by position."""
+
+    query: Query
+    at: float
+    scores: dict[int, float]
+
+
+def refresh(
+    path: str | Path,
+    log: str | Path | SearchLog,
+    *,
+    limit: int = _LIMIT,
+    fewest_scored: int = _FEWEST_SCORED,
+    encoder: Any = None,
+) -> Refreshed:
+    """Turn logged searches into anchor queries of the index in a folder; no scorer is called.
+
+    At most `limit` are added: those with most scores first, then the newest. Scores are used only for items whose text
+    is still the one that was scored. A log of another scorer is refused.
+    """
+    if limit < 1 or fewest_scored < 1:
+        raise InputError(f"limit and fewest_scored count from 1; got {limit} and {fewest_scored}.")
+    if not isinstance(log, SearchLog):
+        if not Path(log).is_file():
+            raise InputError(f"There is no search log {log}. Searches write one with log=FILE, or --log FILE.")
+        log = SearchLog(log)
+    with updating(path) as update:
+        folder = update.current
+        first = open_first_stages(folder.home, encoder=encoder)
+        index = AnchorIndex(folder, first=first, card=folder.manifest.scorer, path=folder.path)
+        paid = _paid_for(_of_scorer(log, index.card, path=Path(path)), folder.items)
+        there = {query.text for query in index.anchor_queries} | {query.id for query in index.anchor_queries}
+        new = [own for own in paid if own.query.text not in there and own.query.id not in there]
+        enough = [own for own in new if len(own.scores) >= fewest_scored]
+        chosen = sorted(enough, key=lambda own: (-len(own.scores), -own.at, own.query.id))[:limit]
+        if chosen:
+            scores, exact = complete_searches(
+                index._gaussian(),
+                index,
+                [own.query for own in chosen],
+                [np.array(sorted(own.scores), dtype=np.intp) for own in chosen],
+                [np.array([own.scores[at] for at in sorted(own.scores)]) for own in chosen],
+            )
+            update.add_anchor_scores([own.query for own in chosen], scores, exact=exact)
+            update.switch()
+        return Refreshed(
+            queries=len(paid),
+            added=len(chosen),
+            known=len(paid) - len(new),
+            too_few=len(new) - len(enough),
+            beyond_limit=len(enough) - len(chosen),
+            anchors=len(index.anchor_queries) + len(chosen),
+        )
+
+
+def complete_searches(
+    gaussian: Gaussian,
+    anchors: AnchorScores,
+    queries: Sequence[Query],
+    positions: Sequence[IntArray],
+    scores: Sequence[FloatArray],
+) -> tuple[FloatArray, BoolArray]:
+    """Scores of every item for queries that were scored at some positions, and which of them are exact.
+
+    Both have shape (queries, items). The others are what the search itself would predict after these scores.
+    """
+    values = np.empty((len(queries), len(anchors.items)), dtype=np.float32)
+    exact = np.zeros(values.shape, dtype=np.bool_)
+    for start in range(0, len(queries), _AT_ONCE):
+        group = slice(start, start + _AT_ONCE)
+        approximation = gaussian.begin(anchors, queries[group])
+        approximation.tell(positions[group], scores[group])
+        values[group] = approximation.in_scores(approximation.predict())
+    for row, (where, own) in enumerate(zip(positions, scores, strict=True)):
+        values[row, where] = own
+        exact[row, where] = True
+    return values, exact
+
+
+def _of_scorer(log: SearchLog, card: ScorerCard | None, *, path: Path) -> Iterable[LoggedSearch]:
+    """The searches, or an error where one was not scored by the scorer of the index."""
+    for search in log:
+        if card is None or _identity(search.card) != _identity(card):
+            raise WrongScorer(
+                f"{log.path} holds searches scored by {_told(search.card, card)}; {path} was built with "
+                f"{_told(card, search.card)}. Keep a log per scorer."
+            )
+        yield search
+
+
+def _told(card: ScorerCard | None, other: ScorerCard | None) -> str:
+    """The name of a scorer, and wherein it differs from another."""
+    if card is None:
+        return "an unknown scorer"
+    others = asdict(other) if other else {}
+    compared = {what: own for what, own in asdict(card).items() if what not in ("name", "source")}
+    differs = ", ".join(f"{what} {own!r}" for what, own in compared.items() if own != others.get(what))
+    return f"{card.name!r} ({differs})" if differs else repr(card.name)
+
+
+def _identity(card: ScorerCard) -> tuple[object, ...]:
+    # A name says little where there are weights, and everything where there are none.
+    named = card.name if card.weights is None else None
+    return (named, card.weights, card.backend, card.dtype, card.max_tokens, card.max_item_tokens)
+
+
+def _paid_for(searches: Iterable[LoggedSearch], items: StoredItems | PartItems) -> list[_Paid]:
+    """What was paid for each query, for items that are still there with the text that was scored."""
+    paid: dict[str, _Paid] = {}
+    digests: dict[str, tuple[int, bytes]] = {}
+    for search in searches:
+        if unseen := [id_ for id_ in search.ids if id_ not in digests]:
+            there = items.found(unseen)
+            texts = items.at(list(there.values()))
+            digests |= dict.fromkeys(unseen, (-1, b""))
+            digests |= {item.id: (there[item.id], text_digest(item.text)) for item in texts}
+        own = paid.setdefault(search.query.text, _Paid(search.query, search.at, {}))
+        paid[search.query.text] = replace(own, at=max(own.at, search.at))
+        for id_, digest, score in zip(search.ids, search.digests, search.scores.tolist(), strict=True):
+            position, now = digests[id_]
+            if now == digest:
+                own.scores[position] = score
+    return list(paid.values())

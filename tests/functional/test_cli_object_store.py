@@ -1,0 +1,74 @@
+"""Commands on an index in an object store."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from adacur import cli
+
+SCORER = "lengths_of_the_store_tests:score"
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    (tmp_path / "lengths_of_the_store_tests.py").write_text(
+        "def score(pairs):\n    return [float(len(query) * len(text) % 97) for query, text in pairs]\n"
+    )
+    (tmp_path / "items.txt").write_text("\n".join(f"item {'x' * number} number {number}" for number in range(150)))
+    (tmp_path / "queries.txt").write_text("\n".join(f"query {'y' * number}" for number in range(24)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("lengths_of_the_store_tests", None)
+
+
+@pytest.fixture
+def run(world, monkeypatch, capsys):
+    """A command's lines on stdout and stderr; in this process, since starting one takes longer than the work."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def run_command(*arguments: str, code: int = 0) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "argv", ["adacur", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.run()
+        told = capsys.readouterr()
+        assert (ended.value.code or 0) == code, told.err
+        return told.out, told.err
+
+    return run_command
+
+
+def test_every_command_takes_a_url(world, run, s3_url, monkeypatch):
+    build = ["items.txt", "--anchors", "queries.txt", "--scorer", SCORER, "--block-items", "40"]
+    out, err = run("build", build[0], s3_url, *build[1:])
+    assert out.startswith(f"{s3_url}: 150 items × 24 anchor queries")
+    assert f"Next: adacur search {s3_url} 'your question'" in err
+    run("build", build[0], "here.adacur", *build[1:])
+    monkeypatch.setenv("ADACUR_CACHE", str(world / "another"))
+    there, here = (
+        json.loads(run("search", index, "item xxxx", "--scorer", SCORER, "--budget", "40", "--json")[0])
+        for index in (s3_url, "here.adacur")
+    )
+    assert there["hits"] == here["hits"]
+    assert json.loads(run("inspect", s3_url, "--json")[0])["blocks"] == 4
+    assert run("verify", s3_url)[0] == f"{s3_url}: nothing is damaged (complete).\n"
+    _, err = run("tune", s3_url, "-k", "5", "--budget", "30")
+    assert f"Kept in {s3_url}/tuned.json" in err
+    assert run("compress", s3_url, "--rank", "8")[0].startswith(s3_url)
+    assert run("compress", s3_url, "--drop")[0].startswith(s3_url)
+    _, err = run("remove", s3_url, "1", code=1)
+    assert "takes a folder, and s3://" in err
+    assert run("copy", s3_url, "copied.adacur")[0] == f"copied.adacur: a copy of {s3_url}.\n"
+    run("verify", "copied.adacur")
+    assert run("build", build[0], s3_url, *build[1:])[1].count("no block was scored again") == 1
+
+
+def test_a_scheme_that_nobody_knows_is_refused(run):
+    for command in (["verify", "ftp://host/index"], ["build", "items.txt", "ftp://host/index", "--scorer", SCORER]):
+        _, err = run(*command, code=1)
+        assert "a URL that begins with s3://, gs://, az://; got 'ftp://host/index'" in err
+    assert not Path("ftp:").exists()
