@@ -227,6 +227,9 @@ def test_a_dual_encoder_is_distilled_from_scorers_asked_once(folder: Path) -> No
     ran = train(folder, "other", *tiny, *unjudged, what="distill", data="beir/corpus.jsonl")
     assert ran.code == 0, ran
     assert "10 queries × 12 items to score" in ran.err
+    # Named like an option, and still a file.
+    missing = ("--queries", "held_out.txt")
+    train(folder, "none", *tiny, *missing, what="distill", data="beir/corpus.jsonl").refused(" held_out.txt")
 
 
 class BegunError(Exception):

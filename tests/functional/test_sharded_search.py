@@ -125,7 +125,8 @@ from adacur.cli.app import app
 from typer.testing import CliRunner
 
 items = [adacur.Item(f"i{n}", "x" * (n % 83 + 1)) for n in range(300)]
-adacur.build(items, ["one anchor", "another one"], scorer=lengths.score, path="index", progress=False, tune=False).close()
+anchors = ["one anchor", "another one"]
+adacur.build(items, anchors, scorer=lengths.score, path="index", progress=False, tune=False).close()
 command = ["search", "index", "what now", "--json", "-k", "3", "--budget", "20"]
 with adacur.load("index", scorer=lengths.score) as local:
     expected = local.search("what now", 3, budget=20).ids

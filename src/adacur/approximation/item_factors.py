@@ -72,24 +72,24 @@ class ItemFactors:
             predicted = self.product(weights)
             predicted += means
             return predicted
-        predicted = self.coarse_predictions(weights, means=means)
+        stored = self.stored_weights(weights)
+        predicted = self.coarse_predictions(stored, means=means)
         cut = self.n_items - n_in_front(self.n_items)
         # By value and not by place, so that the order of the items does not matter.
-        self.refine(predicted, weights, least=np.partition(predicted, cut)[cut] if cut > 0 else None)
+        self.refine(predicted, stored, least=np.partition(predicted, cut)[cut] if cut > 0 else None)
         return predicted
 
-    def coarse_predictions(self, weights: FloatArray, *, means: Any) -> FloatArray:
-        """Every item's mean and leading features · weights."""
-        own = self.stored_weights(weights)
+    def coarse_predictions(self, stored: FloatArray, *, means: Any) -> FloatArray:
+        """Every item's mean and leading columns · the weights of all stored ones."""
         leading = self._packed_parts()[0]
-        predicted = leading.product(own[: leading.shape[1]])
-        predicted += means - float(self.centre @ own)
+        predicted = leading.product(stored[: leading.shape[1]])
+        predicted += means - float(self.centre @ stored)
         return predicted
 
-    def refine(self, predicted: FloatArray, weights: FloatArray, *, least: float | None) -> None:
-        """Add the other features · weights to coarse predictions of `least` or more, or to all."""
+    def refine(self, predicted: FloatArray, stored: FloatArray, *, least: float | None) -> None:
+        """Add the other columns · their weights to coarse predictions of `least` or more, or to all."""
         leading, rest = self._packed_parts()
-        own = self.stored_weights(weights)[leading.shape[1] :]
+        own = stored[leading.shape[1] :]
         if least is None:
             predicted += rest.product(own)
         else:

@@ -142,8 +142,9 @@ class PackedRows:
         def multiply(span: range) -> None:
             for rows, block in self._blocks(np.float32, positions, span):
                 row_products(block, weights, out=product[rows])
-                if self.scales is not None:
-                    product[rows] *= self.scales[rows if positions is None else positions[rows]]
+            if self.scales is not None:
+                own = slice(span.start, span.stop)
+                product[own] *= self.scales[own if positions is None else positions[own]]
 
         spans = self._spans(len(product))
         if len(spans) == 1:

@@ -84,7 +84,7 @@ class _Told(logging.Handler):
 def _with_flags(message: str, asked: Mapping[str, Any]) -> str:
     # Names of one word read well as they are; what stands in a path is none.
     names = "|".join(name for name in asked if "_" in name)
-    return re.sub(rf"(?<![\w/.'-])({names})(?![\w/])", lambda name: "--" + name[0].replace("_", "-"), message)
+    return re.sub(rf"(?<![\w/.'-])({names})(?![\w/-]|\.\w)", lambda name: "--" + name[0].replace("_", "-"), message)
 
 
 def _left_in(state: Path) -> str:

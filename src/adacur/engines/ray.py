@@ -95,7 +95,9 @@ def _connection(ray: Any, address: str | None) -> Iterator[None]:
         try:
             yield
         finally:
-            ray.shutdown()
+            # Not where Python is ending: Ray has then ended the connection by itself.
+            if ray.is_initialized():
+                ray.shutdown()
 
 
 def _knock(address: str | None) -> None:

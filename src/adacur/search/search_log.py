@@ -158,8 +158,10 @@ class SearchLog:
         connection.execute("COMMIT")
 
     def _is_log(self, connection: sqlite3.Connection) -> bool:
+        # Counted first: another process may make the log between two looks at the file.
+        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if connection.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION:
             return True
-        if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        if tables:
             raise FileFormatError(f"{self.path} is a database of something else. Give another file for the log.")
         return False

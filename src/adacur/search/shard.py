@@ -310,9 +310,11 @@ class Shard:
 
     def _coarse(self, recipe: Recipe) -> list[FloatArray]:
         features = self._made_features()
+        factors = features.factors
 
         def make() -> list[FloatArray]:
-            return [features.factors.coarse_predictions(own, means=features.means) for own in recipe.weights]
+            stored = [factors.stored_weights(own) for own in recipe.weights]
+            return [factors.coarse_predictions(own, means=features.means) for own in stored]
 
         return self._kept_or(recipe, False, make)
 
@@ -331,7 +333,8 @@ class Shard:
             for query, (weights, constant) in enumerate(zip(recipe.weights, recipe.constants, strict=True)):
                 if features.factors.leading:
                     row = self._coarse(recipe)[query].copy()
-                    features.factors.refine(row, weights, least=None if recipe.least is None else recipe.least[query])
+                    stored = features.factors.stored_weights(weights)
+                    features.factors.refine(row, stored, least=None if recipe.least is None else recipe.least[query])
                 else:
                     row = features.factors.predictions(weights, means=features.means)
                 row = row.astype(features.means.dtype, copy=False)
