@@ -285,7 +285,8 @@ def test_with_json_nothing_but_json_is_on_stdout(folder: Path) -> None:
         (50, 50 * N_ITEMS, 200 * N_ITEMS),
     ]
     (built,) = build(folder, "i.adacur", "--anchors", "anchors.jsonl", "--json").json()
-    assert built == {"index": "i.adacur", "items": N_ITEMS, "anchors": 3, "first": ["bm25", "random"]}
+    names = ["bm25", "random"]
+    assert built == {"index": "i.adacur", "items": N_ITEMS, "anchors": 3, "first": names, "recognising": 0}
     found = run("search", "i.adacur", "a comet", "a river", "-k", 3, "--budget", 20, "--json", cwd=folder).json()
     assert [answer["query"]["text"] for answer in found] == ["a comet", "a river"]
     assert all(answer["calls"] == 20 and len(answer["hits"]) == 3 for answer in found)
@@ -532,7 +533,7 @@ def test_a_damaged_index_is_named_block_by_block(shop: Path, folder: Path) -> No
 def test_a_build_whose_scorer_failed_is_continued_by_the_same_command(
     mood: str, says: list[str], shop: Path, folder: Path
 ) -> None:
-    build(folder, "i.adacur", MOOD=mood).refused(*says)
+    build(folder, "i.adacur", MOOD=mood).refused(*says, "Finished blocks are kept")
     run("search", "i.adacur", "x", cwd=folder).refused("4 of 10 blocks are done", "Run the same build again")
 
     log = folder / "log"
@@ -587,7 +588,12 @@ def test_ctrl_c_is_exit_code_130_and_the_same_command_continues(shop: Path, fold
 
 def test_a_second_builder_is_turned_away_and_the_first_is_not_disturbed(shop: Path, folder: Path) -> None:
     with building(folder, "i.adacur", blocks=1) as process:
-        build(folder, "i.adacur").refused("Another process is building in i.adacur", "Wait")
+        # Held, lest it finish while the other starts on a busy machine.
+        process.send_signal(signal.SIGSTOP)
+        second = build(folder, "i.adacur")
+        second.refused("Another process is building in i.adacur", "Wait")
+        assert "Continuing" not in second.err
+        process.send_signal(signal.SIGCONT)
         process.communicate(timeout=120)
 
     assert process.returncode == 0

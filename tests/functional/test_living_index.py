@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 import adacur
 from adacur.cli.app import app
-from adacur.core.errors import DuplicateId, InputError
+from adacur.core.errors import DuplicateId, InputError, NotAnIndex, ScorerFailed
 from adacur.index import home_of
 from tests import living_world as world
-from tests.living_world import build, found, item, query
+from tests.living_world import Counted, build, found, item, query
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "killed_updates.py"
 SCORER = ("--scorer", "tests.living_world:score")
@@ -27,6 +27,11 @@ def run(*arguments: object) -> str:
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
+
+
+def run_json(*arguments: object) -> dict:
+    result = CliRunner().invoke(app, [*map(str, arguments), "--json"], catch_exceptions=False)
+    return json.loads(result.stdout)
 
 
 def write(path: Path, records: list) -> Path:
@@ -61,11 +66,18 @@ def test_the_commands_change_an_index_as_the_methods_do(tmp_path) -> None:
     assert "version 2, 14 items × 4 anchor queries" in said
     (tmp_path / "ids.txt").write_text("i3\n\ni20\n")
     told = json.loads(run("remove", path, "i4", "--file", tmp_path / "ids.txt", "--json"))
-    assert told == {"index": str(path), "version": 3, "items": 11, "anchors": 4, "calls": 0, "lost": []}
+    assert told == {"index": str(path), "version": 3, "items": 11, "anchors": 4, "calls": 0} | {
+        "recognising": 0,
+        "timing": 0,
+        "lost": [],
+    }
     run("replace", path, write(tmp_path / "changed.jsonl", [item(5, edition=2)]))
     assert "1 anchor query × 11 items = 11" in run("add-anchors", path, write(tmp_path / "asked.jsonl", [query(8)]))
     run("drop-anchors", path, "q0")
+    assert [line.split("\t")[0] for line in run("inspect", path, "--anchors").splitlines()] == ["q1", "q2", "q3", "q8"]
+    assert json.loads(run("inspect", path, "--anchors", "--json"))[3] == {"id": "q8", "text": query(8).text}
     facts = json.loads(run("inspect", path, "--json"))
+    assert facts["exact_scores"] == 11 * 4
     assert (facts["version"], facts["parts"], facts["items"], facts["anchors"]) == (6, 4, 11, 4)
     assert "version 7" in run("compact", path)
     assert "nothing is damaged" in run("verify", path)
@@ -74,6 +86,22 @@ def test_the_commands_change_an_index_as_the_methods_do(tmp_path) -> None:
     rebuilt = build(tmp_path / "b.adacur", left, [*anchors[1:], query(8)])
     changed = adacur.load(path, scorer=world.score)
     assert found(changed, ["red thing"], method="gaussian") == found(rebuilt, ["red thing"], method="gaussian")
+
+
+def test_inspect_tells_what_is_predicted_and_a_refresh_which_ids_are_new(tmp_path) -> None:
+    path, log = tmp_path / "a.adacur", tmp_path / "log"
+    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)], scorer="tests.living_world:score").close()
+    before = run("inspect", path)
+    assert "predicted" not in before
+    assert " built " in before
+    assert "5 scorer calls" in run("search", path, "what is\n\tred?", "-k", 2, "--budget", 5, "--log", log)
+    (new,) = json.loads(run("refresh", path, "--log", log, "--fewest-scored", 5, "--json"))["new_ids"]
+    assert run("inspect", path, "--anchors").splitlines()[4] == f"{new}\twhat is red?"
+    after = run("inspect", path)
+    assert "53 of 60 scores are the scorer's own" in after
+    assert " changed " in after
+    run("drop-anchors", path, new)
+    assert "predicted" not in run("inspect", path)
 
 
 def test_several_processes_score_what_is_added(tmp_path) -> None:
@@ -91,6 +119,68 @@ def test_several_processes_score_what_is_added(tmp_path) -> None:
     run("add", path, write(tmp_path / "one.jsonl", [item(20)]))
     said = run("replace", path, write(tmp_path / "one.jsonl", [item(20)]))
     assert "None was paid" in said
+
+
+def test_the_calls_that_recognise_the_scorer_are_told(tmp_path) -> None:
+    path = tmp_path / "a.adacur"
+    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)], scorer="tests.living_world:score").close()
+    for n, scorer in ((20, SCORER), (21, ())):
+        new = write(tmp_path / "new.jsonl", [item(n)])
+        told = run_json("add", path, new, *scorer)
+        assert (told["calls"], told["recognising"], told["timing"]) == (4, 32, 0)
+    said = run("replace", path, write(tmp_path / "new.jsonl", [item(20, edition=1)]))
+    assert "4 scorer calls were paid.\nBesides, 32 calls went into recognising the scorer.\n" in said
+
+
+def test_what_is_refused_is_neither_announced_nor_asked_of_the_scorer(tmp_path, monkeypatch) -> None:
+    path, new = tmp_path / "a.adacur", write(tmp_path / "new.jsonl", [item(3)])
+    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)], scorer="tests.living_world:score").close()
+    monkeypatch.setattr(world, "score", scorer := Counted())
+    unknown = write(tmp_path / "unknown.jsonl", [item(77)])
+    asked = write(tmp_path / "asked.jsonl", [query(0)])
+    cached = ("--cache", tmp_path / "cache.sqlite", "--workers", 2)
+    for wrong in (
+        ("add", path, new),
+        ("replace", path, unknown),
+        ("add-anchors", path, asked),
+        ("add", path, unknown, *cached),
+    ):
+        result = CliRunner().invoke(app, [str(argument) for argument in (*wrong, *SCORER)])
+        assert result.exit_code == 1
+        assert "=" not in result.output
+    result = CliRunner().invoke(app, ["build", str(new), str(tmp_path / "b"), *map(str, (*cached, *SCORER)), "-n", "1"])
+    assert isinstance(result.exception, InputError)
+    assert "estimated" not in result.output
+    assert scorer.calls == 0
+
+
+def test_a_build_that_is_repeated_or_continued_tells_what_recognising_the_scorer_cost(tmp_path, monkeypatch) -> None:
+    items = write(tmp_path / "items.jsonl", [item(n) for n in range(40)])
+    asked = write(tmp_path / "asked.jsonl", [query(n) for n in range(4)])
+    command = ("build", items, tmp_path / "a.adacur", "--anchors", asked, *SCORER, "--block-items", 8)
+    asleep, awake = Counted(fail_at=16 + 80), world.score
+
+    def score(pairs: list[tuple[str, str]]) -> list[float]:
+        with monkeypatch.context() as nested:
+            nested.setattr(world, "score", awake)
+            return asleep(pairs)
+
+    score.__qualname__ = "score"
+    with monkeypatch.context() as patched:
+        patched.setattr(world, "score", score)
+        with pytest.raises(ScorerFailed, match=r"asleep .*Finished blocks are kept: the same call, or command, again"):
+            run(*command)
+    said = run(*command)
+    assert "Continuing the build in" in said
+    assert "8 calls went into recognising the scorer" in said
+    assert run_json(*command)["recognising"] == 32
+
+
+def test_a_file_is_not_taken_for_an_index(tmp_path) -> None:
+    file = write(tmp_path / "new.jsonl", [item(3)])
+    for path, says in ((file, "it is a file"), (file / "deeper", "it would lie in a file")):
+        with pytest.raises(NotAnIndex, match=f"is not an index folder: {says}"):
+            run("add", path, file)
 
 
 def test_bad_requests_are_refused_in_words(tmp_path) -> None:

@@ -23,6 +23,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -224,7 +225,7 @@ class Gaussian:
         n_items, n_anchors = len(anchors.items), len(anchors.anchor_queries)
         if not n_anchors:
             raise InputError("There are no anchor scores to compress: this index has no anchor queries.")
-        outline = self._outline(anchors)
+        outline = self._outline(anchors, scores_at=partial(rows_at, anchors))
         inner, squares, start = np.zeros((outline.n_features, outline.n_features)), 0.0, 0
         means: FloatArray | None = None
         for own, residuals, rows in self._feature_blocks(anchors, outline):
@@ -274,7 +275,7 @@ class Gaussian:
 
     def _extracted(self, anchors: AnchorScores) -> Features:
         matrix = anchors.matrix
-        outline = self._outline(anchors)
+        outline = self._outline(anchors, scores_at=matrix.__getitem__)
         length = span_length(len(matrix))
         means, residuals, squares = self.explained(matrix, outline, length=length)
         parts = [PackedRows(residuals)]
@@ -301,13 +302,13 @@ class Gaussian:
             start += len(own)
         return means, residuals, span_sums(squares, length)
 
-    def _outline(self, anchors: AnchorScores) -> Outline:
+    def _outline(self, anchors: AnchorScores, *, scores_at: Callable[[IntArray], FloatArray]) -> Outline:
         """What is known before features are made, from a sample of the scores and all embeddings."""
         n_items, n_anchors = len(anchors.items), len(anchors.anchor_queries)
         scale = ScoreScale.plain()
         if self.rescale and n_anchors:
             sample = ScoreScale.sample(anchors.items.keys, n_anchors=n_anchors)
-            scale = ScoreScale.of(rows_at(anchors, sample))
+            scale = ScoreScale.of(scores_at(sample))
         sums = None
         if self._item_vectors is not None:
             n_vectors = self._item_vectors.shape[0]

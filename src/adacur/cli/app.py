@@ -22,6 +22,7 @@ from adacur.cli.messages import (
     answer,
     duration,
     hits_table,
+    log_as_notes,
     megabytes,
     note,
     pace,
@@ -312,8 +313,9 @@ def build(
         ),
     ] = None,
     random_share: Annotated[
-        float, typer.Option(min=0, max=1, help="With --sparse: the share of the N that is drawn at random.")
-    ] = 0.1,
+        float | None,
+        typer.Option(min=0, max=1, help="With --sparse: the share of the N that is drawn at random; default: 0.1."),
+    ] = None,
     tune: Annotated[
         bool, typer.Option("--tune/--no-tune", help="End with a quick tune for the best 10 within 100 calls.")
     ] = True,
@@ -325,13 +327,15 @@ def build(
     """Score every item against every anchor query. Interrupt it at will: the same command continues."""
     import adacur
     from adacur.index import Workforce, block_items_for, build_status
-    from adacur.index.sparse import Sparsity, work_folder
+    from adacur.index.manifest import work_folder
+    from adacur.index.sparse import Sparsity
     from adacur.search.first_stages import check_first_stages, needs_encoder
-    from adacur.search.sparse_build import check_sparse
+    from adacur.search.sparse_build import RANDOM_SHARE, check_random_share, check_sparse
 
     stages = [name.strip() for name in first.split(",") if name.strip()]
     check_first_stages(stages, encoder=encoder)
     who: dict[str, Any] = {"engine": engine, "address": address, "workers": workers}
+    check_random_share(random_share, sparse=sparse)
     if sparse is not None:
         check_sparse(stages, **who)
     _check_dtype(dtype)
@@ -340,19 +344,21 @@ def build(
     asked = _anchors(collection, anchors, n_anchors, default=min(_DEFAULT_ANCHORS, n_items), seed=seed)
     if n_anchors and len(asked) < n_anchors:
         tell(f"{anchors} holds {len(asked)} anchor queries, fewer than {n_anchors}; all are used.")
-    per_query = n_items if sparse is None else Sparsity.of(sparse, n_items=n_items, random_share=random_share).per_query
+    per_query = n_items
+    if sparse is not None:
+        share = RANDOM_SHARE if random_share is None else random_share
+        per_query = Sparsity.of(sparse, n_items=n_items, random_share=share).per_query
     opened = opened_scorer(scorer, max_item_tokens)
+    # Told before a call is paid for the estimate.
+    Workforce(**who).check(opened, cached=cache is not None)
     dual = opened_encoder(encoder) if needs_encoder(stages) else None
     before = build_status(index)
     folder = Path(index)
     if before != "complete":
         # One connection to a cluster, for the estimate and the build.
         context.with_resource(Workforce(**who).at_hand())
-    if before == "building":
-        tell(f"Continuing the build in {index}: finished blocks are not scored again.")
-    elif sparse is not None and work_folder(index).exists():
-        tell(f"Continuing the sparse build of {index}: finished anchor queries are not scored again.")
-    elif before is None and (not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))):
+    is_begun = before is not None or (sparse is not None and work_folder(index).exists())
+    if not is_begun and (not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))):
         cost = adacur.estimate(
             sample,
             asked,
@@ -372,7 +378,7 @@ def build(
         )
         size = {"n_items": n_items, "n_anchors": len(asked), "devices": cost.devices}
         block_items = block_items or block_items_for(cost.pairs_per_second, **size, dtype=dtype)
-    with warnings_as_notes():
+    with log_as_notes("adacur.build"), warnings_as_notes():
         built = adacur.build(
             collection,
             asked,
@@ -394,6 +400,7 @@ def build(
         "items": len(built),
         "anchors": len(built.anchor_queries),
         "first": built.first_stages,
+        "recognising": 0 if built.drift is None else built.drift.n_probes,
     }
     if as_json:
         print_json(summary)
@@ -406,6 +413,8 @@ def build(
             tell("It was finished before: no block was scored again.")
         elif built.tunings:
             tell(built.tunings[0].verdict)
+        if built.drift is not None:
+            tell(f"{built.drift.n_probes} calls went into recognising the scorer.")
         tell(f"Next: adacur search {quote(str(index))} 'your question'")
 
 
@@ -545,7 +554,13 @@ def tune(
 
 
 @app.command(epilog="Example: adacur inspect my.adacur")
-def inspect(index: IndexPath, as_json: Json = False) -> None:
+def inspect(
+    index: IndexPath,
+    anchors: Annotated[
+        bool, typer.Option("--anchors", help="List the anchor queries instead: id and text, a line each.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Show what an index folder holds: items, anchors, scorer, first stages, versions."""
     from adacur.cli.tune import tuned_line
     from adacur.index import COMPRESSED, IndexFolder, stored_size
@@ -553,6 +568,15 @@ def inspect(index: IndexPath, as_json: Json = False) -> None:
     from adacur.search.tuned import read_tunings
 
     folder = IndexFolder.open(index)
+    if anchors:
+        listed = [{"id": query.id, "text": query.text} for query in folder.anchor_queries]
+        if as_json:
+            print_json(listed)
+            return
+        for one in listed:
+            # Tabs and line ends of a text would look like those of the list; rich makes spaces of every tab.
+            typer.echo(f"{one['id']}\t{' '.join(one['text'].split())}")
+        return
     manifest = folder.manifest
     with warnings_as_notes():
         tunings = read_tunings(folder.home, anchor_queries=folder.anchor_queries)
@@ -568,6 +592,7 @@ def inspect(index: IndexPath, as_json: Json = False) -> None:
         "blocks": folder.n_blocks,
         "first": folder.first_names(),
         "sparse": sparsity,
+        "exact_scores": folder.n_exact,
         "scorer": manifest.scorer,
         "seed": manifest.seed,
         "created": manifest.created,
@@ -592,7 +617,9 @@ def inspect(index: IndexPath, as_json: Json = False) -> None:
         parts.append(f"items cut to {card.max_item_tokens} tokens" if card.max_item_tokens else None)
         table.add_row("scorer", Text(", ".join(part for part in parts if part)))
     if sparsity is not None:
-        table.add_row("sparse", f"{sparsity.calls:,} pairs scored, {sparsity.per_query:,} items per anchor query")
+        table.add_row("sparse", f"built with {sparsity.per_query:,} items per anchor query")
+    if (own := facts["exact_scores"]) < (n_scores := manifest.n_items * manifest.n_anchors):
+        table.add_row("exact", f"{own:,} of {n_scores:,} scores are the scorer's own, the rest predicted")
     table.add_row("first stages", ", ".join((*folder.first_names(), "random")))
     scores = facts["probes"]
     table.add_row("scores", f"{min(scores):.2f} … {max(scores):.2f}" if scores else "–")
@@ -603,7 +630,9 @@ def inspect(index: IndexPath, as_json: Json = False) -> None:
     table.add_row("version", f"{folder.version}{spread}")
     table.add_row("blocks", f"{folder.n_blocks:,}, each of up to {manifest.block_items:,} items")
     table.add_row("on disk", megabytes(size))
-    table.add_row("built", f"{manifest.created}, " + ", ".join(f"{n} {v}" for n, v in manifest.versions.items()))
+    # Each version has a manifest of its own, so that the time is that of the last change.
+    when = "built" if folder.version == 1 else "changed"
+    table.add_row(when, f"{manifest.created}, " + ", ".join(f"{n} {v}" for n, v in manifest.versions.items()))
     answer.print(table)
 
 

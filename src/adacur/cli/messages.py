@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,7 @@ __all__ = [
     "failed",
     "hits_table",
     "interrupted",
+    "log_as_notes",
     "megabytes",
     "note",
     "pace",
@@ -98,6 +100,25 @@ def warnings_as_notes() -> Iterator[None]:
             Text.assemble(("Note: ", "yellow"), str(message)), soft_wrap=True
         )
         yield
+
+
+@contextlib.contextmanager
+def log_as_notes(name: str) -> Iterator[None]:
+    """Tell what the library logs under this name."""
+    log, lines = logging.getLogger(name), _Told()
+    level = log.level
+    log.addHandler(lines)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeHandler(lines)
+
+
+class _Told(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        tell(record.getMessage())
 
 
 def print_json(value: Any) -> None:

@@ -46,11 +46,12 @@ def refresh(
         "were anchor queries already": done.known,
         f"had fewer than {fewest_scored} scores": done.too_few,
         "are beyond --limit": done.beyond_limit,
+        "were scored by another scorer than that of the index": done.other_scorer,
     }
     if told := [f"{n} {why}" for why, n in left_out.items() if n]:
         tell(f"Left out: {'; '.join(told)}.")
     if done.added:
         tell(
             f"The log holds the texts of the queries, and so does the index now; to remove one of them there: adacur "
-            f"drop-anchors {quote(str(index))} ID"
+            f"drop-anchors {quote(str(index))} ID (adacur inspect {quote(str(index))} --anchors lists the ids)"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
-from adacur.cli.messages import KEPT, answer, duration, note, print_json, say, tell, warnings_as_notes
+from adacur.cli.messages import KEPT, answer, duration, log_as_notes, note, print_json, say, tell, warnings_as_notes
 from adacur.cli.opening import DEFAULT_ENCODER, cut_flag, opened_encoder, opened_scorer
 from adacur.cli.train import DEFAULT_BASE
 from adacur.core.errors import AdacurError, InputError, MissingExtra, UnknownName
@@ -59,26 +58,14 @@ _IR_DATASETS = "irds:"
 @contextmanager
 def in_words_of_the_command(asked: Mapping[str, Any]) -> Iterator[None]:
     """Tell what the library logs and warns of, name options as flags in its errors, and say what Ctrl-C leaves."""
-    log = logging.getLogger("adacur.training")
-    lines, level = _Told(), log.level
-    log.addHandler(lines)
-    log.setLevel(logging.INFO)
     try:
-        with warnings_as_notes():
+        with log_as_notes("adacur.training"), warnings_as_notes():
             yield
     except AdacurError as error:
         error.args = (_with_flags(str(error), asked),)
         raise
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(_left_in(Path(asked["out"]) / "training")) from error
-    finally:
-        log.setLevel(level)
-        log.removeHandler(lines)
-
-
-class _Told(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        tell(record.getMessage())
 
 
 def _with_flags(message: str, asked: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from adacur.cli.messages import KEPT, note, print_json, say, tell, warnings_as_notes
+from adacur.cli.messages import KEPT, log_as_notes, note, print_json, say, tell, warnings_as_notes
 from adacur.core.errors import InputError
 from adacur.core.records import Item
 from adacur.data import read_items, read_queries
@@ -80,9 +80,9 @@ def add(
     """
     source = _ItemFile(items, id_field=id_field, text_fields=text_field)
     with _opened(index, scorer=scorer, encoder=encoder, cache=cache) as opened:
-        asked = _tell_calls("item", sum(1 for _ in source), "anchor queries", len(opened.anchor_queries))
         who: dict[str, Any] = {"engine": engine, "address": address, "workers": workers}
-        _changed(index, lambda: opened.add(source, block_items=block_items, **who), asked=asked, as_json=as_json)
+        done = _change(index, lambda: opened.add(source, block_items=block_items, **who))
+        _show(index, done, asked=sum(1 for _ in source) * done.anchors, as_json=as_json)
 
 
 def replace(
@@ -105,15 +105,15 @@ def replace(
     """
     source = _ItemFile(items, id_field=id_field, text_fields=text_field)
     with _opened(index, scorer=scorer, encoder=encoder, cache=cache) as opened:
-        asked = _tell_calls("item", sum(1 for _ in source), "anchor queries", len(opened.anchor_queries))
         who: dict[str, Any] = {"engine": engine, "address": address, "workers": workers}
-        _changed(index, lambda: opened.replace(source, block_items=block_items, **who), asked=asked, as_json=as_json)
+        done = _change(index, lambda: opened.replace(source, block_items=block_items, **who))
+        _show(index, done, asked=sum(1 for _ in source) * done.anchors, as_json=as_json)
 
 
 def remove(index: _Index, ids: _Ids = None, file: _IdsFile = None, as_json: _Json = False) -> None:
     """Remove items from an index by their ids. Calls no scorer."""
     with _opened(index) as opened:
-        _changed(index, lambda: opened.remove(_ids(ids, file)), as_json=as_json)
+        _show(index, _change(index, lambda: opened.remove(_ids(ids, file))), as_json=as_json)
 
 
 def add_anchors(
@@ -133,15 +133,15 @@ def add_anchors(
     """
     new = list(read_queries(queries))
     with _opened(index, scorer=scorer, cache=cache) as opened:
-        asked = _tell_calls("anchor query", len(new), "items", len(opened))
         who: dict[str, Any] = {"engine": engine, "address": address, "workers": workers}
-        _changed(index, lambda: opened.add_anchors(new, block_items=block_items, **who), asked=asked, as_json=as_json)
+        done = _change(index, lambda: opened.add_anchors(new, block_items=block_items, **who))
+        _show(index, done, asked=len(new) * done.items, as_json=as_json)
 
 
 def drop_anchors(index: _Index, ids: _Ids = None, file: _IdsFile = None, as_json: _Json = False) -> None:
     """Remove anchor queries from an index by their ids. Calls no scorer."""
     with _opened(index) as opened:
-        _changed(index, lambda: opened.drop_anchors(_ids(ids, file)), as_json=as_json)
+        _show(index, _change(index, lambda: opened.drop_anchors(_ids(ids, file))), as_json=as_json)
 
 
 def compact(index: _Index, as_json: _Json = False) -> None:
@@ -151,28 +151,26 @@ def compact(index: _Index, as_json: _Json = False) -> None:
     never continued is deleted too.
     """
     with _opened(index) as opened, note.status("copying …"):
-        _changed(index, opened.compact, as_json=as_json)
+        _show(index, _change(index, opened.compact), as_json=as_json)
 
 
 def _opened(index: Path, *, encoder: str | None = None, **options: Any) -> AnchorIndex:
     import adacur
     from adacur.cli.opening import opened_encoder
 
-    return adacur.load(index, encoder=None if encoder is None else opened_encoder(encoder), **options)
+    # The change itself recognises the scorer, once it has refused what cannot be.
+    return adacur.load(index, encoder=None if encoder is None else opened_encoder(encoder), check=False, **options)
 
 
-def _tell_calls(what: str, n: int, against: str, m: int) -> int:
-    many = {"item": "items", "anchor query": "anchor queries"}
-    tell(f"{n:,} {what if n == 1 else many[what]} × {m:,} {against} = {n * m:,} scorer calls.")
-    return n * m
-
-
-def _changed(index: Path, change: Callable[[], Change], *, asked: int = 0, as_json: bool) -> None:
+def _change(index: Path, change: Callable[[], Change]) -> Change:
     try:
-        with warnings_as_notes():
-            done = change()
+        with log_as_notes("adacur.change"), warnings_as_notes():
+            return change()
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"{index} is as it was. {KEPT}") from None
+
+
+def _show(index: Path, done: Change, *, asked: int = 0, as_json: bool) -> None:
     if as_json:
         print_json({"index": str(index), **asdict(done)})
         return
@@ -180,6 +178,12 @@ def _changed(index: Path, change: Callable[[], Change], *, asked: int = 0, as_js
     if asked:
         rest = "; the others had been scored before" if done.calls < asked else ""
         tell(f"{done.calls:,} scorer calls were paid{rest}." if done.calls else "None was paid: it was scored before.")
+    if beside := [
+        f"{calls:,} calls went into {what}"
+        for what, calls in (("recognising the scorer", done.recognising), ("timing it", done.timing))
+        if calls
+    ]:
+        tell(f"Besides, {' and '.join(beside)}.")
     again = {"compressed features": "compress", "tunings": "tune"}
     for what in done.lost:
         tell(f"The {what} belonged to the version before. To make them again: adacur {again[what]} {quote(str(index))}")

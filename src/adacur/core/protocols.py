@@ -141,7 +141,11 @@ class SavedRetriever(Retriever, Protocol):
 
 
 class Items(Protocol):
-    """The items of a collection, by position and by id."""
+    """The items of a collection, by position and by id.
+
+    One by one they are `items[position]` (from the end where it is negative) and `for item in items`, which reads some
+    at a time; several at once are `items.at(positions)`.
+    """
 
     @property
     def ids(self) -> Sequence[str]: ...
@@ -152,6 +156,10 @@ class Items(Protocol):
         ...
 
     def __len__(self) -> int: ...
+
+    def __getitem__(self, position: int, /) -> Item: ...
+
+    def __iter__(self) -> Iterator[Item]: ...
 
     def at(self, positions: Iterable[int]) -> list[Item]:
         """The items at these positions, in that order."""

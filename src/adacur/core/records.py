@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -78,6 +78,12 @@ class ItemList:
 
     def __len__(self) -> int:
         return len(self._items)
+
+    def __getitem__(self, position: int) -> Item:
+        return self._items[position]
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._items)
 
     def at(self, positions: Iterable[int]) -> list[Item]:
         """The items at these positions, in that order."""

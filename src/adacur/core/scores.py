@@ -9,6 +9,7 @@ import numpy as np
 
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import NonFiniteScore, ScoreCountError
+from adacur.core.protocols import Items
 from adacur.core.records import Item, Pair, Query
 
 __all__ = ["check_grid", "check_scores"]
@@ -28,7 +29,7 @@ def check_scores(scores: Any, pairs: Sequence[Pair]) -> FloatArray:
     return values
 
 
-def check_grid(scores: Any, queries: Sequence[Query], items: Sequence[Item]) -> FloatArray:
+def check_grid(scores: Any, queries: Sequence[Query], items: Sequence[Item] | Items) -> FloatArray:
     """One finite number per (query, item), or an error that names the pair."""
     values = _as_floats(scores)
     if values.shape != (len(queries), len(items)):

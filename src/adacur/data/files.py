@@ -33,6 +33,10 @@ class _Fields:
     def known(self) -> set[str]:
         return {*self.ids, *self.texts, "title", self.id_field or "", *(self.text_fields or ())}
 
+    def of_items(self, option: str, flag: str) -> str:
+        """An option by its name, and by that which commands have for it; those have none for queries."""
+        return f"{option} ({flag})" if self.titled else option
+
 
 def read_items(
     path: str | Path,
@@ -132,7 +136,7 @@ def _records(file: Path, fields: _Fields, *, skip_empty: bool = False) -> Iterat
             if id_ in first_seen:
                 raise DuplicateId(
                     f"{where}: the id {id_!r} is already on line {first_seen[id_]}. Ids must be unique; "
-                    "remove one of the two, or choose another id_field."
+                    f"remove one of the two, or choose another {fields.of_items('id_field', '--id-field')}."
                 )
             first_seen[id_] = line
             text, used = _text(row, fields, where)
@@ -151,7 +155,7 @@ def _id(row: dict[str, Any], fields: _Fields, where: str) -> tuple[str, str]:
     if name is None:
         raise FileFormatError(
             f"{where}: no id. Expected one of the fields {_list(names)}; found {_list(row)}. "
-            "Name the right one with id_field."
+            f"Name the right one with {fields.of_items('id_field', '--id-field')}."
         )
     value = row[name]
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
@@ -171,7 +175,7 @@ def _text(row: dict[str, Any], fields: _Fields, where: str) -> tuple[str, tuple[
     if absent or not used:
         raise FileFormatError(
             f"{where}: no text. Expected one of the fields {_list(absent)}; found {_list(row)}. "
-            "Name the right ones with text_fields."
+            f"Name the right ones with {fields.of_items('text_fields', '--text-field')}."
         )
     parts = []
     for name in used:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import functools
 import json
+import logging
 import os
 import shutil
 import sqlite3
@@ -30,6 +31,7 @@ from adacur.core.errors import (
     IndexMismatch,
     InputError,
     NotAnIndex,
+    ScorerError,
     ScorerFailed,
     StorageFull,
     StorageUnavailable,
@@ -45,7 +47,7 @@ from adacur.index.items import DATABASE, StoredItems, connect, error_is_full, lo
 from adacur.index.manifest import MANIFEST, Manifest, read_manifest, sync_path, write_atomically, write_manifest
 from adacur.index.mirror import Mirror, place_named, refuse_url, to_build
 from adacur.index.object_store import index_url
-from adacur.index.probes import choose_probes, compare
+from adacur.index.probes import Drift, choose_probes, compare
 from adacur.index.table import distinct_anchors
 from adacur.index.workforce import Workforce
 from adacur.scorers.asking import asking
@@ -54,6 +56,8 @@ from adacur.scorers.grid import score_grid
 
 __all__ = ["Progress", "build_scores", "save_table"]
 
+_log = logging.getLogger("adacur.build")
+
 _BLOCK_SECONDS = 20.0
 _BLOCK_BYTES = 32 * 2**20
 _MIN_BLOCK_ITEMS, _MAX_BLOCK_ITEMS = 16, 8192
@@ -61,6 +65,7 @@ _SAMPLE_ITEMS = 512
 _SMALL_BUILD, _SMALL_BUILD_BLOCKS = 20_000, 16
 _BLOCKS_PER_DEVICE = 8
 _PAIRS_TO_RECOGNISE = 8
+_GOES_ON = "Finished blocks are kept: the same call, or command, again goes on from there."
 IT_IS_FINISHED = "It is finished; choose another path for the new index."
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 # Lets PyTerrier recognise the folder as an artifact.
@@ -96,7 +101,8 @@ A block comes back as scores that are still to be stored, or as the record that 
 class Progress:
     """How far a build is. `seconds` and `pairs_per_second` are of this run; `resumed_blocks` were found finished.
 
-    `workers` are those at work now.
+    `workers` are those at work now. Beside these pairs, `drift` was measured where the scorer had to be recognised by
+    what it had scored before, and `timed` pairs were scored to choose the size of a block.
     """
 
     blocks_done: int
@@ -107,6 +113,8 @@ class Progress:
     pairs_per_second: float
     resumed_blocks: int
     workers: int = 1
+    drift: Drift | None = None
+    timed: int = 0
 
     @property
     def seconds_left(self) -> float | None:
@@ -165,16 +173,28 @@ def build_scores(
         left = {"blocks_left": blocks_left, "pairs_left": pairs_left}
         return workforce.employ(scorer, here=here, elsewhere=elsewhere, **left)
 
+    drift: Drift | None = None
+    timed = 0
+
+    def told(now: Progress) -> None:
+        if progress is not None:
+            progress(replace(now, drift=drift, timed=timed))
+
     def choose_block_items(n_items: int) -> int:
-        return block_items or _timed_block_items(
+        nonlocal timed
+        if block_items:
+            return block_items
+        chosen, timed = _timed_block_items(
             folder, n_items, anchors, dtype=dtype, scorer=scorer, seed=seed, workforce=workforce
         )
+        return chosen
 
     def recognise(pairs: Sequence[Pair], stored: FloatArray) -> None:
+        nonlocal drift
         with asking(scorer):
             scores = check_scores(past_cache(scorer).score(pairs), pairs)
         built = read_manifest(folder).scorer
-        compare(stored, scores, dtype=dtype, where=place_named(folder), built=built, given=scorer.card)
+        drift = compare(stored, scores, dtype=dtype, where=place_named(folder), built=built, given=scorer.card)
 
     workforce.check(scorer)
     # A cluster takes seconds to start, and a finished index has no use for it.
@@ -191,7 +211,7 @@ def build_scores(
             card=scorer.card,
             dtype=dtype,
             seed=seed,
-            progress=progress,
+            progress=told,
         )
     return IndexFolder.open(folder)
 
@@ -262,6 +282,7 @@ def _build(
             mirror.resume()
         # Another builder may have begun, or finished, while this one came to the door.
         manifest = _begun(folder)
+        was_begun = manifest is not None
         if manifest is not None and in_store and not (folder / DATABASE).exists():
             _load_again(folder, manifest, items, anchors, check=check, card=card, dtype=dtype)
         elif manifest is not None:
@@ -297,6 +318,8 @@ def _build(
                 connection.executemany("INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?)", map(astuple, records))
             if recognise is not None:
                 _recognise(manifest, blocks, connection, anchors, recognise=recognise)
+            if was_begun:
+                _log.info("Continuing the build in %s: finished blocks are not scored again.", place_named(folder))
             _score_blocks(
                 folder,
                 manifest,
@@ -488,7 +511,11 @@ def _score_blocks(
                 if last is not None:
                     last.result()
         except WorkersLost as error:
-            raise ScorerFailed(f"{error} Finished blocks are kept; the same build again goes on from there.") from error
+            raise ScorerFailed(f"{error} {_GOES_ON}") from error
+        except ScorerError as error:
+            if done or writing is not None:
+                error.args = (f"{error} {_GOES_ON}",)
+            raise
         if writing is not None:
             writing.result()
 
@@ -749,20 +776,21 @@ def _timed_block_items(
     scorer: Scorer,
     seed: int,
     workforce: Workforce,
-) -> int:
-    """The items of a block, after timing a sample; a small build is cut into a few blocks without spending on that."""
+) -> tuple[int, int]:
+    """The items of a block, and the calls to time a sample; a small build is cut into a few blocks without any."""
     pairs = n_items * len(anchors)
     if pairs <= _SMALL_BUILD:
-        return min(n_items, max(_MIN_BLOCK_ITEMS, -(-n_items // _SMALL_BUILD_BLOCKS)))
+        return min(n_items, max(_MIN_BLOCK_ITEMS, -(-n_items // _SMALL_BUILD_BLOCKS))), 0
     sample = StoredItems(folder).at(np.linspace(0, n_items - 1, min(n_items, _SAMPLE_ITEMS)).astype(int))
     timing = time_scorer(sample, anchors, scorer=scorer, seed=seed, seconds=1.0, most_calls=pairs // 200)
-    return block_items_for(
+    chosen = block_items_for(
         timing.pairs_per_second * workforce.speed(scorer),
         n_items=n_items,
         n_anchors=len(anchors),
         dtype=dtype,
         devices=workforce.size(scorer),
     )
+    return chosen, timing.calls_used
 
 
 def block_items_for(pairs_per_second: float, *, n_items: int, n_anchors: int, dtype: str, devices: int = 1) -> int:

@@ -17,7 +17,7 @@ from adacur.index.items import DATABASE, PartItems, StoredItems, connect, read_t
 from adacur.index.manifest import MANIFEST, Manifest, read_manifest
 from adacur.index.mirror import located, status_in_store
 from adacur.index.object_store import index_url
-from adacur.index.versions import Part, Reading, exact_cells, hold_version, live_blocks, read_parts
+from adacur.index.versions import Part, Reading, exact_cells, hold_version, live_blocks, n_exact_cells, read_parts
 
 __all__ = ["COMPRESSED", "LOCK", "IndexFolder", "build_status", "first_stage_folders", "is_finished"]
 
@@ -152,8 +152,16 @@ class IndexFolder:
 
     def exact_cells(self) -> BoolArray | None:
         """Which scores the scorer gave and nobody predicted, (items, anchor queries); None where it gave them all."""
-        parts = self.parts or (Part.whole(self.path, ".", manifest=self.manifest),)
-        return exact_cells(parts, n_items=self.manifest.n_items, n_anchors=self.manifest.n_anchors)
+        return exact_cells(self._all_parts, n_items=self.manifest.n_items, n_anchors=self.manifest.n_anchors)
+
+    @property
+    def n_exact(self) -> int:
+        """How many scores the scorer gave; the others were predicted. Read anew each time."""
+        return n_exact_cells(self._all_parts)
+
+    @property
+    def _all_parts(self) -> Sequence[Part]:
+        return self.parts or (Part.whole(self.path, ".", manifest=self.manifest),)
 
     @property
     def n_blocks(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import operator
 import sqlite3
 import threading
 import weakref
@@ -38,6 +39,7 @@ __all__ = [
 DATABASE = "items.sqlite"
 # Below SQLite's smallest default limit of bound parameters, 999.
 _PARAMETERS = 900
+_ITEMS_AT_ONCE = 1024
 _SCHEMA = (
     "CREATE TABLE items (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, text TEXT NOT NULL, "
     "metadata TEXT NOT NULL)",
@@ -75,6 +77,12 @@ class StoredItems:
 
     def __len__(self) -> int:
         return self._length
+
+    def __getitem__(self, position: int) -> Item:
+        return _item_at(self, position)
+
+    def __iter__(self) -> Iterator[Item]:
+        return _one_by_one(self)
 
     @cached_property
     def _length(self) -> int:
@@ -162,6 +170,12 @@ class PartItems:
     def __len__(self) -> int:
         return self._length
 
+    def __getitem__(self, position: int) -> Item:
+        return _item_at(self, position)
+
+    def __iter__(self) -> Iterator[Item]:
+        return _one_by_one(self)
+
     def at(self, positions: Iterable[int]) -> list[Item]:
         """The items at these positions, in that order."""
         wanted = np.fromiter(positions, dtype=np.int64)
@@ -189,6 +203,18 @@ class PartItems:
             for id_, row in store.found(ids).items()
             if (position := int(rows[row])) >= 0
         }
+
+
+def _item_at(items: StoredItems | PartItems, position: int) -> Item:
+    at, n = operator.index(position), len(items)
+    if not -n <= at < n:
+        raise IndexError(f"There are {n} items; none has position {at}.")
+    return items.at([at % n])[0]
+
+
+def _one_by_one(items: StoredItems | PartItems) -> Iterator[Item]:
+    for start in range(0, len(items), _ITEMS_AT_ONCE):
+        yield from items.at(range(start, min(start + _ITEMS_AT_ONCE, len(items))))
 
 
 def _in_order(ids: Sequence[str], found: Mapping[str, int]) -> IntArray:

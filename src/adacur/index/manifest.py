@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from adacur.core.errors import NewerFormat, NotAnIndex
+from adacur.core.errors import IncompleteIndex, NewerFormat, NotAnIndex
 from adacur.core.protocols import ScorerCard
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "read_manifest",
     "read_part_manifest",
     "sync_path",
+    "work_folder",
     "write_atomically",
     "write_manifest",
 ]
@@ -113,6 +114,11 @@ class Manifest:
         return range(number * self.block_items, min((number + 1) * self.block_items, self.n_items))
 
 
+def work_folder(path: str | Path) -> Path:
+    """Where a sparse index lies until it is finished."""
+    return Path(path).with_name(f".{Path(path).name}.sparse")
+
+
 def home_of(folder: Path) -> Path:
     """Where the current version of an index keeps its manifest, first stages and tunings: the index or a folder in it.
 
@@ -164,8 +170,16 @@ def _load(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
     try:
         text = file.read_bytes().decode()
     except FileNotFoundError:
+        if folder.name and (unfinished := work_folder(folder)).exists():
+            raise IncompleteIndex(
+                f"The sparse build of {folder} has not finished; what it has done lies in {unfinished}. Run the same "
+                "build again to continue where it stopped, or remove that folder to begin anew."
+            ) from None
         what = f"it has no {name}" if folder.exists() else "it does not exist"
         raise NotAnIndex(f"{folder} is not an index folder: {what}. Build one there, or check the path.") from None
+    except NotADirectoryError:
+        what = "is a file" if folder.is_file() else "would lie in a file"
+        raise NotAnIndex(f"{folder} is not an index folder: it {what}. Check the path.") from None
     except (OSError, ValueError) as error:
         raise NotAnIndex(f"{folder} is not an index folder: {name} cannot be read ({error}).") from error
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import shutil
 import sqlite3
@@ -22,7 +23,7 @@ import numpy as np
 
 from adacur.approximation.completion import Completion, ScoredItems
 from adacur.core.arrays import FloatArray, IntArray
-from adacur.core.errors import IndexFolderError, IndexMismatch, InputError, StorageFull
+from adacur.core.errors import IndexFolderError, IndexMismatch, InputError, ScorerError, StorageFull
 from adacur.core.protocols import Items, Scorer, ScorerCard
 from adacur.core.records import Item, Query
 from adacur.core.scores import check_scores
@@ -30,14 +31,16 @@ from adacur.index.build import IT_IS_FINISHED, Progress, build_scores, locked, s
 from adacur.index.checksums import write_checksums
 from adacur.index.folder import IndexFolder, is_finished
 from adacur.index.items import digest_texts, error_is_full
-from adacur.index.manifest import Probe, read_manifest, sync_path, write_manifest
-from adacur.index.probes import compare, spread_probes
+from adacur.index.manifest import Probe, read_manifest, sync_path, work_folder, write_manifest
+from adacur.index.probes import Drift, compare, spread_probes
 from adacur.index.table import AnchorTable
 from adacur.index.versions import EXACT
 from adacur.scorers.asking import asking
 from adacur.scorers.cached import past_cache
 
-__all__ = ["SparseBuild", "Sparsity", "read_sparsity", "work_folder"]
+__all__ = ["SparseBuild", "Sparsity", "read_sparsity"]
+
+_log = logging.getLogger("adacur.build")
 
 _CELLS = "cells.npy"
 _ABOUT = "about.json"
@@ -96,11 +99,6 @@ def read_sparsity(home: Path) -> Sparsity | None:
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise IndexFolderError(f"{home / EXACT / _ABOUT} cannot be read ({error}). Restore it from a copy.") from error
-
-
-def work_folder(path: str | Path) -> Path:
-    """Where a sparse index lies until it is finished."""
-    return Path(path).with_name(f".{Path(path).name}.sparse")
 
 
 def _write_exact_cells(folder: Path, completion: Completion, *, about: Sparsity) -> None:
@@ -190,8 +188,10 @@ class SparseBuild:
         with locked(self.work), self._telling_full_disk(), contextlib.closing(self._pairs()) as pairs:
             self._check_begun(pairs, anchors, sparsity)
             done = {at for (at,) in pairs.execute("SELECT anchor FROM rows")}
-            self._recognise(pairs, anchors, items)
-            report = _Reports(progress, done=len(done), anchors=len(anchors), per_query=sparsity.per_query)
+            drift = self._recognise(pairs, anchors, items)
+            if done:
+                _log.info("Continuing the sparse build of %s: finished anchor queries are not scored again.", self.path)
+            report = _Reports(progress, done=len(done), anchors=len(anchors), per_query=sparsity.per_query, drift=drift)
             left = [at for at in range(len(anchors)) if at not in done]
             most, together = max(1, _PAIRS_PER_BLOCK // sparsity.per_query), 1
             while left:
@@ -199,7 +199,15 @@ class SparseBuild:
                 block, left = left[:together], left[together:]
                 queries = [anchors[at] for at in block]
                 chosen = choose(queries)
-                scores = self._scores(queries, chosen, items)
+                try:
+                    scores = self._scores(queries, chosen, items)
+                except ScorerError as error:
+                    if len(left) + len(block) < len(anchors):
+                        error.args = (
+                            f"{error} Finished anchor queries are kept: the same call, or command, again goes on from "
+                            "there.",
+                        )
+                    raise
                 with pairs:
                     pairs.execute("BEGIN")
                     pairs.executemany(
@@ -302,18 +310,18 @@ class SparseBuild:
                 f"{self._how_to_go_on}"
             )
 
-    def _recognise(self, pairs: sqlite3.Connection, anchors: Sequence[Query], items: Items) -> None:
+    def _recognise(self, pairs: sqlite3.Connection, anchors: Sequence[Query], items: Items) -> Drift | None:
         """Compare a few scores, so that one index never holds those of two scorers; weights tell by their hash."""
         found = pairs.execute("SELECT anchor, positions, scores FROM rows LIMIT 1").fetchone()
         if found is None or self._scorer.card.weights is not None:
-            return
+            return None
         positions, scores = np.frombuffer(found[1], dtype="<i8"), np.frombuffer(found[2], dtype="<f8")
         some = np.unique(np.linspace(0, len(positions) - 1, _PAIRS_TO_RECOGNISE).astype(int))
         asked = [(anchors[found[0]], item) for item in items.at(positions[some].tolist())]
         with asking(self._scorer):
             now = check_scores(past_cache(self._scorer).score(asked), asked)
         built = read_manifest(self.staged).scorer
-        compare(scores[some], now, dtype=self._dtype, where=self.path, built=built, given=self._scorer.card)
+        return compare(scores[some], now, dtype=self._dtype, where=self.path, built=built, given=self._scorer.card)
 
     @contextlib.contextmanager
     def _telling_full_disk(self) -> Iterator[None]:
@@ -352,11 +360,20 @@ class _Unscored:
 class _Reports:
     """Progress as builds tell it; a block is an anchor query."""
 
-    def __init__(self, progress: Callable[[Progress], None] | None, *, done: int, anchors: int, per_query: int) -> None:
+    def __init__(
+        self,
+        progress: Callable[[Progress], None] | None,
+        *,
+        done: int,
+        anchors: int,
+        per_query: int,
+        drift: Drift | None,
+    ) -> None:
         self._progress = progress
         self._resumed = self._done = done
         self._anchors = anchors
         self._per_query = per_query
+        self._drift = drift
         self._began = time.perf_counter()
         self.add(0)
 
@@ -376,6 +393,7 @@ class _Reports:
                 seconds=seconds,
                 pairs_per_second=paid / max(seconds, 1e-9),
                 resumed_blocks=self._resumed,
+                drift=self._drift,
             )
         )
 

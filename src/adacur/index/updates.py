@@ -122,7 +122,8 @@ class Update:
         # Of the items as they were: where each is now, -1 for one that was removed.
         self._places = np.arange(self._n_items)
         self._new_ids: list[str] = []
-        self.calls = 0
+        # Scorer calls: for scores to keep, to recognise the scorer, and to time it.
+        self.calls = self.recognising = self.timing = 0
         self.compacted = False
 
     @property
@@ -199,7 +200,7 @@ class Update:
     ) -> None:
         """Score new anchor queries against every item; one that was interrupted goes on when asked for again."""
         new = self.check_new_anchors(queries)
-        part = self._scored(_Listed(self._view().items), new, scorer=scorer, progress=progress, **options)
+        part = self._scored(self._view().items, new, scorer=scorer, progress=progress, **options)
         self._parts.append(Part.whole(self._index, part, first_column=len(self._anchors)))
         self._anchors += new
 
@@ -212,7 +213,7 @@ class Update:
         values = np.asarray(scores)
         if values.shape != (len(new), self._n_items):
             raise InputError(f"Scores are (queries, items), {(len(new), self._n_items)}; got shape {values.shape}.")
-        values = check_grid(values, new, _Listed(view.items))
+        values = check_grid(values, new, view.items)
         cells = None if exact is None else np.asarray(exact, dtype=np.bool_)
         if cells is not None and cells.shape != values.shape:
             raise InputError(f"exact has the shape of the scores, {values.shape}; got {cells.shape}.")
@@ -235,13 +236,16 @@ class Update:
         ids = [_checked(item).id for item in items]
         if not ids:
             raise EmptyInput(_NO_ITEMS)
-        self._take_out(_distinct(ids, "item"))
+        wanted = _distinct(ids, "item")
+        self._check_there(wanted, instead=" Use add for new items.")
+        self._take_out(wanted)
 
-    def _check_there(self, wanted: Sequence[str]) -> dict[str, int]:
+    def _check_there(self, wanted: Sequence[str], *, instead: str = "") -> dict[str, int]:
         there = self._current.items.found(wanted)
         missing = [id_ for id_ in wanted if id_ not in there or self._places[there[id_]] < 0]
         if missing:
-            raise UnknownName(f"{_named(missing)} {'is' if len(missing) == 1 else 'are'} not in {self._index}.")
+            verb = "is" if len(missing) == 1 else "are"
+            raise UnknownName(f"{_named(missing)} {verb} not in {self._index}.{instead}")
         return there
 
     def _take_out(self, wanted: Sequence[str]) -> None:
@@ -360,13 +364,15 @@ class Update:
             )
         )[:16]
         path = f"{PARTS}/{name}"
-        calls = self.calls
+        calls, recognising, timing = self.calls, self.recognising, self.timing
         found_done: int | None = None
 
         def told(now: Progress) -> None:
             nonlocal found_done
             found_done = now.pairs_done if found_done is None else found_done
             self.calls = calls + now.pairs_done - found_done
+            self.recognising = recognising + (0 if now.drift is None else now.drift.n_probes)
+            self.timing = timing + now.timed
             if progress is not None:
                 progress(now)
 
@@ -429,23 +435,6 @@ class Update:
                 "another. Keep an anchor query, or an item, that was scored."
             )
         return spread_probes(remembered)
-
-
-class _Listed(Sequence[Item]):
-    """Stored items one after the other, read as they are asked for."""
-
-    def __init__(self, items: Items) -> None:
-        self._items = items
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __getitem__(self, position: Any) -> Any:
-        return self._items.at([position])[0]
-
-    def __iter__(self) -> Iterator[Item]:
-        for start in range(0, len(self._items), 1024):
-            yield from self._items.at(range(start, min(start + 1024, len(self._items))))
 
 
 class _AsStored:

@@ -26,6 +26,7 @@ __all__ = [
     "exact_cells",
     "hold_version",
     "live_blocks",
+    "n_exact_cells",
     "nobody_reads",
     "read_parts",
     "write_parts",
@@ -130,6 +131,21 @@ def exact_cells(parts: Sequence[Part], *, n_items: int, n_anchors: int) -> BoolA
         rows, columns = np.flatnonzero(part.rows >= 0), np.flatnonzero(part.columns >= 0)
         cells[np.ix_(part.rows[rows], part.columns[columns])] = known[np.ix_(rows, columns)]
     return cells
+
+
+def n_exact_cells(parts: Sequence[Part]) -> int:
+    """How many of the scores that count the scorer gave; read in blocks, whatever the number of items."""
+    total = 0
+    for part in parts:
+        rows, columns = np.flatnonzero(part.rows >= 0), part.columns >= 0
+        file = part.folder / EXACT / "cells.npy"
+        if not file.exists():
+            total += len(rows) * int(columns.sum())
+            continue
+        packed, counts = np.load(file, mmap_mode="r"), np.packbits(columns)
+        for start in range(0, len(rows), _BLOCK_ITEMS):
+            total += int(np.unpackbits(packed[rows[start : start + _BLOCK_ITEMS]] & counts).sum(dtype=np.int64))
+    return total
 
 
 class Reading:

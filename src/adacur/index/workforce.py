@@ -48,14 +48,14 @@ class Workforce:
         """While it can be counted and employed."""
         return connected(self.address) if self.engine == "ray" else contextlib.nullcontext()
 
-    def check(self, scorer: Scorer) -> None:
-        """Refuse a scorer that cannot work in as many places as are asked for."""
+    def check(self, scorer: Scorer, *, cached: bool = False) -> None:
+        """Refuse a scorer that cannot work in as many places as are asked for, such as one that is to be `cached`."""
         if self.engine == "local" and self.workers in (None, 1):
             return
-        if past_cache(scorer) is not scorer:
+        if cached or past_cache(scorer) is not scorer:
             raise InputError(
-                "A score cache is a file of one process's scorer. Build without a cache, or in one process: "
-                "engine='local' and no workers."
+                "A score cache is a file of one process's scorer. Leave the cache out, or score in one process: "
+                "without engine (--engine) and workers (--workers)."
             )
         devices = len(self._replicas(scorer)) or (1 if next(_reopenings(scorer)).gpus else None)
         if self.engine == "local" and devices is not None and self.workers is not None and self.workers > devices:

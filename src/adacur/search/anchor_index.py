@@ -550,9 +550,11 @@ class AnchorIndex:
         return change
 
     def _scoring(self, who: Workforce, **options: Any) -> dict[str, Any]:
-        def scorer(version: IndexFolder) -> Scorer:
+        def scorer(version: IndexFolder) -> tuple[Scorer, int]:
+            was_open = isinstance(self._scorer, Scorer)
             who.check(self.scorer)
-            return self._known_scorer(version)
+            measured = (None if was_open else self.drift, self._recognise(version))
+            return self.scorer, sum(drift.n_probes for drift in measured if drift is not None)
 
         return {"scorer": scorer, "stages": self._stages, **asdict(who), **options}
 
@@ -563,13 +565,11 @@ class AnchorIndex:
         assert self._reopen is not None
         return {name: opened() for name, opened in self._reopen.first(version).items()}
 
-    def _known_scorer(self, version: IndexFolder) -> Scorer:
-        """The scorer, once it is known to be the one that built the index."""
-        scorer = self.scorer
-        if not self._recognised:
-            check_scorer(version, scorer)
-            self._recognised = True
-        return scorer
+    def _recognise(self, version: IndexFolder) -> Drift | None:
+        """Refuse another scorer than the one that built the index; None where nothing had to be measured."""
+        drift = None if self._recognised else check_scorer(version, self.scorer)
+        self._recognised = True
+        return drift
 
     @staticmethod
     @contextmanager

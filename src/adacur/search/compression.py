@@ -199,6 +199,12 @@ class KeyedItems:
     def __len__(self) -> int:
         return len(self._items)
 
+    def __getitem__(self, position: int) -> Item:
+        return self._items[position]
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._items)
+
     def at(self, positions: Iterable[int]) -> list[Item]:
         """The items at these positions, in that order."""
         return self._items.at(positions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +18,18 @@ from adacur.search.tuned import TUNED
 
 __all__ = ["Change", "ScoringBar", "add_anchor_queries", "add_items", "change_index", "replace_items"]
 
+_log = logging.getLogger("adacur.change")
+
 OpenStages = Callable[[IndexFolder], Mapping[str, Retriever]]
+OpenScorer = Callable[[IndexFolder], tuple[Scorer, int]]
+"""To the scorer of a version, once it is recognised, and the calls that took."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a change made of an index: its `version` now, what it holds, and the scorer `calls` that were paid.
+    """What a change made of an index: its `version` now, what it holds, and the scorer `calls` paid for new scores.
 
+    Beside these, `recognising` calls went into recognising the scorer and `timing` into choosing the size of a block.
     `lost` names what belonged to the version before and is to be made again: "compressed features", "tunings".
     """
 
@@ -31,6 +37,8 @@ class Change:
     items: int
     anchors: int
     calls: int
+    recognising: int = 0
+    timing: int = 0
     lost: tuple[str, ...] = ()
 
 
@@ -55,22 +63,27 @@ def change_index(
             if was and not remains
         ]
         counts = (len(folder.items), len(folder.anchor_queries))
-        return folder, Change(folder.version, *counts, calls=update.calls, lost=tuple(lost))
+        beside = {"recognising": update.recognising, "timing": update.timing}
+        return folder, Change(folder.version, *counts, calls=update.calls, **beside, lost=tuple(lost))
 
 
 def add_items(
     update: Update,
     items: Iterable[Item],
     *,
-    scorer: Callable[[IndexFolder], Scorer],
+    scorer: OpenScorer,
     stages: OpenStages,
     **options: Any,
 ) -> None:
     """Ask for new items; whatever cannot be is refused before the scorer is opened."""
     items = repeatable(items)
-    update.check_new_items(items)
+    n_new = update.check_new_items(items)
     check_first_stages_follow(stages(update.current).values())
-    update.add(items, scorer=scorer(update.current), **options)
+    opened, calls = scorer(update.current)
+    update.recognising += calls
+    new = "1 item" if n_new == 1 else f"{n_new:,} items"
+    _log_calls(f"{new} × {update.n_anchors:,} anchor queries", n_new * update.n_anchors)
+    update.add(items, scorer=opened, **options)
 
 
 def replace_items(update: Update, items: Iterable[Item], **options: Any) -> None:
@@ -84,13 +97,21 @@ def add_anchor_queries(
     update: Update,
     queries: Iterable[Query],
     *,
-    scorer: Callable[[IndexFolder], Scorer],
+    scorer: OpenScorer,
     stages: OpenStages,
     **options: Any,
 ) -> None:
     """Ask for new anchor queries; first stages know none of them."""
-    update.check_new_anchors(queries)
-    update.add_anchors(queries, scorer=scorer(update.current), **options)
+    n_new = len(update.check_new_anchors(queries))
+    opened, calls = scorer(update.current)
+    update.recognising += calls
+    new = "1 anchor query" if n_new == 1 else f"{n_new:,} anchor queries"
+    _log_calls(f"{new} × {update.n_items:,} items", n_new * update.n_items)
+    update.add_anchors(queries, scorer=opened, **options)
+
+
+def _log_calls(grid: str, calls: int) -> None:
+    _log.info("%s = %s scorer calls.", grid, f"{calls:,}")
 
 
 class ScoringBar:

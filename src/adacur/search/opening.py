@@ -14,7 +14,7 @@ from adacur.core.protocols import Scorer, ScorerCard
 from adacur.core.records import Item, Query
 from adacur.core.spelling import did_you_mean
 from adacur.data import fetch, names, pseudo_queries
-from adacur.index import Drift, IndexFolder, build_scores, check_scorer, is_finished
+from adacur.index import Drift, IndexFolder, Progress, build_scores, check_scorer, is_finished
 from adacur.retrievers import bge_small
 from adacur.scorers import Cached
 from adacur.scorers import scorer as opened_scorer
@@ -24,7 +24,7 @@ from adacur.search.first_stages import FirstStage, add_first_stages, check_first
 from adacur.search.living import ScoringBar
 from adacur.search.search_log import SearchLog
 from adacur.search.sharded import Shards, open_shards
-from adacur.search.sparse_build import RANDOM_SHARE, build_sparse, check_not_sparse, check_sparse
+from adacur.search.sparse_build import RANDOM_SHARE, build_sparse, check_not_sparse, check_random_share, check_sparse
 from adacur.search.tuning import FEWEST_QUERIES
 
 __all__ = ["build", "compress", "encoder", "load", "scorer"]
@@ -85,7 +85,7 @@ def build(
     cache: str | Path | None = None,
     tune: bool = True,
     sparse: float | None = None,
-    random_share: float = RANDOM_SHARE,
+    random_share: float | None = None,
     engine: str = "local",
     address: str | None = None,
     workers: int | None = None,
@@ -102,7 +102,7 @@ def build(
     does an index of more than 100 million scores, which would have to be held in memory for it.
 
     With `sparse`, a number of items or a share of them such as .05, each anchor query is scored against so many items
-    only: its best under the dense first stage, which is then needed, and a `random_share` of them at random. The
+    only: its best under the dense first stage, which is then needed, and a `random_share` of them (0.1) at random. The
     other scores are predicted. Such an index is not tuned: its anchor queries' true best are not known.
 
     `workers` processes score side by side, here or, with `engine="ray"`, on the Ray cluster at `address`; without an
@@ -111,6 +111,7 @@ def build(
     """
     dual = _open_encoder(encoder)
     check_first_stages(first, encoder=dual)
+    check_random_share(random_share, sparse=sparse)
     if sparse is not None:
         check_sparse(first, engine=engine, address=address, workers=workers)
     opened = _cached(_open_scorer(scorer), cache)
@@ -119,6 +120,14 @@ def build(
         items = list(items)
         anchor_queries = pseudo_queries(items, anchor_queries, seed=seed)
     bar = ScoringBar() if progress else None
+    drift: Drift | None = None
+
+    def told(now: Progress) -> None:
+        nonlocal drift
+        drift = now.drift
+        if bar:
+            bar.show(now)
+
     try:
         if sparse is not None:
             folder = build_sparse(
@@ -127,12 +136,12 @@ def build(
                 scorer=opened,
                 path=path,
                 sparse=sparse,
-                random_share=random_share,
+                random_share=RANDOM_SHARE if random_share is None else random_share,
                 first=first,
                 encoder=dual,
                 dtype=dtype,
                 seed=seed,
-                progress=bar.show if bar else None,
+                progress=told,
                 show_encoding=progress,
             )
         else:
@@ -145,7 +154,7 @@ def build(
                 dtype=dtype,
                 block_items=block_items,
                 seed=seed,
-                progress=bar.show if bar else None,
+                progress=told,
                 engine=engine,
                 address=address,
                 workers=workers,
@@ -154,7 +163,7 @@ def build(
         if bar:
             bar.close()
     add_first_stages(first, items=folder.items, path=folder.path, encoder=dual, progress=progress)
-    index = _opened(folder, scorer=opened, encoder=dual, check=was_finished, built=not was_finished)
+    index = _opened(folder, scorer=opened, encoder=dual, check=was_finished, built=not was_finished, drift=drift)
     if tune and sparse is None and not was_finished and len(index) * len(index.anchor_queries) <= _SCORES_TO_TUNE_BY:
         _tune_quickly(index, seed=seed)
     return index
@@ -199,7 +208,7 @@ def load(
     find the same as without. Such an index searches and does nothing else; close it to end the actors.
     """
     if address is not None and shards is None:
-        raise InputError(f"address is where shards are held; give shards=… too. Got address={address!r}.")
+        raise InputError(f"address is where shards are held; give shards=… (--shards) too. Got address={address!r}.")
     folder = IndexFolder.open(path)
     # A file that is no log is told before a search is paid for.
     kept = None if log is None else SearchLog(log)
@@ -248,8 +257,10 @@ def _opened(
     built: bool = False,
     log: SearchLog | None = None,
     shards: Shards | None = None,
+    drift: Drift | None = None,
 ) -> AnchorIndex:
-    drift = check_scorer(folder, scorer) if scorer is not None and check else None
+    if scorer is not None and check:
+        drift = check_scorer(folder, scorer)
 
     def named_scorer(version: IndexFolder) -> tuple[Scorer, Drift | None]:
         return _named_scorer(version, check=check, cache=cache)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ _FEWEST_SCORED = 20
 @dataclass(frozen=True, slots=True)
 class Refreshed:
     """What became of a log. Of its `queries`, each counted once, `added` are anchor queries now; `known` were already,
-    `too_few` had too few scores for items that are still as they were, and `beyond_limit` were left for next time.
+    `too_few` had too few scores for items that are still as they were, `beyond_limit` were left for next time, and
+    `other_scorer` were scored only by others than that of the index. `new_ids` are those of the anchor queries added.
     """
 
     queries: int
@@ -39,7 +40,9 @@ class Refreshed:
     known: int
     too_few: int
     beyond_limit: int
+    other_scorer: int
     anchors: int
+    new_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +65,7 @@ def refresh(
     """Turn logged searches into anchor queries of the index in a folder; no scorer is called.
 
     At most `limit` are added: those with most scores first, then the newest. Scores are used only for items whose text
-    is still the one that was scored. A log of another scorer is refused.
+    is still the one that was scored. Searches by another scorer are left out; a log of nothing else is refused.
     """
     if limit < 1 or fewest_scored < 1:
         raise InputError(f"limit and fewest_scored count from 1; got {limit} and {fewest_scored}.")
@@ -74,7 +77,9 @@ def refresh(
         folder = update.current
         first = open_first_stages(folder.home, encoder=encoder)
         index = AnchorIndex(folder, first=first, card=folder.manifest.scorer, path=folder.path)
-        paid = _paid_for(_of_scorer(log, index.card, path=Path(path)), folder.items)
+        logged = _Logged(log, index.card)
+        paid = _paid_for(logged, folder.items)
+        logged.check_some_left(path)
         there = {query.text for query in index.anchor_queries} | {query.id for query in index.anchor_queries}
         new = [own for own in paid if own.query.text not in there and own.query.id not in there]
         enough = [own for own in new if len(own.scores) >= fewest_scored]
@@ -90,12 +95,14 @@ def refresh(
             update.add_anchor_scores([own.query for own in chosen], scores, exact=exact)
             update.switch()
         return Refreshed(
-            queries=len(paid),
+            queries=len(paid) + len(logged.other_scorer),
             added=len(chosen),
             known=len(paid) - len(new),
             too_few=len(new) - len(enough),
             beyond_limit=len(enough) - len(chosen),
+            other_scorer=len(logged.other_scorer),
             anchors=len(index.anchor_queries) + len(chosen),
+            new_ids=tuple(own.query.id for own in chosen),
         )
 
 
@@ -123,15 +130,37 @@ def complete_searches(
     return values, exact
 
 
-def _of_scorer(log: SearchLog, card: ScorerCard | None, *, path: Path) -> Iterable[LoggedSearch]:
-    """The searches, or an error where one was not scored by the scorer of the index."""
-    for search in log:
-        if card is None or _identity(search.card) != _identity(card):
-            raise WrongScorer(
-                f"{log.path} holds searches scored by {_told(search.card, card)}; {path} was built with "
-                f"{_told(card, search.card)}. Keep a log per scorer."
-            )
-        yield search
+class _Logged:
+    """The searches of a log that a scorer scored, and, once they are read, the texts that only others scored."""
+
+    def __init__(self, log: SearchLog, card: ScorerCard | None) -> None:
+        self._log = log
+        self._card = card
+        self._own: set[str] = set()
+        self._others: dict[str, ScorerCard] = {}
+
+    def __iter__(self) -> Iterator[LoggedSearch]:
+        for search in self._log:
+            if self._card is None or _identity(search.card) != _identity(self._card):
+                self._others.setdefault(search.query.text, search.card)
+                continue
+            self._own.add(search.query.text)
+            yield search
+
+    @property
+    def other_scorer(self) -> set[str]:
+        """Texts of queries that the scorer never scored."""
+        return self._others.keys() - self._own
+
+    def check_some_left(self, path: str | Path) -> None:
+        """Refuse a log that is not empty and of other scorers alone."""
+        if self._own or not self._others:
+            return
+        other = next(iter(self._others.values()))
+        raise WrongScorer(
+            f"{self._log.path} holds only searches scored by {_told(other, self._card)}; {path} was built with "
+            f"{_told(self._card, other)}. Give a log of searches in this index."
+        )
 
 
 def _told(card: ScorerCard | None, other: ScorerCard | None) -> str:

@@ -22,10 +22,19 @@ from adacur.index.table import distinct_anchors
 from adacur.retrievers import Dense
 from adacur.search.first_stages import FirstStage, add_first_stages, open_first_stages
 
-__all__ = ["RANDOM_SHARE", "build_sparse", "check_not_sparse", "check_sparse", "dense_among"]
+__all__ = ["RANDOM_SHARE", "build_sparse", "check_not_sparse", "check_random_share", "check_sparse", "dense_among"]
 
 # Of the items that an anchor query is scored against; chosen by replay (docs/decisions/0034-cheap-index.md).
 RANDOM_SHARE = 0.1
+
+
+def check_random_share(random_share: float | None, *, sparse: float | None) -> None:
+    """Refuse a share of nothing."""
+    if random_share is not None and sparse is None:
+        raise InputError(
+            f"random_share is a share of the items that sparse counts; got {random_share} without it. Give "
+            "sparse=… (--sparse) too."
+        )
 
 
 def check_sparse(stages: Sequence[FirstStage], *, engine: str, address: str | None, workers: int | None) -> None:

@@ -114,9 +114,14 @@ def test_records_are_read_one_by_one(tmp_path) -> None:
     [
         ("a.jsonl", '{"_id": "a", "text": "x"}\n{', FileFormatError, r"a\.jsonl, line 2: not JSON"),
         ("a.jsonl", "[1]\n", FileFormatError, "line 1: each line is a JSON object; got list"),
-        ("a.jsonl", '{"key": "a", "text": "x"}\n', FileFormatError, r"line 1: no id.*found 'key', 'text'.*id_field"),
+        (
+            "a.jsonl",
+            '{"key": "a", "text": "x"}\n',
+            FileFormatError,
+            r"line 1: no id.*found 'key', 'text'.*id_field .--id-field",
+        ),
         ("a.jsonl", '{"_id": null, "text": "x"}\n', FileFormatError, "field '_id' holds None"),
-        ("a.jsonl", '{"_id": "a", "words": "x"}\n', FileFormatError, r"line 1: no text.*text_fields"),
+        ("a.jsonl", '{"_id": "a", "words": "x"}\n', FileFormatError, r"line 1: no text.*text_fields .--text-field"),
         ("a.jsonl", '{"_id": "a", "text": ["x"]}\n', FileFormatError, "field 'text' should be a text; it is a list"),
         ("a.jsonl", '{"_id": "a", "text": " "}\n', EmptyInput, "line 1: the record has no text"),
         ("a.jsonl", lines({"_id": 1, "text": "x"}, {"_id": "1", "text": "y"}), DuplicateId, "line 2: .*'1'.*line 1"),

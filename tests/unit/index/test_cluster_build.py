@@ -285,7 +285,7 @@ def test_a_workforce_that_makes_no_sense_is_refused_before_anything_is_written(t
 
 def test_a_cache_a_scorer_that_cannot_travel_and_too_few_devices_are_refused(tmp_path) -> None:
     scorer = FunctionScorer(score, name="sines")
-    with Cached(scorer, tmp_path / "cache") as cached, pytest.raises(InputError, match="without a cache"):
+    with Cached(scorer, tmp_path / "cache") as cached, pytest.raises(InputError, match="Leave the cache out"):
         build(tmp_path / "index", cached, workers=2)
     with pytest.raises(ScorerFailed, match=r"does not pickle.*top of a module"):
         build(tmp_path / "index", FunctionScorer(lambda pairs: score(pairs), name="sines"), workers=2)

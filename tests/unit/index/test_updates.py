@@ -34,8 +34,10 @@ from adacur.core.errors import (
     UnknownName,
     WrongScorer,
 )
+from adacur.core.records import ItemList
 from adacur.core.seeds import item_keys
 from adacur.index import IndexFolder, Manifest, Probe, home_of, locked, read_manifest, updating
+from adacur.index.items import StoredItems
 from adacur.index.probes import spread_probes
 from tests import living_world as world
 from tests.living_world import Counted, build, item, query
@@ -111,7 +113,7 @@ def test_a_version_is_what_was_asked_for_and_every_part_is_verified(path) -> Non
         (lambda index: index.remove("i1"), InputError, r"\['i1'\]"),
         (lambda index: index.remove([1]), InputError, "strings"),
         (lambda index: index.remove(["\ud800"]), InputError, "not Unicode"),
-        (lambda index: index.replace([item(20)]), UnknownName, "'i20' is not in"),
+        (lambda index: index.replace([item(20)]), UnknownName, r"'i20' is not in .*\. Use add for new items\."),
         (lambda index: index.replace(["text"]), InputError, "Item"),
         (lambda index: index.replace([]), EmptyInput, "no items"),
         (lambda index: index.replace([item(3), item(3)]), DuplicateId, "'i3' occurs more than once"),
@@ -247,7 +249,36 @@ def test_an_addition_that_was_interrupted_goes_on_where_it_stopped(path) -> None
     change = index.add(iter(new), block_items=4, progress=False)
     assert (change.calls, change.items) == (20 * 4 - 16, 31)
     # Some known scores are asked for again, to recognise the scorer: probes, and some of a finished block.
-    assert scorer.calls - change.calls <= 32 + 8
+    assert scorer.calls == change.calls + change.recognising
+    assert 4 < change.recognising <= 32 + 8
+
+
+@pytest.mark.parametrize(("check", "recognising"), [(True, 0), (False, 32)])
+def test_a_change_tells_the_calls_that_it_spent_on_recognising_the_scorer(path, check, recognising) -> None:
+    index = adacur.load(path, scorer=(scorer := Counted()), check=check)
+    before = scorer.calls
+    first, second = (index.add([item(number)], progress=False) for number in (20, 21))
+    assert [(change.calls, change.recognising) for change in (first, second)] == [(4, recognising), (4, 0)]
+    assert scorer.calls - before == 8 + recognising
+
+
+def test_a_change_tells_the_calls_that_it_spent_on_timing_the_scorer(path) -> None:
+    index = load(path, scorer := Counted())
+    change = index.add((item(number) for number in range(20, 5_028)), progress=False)
+    assert (change.calls, change.recognising) == (5_008 * 4, 32)
+    assert 0 < change.timing == scorer.calls - change.calls - 32
+
+
+def test_items_are_read_one_by_one_and_by_position(path) -> None:
+    index = load(path)
+    index.add([item(20)], progress=False)
+    index.remove(["i0"])
+    for items in (index.items, StoredItems(path), ItemList([item(1), item(2)])):
+        everything = items.at(range(len(items)))
+        assert list(items) == everything
+        assert [items[0], items[-1]] == [everything[0], everything[-1]]
+        with pytest.raises(IndexError):
+            items[len(items)]
 
 
 def test_other_metadata_of_the_same_text_is_not_forgotten(path) -> None:
@@ -389,7 +420,8 @@ def test_others_changes_are_built_upon(path) -> None:
     assert (ours.version, len(ours), theirs.version, len(theirs)) == (3, 12, 2, 13)
 
 
-def test_what_was_predicted_is_told_from_what_was_scored(path) -> None:
+def test_what_was_predicted_is_told_from_what_was_scored(path, monkeypatch) -> None:
+    monkeypatch.setattr("adacur.index.versions._BLOCK_ITEMS", 5)
     index = load(path)
     exact = np.zeros((2, 12), dtype=bool)
     exact[0, :5] = exact[1, 3:] = True
@@ -399,12 +431,15 @@ def test_what_was_predicted_is_told_from_what_was_scored(path) -> None:
     index.drop_anchors(["q0"])
     expected = np.delete(np.hstack([np.ones((12, 3), bool), exact.T]), 1, axis=0)
     assert np.array_equal(IndexFolder.open(path).exact_cells(), expected)
+    assert IndexFolder.open(path).n_exact == int(expected.sum())
     index.compact()
     folder = IndexFolder.open(path)
     assert np.array_equal(folder.exact_cells(), expected)
+    assert folder.n_exact == int(expected.sum())
     # A predicted score would make a stranger of the scorer.
     assert all(expected[probe.item, probe.anchor] for probe in folder.manifest.probes)
     index.drop_anchors(["q1", "q2", "q3", "q8"])
+    assert IndexFolder.open(path).n_exact == 4
     assert {probe.item for probe in IndexFolder.open(path).manifest.probes} <= set(range(4))
     adacur.load(path, scorer=world.score)
     cells = next(path.glob("parts/*/exact/cells.npy"))

@@ -175,6 +175,20 @@ def test_the_limit_keeps_the_queries_with_most_scores(path, tmp_path):
     assert [query.text for query in load(path).anchor_queries[30:]] == ["query 41", "query 42"]
 
 
+def test_searches_by_another_scorer_are_left_out_and_counted(path, tmp_path):
+    log = tmp_path / "log"
+    own, other = load(path, log), load(path, log, weights="others")
+    other.search_batch(NEW[:3], 5, budget=40)
+    own.search_batch([*NEW[2:4], ANCHORS[0]], 5, budget=40)
+    done = refresh(path, log)
+    assert (done.queries, done.added, done.known, done.other_scorer) == (5, 2, 1, 2)
+    new = IndexFolder.open(path).anchor_queries[30:]
+    assert {query.text for query in new} == {query.text for query in NEW[2:4]}
+    assert done.new_ids == tuple(query.id for query in new)
+    again = refresh(path, log)
+    assert (again.added, again.known, again.other_scorer, again.new_ids) == (0, 3, 2, ())
+
+
 def test_a_log_of_another_scorer_is_refused_and_the_index_left_as_it_was(path, tmp_path):
     log = tmp_path / "log"
     load(path, log, weights="others").search(NEW[0], 5, budget=40)

@@ -9,10 +9,19 @@ import pytest
 
 import adacur
 from adacur import Dense, Item, Query
-from adacur.core.errors import IndexMismatch, InputError, NonFiniteScore, ScorerFailed, StorageFull, WrongScorer
+from adacur.core.errors import (
+    IncompleteIndex,
+    IndexMismatch,
+    InputError,
+    NonFiniteScore,
+    ScorerFailed,
+    StorageFull,
+    WrongScorer,
+)
 from adacur.core.protocols import ScorerCard
 from adacur.index import IndexFolder, verify
-from adacur.index.sparse import read_sparsity, work_folder
+from adacur.index.manifest import read_manifest, work_folder
+from adacur.index.sparse import read_sparsity
 from adacur.retrievers.encoders import EncoderCard
 
 N_ITEMS, N_ANCHORS, DIMENSION = 300, 40, 8
@@ -114,9 +123,12 @@ def test_a_build_that_was_stopped_goes_on_without_paying_for_finished_queries_ag
     monkeypatch.setattr("adacur.index.sparse._PAIRS_PER_BLOCK", 120)
     path = tmp_path / "index"
     first, rest = Scorer(fails_after=1000), Scorer()
-    with pytest.raises(ScorerFailed, match="the machine is gone"):
+    with pytest.raises(ScorerFailed, match=r"the machine is gone.*Finished anchor queries are kept"):
         build(path, scorer=first)
     assert not path.exists()
+    for opens in (load, IndexFolder.open, read_manifest):
+        with pytest.raises(IncompleteIndex, match=r"sparse build .* lies in .*\.index\.sparse\. Run the same build"):
+            opens(path)
     index = build(path, scorer=rest)
     assert not set(first.asked) & set(rest.asked)
     assert len(first.asked) + len(rest.asked) == 60 * N_ANCHORS
@@ -198,6 +210,7 @@ def test_a_finished_sparse_index_is_opened_and_never_taken_for_a_complete_one(bu
         ({"sparse": float("inf")}, "share of all below 1"),
         ({"sparse": 300}, "nothing is left to predict"),
         ({"random_share": 2.0}, "0 to 1"),
+        ({"sparse": None, "random_share": 0.1}, r"share of the items that sparse counts.*--sparse"),
         ({"workers": 2}, "in one process"),
     ],
 )
@@ -266,6 +279,7 @@ def test_a_sparse_index_may_be_changed_and_still_knows_what_it_paid_for(built, t
     index = load(path)
     index.remove(["i0"])
     assert np.array_equal(IndexFolder.open(path).exact_cells(), cells[1:])
+    assert IndexFolder.open(path).n_exact == int(cells[1:].sum())
     index.compact()
     assert np.array_equal(IndexFolder.open(path).exact_cells(), cells[1:])
     assert verify(path).ok
