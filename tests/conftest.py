@@ -76,7 +76,9 @@ def ray_cluster():
 
     from adacur.engines.ray import connected
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    # By default Ray sets a third of the memory aside for objects, and each process that tests starts a cluster.
+    node = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 200 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args=node)
     try:
         with connected(cluster.address):
             yield cluster
