@@ -282,3 +282,23 @@ def test_shards_begin_and_end_with_spans() -> None:
 def test_floats_are_in_the_order_of_their_sortable_numbers() -> None:
     values = np.array([-np.inf, -3e38, -1.0, -1e-45, 0.0, 1e-45, 1.0, np.inf, np.nan], dtype=np.float32)
     assert (np.diff(sortable(values).astype(np.int64)) > 0).all()
+
+
+def test_shards_on_other_machines_open_an_index_in_a_store_by_its_url(s3_url, tmp_path, monkeypatch):
+    build(s3_url, n_items=200)
+    folder = IndexFolder.open(s3_url)
+
+    def on_another_machine(openers):
+        monkeypatch.setenv("ADACUR_CACHE", str(tmp_path / "another cache"))
+        # What the first machine keeps of the index is not there.
+        folder.path.rename(folder.path.with_name("away"))
+        try:
+            return StandingHere(openers)
+        finally:
+            folder.path.with_name("away").rename(folder.path)
+
+    shards = open_shards(folder, shards=2, engine=on_another_machine)
+    sharded = opening._opened(folder, scorer=adacur.scorer(score), encoder=Encoder(), check=False, shards=shards)
+    whole = adacur.load(folder.path, scorer=score, encoder=Encoder(), check=False)
+
+    assert_same(sharded.search_batch(QUERIES, 5, budget=30), whole.search_batch(QUERIES, 5, budget=30))
