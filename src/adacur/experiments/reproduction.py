@@ -475,13 +475,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "With an [EMB] cross-encoder trained on the collection, adaptive search finds more at every budget than "
         "one-shot ANNCUR, and that more than re-ranking a dual encoder; best of all is to start from a dual encoder.",
         partial(_compute_runs, keep=("recall@", JUDGED)),
-        partial(
-            _draw_runs,
-            figures={
-                "figure": partial(_by_budget, anchors=500),
-                "figure-100-anchors": lambda runs: curves(_with(runs, anchors=100)),
-            },
-        ),
+        partial(_draw_runs, figures={"figure": partial(_by_budget, anchors=500)}),
     ),
     "anchor-scatter": Experiment(
         "With 50 random anchor items the scores of the best items are badly approximated; with 50 anchor items drawn "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import socket
 import uuid
@@ -20,7 +19,7 @@ import numpy as np
 
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import DamagedIndex, IndexFolderError, IndexLocked, StorageUnavailable
-from adacur.index.manifest import Manifest, sync_path
+from adacur.index.manifest import Manifest, sync_path, write_atomically
 from adacur.index.object_store import ObjectPlace, elsewhere
 
 if TYPE_CHECKING:
@@ -274,7 +273,8 @@ class _Files:
         if not self._folder.is_dir():
             self._folder.mkdir(exist_ok=True)
             sync_path(self._folder.parent)
-        _write_durably(self._folder / name, content)
+        # A worker that was given up for dead may be writing the same record.
+        write_atomically(self._folder / name, content, contended=True)
 
     def names(self) -> list[str]:
         return [file.name for file in self._folder.glob("[!.]*")]
@@ -305,22 +305,6 @@ def _zarr_store(place: Place) -> Any:
 
 def _telling(place: Place, name: str) -> contextlib.AbstractContextManager[None]:
     return place.telling(name) if isinstance(place, ObjectPlace) else contextlib.nullcontext()
-
-
-def _write_durably(file: Path, content: bytes) -> None:
-    # A name of its own: a worker that was given up for dead may be writing the same record.
-    partial = file.with_name(f".{file.name}.{uuid.uuid4().hex}.partial")
-    try:
-        with partial.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(partial, file)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
-    sync_path(file.parent)
 
 
 _DIGEST_DIGITS = 32

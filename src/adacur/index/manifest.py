@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import platform
+import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
@@ -212,12 +213,15 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_atomically(folder / MANIFEST, _as_json(manifest))
 
 
-def write_atomically(file: Path, text: str) -> None:
-    """Write a file so that a crash leaves the old one or the new one, never half of it."""
-    partial = file.with_name(file.name + ".partial")
+def write_atomically(file: Path, content: str | bytes, *, contended: bool = False) -> None:
+    """Write a file so that a crash leaves the old one or the new one, never half of it.
+
+    `contended` where others may be writing the same file; else the next writer clears away what a crash left.
+    """
+    partial = file.with_name(f".{file.name}.{uuid.uuid4().hex}.partial" if contended else f"{file.name}.partial")
     try:
-        with partial.open("w", encoding="utf-8") as stream:
-            stream.write(text)
+        with partial.open("wb") as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(partial, file)

@@ -365,4 +365,4 @@ def test_every_experiment_ships_with_spec_results_and_words(name: str) -> None:
 
 
 def test_all_that_is_shipped_stays_small() -> None:
-    assert sum(file.stat().st_size for file in REPRODUCTION.rglob("*") if file.is_file()) < 7 * 2**20
+    assert sum(file.stat().st_size for file in REPRODUCTION.rglob("*") if file.is_file()) < 6 * 2**20
