@@ -33,13 +33,9 @@ from adacur import DriftWarning
 from adacur.data import cache_folder
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-EVERY_PAGE = [
-    *DOCUMENTS,
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "CHANGELOG.md",
-    *sorted((ROOT / "docs/decisions").glob("*.md")),
-]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+DOCUMENTS = [ROOT / "README.md", *(page for page in PAGES if page.parent.name != "decisions")]
+EVERY_PAGE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]
 
 FENCE = re.compile(
     r"^(?:<!-- not run: (?P<reason>.+?) -->\n+)?"
@@ -178,7 +174,11 @@ def comparable(output: str) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT)).removeprefix("docs/")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_every_example_runs_and_prints_what_is_shown(
     document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +203,7 @@ def test_a_block_that_is_marked_is_left_alone() -> None:
         list(run("```python\n1 / 0\n```\n"))
 
 
-@pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=name_of)
 def test_every_link_and_file_that_a_page_names_exists(page: Path) -> None:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     links = {link for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in link}
