@@ -3,6 +3,8 @@
 A fenced block is run by its language, in the order of the document, in a folder of its own:
 `python` in one namespace per document, a `text` block right behind it being what it prints; `console` and `bash`
 command by command, if it is an `adacur` command; and a block with `title="name"` is a file of that name.
+`adacur serve …` is started on a free port, and stopped at the end of the document; the `curl` commands and the Python
+behind it that say `localhost:8000` (or the `--port` given) reach it there.
 `<!-- not run: reason -->` above a block leaves it alone.
 
     python -m tests.functional.test_docs [--all] docs/cli.md …
@@ -14,12 +16,17 @@ forgive; with --all, everywhere.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -88,8 +95,70 @@ def blocks_of(text: str) -> list[Block]:
     ]
 
 
+class Servers:
+    """The servers that a document starts: each runs on a free port in place of the one that the document names."""
+
+    def __init__(self) -> None:
+        self.running: list[tuple[Shown, subprocess.Popen[bytes], Path]] = []
+        self.ports: dict[str, str] = {}
+
+    def start(self, command: str, shown: Shown) -> None:
+        named = re.search(r"--port[ =](\d+)", command)
+        wanted = named[1] if named else "8000"
+        command = re.sub(r"\s*&$", "", command)
+        port = self.ports[wanted] = str(free_port())
+        command = command.replace(named[0], f"--port {port}") if named else f"{command} --port {port}"
+        log = Path(f"serve-{port}.log")
+        server = subprocess.Popen(
+            ["bash", "-c", f"exec {command}"], stdout=log.open("w"), stderr=subprocess.STDOUT, env=shell()
+        )
+        self.running.append((shown, server, log.resolve()))
+        end = time.monotonic() + 120
+        while time.monotonic() < end and server.poll() is None:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://localhost:{port}/readyz"):
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"{command}\nis not ready:\n{log.read_text()}")
+
+    def reach(self, text: str) -> str:
+        for named, port in self.ports.items():
+            text = re.sub(rf"(localhost|127\.0\.0\.1):{named}\b", rf"\1:{port}", text)
+        return text
+
+    def printed(self, text: str) -> str:
+        for named, port in self.ports.items():
+            text = text.replace(f":{port}", f":{named}")
+        return text
+
+    def stop(self) -> Iterator[Shown]:
+        while self.running:
+            shown, server, log = self.running.pop()
+            server.send_signal(signal.SIGINT)
+            try:
+                server.wait(30)
+            finally:
+                server.kill()
+            yield dataclasses.replace(shown, printed=self.printed(log.read_text(encoding="utf-8")))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def run(text: str) -> Iterator[Shown]:
     """Run a document's examples in the current folder."""
+    servers = Servers()
+    try:
+        yield from run_blocks(text, servers)
+    finally:
+        stopped = list(servers.stop())
+    yield from stopped
+
+
+def run_blocks(text: str, servers: Servers) -> Iterator[Shown]:
     namespace: dict[str, object] = {"__name__": "__main__"}
     blocks = blocks_of(text)
     for block, after in zip(blocks, [*blocks[1:], None], strict=True):
@@ -98,11 +167,11 @@ def run(text: str) -> Iterator[Shown]:
         if block.title is not None:
             Path(block.title).write_text(block.body, encoding="utf-8")
         elif block.language == "python":
-            printed = run_python(block.body, namespace)
+            printed = servers.printed(run_python(servers.reach(block.body), namespace))
             if after is not None and after.language == "text" and not text[block.stop + 3 : after.start - 8].strip():
                 yield Shown(block.body, after.start, after.stop, after.body, printed)
         elif block.language in ("console", "bash"):
-            yield from run_commands(block, prompt="$ " if block.language == "console" else "")
+            yield from run_commands(block, servers, prompt="$ " if block.language == "console" else "")
 
 
 def run_python(code: str, namespace: dict[str, object]) -> str:
@@ -118,28 +187,35 @@ def run_python(code: str, namespace: dict[str, object]) -> str:
     return printed.getvalue()
 
 
-def run_commands(block: Block, *, prompt: str) -> Iterator[Shown]:
+def run_commands(block: Block, servers: Servers, *, prompt: str) -> Iterator[Shown]:
     starts = [found.start() for found in re.finditer(rf"^{re.escape(prompt)}(?=\S)", block.body, re.MULTILINE)]
     for start, stop in zip(starts, [*starts[1:], len(block.body)], strict=True):
         part = block.body[start:stop].removeprefix(prompt)
         command = re.match(r"(?:.*\\\n)*.*\n", part)
         assert command is not None
-        if not command.group().startswith("adacur"):
-            continue
-        shown = part[command.end() :]
+        line = command.group().strip()
+        text = part[command.end() :]
         where = block.start + start + len(prompt) + command.end()
-        printed = run_command(command.group().strip(), fails="Error: " in shown)
-        yield Shown(command.group().strip(), where, where + len(shown), shown, printed)
+        shown = Shown(line, where, where + len(text), text, printed="")
+        if line.startswith("adacur serve "):
+            servers.start(line, shown)
+        elif line.startswith("adacur") or (line.startswith("curl") and servers.running):
+            printed = run_command(servers.reach(line), fails="Error: " in text)
+            yield dataclasses.replace(shown, printed=servers.printed(printed))
+
+
+def shell() -> dict[str, str]:
+    scripts = Path(sys.executable).parent
+    return os.environ | {"PATH": f"{scripts}:{os.environ['PATH']}", "COLUMNS": str(WIDTH), "NO_COLOR": "1"}
 
 
 def run_command(command: str, *, fails: bool) -> str:
-    scripts = Path(sys.executable).parent
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=os.environ | {"PATH": f"{scripts}:{os.environ['PATH']}", "COLUMNS": str(WIDTH), "NO_COLOR": "1"},
+        env=shell(),
         check=False,
     )
     assert (done.returncode != 0) == fails, f"{command}\nended with {done.returncode}:\n{done.stdout}"
@@ -239,7 +315,7 @@ def write_outputs(document: Path, *, everywhere: bool) -> None:
     here = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        for example in reversed(list(run(text))):
+        for example in sorted(run(text), key=lambda example: -example.start):
             if everywhere or example.missing is not None or not comparable(example.shown):
                 text = text[: example.start] + without_progress(example.printed) + text[example.stop :]
         os.chdir(here)
