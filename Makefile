@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench docs clean
 
 help: ## Show what can be made.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -18,7 +18,12 @@ $(VENV)/dev.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) torch==2.13.0
 	$(INSTALL) -e '.[dev]'
-	@touch $@ $(VENV)/demo.stamp
+	@touch $@ $(VENV)/demo.stamp $(VENV)/docs.stamp
+
+$(VENV)/docs.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) -e '.[docs]'
+	@touch $@
 
 demo: $(VENV)/demo.stamp ## Fetch the models and 10,033 articles, search them, build a small index.
 	$(BIN)/adacur demo
@@ -37,5 +42,8 @@ bench: $(VENV)/dev.stamp ## Overhead of a search, and recall by replay where sco
 	$(BIN)/python benchmarks/search_overhead.py
 	$(if $(SCORES),$(BIN)/python benchmarks/recall_at_budget.py $(foreach dir,$(SCORES),--scores $(dir)))
 
+docs: $(VENV)/docs.stamp ## Build the documentation into site/; a warning is an error.
+	$(BIN)/python docs/build.py
+
 clean: ## Remove the environment and caches.
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,146 @@
+"""Build the site: stage its pages, then let Zensical render them into site/.
+
+    python docs/build.py [FOLDER]
+
+The pages of docs/, the reproduction's, the changelog and the notebooks are copied to FOLDER/build/docs, where
+Zensical reads them, with links between them that hold there. A link to a file of the repository that is not on the
+site becomes plain text. Any warning of Zensical's ends the build.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+FENCE = re.compile(r"^(```+|~~~+).*?^\1\s*$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?P<image>!?)\[(?P<text>(?:[^\[\]]|\[[^\[\]]*\])*)\]\((?P<target>[^)\s#]*)(?P<anchor>#[^)\s]*)?\)")
+
+
+def pages() -> dict[Path, Path]:
+    """Every file of the site: where it lies in the repository, and where on the site."""
+    files = {ROOT / "CHANGELOG.md": Path("changelog.md"), ROOT / "CONTRIBUTING.md": Path("contributing.md")}
+    for file in sorted((ROOT / "docs").rglob("*")):
+        path = file.relative_to(ROOT / "docs")
+        if file.suffix == ".ipynb":
+            files[file] = path.with_suffix(".md")
+        elif file.suffix in (".md", ".png", ".svg", ".css"):
+            files[file] = path
+    for file in sorted((ROOT / "reproduction").glob("**/*")):
+        # reproduction/ itself is the page docs/reproduction.md.
+        path = Path("experiments") / file.relative_to(ROOT / "reproduction")
+        if file.name == "README.md":
+            files[file] = path.with_name("index.md")
+        elif file.name == "table.md" or file.suffix == ".png":
+            files[file] = path
+    # The folder of decisions has a page of its own on the site, and so has what the README says.
+    files[ROOT / "docs/decisions"] = Path("decisions/index.md")
+    files[ROOT / "README.md"] = Path("index.md")
+    return files
+
+
+def with_links_of_the_site(text: str, source: Path, files: dict[Path, Path]) -> str:
+    """A page whose links hold on the site; those that leave it become their text."""
+
+    def rewrite(found: re.Match[str]) -> str:
+        target, anchor = found["target"], found["anchor"] or ""
+        if not target or re.match(r"[a-z]+:", target):
+            return found[0]
+        place = (source.parent / target).resolve()
+        if place not in files:
+            return found["text"]
+        relative = os.path.relpath(files[place], files[source].parent)
+        return f"{found['image']}[{found['text']}]({relative}{anchor})"
+
+    parts, end = [], 0
+    for fence in FENCE.finditer(text):
+        parts += [LINK.sub(rewrite, text[end : fence.start()]), fence[0]]
+        end = fence.end()
+    return "".join([*parts, LINK.sub(rewrite, text[end:])])
+
+
+def page_of(notebook: dict[str, Any], *, name: str) -> tuple[str, dict[str, bytes]]:
+    """A notebook as Markdown, and the pictures that it shows."""
+    parts: list[str] = []
+    pictures: dict[str, bytes] = {}
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"]).rstrip()
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            if "image/png" in data:
+                picture = f"{name}-{len(pictures) + 1}.png"
+                pictures[picture] = base64.b64decode("".join(data["image/png"]))
+                parts.append(f"![{cell['metadata'].get('alt', 'What the cell above draws')}]({picture})")
+            elif printed := "".join(output.get("text", data.get("text/plain", ""))).rstrip():
+                parts.append(f"```text\n{printed}\n```")
+    return "\n\n".join(parts) + "\n", pictures
+
+
+def list_of_decisions() -> str:
+    lines = [
+        "# Decisions",
+        "",
+        "Half a page for each choice that had a rival: what was chosen, what was not, and what was measured.",
+        "",
+    ]
+    for file in sorted((ROOT / "docs/decisions").glob("*.md")):
+        title = file.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+        lines.append(f"- [{title}]({file.name})")
+    return "\n".join(lines) + "\n"
+
+
+def stage(folder: Path) -> None:
+    """Write what Zensical reads into `folder`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    files = pages()
+    for source, place in files.items():
+        target = folder / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source == ROOT / "docs/decisions":
+            target.write_text(list_of_decisions(), encoding="utf-8")
+        elif source.suffix == ".ipynb":
+            text, pictures = page_of(json.loads(source.read_text(encoding="utf-8")), name=source.stem)
+            links = {**files, **{source.parent / name: place.parent / name for name in pictures}}
+            target.write_text(with_links_of_the_site(text, source, links), encoding="utf-8")
+            for name, picture in pictures.items():
+                (target.parent / name).write_bytes(picture)
+        elif source.suffix == ".md" and source != ROOT / "README.md":
+            text = source.read_text(encoding="utf-8")
+            target.write_text(with_links_of_the_site(text, source, files), encoding="utf-8")
+        elif source.suffix != ".md":
+            shutil.copyfile(source, target)
+
+
+def build(folder: Path) -> str:
+    """Build the site in `folder`; returns Zensical's log."""
+    stage(folder / "build/docs")
+    if folder != ROOT:
+        shutil.copyfile(ROOT / "mkdocs.yml", folder / "mkdocs.yml")
+    shutil.rmtree(folder / "site", ignore_errors=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "zensical", "build", "--clean", "--strict"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0 or re.search(r"warning", done.stdout, re.IGNORECASE):
+        raise SystemExit(f"The site was not built without a warning:\n{done.stdout}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    where = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT
+    sys.stdout.write(build(where) + f"Open {where / 'site/index.html'}\n")
