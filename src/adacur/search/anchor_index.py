@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import errno
 import functools
 import threading
@@ -293,6 +294,23 @@ class AnchorIndex:
             plan = self._plan(k, AnchorScorer(self._anchors), **options)
             approximator = None if plan.approximator is None else AsIfNew(plan.approximator)
             return loop.search(replace(plan, approximator=approximator), queries, k)
+
+    def explain(self, k: int = 10, **options: Unpack[SearchOptions]) -> dict[str, Any]:
+        """What a search with these options would do, as its trace will name it; calls no scorer.
+
+        Refuses what the search would refuse before its first call, its query and filter aside.
+        """
+        return self._plan(k, **options).settings()
+
+    def with_scorer(self, wrap: Callable[[Scorer], Scorer]) -> AnchorIndex:
+        """The same index searching with `wrap(scorer)`, called when the scorer is first used; all else is shared."""
+
+        def wrapped() -> tuple[Scorer, Drift | None]:
+            return wrap(self.scorer), self.drift
+
+        other = copy.copy(self)
+        other._scorer = wrapped
+        return other
 
     def search_iter(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Iterator[Hits]:
         """Like `search`, yielding the hits so far after each round."""

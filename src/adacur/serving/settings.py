@@ -1,0 +1,56 @@
+"""What a server allows, and how it behaves: every limit has a default that works."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from adacur.core.budget import is_whole
+from adacur.core.errors import InputError
+
+__all__ = ["ServerSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Limits, keys and switches of a server.
+
+    `concurrency` searches run at a time and `queue` more wait for their turn; whoever comes then is sent away with 429.
+    `seconds` is the most that a request may take, waiting included; `grace_seconds` is what requests under way are
+    given to finish when the server is told to stop. With `api_keys`, everything that searches needs one of them.
+    """
+
+    max_body_bytes: int = 4 * 2**20
+    max_queries: int = 32
+    max_query_chars: int = 4_000
+    max_documents: int = 1_000
+    max_document_chars: int = 100_000
+    max_k: int = 1_000
+    max_budget: int = 1_000
+    max_rounds: int = 100
+    concurrency: int = 64
+    queue: int = 128
+    seconds: float = 60.0
+    grace_seconds: float = 30.0
+    api_keys: tuple[str, ...] = ()
+    shared_batches: bool = True
+    log_queries: bool = False
+    recall_queries: int = 50
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = 0 if field.name in ("queue", "grace_seconds") else 1
+            if field.type == "int" and not (is_whole(value) and value >= least):
+                raise InputError(f"{field.name} is a whole number of at least {least}; got {value!r}.")
+            if field.type == "float" and not (isinstance(value, int | float) and 0 <= value < float("inf")):
+                raise InputError(f"{field.name} is a number of seconds; got {value!r}.")
+        if not self.seconds:
+            raise InputError("seconds is the most that a request may take, and must be more than 0.")
+        if any(not isinstance(key, str) or not key.strip() for key in self.api_keys):
+            raise InputError("An API key is a text of at least one character; one of those given is empty.")
+
+    def limits(self) -> dict[str, Any]:
+        """The limits that a client should know."""
+        names = ("k", "budget", "rounds", "queries", "query_chars", "documents", "document_chars", "body_bytes")
+        return {name: getattr(self, f"max_{name}") for name in names} | {"seconds": self.seconds}

@@ -1,0 +1,304 @@
+"""The bodies of requests and answers, as the OpenAPI document describes them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+__all__ = [
+    "CohereRerankAnswer",
+    "CohereRerankRequest",
+    "Computing",
+    "ErrorAnswer",
+    "FailedSearch",
+    "Indexes",
+    "Ready",
+    "RecallCurve",
+    "RerankAnswer",
+    "RerankRequest",
+    "SearchAnswer",
+    "SearchRequest",
+]
+
+Method = Literal["gaussian", "adacur", "anncur", "axn", "rerank", "exact"]
+# At least one sign that is no space: a text without a word cannot be scored.
+Words = Annotated[str, StringConstraints(pattern=r"\S")]
+
+
+class _Asked(BaseModel):
+    """What is asked is taken literally: "10" is no number, and a field nobody knows is an error."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
+
+
+class _AskedByOthers(BaseModel):
+    """Clients of other services send fields that only those know."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, hide_input_in_errors=True)
+
+
+Plain = str | int | float | bool
+
+
+class SearchFilter(_Asked):
+    """Which items may be found: these ids, or those whose metadata has these values; or both."""
+
+    ids: list[str] | None = Field(None, min_length=1, description="Only these items.")
+    metadata: dict[str, Plain | list[Plain]] | None = Field(
+        None,
+        min_length=1,
+        description="Only items whose field has this value, or one of these values.",
+    )
+
+
+class SearchRequest(_Asked):
+    """A search: a query, or several, and how much may be spent on each."""
+
+    index: str | None = Field(None, description="Which index; default: the first that the server was given.")
+    query: Words | None = Field(None, description="The question. Either this or `queries`.")
+    queries: list[Words] | None = Field(None, min_length=1, description="Several questions, each with its own budget.")
+    k: int = Field(10, ge=1, description="How many items to return; not more than the budget.")
+    budget: int = Field(100, ge=1, description="Scorer calls per query: never one more.")
+    rounds: int | None = Field(None, ge=1, description="Rounds the budget is spent in; default: 5, or as tuned.")
+    method: Method = Field(
+        "gaussian",
+        description="gaussian (the default), adacur (the paper's), anncur, axn, rerank, or exact (every item).",
+    )
+    first: str | None = Field(None, description="The first stage to start from; `/v1/indexes` lists them.")
+    pool: int | None = Field(None, ge=1, description="Search only the first stage's best N; at least k.")
+    filter: SearchFilter | None = Field(None, description="Which items may be found; default: all.")
+    stop_when: float | None = Field(
+        None, gt=0, lt=1, description="Stop early once the top k is expected to have this recall, e.g. 0.98."
+    )
+    fuse: float | None = Field(None, ge=0, le=1000, description="The first stage's weight in the final order; try 0.5.")
+    deadline_ms: int | None = Field(
+        None, ge=1, description="Milliseconds after which to return what was found by then."
+    )
+    seed: int = Field(0, ge=0, le=2**63 - 1, description="Same seed, same answer.")
+    trace: bool = Field(False, description="Return every round: what was scored, predicted and exact.")
+    stream: bool = Field(
+        False, description="Answer with a server-sent event per round (one query only); also by `Accept`."
+    )
+
+
+class Hit(BaseModel):
+    """One result; `score` is the scorer's own."""
+
+    id: str
+    score: float
+    rank: int
+    round: int = Field(description="The round that scored it; 0 where there are no rounds.")
+    text: str | None
+    metadata: dict[str, Any]
+    fused: float | None = Field(None, description="What it was ranked by, with `fuse`.")
+
+
+class ScoredItem(BaseModel):
+    """An item scored in a round, and what was predicted of it before."""
+
+    id: str
+    title: str
+    predicted: float | None
+    exact: float
+
+
+class Round(BaseModel):
+    """One round of a search; `calls` counts from the first."""
+
+    number: int
+    calls: int
+    items: list[ScoredItem]
+    seconds: dict[str, float]
+    expected_recall: float | None
+
+
+class Found(BaseModel):
+    """One query's answer."""
+
+    query: str
+    hits: list[Hit]
+    calls: int = Field(description="Scorer calls spent.")
+    stopped: str = Field(description="budget, exhausted (no item left), deadline or settled (stop_when).")
+    seconds: dict[str, float] = Field(description="Seconds per step; those of the scorer include waiting for it.")
+    expected_recall: float | None = Field(description="Expected share of the true top k found, with `stop_when`.")
+    trace: list[Round] | None = None
+
+
+class SearchAnswer(BaseModel):
+    """The answers, in the order of the queries."""
+
+    index: str
+    results: list[Found]
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    code: str = Field(description="For programs.")
+    message: str = Field(description="For people: the rule, what was seen and what to try.")
+
+
+class ErrorAnswer(BaseModel):
+    """Every answer that is not a success."""
+
+    error: ErrorDetail
+
+
+class FailedSearch(ErrorAnswer):
+    """A search whose scorer failed, and what had been found by then."""
+
+    hits: list[Hit] | None = None
+    calls: int | None = None
+
+
+class Limits(BaseModel):
+    """The most that one request may ask for."""
+
+    k: int
+    budget: int
+    rounds: int
+    queries: int
+    query_chars: int
+    documents: int
+    document_chars: int
+    body_bytes: int
+    seconds: float
+
+
+class PredictedRecall(BaseModel):
+    """What `adacur tune` expects of a method."""
+
+    method: str
+    recall: float
+    low: float
+    high: float
+
+
+class TunedFor(BaseModel):
+    """A k and a budget that an index is tuned for."""
+
+    k: int
+    budget: int
+    first: str | None
+    n_queries: int
+    predictions: list[PredictedRecall]
+
+
+class IndexFacts(BaseModel):
+    """One index that is served."""
+
+    name: str
+    n_items: int
+    n_anchors: int
+    version: int = Field(description="The version that was opened; later changes of the folder need a restart.")
+    scorer: str | None
+    first_stages: list[str]
+    default_first: str
+    methods: list[str]
+    tunings: list[TunedFor]
+    limits: Limits
+
+
+class Indexes(BaseModel):
+    """What is served."""
+
+    indexes: list[IndexFacts]
+    default: str
+
+
+class RecallPoint(BaseModel):
+    """Expected recall of a search at one budget; in 19 of 20 cases it lies between low and high."""
+
+    budget: int
+    recall: float
+    low: float
+    high: float
+
+
+class RecallCurve(BaseModel):
+    """Recall against budget, from searches for anchor queries as if they were new; no scorer was called."""
+
+    k: int
+    method: str
+    n_queries: int
+    points: list[RecallPoint]
+
+
+class Computing(BaseModel):
+    """Not ready yet: ask again after `Retry-After` seconds."""
+
+    state: Literal["computing"]
+
+
+class Ready(BaseModel):
+    """Whether the server takes searches."""
+
+    status: Literal["ok", "ready", "starting", "stopping"]
+
+
+class TextDocument(_AskedByOthers):
+    """A document as some clients send it."""
+
+    text: str
+
+
+class RerankRequest(_AskedByOthers):
+    """Documents to score exactly for a query, in the shape of Jina and vLLM."""
+
+    model: str | None = Field(None, description="An index, or the scorer's name; default: the first index's scorer.")
+    query: Words
+    documents: list[str | TextDocument] = Field(min_length=1)
+    top_n: int | None = Field(None, ge=1, description="Return only the best N.")
+    return_documents: bool | None = Field(None, description="Return the texts too; default: true.")
+    raw_scores: bool = Field(False, description="The scorer's own logits instead of 1 / (1 + exp(-logit)).")
+
+
+class CohereRerankRequest(_AskedByOthers):
+    """Documents to score exactly for a query, in the shape of Cohere's v2."""
+
+    model: str | None = Field(None, description="An index, or the scorer's name; default: the first index's scorer.")
+    query: Words
+    documents: list[str] = Field(min_length=1)
+    top_n: int | None = Field(None, ge=1, description="Return only the best N.")
+    max_tokens_per_doc: int | None = Field(None, ge=1, description="Cut documents after so many words.")
+    raw_scores: bool = Field(False, description="The scorer's own logits instead of 1 / (1 + exp(-logit)).")
+
+
+class Reranked(BaseModel):
+    """One document's score; `index` is its place in the request."""
+
+    index: int
+    relevance_score: float
+    document: TextDocument | None = None
+
+
+class Usage(BaseModel):
+    """What the request cost."""
+
+    total_tokens: int
+    scored_pairs: int
+
+
+class RerankAnswer(BaseModel):
+    """Documents, best first."""
+
+    id: str
+    model: str
+    results: list[Reranked]
+    usage: Usage
+
+
+class CohereReranked(BaseModel):
+    """One document's score; `index` is its place in the request."""
+
+    index: int
+    relevance_score: float
+
+
+class CohereRerankAnswer(BaseModel):
+    """Documents, best first."""
+
+    id: str
+    results: list[CohereReranked]
+    meta: dict[str, Any]
