@@ -10,15 +10,41 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from adacur.core.errors import IndexMismatch, InputError
-from adacur.index.blocks import SCORES
+from adacur.index.blocks import RECORDS, SCORES
 from adacur.index.folder import IndexFolder
-from adacur.index.manifest import MANIFEST
+from adacur.index.items import DATABASE
+from adacur.index.manifest import FIRST_MANIFEST, MANIFEST, VERSIONS
 from adacur.index.mirror import is_kept, located, writing_alone
 from adacur.index.object_store import LOCK, ObjectPlace, index_url
+from adacur.index.versions import EXACT, PARTS, READERS
 
-__all__ = ["copy_index"]
+__all__ = ["copy_index", "version_files"]
 
 _AT_ONCE = 8
+_PYTERRIER = "pt_meta.json"
+
+
+def version_files(index: IndexFolder) -> list[str]:
+    """The files that the version opened is made of, relative to the index, sorted: no lock, nothing of other versions.
+
+    A folder with these files and nothing else is the same index.
+    """
+    root = index.path
+    if index.parts:
+        wanted = [root / MANIFEST, root / _PYTERRIER, index.home]
+        for part in index.parts:
+            # The first build shares its folder with everything else.
+            first_build = [root / name for name in (FIRST_MANIFEST, DATABASE, SCORES, EXACT)]
+            wanted += first_build if part.folder == root else [part.folder]
+    else:
+        wanted = [place for place in root.iterdir() if place.name not in (VERSIONS, PARTS, RECORDS)]
+    files = {
+        file.relative_to(root).as_posix()
+        for place in wanted
+        for file in (place.rglob("*") if place.is_dir() else (place,))
+        if file.is_file() and file.name != READERS
+    }
+    return sorted(name for name in files if is_kept(name))
 
 
 def copy_index(source: str | Path, target: str | Path) -> None:
