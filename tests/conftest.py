@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from adacur import AnchorIndex, Item, MatrixRetriever, MatrixScorer, Query
 from tests.object_stores import s3_endpoint, s3_url
 
 __all__ = ["s3_endpoint", "s3_url"]
+
+# Read when Haystack is imported: tests report to nobody.
+os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "false"
 
 SHARED = Path(__file__).parents[2] / "shared"
 

@@ -58,6 +58,13 @@ def test_importing_adacur_imports_no_library_that_it_may_never_need() -> None:
     assert [name for name in HEAVY if name in loaded] == []
 
 
+def test_importing_the_integrations_imports_no_host() -> None:
+    script = "import sys, adacur.integrations; print(*{name.split('.')[0] for name in sys.modules})"
+    hosts = {"langchain_core", "llama_index", "haystack", "pyterrier", "mteb", "mcp", "huggingface_hub"}
+
+    assert hosts & set(python(script).split()) == set()
+
+
 def test_every_public_name_is_there_and_dir_tells_them_all() -> None:
     assert [name for name in adacur.__all__ if not hasattr(adacur, name)] == []
     assert dir(adacur) == sorted([*adacur.__all__, "__version__"])
@@ -74,7 +81,9 @@ def test_all_names_what_exists(name: str) -> None:
 
     assert len(set(named)) == len(named)
     assert [public for public in named if not hasattr(module, public)] == []
-    assert named or name == "adacur.core" or name.endswith("__main__"), "a module says what it offers"
+    # Rooms whose modules are imported by name, each with what it needs.
+    rooms = ("adacur.core", "adacur.integrations")
+    assert named or name in rooms or name.endswith("__main__"), "a module says what it offers"
 
 
 @pytest.mark.parametrize(
@@ -99,6 +108,9 @@ def test_all_names_what_exists(name: str) -> None:
         ("sklearn", "adacur.TfIdf.build([adacur.Item('a', 'b')])", "pip install 'adacur[tfidf]'"),
         ("onnxscript", "adacur.export_onnx('.', 'onnx')", "pip install 'adacur[training]'"),
         ("httpx2", "adacur.HttpScorer('http://127.0.0.1:9')", "pip install 'adacur[http]'"),
+        ("langchain_core", "import adacur.integrations.langchain", "pip install 'adacur[langchain]'"),
+        ("llama_index", "import adacur.integrations.llama_index", "pip install 'adacur[llama-index]'"),
+        ("haystack", "import adacur.integrations.haystack", "pip install 'adacur[haystack]'"),
     ],
 )
 def test_a_missing_extra_is_told_with_the_line_that_installs_it(missing: str, call: str, line: str) -> None:

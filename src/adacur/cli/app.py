@@ -34,6 +34,7 @@ from adacur.cli.messages import (
 )
 from adacur.cli.opening import DEFAULT_ENCODER, DEFAULT_SCORER, cut_flag, opened_encoder, opened_scorer
 from adacur.cli.refresh import add_refresh_command
+from adacur.cli.serve import add_serve_command
 from adacur.cli.train import train
 from adacur.cli.update import add_update_commands
 from adacur.core.errors import InputError, NotAnIndex
@@ -717,6 +718,7 @@ def compress(
 
 add_update_commands(app)
 add_refresh_command(app)
+add_serve_command(app)
 add_copy_command(app)
 
 

@@ -7,7 +7,7 @@ import copy
 import errno
 import functools
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -341,7 +341,7 @@ class AnchorIndex:
 
     async def asearch_iter(
         self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]
-    ) -> AsyncIterator[Hits]:
+    ) -> AsyncGenerator[Hits, None]:
         """Like `search_iter`, without holding up the event loop."""
         with self._in_use():
             plan = await self._aplan(k, **options)

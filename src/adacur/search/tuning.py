@@ -26,7 +26,7 @@ from adacur.search.plan import Plan
 from adacur.search.replay import AnchorScorer, Replayable
 from adacur.search.settings import GaussianSettings, default_settings
 
-__all__ = ["FEWEST_QUERIES", "Gain", "Prediction", "Replay", "Tuning", "first_name", "tune"]
+__all__ = ["FEWEST_QUERIES", "Gain", "Prediction", "Replay", "Tuning", "first_name", "prediction_of", "tune"]
 
 # With fewer, the noise of a mean recall is larger than anything that a setting could gain.
 FEWEST_QUERIES = 20
@@ -185,7 +185,10 @@ def tune(
         kept,
         settings=settings,
         n_queries=n_queries,
-        predictions=(_predicted("gaussian", unseen), *(_predicted(name, values) for name, values in rivals.items())),
+        predictions=(
+            prediction_of("gaussian", unseen),
+            *(prediction_of(name, values) for name, values in rivals.items()),
+        ),
         gain=_gain(unseen - rivals["rerank"]),
     )
 
@@ -216,7 +219,8 @@ def _descend(
     return current
 
 
-def _predicted(method: str, recalls: FloatArray) -> Prediction:
+def prediction_of(method: str, recalls: FloatArray) -> Prediction:
+    """The recall to expect of new queries, from the recalls of as many replayed."""
     mean, variance = float(recalls.mean()), float(recalls.var(ddof=1))
     # As if each query were so many questions of yes or no: the means of those are never outside 0 … 1, and a method
     # that has not failed yet may still fail.

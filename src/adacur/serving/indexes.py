@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping
+import re
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from adacur.core.errors import InputError
 from adacur.core.records import Item, Query, as_query
 from adacur.core.results import Hits
 from adacur.core.spelling import did_you_mean
 from adacur.search import AnchorIndex
 from adacur.search.plan import Filter
 from adacur.serving.failures import Refusal
+from adacur.serving.scoring import ServedScorer
 from adacur.serving.settings import ServerSettings
 from adacur.serving.shapes import Method, SearchFilter, SearchRequest
 
-__all__ = ["METHODS", "Asked", "Served", "asked_of", "chosen"]
+__all__ = ["METHODS", "Asked", "Served", "asked_of", "check_name", "chosen"]
 
 METHODS: tuple[str, ...] = get_args(Method)
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,19 @@ class Served:
 
     name: str
     index: AnchorIndex
+
+    @property
+    def scorer(self) -> ServedScorer:
+        """The scorer, opened when first used."""
+        scorer = self.index.scorer
+        assert isinstance(scorer, ServedScorer)
+        return scorer
+
+    @property
+    def scorer_name(self) -> str:
+        """What the scorer is called."""
+        card = self.index.card
+        return self.scorer.card.name if card is None else card.name
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -50,7 +67,7 @@ class Asked:
     trace: bool
     deadline: float | None = None
 
-    async def rounds(self, query: Query, *, spent: float) -> AsyncIterator[Hits]:
+    async def rounds(self, query: Query, *, spent: float) -> AsyncGenerator[Hits, None]:
         """The hits after each round; `spent` are the seconds that the request has waited."""
         given = dict(self.options)
         if self.deadline is not None:
@@ -59,6 +76,15 @@ class Asked:
         async with aclosing(self.served.index.asearch_iter(query, self.k, **given)) as rounds:
             async for hits in rounds:
                 yield hits
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that would not stand in a URL as it is."""
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"An index is served under a name of letters, digits, '.', '_' and '-', up to 100 of them; got {name!r}. "
+            "Give it one: NAME=PATH."
+        )
 
 
 def chosen(served: Mapping[str, Served], name: str | None) -> Served:

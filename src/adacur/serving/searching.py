@@ -39,6 +39,16 @@ class Search:
         self._seconds = seconds
         self._stopped: str | None = None
 
+    @property
+    def calls(self) -> int:
+        """Scorer calls that it has the answers of."""
+        return 0 if self.last is None else self.last.trace.calls
+
+    @property
+    def stopped(self) -> str:
+        """What ended it."""
+        return self._stopped or ("unfinished" if self.last is None else self.last.trace.stopped)
+
     async def run(self, told: Callable[[Hits], Awaitable[None]] | None = None) -> None:
         """Search to the end, or until the time of the request is over."""
         spent = time.monotonic() - self._started
@@ -68,7 +78,7 @@ class Search:
         """What an error leaves of it."""
         if self.last is None:
             return {"hits": [], "calls": 0}
-        return {"hits": hits_of(self.last), "calls": self.last.trace.calls}
+        return {"hits": hits_of(self.last), "calls": self.calls}
 
 
 async def search_all(searches: list[Search]) -> list[dict[str, Any]]:
@@ -150,10 +160,6 @@ class EventStream(Response):
         try:
             await search.run(tell_round)
             await tell("done", await asyncio.to_thread(search.found) | {"index": served.name})
-        except (AdacurError, Refusal) as error:
-            refusal = as_refusal(error)
-            self._ended(search, refusal, error)
-            await tell("error", refusal.body() | search.partly())
         except Exception as error:
             refusal = as_refusal(error)
             self._ended(search, refusal, error)

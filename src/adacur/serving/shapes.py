@@ -252,6 +252,12 @@ class RerankRequest(_AskedByOthers):
     top_n: int | None = Field(None, ge=1, description="Return only the best N.")
     return_documents: bool | None = Field(None, description="Return the texts too; default: true.")
     raw_scores: bool = Field(False, description="The scorer's own logits instead of 1 / (1 + exp(-logit)).")
+    use_activation: bool = Field(True, description="vLLM's word for the same: false asks for logits.")
+
+    @property
+    def wants_logits(self) -> bool:
+        """Whether scores are to be as the scorer gave them."""
+        return self.raw_scores or not self.use_activation
 
 
 class CohereRerankRequest(_AskedByOthers):
@@ -263,6 +269,11 @@ class CohereRerankRequest(_AskedByOthers):
     top_n: int | None = Field(None, ge=1, description="Return only the best N.")
     max_tokens_per_doc: int | None = Field(None, ge=1, description="Cut documents after so many words.")
     raw_scores: bool = Field(False, description="The scorer's own logits instead of 1 / (1 + exp(-logit)).")
+
+    @property
+    def wants_logits(self) -> bool:
+        """Whether scores are to be as the scorer gave them."""
+        return self.raw_scores
 
 
 class Reranked(BaseModel):
@@ -276,7 +287,7 @@ class Reranked(BaseModel):
 class Usage(BaseModel):
     """What the request cost."""
 
-    total_tokens: int
+    total_tokens: int = Field(description="Words of the query and of each document; the scorer's tokens are not told.")
     scored_pairs: int
 
 

@@ -1,0 +1,133 @@
+"""The OpenAPI document: what the routes alone cannot say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from adacur.serving import shapes
+from adacur.serving.settings import ServerSettings
+
+__all__ = ["DESCRIPTION", "TAGS", "described", "errors", "json_body"]
+
+DESCRIPTION = (
+    "Searches an index of items for those that its scorer, a cross-encoder say, likes best, within a budget of calls "
+    "to the scorer. `POST /v1/search` is the one to know; the rerank routes score documents that you bring. Every "
+    'answer that is no success is `{"error": {"code", "message"}}`.'
+)
+TAGS = [
+    {"name": "search", "description": "Find items."},
+    {"name": "rerank", "description": "Score documents that the client brings, for clients of rerank services."},
+    {"name": "indexes", "description": "What is served, and the recall to expect of it."},
+    {"name": "health", "description": "For those who run the server."},
+]
+_BODIES: tuple[type[BaseModel], ...] = (shapes.SearchRequest, shapes.RerankRequest, shapes.CohereRerankRequest)
+_DOCUMENTS = ["Penicillin was found by Alexander Fleming.", "A ship is a large vessel."]
+_EXAMPLES: dict[str, dict[str, Any]] = {
+    "SearchRequest": {
+        "question": {"summary": "One question", "value": {"query": "who discovered penicillin?", "k": 3, "budget": 50}},
+        "rounds": {
+            "summary": "Round by round",
+            "value": {"query": "who discovered penicillin?", "budget": 100, "stream": True},
+        },
+        "several": {"summary": "Several questions", "value": {"queries": ["first novel", "first film"], "k": 5}},
+    },
+    "RerankRequest": {
+        "documents": {
+            "summary": "Two documents",
+            "value": {"query": "who discovered penicillin?", "documents": _DOCUMENTS, "top_n": 1},
+        }
+    },
+    "CohereRerankRequest": {
+        "documents": {"summary": "Two documents", "value": {"query": "penicillin", "documents": _DOCUMENTS}}
+    },
+}
+_ERRORS = {
+    400: "The body is not JSON.",
+    401: "A key is needed, or the one given is not known.",
+    404: "There is no index, model or curve of this name.",
+    408: "The body took too long to arrive.",
+    413: "The body is larger than the server takes.",
+    415: "The body is not declared as JSON.",
+    422: "A value that cannot be used, or that is over a limit.",
+    429: "Too many requests at once: come back after `Retry-After` seconds.",
+    500: "Something unexpected; the server's log has it, under `X-Request-Id`.",
+    502: "The scorer failed.",
+    503: "The server is being stopped, or a part of the index cannot be reached.",
+    504: "Nothing was scored within the time that a request may take.",
+}
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What these statuses mean, for a route's `responses`."""
+    waits = {"headers": {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}}
+    return {
+        status: {"model": shapes.ErrorAnswer, "description": _ERRORS[status]} | (waits if status in (429, 503) else {})
+        for status in statuses
+    }
+
+
+def json_body(kind: type[BaseModel]) -> dict[str, Any]:
+    """A route's body: it is read by hand, so that FastAPI does not know it."""
+    schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
+    content = {"application/json": {"schema": schema, "examples": _EXAMPLES[kind.__name__]}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def described(document: dict[str, Any], *, settings: ServerSettings) -> dict[str, Any]:
+    """The document with the bodies, with this server's limits, and with its keys where it has some."""
+    components = document.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    if "SearchRequest" in schemas:
+        return document
+    _, found = models_json_schema(
+        [(kind, "validation") for kind in _BODIES], ref_template="#/components/schemas/{model}"
+    )
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    schemas.update(found["$defs"])
+    _put_limits(schemas, settings)
+    if settings.api_keys:
+        components["securitySchemes"] = {
+            "bearer": {"type": "http", "scheme": "bearer"},
+            "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+        }
+        for path, routes in document["paths"].items():
+            for route in routes.values():
+                if path not in ("/healthz", "/readyz"):
+                    route["security"] = [{"bearer": []}, {"key": []}]
+    return document
+
+
+def _put_limits(schemas: dict[str, Any], settings: ServerSettings) -> None:
+    search = schemas["SearchRequest"]
+    of = search["properties"]
+    of["k"]["maximum"] = settings.max_k
+    of["budget"]["maximum"] = settings.max_budget
+    _some(of["rounds"])["maximum"] = settings.max_rounds
+    _some(of["deadline_ms"])["maximum"] = int(settings.seconds * 1000)
+    _some(of["query"])["maxLength"] = settings.max_query_chars
+    several = _some(of["queries"])
+    several["maxItems"] = settings.max_queries
+    several["items"]["maxLength"] = settings.max_query_chars
+    # One of the two, and not null: a stream, too, has one query.
+    search["oneOf"] = [
+        {"required": ["query"], "properties": {"query": {"type": "string"}, "queries": {"type": "null"}}},
+        {
+            "required": ["queries"],
+            "properties": {"queries": {"type": "array"}, "query": {"type": "null"}, "stream": {"const": False}},
+        },
+    ]
+    for name in ("RerankRequest", "CohereRerankRequest"):
+        asked = schemas[name]["properties"]
+        asked["query"]["maxLength"] = settings.max_query_chars
+        asked["documents"]["maxItems"] = settings.max_documents
+    schemas["TextDocument"]["properties"]["text"]["maxLength"] = settings.max_document_chars
+
+
+def _some(schema: dict[str, Any]) -> dict[str, Any]:
+    """The part of an optional value that is not null."""
+    found: dict[str, Any] = next(part for part in schema["anyOf"] if part.get("type") != "null")
+    return found

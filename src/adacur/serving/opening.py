@@ -1,0 +1,58 @@
+"""Index folders opened for serving: each under a name, and each model once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from adacur.core.errors import InputError
+from adacur.core.protocols import Scorer, ScorerCard
+from adacur.index import IndexFolder, index_url
+from adacur.search import AnchorIndex, load
+
+__all__ = ["named_places", "open_indexes"]
+
+_NAMED = re.compile(r"(?P<name>[^=/\\]+)=(?P<place>.+)", re.DOTALL)
+
+
+def named_places(given: Iterable[str]) -> dict[str, str]:
+    """Folders or URLs by the names they are served under: NAME=PATH, or the folder's name without .adacur."""
+    places: dict[str, str] = {}
+    for one in given:
+        named = None if Path(one).exists() else _NAMED.fullmatch(one)
+        place = named["place"] if named else one
+        name = named["name"] if named else Path(place.rstrip("/")).resolve().name.removesuffix(".adacur")
+        if name in places:
+            raise InputError(
+                f"Two indexes would be served under the name {name!r}: {places[name]} and {place}. "
+                f"Name one of them: NAME={place}"
+            )
+        places[name] = place
+    return places
+
+
+def open_indexes(places: Mapping[str, str | Path], *, scorer: Any = None, **options: Any) -> dict[str, AnchorIndex]:
+    """Open indexes with their scorers; those that were built by the same one share it.
+
+    `scorer` replaces the one that each was built with, and `options` are those of `adacur.load`.
+    """
+    opened: dict[Any, Scorer] = {}
+    indexes: dict[str, AnchorIndex] = {}
+    for name, place in places.items():
+        card = IndexFolder.open(index_url(str(place)) or place).manifest.scorer
+        who = _identity(card) if scorer is None else (card.max_item_tokens if card else None)
+        # An opened scorer has its cache around it already.
+        given = {**options, "cache": None} if who in opened else options
+        index = load(place, scorer=opened.get(who, scorer), **given)
+        opened[who] = index.scorer
+        indexes[name] = index
+    return indexes
+
+
+def _identity(card: ScorerCard | None) -> tuple[Any, ...] | None:
+    """Cards with the same are of one model, opened in the same way."""
+    if card is None:
+        return None
+    return card.name, card.backend, card.weights, card.source, card.max_tokens, card.max_item_tokens

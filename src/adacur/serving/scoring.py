@@ -1,0 +1,110 @@
+"""The scorers of a server: each is one object for all indexes, counted, and shared by whoever waits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from adacur.core.arrays import FloatArray
+from adacur.core.protocols import AsyncScorer, Scorer, ScorerCard
+from adacur.core.records import Pair
+from adacur.scorers import SharedBatches
+from adacur.serving.metrics import Metrics
+
+__all__ = ["ServedScorer", "ServedScorers"]
+
+
+class _Counted:
+    """A scorer whose calls are counted, plain or awaited."""
+
+    def __init__(self, scorer: Scorer, metrics: Metrics) -> None:
+        self.scorer = scorer
+        self.card: ScorerCard = scorer.card
+        self._calls = metrics.scorer_calls.labels(self.card.name)
+        self._pairs = metrics.scorer_pairs.labels(self.card.name)
+        self._seconds = metrics.scorer_seconds.labels(self.card.name)
+        self._failures = metrics.scorer_failures.labels(self.card.name)
+
+    def score(self, pairs: Sequence[Pair]) -> FloatArray:
+        """One score per pair, in order."""
+        with self._counting(len(pairs)):
+            return self.scorer.score(pairs)
+
+    async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
+        """One score per pair, in order, of a scorer that can be awaited."""
+        assert isinstance(self.scorer, AsyncScorer)
+        with self._counting(len(pairs)):
+            return await self.scorer.ascore(pairs)
+
+    @contextmanager
+    def _counting(self, n_pairs: int) -> Iterator[None]:
+        started = time.perf_counter()
+        self._calls.inc()
+        self._pairs.observe(n_pairs)
+        try:
+            yield
+        except Exception:
+            self._failures.inc()
+            raise
+        finally:
+            self._seconds.observe(time.perf_counter() - started)
+
+
+class ServedScorer:
+    """A scorer as a server's searches await it.
+
+    Those who wait at the same time share a call, unless `shared` is false: then each call is its own, in a thread of
+    its own. A scorer that can be awaited itself, such as a service, is asked by everybody side by side either way.
+    """
+
+    def __init__(self, scorer: Scorer, *, metrics: Metrics, shared: bool) -> None:
+        self._scorer = scorer
+        self._counted = _Counted(scorer, metrics)
+        self._queue = SharedBatches(self._counted) if shared and not isinstance(scorer, AsyncScorer) else None
+        self._waiting = metrics.pairs_waiting.labels(scorer.card.name)
+
+    @property
+    def card(self) -> ScorerCard:
+        return self._scorer.card
+
+    def score(self, pairs: Sequence[Pair]) -> FloatArray:
+        """One score per pair, in order."""
+        return self._counted.score(pairs) if self._queue is None else self._queue.score(pairs)
+
+    async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
+        """One score per pair, in order; the event loop goes on meanwhile."""
+        with self._in_line(len(pairs)):
+            if self._queue is not None:
+                return await self._queue.ascore(pairs)
+            if isinstance(self._scorer, AsyncScorer):
+                return await self._counted.ascore(pairs)
+            return await asyncio.to_thread(self._counted.score, pairs)
+
+    @contextmanager
+    def _in_line(self, n_pairs: int) -> Iterator[None]:
+        self._waiting.inc(n_pairs)
+        try:
+            yield
+        finally:
+            self._waiting.dec(n_pairs)
+
+
+class ServedScorers:
+    """One served scorer per scorer: indexes that have the same one share its calls too."""
+
+    def __init__(self, *, metrics: Metrics, shared: bool) -> None:
+        self._metrics = metrics
+        self._shared = shared
+        self._served: dict[int, ServedScorer] = {}
+        self._lock = threading.Lock()
+
+    def of(self, scorer: Scorer) -> ServedScorer:
+        """The served scorer of this one."""
+        # A served scorer keeps its scorer alive, so that no other object can have its id.
+        with self._lock:
+            if id(scorer) not in self._served:
+                self._served[id(scorer)] = ServedScorer(scorer, metrics=self._metrics, shared=self._shared)
+            return self._served[id(scorer)]

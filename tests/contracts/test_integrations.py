@@ -1,0 +1,411 @@
+"""What every host's retriever and re-ranker promises: what the index finds, in the words of the host."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import adacur
+from adacur import FunctionScorer, Item, Metered
+from adacur.core.errors import AdacurError, BudgetError, EmptyInput, InputError, NotAnIndex, ScorerFailed
+from tests.host_world import ITEMS, QUERY, make_index, shared_words
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a host shows of one hit."""
+
+    id: str
+    text: str
+    score: float
+    metadata: dict[str, Any]
+
+
+class Host:
+    """A retriever and a re-ranker of a host, asked in the host's own way."""
+
+    retriever: Any
+
+    @abstractmethod
+    def open(self, path: Path, *, k: int, **options: Any) -> None: ...
+
+    @abstractmethod
+    def retrieve(self, query: str) -> list[Found]: ...
+
+    @abstractmethod
+    async def aretrieve(self, query: str) -> list[Found]: ...
+
+    @abstractmethod
+    def only(self, kind: str) -> dict[str, Any]:
+        """Options that let items of this kind pass."""
+
+    @abstractmethod
+    def documents(self, texts: Sequence[str]) -> list[Any]: ...
+
+    @abstractmethod
+    def rerank(self, scorer: Any, query: str, documents: list[Any], *, k: int) -> list[Found]: ...
+
+    @abstractmethod
+    async def arerank(self, scorer: Any, query: str, documents: list[Any], *, k: int) -> list[Found]: ...
+
+    @abstractmethod
+    def items_of(self, documents: list[Any]) -> list[Item]: ...
+
+
+class LangChain(Host):
+    def __init__(self) -> None:
+        from adacur.integrations import langchain
+
+        self.module = langchain
+
+    def open(self, path: Path, *, k: int, **options: Any) -> None:
+        self.retriever = self.module.AdacurRetriever.from_path(path, k=k, **options)
+
+    def retrieve(self, query: str) -> list[Found]:
+        return [self.found(document) for document in self.retriever.invoke(query)]
+
+    async def aretrieve(self, query: str) -> list[Found]:
+        return [self.found(document) for document in await self.retriever.ainvoke(query)]
+
+    def only(self, kind: str) -> dict[str, Any]:
+        return {"filter": {"kind": kind}}
+
+    def documents(self, texts: Sequence[str]) -> list[Any]:
+        from langchain_core.documents import Document
+
+        return [Document(id=f"d{n}", page_content=text, metadata={"n": n}) for n, text in enumerate(texts)]
+
+    def rerank(self, scorer: Any, query: str, documents: list[Any], *, k: int) -> list[Found]:
+        best = self.module.AdacurReranker(scorer=scorer, top_n=k).compress_documents(documents, query)
+        return [self.found(document) for document in best]
+
+    async def arerank(self, scorer: Any, query: str, documents: list[Any], *, k: int) -> list[Found]:
+        best = await self.module.AdacurReranker(scorer=scorer, top_n=k).acompress_documents(documents, query)
+        return [self.found(document) for document in best]
+
+    def items_of(self, documents: list[Any]) -> list[Item]:
+        return self.module.items_of(documents)
+
+    @staticmethod
+    def found(document: Any) -> Found:
+        metadata = dict(document.metadata)
+        assert metadata.pop("id", document.id) == document.id
+        return Found(document.id, document.page_content, metadata.pop("relevance_score"), metadata)
+
+
+class LlamaIndex(Host):
+    def __init__(self) -> None:
+        from adacur.integrations import llama_index
+
+        self.module = llama_index
+
+    def open(self, path: Path, *, k: int, **options: Any) -> None:
+        self.retriever = self.module.AdacurRetriever.from_path(path, similarity_top_k=k, **options)
+
+    def retrieve(self, query: str) -> list[Found]:
+        return [self.found(node) for node in self.retriever.retrieve(query)]
+
+    async def aretrieve(self, query: str) -> list[Found]:
+        return [self.found(node) for node in await self.retriever.aretrieve(query)]
+
+    def only(self, kind: str) -> dict[str, Any]:
+        from llama_index.core.vector_stores.types import MetadataFilter, MetadataFilters
+
+        return {"filters": MetadataFilters(filters=[MetadataFilter(key="kind", value=kind)])}
+
+    def documents(self, texts: Sequence[str]) -> list[Any]:
+        from llama_index.core.schema import NodeWithScore, TextNode
+
+        return [
+            NodeWithScore(node=TextNode(id_=f"d{n}", text=text, metadata={"n": n}), score=-1.0)
+            for n, text in enumerate(texts)
+        ]
+
+    def rerank(self, scorer: Any, query: str, documents: list[Any], *, k: int) -> list[Found]:
+        best = self.module.AdacurReranker(scorer=scorer, top_n=k).postprocess_nodes(documents, query_str=query)
+        return [self.found(node) for node in best]
+
+    async def arerank(self, scorer: Any, query: str, documents: list[Any], *, k: int) -> list[Found]:
+        reranker = self.module.AdacurReranker(scorer=scorer, top_n=k)
+        return [self.found(node) for node in await reranker.apostprocess_nodes(documents, query_str=query)]
+
+    def items_of(self, documents: list[Any]) -> list[Item]:
+        return self.module.items_of([document.node for document in documents])
+
+    @staticmethod
+    def found(node: Any) -> Found:
+        return Found(node.node.node_id, node.node.text, node.score, node.node.metadata)
+
+
+class Haystack(Host):
+    def __init__(self) -> None:
+        from adacur.integrations import haystack
+
+        self.module = haystack
+
+    def open(self, path: Path, *, k: int, **options: Any) -> None:
+        self.retriever = self.module.AdacurRetriever(path, k, **options)
+        self.retriever.warm_up()
+
+    def retrieve(self, query: str) -> list[Found]:
+        return [self.found(document) for document in self.retriever.run(query)["documents"]]
+
+    async def aretrieve(self, query: str) -> list[Found]:
+        return [self.found(document) for document in (await self.retriever.run_async(query))["documents"]]
+
+    def only(self, kind: str) -> dict[str, Any]:
+        return {"filters": {"field": "meta.kind", "operator": "==", "value": kind}}
+
+    def documents(self, texts: Sequence[str]) -> list[Any]:
+        from haystack import Document
+
+        return [Document(id=f"d{n}", content=text, meta={"n": n}, score=-1.0) for n, text in enumerate(texts)]
+
+    def rerank(self, scorer: Any, query: str, documents: list[Any], *, k: int) -> list[Found]:
+        ranker = self.module.AdacurRanker(scorer, k)
+        return [self.found(document) for document in ranker.run(query, documents)["documents"]]
+
+    async def arerank(self, scorer: Any, query: str, documents: list[Any], *, k: int) -> list[Found]:
+        ranker = self.module.AdacurRanker(scorer, k)
+        return [self.found(document) for document in (await ranker.run_async(query, documents))["documents"]]
+
+    def items_of(self, documents: list[Any]) -> list[Item]:
+        return self.module.items_of(documents)
+
+    @staticmethod
+    def found(document: Any) -> Found:
+        return Found(document.id, document.content, document.score, document.meta)
+
+
+HOSTS: dict[str, Callable[[], Host]] = {"langchain": LangChain, "llama-index": LlamaIndex, "haystack": Haystack}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_index(tmp_path_factory.mktemp("hosts") / "small.adacur")
+
+
+@pytest.fixture(params=HOSTS)
+def host(request: pytest.FixtureRequest) -> Host:
+    return HOSTS[request.param]()
+
+
+@pytest.fixture
+def scorer() -> Metered:
+    return Metered(FunctionScorer(shared_words))
+
+
+def expected(path: Path, **options: Any) -> list[Found]:
+    """What the index itself finds."""
+    with adacur.load(path, scorer=shared_words, check=False) as index:
+        return [
+            Found(hit.id, hit.item.text, hit.score, dict(hit.item.metadata) | {"rank": hit.rank, "round": hit.round})
+            for hit in index.search(QUERY, **options)
+        ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"k": 5, "budget": 20},
+        {"k": 3, "budget": 30, "rounds": 3, "method": "adacur", "seed": 7},
+        {"k": 4, "budget": 12, "method": "rerank", "first": "random", "seed": 1},
+        {"k": 60, "method": "exact"},
+        {"k": 2, "budget": 20, "pool": 10, "first": "bm25"},
+    ],
+    ids=str,
+)
+def test_a_host_finds_what_the_index_finds(host: Host, path: Path, scorer: Metered, options: dict[str, Any]) -> None:
+    host.open(path, scorer=scorer, check=False, **options)
+
+    assert host.retrieve(QUERY) == expected(path, **options)
+
+
+@pytest.mark.parametrize("budget", [1, 7, 25, 100])
+def test_no_host_spends_more_than_the_budget(host: Host, path: Path, scorer: Metered, budget: int) -> None:
+    host.open(path, k=1, budget=budget, scorer=scorer, check=False)
+
+    for search in range(1, 4):
+        host.retrieve(f"{QUERY} {search}")
+        assert scorer.calls == search * min(budget, len(ITEMS))
+
+
+def test_an_awaited_search_finds_the_same_for_the_same_calls(host: Host, path: Path, scorer: Metered) -> None:
+    host.open(path, k=5, budget=20, scorer=scorer, check=False)
+    plain, calls = host.retrieve(QUERY), scorer.calls
+
+    async def several() -> list[list[Found]]:
+        return await asyncio.gather(*(host.aretrieve(QUERY) for _ in range(3)))
+
+    assert asyncio.run(several()) == [plain] * 3
+    assert scorer.calls == 4 * calls
+
+
+def test_an_awaited_search_does_not_hold_up_the_event_loop(host: Host, path: Path) -> None:
+    freed = threading.Event()
+
+    def patient(pairs: Sequence[tuple[str, str]]) -> list[float]:
+        assert freed.wait(30), "the event loop stood still while the scorer worked"
+        return shared_words(pairs)
+
+    host.open(path, k=3, budget=10, scorer=patient, check=False)
+
+    async def search() -> list[Found]:
+        under_way = asyncio.create_task(host.aretrieve(QUERY))
+        await asyncio.sleep(0.05)
+        freed.set()
+        return await under_way
+
+    assert asyncio.run(search()) == expected(path, k=3, budget=10)
+
+
+def test_a_filter_lets_only_what_it_says_pass(host: Host, path: Path, scorer: Metered) -> None:
+    host.open(path, k=5, budget=20, scorer=scorer, check=False, **host.only("river"))
+
+    assert host.retrieve(QUERY) == expected(path, k=5, budget=20, filter=lambda item: item.metadata["kind"] == "river")
+
+
+def test_a_filter_that_nothing_passes_finds_nothing_and_costs_nothing(host: Host, path: Path, scorer: Metered) -> None:
+    host.open(path, k=5, budget=20, scorer=scorer, check=False, **host.only("volcano"))
+
+    assert host.retrieve(QUERY) == asyncio.run(host.aretrieve(QUERY)) == []
+    assert scorer.calls == 0
+    with pytest.raises(EmptyInput):
+        host.retrieve(" ")
+
+
+def test_with_fuse_the_score_is_what_orders_and_exact_is_the_scorers_own(
+    host: Host, path: Path, scorer: Metered
+) -> None:
+    host.open(path, k=10, budget=40, fuse=3.0, scorer=scorer, check=False)
+    found = host.retrieve(QUERY)
+    own = shared_words([(QUERY, one.text) for one in found])
+
+    assert [one.metadata["exact"] for one in found] == pytest.approx(own)
+    assert own != sorted(own, reverse=True), "an order that fuse does not change shows nothing"
+    scores = [one.score for one in found]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_what_a_search_changes_in_a_document_does_not_change_the_index(host: Host, path: Path, scorer: Metered) -> None:
+    host.open(path, k=5, budget=20, scorer=scorer, check=False)
+    first = host.retrieve(QUERY)
+    for one in first:
+        one.metadata.clear()
+
+    assert host.retrieve(QUERY) == expected(path, k=5, budget=20)
+
+
+@pytest.mark.parametrize(
+    ("query", "options", "error"),
+    [
+        ("", {"k": 5}, EmptyInput),
+        (QUERY, {"k": 50, "budget": 20}, BudgetError),
+        (QUERY, {"k": 5, "method": "magic"}, AdacurError),
+        (QUERY, {"k": 5, "method": "exact", "budget": 20}, InputError),
+        (QUERY, {"k": 5, "first": "dense"}, AdacurError),
+    ],
+    ids=["no query", "k over budget", "unknown method", "useless option", "no such first stage"],
+)
+def test_what_the_index_refuses_is_told_as_the_index_tells_it(
+    host: Host, path: Path, scorer: Metered, query: str, options: dict[str, Any], error: type[AdacurError]
+) -> None:
+    host.open(path, scorer=scorer, check=False, **options)
+    with pytest.raises(error) as own:
+        host.retrieve(query)
+    with adacur.load(path, scorer=shared_words, check=False) as index, pytest.raises(error) as indexes:
+        index.search(query, **options)
+
+    assert str(own.value) == str(indexes.value)
+    assert scorer.calls == 0
+
+
+def test_a_folder_that_is_no_index_is_refused_when_it_is_opened(host: Host, tmp_path: Path) -> None:
+    with pytest.raises(NotAnIndex):
+        host.open(tmp_path, k=3)
+
+
+def test_a_scorer_that_fails_is_named(host: Host, path: Path) -> None:
+    def broken(pairs: object) -> list[float]:
+        raise RuntimeError("out of memory")
+
+    host.open(path, k=3, scorer=broken, check=False)
+    with pytest.raises(ScorerFailed, match=r"broken.*out of memory"):
+        host.retrieve(QUERY)
+
+
+def test_closing_closes_the_scorer(host: Host, path: Path) -> None:
+    class Closing:
+        def __init__(self) -> None:
+            self.scorer = FunctionScorer(shared_words)
+            self.card = self.scorer.card
+            self.closed = False
+
+        def score(self, pairs: Any) -> Any:
+            return self.scorer.score(pairs)
+
+        def close(self) -> None:
+            self.closed = True
+
+    scorer = Closing()
+    host.open(path, k=3, scorer=scorer, check=False)
+    host.retrieve(QUERY)
+    assert not scorer.closed
+    host.retriever.close()
+
+    assert scorer.closed
+
+
+def texts() -> list[str]:
+    return [item.text for item in ITEMS[20:32]]
+
+
+def test_a_reranker_scores_every_document_once_and_keeps_the_best(host: Host, scorer: Metered) -> None:
+    documents = host.documents(texts())
+    best = host.rerank(scorer, QUERY, documents, k=4)
+
+    scores = dict(zip(range(12), shared_words([(QUERY, text) for text in texts()]), strict=True))
+    order = sorted(scores, key=lambda n: -scores[n])[:4]
+    assert [one.id for one in best] == [f"d{n}" for n in order]
+    assert [one.text for one in best] == [texts()[n] for n in order]
+    assert [one.score for one in best] == pytest.approx([scores[n] for n in order])
+    assert [one.metadata["n"] for one in best] == order
+    assert scorer.calls == 12
+    assert documents == host.documents(texts()), "what is given is not changed"
+
+
+def test_an_awaited_reranking_is_the_same(host: Host, scorer: Metered) -> None:
+    documents = host.documents(texts())
+
+    assert asyncio.run(host.arerank(scorer, QUERY, documents, k=4)) == host.rerank(scorer, QUERY, documents, k=4)
+
+
+def test_no_documents_are_ranked_without_a_call(host: Host, scorer: Metered) -> None:
+    assert host.rerank(scorer, QUERY, [], k=4) == asyncio.run(host.arerank(scorer, QUERY, [], k=4)) == []
+    assert scorer.calls == 0
+
+
+def test_documents_that_score_alike_keep_their_order(host: Host) -> None:
+    best = host.rerank(lambda pairs: [1.0] * len(pairs), QUERY, host.documents(texts()), k=12)
+
+    assert [one.id for one in best] == [f"d{n}" for n in range(12)]
+
+
+def test_a_scorer_that_answers_nonsense_ranks_nothing(host: Host) -> None:
+    with pytest.raises(AdacurError, match="nan"):
+        host.rerank(lambda pairs: [float("nan")] * len(pairs), QUERY, host.documents(texts()), k=2)
+    with pytest.raises(EmptyInput):
+        host.rerank(shared_words, " ", host.documents(texts()), k=2)
+
+
+def test_documents_of_a_host_become_items_with_id_text_and_metadata(host: Host) -> None:
+    items = host.items_of(host.documents(texts()))
+
+    assert items == [Item(f"d{n}", text, {"n": n}) for n, text in enumerate(texts())]
