@@ -1,0 +1,106 @@
+// The index's recall against its budget, and the point that the slider chooses.
+import { ApiError, get } from "./api.js";
+import { Chart, expectedAt, recallCurve } from "./charts.js";
+import * as words from "./words.js";
+
+const text = document.getElementById("recall-text");
+const legend = document.getElementById("recall-legend");
+const chart = new Chart(document.getElementById("recall-chart"));
+
+let wanted = { index: null, k: 0, methods: [] };
+let budget = 0;
+let curves = new Map();
+let asking = new AbortController();
+let listener = () => {};
+
+/** Called whenever more is known of what to expect. */
+export const onNews = (callback) => (listener = callback);
+
+/** What to expect of a method at a budget; null where that is not known. */
+export const expectedOf = (method, calls) => {
+  const curve = curves.get(method);
+  return curve?.points ? expectedAt(curve.points, calls) : null;
+};
+
+/** Whether a method's curve is still on its way. */
+export const isMeasuring = (method) => !curves.get(method)?.points && !curves.get(method)?.reason;
+
+export function chooseBudget(calls) {
+  budget = calls;
+  show();
+}
+
+/** Fetch the curves of some methods; methods whose curve is there are not asked for again. */
+export function chooseCurves(index, k, methods) {
+  if (wanted.index !== index || wanted.k !== k) curves = new Map();
+  asking.abort();
+  asking = new AbortController();
+  wanted = { index, k, methods };
+  show();
+  for (const method of methods) if (isMeasuring(method)) fetchCurve(index, k, method, asking.signal);
+}
+
+async function fetchCurve(index, k, method, signal) {
+  try {
+    for (;;) {
+      const path = `v1/indexes/${encodeURIComponent(index)}/recall?k=${k}&method=${encodeURIComponent(method)}`;
+      const answer = await get(path, { signal });
+      if (answer.state === "ready") {
+        curves.set(method, { points: answer.data.points, queries: answer.data.n_queries });
+        break;
+      }
+      curves.set(method, {});
+      show();
+      await pause(answer.seconds * 1000, signal);
+    }
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    curves.set(method, { reason: error instanceof ApiError ? error.message : "The curve cannot be drawn." });
+  }
+  show();
+  listener();
+}
+
+function pause(milliseconds, signal) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, milliseconds);
+    signal.addEventListener("abort", () => {
+      clearTimeout(timer);
+      reject(new DOMException("no longer wanted", "AbortError"));
+    });
+  });
+}
+
+function show() {
+  const known = wanted.methods.filter((method) => curves.get(method)?.points?.length);
+  chart.show(known.length ? recallCurve({ curves: known.map((method) => curves.get(method)), budget }) : null);
+  legend.replaceChildren(...(known.length > 1 ? known.map((method, index) => legendEntry(method, index)) : []));
+  text.replaceChildren(...wanted.methods.map((method) => sentence(method)));
+}
+
+function legendEntry(method, index) {
+  const entry = document.createElement("span");
+  const stroke = document.createElement("i");
+  stroke.className = index ? "stroke second" : "stroke";
+  entry.append(stroke, words.methodName(method));
+  return entry;
+}
+
+function sentence(method) {
+  const line = document.createElement("span");
+  const curve = curves.get(method);
+  const expected = expectedOf(method, budget);
+  const name = words.methodName(method);
+  if (expected) {
+    const found = document.createElement("b");
+    found.textContent = words.percent(expected.recall);
+    const outside = expected.inside ? "" : ` (measured at ${words.plural(expected.measured, "call")}, the nearest)`;
+    line.append(
+      `${name}, ${words.plural(budget, "call")}: expect `,
+      found,
+      ` of the scorer’s true top ${wanted.k}${outside}; likely ${Math.round(expected.low * 100)} to ${words.percent(expected.high)}, measured on ${words.plural(curve.queries, "question")} for which every item’s score is known. `,
+    );
+  } else if (curve?.reason) line.textContent = `${name}: no curve. ${curve.reason} `;
+  else line.textContent = `${name}: trying it out on questions for which every item’s score is known … the curve appears here when that is done. `;
+  return line;
+}

@@ -1,0 +1,67 @@
+// How things are named and numbers written, for people.
+
+const METHODS = {
+  gaussian: ["Gaussian", "adacur’s own: predicts with uncertainty, asks where a top item may hide"],
+  adacur: ["ADACUR", "the paper’s method: predicts by a CUR decomposition that grows each round"],
+  anncur: ["ANNCUR", "predicts once, from one fixed batch of items"],
+  axn: ["AXN", "predicts from text embeddings alone, without anchor scores"],
+  rerank: ["Re-ranking", "the usual way: asks about the first stage’s best, and predicts nothing"],
+  exact: ["Exact", "asks about every item; the budget does not bind it"],
+};
+
+export const methodName = (method) => METHODS[method]?.[0] ?? method;
+export const methodMeaning = (method) => METHODS[method]?.[1] ?? "";
+export const predicts = (method) => !["rerank", "exact"].includes(method);
+
+const FIRST_STAGES = {
+  dense: "dense (text embeddings)",
+  bm25: "bm25 (shared words)",
+  tfidf: "tfidf (shared words)",
+  multi_vector: "multi_vector (embeddings per word)",
+  random: "random (no first stage)",
+};
+
+export const firstName = (first) => FIRST_STAGES[first] ?? first;
+
+/** Steps of a search, gathered into those that a reader can tell apart. */
+export const STEPS = [
+  { name: "Scorer", of: (step) => step === "score" },
+  { name: "First stage", of: (step) => step === "first" },
+  { name: "Predicting and choosing", of: (step) => step !== "score" && step !== "first" },
+];
+
+const ENDINGS = {
+  budget: "The budget is spent.",
+  exhausted: "No item is left to ask about.",
+  deadline: "The deadline came first.",
+  settled: "Stopped early: the top of the list looks settled.",
+};
+
+export const ending = (stopped) => ENDINGS[stopped] ?? "";
+
+export const count = (number) => number.toLocaleString("en");
+export const score = (number) => (number === null || number === undefined ? "–" : number.toFixed(2).replace("-", "−"));
+export const percent = (share) => `${Math.round(share * 100)} %`;
+export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
+
+export function duration(seconds) {
+  if (seconds === 0) return "0 s";
+  if (seconds < 0.001) return "< 1 ms";
+  if (seconds < 0.1) return `${Math.round(seconds * 1000)} ms`;
+  return seconds < 100 ? `${seconds.toFixed(1)} s` : `${(seconds / 60).toFixed(1)} min`;
+}
+
+/** What an item is called: its title, else how its text begins. */
+export function titleOf(hit) {
+  const title = hit.metadata?.title;
+  if (typeof title === "string" && title.trim()) return title.trim();
+  const text = (hit.text ?? "").trim();
+  return text.length > 80 ? `${text.slice(0, 80).trim()}…` : text || hit.id;
+}
+
+/** The text behind the title. */
+export function bodyOf(hit) {
+  const text = (hit.text ?? "").trim();
+  const title = titleOf(hit);
+  return text.startsWith(title) ? text.slice(title.length).replace(/^[\s.:–—-]+/, "") : text;
+}
