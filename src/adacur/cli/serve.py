@@ -117,7 +117,7 @@ def serve_command(
             opened = open_indexes(places, scorer=scorer, cache=cache)
         if not settings.api_keys and not host.startswith(_LOOPBACK):
             tell(
-                f"Note: whoever can reach {host} can search here, and spend. Ask for a key with --key or {KEYS_VARIABLE}."
+                f"Note: whoever can reach {host} can search here, and spend. Ask for keys: --key or {KEYS_VARIABLE}."
             )
         shown = "127.0.0.1" if host in ("0.0.0.0", "") else f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{at.getsockname()[1]}"

@@ -36,10 +36,11 @@ class SharedBatches:
     """A scorer whose callers share calls: while one call runs, the pairs of all who wait gather for the next.
 
     Callers may be threads (`score`) and tasks of any event loop (`ascore`). Nobody waits for company: who comes alone
-    is served at once. One thread asks the scorer, at most `max_pairs` pairs a call unless one caller brings more. Who
-    is cancelled before the call begins is not paid for. When a shared call fails, each caller's pairs are scored once
-    more on their own, so that an error reaches only those it belongs to, and no pair is scored more than twice. A model
-    that pads its batches may round differently in other company; scores that never depend on it do not here either.
+    is served at once. One thread asks the scorer, at most `max_pairs` pairs a call unless one caller brings more; a
+    pair that several ask for is scored once. Who is cancelled before the call begins is not paid for. When a shared
+    call fails, each caller's pairs are scored once more on their own, so that an error reaches only those it belongs
+    to, and no pair is scored more than twice. A model that pads its batches may round differently in other company;
+    scores that never depend on it do not here either.
     """
 
     def __init__(self, scorer: Scorer, *, max_pairs: int = _PAIRS_PER_CALL) -> None:
@@ -116,6 +117,20 @@ class SharedBatches:
             self._is_working = bool(taken)
         return taken
 
+    def _scored_once(self, pairs: Sequence[Pair]) -> FloatArray:
+        """Scores of pairs, of which some may be the same: a question that many ask is paid for once."""
+        places: dict[tuple[str, str, str, str], int] = {}
+        different: list[Pair] = []
+        at = []
+        for query, item in pairs:
+            key = (query.id, query.text, item.id, item.text)
+            if key not in places:
+                places[key] = len(different)
+                different.append((query, item))
+            at.append(places[key])
+        scores = self._scored(different)
+        return scores if len(different) == len(pairs) else scores[at]
+
     def _scored(self, pairs: Sequence[Pair]) -> FloatArray:
         try:
             return check_scores(self.scorer.score(pairs), pairs)
@@ -125,8 +140,7 @@ class SharedBatches:
 
     def _serve(self, requests: Sequence[_Request]) -> None:
         try:
-            pairs = [pair for request in requests for pair in request.pairs]
-            scores = self._scored(pairs)
+            scores = self._scored_once([pair for request in requests for pair in request.pairs])
         except Exception as error:
             if len(requests) > 1:
                 for request in requests:

@@ -97,4 +97,4 @@ def plain(value: Any) -> Any:
 
 def sse(event: str, data: str) -> bytes:
     """One server-sent event; `data` is one line of JSON."""
-    return f"event: {event}\ndata: {data}\n\n".encode()
+    return f"event: {event}\ndata: {data}\n\n".encode(errors="replace")

@@ -78,5 +78,5 @@ def as_refusal(error: Exception) -> Refusal:
 
 def json_answer(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """JSON that every reader takes: no NaN."""
-    body = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    body = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(errors="replace")
     return Response(body, status_code=status, headers=dict(headers or {}), media_type="application/json")

@@ -1,0 +1,18 @@
+"""Functions that a command can name as its scorer."""
+
+from __future__ import annotations
+
+import time
+
+__all__ = ["lengths", "slow_lengths"]
+
+
+def lengths(pairs: list[tuple[str, str]]) -> list[float]:
+    """Scores that follow from the texts alone."""
+    return [sum(map(ord, query)) % 13 + len(item) * 0.1 + sum(map(ord, item)) % 7 for query, item in pairs]
+
+
+def slow_lengths(pairs: list[tuple[str, str]]) -> list[float]:
+    """The same, in their own time."""
+    time.sleep(0.1)
+    return lengths(pairs)

@@ -1,0 +1,632 @@
+"""The server in this process: what it answers, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from adacur import AnchorIndex
+from adacur.serving import ServerSettings, create_app
+from adacur.serving.logs import server_log
+from tests.rerank_servers import logit_of
+from tests.serving_world import N_ITEMS, TextScorer, world_index
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with TestClient(create_app({"small": world_index(), "other": world_index()})) as client:
+        yield client
+
+
+def settings(**options: Any) -> ServerSettings:
+    return ServerSettings(**options)
+
+
+def events(text: str) -> list[tuple[str, dict[str, Any]]]:
+    found = re.findall(r"event: (\w+)\ndata: (.*)\n\n", text)
+    return [(name, json.loads(data)) for name, data in found]
+
+
+def error_of(response: httpx.Response) -> str:
+    body = response.json()
+    assert set(body["error"]) == {"code", "message"}
+    assert body["error"]["message"]
+    assert "Traceback" not in response.text
+    return str(body["error"]["code"])
+
+
+def test_a_search_over_http_finds_what_a_search_in_python_finds(client):
+    asked = {"query": "a ship near an island", "k": 4, "budget": 40, "seed": 3, "trace": True}
+    answer = client.post("/v1/search", json=asked).json()
+    hits = world_index().search("a ship near an island", 4, budget=40, seed=3)
+    (found,) = answer["results"]
+    assert answer["index"] == "small"
+    assert [(hit["id"], hit["score"], hit["round"]) for hit in found["hits"]] == [
+        (hit.id, hit.score, hit.round) for hit in hits
+    ]
+    assert [hit["rank"] for hit in found["hits"]] == [1, 2, 3, 4]
+    assert found["hits"][0]["metadata"]["title"] == hits[0].item.metadata["title"]
+    assert found["calls"] == 40
+    assert found["stopped"] == "budget"
+    assert [one["calls"] for one in found["trace"]] == np.cumsum(hits.trace.settings["batch_sizes"]).tolist()
+    assert all(
+        item["exact"]
+        == logit_of(
+            "a ship near an island", world_index().items.at(world_index().items.positions([item["id"]]))[0].text
+        )
+        for item in found["trace"][0]["items"]
+    )
+
+
+def test_several_queries_are_answered_in_order_and_as_alone(client):
+    asked = ["a bird", "a comet", "a bridge"]
+    together = client.post("/v1/search", json={"queries": asked, "k": 3, "budget": 20}).json()["results"]
+    alone = [client.post("/v1/search", json={"query": one, "k": 3, "budget": 20}).json()["results"][0] for one in asked]
+    assert [one["query"] for one in together] == asked
+    assert [one["hits"] for one in together] == [one["hits"] for one in alone]
+
+
+def test_a_stream_tells_every_round_and_ends_with_the_answer(client):
+    asked = {"query": "a battle", "k": 5, "budget": 30, "stop_when": 0.999}
+    plain = client.post("/v1/search", json=asked).json()["results"][0]
+    response = client.post("/v1/search", json=asked, headers={"Accept": "text/event-stream"})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    told = events(response.text)
+    assert [name for name, _ in told] == ["start", *["round"] * (len(told) - 2), "done"]
+    start, rounds, done = told[0][1], [data for name, data in told if name == "round"], told[-1][1]
+    assert (start["index"], start["n_items"], start["k"], start["budget"]) == ("small", N_ITEMS, 5, 30)
+    assert start["settings"]["first"] == "bm25"
+    assert [one["number"] for one in rounds] == list(range(1, len(rounds) + 1))
+    assert [one["calls"] for one in rounds] == np.cumsum([len(one["items"]) for one in rounds]).tolist()
+    assert rounds[0]["items"][0]["title"].startswith("Title ")
+    assert rounds[0]["items"][0]["predicted"] is None or isinstance(rounds[0]["items"][0]["predicted"], float)
+    assert rounds[0]["expected_recall"] is not None
+    assert rounds[-1]["hits"] == done["hits"] == plain["hits"]
+    assert done["calls"] == plain["calls"]
+    assert done["index"] == "small"
+
+
+def test_the_budget_is_a_wall_over_http_too():
+    scorer = TextScorer()
+    with TestClient(create_app({"w": world_index(scorer)})) as client:
+        for budget in (1, 7, 50):
+            before = scorer.pairs
+            found = client.post("/v1/search", json={"query": "a ship", "k": 1, "budget": budget}).json()["results"][0]
+            assert found["calls"] == scorer.pairs - before == budget
+
+
+@pytest.mark.parametrize(
+    ("filter_", "allows"),
+    [
+        ({"ids": ["i3", "i5", "i8"]}, lambda at: at in (3, 5, 8)),
+        ({"metadata": {"even": True}}, lambda at: at % 2 == 0),
+        ({"metadata": {"group": [0, 2], "even": False}}, lambda at: at % 3 in (0, 2) and at % 2),
+        ({"metadata": {"tags": "ship"}}, lambda at: at % 11 == 2),
+        ({"ids": ["i3", "i4"], "metadata": {"even": True}}, lambda at: at == 4),
+    ],
+)
+def test_a_filter_keeps_to_what_it_allows(client, filter_, allows):
+    asked = {"query": "a river", "k": 50, "budget": 150, "filter": filter_}
+    found = client.post("/v1/search", json=asked).json()["results"][0]["hits"]
+    assert found
+    wanted = sorted(at for at in range(N_ITEMS) if allows(at))[:]
+    assert {int(hit["id"][1:]) for hit in found} <= set(wanted)
+    assert len(found) == min(50, len(wanted))
+
+
+def test_true_is_not_one_in_a_filter(client):
+    asked = {"query": "a river", "filter": {"metadata": {"even": 1}}}
+    response = client.post("/v1/search", json=asked)
+    assert (response.status_code, error_of(response)) == (422, "empty_input")
+
+
+def test_exact_search_needs_no_budget_and_keeps_the_limit(client):
+    found = client.post("/v1/search", json={"query": "a ship", "method": "exact", "k": 3}).json()["results"][0]
+    assert found["calls"] == N_ITEMS
+    with TestClient(create_app({"w": world_index()}, settings=settings(max_budget=N_ITEMS - 1))) as strict:
+        response = strict.post("/v1/search", json={"query": "a ship", "method": "exact", "k": 3})
+        assert (response.status_code, error_of(response)) == (422, "budget_over_limit")
+        few = {"query": "a ship", "method": "exact", "k": 1, "filter": {"ids": ["i1", "i2"]}}
+        assert strict.post("/v1/search", json=few).json()["results"][0]["calls"] == 2
+
+
+def test_a_deadline_returns_what_was_found_by_then():
+    with TestClient(create_app({"w": world_index(TextScorer(seconds=0.05))})) as client:
+        asked = {"query": "a ship", "k": 1, "budget": 100, "rounds": 50, "deadline_ms": 200}
+        found = client.post("/v1/search", json=asked).json()["results"][0]
+    assert found["stopped"] == "deadline"
+    assert 0 < found["calls"] < 100
+    assert found["hits"]
+
+
+def test_the_time_of_a_request_ends_with_what_was_found_or_with_504():
+    scorer = TextScorer(seconds=0.1)
+    with TestClient(create_app({"w": world_index(scorer)}, settings=settings(seconds=0.35))) as client:
+        found = client.post("/v1/search", json={"query": "a ship", "k": 1, "rounds": 50}).json()["results"][0]
+        assert found["stopped"] == "deadline"
+        assert 0 < found["calls"] < 100
+        scorer.seconds = 1.0
+        response = client.post("/v1/search", json={"query": "a ship", "k": 1, "rounds": 50})
+        assert (response.status_code, error_of(response)) == (504, "out_of_time")
+        response = client.post("/v1/rerank", json={"query": "a ship", "documents": ["a"]})
+        assert (response.status_code, error_of(response)) == (504, "out_of_time")
+
+
+BAD_BODIES: list[tuple[Any, int, str]] = [
+    ("{", 400, "malformed_json"),
+    ("", 400, "malformed_json"),
+    ('{"query": "a", "k": NaN}', 400, "malformed_json"),
+    ('{"query": "a", "fuse": Infinity}', 400, "malformed_json"),
+    ('{"query": "a", "fuse": 1e999}', 422, "invalid_request"),
+    ("[" * 100_000, 400, "malformed_json"),
+    ('{"query": "a", "k": ' + "9" * 5000 + "}", 400, "malformed_json"),
+    (b'{"query": "\xff"}', 400, "malformed_json"),
+    ("[]", 422, "invalid_request"),
+    ("null", 422, "invalid_request"),
+    ({}, 422, "invalid_request"),
+    ({"query": "a", "queries": ["b"]}, 422, "invalid_request"),
+    ({"queries": []}, 422, "invalid_request"),
+    ({"query": ""}, 422, "invalid_request"),
+    ({"query": " \n"}, 422, "invalid_request"),
+    ({"query": 3}, 422, "invalid_request"),
+    ({"query": "a", "k": "10"}, 422, "invalid_request"),
+    ({"query": "a", "k": 1.5}, 422, "invalid_request"),
+    ({"query": "a", "k": True}, 422, "invalid_request"),
+    ({"query": "a", "k": 0}, 422, "invalid_request"),
+    ({"query": "a", "k": -1}, 422, "invalid_request"),
+    ({"query": "a", "k": 20, "budget": 10}, 422, "budget"),
+    ({"query": "a", "k": 1001, "budget": 1000}, 422, "k_over_limit"),
+    ({"query": "a", "budget": 1001}, 422, "budget_over_limit"),
+    ({"query": "a", "budget": 10**30}, 422, "budget_over_limit"),
+    ({"query": "a", "rounds": 101}, 422, "rounds_over_limit"),
+    ({"query": "a", "deadline_ms": 60_001}, 422, "deadline_over_limit"),
+    ({"query": "a" * 4001}, 422, "query_too_long"),
+    ({"queries": ["a"] * 33}, 422, "queries_over_limit"),
+    ({"queries": ["a"], "stream": True}, 422, "invalid_request"),
+    ({"query": "a", "method": "magic"}, 422, "invalid_request"),
+    ({"query": "a", "method": "axn"}, 422, "bad_input"),
+    ({"query": "a", "method": "rerank", "stop_when": 0.9}, 422, "bad_input"),
+    ({"query": "a", "method": "rerank", "stop_when": 0.9, "stream": True}, 422, "bad_input"),
+    ({"query": "a", "first": "nothing"}, 422, "unknown_name"),
+    ({"query": "a", "first": "../../etc/passwd"}, 422, "unknown_name"),
+    ({"query": "a", "pool": 3}, 422, "budget"),
+    ({"query": "a", "colour": "blue"}, 422, "invalid_request"),
+    ({"query": "a", "seed": -1}, 422, "invalid_request"),
+    ({"query": "a", "filter": {"ids": ["nobody"]}}, 422, "unknown_name"),
+    ({"query": "a", "filter": {"ids": []}}, 422, "invalid_request"),
+    ({"query": "a", "filter": {"metadata": {"even": {"$gt": 1}}}}, 422, "invalid_request"),
+    ({"query": "a", "index": "nobody"}, 404, "unknown_index"),
+    ({"query": "a", "index": "../small"}, 404, "unknown_index"),
+    ('{"query": "\\ud800"}', 422, "invalid_request"),
+    ('{"\\ud800": 1, "query": "a"}', 422, "invalid_request"),
+    ('{"query": "a", "index": "\\udfff"}', 404, "unknown_index"),
+    ('{"query": "a", "first": "\\udfff"}', 422, "unknown_name"),
+    ('{"query": "a", "filter": {"ids": ["\\udfff"]}}', 422, "unknown_name"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "code"), BAD_BODIES)
+def test_a_body_that_cannot_be_used_is_refused_clearly(client, body, status, code):
+    content = body if isinstance(body, str | bytes) else json.dumps(body)
+    response = client.post("/v1/search", content=content, headers={"Content-Type": "application/json"})
+    assert (response.status_code, error_of(response)) == (status, code), response.text
+    assert client.post("/v1/search", json={"query": "a ship", "k": 1, "budget": 5}).status_code == 200
+
+
+def test_a_body_that_does_not_say_that_it_is_json_is_refused(client):
+    for headers in ({}, {"Content-Type": "text/plain"}, {"Content-Type": "application/x-www-form-urlencoded"}):
+        response = client.post("/v1/search", content='{"query": "a"}', headers=headers)
+        assert (response.status_code, error_of(response)) == (415, "not_json")
+        assert "Content-Type: application/json" in response.text
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_that_is_too_large_is_refused(chunked):
+    with TestClient(create_app({"w": world_index()}, settings=settings(max_body_bytes=1000))) as client:
+        body = json.dumps({"query": "a" * 2000}).encode()
+        content: Any = (body[at : at + 100] for at in range(0, len(body), 100)) if chunked else body
+        response = client.post("/v1/search", content=content, headers={"Content-Type": "application/json"})
+        assert (response.status_code, error_of(response)) == (413, "body_too_large")
+        assert client.post("/v1/search", json={"query": "a", "k": 1}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/indexes/nobody/recall",
+        "/v1/indexes/%2e%2e/recall",
+        "/v1/indexes/..%2f..%2fetc/recall",
+        "/v1/indexes/%2e%2e%2fsmall/recall",
+        "/v1/indexes/small%00/recall",
+        "/v1/indexes/%ed%a0%80/recall",
+        "/v1/indexes/small/../other",
+        "/page/../app.py",
+        "/page/%2e%2e/app.py",
+        "/page/..%2f..%2fapp.py",
+        "/etc/passwd",
+    ],
+)
+def test_path_tricks_find_nothing(client, path):
+    response = client.get(path)
+    assert response.status_code == 404
+    assert error_of(response) in ("unknown_index", "not_found")
+
+
+def test_a_wrong_verb_is_refused_and_told_which_are_right(client):
+    response = client.get("/v1/search")
+    assert (response.status_code, error_of(response), response.headers["allow"]) == (405, "method_not_allowed", "POST")
+
+
+def test_indexes_are_listed_with_what_they_can_be_asked_for(client):
+    answer = client.get("/v1/indexes").json()
+    assert [one["name"] for one in answer["indexes"]] == ["small", "other"]
+    assert answer["default"] == "small"
+    one = answer["indexes"][0]
+    assert (one["n_items"], one["scorer"], one["default_first"]) == (N_ITEMS, "texts", "bm25")
+    assert one["first_stages"] == ["bm25", "random"]
+    assert one["methods"] == ["gaussian", "adacur", "anncur", "rerank", "exact"]
+    assert one["limits"]["budget"] == 1000
+    for method in one["methods"]:
+        assert client.post("/v1/search", json={"query": "a", "method": method, "k": 2}).status_code == 200
+
+
+def test_recall_against_budget_is_measured_without_a_scorer_call():
+    scorer = TextScorer()
+    with TestClient(create_app({"w": world_index(scorer)})) as client:
+        url = "/v1/indexes/w/recall?k=5"
+        first = client.get(url)
+        for _ in range(1000):
+            response = client.get(url)
+            if response.status_code == 200:
+                break
+            assert (response.status_code, response.json()) == (202, {"state": "computing"})
+            assert int(response.headers["retry-after"]) > 0
+            time.sleep(0.01)
+        assert first.status_code in (200, 202)
+        curve = response.json()
+        assert (curve["k"], curve["method"], curve["n_queries"]) == (5, "gaussian", 24)
+        assert [point["budget"] for point in curve["points"]] == [10, 20, 50, 100]
+        assert all(point["low"] <= point["recall"] <= point["high"] for point in curve["points"])
+        assert scorer.calls == []
+        # Half the items at a time: a search that covers them all finds all.
+        assert curve["points"][-1]["recall"] > curve["points"][0]["recall"]
+
+
+def test_recall_that_cannot_be_had_is_told_with_the_reason(client):
+    assert error_of(client.get("/v1/indexes/small/recall?k=900")) == "no_recall"
+    assert error_of(client.get("/v1/indexes/small/recall?k=0")) == "invalid_request"
+    assert error_of(client.get("/v1/indexes/small/recall?method=magic")) == "invalid_request"
+    bare = AnchorIndex.from_items(world_index().items, scorer=TextScorer())
+    with TestClient(create_app({"bare": bare})) as other:
+        response = other.get("/v1/indexes/bare/recall")
+        assert (response.status_code, error_of(response)) == (404, "no_recall")
+        assert other.get("/v1/indexes").json()["indexes"][0]["methods"] == ["gaussian", "rerank", "exact"]
+
+
+DOCUMENTS = ["a ship on a river", "a painter", "an island", "a ship"]
+
+
+def test_rerank_scores_the_documents_it_is_given_exactly(client):
+    answer = client.post("/v1/rerank", json={"query": "a ship", "documents": DOCUMENTS, "model": "small"}).json()
+    logits = [logit_of("a ship", text) for text in DOCUMENTS]
+    order = sorted(range(4), key=lambda at: -logits[at])
+    assert [one["index"] for one in answer["results"]] == order
+    assert [one["document"]["text"] for one in answer["results"]] == [DOCUMENTS[at] for at in order]
+    chances = [1 / (1 + np.exp(-logits[at])) for at in order]
+    assert np.allclose([one["relevance_score"] for one in answer["results"]], chances)
+    assert answer["usage"]["scored_pairs"] == 4
+    assert answer["model"] == "texts"
+    assert answer["id"]
+    raw = client.post("/v1/rerank", json={"query": "a ship", "documents": DOCUMENTS, "raw_scores": True}).json()
+    assert [one["relevance_score"] for one in raw["results"]] == [logits[at] for at in order]
+
+
+def test_rerank_takes_what_other_clients_send(client):
+    asked = {
+        "model": "texts",
+        "query": "a ship",
+        "documents": [{"text": text, "title": "more"} for text in DOCUMENTS],
+        "top_n": 2,
+        "return_documents": False,
+        "truncate_prompt_tokens": -1,
+        "priority": 0,
+    }
+    answer = client.post("/v1/rerank", json=asked).json()
+    assert len(answer["results"]) == 2
+    assert set(answer["results"][0]) == {"index", "relevance_score"}
+    many = client.post("/v1/rerank", json={"query": "a ship", "documents": DOCUMENTS, "top_n": 99}).json()
+    assert len(many["results"]) == 4
+
+
+def test_coheres_shape_cuts_documents_where_asked(client):
+    long, short = "a ship of gold and many more words", "a ship of"
+    asked = {"query": "a ship", "documents": [long, short], "max_tokens_per_doc": 3}
+    answer = client.post("/v2/rerank", json=asked).json()
+    assert set(answer) == {"id", "results", "meta"}
+    scores = [one["relevance_score"] for one in answer["results"]]
+    assert scores[0] == scores[1]
+    assert [one["index"] for one in answer["results"]] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"query": "a", "documents": []}, 422, "invalid_request"),
+        ({"query": "a"}, 422, "invalid_request"),
+        ({"query": "", "documents": ["b"]}, 422, "invalid_request"),
+        ({"query": "a", "documents": ["b"], "model": "gpt"}, 404, "unknown_model"),
+        ({"query": "a", "documents": ["b"], "top_n": 0}, 422, "invalid_request"),
+        ({"query": "a", "documents": ["b"] * 1001}, 422, "documents_over_limit"),
+        ({"query": "a", "documents": ["b" * 100_001]}, 422, "text_too_long"),
+        ({"query": "a", "documents": [3]}, 422, "invalid_request"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
+def test_a_rerank_that_cannot_be_done_is_refused_clearly(client, path, body, status, code):
+    response = client.post(path, json=body)
+    assert (response.status_code, error_of(response)) == (status, code)
+
+
+def test_a_scorer_that_fails_in_mid_search_leaves_what_was_found():
+    scorer = TextScorer(fails_after=2)
+    log = io.StringIO()
+    with TestClient(create_app({"w": world_index(scorer)}, log=server_log(log))) as client:
+        response = client.post("/v1/search", json={"query": "a ship", "k": 3, "budget": 50})
+        assert (response.status_code, error_of(response)) == (502, "scorer_failed")
+        body = response.json()
+        assert body["calls"] == sum(scorer.calls[:2])
+        assert len(body["hits"]) == 3
+        assert "10.0.0.1" not in response.text
+
+        scorer.calls.clear()
+        told = events(client.post("/v1/search", json={"query": "a ship", "k": 3, "stream": True}).text)
+        assert [name for name, _ in told] == ["start", "round", "round", "error"]
+        assert told[-1][1]["error"]["code"] == "scorer_failed"
+        assert told[-1][1]["hits"] == told[-2][1]["hits"]
+        assert told[-1][1]["calls"] == told[-2][1]["calls"]
+
+        scorer.calls.clear()
+        response = client.post("/v1/search", json={"queries": ["a ship", "a bird"], "k": 3})
+        assert (response.status_code, error_of(response)) == (502, "scorer_failed")
+        assert len(response.json()["results"]) == 2
+
+        response = client.post("/v1/rerank", json={"query": "a ship", "documents": ["a"]})
+        assert (response.status_code, error_of(response)) == (502, "scorer_failed")
+        scorer.fails_after = None
+        assert client.post("/v1/search", json={"query": "a ship", "k": 3}).status_code == 200
+    # What is kept from the client is in the log.
+    assert log.getvalue().count("the secret address 10.0.0.1 is down") >= 3
+
+
+def test_an_error_that_nobody_thought_of_is_a_500_and_is_logged(monkeypatch):
+    log = io.StringIO()
+    with TestClient(create_app({"w": world_index()}, log=server_log(log))) as client:
+        monkeypatch.setattr("adacur.serving.app.asked_of", lambda *_, **__: 1 / 0)
+        response = client.post("/v1/search", json={"query": "a"})
+        assert (response.status_code, error_of(response)) == (500, "internal")
+        assert "division" not in response.text
+        assert "ZeroDivisionError" in log.getvalue()
+        assert response.headers["x-request-id"] in log.getvalue()
+
+
+def test_keys_are_asked_for_where_something_can_be_spent():
+    keys = settings(api_keys=("first-key", "second-key"))
+    asked = {"query": "a", "k": 1}
+    with TestClient(create_app({"w": world_index()}, settings=keys)) as client:
+        for headers, code in (
+            ({}, "key_needed"),
+            ({"X-API-Key": "wrong"}, "wrong_key"),
+            ({"Authorization": "Bearer first-ke"}, "wrong_key"),
+            ({"Authorization": "Basic first-key"}, "key_needed"),
+            ({"X-API-Key": b"\xff\xfe"}, "wrong_key"),
+        ):
+            for response in (
+                client.post("/v1/search", json=asked, headers=headers),
+                client.get("/v1/indexes", headers=headers),
+                client.get("/metrics", headers=headers),
+                client.get("/v1//indexes", headers=headers),
+                client.get("/nowhere", headers=headers),
+            ):
+                assert (response.status_code, error_of(response)) == (401, code)
+                assert response.headers["www-authenticate"] == "Bearer"
+        for headers in ({"Authorization": "Bearer first-key"}, {"X-API-Key": "second-key"}):
+            assert client.post("/v1/search", json=asked, headers=headers).status_code == 200
+        for path in ("/healthz", "/readyz", "/docs", "/openapi.json"):
+            assert client.get(path).status_code in (200, 503)
+        assert client.get("/openapi.json").json()["components"]["securitySchemes"]
+
+
+def test_the_log_has_a_line_per_request_and_no_query_unless_asked():
+    for log_queries in (False, True):
+        log = io.StringIO()
+        app = create_app({"w": world_index()}, settings=settings(log_queries=log_queries), log=server_log(log))
+        with TestClient(app) as client:
+            client.post("/v1/search", json={"query": "a secret question", "k": 1}, headers={"X-Request-Id": "my-id.1"})
+            client.post("/v1/search", json={"query": "a secret question", "k": 1, "stream": True})
+            client.post("/v1/rerank", json={"query": "a secret question", "documents": ["a hidden text"]})
+            client.post("/v1/search", json={"query": "a secret question", "colour": 1})
+            response = client.get("/nowhere", headers={"X-Request-Id": "not an id\x7f"})
+        assert re.fullmatch(r"[0-9a-f]{16}", response.headers["x-request-id"])
+        lines = [json.loads(line) for line in log.getvalue().splitlines()]
+        requests = [line for line in lines if line["event"] == "request"]
+        assert [line["status"] for line in requests] == [200, 200, 200, 422, 404]
+        assert requests[0]["request_id"] == "my-id.1"
+        assert (requests[0]["calls"], requests[0]["method"], requests[0]["index"]) == (100, "gaussian", "w")
+        assert requests[1]["calls"] == 100
+        assert requests[3]["error"] == "invalid_request"
+        assert ("a secret question" in log.getvalue()) == log_queries
+        assert "a hidden text" not in log.getvalue()
+
+
+def metric(client: TestClient, name: str) -> float:
+    found = re.search(rf"^{re.escape(name)} (\S+)$", client.get("/metrics").text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def test_metrics_count_what_was_asked_and_spent():
+    scorer = TextScorer()
+    with TestClient(create_app({"w": world_index(scorer)})) as client:
+        client.post("/v1/search", json={"query": "a ship", "k": 3, "budget": 50, "stop_when": 0.9999})
+        client.post("/v1/rerank", json={"query": "a ship", "documents": ["a", "b"]})
+        client.post("/v1/search", json={"query": "a", "budget": 10**6})
+        assert metric(client, 'adacur_requests_total{route="/v1/search",status="200"}') == 1
+        assert metric(client, 'adacur_requests_total{route="/v1/search",status="422"}') == 1
+        assert metric(client, 'adacur_refused_total{code="budget_over_limit"}') == 1
+        assert metric(client, 'adacur_scorer_calls_total{scorer="texts"}') == len(scorer.calls)
+        assert metric(client, 'adacur_scorer_pairs_per_call_sum{scorer="texts"}') == scorer.pairs
+        spent = metric(client, 'adacur_search_calls_total{index="w",method="gaussian"}')
+        assert spent == scorer.pairs - 2
+        assert metric(client, 'adacur_search_step_seconds_total{index="w",step="score"}') > 0
+        assert metric(client, 'adacur_search_expected_recall_count{index="w"}') == 1
+        assert metric(client, "adacur_searches_in_flight") == 0
+        assert metric(client, 'adacur_scorer_pairs_waiting{scorer="texts"}') == 0
+        assert client.get("/metrics").headers["content-type"].startswith("text/plain")
+
+
+def test_metrics_tell_the_recall_that_tuning_predicts():
+    index = world_index()
+    tuned = index.tune(k=5, budget=50, quick=True)
+    with TestClient(create_app({"w": index})) as client:
+        while client.get("/readyz").status_code != 200:
+            time.sleep(0.01)
+        name = 'adacur_index_predicted_recall{budget="50",index="w",k="5",method="gaussian"}'
+        assert metric(client, name) == pytest.approx(tuned.recall_of("gaussian").recall)
+        (told,) = client.get("/v1/indexes").json()["indexes"][0]["tunings"]
+        assert (told["k"], told["budget"]) == (5, 50)
+        assert told["predictions"][0]["method"] == "gaussian"
+
+
+def test_a_server_is_ready_when_its_scorer_is_open():
+    def opened() -> Any:
+        time.sleep(0.2)
+        return TextScorer(), None
+
+    world = world_index()
+    with TestClient(create_app({"w": AnchorIndex(world, scorer=opened)})) as client:
+        first = client.get("/readyz")
+        assert (first.status_code, first.json()) == (503, {"status": "starting"})
+        assert client.get("/healthz").json() == {"status": "ok"}
+        while client.get("/readyz").status_code != 200:
+            time.sleep(0.02)
+        assert client.get("/readyz").json() == {"status": "ready"}
+
+
+async def gathered(app: Any, *bodies: dict[str, Any]) -> list[httpx.Response]:
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as client:
+        return await asyncio.gather(*(client.post("/v1/search", json=body) for body in bodies))
+
+
+async def test_a_hundred_clients_at_once_share_calls_and_get_the_answers_of_one():
+    scorer = TextScorer(seconds=0.01)
+    bodies = [{"query": f"a ship and {at % 40}", "k": 5, "budget": 20} for at in range(100)]
+    responses = await gathered(create_app({"w": world_index(scorer)}), *bodies)
+    alone = world_index()
+    for body, response in zip(bodies, responses, strict=True):
+        assert response.status_code == 200
+        hits = alone.search(body["query"], 5, budget=20)
+        assert [(hit["id"], hit["score"]) for hit in response.json()["results"][0]["hits"]] == [
+            (hit.id, hit.score) for hit in hits
+        ]
+    # 500 rounds of searches; and nobody pays for a pair that somebody waits for already.
+    assert len(scorer.calls) < 250
+    assert scorer.pairs < 100 * 20
+
+
+async def test_without_shared_batches_every_round_is_a_call_of_its_own():
+    scorer = TextScorer()
+    app = create_app({"w": world_index(scorer)}, settings=settings(shared_batches=False))
+    bodies = [{"query": f"a ship and {at}", "k": 5, "budget": 20} for at in range(10)]
+    responses = await gathered(app, *bodies)
+    assert all(response.status_code == 200 for response in responses)
+    assert len(scorer.calls) == 50
+    assert scorer.pairs == 200
+
+
+async def test_whoever_comes_when_all_places_are_taken_is_asked_to_come_back():
+    scorer = TextScorer(seconds=0.05)
+    app = create_app({"w": world_index(scorer)}, settings=settings(concurrency=2, queue=3))
+    bodies = [{"query": f"a ship and {at}", "k": 1, "budget": 5, "stream": at % 2 == 0} for at in range(20)]
+    responses = await gathered(app, *bodies)
+    statuses = [response.status_code for response in responses]
+    assert statuses.count(200) == 5
+    assert statuses.count(429) == 15
+    for response in responses:
+        if response.status_code == 429:
+            assert error_of(response) == "too_busy"
+            assert int(response.headers["retry-after"]) >= 1
+    assert [response.status_code for response in await gathered(app, bodies[0])] == [200]
+
+
+async def test_indexes_with_one_scorer_share_its_calls():
+    scorer = TextScorer(seconds=0.02)
+    app = create_app({"a": world_index(scorer), "b": world_index(scorer)})
+    bodies = [{"query": f"a ship and {at}", "index": "ab"[at % 2], "k": 1, "budget": 10} for at in range(20)]
+    responses = await gathered(app, *bodies)
+    assert {response.json()["index"] for response in responses} == {"a", "b"}
+    assert len(scorer.calls) < 50
+
+
+def test_a_server_needs_an_index_and_names_that_stand_in_a_url():
+    with pytest.raises(ValueError, match="at least one index"):
+        create_app({})
+    for name in ("", "..", "a/b", "a b", "ü", "-x", "a" * 101):
+        with pytest.raises(ValueError, match="served under a name"):
+            create_app({name: world_index()})
+
+
+def test_the_api_page_needs_nothing_from_elsewhere(client):
+    page = client.get("/docs").text
+    assert "POST /v1/search" in page
+    assert "deadline_ms" in page
+    assert not re.search(r"(src|href)=[\"']?(https?:)?//", page)
+    assert "<script" not in page
+
+
+def test_every_route_is_described(client):
+    document = client.get("/openapi.json").json()
+    assert set(document["paths"]) == {
+        "/v1/search",
+        "/v1/rerank",
+        "/v2/rerank",
+        "/v1/indexes",
+        "/v1/indexes/{name}/recall",
+        "/healthz",
+        "/readyz",
+        "/metrics",
+    }
+    for routes in document["paths"].values():
+        for route in routes.values():
+            assert route["description"]
+            assert route["summary"]
+            assert route["tags"]
+    for one in ("SearchRequest", "RerankRequest", "CohereRerankRequest"):
+        assert all(
+            field.get("description") or field.get("title")
+            for field in document["components"]["schemas"][one]["properties"].values()
+        )
+    assert document["components"]["schemas"]["SearchRequest"]["properties"]["budget"]["maximum"] == 1000
+
+
+def test_metadata_that_json_cannot_hold_does_not_break_an_answer():
+    from adacur import Item
+
+    items = [
+        Item(f"i{at}", f"text {at}", {"nan": float("nan"), "array": np.arange(2), "odd": {1: {2}}}) for at in range(5)
+    ]
+    index = AnchorIndex.from_items(items, scorer=TextScorer())
+    with TestClient(create_app({"w": index})) as client:
+        for stream in (False, True):
+            response = client.post("/v1/search", json={"query": "a", "k": 1, "budget": 3, "stream": stream})
+            assert response.status_code == 200
+            assert '"metadata":{"nan":null,"array":[0,1],"odd":{"1":[2]}}' in response.text

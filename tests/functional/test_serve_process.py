@@ -1,0 +1,219 @@
+"""The server over real connections: clients that hang up, signals, and the clients of others."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import cohere
+import httpx
+import numpy as np
+import pytest
+
+import adacur
+from adacur import Item, Query
+from adacur.scorers import HttpScorer
+from adacur.serving import ServerSettings, create_app
+from tests.rerank_servers import logit_of
+from tests.serving_world import TextScorer, serving, world_index, world_items
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[httpx.Client]:
+    """One for all: making one takes as long as a search. No connection is kept that a stopping server waits for."""
+    with httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), timeout=30) as client:
+        yield client
+
+
+def raw_request(url: str, body: dict[str, Any], path: str = "/v1/search") -> socket.socket:
+    """A connection on which a request has been sent, and nothing read."""
+    parts = urlsplit(url)
+    connection = socket.create_connection((parts.hostname, parts.port), timeout=10)
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    return connection
+
+
+def settled(scorer: TextScorer, *, quiet: float) -> int:
+    """Calls made by the time that none has come for so many seconds."""
+    seen = -1
+    while len(scorer.calls) != seen:
+        seen = len(scorer.calls)
+        time.sleep(quiet)
+    return seen
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_hangs_up_ends_its_search(stream, browser):
+    scorer = TextScorer(seconds=0.05)
+    with serving(create_app({"w": world_index(scorer)})) as url:
+        asked = {"query": "a ship", "k": 1, "budget": 100, "rounds": 100, "stream": stream}
+        connection = raw_request(url, asked)
+        if stream:
+            received = b""
+            while received.count(b"event: round") < 3:
+                received += connection.recv(65536)
+        else:
+            assert scorer.began.wait(10)
+            time.sleep(0.2)
+        connection.close()
+        calls = settled(scorer, quiet=0.4)
+        assert calls < 50
+        metrics = browser.get(f"{url}/metrics").text
+        assert "adacur_searches_in_flight 0.0" in metrics
+        assert 'status="499"' in metrics
+        # The place is free again, and the server goes on.
+        assert browser.post(f"{url}/v1/search", json={"query": "a", "k": 1, "budget": 2}).status_code == 200
+
+
+def test_a_rerank_whose_client_hangs_up_while_it_waits_is_not_paid_for():
+    scorer = TextScorer(seconds=0.3)
+    with serving(create_app({"w": world_index(scorer)})) as url:
+        first = raw_request(url, {"query": "a", "documents": ["b"]}, "/v1/rerank")
+        assert scorer.began.wait(10)
+        second = raw_request(url, {"query": "a", "documents": ["c", "d"]}, "/v1/rerank")
+        time.sleep(0.1)
+        second.close()
+        assert first.recv(100).startswith(b"HTTP/1.1 200")
+        first.close()
+        settled(scorer, quiet=0.4)
+        assert scorer.calls == [1]
+
+
+def test_a_large_body_without_a_length_is_refused_before_it_is_all_read(browser):
+    with serving(create_app({"w": world_index()}, settings=ServerSettings(max_body_bytes=100_000))) as url:
+        sent = 0
+
+        def endless() -> Iterator[bytes]:
+            nonlocal sent
+            for _ in range(2000):
+                sent += 10_000
+                yield b'"' + b"a" * 9_999
+
+        try:
+            response = browser.post(f"{url}/v1/search", content=endless(), headers={"Content-Type": "application/json"})
+            assert response.status_code == 413
+        except httpx.TransportError:
+            # The server hung up while the client was still sending.
+            pass
+        assert sent < 20_000_000
+        parts = urlsplit(url)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+        connection.putrequest("POST", "/v1/search")
+        connection.putheader("Content-Type", "application/json")
+        connection.putheader("Content-Length", "99999999999999999999")
+        connection.endheaders()
+        answer = connection.getresponse()
+        assert answer.status == 413
+        assert json.load(answer)["error"]["code"] == "body_too_large"
+        connection.close()
+        assert browser.get(f"{url}/healthz").status_code == 200
+
+
+def test_coheres_own_client_gets_an_answer():
+    documents = ["a ship on a river", "a painter", "an island"]
+    settings = ServerSettings(api_keys=("a-key",))
+    with serving(create_app({"w": world_index()}, settings=settings)) as url, httpx.Client() as connections:
+        client = cohere.ClientV2(base_url=url, api_key="a-key", httpx_client=connections)
+        answer = client.rerank(model="w", query="a ship", documents=documents, top_n=2)
+        logits = [logit_of("a ship", text) for text in documents]
+        order = sorted(range(3), key=lambda at: -logits[at])[:2]
+        assert [one.index for one in answer.results] == order
+        chances = [1 / (1 + np.exp(-logits[at])) for at in order]
+        assert np.allclose([one.relevance_score for one in answer.results], chances)
+        assert answer.id
+        with pytest.raises(cohere.errors.NotFoundError, match="unknown_model"):
+            client.rerank(model="another", query="a ship", documents=documents)
+        stranger = cohere.ClientV2(base_url=url, api_key="wrong", httpx_client=connections)
+        with pytest.raises(cohere.errors.UnauthorizedError):
+            stranger.rerank(model="w", query="a", documents=["b"])
+
+
+@pytest.mark.parametrize("kind", ["vllm", "jina", "cohere"])
+def test_our_own_http_scorer_can_point_at_our_server(kind):
+    items = [Item("x", "a ship"), Item("y", "a bird")]
+    with serving(create_app({"w": world_index()})) as url:
+        with HttpScorer(url, kind=kind, model="w", scores="raw" if kind == "vllm" else "probability") as scorer:
+            scores = scorer.score([(Query("q", "a river"), item) for item in items])
+        exact = [logit_of("a river", item.text) for item in items]
+        if kind == "vllm":
+            assert scores.tolist() == exact
+        else:
+            assert np.allclose(scores, exact)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("served") / "small.adacur"
+    adacur.build(
+        world_items(), 12, scorer="tests.functional.scoring:lengths", path=path, progress=False, tune=False
+    ).close()
+    return path
+
+
+@pytest.fixture
+def process(folder, request) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, "-m", "adacur", "serve", f"first={folder}", str(folder), "--port", "0"]
+    command += ["--scorer", "tests.functional.scoring:slow_lengths", "--log-queries"]
+    root = Path(__file__).parents[2]
+    running = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=root,
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert running.stdout is not None
+    line = running.stdout.readline()
+    found = re.search(r"http://\S+", line)
+    if found is None:
+        running.kill()
+        raise AssertionError(line + running.communicate()[1])
+    try:
+        yield running, found[0]
+    finally:
+        running.kill()
+        running.communicate()
+
+
+def test_a_stop_finishes_what_was_begun_and_takes_nobody_new(process, browser):
+    running, url = process
+    assert [one["name"] for one in browser.get(f"{url}/v1/indexes").json()["indexes"]] == ["first", "small"]
+    while browser.get(f"{url}/readyz").status_code != 200:
+        time.sleep(0.05)
+    asked = {"query": "a ship", "k": 1, "budget": 20, "rounds": 10, "stream": True}
+    answers: list[str] = []
+    reading = threading.Thread(target=lambda: answers.append(browser.post(f"{url}/v1/search", json=asked).text))
+    reading.start()
+    while "adacur_searches_in_flight 1.0" not in browser.get(f"{url}/metrics").text:
+        time.sleep(0.02)
+    running.send_signal(signal.SIGTERM)
+    refused = browser.get(f"{url}/readyz")
+    while refused.status_code == 200:
+        refused = browser.get(f"{url}/readyz")
+    assert (refused.status_code, refused.json()) == (503, {"status": "stopping"})
+    response = browser.post(f"{url}/v1/search", json=asked)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "stopping")
+    assert int(response.headers["retry-after"]) > 0
+    reading.join(30)
+    assert "event: done" in answers[0]
+    assert running.wait(30) == 0
+    log = running.stderr.read()
+    assert "Stopped." in log
+    assert "Traceback" not in log
+    lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    assert any(line.get("query") == ["a ship"] for line in lines)
