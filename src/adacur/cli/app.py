@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from adacur import __version__
 from adacur.cli import messages
 from adacur.cli.copy import add_copy_command
+from adacur.cli.mcp import add_mcp_command
 from adacur.cli.messages import (
     answer,
     duration,
@@ -719,6 +720,7 @@ def compress(
 add_update_commands(app)
 add_refresh_command(app)
 add_serve_command(app)
+add_mcp_command(app)
 add_copy_command(app)
 
 

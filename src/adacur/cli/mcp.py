@@ -1,0 +1,48 @@
+"""`adacur mcp`: an index for language models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from adacur.cli.messages import tell, warnings_as_notes
+from adacur.core.extras import require
+
+__all__ = ["add_mcp_command"]
+
+
+def add_mcp_command(app: typer.Typer) -> None:
+    """Make this command known."""
+    app.command(epilog="Example: adacur mcp my.adacur --about 'Articles of an encyclopedia.'")(mcp)
+
+
+def mcp(
+    index: Annotated[str, typer.Argument(metavar="INDEX", help="An index folder, or a URL.")],
+    k: Annotated[int, typer.Option("-k", min=1, help="Items to return where the model does not say.")] = 10,
+    budget: Annotated[int, typer.Option(min=1, help="Scorer calls of a search where the model does not say.")] = 100,
+    max_budget: Annotated[int, typer.Option(min=1, help="The most scorer calls that the model may ask for.")] = 1000,
+    about: Annotated[str | None, typer.Option(help="What the items are, for the model to know when to search.")] = None,
+    first: Annotated[str | None, typer.Option(help="First stage, as for search.")] = None,
+    scorer: Annotated[
+        str | None, typer.Option(help="Another backend of the scorer that built the index; default: that scorer.")
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="A file that keeps scores from run to run; made if there is none.")
+    ] = None,
+) -> None:
+    """Serve an index to a language model: an MCP server with the tool `search`, over stdin and stdout.
+
+    Programs that speak MCP start this command themselves. It ends when they close its stdin.
+    """
+    require("mcp", extra="mcp")
+    import adacur
+    from adacur.integrations.mcp import serve_stdio
+
+    options = {} if first is None else {"first": first}
+    with warnings_as_notes(), adacur.load(index, scorer=scorer, cache=cache) as opened:
+        if first is not None and first != "random":
+            opened.first_stage(first)
+        tell(f"{opened!r} is served over stdin and stdout to a program that speaks MCP.")
+        serve_stdio(opened, k=k, budget=budget, max_budget=max_budget, description=about, **options)

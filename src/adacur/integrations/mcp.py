@@ -1,0 +1,167 @@
+"""MCP: a server with one tool, by which a language model searches an index."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from adacur import __version__
+from adacur.core.errors import AdacurError, InputError
+from adacur.core.extras import require
+from adacur.core.results import Hit, Hits
+from adacur.search import AnchorIndex
+
+__all__ = ["TOOL", "create_server", "serve_stdio"]
+
+_log = logging.getLogger("adacur.mcp")
+
+TOOL = "search"
+_HIT = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "text": {"type": "string"},
+        "score": {"type": "number", "description": "The scorer's own score; higher is nearer."},
+        "rank": {"type": "integer", "description": "From 1."},
+        "round": {"type": "integer", "description": "The round of the search that scored it, from 1."},
+        "fused": {"type": "number", "description": "What the hits are ordered by, where that is not the score."},
+        "metadata": {"type": "object"},
+    },
+    "required": ["id", "text", "score", "rank", "round", "metadata"],
+}
+_ANSWER = {
+    "type": "object",
+    "properties": {
+        "hits": {"type": "array", "items": _HIT, "description": "Best first."},
+        "calls": {"type": "integer", "description": "Scorer calls that were spent."},
+        "stopped": {"type": "string", "description": "Why it ended: budget, exhausted, deadline or settled."},
+    },
+    "required": ["hits", "calls", "stopped"],
+}
+
+
+def create_server(
+    index: AnchorIndex,
+    *,
+    k: int = 10,
+    budget: int = 100,
+    max_budget: int = 1000,
+    description: str | None = None,
+    **options: Any,
+) -> Any:
+    """An `mcp.server.lowlevel.Server` with the tool `search(query, k, budget)`, for any transport of the SDK.
+
+    `k` and `budget` are what the tool uses where its caller gives none, and `max_budget` the most that it may ask for.
+    `description` says what the collection holds, for the model to know when to search it. `options` are those of
+    `AnchorIndex.search`. What cannot be searched is told as an error of the tool, which the model can read.
+    """
+    server = require("mcp.server.lowlevel", extra="mcp")
+    types, jsonschema = require("mcp_types", extra="mcp"), require("jsonschema", extra="mcp")
+
+    if not 1 <= k <= budget <= max_budget:
+        raise InputError(f"1 ≤ k ≤ budget ≤ max_budget is wanted; got {k}, {budget} and {max_budget}.")
+    tool = types.Tool(
+        name=TOOL,
+        title="Search",
+        description=_description(index, description),
+        input_schema=_arguments(k=k, budget=budget, max_budget=max_budget),
+        output_schema=_ANSWER,
+        annotations=types.ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False),
+    )
+    checked = jsonschema.Draft202012Validator(tool.input_schema)
+
+    def answer(text: str, **rest: Any) -> Any:
+        return types.CallToolResult(content=[types.TextContent(type="text", text=text)], **rest)
+
+    async def list_tools(context: Any, params: Any) -> Any:
+        return types.ListToolsResult(tools=[tool])
+
+    async def call_tool(context: Any, params: Any) -> Any:
+        given = params.arguments or {}
+        if params.name != TOOL:
+            return answer(f"There is no tool {params.name!r}; there is {TOOL!r}.", is_error=True)
+        if (wrong := next(checked.iter_errors(given), None)) is not None:
+            return answer(f"{'.'.join(map(str, wrong.path)) or 'arguments'}: {wrong.message}", is_error=True)
+        asked = {"k": k, "budget": budget} | given
+        try:
+            hits = await index.asearch(asked["query"], asked["k"], **{**options, "budget": asked["budget"]})
+        except AdacurError as error:
+            return answer(str(error), is_error=True)
+        except Exception as error:
+            # What it says may name files and hosts: it goes to the log, and not to whoever asks.
+            _log.exception("A search failed.")
+            return answer(f"The search failed ({type(error).__name__}).", is_error=True)
+        return answer(_in_words(hits), structured_content=_as_data(hits))
+
+    return server.Server(
+        "adacur",
+        version=__version__,
+        instructions=f"Call {TOOL!r} to find items by meaning. {tool.description}",
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+    )
+
+
+def serve_stdio(index: AnchorIndex, **settings: Any) -> None:
+    """Serve an index over stdin and stdout until the client closes them; `settings` are those of `create_server`."""
+    server = create_server(index, **settings)
+    from mcp.server.stdio import stdio_server
+
+    async def run() -> None:
+        async with stdio_server() as (read, write):
+            await server.run(read, write, server.create_initialization_options())
+
+    asyncio.run(run())
+
+
+def _description(index: AnchorIndex, own: str | None) -> str:
+    return " ".join(
+        part
+        for part in (
+            f"Search {len(index):,} items.",
+            own,
+            "Each is judged by a cross-encoder that reads query and item together; a search finds the items that it "
+            "likes best with a limited number of calls to it. Ask in plain words, as in a question or a description of "
+            "what is wanted.",
+        )
+        if part
+    )
+
+
+def _arguments(*, k: int, budget: int, max_budget: int) -> dict[str, Any]:
+    def number(what: str, default: int) -> dict[str, Any]:
+        return {"type": "integer", "minimum": 1, "maximum": max_budget, "default": default, "description": what}
+
+    return {
+        "type": "object",
+        "properties": {
+            "query": {"type": "string", "minLength": 1, "description": "What to find."},
+            "k": number("How many items to return, at most the budget.", k),
+            "budget": number("Scorer calls to spend: more find more of the best items, and take longer.", budget),
+        },
+        "required": ["query"],
+        "additionalProperties": False,
+    }
+
+
+def _as_data(hits: Hits) -> dict[str, Any]:
+    return {"hits": [_hit(hit) for hit in hits], "calls": hits.trace.calls, "stopped": hits.trace.stopped}
+
+
+def _hit(hit: Hit) -> dict[str, Any]:
+    return {
+        "id": hit.id,
+        "text": hit.item.text if hit.item else "",
+        "score": hit.score,
+        "rank": hit.rank,
+        "round": hit.round,
+        **({} if hit.fused is None else {"fused": hit.fused}),
+        "metadata": dict(hit.item.metadata) if hit.item else {},
+    }
+
+
+def _in_words(hits: Hits) -> str:
+    found = (f"{hit.rank}. [{hit.id}] score {hit.score:.2f}\n{hit.item.text if hit.item else ''}" for hit in hits)
+    items = "1 item" if len(hits) == 1 else f"{len(hits)} items"
+    return "\n\n".join((f"{items}, {hits.trace.calls} scorer calls.", *found))

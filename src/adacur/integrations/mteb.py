@@ -1,0 +1,191 @@
+"""MTEB: a cross-encoder that searches whole collections of its retrieval tasks, within a budget."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from adacur import __version__
+from adacur.core.budget import Budget
+from adacur.core.errors import InputError
+from adacur.core.extras import require
+from adacur.core.protocols import Scorer
+from adacur.core.records import Item, Query
+from adacur.core.results import Hits
+from adacur.data import pseudo_queries
+from adacur.search import AnchorIndex, build
+from adacur.search import encoder as open_encoder
+from adacur.search import scorer as open_scorer
+
+__all__ = ["AdacurSearch"]
+
+
+class AdacurSearch:
+    """A scorer as an MTEB model that retrieves (`SearchProtocol`): each corpus is indexed, then searched.
+
+    An index costs `n_anchors` scorer calls a document; its anchor queries are pseudo-queries, at most one a document,
+    or those of `anchor_queries`. It is kept in `folder`, one folder for each task, split and subset, where an
+    interrupted run goes on; without one, it lives as long as this object. `first` names the first stage ("dense" needs
+    an `encoder`). `options` are those of `AnchorIndex.search`. A search aims at the best `k` and returns all that it
+    scored, at most MTEB's `top_k`: no document without an exact score is returned, so that measures beyond the budget
+    see fewer documents. In re-ranking tasks, all documents given are scored.
+    """
+
+    def __init__(
+        self,
+        *,
+        scorer: Any,
+        first: str = "bm25",
+        n_anchors: int = 250,
+        anchor_queries: Iterable[Query] | None = None,
+        encoder: Any = None,
+        k: int = 10,
+        folder: str | Path | None = None,
+        seed: int = 0,
+        name: str | None = None,
+        **options: Any,
+    ) -> None:
+        require("mteb", extra="mteb")
+        if not isinstance(first, str):
+            raise InputError(
+                f"The first stage is built anew for each corpus, so it is given by name: bm25, tfidf, dense or "
+                f"multi-vector; got {type(first).__name__}."
+            )
+        if "fuse" in options or "filter" in options:
+            raise InputError("MTEB orders documents by their exact scores and searches all; leave fuse and filter out.")
+        self._scorer: Scorer = open_scorer(scorer)
+        self._first = first
+        self._n_anchors = n_anchors
+        self._anchor_queries = None if anchor_queries is None else list(anchor_queries)
+        self._encoder = open_encoder(encoder)
+        self._k = k
+        self._folder = None if folder is None else Path(folder)
+        self._seed = seed
+        self._name = name or f"adacur/{re.sub(r'[^A-Za-z0-9._-]+', '-', self._scorer.card.name)}"
+        self._options = options
+        self._index: AnchorIndex | None = None
+        self._remove_temporary: Callable[[], object] = lambda: None
+
+    def index(
+        self,
+        corpus: Iterable[Mapping[str, Any]],
+        *,
+        task_metadata: Any,
+        hf_split: str,
+        hf_subset: str,
+        encode_kwargs: Mapping[str, Any] | None = None,
+        num_proc: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Score the corpus for the anchor queries; where documents to re-rank are given, nothing need be scored."""
+        items = [Item(row["id"], _text_of(row)) for row in corpus]
+        if "Reranking" in task_metadata.type:
+            self._index = AnchorIndex.from_items(items, scorer=self._scorer)
+            return
+        anchors = self._anchor_queries or pseudo_queries(items, min(self._n_anchors, len(items)), seed=self._seed)
+        self._index = build(
+            items,
+            anchors,
+            scorer=self._scorer,
+            path=self._place(f"{task_metadata.name}-{hf_subset}-{hf_split}.adacur"),
+            first=[self._first],
+            encoder=self._encoder,
+            seed=self._seed,
+            progress=bool((encode_kwargs or {}).get("show_progress_bar", True)),
+        )
+
+    def search(
+        self,
+        queries: Iterable[Mapping[str, Any]],
+        *,
+        task_metadata: Any,
+        hf_split: str,
+        hf_subset: str,
+        top_k: int,
+        encode_kwargs: Mapping[str, Any] | None = None,
+        top_ranked: Mapping[str, Sequence[str]] | None = None,
+        num_proc: int | None = None,
+        **kwargs: Any,
+    ) -> dict[str, dict[str, float]]:
+        """Documents and their exact scores by query; of those given in `top_ranked`, all."""
+        if self._index is None:
+            raise InputError("A corpus is indexed before it is searched. Call index(corpus, …) first.")
+        asked = [Query(row["id"], _query_text(row)) for row in queries]
+        if top_ranked is not None:
+            return {query.id: self._reranked(query, top_ranked.get(query.id, ()), top_k) for query in asked}
+        found = self._index.search_batch(asked, self._k, first=self._first, seed=self._seed, **self._options)
+        ids = self._index.items.ids
+        return {query.id: _all_scored(hits, ids, top_k) for query, hits in zip(asked, found, strict=True)}
+
+    @property
+    def mteb_model_meta(self) -> Any:
+        """What MTEB files results under: the scorer, and every setting that changes them."""
+        from mteb.models import ModelMeta
+
+        card = self._scorer.card
+        settings = {
+            "first": self._first,
+            "n_anchors": len(self._anchor_queries) if self._anchor_queries else self._n_anchors,
+            "k": self._k,
+            "seed": self._seed,
+            **{name: _as_told(value) for name, value in self._options.items()},
+        }
+        return ModelMeta.create_empty(
+            overwrites={
+                "name": self._name,
+                "revision": f"{(card.weights or card.backend)[:12]}-adacur-{__version__}",
+                "model_type": ["cross-encoder"],
+                "max_tokens": card.max_tokens,
+                "experiment_kwargs": settings,
+            }
+        )
+
+    def _place(self, name: str) -> Path:
+        if self._folder is not None:
+            return self._folder / name
+        # One corpus at a time.
+        self._index = None
+        self._remove_temporary()
+        folder = tempfile.mkdtemp(prefix="adacur-mteb-")
+        self._remove_temporary = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder) / name
+
+    def _reranked(self, query: Query, given: Sequence[str], top_k: int) -> dict[str, float]:
+        if self._index is None or not given:
+            return {}
+        hits = self._index.search(query, min(top_k, len(given)), method="exact", filter=list(given))
+        return dict(zip(hits.ids, map(float, hits.scores), strict=True))
+
+
+def _text_of(row: Mapping[str, Any]) -> str:
+    """A document's title and text, as MTEB hands them to cross-encoders."""
+    return f"{row.get('title') or ''} {row['text']}".strip()
+
+
+def _query_text(row: Mapping[str, Any]) -> str:
+    text = row["text"]
+    if not isinstance(text, str):
+        raise InputError(f"Query {row['id']!r} is a {type(text).__name__}, not a text; such tasks cannot be searched.")
+    instruction = row.get("instruction")
+    return f"{text} {instruction}" if instruction else text
+
+
+def _all_scored(hits: Hits, ids: Sequence[str], top_k: int) -> dict[str, float]:
+    scored = [
+        (float(score), ids[position])
+        for round_ in hits.trace.rounds
+        for position, score in zip(round_.positions.tolist(), round_.exact.tolist(), strict=True)
+    ]
+    scored.sort(key=lambda pair: -pair[0])
+    return {id_: score for score, id_ in scored[:top_k]}
+
+
+def _as_told(value: Any) -> Any:
+    if isinstance(value, Budget):
+        return f"{value.calls} in {value.rounds}"
+    return value if isinstance(value, str | int | float | bool) else repr(value)
