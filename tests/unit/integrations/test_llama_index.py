@@ -86,9 +86,11 @@ def one(key: str, value: Any, operator: FilterOperator = FilterOperator.EQ) -> M
         (
             [
                 MetadataFilters(filters=[one("kind", "ship"), one("kind", "city")], condition=FilterCondition.OR),
-                MetadataFilters(filters=[one("year", 1530, FilterOperator.GT)], condition=FilterCondition.NOT),
+                MetadataFilters(
+                    filters=[one("year", 1530, FilterOperator.GT), one("kind", "city")], condition=FilterCondition.NOT
+                ),
             ],
-            lambda item: item["kind"] in ("ship", "city") and item["year"] <= 1530,
+            lambda item: item["kind"] == "ship" and item["year"] <= 1530,
         ),
         ([], lambda item: True),
     ],
