@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test check bench docs clean
+.PHONY: help demo test check browser bench docs clean
 
 help: ## Show what can be made.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -29,8 +29,24 @@ demo: $(VENV)/demo.stamp ## Fetch the models and 10,033 articles, search them, b
 	$(BIN)/adacur demo
 
 # One thread per worker: idle BLAS threads of two workers would fight over two cores.
-test: check ## Lint, types, rooms, then every test.
+test: check browser ## Lint, types, rooms, then every test.
 	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
+
+# Where nobody may install anything, the tests of the page are skipped; on a build machine (CI set) that is an error.
+AS_ROOT := $(if $(filter 0,$(shell id -u)),,$(if $(shell command -v sudo 2>/dev/null),sudo))
+CAN_INSTALL := $(and $(shell command -v apt-get 2>/dev/null),$(or $(filter 0,$(shell id -u)),$(AS_ROOT)))
+APT := $(AS_ROOT) env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::Retries=3
+
+browser: ## Debian's Chromium, in which the page is tested; installed where it is missing.
+ifeq ($(shell command -v chromium 2>/dev/null),)
+ifneq ($(CAN_INSTALL),)
+	$(APT) update
+	$(APT) install -y --no-install-recommends chromium fonts-liberation
+else
+	@echo "chromium is missing and cannot be installed here: the page is not tested." >&2
+	@test -z "$$CI"
+endif
+endif
 
 check: $(VENV)/dev.stamp ## Lint, types and the rooms' imports.
 	$(BIN)/ruff check .

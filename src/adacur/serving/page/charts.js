@@ -183,7 +183,7 @@ export function scatter({ items, predicting, first }) {
         {
           name: `${name}_top`,
           data: { values: values.filter((item) => item.top) },
-          mark: { type: "point", shape: "circle", filled: false, size: 210, stroke: colour.ink, strokeWidth: 1.6, opacity: 1, tooltip: false },
+          mark: { type: "point", shape: "circle", filled: false, size: 210, stroke: colour.ink, strokeWidth: 1.6, opacity: 1, tooltip: true },
           encoding: { x, y: y(axis) },
         },
       ];
@@ -210,9 +210,8 @@ export function scatter({ items, predicting, first }) {
       mark: { type: "line", strokeDash: [5, 4], color: colour.muted, strokeWidth: 1.4 },
       encoding: { x, y: y(false) },
     };
-    const corner = (name, where, mark) => ({
-      name,
-      data: { values: alike && predicted.length && room > 330 ? [{ ...where, what: name }] : [] },
+    const corner = (what, where, mark) => ({
+      data: { values: alike && predicted.length && room > 330 ? [{ ...where, what }] : [] },
       mark: { type: "text", color: colour.muted, fontSize: 11, fontStyle: "italic", tooltip: false, ...mark },
       encoding: { x, y: y(false), text: { field: "what" } },
     });

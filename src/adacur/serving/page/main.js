@@ -16,6 +16,8 @@ let indexes = [];
 let budgets = BUDGETS;
 let panels = [];
 let running = null;
+// Whoever is quicker than the list of indexes is answered as soon as it is there.
+let isAsked = false;
 
 // ---- What can be asked
 
@@ -32,7 +34,7 @@ async function open() {
   }
   element("key-form").hidden = true;
   fromAddress();
-  if (element("question").value) run();
+  if (isAsked || new URLSearchParams(location.search).get("q")?.trim()) run();
 }
 
 function askForKey() {
@@ -128,7 +130,7 @@ function formChanged() {
   for (const option of element("compare").options) option.disabled = option.value === element("method").value;
   if (!compareWith()) element("compare").value = "";
   const k = Number(element("k").value);
-  if (indexes.length && Number.isInteger(k) && k > 0) chooseCurves(element("index").value, k, methods());
+  if (indexes.length && Number.isInteger(k) && k > 0) chooseCurves(element("index").value, k, methods().filter((method) => method !== "exact"));
 }
 
 function requestOf(method) {
@@ -162,7 +164,7 @@ function fromAddress() {
   if (whole("k")) element("k").value = whole("k");
   if (whole("budget")) setBudget(whole("budget"));
   element("settle").checked = asked.has("settle");
-  element("question").value = asked.get("q") ?? "";
+  if (asked.has("q") && !isAsked) element("question").value = asked.get("q");
   formChanged();
 }
 
@@ -170,6 +172,7 @@ function fromAddress() {
 
 /** Search by each method, one after the other: at the same time they would share the scorer, and blur the seconds. */
 async function run() {
+  isAsked = true;
   if (!indexes.length || !form.reportValidity()) return;
   running?.abort();
   const own = (running = new AbortController());
