@@ -76,14 +76,17 @@ def page_of(notebook: dict[str, Any], *, name: str) -> tuple[str, dict[str, byte
             parts.append(source)
             continue
         parts.append(f"```python\n{source}\n```")
+        text = ""
         for output in cell["outputs"]:
             data = output.get("data", {})
             if "image/png" in data:
                 picture = f"{name}-{len(pictures) + 1}.png"
                 pictures[picture] = base64.b64decode("".join(data["image/png"]))
                 parts.append(f"![{cell['metadata'].get('alt', 'What the cell above draws')}]({picture})")
-            elif printed := "".join(output.get("text", data.get("text/plain", ""))).rstrip():
-                parts.append(f"```text\n{printed}\n```")
+            else:
+                text += "".join(output.get("text", data.get("text/plain", "")))
+        if text.strip():
+            parts.append(f"```text\n{text.rstrip()}\n```")
     return "\n\n".join(parts) + "\n", pictures
 
 
@@ -136,11 +139,14 @@ def build(folder: Path) -> str:
         text=True,
         check=False,
     )
-    if done.returncode != 0 or re.search(r"warning", done.stdout, re.IGNORECASE):
-        raise SystemExit(f"The site was not built without a warning:\n{done.stdout}")
-    return done.stdout
+    log = re.sub(r"\x1b\[[\d;]*m", "", done.stdout)
+    if done.returncode != 0 or re.search(r"warning", log, re.IGNORECASE):
+        raise SystemExit(f"The site was not built without a warning:\n{log}")
+    return log
 
 
 if __name__ == "__main__":
     where = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT
-    sys.stdout.write(build(where) + f"Open {where / 'site/index.html'}\n")
+    sys.stdout.write(
+        f"{build(where)}Open {where / 'site/index.html'}; its search needs a server: python -m http.server -d site\n"
+    )
