@@ -17,7 +17,7 @@ from adacur.core.protocols import ScorerCard
 from adacur.core.records import Pair
 from tests.rerank_servers import logit_of
 
-__all__ = ["TextScorer", "serving", "world_index"]
+__all__ = ["TextScorer", "serving", "world_index", "world_items"]
 
 N_ITEMS = 150
 N_ANCHORS = 24
@@ -50,7 +50,7 @@ class TextScorer:
         return np.array([logit_of(query.text, item.text) for query, item in pairs])
 
 
-def world_items() -> list[Item]:
+def world_items(n_items: int = N_ITEMS) -> list[Item]:
     """Items with titles, and with metadata to filter by."""
     return [
         Item(
@@ -58,13 +58,13 @@ def world_items() -> list[Item]:
             f"The {_WORDS[at % 11]} of {_WORDS[at * 7 % 11]} number {at}",
             {"title": f"Title {at}", "even": at % 2 == 0, "group": at % 3, "tags": [_WORDS[at % 11], "all"]},
         )
-        for at in range(N_ITEMS)
+        for at in range(n_items)
     ]
 
 
-def world_index(scorer: Any = None) -> AnchorIndex:
+def world_index(scorer: Any = None, *, n_items: int = N_ITEMS) -> AnchorIndex:
     """An index whose anchor scores are those of `TextScorer`."""
-    items = world_items()
+    items = world_items(n_items)
     anchors = [Query(f"a{at}", f"anchor about a {_WORDS[at % 11]} and {at}") for at in range(N_ANCHORS)]
     scores = np.array([[logit_of(anchor.text, item.text) for item in items] for anchor in anchors])
     return AnchorIndex.from_arrays(

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from adacur.core.errors import AdacurError, InputError
 from adacur.search import AnchorIndex
 from adacur.serving import shapes
-from adacur.serving.description import DESCRIPTION, TAGS, described, errors, json_body
+from adacur.serving.description import DESCRIPTION, EVENT, TAGS, described, errors, json_body
 from adacur.serving.door import Door, noted
 from adacur.serving.failures import Refusal, json_answer
 from adacur.serving.indexes import Asked, Served, asked_of, check_name, chosen
@@ -131,7 +131,7 @@ class _Server:
                 200: {
                     "model": shapes.SearchAnswer,
                     "description": "The best k items of each query; or, with `stream`, an event per round.",
-                    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+                    "content": {"text/event-stream": {"schema": EVENT}},
                 },
                 502: {"model": shapes.FailedSearch, "description": "The scorer failed; what was found by then."},
                 **errors(400, 401, 404, 408, 413, 415, 422, 429, 500, 503, 504),

@@ -10,7 +10,7 @@ from pydantic.json_schema import models_json_schema
 from adacur.serving import shapes
 from adacur.serving.settings import ServerSettings
 
-__all__ = ["DESCRIPTION", "TAGS", "described", "errors", "json_body"]
+__all__ = ["DESCRIPTION", "EVENT", "TAGS", "described", "errors", "json_body"]
 
 DESCRIPTION = (
     "Searches an index of items for those that its scorer, a cross-encoder say, likes best, within a budget of calls "
@@ -23,6 +23,12 @@ TAGS = [
     {"name": "indexes", "description": "What is served, and the recall to expect of it."},
     {"name": "health", "description": "For those who run the server."},
 ]
+EVENT = {
+    "type": "object",
+    "description": "One server-sent event; `data` is JSON: see `docs/serve.md` for the fields of each.",
+    "properties": {"event": {"enum": ["start", "round", "done", "error"]}, "data": {"type": "string"}},
+    "required": ["event", "data"],
+}
 _BODIES: tuple[type[BaseModel], ...] = (shapes.SearchRequest, shapes.RerankRequest, shapes.CohereRerankRequest)
 _DOCUMENTS = ["Penicillin was found by Alexander Fleming.", "A ship is a large vessel."]
 _EXAMPLES: dict[str, dict[str, Any]] = {
@@ -88,7 +94,7 @@ def described(document: dict[str, Any], *, settings: ServerSettings) -> dict[str
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     schemas.update(found["$defs"])
-    _put_limits(schemas, settings)
+    _put_limits(document, settings)
     if settings.api_keys:
         components["securitySchemes"] = {
             "bearer": {"type": "http", "scheme": "bearer"},
@@ -101,7 +107,8 @@ def described(document: dict[str, Any], *, settings: ServerSettings) -> dict[str
     return document
 
 
-def _put_limits(schemas: dict[str, Any], settings: ServerSettings) -> None:
+def _put_limits(document: dict[str, Any], settings: ServerSettings) -> None:
+    schemas = document["components"]["schemas"]
     search = schemas["SearchRequest"]
     of = search["properties"]
     of["k"]["maximum"] = settings.max_k
@@ -124,6 +131,9 @@ def _put_limits(schemas: dict[str, Any], settings: ServerSettings) -> None:
         asked = schemas[name]["properties"]
         asked["query"]["maxLength"] = settings.max_query_chars
         asked["documents"]["maxItems"] = settings.max_documents
+    for parameter in document["paths"]["/v1/indexes/{name}/recall"]["get"]["parameters"]:
+        if parameter["name"] == "k":
+            parameter["schema"]["maximum"] = settings.max_k
     schemas["TextDocument"]["properties"]["text"]["maxLength"] = settings.max_document_chars
 
 

@@ -9,13 +9,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from adacur.core.errors import AdacurError
+from adacur.core.errors import AdacurError, EmptyInput
 from adacur.core.records import Query
-from adacur.core.results import Hits
+from adacur.core.results import Hits, Trace
 from adacur.serving.answers import found, hits_of, round_event, sse
 from adacur.serving.failures import Refusal, as_refusal
 from adacur.serving.indexes import Asked
@@ -59,6 +60,11 @@ class Search:
                         self.last = hits
                         if told is not None:
                             await told(hits)
+        except EmptyInput:
+            if "filter" not in self.asked.options:
+                raise
+            # Nothing that may be found: no error to a client, whose filter is what a person chose on a page.
+            self.last = Hits(self.query, ids=(), scores=np.empty(0), trace=Trace(stopped="exhausted"))
         except TimeoutError as error:
             if self.last is None:
                 raise Refusal(

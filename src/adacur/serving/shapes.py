@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 __all__ = [
     "CohereRerankAnswer",
@@ -24,6 +24,19 @@ __all__ = [
 Method = Literal["gaussian", "adacur", "anncur", "axn", "rerank", "exact"]
 # At least one sign that is no space: a text without a word cannot be scored.
 Words = Annotated[str, StringConstraints(pattern=r"\S")]
+
+# Beyond what any list can hold, and within what every library counts with.
+_MOST = 2**31 - 1
+
+
+def _whole(value: Any) -> Any:
+    """JSON knows one kind of number: 10.0 is 10."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Count = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
+Size = Annotated[int, Field(ge=1, le=_MOST), BeforeValidator(_whole)]
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1), BeforeValidator(_whole)]
 
 
 class _Asked(BaseModel):
@@ -58,24 +71,22 @@ class SearchRequest(_Asked):
     index: str | None = Field(None, description="Which index; default: the first that the server was given.")
     query: Words | None = Field(None, description="The question. Either this or `queries`.")
     queries: list[Words] | None = Field(None, min_length=1, description="Several questions, each with its own budget.")
-    k: int = Field(10, ge=1, description="How many items to return; not more than the budget.")
-    budget: int = Field(100, ge=1, description="Scorer calls per query: never one more.")
-    rounds: int | None = Field(None, ge=1, description="Rounds the budget is spent in; default: 5, or as tuned.")
+    k: Count = Field(10, description="How many items to return; not more than the budget.")
+    budget: Count = Field(100, description="Scorer calls per query: never one more.")
+    rounds: Count | None = Field(None, description="Rounds the budget is spent in; default: 5, or as tuned.")
     method: Method = Field(
         "gaussian",
         description="gaussian (the default), adacur (the paper's), anncur, axn, rerank, or exact (every item).",
     )
     first: str | None = Field(None, description="The first stage to start from; `/v1/indexes` lists them.")
-    pool: int | None = Field(None, ge=1, description="Search only the first stage's best N; at least k.")
+    pool: Size | None = Field(None, description="Search only the first stage's best N; at least k.")
     filter: SearchFilter | None = Field(None, description="Which items may be found; default: all.")
     stop_when: float | None = Field(
         None, gt=0, lt=1, description="Stop early once the top k is expected to have this recall, e.g. 0.98."
     )
     fuse: float | None = Field(None, ge=0, le=1000, description="The first stage's weight in the final order; try 0.5.")
-    deadline_ms: int | None = Field(
-        None, ge=1, description="Milliseconds after which to return what was found by then."
-    )
-    seed: int = Field(0, ge=0, le=2**63 - 1, description="Same seed, same answer.")
+    deadline_ms: Count | None = Field(None, description="Milliseconds after which to return what was found by then.")
+    seed: Seed = Field(0, description="Same seed, same answer.")
     trace: bool = Field(False, description="Return every round: what was scored, predicted and exact.")
     stream: bool = Field(
         False, description="Answer with a server-sent event per round (one query only); also by `Accept`."
@@ -249,7 +260,7 @@ class RerankRequest(_AskedByOthers):
     model: str | None = Field(None, description="An index, or the scorer's name; default: the first index's scorer.")
     query: Words
     documents: list[str | TextDocument] = Field(min_length=1)
-    top_n: int | None = Field(None, ge=1, description="Return only the best N.")
+    top_n: Size | None = Field(None, description="Return only the best N.")
     return_documents: bool | None = Field(None, description="Return the texts too; default: true.")
     raw_scores: bool = Field(False, description="The scorer's own logits instead of 1 / (1 + exp(-logit)).")
     use_activation: bool = Field(True, description="vLLM's word for the same: false asks for logits.")
@@ -266,8 +277,10 @@ class CohereRerankRequest(_AskedByOthers):
     model: str | None = Field(None, description="An index, or the scorer's name; default: the first index's scorer.")
     query: Words
     documents: list[str] = Field(min_length=1)
-    top_n: int | None = Field(None, ge=1, description="Return only the best N.")
-    max_tokens_per_doc: int | None = Field(None, ge=1, description="Cut documents after so many words.")
+    top_n: Size | None = Field(None, description="Return only the best N.")
+    max_tokens_per_doc: Size | None = Field(
+        None, description="Cut documents after so many words; the scorer's own tokens are not counted."
+    )
     raw_scores: bool = Field(False, description="The scorer's own logits instead of 1 / (1 + exp(-logit)).")
 
     @property
