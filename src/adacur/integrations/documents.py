@@ -25,6 +25,7 @@ __all__ = [
     "arerank",
     "as_item",
     "asearch",
+    "check_index",
     "checked_filter",
     "item_of",
     "known_of",
@@ -43,6 +44,15 @@ def load_with(path: str | Path, options: Mapping[str, Any]) -> tuple[AnchorIndex
     return load(path, **{name: options[name] for name in loading}), {
         name: value for name, value in options.items() if name not in loading
     }
+
+
+def check_index(index: object) -> None:
+    """Refuse what is no index, a path above all."""
+    if not isinstance(index, AnchorIndex):
+        raise InputError(
+            f"Expected an index, as adacur.load and adacur.build return; got {index!r}. "
+            "A folder is opened with AdacurRetriever.from_path(path)."
+        )
 
 
 def search(index: AnchorIndex, query: str, k: int, **options: Any) -> Sequence[Hit]:

@@ -14,6 +14,7 @@ from adacur.integrations.documents import (
     arerank,
     as_item,
     asearch,
+    check_index,
     item_of,
     load_with,
     metadata_filter,
@@ -47,6 +48,9 @@ class AdacurRetriever(BaseRetriever):  # type: ignore[misc]
     `fuse` it is what they are ordered by, and exact the scorer's. A filter that no item passes finds no document.
     """
 
+    # A misspelt option must not be ignored.
+    model_config = ConfigDict(extra="forbid")
+
     index: Any = Field(exclude=True)
     k: int = 10
     budget: int | Budget | None = None
@@ -60,6 +64,11 @@ class AdacurRetriever(BaseRetriever):  # type: ignore[misc]
     stop_when: float | None = None
     seed: int | None = None
     search_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Refuse what is no index."""
+        super().model_post_init(context)
+        check_index(self.index)
 
     @classmethod
     def from_path(cls, path: str | Path, **options: Any) -> AdacurRetriever:
@@ -96,7 +105,7 @@ class AdacurReranker(BaseDocumentCompressor):  # type: ignore[misc]
     `scorer` is an index's (`index.scorer`), or whatever `adacur.scorer` opens: a name, a folder, a URL, an object.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True)
+    model_config = ConfigDict(extra="forbid")
 
     scorer: Any = Field(exclude=True)
     top_n: int = Field(default=3, ge=1)

@@ -14,6 +14,7 @@ from adacur.integrations.documents import (
     arerank,
     as_item,
     asearch,
+    check_index,
     checked_filter,
     item_of,
     known_of,
@@ -29,7 +30,7 @@ from adacur.search import scorer as open_scorer
 require("llama_index", extra="llama-index")
 
 from llama_index.core.base.base_retriever import BaseRetriever  # noqa: E402
-from llama_index.core.bridge.pydantic import Field  # noqa: E402
+from llama_index.core.bridge.pydantic import ConfigDict, Field  # noqa: E402
 from llama_index.core.callbacks import CallbackManager, CBEventType, EventPayload  # noqa: E402
 from llama_index.core.postprocessor.types import BaseNodePostprocessor  # noqa: E402
 from llama_index.core.schema import BaseNode, IndexNode, MetadataMode, NodeWithScore, QueryBundle, TextNode  # noqa: E402
@@ -61,6 +62,7 @@ class AdacurRetriever(BaseRetriever):  # type: ignore[misc]
         **options: Unpack[SearchOptions],
     ) -> None:
         super().__init__(callback_manager=callback_manager, object_map=object_map, objects=objects, verbose=verbose)
+        check_index(index)
         if filters is not None and options.get("filter") is not None:
             raise InputError("Give filters (LlamaIndex's) or filter (a function of an item, or ids); not both.")
         self.index = index
@@ -94,6 +96,9 @@ class AdacurReranker(BaseNodePostprocessor):  # type: ignore[misc]
     `scorer` is an index's (`index.scorer`), or whatever `adacur.scorer` opens: a name, a folder, a URL, an object.
     `metadata_mode` says what of a node's metadata is scored with its text; nothing, unless told.
     """
+
+    # A misspelt option must not be ignored.
+    model_config = ConfigDict(extra="forbid")
 
     scorer: Any = Field(exclude=True)
     top_n: int = Field(default=3, ge=1)

@@ -117,39 +117,46 @@ def test_nothing_is_opened_before_it_is_warmed_up(tmp_path: Path) -> None:
         asyncio.run(ranker.warm_up_async())
 
 
+class Closable:
+    """A scorer that counts how often it is closed."""
+
+    def __init__(self) -> None:
+        self.scorer = adacur.FunctionScorer(shared_words)
+        self.card = self.scorer.card
+        self.closed = 0
+
+    def score(self, pairs: Any) -> Any:
+        return self.scorer.score(pairs)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
 def test_warming_up_twice_opens_once_and_a_run_after_closing_opens_again(path: Path) -> None:
-    opened = []
-
-    class Counted:
-        def __init__(self) -> None:
-            self.scorer = adacur.FunctionScorer(shared_words)
-            self.card = self.scorer.card
-
-        def score(self, pairs: Any) -> Any:
-            return self.scorer.score(pairs)
-
-        def close(self) -> None:
-            opened.append("closed")
-
-    retriever = AdacurRetriever(path, scorer=Counted(), check=False)
+    scorer = Closable()
+    retriever = AdacurRetriever(path, scorer=scorer, check=False)
     retriever.warm_up()
     retriever.warm_up()
     before = retriever.run(QUERY)
     retriever.close()
     retriever.close()
 
-    assert opened == ["closed"]
+    assert scorer.closed == 1
     assert retriever.run(QUERY) == before
 
 
-def test_a_ranker_does_not_close_a_scorer_that_it_was_given(path: Path, index: AnchorIndex) -> None:
-    ranker = AdacurRanker(index.scorer, top_k=1)
+def test_a_ranker_closes_what_it_opened_and_not_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, named = Closable(), Closable()
+    monkeypatch.setattr("tests.host_world.NAMED", named, raising=False)
     documents = [Document(content=item.text) for item in ITEMS[:5]]
-    before = ranker.run(QUERY, documents)
-    ranker.close()
+    for ranker in (AdacurRanker(given, top_k=1), AdacurRanker("tests.host_world:NAMED", top_k=1)):
+        before = ranker.run(QUERY, documents)
+        ranker.close()
+        ranker.close()
+        assert ranker.run(QUERY, documents) == before
+        assert len(ranker.run(QUERY, documents, top_k=3)["documents"]) == 3
 
-    assert ranker.run(QUERY, documents) == before
-    assert len(ranker.run(QUERY, documents, top_k=3)["documents"]) == 3
+    assert (given.closed, named.closed) == (0, 1)
 
 
 def compared(field: str, operator: str, value: Any) -> dict[str, Any]:

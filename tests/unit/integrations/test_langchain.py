@@ -78,6 +78,15 @@ def test_rarer_options_go_into_search_kwargs(retriever: AdacurRetriever) -> None
 def test_an_option_that_nobody_knows_is_refused(retriever: AdacurRetriever) -> None:
     with pytest.raises(InputError, match="no use for budgt"):
         retriever.invoke(QUERY, budgt=3)
+    with pytest.raises(ValueError, match="budgt"):
+        AdacurRetriever(index=retriever.index, budgt=3)
+    with pytest.raises(ValueError, match="topn"):
+        AdacurReranker(scorer=shared_words, topn=3)
+
+
+def test_a_path_is_no_index(path: Path) -> None:
+    with pytest.raises(ValueError, match="from_path"):
+        AdacurRetriever(index=path)
 
 
 @pytest.mark.parametrize(

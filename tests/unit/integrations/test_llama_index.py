@@ -118,6 +118,15 @@ def test_two_ways_to_filter_at_once_are_refused(index: AnchorIndex) -> None:
         AdacurRetriever(index, filters=MetadataFilters(filters=[]), filter=["item-1"])
 
 
+def test_what_nobody_can_use_is_refused(index: AnchorIndex) -> None:
+    with pytest.raises(InputError, match="from_path"):
+        AdacurRetriever("small.adacur")
+    with pytest.raises(InputError, match="no use for budgt"):
+        AdacurRetriever(index, budgt=3).retrieve(QUERY)
+    with pytest.raises(ValueError, match="topn"):
+        AdacurReranker(scorer=shared_words, topn=3)
+
+
 def test_a_reranker_scores_the_bare_text_unless_told(index: AnchorIndex) -> None:
     nodes = [
         NodeWithScore(node=TextNode(text="a boat", metadata={"kind": "ship of the coast"})),
