@@ -10,6 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from adacur.acquisition import Oracle, Softmax, TopK, Uniform
     from adacur.approximation import EmbeddingRegression, Gaussian, PseudoInverse
     from adacur.core.budget import Budget
@@ -73,6 +75,10 @@ if TYPE_CHECKING:
         train_dual_encoder,
     )
 
+    # Not imported even here: rooms below the integrations import this module.
+    from_pretrained: Callable[..., AnchorIndex]
+    push_to_hub: Callable[..., str]
+
 __version__ = "0.1.0"
 
 # Where each public name lives. Looked up on first use: importing adacur must not import what it may never need.
@@ -135,9 +141,11 @@ _ROOM_OF = {
     "encoder": "search",
     "estimate": "index",
     "export_onnx": "scorers",
+    "from_pretrained": "integrations.hub",
     "load": "search",
     "refresh": "search",
     "pseudo_queries": "data",
+    "push_to_hub": "integrations.hub",
     "read_items": "data",
     "read_queries": "data",
     "scorer": "search",
@@ -205,8 +213,10 @@ __all__ = [
     "encoder",
     "estimate",
     "export_onnx",
+    "from_pretrained",
     "load",
     "pseudo_queries",
+    "push_to_hub",
     "read_items",
     "read_queries",
     "refresh",

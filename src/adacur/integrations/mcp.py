@@ -56,6 +56,7 @@ def create_server(
     `description` says what the collection holds, for the model to know when to search it. `options` are those of
     `AnchorIndex.search`. What cannot be searched is told as an error of the tool, which the model can read.
     """
+    require("mcp", extra="mcp")
     server = require("mcp.server.lowlevel", extra="mcp")
     types, jsonschema = require("mcp_types", extra="mcp"), require("jsonschema", extra="mcp")
 
