@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ import uvicorn
 from adacur import BM25, AnchorIndex, Item, Query
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Pair
+from adacur.serving.running import listening
 from tests.rerank_servers import logit_of
 
 __all__ = ["TextScorer", "serving", "world_index", "world_items"]
@@ -79,7 +79,7 @@ def world_index(scorer: Any = None, *, n_items: int = N_ITEMS) -> AnchorIndex:
 @contextmanager
 def serving(app: Any) -> Iterator[str]:
     """The URL of this application on loopback, until the end of the block."""
-    at = socket.create_server(("127.0.0.1", 0))
+    at = listening("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [at]}, daemon=True)
     thread.start()

@@ -24,7 +24,7 @@ KEY = "a-key"
 @pytest.mark.parametrize("keys", [(), (KEY,)], ids=["open", "with keys"])
 def test_no_request_that_schemathesis_makes_up_meets_a_failure(keys, tmp_path):
     # With keys, what counts is whether anything can be had without one.
-    phases, examples = ("examples,fuzzing", "2") if keys else ("examples,coverage,fuzzing", "5")
+    phases, examples = ("examples,fuzzing", "2") if keys else ("examples,coverage,fuzzing", "20")
     settings = ServerSettings(api_keys=keys, max_budget=50, max_k=50)
     with serving(create_app({"small": world_index(n_items=30)}, settings=settings)) as url:
         command = [str(Path(sys.executable).with_name("schemathesis")), "--config-file", str(CONFIG), "run"]

@@ -90,7 +90,10 @@ class _Server:
         self._add_facts(app)
         self._add_health(app)
         describe = app.openapi
-        app.openapi = lambda: described(describe(), settings=self.settings)  # type: ignore[method-assign]
+        stages = dict.fromkeys(name for one in self.served.values() for name in one.index.first_stages)
+        app.openapi = lambda: described(  # type: ignore[method-assign]
+            describe(), settings=self.settings, indexes=list(self.served), first_stages=list(stages)
+        )
         if importlib.util.find_spec("adacur.serving.page"):
             page = importlib.import_module("adacur.serving.page")
             if hasattr(page, "page_router"):

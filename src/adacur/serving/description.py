@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -82,8 +83,10 @@ def json_body(kind: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def described(document: dict[str, Any], *, settings: ServerSettings) -> dict[str, Any]:
-    """The document with the bodies, with this server's limits, and with its keys where it has some."""
+def described(
+    document: dict[str, Any], *, settings: ServerSettings, indexes: Sequence[str], first_stages: Sequence[str]
+) -> dict[str, Any]:
+    """The document with the bodies, with this server's limits and names, and with its keys where it has some."""
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     if "SearchRequest" in schemas:
@@ -95,7 +98,12 @@ def described(document: dict[str, Any], *, settings: ServerSettings) -> dict[str
         schemas.pop(unused, None)
     schemas.update(found["$defs"])
     _put_limits(document, settings)
-    if settings.api_keys:
+    if not settings.api_keys:
+        # The document is open to all; where there are keys, names are told to those who have one.
+        search = schemas["SearchRequest"]["properties"]
+        _some(search["index"])["enum"] = list(indexes)
+        _some(search["first"])["enum"] = list(first_stages)
+    else:
         components["securitySchemes"] = {
             "bearer": {"type": "http", "scheme": "bearer"},
             "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 from collections.abc import Callable
@@ -24,8 +25,20 @@ _SECONDS_TO_SEND = 5
 def listening(host: str, port: int) -> socket.socket:
     """A socket that listens there; port 0 is any that is free."""
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+        family, kind, protocol, _, address = found[0]
+        # Only where the protocol is named does asyncio send small answers at once; else each waits some 40 ms.
+        at = socket.socket(family, kind, protocol)
+        try:
+            if os.name == "posix":
+                # Elsewhere this would let two servers have one port.
+                at.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            at.bind(address)
+            at.listen(2048)
+        except BaseException:
+            at.close()
+            raise
+        return at
     except (OSError, OverflowError) as error:
         raise InputError(
             f"Nobody can listen at {host} port {port}: {error}. Choose another with --port; 0 takes any that is free."
