@@ -4,7 +4,8 @@ A fenced block is run by its language, in the order of the document, in a folder
 `python` in one namespace per document, a `text` block right behind it being what it prints; `console` and `bash`
 command by command, if it is an `adacur` command; and a block with `title="name"` is a file of that name.
 `adacur serve …` is started on a free port, and stopped at the end of the document; the `curl` commands and the Python
-behind it that say `localhost:8000` (or the `--port` given) reach it there.
+behind it that say `localhost:8000` (or the `--port` given) reach it there. `adacur reproduce …` finds a copy of the
+repository's experiments.
 `<!-- not run: reason -->` above a block leaves it alone.
 
     python -m tests.functional.test_docs [--all] docs/cli.md …
@@ -20,12 +21,14 @@ import dataclasses
 import io
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import urllib.request
 import warnings
 from collections.abc import Iterator
@@ -173,7 +176,7 @@ def run_blocks(text: str, servers: Servers) -> Iterator[Shown]:
             if after is not None and after.language == "text" and not text[block.stop + 3 : after.start - 8].strip():
                 yield Shown(block.body, after.start, after.stop, after.body, printed)
         elif block.language in ("console", "bash"):
-            yield from run_commands(block, servers, prompt="$ " if block.language == "console" else "")
+            yield from run_commands(block, servers)
 
 
 def run_python(code: str, namespace: dict[str, object]) -> str:
@@ -189,16 +192,24 @@ def run_python(code: str, namespace: dict[str, object]) -> str:
     return printed.getvalue()
 
 
-def run_commands(block: Block, servers: Servers, *, prompt: str) -> Iterator[Shown]:
+def commands_of(block: Block) -> Iterator[Shown]:
+    """The commands of a block with the output that it shows of each, nothing being printed yet."""
+    prompt = "$ " if block.language == "console" else ""
     starts = [found.start() for found in re.finditer(rf"^{re.escape(prompt)}(?=\S)", block.body, re.MULTILINE)]
     for start, stop in zip(starts, [*starts[1:], len(block.body)], strict=True):
         part = block.body[start:stop].removeprefix(prompt)
         command = re.match(r"(?:.*\\\n)*.*\n", part)
         assert command is not None
-        line = command.group().strip()
         text = part[command.end() :]
         where = block.start + start + len(prompt) + command.end()
-        shown = Shown(line, where, where + len(text), text, printed="")
+        yield Shown(command.group().strip(), where, where + len(text), text, printed="")
+
+
+def run_commands(block: Block, servers: Servers) -> Iterator[Shown]:
+    for shown in commands_of(block):
+        line, text = shown.example, shown.shown
+        if line.startswith("adacur reproduce ") and not Path("reproduction").exists():
+            shutil.copytree(ROOT / "reproduction", "reproduction")
         if line.startswith("adacur serve "):
             servers.start(line, shown)
         elif line.startswith("adacur") or (line.startswith("curl") and servers.running):
@@ -279,6 +290,24 @@ def test_a_block_that_is_marked_is_left_alone() -> None:
     assert list(run("<!-- not run: it fails -->\n\n```python\n1 / 0\n```\n")) == []
     with pytest.raises(ZeroDivisionError):
         list(run("```python\n1 / 0\n```\n"))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_every_command_is_run_or_names_an_extra_or_target_that_exists(document: Path) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    for block in blocks_of(document.read_text(encoding="utf-8")):
+        if block.left_alone or block.title or block.language not in ("bash", "console"):
+            continue
+        for command in (shown.example for shown in commands_of(block)):
+            if named := re.match(r"pip install '?(?:adacur|\.)(?:\[([\w,-]+)\])?'?(?:\s|$)", command):
+                assert set((named[1] or "onnx").split(",")) <= set(extras), command
+            elif command.startswith("make "):
+                assert command.split()[1] in targets, command
+            else:
+                assert command.startswith(("adacur ", "curl ")), (
+                    f"{document.name} has a command that is not run: {command}"
+                )
 
 
 @pytest.mark.parametrize("page", EVERY_PAGE, ids=name_of)
