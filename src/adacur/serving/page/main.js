@@ -1,7 +1,7 @@
 // The form, the address, the theme, and the searches that the form starts.
 import { ApiError, get, search, useKey } from "./api.js";
 import { Panel } from "./panel.js";
-import { chooseBudget, chooseCurves, expectedOf, isMeasuring, onNews } from "./recall.js";
+import { chooseBudget, chooseCurves, expectedOf, holdWhile, isMeasuring, onNews } from "./recall.js";
 import { hideTooltip } from "./tooltip.js";
 import * as words from "./words.js";
 
@@ -9,8 +9,8 @@ const element = (id) => document.getElementById(id);
 const form = element("search");
 const BUDGETS = [1, 2, 3, 5, 7.5].flatMap((step) => [10, 100, 1000, 10000].map((size) => step * size)).sort((one, other) => one - other);
 const DEFAULTS = { k: 10, budget: 100, method: "gaussian" };
-// For the index that ships with adacur; items of others are not known here.
-const EXAMPLES = { wikivital: ["who discovered penicillin?", "how do birds find their way?", "rivers that do not reach the sea", "why did people stop using sails?"] };
+// For the index that ships with adacur, whose items are known here; chosen so that now one method finds more, now the other.
+const EXAMPLES = { wikivital: ["who discovered penicillin?", "what makes the sky blue?", "who wrote the first novel?", "rivers that do not reach the sea"] };
 
 let indexes = [];
 let budgets = BUDGETS;
@@ -35,6 +35,7 @@ async function open() {
   element("key-form").hidden = true;
   fromAddress();
   if (isAsked || new URLSearchParams(location.search).get("q")?.trim()) run();
+  formChanged();
 }
 
 function askForKey() {
@@ -50,7 +51,6 @@ function offerIndexes(first) {
   options(element("index"), indexes.map((index) => [index.name, index.name]));
   element("index").value = first;
   element("index-field").hidden = indexes.length < 2;
-  offerSettings();
 }
 
 const chosenIndex = () => indexes.find((index) => index.name === element("index").value);
@@ -77,7 +77,6 @@ function offerSettings() {
   offerExamples(index);
   setBudget(Number(element("budget").value) || Math.min(DEFAULTS.budget, most));
   if (!element("k").value) element("k").value = Math.min(DEFAULTS.k, index.n_items);
-  formChanged();
 }
 
 function options(select, choices) {
@@ -165,7 +164,6 @@ function fromAddress() {
   if (whole("budget")) setBudget(whole("budget"));
   element("settle").checked = asked.has("settle");
   if (asked.has("q") && !isAsked) element("question").value = asked.get("q");
-  formChanged();
 }
 
 // ---- Searches
@@ -296,6 +294,8 @@ form.addEventListener("submit", (event) => {
   event.preventDefault();
   run();
 });
+// A field that is wrong must be seen.
+form.addEventListener("invalid", () => (element("settings").open = true), true);
 element("stop").addEventListener("click", () => running?.abort());
 element("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -307,12 +307,18 @@ element("budget").addEventListener("input", () => {
   const calls = Number(element("budget").value);
   if (Number.isInteger(calls) && calls > 0) setBudget(calls);
 });
-element("index").addEventListener("change", offerSettings);
+element("index").addEventListener("change", () => {
+  offerSettings();
+  formChanged();
+});
 for (const id of ["method", "compare", "k"]) element(id).addEventListener("change", formChanged);
 addEventListener("keydown", (event) => {
   if (event.key === "Escape") hideTooltip();
 });
 onNews(showExpected);
+holdWhile(() => running !== null);
 
 themeChanged();
+// On a phone the answers are to be seen without scrolling past every setting.
+element("settings").open = !matchMedia("(max-width: 30rem)").matches;
 open();

@@ -223,7 +223,7 @@ function roundCell(round) {
 
 function legendEntry(round) {
   const entry = document.createElement("span");
-  entry.append(roundSign(round.number), `round ${round.number} (${round.items.length})`);
+  entry.append(roundSign(round.number), `round ${round.number}: ${words.plural(round.items.length, "call")}`);
   return entry;
 }
 

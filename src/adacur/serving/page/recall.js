@@ -4,6 +4,7 @@ import { Chart, expectedAt, recallCurve } from "./charts.js";
 import * as words from "./words.js";
 
 const text = document.getElementById("recall-text");
+const basis = document.getElementById("recall-basis");
 const legend = document.getElementById("recall-legend");
 const chart = new Chart(document.getElementById("recall-chart"));
 
@@ -12,6 +13,9 @@ let budget = 0;
 let curves = new Map();
 let asking = new AbortController();
 let listener = () => {};
+// Measuring a curve keeps the server's cores busy: a search under way comes first.
+let isHeld = () => false;
+export const holdWhile = (condition) => (isHeld = condition);
 
 /** Called whenever more is known of what to expect. */
 export const onNews = (callback) => (listener = callback);
@@ -43,6 +47,7 @@ export function chooseCurves(index, k, methods) {
 async function fetchCurve(index, k, method, signal) {
   try {
     for (;;) {
+      while (isHeld()) await pause(250, signal);
       const path = `v1/indexes/${encodeURIComponent(index)}/recall?k=${k}&method=${encodeURIComponent(method)}`;
       const answer = await get(path, { signal });
       if (answer.state === "ready") {
@@ -76,6 +81,7 @@ function show() {
   chart.show(known.length ? recallCurve({ curves: known.map((method) => curves.get(method)), budget }) : null);
   legend.replaceChildren(...(known.length > 1 ? known.map((method, index) => legendEntry(method, index)) : []));
   text.replaceChildren(...wanted.methods.map((method) => sentence(method)));
+  basis.textContent = known.length ? `Measured on ${words.plural(curves.get(known[0]).queries, "question")} for which the scorer has scored every item; the band is a 95 % interval.` : "";
 }
 
 function legendEntry(method, index) {
@@ -98,7 +104,7 @@ function sentence(method) {
     line.append(
       `${name}, ${words.plural(budget, "call")}: expect `,
       found,
-      ` of the scorer’s true top ${wanted.k}${outside}; likely ${Math.round(expected.low * 100)} to ${words.percent(expected.high)}, measured on ${words.plural(curve.queries, "question")} for which every item’s score is known. `,
+      ` of the scorer’s true top ${wanted.k}${outside}; likely ${Math.round(expected.low * 100)} to ${words.percent(expected.high)}. `,
     );
   } else if (curve?.reason) line.textContent = `${name}: no curve. ${curve.reason} `;
   else line.textContent = `${name}: trying it out on questions for which every item’s score is known … the curve appears here when that is done. `;
