@@ -62,4 +62,4 @@ docs: $(VENV)/docs.stamp ## Build the documentation into site/; a warning is an 
 	$(BIN)/python docs/build.py
 
 clean: ## Remove the environment and caches.
-	rm -rf $(VENV) build site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build site .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
