@@ -217,3 +217,23 @@ def test_a_stop_finishes_what_was_begun_and_takes_nobody_new(process, browser):
     assert "Traceback" not in log
     lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
     assert any(line.get("query") == ["a ship"] for line in lines)
+
+
+def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "adacur", "serve", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_a_server_that_cannot_start_says_why(folder, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = serve(str(folder), "--port", port)
+        assert done.returncode == 1
+        assert f"Nobody can listen at 127.0.0.1 port {port}" in done.stderr
+    done = serve(str(folder), str(folder), "--port", "0")
+    assert done.returncode == 1
+    assert "Two indexes would be served under the name 'small'" in done.stderr
+    done = serve(str(tmp_path / "missing"), "--port", "0")
+    assert done.returncode == 1
+    assert "missing" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 from weakref import WeakSet, WeakValueDictionary
+
+import numpy as np
 
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError, ScorerFailed
@@ -36,11 +39,11 @@ class SharedBatches:
     """A scorer whose callers share calls: while one call runs, the pairs of all who wait gather for the next.
 
     Callers may be threads (`score`) and tasks of any event loop (`ascore`). Nobody waits for company: who comes alone
-    is served at once. One thread asks the scorer, at most `max_pairs` pairs a call unless one caller brings more; a
-    pair that several ask for is scored once. Who is cancelled before the call begins is not paid for. When a shared
-    call fails, each caller's pairs are scored once more on their own, so that an error reaches only those it belongs
-    to, and no pair is scored more than twice. A model that pads its batches may round differently in other company;
-    scores that never depend on it do not here either.
+    is served at once. One thread asks the scorer, at most `max_pairs` pairs a call unless one caller brings more. A
+    pair that several wait for, or that is asked for while it is being scored, is scored once. Who is cancelled before
+    the call begins is not paid for. When a shared call fails, each caller's pairs are scored once more on their own, so
+    that an error reaches only those it belongs to, and no pair is scored more than twice. A model that pads its batches
+    may round differently in other company; scores that never depend on it do not here either.
     """
 
     def __init__(self, scorer: Scorer, *, max_pairs: int = _PAIRS_PER_CALL) -> None:
@@ -86,6 +89,7 @@ class SharedBatches:
         self._lock = threading.Lock()
         self._waiting: deque[_Request] = deque()
         self._is_working = False
+        self._just_scored: dict[tuple[str, str, str, str], Any] = {}
 
     def _enqueued(self, pairs: Sequence[Pair]) -> Future[FloatArray]:
         request = _Request(pairs, around=_serving.get())
@@ -115,21 +119,29 @@ class SharedBatches:
                     taken.append(request)
                     n_pairs += len(request.pairs)
             self._is_working = bool(taken)
+            if not taken:
+                # Nobody came while the last call ran; whoever comes later asks anew.
+                self._just_scored = {}
         return taken
 
     def _scored_once(self, pairs: Sequence[Pair]) -> FloatArray:
-        """Scores of pairs, of which some may be the same: a question that many ask is paid for once."""
-        places: dict[tuple[str, str, str, str], int] = {}
-        different: list[Pair] = []
-        at = []
-        for query, item in pairs:
-            key = (query.id, query.text, item.id, item.text)
-            if key not in places:
-                places[key] = len(different)
-                different.append((query, item))
-            at.append(places[key])
-        scores = self._scored(different)
-        return scores if len(different) == len(pairs) else scores[at]
+        """Scores of pairs, each different one scored once: those of the call before are known.
+
+        Whoever waits now came while that call ran, so that a question which many ask costs one of them at a time.
+        """
+        keys = [(query.id, query.text, item.id, item.text) for query, item in pairs]
+        known = {key: score for key in keys if (score := self._just_scored.get(key)) is not None}
+        unknown = {key: pair for key, pair in zip(keys, pairs, strict=True) if key not in known}
+        # Should the scorer fail, what it said before is asked again too.
+        self._just_scored = {}
+        if len(unknown) == len(pairs):
+            scores = self._scored(pairs)
+            self._just_scored = dict(zip(keys, scores, strict=True))
+            return scores
+        if unknown:
+            known.update(zip(unknown, self._scored(list(unknown.values())), strict=True))
+        self._just_scored = known
+        return np.array([known[key] for key in keys])
 
     def _scored(self, pairs: Sequence[Pair]) -> FloatArray:
         try:

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+
+from adacur.core.errors import InputError
+from adacur.serving import ServerSettings
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_k": 0},
+        {"max_budget": 1.5},
+        {"queue": -1},
+        {"seconds": 0},
+        {"seconds": float("inf")},
+        {"seconds": float("nan")},
+        {"grace_seconds": -1.0},
+        {"api_keys": ("",)},
+        {"api_keys": (" ",)},
+    ],
+)
+def test_a_limit_that_is_none_is_refused(wrong):
+    with pytest.raises(InputError):
+        ServerSettings(**wrong)
+
+
+def test_the_defaults_are_limits_that_clients_are_told():
+    limits = ServerSettings().limits()
+    assert limits["budget"] == 1000
+    assert limits["seconds"] == 60.0
+    assert "api_keys" not in limits
