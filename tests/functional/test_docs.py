@@ -112,9 +112,10 @@ class Servers:
         port = self.ports[wanted] = str(free_port())
         command = command.replace(named[0], f"--port {port}") if named else f"{command} --port {port}"
         log = Path(f"serve-{port}.log")
-        server = subprocess.Popen(
-            ["bash", "-c", f"exec {command}"], stdout=log.open("w"), stderr=subprocess.STDOUT, env=shell()
-        )
+        with log.open("w") as written:
+            server = subprocess.Popen(
+                ["bash", "-c", f"exec {command}"], stdout=written, stderr=subprocess.STDOUT, env=shell()
+            )
         self.running.append((shown, server, log.resolve()))
         end = time.monotonic() + 120
         while time.monotonic() < end and server.poll() is None:
@@ -166,7 +167,7 @@ def run(text: str) -> Iterator[Shown]:
 def run_blocks(text: str, servers: Servers) -> Iterator[Shown]:
     namespace: dict[str, object] = {"__name__": "__main__"}
     blocks = blocks_of(text)
-    for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+    for block, after in zip(blocks, [*blocks[1:], None], strict=False):
         if block.left_alone:
             continue
         if block.title is not None:
@@ -210,7 +211,7 @@ def run_commands(block: Block, servers: Servers) -> Iterator[Shown]:
         line, text = shown.example, shown.shown
         if line.startswith("adacur reproduce ") and not Path("reproduction").exists():
             shutil.copytree(ROOT / "reproduction", "reproduction")
-        if line.startswith("adacur serve "):
+        if line.split()[:2] == ["adacur", "serve"]:
             servers.start(line, shown)
         elif line.startswith("adacur") or (line.startswith("curl") and servers.running):
             printed = run_command(servers.reach(line), fails="Error: " in text)
