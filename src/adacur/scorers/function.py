@@ -74,6 +74,11 @@ class FunctionScorer:
         _read_code(function, digest)
         return digest.hexdigest()[:32]
 
+    @property
+    def is_async(self) -> bool:
+        """Whether its calls may run side by side on an event loop."""
+        return self._is_async
+
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
         if self._is_async:

@@ -57,13 +57,14 @@ class ServedScorer:
     """A scorer as a server's searches await it.
 
     Those who wait at the same time share a call, unless `shared` is false: then each call is its own, in a thread of
-    its own. A scorer that can be awaited itself, such as a service, is asked by everybody side by side either way.
+    its own. A scorer that runs side by side by itself, such as a service, is asked by everybody at once either way.
     """
 
     def __init__(self, scorer: Scorer, *, metrics: Metrics, shared: bool) -> None:
         self._scorer = scorer
         self._counted = _Counted(scorer, metrics)
-        self._queue = SharedBatches(self._counted) if shared and not isinstance(scorer, AsyncScorer) else None
+        self._runs_side_by_side = _runs_side_by_side(scorer)
+        self._queue = SharedBatches(self._counted) if shared and not self._runs_side_by_side else None
         self._waiting = metrics.pairs_waiting.labels(scorer.card.name)
 
     @property
@@ -79,7 +80,7 @@ class ServedScorer:
         with self._in_line(len(pairs)):
             if self._queue is not None:
                 return await self._queue.ascore(pairs)
-            if isinstance(self._scorer, AsyncScorer):
+            if self._runs_side_by_side:
                 return await self._counted.ascore(pairs)
             return await asyncio.to_thread(self._counted.score, pairs)
 
@@ -90,6 +91,16 @@ class ServedScorer:
             yield
         finally:
             self._waiting.dec(n_pairs)
+
+
+def _runs_side_by_side(scorer: Scorer) -> bool:
+    """Whether calls of this scorer, or of the one that it is wrapped around, are made at once when awaited at once."""
+    inner = scorer
+    while isinstance(wrapped := getattr(inner, "scorer", None), Scorer):
+        inner = wrapped
+    # A plain function can be awaited too, but then its callers share a queue.
+    awaited = isinstance(scorer, AsyncScorer) and isinstance(inner, AsyncScorer)
+    return awaited and bool(getattr(inner, "is_async", True))
 
 
 class ServedScorers:
