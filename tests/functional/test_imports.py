@@ -119,6 +119,7 @@ def test_all_names_what_exists(name: str) -> None:
         ("langchain_core", "import adacur.integrations.langchain", "pip install 'adacur[langchain]'"),
         ("llama_index", "import adacur.integrations.llama_index", "pip install 'adacur[llama-index]'"),
         ("haystack", "import adacur.integrations.haystack", "pip install 'adacur[haystack]'"),
+        ("fastapi", "import adacur.serving; adacur.serving.create_app({})", "pip install 'adacur[serving]'"),
     ],
 )
 def test_a_missing_extra_is_told_with_the_line_that_installs_it(missing: str, call: str, line: str) -> None:

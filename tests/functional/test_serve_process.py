@@ -93,6 +93,24 @@ def test_a_rerank_whose_client_hangs_up_while_it_waits_is_not_paid_for():
         assert scorer.calls == [1]
 
 
+def test_a_client_that_hangs_up_in_line_gives_its_place_away():
+    scorer = TextScorer(seconds=0.3)
+    settings = ServerSettings(concurrency=1, queue=1)
+    with serving(create_app({"w": world_index(scorer)}, settings=settings)) as url, httpx.Client() as browser:
+        asked = {"query": "a", "k": 1, "budget": 2}
+        first = raw_request(url, asked)
+        assert scorer.began.wait(10)
+        second = raw_request(url, asked)
+        while "adacur_searches_waiting 1.0" not in browser.get(f"{url}/metrics").text:
+            time.sleep(0.01)
+        assert browser.post(f"{url}/v1/search", json=asked).status_code == 429
+        second.close()
+        while "adacur_searches_waiting 0.0" not in browser.get(f"{url}/metrics").text:
+            time.sleep(0.01)
+        assert browser.post(f"{url}/v1/search", json=asked).status_code == 200
+        first.close()
+
+
 def test_a_large_body_without_a_length_is_refused_before_it_is_all_read(browser):
     with serving(create_app({"w": world_index()}, settings=ServerSettings(max_body_bytes=100_000))) as url:
         sent = 0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import importlib.util
 import time
 import uuid
 import warnings
@@ -25,6 +23,7 @@ from adacur.serving.failures import Refusal, json_answer
 from adacur.serving.indexes import Asked, Served, asked_of, check_name, chosen
 from adacur.serving.logs import silent_log
 from adacur.serving.metrics import METRICS_TYPE, Metrics
+from adacur.serving.page import page_router
 from adacur.serving.recall import RecallCurves, tunings_of
 from adacur.serving.reference import reference_page
 from adacur.serving.requests import body_of, unless_gone
@@ -94,10 +93,7 @@ class _Server:
         app.openapi = lambda: described(  # type: ignore[method-assign]
             describe(), settings=self.settings, indexes=list(self.served), first_stages=list(stages)
         )
-        if importlib.util.find_spec("adacur.serving.page"):
-            page = importlib.import_module("adacur.serving.page")
-            if hasattr(page, "page_router"):
-                app.include_router(page.page_router())
+        app.include_router(page_router())
         return app
 
     @asynccontextmanager
@@ -163,11 +159,15 @@ class _Server:
                     settings=planned,
                     ended=lambda search, refusal, error: self._ended(request, [search], refusal, error),
                 )
-            async with self.turns.one():
-                try:
-                    results = await unless_gone(request, search_all(searches))
-                finally:
-                    self._ended(request, searches, None, None)
+
+            async def in_turn() -> list[dict[str, Any]]:
+                async with self.turns.one(within=self.settings.seconds):
+                    return await search_all(searches)
+
+            try:
+                results = await unless_gone(request, in_turn())
+            finally:
+                self._ended(request, searches, None, None)
             return json_answer({"index": asked.served.name, "results": results})
 
         @app.post(
@@ -304,10 +304,15 @@ class _Server:
         documents = documents_of(self.served, body, settings=self.settings)
         notes = noted(request.scope) | {"index": documents.served.name, "documents": len(documents.texts)}
         noted(request.scope).update(notes | ({"query": documents.query} if self.settings.log_queries else {}))
-        try:
-            async with asyncio.timeout(self.settings.seconds), self.turns.one():
+
+        async def in_turn() -> list[tuple[int, float]]:
+            async with self.turns.one(within=self.settings.seconds):
                 await asyncio.to_thread(lambda: documents.served.scorer)
-                return documents, await unless_gone(request, documents.scored())
+                return await documents.scored()
+
+        try:
+            async with asyncio.timeout(self.settings.seconds):
+                return documents, await unless_gone(request, in_turn())
         except TimeoutError as error:
             raise Refusal(
                 504, "out_of_time", f"It took more than {self.settings.seconds:g} s. Send fewer documents at a time."

@@ -37,7 +37,7 @@ class Search:
         self.query = query
         self.last: Hits | None = None
         self._started = started
-        self._seconds = seconds
+        self.seconds = seconds
         self._stopped: str | None = None
 
     @property
@@ -54,7 +54,7 @@ class Search:
         """Search to the end, or until the time of the request is over."""
         spent = time.monotonic() - self._started
         try:
-            async with asyncio.timeout(max(0.0, self._seconds - spent)):
+            async with asyncio.timeout(max(0.0, self.seconds - spent)):
                 async with aclosing(self.asked.rounds(self.query, spent=spent)) as rounds:
                     async for hits in rounds:
                         self.last = hits
@@ -70,7 +70,7 @@ class Search:
                 raise Refusal(
                     504,
                     "out_of_time",
-                    f"Nothing was scored within {self._seconds:g} s, the most that a request may take here. "
+                    f"Nothing was scored within {self.seconds:g} s, the most that a request may take here. "
                     "Ask for a smaller budget or for more rounds, or try again when the server is less busy.",
                 ) from error
             self._stopped = "deadline"
@@ -131,7 +131,7 @@ class EventStream(Response):
         await unless_gone(Request(scope, receive), self._answer(send))
 
     async def _answer(self, send: Send) -> None:
-        async with self._turns.one():
+        async with self._turns.one(within=self._search.seconds):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             silence = asyncio.ensure_future(self._break_silence(send))
             try:

@@ -22,12 +22,17 @@ class Turns:
         self.is_stopping = False
 
     @asynccontextmanager
-    async def one(self) -> AsyncIterator[None]:
-        """A turn of one's own."""
+    async def one(self, *, within: float | None = None) -> AsyncIterator[None]:
+        """A turn of one's own; 504 where it does not come within so many seconds."""
         self.check()
         self.waiting += 1
         try:
-            await self._free.acquire()
+            async with asyncio.timeout(within):
+                await self._free.acquire()
+        except TimeoutError as error:
+            raise Refusal(
+                504, "out_of_time", f"It was not this request's turn within {within:g} s. Try again later."
+            ) from error
         finally:
             self.waiting -= 1
         self.running += 1

@@ -43,6 +43,18 @@ async def test_who_is_cancelled_in_line_leaves_no_trace():
         pass
 
 
+async def test_a_turn_that_does_not_come_in_time_is_refused():
+    turns = Turns(concurrency=1, queue=1)
+    async with turns.one():
+        with pytest.raises(Refusal, match=r"within 0\.01 s") as refused:
+            async with turns.one(within=0.01):
+                raise AssertionError
+    assert refused.value.status == 504
+    assert (turns.running, turns.waiting) == (0, 0)
+    async with turns.one(within=0.01):
+        assert turns.running == 1
+
+
 async def test_a_stop_lets_those_inside_finish():
     turns = Turns(concurrency=1, queue=1)
     async with turns.one():
