@@ -67,7 +67,7 @@ class Run:
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f".{target.name}.partial")
-        partial.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+        partial.write_text(json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
         partial.replace(target)
 
     @classmethod
