@@ -4,14 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test check browser bench docs clean
+.PHONY: help demo serve test check browser bench docs clean
 
 help: ## Show what can be made.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 $(VENV)/demo.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) -e '.[onnx]'
+	$(INSTALL) -e '.[onnx,serving]'
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml constraints.txt
@@ -27,6 +27,9 @@ $(VENV)/docs.stamp: pyproject.toml constraints.txt
 
 demo: $(VENV)/demo.stamp ## Fetch the models and 10,033 articles, search them, build a small index.
 	$(BIN)/adacur demo
+
+serve: $(VENV)/demo.stamp ## The page and the API over the demo's articles, at http://127.0.0.1:8000.
+	$(BIN)/adacur serve
 
 # One thread per worker: idle BLAS threads of two workers would fight over two cores.
 test: check browser ## Lint, types, rooms, then every test.
