@@ -472,8 +472,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         ),
     ),
     "emb-recall-vs-budget": Experiment(
-        "With an [EMB] cross-encoder trained on the collection, adaptive search finds more at every budget than "
-        "one-shot ANNCUR, and that more than re-ranking a dual encoder; best of all is to start from a dual encoder.",
+        "With [EMB] cross-encoders, adaptive search finds more at every budget than one-shot ANNCUR from the same "
+        "start, and that more than re-ranking the dual encoder; started from a dual encoder it finds more than "
+        "re-ranking one that was distilled from the scorer.",
         partial(_compute_runs, keep=("recall@", JUDGED)),
         partial(_draw_runs, figures={"figure": partial(_by_budget, anchors=500)}),
     ),
@@ -541,8 +542,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         _draw_latency,
     ),
     "spectrum": Experiment(
-        "The matrix of scores is nearly of low rank, which is what predicting it from a few of its rows and columns "
-        "rests on.",
+        "Predicting scores from a few rows and columns rests on their matrix being nearly of low rank; how near it "
+        "is, the paper does not say.",
         _compute_spectra,
         _draw_spectra,
     ),
