@@ -24,6 +24,9 @@ from adacur.core.scores import check_scores
 __all__ = ["SharedBatches", "shared_batches"]
 
 _PAIRS_PER_CALL = 1024
+# About as many as the rounds of a search: whoever asks what another is searching for follows it round by round, for
+# nothing. What is to be known for longer is kept by `Cached`.
+_CALLS_REMEMBERED = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,11 +42,12 @@ class SharedBatches:
     """A scorer whose callers share calls: while one call runs, the pairs of all who wait gather for the next.
 
     Callers may be threads (`score`) and tasks of any event loop (`ascore`). Nobody waits for company: who comes alone
-    is served at once. One thread asks the scorer, at most `max_pairs` pairs a call unless one caller brings more. A
-    pair that several wait for, or that is asked for while it is being scored, is scored once. Who is cancelled before
-    the call begins is not paid for. When a shared call fails, each caller's pairs are scored once more on their own, so
-    that an error reaches only those it belongs to, and no pair is scored more than twice. A model that pads its batches
-    may round differently in other company; scores that never depend on it do not here either.
+    is served at once. One thread asks the scorer, at most `max_pairs` pairs a call unless one caller brings more. While
+    there is a queue, a pair that several ask for at about the same time (in one call or in the next eight) is scored
+    once. Who is cancelled before the call begins is not paid for. When a shared call fails, each caller's pairs are
+    scored once more on their own, so that an error reaches only those it belongs to, and no pair is scored more than
+    twice. A model that pads its batches may round differently in other company; scores that never depend on it do not
+    here either.
     """
 
     def __init__(self, scorer: Scorer, *, max_pairs: int = _PAIRS_PER_CALL) -> None:
@@ -89,7 +93,7 @@ class SharedBatches:
         self._lock = threading.Lock()
         self._waiting: deque[_Request] = deque()
         self._is_working = False
-        self._just_scored: dict[tuple[str, str, str, str], Any] = {}
+        self._recent: deque[dict[tuple[str, str, str, str], Any]] = deque(maxlen=_CALLS_REMEMBERED)
 
     def _enqueued(self, pairs: Sequence[Pair]) -> Future[FloatArray]:
         request = _Request(pairs, around=_serving.get())
@@ -121,26 +125,22 @@ class SharedBatches:
             self._is_working = bool(taken)
             if not taken:
                 # Nobody came while the last call ran; whoever comes later asks anew.
-                self._just_scored = {}
+                self._recent.clear()
         return taken
 
     def _scored_once(self, pairs: Sequence[Pair]) -> FloatArray:
-        """Scores of pairs, each different one scored once: those of the call before are known.
-
-        Whoever waits now came while that call ran, so that a question which many ask costs one of them at a time.
-        """
+        """Scores of pairs, each scored once among those who are served at about the same time."""
         keys = [(query.id, query.text, item.id, item.text) for query, item in pairs]
-        known = {key: score for key in keys if (score := self._just_scored.get(key)) is not None}
+        known = {key: scores[key] for scores in self._recent for key in keys if key in scores}
         unknown = {key: pair for key, pair in zip(keys, pairs, strict=True) if key not in known}
-        # Should the scorer fail, what it said before is asked again too.
-        self._just_scored = {}
-        if len(unknown) == len(pairs):
-            scores = self._scored(pairs)
-            self._just_scored = dict(zip(keys, scores, strict=True))
-            return scores
         if unknown:
-            known.update(zip(unknown, self._scored(list(unknown.values())), strict=True))
-        self._just_scored = known
+            try:
+                known.update(zip(unknown, self._scored(list(unknown.values())), strict=True))
+            except BaseException:
+                # What came from a scorer that fails now is asked again too.
+                self._recent.clear()
+                raise
+        self._recent.append(known)
         return np.array([known[key] for key in keys])
 
     def _scored(self, pairs: Sequence[Pair]) -> FloatArray:
