@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -41,8 +45,26 @@ def mcp(
     from adacur.integrations.mcp import serve_stdio
 
     options = {} if first is None else {"first": first}
-    with warnings_as_notes(), adacur.load(index, scorer=scorer, cache=cache) as opened:
-        if first is not None and first != "random":
-            opened.first_stage(first)
+    with warnings_as_notes(), contextlib.ExitStack() as stack:
+        with _printing_to_stderr():
+            opened = stack.enter_context(adacur.load(index, scorer=scorer, cache=cache))
+            if first is not None and first != "random":
+                opened.first_stage(first)
         tell(f"{opened!r} is served over stdin and stdout to a program that speaks MCP.")
         serve_stdio(opened, k=k, budget=budget, max_budget=max_budget, description=about, **options)
+
+
+@contextlib.contextmanager
+def _printing_to_stderr() -> Iterator[None]:
+    """Keep what a scorer prints while it is opened, child processes included, from the client.
+
+    To the client every line of stdout is a message. While serving, the SDK does the same.
+    """
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shlex
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -146,12 +148,27 @@ def test_settings_that_contradict_each_other_are_refused(index: AnchorIndex) -> 
         create_server(index, max_budget=50)
 
 
-def test_the_command_serves_a_program_over_stdin_and_stdout(folder: Path, index: AnchorIndex) -> None:
-    options = ["--scorer", "tests.living_world:score", "-k", "2", "--budget", "20", "--about", "Things."]
+SPEAKING = """
+import os
+from tests.living_world import score as quiet
+print("a line from the import")
+def score(pairs):
+    print("a line from a call")
+    os.system("echo a line from a child")
+    return quiet(pairs)
+"""
+
+
+def test_the_command_serves_over_stdin_and_stdout_and_nothing_else_speaks_there(
+    folder: Path, index: AnchorIndex, tmp_path: Path
+) -> None:
+    (tmp_path / "speaking.py").write_text(SPEAKING)
+    options = ["--scorer", "speaking:score", "-k", "2", "--budget", "20", "--about", "Things."]
+    served = shlex.join([sys.executable, "-m", "adacur", "mcp", str(folder), *options])
     command = StdioServerParameters(
-        command=sys.executable,
-        args=["-m", "adacur", "mcp", str(folder), *options],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        command="sh",
+        args=["-c", f"{served} | tee {shlex.quote(str(tmp_path / 'stdout'))}"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))},
     )
 
     async def both(client: Client) -> tuple[Any, Any, Any]:
@@ -166,3 +183,4 @@ def test_the_command_serves_a_program_over_stdin_and_stdout(folder: Path, index:
     expected = index.search("a heavy ship", k=2, budget=20)
     assert tuple(hit["id"] for hit in found.structured_content["hits"]) == expected.ids
     assert refused.is_error
+    assert all(json.loads(line)["jsonrpc"] == "2.0" for line in (tmp_path / "stdout").read_text().splitlines())
