@@ -2,9 +2,9 @@
 
     python docs/build.py [FOLDER]
 
-The pages of docs/, the reproduction's, the changelog and the notebooks are copied to FOLDER/build/docs, where
-Zensical reads them, with links between them that hold there. A link to a file of the repository that is not on the
-site becomes plain text. Any warning of Zensical's ends the build.
+The README, which is the first page, the pages of docs/, the reproduction's, the changelog and the notebooks are copied
+to FOLDER/build/docs, where Zensical reads them, with links between them that hold there. A link to a file of the
+repository that is not on the site becomes plain text. Any warning of Zensical's ends the build.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ LINK = re.compile(r"(?P<image>!?)\[(?P<text>(?:[^\[\]]|\[[^\[\]]*\])*)\]\((?P<ta
 
 def pages() -> dict[Path, Path]:
     """Every file of the site: where it lies in the repository, and where on the site."""
-    files = {ROOT / "CHANGELOG.md": Path("changelog.md"), ROOT / "CONTRIBUTING.md": Path("contributing.md")}
+    files = {
+        ROOT / "README.md": Path("index.md"),
+        ROOT / "CHANGELOG.md": Path("changelog.md"),
+        ROOT / "CONTRIBUTING.md": Path("contributing.md"),
+    }
     for file in sorted((ROOT / "docs").rglob("*")):
         path = file.relative_to(ROOT / "docs")
         if file.suffix == ".ipynb":
@@ -40,9 +44,8 @@ def pages() -> dict[Path, Path]:
             files[file] = path.with_name("index.md")
         elif file.name == "table.md" or file.suffix == ".png":
             files[file] = path
-    # The folder of decisions has a page of its own on the site, and so has what the README says.
+    # The folder of decisions has a page of its own on the site.
     files[ROOT / "docs/decisions"] = Path("decisions/index.md")
-    files[ROOT / "README.md"] = Path("index.md")
     return files
 
 
@@ -118,10 +121,10 @@ def stage(folder: Path) -> None:
             target.write_text(with_links_of_the_site(text, source, links), encoding="utf-8")
             for name, picture in pictures.items():
                 (target.parent / name).write_bytes(picture)
-        elif source.suffix == ".md" and source != ROOT / "README.md":
+        elif source.suffix == ".md":
             text = source.read_text(encoding="utf-8")
             target.write_text(with_links_of_the_site(text, source, files), encoding="utf-8")
-        elif source.suffix != ".md":
+        else:
             shutil.copyfile(source, target)
 
 
