@@ -176,7 +176,10 @@ def ask(page: Page, question: str = QUESTION, **settings: str) -> None:
 
 
 def ended(page: Page, state: str = "done", *, panels: int = 1) -> None:
-    expect(page.locator(f'.progress[data-state="{state}"]')).to_have_count(panels, timeout=WAIT)
+    """Wait for the end of every search; one that ends otherwise is told at once."""
+    expect(page.locator('.progress:not([data-state=""])')).to_have_count(panels, timeout=WAIT)
+    told = page.locator(".progress, .trouble:visible, #status").all_inner_texts()
+    assert page.locator(f'.progress[data-state="{state}"]').count() == panels, told
 
 
 def dots(page: Page, name: str, panel: int = 0) -> Any:
@@ -269,6 +272,17 @@ def test_a_request_that_the_server_refuses_is_answered_in_words(server, open_pag
     expect(page.locator(".trouble:visible")).to_contain_text("k must not exceed the budget; got k=50")
     ask(page, k="5", budget="20")
     ended(page)
+
+
+def test_a_question_typed_before_the_page_knows_its_indexes_is_answered_when_it_does(server, open_page):
+    page = open_page(server)
+    held: list[Any] = []
+    page.route("**/v1/indexes", held.append)
+    page.reload()
+    ask(page, k="7", budget="60")
+    held[0].continue_()
+    ended(page)
+    assert shown_hits(page) == as_shown(found_by_api(server, k=7, budget=60))
 
 
 def test_two_methods_stand_side_by_side_at_the_same_budget(server, open_page):

@@ -2,9 +2,9 @@
 import { readEvents } from "./events.js";
 
 export class ApiError extends Error {
-  constructor(message, { status = 0, code = "", hits = null, calls = null } = {}) {
+  constructor(message, { status = 0, code = "" } = {}) {
     super(message);
-    Object.assign(this, { status, code, hits, calls });
+    Object.assign(this, { status, code });
   }
 }
 
@@ -32,7 +32,7 @@ export async function get(path, { signal } = {}) {
   return { state: "ready", data };
 }
 
-/** Yields the events of a search; throws an ApiError that holds the partial hits where the search fails. */
+/** Yields the events of a search; throws an ApiError where the search fails. */
 export async function* search(request, { signal } = {}) {
   const response = await ask("v1/search", {
     signal,
@@ -42,7 +42,7 @@ export async function* search(request, { signal } = {}) {
   });
   try {
     for await (const { event, data } of readEvents(response.body)) {
-      if (event === "error") throw new ApiError(data.error.message, { code: data.error.code, hits: data.hits, calls: data.calls });
+      if (event === "error") throw new ApiError(data.error.message, { code: data.error.code });
       yield { event, data };
       if (event === "done") return;
     }

@@ -8,7 +8,6 @@ import * as words from "./words.js";
 const element = (id) => document.getElementById(id);
 const form = element("search");
 const BUDGETS = [1, 2, 3, 5, 7.5].flatMap((step) => [10, 100, 1000, 10000].map((size) => step * size)).sort((one, other) => one - other);
-const DEFAULTS = { k: 10, budget: 100, method: "gaussian" };
 // For the index that ships with adacur, whose items are known here; chosen so that now one method finds more, now the other.
 const EXAMPLES = { wikivital: ["who discovered penicillin?", "what makes the sky blue?", "who wrote the first novel?", "rivers that do not reach the sea"] };
 
@@ -75,8 +74,9 @@ function offerSettings() {
     `Finds the items that an expensive model likes best, while asking it about only a few of them. ` +
     `Here: ${words.plural(index.n_items, "item")}${index.scorer ? `; the model is ${index.scorer}` : ""}.`;
   offerExamples(index);
-  setBudget(Number(element("budget").value) || Math.min(DEFAULTS.budget, most));
-  if (!element("k").value) element("k").value = Math.min(DEFAULTS.k, index.n_items);
+  // What the visitor may be typing already is left alone, unless this index cannot do it.
+  setBudget(Math.min(Number(element("budget").value), most));
+  if (Number(element("k").value) > index.n_items) element("k").value = index.n_items;
 }
 
 function options(select, choices) {
@@ -117,7 +117,7 @@ const compareWith = () => (element("compare").value === element("method").value 
 const methods = () => [element("method").value, compareWith()].filter(Boolean);
 
 function setBudget(calls) {
-  element("budget").value = calls;
+  if (Number(element("budget").value) !== calls) element("budget").value = calls;
   const nearest = budgets.reduce((best, budget, at) => (Math.abs(budget - calls) < Math.abs(budgets[best] - calls) ? at : best), 0);
   element("budget-slider").value = nearest;
   element("budget-slider").setAttribute("aria-valuetext", words.plural(calls, "call"));
@@ -210,7 +210,7 @@ async function follow(panel, request, signal) {
       status("Stopped.");
     } else if (error instanceof ApiError) {
       if (error.status === 401) askForKey();
-      panel.fail(error.message, error);
+      panel.fail(error.message);
       status(`${name}: ${error.message}`);
     } else throw error;
   }

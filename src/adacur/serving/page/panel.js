@@ -80,11 +80,7 @@ export class Panel {
   }
 
   /** Keep what there is and say why there is no more. */
-  fail(message, { hits = null } = {}) {
-    if (hits?.length) {
-      this.#showHits(hits);
-      this.#showDots();
-    }
+  fail(message) {
     const kept = this.#hits.length ? ` The ${words.plural(this.#hits.length, "item")} below ${this.#hits.length === 1 ? "was" : "were"} found before that.` : "";
     const trouble = this.#find(".trouble");
     trouble.textContent = message + kept;
