@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import tempfile
 import uuid
@@ -15,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from adacur import __version__
-from adacur.core.errors import AdacurError, FetchError, IndexMismatch, InputError, StorageUnavailable
+from adacur.core.errors import AdacurError, FetchError, IndexMismatch, InputError, NotAnIndex, StorageUnavailable
 from adacur.core.extras import require
-from adacur.index import COMPRESSED, IndexFolder, home_of, read_manifest
+from adacur.index import COMPRESSED, IndexFolder, home_of
 from adacur.index.blocks import SCORES
 from adacur.index.copying import version_files
 from adacur.index.items import DATABASE
 from adacur.index.manifest import FIRST_MANIFEST, MANIFEST, VERSIONS
 from adacur.index.mirror import refuse_url
 from adacur.index.versions import EXACT, PARTS
+from adacur.integrations.documents import check_scorer_is_a_model
 from adacur.search import AnchorIndex, load
 from adacur.search.tuned import TUNED
 
@@ -33,8 +33,6 @@ _CARD = "README.md"
 # What an earlier push may have left in a repository; everything else there is somebody's own.
 _OURS = {MANIFEST, FIRST_MANIFEST, DATABASE, SCORES, EXACT, COMPRESSED, TUNED, VERSIONS, PARTS, "first", "pt_meta.json"}
 _NOT_A_CLAIM = {_CARD, ".gitattributes", "LICENSE", ".gitignore"}
-# A service or a function: what a stranger's folder names is not called for the asking.
-_CALLED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|[A-Za-z_][\w.]*:[A-Za-z_]")
 
 
 def push_to_hub(
@@ -105,13 +103,15 @@ def from_pretrained(
             revision=revision,
             token=token,
             local_files_only=local_files_only,
+            # No file of an index is hidden, and one would have its scores read from a place that it names.
+            ignore_patterns=[".*", "*/.*"],
             library_name="adacur",
             library_version=__version__,
         )
     except Exception as error:
         raise FetchError(f"{repo}{f' at {revision}' if revision else ''} cannot be fetched. {error}") from error
     if scorer is None:
-        _check_scorer_is_a_model(Path(found))
+        check_scorer_is_a_model(Path(found))
     if folder is not None:
         with _folder_of(found) as cached:
             _write({name: cached.path / name for name in version_files(cached)}, Path(folder))
@@ -178,12 +178,11 @@ def _commit(
         api.create_repo(**place, private=private, exist_ok=True)
         if revision is not None:
             api.create_branch(**place, branch=revision, exist_ok=True)
-        there = set(api.list_repo_files(**place, revision=revision))
-        if MANIFEST not in there and not there <= _NOT_A_CLAIM:
-            raise IndexMismatch(
-                f"{repo} holds other files and no index: {', '.join(sorted(there - _NOT_A_CLAIM)[:3])} … "
-                "Choose a repository of its own for an index."
-            )
+        # Whatever is pushed by others meanwhile, the commit is made on what was looked at, or not at all.
+        newest = api.repo_info(**place, revision=revision).sha
+        there = set(api.list_repo_files(**place, revision=newest))
+        if not there <= _NOT_A_CLAIM:
+            _check_is_index(api, place, newest, there)
         gone = sorted(name for name in there - files.keys() if name.split("/")[0] in _OURS)
         operations = [
             *(
@@ -193,7 +192,11 @@ def _commit(
             *(hub.CommitOperationDelete(name) for name in gone),
         ]
         done = api.create_commit(
-            **place, operations=operations, commit_message=message or "Upload an adacur index", revision=revision
+            **place,
+            operations=operations,
+            commit_message=message or "Upload an adacur index",
+            revision=revision,
+            parent_commit=newest,
         )
     except AdacurError:
         raise
@@ -202,13 +205,17 @@ def _commit(
     return str(done.commit_url)
 
 
-def _check_scorer_is_a_model(folder: Path) -> None:
-    card = read_manifest(folder).scorer
-    if card is not None and card.source is not None and _CALLED.match(card.source):
-        raise InputError(
-            f"This index was scored by {card.source!r}, a function or a service, which is not called just because a "
-            "download names it. Give the scorer: from_pretrained(…, scorer=…)."
-        )
+def _check_is_index(api: Any, place: dict[str, str], revision: str, there: set[str]) -> None:
+    """Refuse to push into a repository of something else: files would be overwritten, and folders emptied."""
+    if MANIFEST in there:
+        # Others call a file of theirs so too.
+        with contextlib.suppress(NotAnIndex):
+            home_of(Path(api.hf_hub_download(**place, filename=MANIFEST, revision=revision)).parent)
+            return
+    raise IndexMismatch(
+        f"{place['repo_id']} holds other files and no index: {', '.join(sorted(there - _NOT_A_CLAIM)[:3])} … "
+        "Choose a repository of its own for an index."
+    )
 
 
 def _card(folder: IndexFolder, *, title: str, where: str, license_: str | None, about: str | None) -> str:

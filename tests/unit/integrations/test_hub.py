@@ -46,6 +46,8 @@ class Hub:
         return self.commits.get(self.branches.get(revision, revision))
 
     def get(self, path: str) -> tuple[int, Any, dict[str, str]]:
+        if path == f"/api/datasets/{REPO}":
+            path += "/revision/main"
         if found := re.fullmatch(rf"/api/datasets/{REPO}/(revision|tree)/([^/]+)", path):
             files = self.files(found[2])
             if files is None:
@@ -84,6 +86,8 @@ class Hub:
         if found := re.fullmatch(rf"/api/datasets/{REPO}/commit/([^/]+)", path):
             files = dict(self.files(found[1]) or {})
             for line in map(json.loads, body.splitlines()):
+                if line["key"] == "header" and line["value"].get("parentCommit") != self.branches[found[1]]:
+                    return 412, {"error": "the branch has moved on"}, {}
                 if line["key"] == "file":
                     files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
                 elif line["key"] == "deletedFile":
@@ -249,13 +253,51 @@ def test_the_card_says_what_the_index_is(hub: Hub, living: AnchorIndex) -> None:
     assert f'adacur.from_pretrained("{REPO}")' in body
 
 
-def test_a_repository_of_other_files_is_not_overwritten(hub: Hub, living: AnchorIndex) -> None:
+@pytest.mark.parametrize(
+    "others",
+    [{"data.parquet": b"rows"}, {"data.csv": b"", "manifest.json": b'{"parts": ["a"]}', "parts/a": b"rows"}],
+    ids=["no manifest", "a manifest of its own"],
+)
+def test_a_repository_of_other_files_is_not_overwritten(hub: Hub, tmp_path: Path, others: dict[str, bytes]) -> None:
+    index = build(tmp_path / "i.adacur", ITEMS, ANCHORS)
     hub.branches["main"] = "1" * 40
-    hub.commits["1" * 40] = {"data.parquet": b"rows", "README.md": b"mine"}
+    hub.commits["1" * 40] = {**others, "README.md": b"mine"}
 
-    with pytest.raises(IndexMismatch, match=r"holds other files and no index: data\.parquet"):
-        adacur.push_to_hub(living, REPO, token="hf_x")
-    assert hub.files() == {"data.parquet": b"rows", "README.md": b"mine"}
+    with pytest.raises(IndexMismatch, match=r"holds other files and no index: data\."):
+        adacur.push_to_hub(index, REPO, token="hf_x")
+    assert hub.files() == {**others, "README.md": b"mine"}
+
+
+def test_a_push_does_not_undo_what_another_pushed_meanwhile(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = build(tmp_path / "i.adacur", ITEMS, ANCHORS)
+    adacur.push_to_hub(index, REPO, token="hf_x")
+    asked = hub.get
+
+    def and_then_another_pushes(path: str) -> tuple[int, Any, dict[str, str]]:
+        answer = asked(path)
+        if "/tree/" in path:
+            hub.commits["2" * 40] = {**(hub.files() or {}), "note.txt": b"new"}
+            hub.branches["main"] = "2" * 40
+        return answer
+
+    monkeypatch.setattr(hub, "get", and_then_another_pushes)
+    with pytest.raises(StorageUnavailable, match="cannot be pushed"):
+        adacur.push_to_hub(index, REPO, token="hf_x")
+    assert hub.branches["main"] == "2" * 40
+
+
+def test_hidden_files_of_a_repository_are_not_fetched(hub: Hub, tmp_path: Path) -> None:
+    adacur.push_to_hub(build(tmp_path / "i.adacur", ITEMS, ANCHORS), REPO, token="hf_x")
+    # Scores would be read from there.
+    elsewhere = b'{"url": "s3://somebody/else", "objects": {}}'
+    hub.commits[hub.branches["main"]] |= {".object-store.json": elsewhere, "scores.zarr/.object-store.json": elsewhere}
+
+    index = fetched(REPO)
+
+    assert told(index)
+    assert not [file for file in index.path.rglob(".*") if file.is_file()]
 
 
 def test_the_wrong_scorer_is_refused_as_by_load(hub: Hub, living: AnchorIndex) -> None:

@@ -216,6 +216,21 @@ def test_a_packed_index_is_the_current_version_and_loads_from_a_url(
     assert [version.name for version in (loaded.path / "versions").iterdir()] == [str(changed.version)]
 
 
+def test_a_downloaded_artifact_does_not_choose_the_function_that_is_called(
+    tmp_path: Path, web: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTERRIER_HOME", str(tmp_path / "home"))
+    root, url = web
+    built = build(tmp_path / "i.adacur", ITEMS[:20], ANCHORS[:3], scorer="tests.living_world:score")
+    Adacur(built).build_package(str(root / "index.tar.lz4"), verbose=False)
+
+    with pytest.raises(InputError, match=r"'tests\.living_world:score', a function or a service"):
+        pt.Artifact.from_url(f"{url}/index.tar.lz4")
+    assert len(pt.Artifact.from_url(f"{url}/index.tar.lz4", scorer=score, k=1, budget=5)(TOPICS)) == 3
+    # A folder of one's own is taken at its word.
+    assert len(pt.Artifact.load(str(tmp_path / "i.adacur"), k=1, budget=5)(TOPICS)) == 3
+
+
 def test_an_index_in_memory_searches_too() -> None:
     scores = np.array([score([(query.text, item.text) for item in ITEMS[:30]]) for query in ANCHORS[:6]])
     held = AnchorIndex.from_arrays(items=ITEMS[:30], anchor_queries=ANCHORS[:6], scores=scores, scorer=score)
