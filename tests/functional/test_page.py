@@ -277,7 +277,7 @@ def test_a_request_that_the_server_refuses_is_answered_in_words(server, open_pag
 def test_a_question_typed_before_the_page_knows_its_indexes_is_answered_when_it_does(server, open_page):
     page = open_page(server)
     held: list[Any] = []
-    page.route("**/v1/indexes", held.append)
+    page.route("**/v1/indexes", lambda route: held.append(route))
     page.reload()
     ask(page, k="7", budget="60")
     held[0].continue_()
