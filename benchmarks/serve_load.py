@@ -66,6 +66,7 @@ class Load:
     wrong: int = 0
     calls: float = 0.0
     pairs: float = 0.0
+    cpu_seconds: float = 0.0
 
     @property
     def throughput(self) -> float:
@@ -104,10 +105,11 @@ class Server:
                     hits = response.json()["results"][0]["hits"]
                     load.wrong += [(hit["id"], hit["score"]) for hit in hits] != truth[question]
 
-            before = await self._spent(http)
+            before, cpu = await self._spent(http), self._cpu_seconds()
             started = time.perf_counter()
             await asyncio.gather(*(client() for _ in range(clients)))
             load.seconds = time.perf_counter() - started
+            load.cpu_seconds = self._cpu_seconds() - cpu
             load.calls, load.pairs = (after - was for after, was in zip(await self._spent(http), before, strict=True))
         return load
 
@@ -124,6 +126,14 @@ class Server:
             float(re.findall(rf"^adacur_scorer_{name}\S* (\S+)$", text, re.MULTILINE)[0])
             for name in ("calls_total", "pairs_per_call_sum")
         )
+
+    def _cpu_seconds(self) -> float:
+        """Of the server's process, which tells more than a clock where others use the machine as well."""
+        stat = Path(f"/proc/{self._process.pid}/stat")
+        if not stat.exists():
+            return 0.0
+        fields = stat.read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGTERM)
@@ -179,8 +189,10 @@ async def measured(row: str, index: Path, *, n: int, clients: int) -> None:
         for server in servers.values():
             server.stop()
     total = {}
-    print("| batches | searches/s | p50 | p99 | scorer calls | pairs per call | pairs scored | wrong answers |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        "| batches | searches/s | p50 | p99 | CPU per search | calls | pairs per call | pairs scored | wrong answers |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     for name, parts in loads.items():
         total[name] = one = Load(
             seconds=sum(part.seconds for part in parts),
@@ -188,9 +200,11 @@ async def measured(row: str, index: Path, *, n: int, clients: int) -> None:
             wrong=sum(part.wrong for part in parts),
             calls=sum(part.calls for part in parts),
             pairs=sum(part.pairs for part in parts),
+            cpu_seconds=sum(part.cpu_seconds for part in parts),
         )
         print(
             f"| {name} | {one.throughput:.1f} | {one.latency(0.5):.2f} s | {one.latency(0.99):.2f} s | "
+            f"{1000 * one.cpu_seconds / len(one.latencies):.0f} ms | "
             f"{one.calls:,.0f} | {one.pairs / one.calls:.1f} | {one.pairs:,.0f} | {one.wrong} of {len(one.latencies)} |"
         )
     by_turn = [shared.throughput / apart.throughput for apart, shared in zip(*loads.values(), strict=True)]
