@@ -86,10 +86,10 @@ def from_pretrained(
 ) -> AnchorIndex:
     """Open an index of the hub, or a folder; `scorer` and `options` are those of `adacur.load`.
 
-    `revision` pins a branch, a tag or a commit. It is kept in the hub's cache, for reading; an index that is to be
-    changed is copied into a new `folder`. Like `adacur.load` this refuses a scorer that did not build the index.
-    A scorer that is a function or a service must be given: what a downloaded index names is opened only if it is a
-    model.
+    `revision` pins a branch, a tag or a commit. It is kept in the hub's cache and cannot be changed there; an index
+    that is to be changed is copied into a new `folder`. Like `adacur.load` this refuses a scorer that did not build
+    the index. A scorer that is a function or a service must be given: what a downloaded index names is opened only if
+    it is a model.
     """
     if Path(repo).is_dir() or _as_folder(repo) is not None:
         if revision is not None or folder is not None:
@@ -115,8 +115,9 @@ def from_pretrained(
     if folder is not None:
         with _folder_of(found) as cached:
             _write({name: cached.path / name for name in version_files(cached)}, Path(folder))
-        found = folder
-    return load(found, scorer=scorer, **options)
+        return load(folder, scorer=scorer, **options)
+    # A snapshot is the commit that it is named after; whoever opens that next must find it.
+    return load(found, scorer=scorer, **options).read_only()
 
 
 @contextlib.contextmanager

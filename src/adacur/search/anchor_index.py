@@ -169,6 +169,7 @@ class AnchorIndex:
         self._reopen = reopen
         self._recognised = recognised
         self._log = log
+        self._read_only = False
         self.path = path
         self.drift = drift
 
@@ -312,6 +313,12 @@ class AnchorIndex:
         other._scorer = wrapped
         return other
 
+    def read_only(self) -> AnchorIndex:
+        """The same index, which leaves its folder as it is: changes are refused, and tunings kept in memory."""
+        other = copy.copy(self)
+        other._read_only = True
+        return other
+
     def search_iter(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Iterator[Hits]:
         """Like `search`, yielding the hits so far after each round."""
         plan = self._plan(k, **options)
@@ -384,6 +391,7 @@ class AnchorIndex:
         """
         self._check_open()
         self._check_whole()
+        self._check_writable()
         if self.path is None:
             raise InputError(
                 "Compressed features are kept in an index folder; save this index first: index.save(path)."
@@ -412,6 +420,7 @@ class AnchorIndex:
         """Remove what `compress` wrote; False where there was nothing."""
         self._check_open()
         self._check_whole()
+        self._check_writable()
         dropped = self._home is not None and drop_features(self._home)
         self._approximator = None
         return dropped
@@ -455,7 +464,7 @@ class AnchorIndex:
         with self._opening:
             self._replay = replay
             self._tunings = with_tuning(self.tunings, tuning)
-            if self._home is not None:
+            if self._home is not None and not self._read_only:
                 try:
                     self._tunings = keep_tuning(self._home, tuning, anchor_queries=self.anchor_queries)
                 except OSError as error:
@@ -549,6 +558,7 @@ class AnchorIndex:
     def _change(self, ask: Callable[[Update], None], *, progress: bool = False) -> Change:
         self._check_open()
         self._check_whole()
+        self._check_writable()
         if self.path is None or self._reopen is None:
             raise InputError(
                 "Only an index in a folder can be changed. Save this one, and open it: index.save(path), "
@@ -653,6 +663,13 @@ class AnchorIndex:
         if self._shards is not None:
             raise InputError(
                 "The scores of this index lie in shards, which only search. Open it without: adacur.load(path)."
+            )
+
+    def _check_writable(self) -> None:
+        if self._read_only:
+            raise InputError(
+                f"This index was opened for reading, and {self.path} stays as it is. Change a copy of that folder; of "
+                "an index of the hub, adacur.from_pretrained(…, folder=…) makes one."
             )
 
     @contextmanager

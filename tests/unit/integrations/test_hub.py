@@ -234,6 +234,21 @@ def test_a_downloaded_index_can_be_changed_in_a_folder_of_its_own(
         fetched(REPO, folder=tmp_path / "own.adacur")
 
 
+def test_a_downloaded_index_stays_the_commit_that_it_is(hub: Hub, tmp_path: Path) -> None:
+    adacur.push_to_hub(build(tmp_path / "i.adacur", ITEMS, [query(n) for n in range(20)]), REPO, token="hf_x")
+    index = fetched(REPO)
+    files = sorted(index.path.rglob("*"))
+
+    for change in (lambda: index.remove(["i5"]), index.compact, index.compress, index.decompress):
+        with pytest.raises(InputError, match=r"opened for reading.*folder="):
+            change()
+    index.tune(k=2, budget=10, quick=True)
+
+    assert index.tunings
+    assert sorted(index.path.rglob("*")) == files
+    assert not fetched(REPO).tunings
+
+
 def test_the_card_says_what_the_index_is(hub: Hub, living: AnchorIndex) -> None:
     adacur.push_to_hub(living, REPO, license="cc-by-4.0", about="Things | of all colours.", token="hf_x")
 
