@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from adacur import __version__
 from adacur.core.budget import Budget
 from adacur.core.errors import InputError
@@ -18,6 +20,7 @@ from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
 from adacur.core.results import Hits
 from adacur.data import pseudo_queries
+from adacur.retrievers import Dense, RandomRetriever
 from adacur.search import AnchorIndex, build
 from adacur.search import encoder as open_encoder
 from adacur.search import scorer as open_scorer
@@ -33,7 +36,8 @@ class AdacurSearch:
     interrupted run goes on; without one, it lives as long as this object. `first` names the first stage ("dense" needs
     an `encoder`). `options` are those of `AnchorIndex.search`. A search aims at the best `k` and returns all that it
     scored, at most MTEB's `top_k`: no document without an exact score is returned, so that measures beyond the budget
-    see fewer documents. In re-ranking tasks, all documents given are scored.
+    see fewer documents. In re-ranking tasks, all documents given are scored. A document without a text is never found,
+    and a query without one finds nothing.
     """
 
     def __init__(
@@ -68,7 +72,9 @@ class AdacurSearch:
         self._seed = seed
         self._name = name or f"adacur/{re.sub(r'[^A-Za-z0-9._-]+', '-', self._scorer.card.name)}"
         self._options = options
+        self._check_options()
         self._index: AnchorIndex | None = None
+        self._without_text: set[str] = set()
         self._remove_temporary: Callable[[], object] = lambda: None
 
     def index(
@@ -83,7 +89,9 @@ class AdacurSearch:
         **kwargs: Any,
     ) -> None:
         """Score the corpus for the anchor queries; where documents to re-rank are given, nothing need be scored."""
-        items = [Item(row["id"], _text_of(row)) for row in corpus]
+        everything = [Item(row["id"], _text_of(row)) for row in corpus]
+        items = [item for item in everything if item.text]
+        self._without_text = {item.id for item in everything if not item.text}
         if "Reranking" in task_metadata.type:
             self._index = AnchorIndex.from_items(items, scorer=self._scorer)
             return
@@ -115,12 +123,14 @@ class AdacurSearch:
         """Documents and their exact scores by query; of those given in `top_ranked`, all."""
         if self._index is None:
             raise InputError("A corpus is indexed before it is searched. Call index(corpus, …) first.")
-        asked = [Query(row["id"], _query_text(row)) for row in queries]
+        everything = [Query(row["id"], _query_text(row)) for row in queries]
+        asked = [query for query in everything if query.text.strip()]
+        answers: dict[str, dict[str, float]] = {query.id: {} for query in everything}
         if top_ranked is not None:
-            return {query.id: self._reranked(query, top_ranked.get(query.id, ()), top_k) for query in asked}
+            return answers | {query.id: self._reranked(query, top_ranked.get(query.id, ()), top_k) for query in asked}
         found = self._index.search_batch(asked, self._k, first=self._first, seed=self._seed, **self._options)
         ids = self._index.items.ids
-        return {query.id: _all_scored(hits, ids, top_k) for query, hits in zip(asked, found, strict=True)}
+        return answers | {query.id: _all_scored(hits, ids, top_k) for query, hits in zip(asked, found, strict=True)}
 
     @property
     def mteb_model_meta(self) -> Any:
@@ -155,10 +165,24 @@ class AdacurSearch:
         self._remove_temporary = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return Path(folder) / name
 
+    def _check_options(self) -> None:
+        """Refuse what the searches would refuse, before an index is paid for."""
+        item, anchor = Item("item", "an item"), Query("query", "a query")
+        dense = {"dense": Dense.from_embeddings([item.id], np.ones((1, 1), dtype=np.float32))}
+        example = AnchorIndex.from_arrays(
+            items=[item],
+            anchor_queries=[anchor],
+            scores=np.ones((1, 1), dtype=np.float32),
+            scorer=self._scorer,
+            first=dense if self._first == "dense" else None,
+        )
+        example.explain(self._k, first=RandomRetriever([item]), seed=self._seed, **self._options)
+
     def _reranked(self, query: Query, given: Sequence[str], top_k: int) -> dict[str, float]:
-        if self._index is None or not given:
+        scored = [id_ for id_ in given if id_ not in self._without_text]
+        if self._index is None or not scored:
             return {}
-        hits = self._index.search(query, min(top_k, len(given)), method="exact", filter=list(given))
+        hits = self._index.search(query, min(top_k, len(scored)), method="exact", filter=scored)
         return dict(zip(hits.ids, map(float, hits.scores), strict=True))
 
 

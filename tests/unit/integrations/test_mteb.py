@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from adacur.core.errors import InputError
+from adacur.core.errors import AdacurError, InputError
 from adacur.integrations.mteb import AdacurSearch
 from tests.living_world import Counted, Encoder, item, query, score
 
@@ -115,6 +115,38 @@ def test_documents_to_re_rank_are_all_scored_and_nothing_else_is() -> None:
     assert scorer.calls == sum(len(set(documents)) for documents in given.values())
     assert scores["recall_at_5"] >= 2 / 5
     assert scores["mrr_at_10"] == 1.0
+
+
+def test_what_has_no_text_is_not_found_and_finds_nothing() -> None:
+    model = AdacurSearch(scorer=score, n_anchors=10, budget=30)
+    what = {"task_metadata": task().metadata, "hf_split": "test", "hf_subset": "default", "top_k": 1000}
+    model.index([*CORPUS[:29], {"id": "bare", "title": "", "text": " "}], **what)
+    queries = [{"id": "t0", "text": QUERIES["t0"]}, {"id": "blank", "text": " "}]
+
+    found = model.search(queries, **what)
+    ranked = model.search(queries, **what, top_ranked={"t0": ["d1", "bare"], "blank": ["d1"]})
+
+    assert found.keys() == ranked.keys() == {"t0", "blank"}
+    assert set(found["t0"]) == {row["id"] for row in CORPUS[:29]}
+    assert set(ranked["t0"]) == {"d1"}
+    assert found["blank"] == ranked["blank"] == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"budgt": 30}, "no use for budgt"),
+        ({"k": 20, "budget": 10}, "k must not exceed the budget"),
+        ({"method": "magic"}, "no method 'magic'"),
+        ({"method": "axn"}, "no such first stage"),
+    ],
+)
+def test_what_the_searches_would_refuse_is_refused_before_an_index_is_paid_for(
+    options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(AdacurError, match=told):
+        AdacurSearch(scorer=score, **options)
+    assert AdacurSearch(scorer=score, method="axn", first="dense", encoder=Encoder())
 
 
 def test_an_index_that_is_kept_is_not_scored_again(tmp_path: Path) -> None:
