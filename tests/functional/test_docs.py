@@ -45,7 +45,11 @@ from adacur.data import cache_folder
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 DOCUMENTS = [ROOT / "README.md", *(page for page in PAGES if page.parent.name != "decisions")]
-EVERY_PAGE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]
+EVERY_PAGE = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *PAGES,
+    *sorted((ROOT / "reproduction").rglob("README.md")),
+]
 
 FENCE = re.compile(
     r"^(?:<!-- not run: (?P<reason>.+?) -->\n+)?"
