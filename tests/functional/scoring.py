@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["lengths", "slow_lengths"]
+__all__ = ["lengths", "lengths_or_never", "slow_lengths"]
 
 
 def lengths(pairs: list[tuple[str, str]]) -> list[float]:
@@ -15,4 +15,11 @@ def lengths(pairs: list[tuple[str, str]]) -> list[float]:
 def slow_lengths(pairs: list[tuple[str, str]]) -> list[float]:
     """The same, in their own time."""
     time.sleep(0.1)
+    return lengths(pairs)
+
+
+def lengths_or_never(pairs: list[tuple[str, str]]) -> list[float]:
+    """The same, but whoever asks for nothing waits for ever."""
+    if any(query == "nothing" for query, _ in pairs):
+        time.sleep(1000)
     return lengths(pairs)

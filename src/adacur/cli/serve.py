@@ -116,9 +116,7 @@ def serve_command(
         with note.status(f"opening {', '.join(places)} …"):
             opened = open_indexes(places, scorer=scorer, cache=cache)
         if not settings.api_keys and not host.startswith(_LOOPBACK):
-            tell(
-                f"Note: whoever can reach {host} can search here, and spend. Ask for keys: --key or {KEYS_VARIABLE}."
-            )
+            tell(f"Note: whoever can reach {host} can search here, and spend. Ask for keys: --key or {KEYS_VARIABLE}.")
         shown = "127.0.0.1" if host in ("0.0.0.0", "") else f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{at.getsockname()[1]}"
 
@@ -127,8 +125,9 @@ def serve_command(
             say(f"{held}: {url}")
             tell(f"Open {url} in a browser; the API is at {url}/docs. Ctrl-C stops, after what is under way.")
 
-        app = create_app(opened, settings=settings, log=server_log())
-        run(app, at, grace_seconds=settings.grace_seconds, started=started)
+        log = server_log()
+        app = create_app(opened, settings=settings, log=log)
+        run(app, at, grace_seconds=settings.grace_seconds, started=started, log=log)
     tell("Stopped.")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from adacur.serving.failures import Refusal, as_refusal
+from adacur.serving.failures import Refusal, as_refusal, stopping
 from adacur.serving.metrics import Metrics
 from adacur.serving.requests import ClientGone
 from adacur.serving.settings import ServerSettings
@@ -48,6 +48,10 @@ class Door:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        verb = scope["method"]
+        if verb == "HEAD":
+            # As GET: what is answered has no body then, and that the server sees to.
+            scope = {**scope, "method": "GET"}
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
@@ -56,7 +60,8 @@ class Door:
         answer = _Answer(send, request_id)
         failure: Exception | None = None
         try:
-            self._check_key(scope["path"], headers)
+            # An application that has this one under a path of its own says so in root_path.
+            self._check_key(scope["path"].removeprefix(scope.get("root_path", "")), headers)
             await self._app(scope, await self._with_body(scope, headers, receive), answer.send)
         except ClientGone:
             answer.status = _GONE
@@ -69,8 +74,14 @@ class Door:
                 failure = error.__cause__
             if answer.status is None:
                 await refusal.response()(scope, receive, answer.send)
+        except asyncio.CancelledError:
+            # The grace of a stop is over.
+            if answer.status is None:
+                notes["error"] = "stopping"
+                await stopping().response()(scope, receive, answer.send)
+            raise
         finally:
-            self._write_down(scope, request_id, answer.status, time.perf_counter() - started, failure)
+            self._write_down(scope, verb, request_id, answer.status, time.perf_counter() - started, failure)
 
     def _check_key(self, path: str, headers: Headers) -> None:
         if not self._keys or path in _OPEN or path.startswith("/page/"):
@@ -94,7 +105,7 @@ class Door:
             return receive
         most = self._settings.max_body_bytes
         said = headers.get("content-length", "")
-        if said.isdigit() and int(said[:20]) > most:
+        if said.isdecimal() and int(said[:20]) > most:
             raise _too_large(most)
         parts: list[bytes] = []
         size = 0
@@ -127,7 +138,7 @@ class Door:
         return again
 
     def _write_down(
-        self, scope: Scope, request_id: str, status: int | None, seconds: float, failure: Exception | None
+        self, scope: Scope, verb: str, request_id: str, status: int | None, seconds: float, failure: Exception | None
     ) -> None:
         route = getattr(scope.get("route"), "path", None) or "other"
         notes = noted(scope)
@@ -140,7 +151,7 @@ class Door:
             self._metrics.refused.labels(notes["error"]).inc()
         line = {
             "request_id": request_id,
-            "verb": scope["method"],
+            "verb": verb,
             "path": scope["path"][:200],
             "status": told,
             "seconds": round(seconds, 4),

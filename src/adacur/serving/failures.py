@@ -20,7 +20,7 @@ from adacur.core.errors import (
     UnknownName,
 )
 
-__all__ = ["Refusal", "as_refusal", "json_answer"]
+__all__ = ["Refusal", "as_refusal", "json_answer", "stopping"]
 
 # The most telling class first: an error is told by the first that it is.
 _TOLD: tuple[tuple[type[AdacurError], int, str], ...] = (
@@ -57,6 +57,11 @@ class Refusal(Exception):
     def response(self) -> Response:
         """The whole answer."""
         return json_answer(self.body(), status=self.status, headers=self.headers)
+
+
+def stopping() -> Refusal:
+    """What everybody is told who comes, or still waits, when a server ends."""
+    return Refusal(503, "stopping", "This server is being stopped. Try another one.", headers={"Retry-After": "5"})
 
 
 def as_refusal(error: Exception) -> Refusal:

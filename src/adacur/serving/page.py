@@ -43,12 +43,10 @@ def page_router() -> APIRouter:
     policy = _policy(held["index.html"].content)
 
     @router.get("/")
-    @router.head("/")
     def page(request: Request) -> Response:
         return _answer(held["index.html"], request, policy)
 
     @router.get("/page/{name:path}")
-    @router.head("/page/{name:path}")
     def page_file(name: str, request: Request) -> Response:
         # A name is looked up, never joined to a folder: a path that climbs is just a name that no file has.
         if name not in held or name == "index.html":

@@ -7,13 +7,16 @@ import contextlib
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from adacur.core.errors import InputError
+from adacur.serving.logs import in_its_words
 from adacur.serving.turns import Turns
 
 __all__ = ["listening", "run"]
@@ -45,8 +48,11 @@ def listening(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def run(app: FastAPI, at: socket.socket, *, grace_seconds: float, started: Callable[[], None]) -> None:
-    """Serve until SIGTERM or Ctrl-C, then finish what was begun; a second signal ends it at once."""
+def run(app: FastAPI, at: socket.socket, *, grace_seconds: float, started: Callable[[], None], log: Any) -> None:
+    """Serve until SIGTERM or Ctrl-C, then finish what was begun; a second signal ends the process at once.
+
+    For a process that does nothing else: when all is done it ends within seconds, even if a scorer hangs.
+    """
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -54,19 +60,22 @@ def run(app: FastAPI, at: socket.socket, *, grace_seconds: float, started: Calla
         server_header=False,
         timeout_graceful_shutdown=_SECONDS_TO_SEND,
     )
-    _Process(config, turns=app.state.turns, grace_seconds=grace_seconds, started=started).run(sockets=[at])
+    process = _Process(config, turns=app.state.turns, grace_seconds=grace_seconds, started=started, log=log)
+    with in_its_words(log):
+        process.run(sockets=[at])
 
 
 class _Process(uvicorn.Server):
     """uvicorn, but new searches are refused with 503 while those under way are finished, instead of not at all."""
 
     def __init__(
-        self, config: uvicorn.Config, *, turns: Turns, grace_seconds: float, started: Callable[[], None]
+        self, config: uvicorn.Config, *, turns: Turns, grace_seconds: float, started: Callable[[], None], log: Any
     ) -> None:
         super().__init__(config)
         self._turns = turns
         self._grace_seconds = grace_seconds
         self._started_callback = started
+        self._log = log
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
 
@@ -76,11 +85,25 @@ class _Process(uvicorn.Server):
         if self.started:
             self._started_callback()
 
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().serve(sockets=sockets)
+        finally:
+            # Threads cannot be stopped, and Python waits for them: for ever, where a scorer hangs.
+            last = threading.Timer(_SECONDS_TO_SEND, self._leave)
+            last.daemon = True
+            last.start()
+
+    def _leave(self) -> None:
+        names = sorted(thread.name for thread in threading.enumerate() if not thread.daemon and thread.is_alive())
+        self._log.error("left what did not end", threads=names)
+        os._exit(1)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._turns.is_stopping or self._loop is None:
-            self.should_exit = self.force_exit = True
-            if sig == signal.SIGINT:
-                super().handle_exit(sig, frame)
+            # At once is what was asked for: neither answers nor threads are waited for.
+            signal.signal(sig, signal.SIG_DFL)
+            signal.raise_signal(sig)
             return
         self._turns.stop()
         self._loop.call_soon_threadsafe(self._begin_to_drain)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from adacur.serving.failures import Refusal
+from adacur.serving.failures import Refusal, stopping
 
 __all__ = ["Turns"]
 
@@ -45,9 +45,7 @@ class Turns:
     def check(self) -> None:
         """Refuse whom there is no room for."""
         if self.is_stopping:
-            raise Refusal(
-                503, "stopping", "This server is being stopped. Try another one.", headers={"Retry-After": "5"}
-            )
+            raise stopping()
         if self._free.locked() and self.waiting >= self._most:
             raise Refusal(
                 429,
