@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import re
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,9 +14,11 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 from starlette.testclient import TestClient
 
-from adacur import AnchorIndex
+from adacur import AnchorIndex, Item
 from adacur.serving import ServerSettings, create_app
 from adacur.serving.logs import server_log
 from tests.rerank_servers import logit_of
@@ -131,6 +134,37 @@ def test_true_is_not_one_in_a_filter_and_a_filter_may_leave_nothing(client):
     assert "event: done" in client.post("/v1/search", json=asked | {"stream": True}).text
 
 
+class Counting(int):
+    """A number that counts how often it is compared."""
+
+    compared = 0
+    __hash__ = int.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Counting.compared += 1
+        return int(self) == other
+
+
+def test_a_filter_with_many_values_is_no_way_to_keep_a_server_busy():
+    items = [Item(f"i{at}", f"text {at}", {"group": Counting(at)}) for at in range(5)]
+    with TestClient(create_app({"w": AnchorIndex.from_items(items, scorer=TextScorer())})) as client:
+        asked = {"query": "a", "k": 3, "budget": 3, "filter": {"metadata": {"group": list(range(2, 5000))}}}
+        hits = client.post("/v1/search", json=asked).json()["results"][0]["hits"]
+    assert {hit["id"] for hit in hits} == {"i2", "i3", "i4"}
+    assert Counting.compared < 100
+
+
+def test_who_asks_for_nothing_special_stays_within_the_limits():
+    with TestClient(create_app({"w": world_index()}, settings=settings(max_budget=7))) as client:
+        found = client.post("/v1/search", json={"query": "a ship"}).json()["results"][0]
+        assert (found["calls"], len(found["hits"])) == (7, 7)
+        schema = client.get("/openapi.json").json()["components"]["schemas"]["SearchRequest"]["properties"]
+        assert (schema["budget"]["default"], schema["k"]["default"]) == (7, 7)
+    with TestClient(create_app({"w": world_index()}, settings=settings(max_k=2))) as client:
+        found = client.post("/v1/search", json={"query": "a ship"}).json()["results"][0]
+        assert (found["calls"], len(found["hits"])) == (100, 2)
+
+
 def test_exact_search_needs_no_budget_and_keeps_the_limit(client):
     found = client.post("/v1/search", json={"query": "a ship", "method": "exact", "k": 3}).json()["results"][0]
     assert found["calls"] == N_ITEMS
@@ -210,8 +244,10 @@ BAD_BODIES: list[tuple[Any, int, str]] = [
     ({"query": "a", "index": "../small"}, 404, "unknown_index"),
     ('{"query": "\\ud800"}', 422, "invalid_request"),
     ('{"\\ud800": 1, "query": "a"}', 422, "invalid_request"),
-    ('{"query": "a", "index": "\\udfff"}', 404, "unknown_index"),
-    ('{"query": "a", "first": "\\udfff"}', 422, "unknown_name"),
+    ('{"query": "a", "index": "\\udfff"}', 422, "invalid_request"),
+    ('{"query": "a", "first": "\\udfff"}', 422, "invalid_request"),
+    ({"query": "a", "index": "ab" * 1000}, 422, "invalid_request"),
+    ({"query": "a", "first": "ab" * 1000}, 422, "invalid_request"),
     ('{"query": "a", "filter": {"ids": ["\\udfff"]}}', 422, "unknown_name"),
 ]
 
@@ -266,6 +302,14 @@ def test_path_tricks_find_nothing(client, path):
 def test_a_wrong_verb_is_refused_and_told_which_are_right(client):
     response = client.get("/v1/search")
     assert (response.status_code, error_of(response), response.headers["allow"]) == (405, "method_not_allowed", "POST")
+
+
+def test_whoever_only_wants_the_head_gets_it(client):
+    for path in ("/", "/healthz", "/metrics", "/docs", "/v1/indexes", "/page/main.js"):
+        head, whole = client.head(path), client.get(path)
+        assert head.status_code == whole.status_code == 200
+        assert head.headers["content-type"] == whole.headers["content-type"]
+    assert client.head("/v1/search").status_code == 405
 
 
 def test_indexes_are_listed_with_what_they_can_be_asked_for(client):
@@ -366,6 +410,7 @@ def test_coheres_shape_cuts_documents_where_asked(client):
         ({"query": "a"}, 422, "invalid_request"),
         ({"query": "", "documents": ["b"]}, 422, "invalid_request"),
         ({"query": "a", "documents": ["b"], "model": "gpt"}, 404, "unknown_model"),
+        ({"query": "a", "documents": ["b"], "model": "ab" * 1000}, 422, "invalid_request"),
         ({"query": "a", "documents": ["b"], "top_n": 0}, 422, "invalid_request"),
         ({"query": "a", "documents": ["b"] * 1001}, 422, "documents_over_limit"),
         ({"query": "a", "documents": ["b" * 100_001]}, 422, "text_too_long"),
@@ -409,6 +454,38 @@ def test_a_scorer_that_fails_in_mid_search_leaves_what_was_found():
     assert log.getvalue().count("the secret address 10.0.0.1 is down") >= 3
 
 
+def test_a_scorer_that_wants_to_end_the_process_ends_nothing():
+    scorer = TextScorer()
+    scorer.score = lambda pairs: sys.exit(3)  # type: ignore[method-assign]
+    with TestClient(create_app({"w": world_index(scorer)})) as client:
+        for asked in ({"query": "a ship"}, {"query": "a ship", "stream": True}):
+            assert "scorer_failed" in client.post("/v1/search", json=asked).text
+        assert metric(client, 'adacur_scorer_failures_total{scorer="texts"}') == 2
+        assert client.get("/healthz").status_code == 200
+
+
+class Terminal(io.StringIO):
+    """A file that says that it is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("file", [io.StringIO, Terminal])
+def test_a_traceback_shows_no_query_and_no_key(file):
+    log = file()
+    scorer = TextScorer(fails_after=0)
+    app = create_app({"w": world_index(scorer)}, settings=settings(api_keys=("s3cr3t",)), log=server_log(log))
+    with TestClient(app, headers={"X-API-Key": "s3cr3t"}) as client:
+        client.post("/v1/search", json={"query": "a hidden question"})
+        client.post("/v1/search", json={"query": "a hidden question", "stream": True})
+        client.post("/v1/rerank", json={"query": "a hidden question", "documents": ["a hidden text"]})
+    written = log.getvalue()
+    assert written.count("Traceback") >= 3
+    assert "hidden" not in written
+    assert "s3cr3t" not in written
+
+
 def test_an_error_that_nobody_thought_of_is_a_500_and_is_logged(monkeypatch):
     log = io.StringIO()
     with TestClient(create_app({"w": world_index()}, log=server_log(log))) as client:
@@ -445,6 +522,15 @@ def test_keys_are_asked_for_where_something_can_be_spent():
         for path in ("/healthz", "/readyz", "/docs", "/openapi.json"):
             assert client.get(path).status_code in (200, 503)
         assert client.get("/openapi.json").json()["components"]["securitySchemes"]
+
+
+def test_keys_are_asked_for_wherever_the_application_is_put():
+    parent = Starlette(routes=[Mount("/page", create_app({"w": world_index()}, settings=settings(api_keys=("key",))))])
+    with TestClient(parent) as client:
+        assert client.get("/page/v1/indexes").status_code == 401
+        assert client.get("/page/v1/indexes", headers={"X-API-Key": "key"}).status_code == 200
+        assert client.get("/page/healthz").status_code == 200
+        assert client.get("/page/page/main.js").status_code == 200
 
 
 def test_the_log_has_a_line_per_request_and_no_query_unless_asked():
@@ -492,6 +578,24 @@ def test_metrics_count_what_was_asked_and_spent():
         assert metric(client, "adacur_searches_in_flight") == 0
         assert metric(client, 'adacur_scorer_pairs_waiting{scorer="texts"}') == 0
         assert client.get("/metrics").headers["content-type"].startswith("text/plain")
+
+
+def test_metrics_tell_what_ended_a_search():
+    scorer = TextScorer()
+    with TestClient(create_app({"w": world_index(scorer)})) as client:
+
+        def ended(how: str) -> float:
+            return metric(client, f'adacur_searches_total{{index="w",method="gaussian",stopped="{how}"}}')
+
+        for stream in (False, True):
+            client.post("/v1/search", json={"query": "a ship", "stream": stream})
+            client.post("/v1/search", json={"query": "a ship", "first": "nothing", "stream": stream})
+            for rounds_before in (0, 2):
+                scorer.calls.clear()
+                scorer.fails_after = rounds_before
+                client.post("/v1/search", json={"query": "a ship", "stream": stream})
+            scorer.fails_after = None
+        assert (ended("budget"), ended("failed"), ended("refused")) == (2, 4, 0)
 
 
 def test_metrics_tell_the_recall_that_tuning_predicts():
@@ -620,8 +724,6 @@ def test_every_route_is_described(client):
 
 
 def test_metadata_that_json_cannot_hold_does_not_break_an_answer():
-    from adacur import Item
-
     items = [
         Item(f"i{at}", f"text {at}", {"nan": float("nan"), "array": np.arange(2), "odd": {1: {2}}}) for at in range(5)
     ]

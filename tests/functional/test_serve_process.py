@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,7 +24,7 @@ import numpy as np
 import pytest
 
 import adacur
-from adacur import Item, Query
+from adacur import AnchorIndex, Item, Query
 from adacur.scorers import HttpScorer
 from adacur.serving import ServerSettings, create_app
 from tests.rerank_servers import logit_of
@@ -75,6 +76,11 @@ def test_a_client_that_hangs_up_ends_its_search(stream, browser):
         metrics = browser.get(f"{url}/metrics").text
         assert "adacur_searches_in_flight 0.0" in metrics
         assert 'status="499"' in metrics
+        # What it cost is counted, though nobody saw the end.
+        assert 'method="gaussian",stopped="unfinished"} 1.0' in metrics
+        counted = re.search(r"^adacur_search_calls_total{.*} (\S+)$", metrics, re.MULTILINE)
+        assert counted is not None
+        assert calls - 1 <= float(counted[1]) <= calls
         # The place is free again, and the server goes on.
         assert browser.post(f"{url}/v1/search", json={"query": "a", "k": 1, "budget": 2}).status_code == 200
 
@@ -109,6 +115,23 @@ def test_a_client_that_hangs_up_in_line_gives_its_place_away():
             time.sleep(0.01)
         assert browser.post(f"{url}/v1/search", json=asked).status_code == 200
         first.close()
+
+
+def test_a_client_that_does_not_read_loses_its_turn(browser, monkeypatch):
+    monkeypatch.setattr("adacur.serving.searching._SECONDS_TO_READ", 0.2)
+    # More than what lies between two sockets.
+    items = [Item(f"i{at}", f"{at} " + "x" * 100_000) for at in range(20)]
+    index = AnchorIndex.from_items(items, scorer=lambda pairs: [float(len(item) % 7) for _, item in pairs])
+    settings = ServerSettings(concurrency=1, queue=0, seconds=0.3)
+    with serving(create_app({"w": index}, settings=settings)) as url:
+        asked = {"query": "a", "k": 20, "budget": 20, "rounds": 20, "stream": True}
+        connection = raw_request(url, asked)
+        while browser.post(f"{url}/v1/search", json=asked).status_code != 429:
+            pass
+        while (response := browser.post(f"{url}/v1/search", json=asked | {"k": 1})).status_code == 429:
+            time.sleep(0.02)
+        assert response.status_code == 200
+        connection.close()
 
 
 def test_a_large_body_without_a_length_is_refused_before_it_is_all_read(browser):
@@ -182,17 +205,18 @@ def folder(tmp_path_factory) -> Path:
     return path
 
 
-@pytest.fixture
-def process(folder, request) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [sys.executable, "-m", "adacur", "serve", f"first={folder}", str(folder), "--port", "0"]
-    command += ["--scorer", "tests.functional.scoring:slow_lengths", "--log-queries"]
-    root = Path(__file__).parents[2]
+# The command, but for a server that waits less long for what does not end.
+IMPATIENT = "import adacur.serving.running as r; r._SECONDS_TO_SEND = 0.3; from adacur.cli import run; run()"
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     running = subprocess.Popen(
-        command,
+        [sys.executable, "-c", IMPATIENT, "serve", *arguments, "--port", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        cwd=root,
+        cwd=Path(__file__).parents[2],
         env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
     )
     assert running.stdout is not None
@@ -208,8 +232,13 @@ def process(folder, request) -> Iterator[tuple[subprocess.Popen[str], str]]:
         running.communicate()
 
 
-def test_a_stop_finishes_what_was_begun_and_takes_nobody_new(process, browser):
-    running, url = process
+def test_a_stop_finishes_what_was_begun_and_takes_nobody_new(folder, browser):
+    slow = ("--scorer", "tests.functional.scoring:slow_lengths", "--log-queries")
+    with process(f"first={folder}", str(folder), *slow) as (running, url):
+        finishes_and_takes_nobody_new(running, url, browser)
+
+
+def finishes_and_takes_nobody_new(running: subprocess.Popen[str], url: str, browser: httpx.Client) -> None:
     assert [one["name"] for one in browser.get(f"{url}/v1/indexes").json()["indexes"]] == ["first", "small"]
     while browser.get(f"{url}/readyz").status_code != 200:
         time.sleep(0.05)
@@ -237,6 +266,31 @@ def test_a_stop_finishes_what_was_begun_and_takes_nobody_new(process, browser):
     assert any(line.get("query") == ["a ship"] for line in lines)
 
 
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_stop_does_not_wait_for_ever_for_a_scorer_that_hangs(folder, browser, signals):
+    never = ("--scorer", "tests.functional.scoring:lengths_or_never", "--seconds", "0.5", "--grace-seconds", "20")
+    with process(str(folder), *never) as (running, url):
+        parts = urlsplit(url)
+        with socket.create_connection((parts.hostname, parts.port), timeout=10) as stranger:
+            stranger.sendall(b"no request at all\r\n\r\n")
+            assert b"400" in stranger.recv(100)
+        connection = raw_request(url, {"query": "nothing"})
+        while "adacur_searches_in_flight 1.0" not in browser.get(f"{url}/metrics").text:
+            time.sleep(0.02)
+        for _ in range(signals):
+            running.send_signal(signal.SIGTERM)
+            time.sleep(0.05)
+        ended = running.wait(30)
+        connection.close()
+        assert running.stderr is not None
+        log = running.stderr.read()
+    assert ended == (1 if signals == 1 else -signal.SIGTERM)
+    # Uvicorn's words are in the log as well, in the same way.
+    lines = [json.loads(line) for line in log.splitlines() if not line.startswith(("Open http", "Stopped."))]
+    assert any(line["event"] == "Invalid HTTP request received." for line in lines)
+    assert any(line["event"] == "left what did not end" for line in lines) == (signals == 1)
+
+
 def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "adacur", "serve", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -248,9 +302,6 @@ def test_a_server_that_cannot_start_says_why(folder, tmp_path):
         done = serve(str(folder), "--port", port)
         assert done.returncode == 1
         assert f"Nobody can listen at 127.0.0.1 port {port}" in done.stderr
-    done = serve(str(folder), str(folder), "--port", "0")
-    assert done.returncode == 1
-    assert "Two indexes would be served under the name 'small'" in done.stderr
     done = serve(str(tmp_path / "missing"), "--port", "0")
     assert done.returncode == 1
     assert "missing" in done.stderr

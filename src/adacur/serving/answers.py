@@ -32,14 +32,14 @@ def hits_of(hits: Hits) -> list[dict[str, Any]]:
     ]
 
 
-def found(hits: Hits, *, items: Items, trace: bool, stopped: str | None = None) -> dict[str, Any]:
-    """One query's answer; `stopped` where the server ended the search and not the search itself."""
+def found(hits: Hits, *, items: Items, trace: bool, stopped: str) -> dict[str, Any]:
+    """One query's answer; `stopped` is what ended the search: itself, or the server."""
     rounds = hits.trace.rounds
     return {
         "query": hits.query.text,
         "hits": hits_of(hits),
         "calls": hits.trace.calls,
-        "stopped": stopped or hits.trace.stopped,
+        "stopped": stopped,
         "seconds": hits.trace.seconds,
         "expected_recall": next((one.expected_recall for one in reversed(rounds) if one.expected_recall), None),
         **({"trace": traced(hits, items=items)} if trace else {}),

@@ -19,7 +19,7 @@ from adacur.search import AnchorIndex
 from adacur.serving import shapes
 from adacur.serving.description import DESCRIPTION, EVENT, TAGS, described, errors, json_body
 from adacur.serving.door import Door, noted
-from adacur.serving.failures import Refusal, json_answer
+from adacur.serving.failures import Refusal, as_refusal, json_answer
 from adacur.serving.indexes import Asked, Served, asked_of, check_name, chosen
 from adacur.serving.logs import silent_log
 from adacur.serving.metrics import METRICS_TYPE, Metrics
@@ -157,7 +157,7 @@ class _Server:
                     searches[0],
                     turns=self.turns,
                     settings=planned,
-                    ended=lambda search, refusal, error: self._ended(request, [search], refusal, error),
+                    ended=lambda error: self._ended(request, searches, error),
                 )
 
             async def in_turn() -> list[dict[str, Any]]:
@@ -167,7 +167,7 @@ class _Server:
             try:
                 results = await unless_gone(request, in_turn())
             finally:
-                self._ended(request, searches, None, None)
+                self._ended(request, searches)
             return json_answer({"index": asked.served.name, "results": results})
 
         @app.post(
@@ -302,8 +302,10 @@ class _Server:
         self, request: Request, body: shapes.RerankRequest | shapes.CohereRerankRequest
     ) -> tuple[Documents, list[tuple[int, float]]]:
         documents = documents_of(self.served, body, settings=self.settings)
-        notes = noted(request.scope) | {"index": documents.served.name, "documents": len(documents.texts)}
-        noted(request.scope).update(notes | ({"query": documents.query} if self.settings.log_queries else {}))
+        notes = noted(request.scope)
+        notes |= {"index": documents.served.name, "documents": len(documents.texts)}
+        if self.settings.log_queries:
+            notes["query"] = documents.query
 
         async def in_turn() -> list[tuple[int, float]]:
             async with self.turns.one(within=self.settings.seconds):
@@ -325,17 +327,18 @@ class _Server:
             notes["query"] = [query.text for query in asked.queries]
         noted(request.scope).update(notes)
 
-    def _ended(
-        self, request: Request, searches: list[Search], refusal: Refusal | None, error: Exception | None
-    ) -> None:
+    def _ended(self, request: Request, searches: list[Search], error: Exception | None = None) -> None:
+        """Count what was spent; `error` is what a stream told after its status had been sent."""
         notes = noted(request.scope)
         notes["calls"] = sum(search.calls for search in searches)
         for search in searches:
-            if search.last is not None:
+            if search.stopped not in (None, "refused"):
                 asked = search.asked
-                stopped = "failed" if error is not None else search.stopped
-                self.metrics.count_search(asked.served.name, asked.options["method"], search.last, stopped=stopped)
-        if refusal is not None:
+                self.metrics.count_search(
+                    asked.served.name, asked.options["method"], search.last, stopped=search.stopped
+                )
+        if error is not None:
+            refusal = as_refusal(error)
             notes["error"] = refusal.code
             if refusal.status >= 500:
                 notes["failure"] = error

@@ -119,6 +119,8 @@ def _put_limits(document: dict[str, Any], settings: ServerSettings) -> None:
     schemas = document["components"]["schemas"]
     search = schemas["SearchRequest"]
     of = search["properties"]
+    for name, default in settings.defaults().items():
+        of[name]["default"] = default
     of["k"]["maximum"] = settings.max_k
     of["budget"]["maximum"] = settings.max_budget
     _some(of["rounds"])["maximum"] = settings.max_rounds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Hashable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -106,8 +106,9 @@ def asked_of(served: Mapping[str, Served], asked: SearchRequest, *, settings: Se
     texts = _texts(asked, settings)
     for name in ("k", "budget", "rounds"):
         value, most = getattr(asked, name), getattr(settings, f"max_{name}")
-        if value is not None and value > most:
+        if name in asked.model_fields_set and value is not None and value > most:
             raise Refusal(422, f"{name}_over_limit", f"{name} may be at most {most} here; got {value}.")
+    given = settings.defaults() | asked.model_dump(include={"k", "budget"}, exclude_unset=True)
     if asked.deadline_ms is not None and asked.deadline_ms > settings.seconds * 1000:
         most = int(settings.seconds * 1000)
         raise Refusal(422, "deadline_over_limit", f"deadline_ms may be at most {most} here; got {asked.deadline_ms}.")
@@ -122,11 +123,11 @@ def asked_of(served: Mapping[str, Served], asked: SearchRequest, *, settings: Se
     if asked.method == "exact":
         _check_exact(index, asked, settings)
     if asked.method != "exact" or "budget" in asked.model_fields_set:
-        options["budget"] = asked.budget
+        options["budget"] = given["budget"]
     return Asked(
         served=index,
         queries=tuple(as_query(text) for text in texts),
-        k=asked.k,
+        k=given["k"],
         options=options,
         trace=asked.trace,
         deadline=None if asked.deadline_ms is None else asked.deadline_ms / 1000,
@@ -172,23 +173,29 @@ def _filter(asked: SearchFilter | None) -> Filter | None:
     if asked.metadata is None:
         return frozenset(asked.ids or ())
     ids = None if asked.ids is None else frozenset(asked.ids)
-    wanted: dict[str, Collection[Any]] = {
-        field: values if isinstance(values, list) else [values] for field, values in asked.metadata.items()
+    # Sets: a client may send a million values, and each item is asked about all of them.
+    wanted = {
+        field: frozenset(map(_as_json_is, values if isinstance(values, list) else [values]))
+        for field, values in asked.metadata.items()
     }
 
     def allows(item: Item) -> bool:
         if ids is not None and item.id not in ids:
             return False
         return all(
-            field in item.metadata and any(_same(item.metadata[field], value) for value in values)
-            for field, values in wanted.items()
+            field in item.metadata and _has_one(item.metadata[field], values) for field, values in wanted.items()
         )
 
     return allows
 
 
-def _same(held: Any, wanted: Any) -> bool:
-    """Equal as JSON values: true is not 1; a field that holds a list has each of its values."""
-    if isinstance(held, list | tuple) and not isinstance(wanted, list):
-        return any(_same(one, wanted) for one in held)
-    return isinstance(held, bool) == isinstance(wanted, bool) and bool(held == wanted)
+def _as_json_is(value: Any) -> tuple[bool, Any]:
+    """In JSON true is not 1."""
+    return isinstance(value, bool), value
+
+
+def _has_one(held: Any, wanted: frozenset[tuple[bool, Any]]) -> bool:
+    """Whether a field has one of these values; one that holds a list has each of its values."""
+    if isinstance(held, list | tuple):
+        return any(_has_one(one, wanted) for one in held)
+    return isinstance(held, Hashable) and _as_json_is(held) in wanted

@@ -92,10 +92,12 @@ class Metrics:
             registry=registry,
         )
 
-    def count_search(self, index: str, method: str, hits: Hits, *, stopped: str) -> None:
-        """One query's search, at its end."""
-        self.search_calls.labels(index, method).inc(hits.trace.calls)
+    def count_search(self, index: str, method: str, hits: Hits | None, *, stopped: str) -> None:
+        """One query's search, at its end; without hits where that came before the first."""
         self.stopped.labels(index, method, stopped).inc()
+        if hits is None:
+            return
+        self.search_calls.labels(index, method).inc(hits.trace.calls)
         for step, seconds in hits.trace.seconds.items():
             self.step_seconds.labels(index, step).inc(max(0.0, seconds))
         for one in reversed(hits.trace.rounds):

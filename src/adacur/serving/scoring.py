@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from adacur.core.arrays import FloatArray
+from adacur.core.errors import ScorerFailed
 from adacur.core.protocols import AsyncScorer, Scorer, ScorerCard
 from adacur.core.records import Pair
 from adacur.scorers import SharedBatches
@@ -49,6 +50,10 @@ class _Counted:
         except Exception:
             self._failures.inc()
             raise
+        except SystemExit as error:
+            # A scorer may not want to go on; the server does.
+            self._failures.inc()
+            raise ScorerFailed(f"Scorer {self.card.name!r} wanted to end the process: exit({error.code!r}).") from error
         finally:
             self._seconds.observe(time.perf_counter() - started)
 

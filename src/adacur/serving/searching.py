@@ -20,13 +20,14 @@ from adacur.core.results import Hits, Trace
 from adacur.serving.answers import found, hits_of, round_event, sse
 from adacur.serving.failures import Refusal, as_refusal
 from adacur.serving.indexes import Asked
-from adacur.serving.requests import unless_gone
+from adacur.serving.requests import ClientGone, unless_gone
 from adacur.serving.turns import Turns
 
 __all__ = ["EventStream", "Search", "search_all"]
 
 # Proxies hang up on a connection that says nothing, and a slow scorer may take longer than they wait.
 _SECONDS_OF_SILENCE = 15.0
+_SECONDS_TO_READ = 30.0
 
 
 class Search:
@@ -36,9 +37,10 @@ class Search:
         self.asked = asked
         self.query = query
         self.last: Hits | None = None
+        # What ended it, once it has begun: as its answer says, or "failed", "refused", or nobody waited for the end.
+        self.stopped: str | None = None
         self._started = started
         self.seconds = seconds
-        self._stopped: str | None = None
 
     @property
     def calls(self) -> int:
@@ -46,26 +48,31 @@ class Search:
         return 0 if self.last is None else self.last.trace.calls
 
     @property
-    def stopped(self) -> str:
-        """What ended it."""
-        return self._stopped or ("unfinished" if self.last is None else self.last.trace.stopped)
+    def seconds_left(self) -> float:
+        """What is left of the time of its request."""
+        return max(0.0, self.seconds - (time.monotonic() - self._started))
 
     async def run(self, told: Callable[[Hits], Awaitable[None]] | None = None) -> None:
         """Search to the end, or until the time of the request is over."""
-        spent = time.monotonic() - self._started
+        self.stopped = "unfinished"
         try:
-            async with asyncio.timeout(max(0.0, self.seconds - spent)):
+            async with asyncio.timeout(self.seconds_left):
+                spent = self.seconds - self.seconds_left
                 async with aclosing(self.asked.rounds(self.query, spent=spent)) as rounds:
                     async for hits in rounds:
                         self.last = hits
                         if told is not None:
                             await told(hits)
+            if self.last is not None:
+                self.stopped = self.last.trace.stopped
         except EmptyInput:
             if "filter" not in self.asked.options:
                 raise
             # Nothing that may be found: no error to a client, whose filter is what a person chose on a page.
             self.last = Hits(self.query, ids=(), scores=np.empty(0), trace=Trace(stopped="exhausted"))
+            self.stopped = "exhausted"
         except TimeoutError as error:
+            self.stopped = "deadline"
             if self.last is None:
                 raise Refusal(
                     504,
@@ -73,12 +80,15 @@ class Search:
                     f"Nothing was scored within {self.seconds:g} s, the most that a request may take here. "
                     "Ask for a smaller budget or for more rounds, or try again when the server is less busy.",
                 ) from error
-            self._stopped = "deadline"
+        except Exception as error:
+            self.stopped = "failed" if as_refusal(error).status >= 500 else "refused"
+            raise
 
     def found(self) -> dict[str, Any]:
         """The answer so far."""
         assert self.last is not None
-        return found(self.last, items=self.asked.served.index.items, trace=self.asked.trace, stopped=self._stopped)
+        assert self.stopped is not None
+        return found(self.last, items=self.asked.served.index.items, trace=self.asked.trace, stopped=self.stopped)
 
     def partly(self) -> dict[str, Any]:
         """What an error leaves of it."""
@@ -117,7 +127,7 @@ class EventStream(Response):
         *,
         turns: Turns,
         settings: Mapping[str, Any],
-        ended: Callable[[Search, Refusal | None, Exception | None], None],
+        ended: Callable[[Exception | None], None],
     ) -> None:
         # A proxy that gathers a whole answer before it passes it on would spoil it.
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
@@ -135,7 +145,11 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             silence = asyncio.ensure_future(self._break_silence(send))
             try:
-                await self._events(send)
+                async with asyncio.timeout(self._search.seconds_left + _SECONDS_TO_READ):
+                    await self._events(send)
+            except TimeoutError:
+                # Who does not read what it asked for must not keep its turn for ever.
+                raise ClientGone from None
             finally:
                 silence.cancel()
                 await asyncio.gather(silence, return_exceptions=True)
@@ -163,15 +177,15 @@ class EventStream(Response):
                 "settings": self._settings,
             },
         )
+        failure: Exception | None = None
         try:
             await search.run(tell_round)
             await tell("done", await asyncio.to_thread(search.found) | {"index": served.name})
         except Exception as error:
-            refusal = as_refusal(error)
-            self._ended(search, refusal, error)
-            await tell("error", refusal.body() | search.partly())
-        else:
-            self._ended(search, None, None)
+            failure = error
+            await tell("error", as_refusal(error).body() | search.partly())
+        finally:
+            self._ended(failure)
 
     @staticmethod
     async def _break_silence(send: Send) -> None:

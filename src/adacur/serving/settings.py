@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from typing import Any
 
 from adacur.core.budget import is_whole
 from adacur.core.errors import InputError
+from adacur.search.tuning import FEWEST_QUERIES
 
 __all__ = ["ServerSettings"]
+
+_LEAST = {"queue": 0, "recall_queries": FEWEST_QUERIES}
+_KEY = re.compile(r"[!-~]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +45,23 @@ class ServerSettings:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            least = 0 if field.name in ("queue", "grace_seconds") else 1
+            least = _LEAST.get(field.name, 1)
             if field.type == "int" and not (is_whole(value) and value >= least):
                 raise InputError(f"{field.name} is a whole number of at least {least}; got {value!r}.")
             if field.type == "float" and not (isinstance(value, int | float) and 0 <= value < float("inf")):
                 raise InputError(f"{field.name} is a number of seconds; got {value!r}.")
         if not self.seconds:
             raise InputError("seconds is the most that a request may take, and must be more than 0.")
-        if any(not isinstance(key, str) or not key.strip() for key in self.api_keys):
-            raise InputError("An API key is a text of at least one character; one of those given is empty.")
+        if not all(isinstance(key, str) and _KEY.fullmatch(key) for key in self.api_keys):
+            raise InputError(
+                "An API key is of letters, digits and signs of ASCII, without spaces: what every client can put into a "
+                "header. One of those given is not."
+            )
+
+    def defaults(self) -> dict[str, int]:
+        """What a search that says nothing gets: as in Python, within the limits."""
+        budget = min(100, self.max_budget)
+        return {"budget": budget, "k": min(10, self.max_k, budget)}
 
     def limits(self) -> dict[str, Any]:
         """The limits that a client should know."""

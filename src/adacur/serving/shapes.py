@@ -51,6 +51,9 @@ class _AskedByOthers(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, hide_input_in_errors=True)
 
 
+# Longer than any that there is. What looks for names like it would be busy for seconds with a megabyte.
+Name = Annotated[str, StringConstraints(max_length=1000)]
+
 Plain = str | int | float | bool
 
 
@@ -68,7 +71,7 @@ class SearchFilter(_Asked):
 class SearchRequest(_Asked):
     """A search: a query, or several, and how much may be spent on each."""
 
-    index: str | None = Field(None, description="Which index; default: the first that the server was given.")
+    index: Name | None = Field(None, description="Which index; default: the first that the server was given.")
     query: Words | None = Field(None, description="The question. Either this or `queries`.")
     queries: list[Words] | None = Field(None, min_length=1, description="Several questions, each with its own budget.")
     k: Count = Field(10, description="How many items to return; not more than the budget.")
@@ -78,7 +81,7 @@ class SearchRequest(_Asked):
         "gaussian",
         description="gaussian (the default), adacur (the paper's), anncur, axn, rerank, or exact (every item).",
     )
-    first: str | None = Field(None, description="The first stage to start from; `/v1/indexes` lists them.")
+    first: Name | None = Field(None, description="The first stage to start from; `/v1/indexes` lists them.")
     pool: Size | None = Field(None, description="Search only the first stage's best N; at least k.")
     filter: SearchFilter | None = Field(None, description="Which items may be found; default: all.")
     stop_when: float | None = Field(
@@ -257,7 +260,7 @@ class TextDocument(_AskedByOthers):
 class RerankRequest(_AskedByOthers):
     """Documents to score exactly for a query, in the shape of Jina and vLLM."""
 
-    model: str | None = Field(None, description="An index, or the scorer's name; default: the first index's scorer.")
+    model: Name | None = Field(None, description="An index, or the scorer's name; default: the first index's scorer.")
     query: Words
     documents: list[str | TextDocument] = Field(min_length=1)
     top_n: Size | None = Field(None, description="Return only the best N.")
@@ -274,7 +277,7 @@ class RerankRequest(_AskedByOthers):
 class CohereRerankRequest(_AskedByOthers):
     """Documents to score exactly for a query, in the shape of Cohere's v2."""
 
-    model: str | None = Field(None, description="An index, or the scorer's name; default: the first index's scorer.")
+    model: Name | None = Field(None, description="An index, or the scorer's name; default: the first index's scorer.")
     query: Words
     documents: list[str] = Field(min_length=1)
     top_n: Size | None = Field(None, description="Return only the best N.")

@@ -18,6 +18,9 @@ from adacur.serving import ServerSettings
         {"grace_seconds": -1.0},
         {"api_keys": ("",)},
         {"api_keys": (" ",)},
+        {"api_keys": ("schlüssel",)},
+        {"api_keys": ("fine", "two words")},
+        {"recall_queries": 1},
     ],
 )
 def test_a_limit_that_is_none_is_refused(wrong):
