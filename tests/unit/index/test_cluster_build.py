@@ -202,7 +202,8 @@ def test_a_cluster_writes_what_one_process_writes_and_a_worker_that_is_killed_co
     pids = {pid for pid, _ in begun(log)}
     assert os.getpid() not in pids
     assert len(pids) in (2, 3)
-    assert max(progress.workers for progress in seen) == 2
+    # On a busy machine the second worker may come when the first has done everything.
+    assert max(progress.workers for progress in seen) <= 2
     assert seen[-1].blocks_done == N_BLOCKS
 
 
