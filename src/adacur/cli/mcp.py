@@ -24,8 +24,16 @@ def add_mcp_command(app: typer.Typer) -> None:
 
 def mcp(
     index: Annotated[str, typer.Argument(metavar="INDEX", help="An index folder, or a URL.")],
-    k: Annotated[int, typer.Option("-k", min=1, help="Items to return where the model does not say.")] = 10,
-    budget: Annotated[int, typer.Option(min=1, help="Scorer calls of a search where the model does not say.")] = 100,
+    k: Annotated[
+        int | None,
+        typer.Option("-k", min=1, help="Items to return where the model does not say; default: 10, within the budget."),
+    ] = None,
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Scorer calls of a search where the model does not say; default: 100, within --max-budget."
+        ),
+    ] = None,
     max_budget: Annotated[int, typer.Option(min=1, help="The most scorer calls that the model may ask for.")] = 1000,
     about: Annotated[str | None, typer.Option(help="What the items are, for the model to know when to search.")] = None,
     first: Annotated[str | None, typer.Option(help="First stage, as for search.")] = None,
@@ -42,8 +50,10 @@ def mcp(
     """
     require("mcp", extra="mcp")
     import adacur
-    from adacur.integrations.mcp import serve_stdio
+    from adacur.integrations.mcp import serve_stdio, usual_search
 
+    # Before models are opened, and before anybody is told that they are served.
+    usual = usual_search(k=k, budget=budget, max_budget=max_budget, names=("-k", "--budget", "--max-budget"))
     options = {} if first is None else {"first": first}
     with warnings_as_notes(), contextlib.ExitStack() as stack:
         with _printing_to_stderr():
@@ -51,7 +61,7 @@ def mcp(
             if first is not None and first != "random":
                 opened.first_stage(first)
         tell(f"{opened!r} is served over stdin and stdout to a program that speaks MCP.")
-        serve_stdio(opened, k=k, budget=budget, max_budget=max_budget, description=about, **options)
+        serve_stdio(opened, **usual, max_budget=max_budget, description=about, **options)
 
 
 @contextlib.contextmanager

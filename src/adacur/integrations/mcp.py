@@ -12,7 +12,7 @@ from adacur.core.extras import require
 from adacur.core.results import Hit, Hits
 from adacur.search import AnchorIndex
 
-__all__ = ["TOOL", "create_server", "serve_stdio"]
+__all__ = ["TOOL", "create_server", "serve_stdio", "usual_search"]
 
 _log = logging.getLogger("adacur.mcp")
 
@@ -44,15 +44,16 @@ _ANSWER = {
 def create_server(
     index: AnchorIndex,
     *,
-    k: int = 10,
-    budget: int = 100,
+    k: int | None = None,
+    budget: int | None = None,
     max_budget: int = 1000,
     description: str | None = None,
     **options: Any,
 ) -> Any:
     """An `mcp.server.lowlevel.Server` with the tool `search(query, k, budget)`, for any transport of the SDK.
 
-    `k` and `budget` are what the tool uses where its caller gives none, and `max_budget` the most that it may ask for.
+    `k` and `budget` are what the tool uses where its caller gives none (default: 10 and 100, or less where `max_budget`
+    is less), and `max_budget` is the most that it may ask for.
     `description` says what the collection holds, for the model to know when to search it. `options` are those of
     `AnchorIndex.search`. What cannot be searched is told as an error of the tool, which the model can read.
     """
@@ -60,13 +61,12 @@ def create_server(
     server = require("mcp.server.lowlevel", extra="mcp")
     types, jsonschema = require("mcp_types", extra="mcp"), require("jsonschema", extra="mcp")
 
-    if not 1 <= k <= budget <= max_budget:
-        raise InputError(f"1 ≤ k ≤ budget ≤ max_budget is wanted; got {k}, {budget} and {max_budget}.")
+    usual = usual_search(k=k, budget=budget, max_budget=max_budget)
     tool = types.Tool(
         name=TOOL,
         title="Search",
         description=_description(index, description),
-        input_schema=_arguments(k=k, budget=budget, max_budget=max_budget),
+        input_schema=_arguments(**usual, max_budget=max_budget),
         output_schema=_ANSWER,
         annotations=types.ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False),
     )
@@ -84,7 +84,10 @@ def create_server(
             return answer(f"There is no tool {params.name!r}; there is {TOOL!r}.", is_error=True)
         if (wrong := next(checked.iter_errors(given), None)) is not None:
             return answer(f"{'.'.join(map(str, wrong.path)) or 'arguments'}: {wrong.message}", is_error=True)
-        asked = {"k": k, "budget": budget} | given
+        asked = usual | given
+        if "k" not in given:
+            # A small budget is no reason to refuse a k that nobody asked for.
+            asked["k"] = min(asked["k"], asked["budget"])
         try:
             hits = await index.asearch(asked["query"], asked["k"], **{**options, "budget": asked["budget"]})
         except AdacurError as error:
@@ -102,6 +105,25 @@ def create_server(
         on_list_tools=list_tools,
         on_call_tool=call_tool,
     )
+
+
+def usual_search(
+    *,
+    k: int | None,
+    budget: int | None,
+    max_budget: int,
+    names: tuple[str, str, str] = ("k", "budget", "max_budget"),
+) -> dict[str, int]:
+    """The k and the budget of a search whose caller gives none; refused, by these names, where they do not fit."""
+    calls = min(100, max_budget) if budget is None else budget
+    n_items = min(10, calls) if k is None else k
+    if not 1 <= n_items <= calls <= max_budget:
+        shown = ", ".join(f"{name} {value}" for name, value in zip(names, (n_items, calls, max_budget), strict=True))
+        raise InputError(
+            f"{names[0]} must be at least 1 and at most {names[1]}, and {names[1]} at most {names[2]}; the search "
+            f"would have {shown}. Lower the first, or raise the others."
+        )
+    return {"k": n_items, "budget": calls}
 
 
 def serve_stdio(index: AnchorIndex, **settings: Any) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -144,8 +145,39 @@ def test_a_scorer_that_fails_is_told_and_the_server_lives_on(folder: Path) -> No
 
 
 def test_settings_that_contradict_each_other_are_refused(index: AnchorIndex) -> None:
-    with pytest.raises(InputError, match=r"1 ≤ k ≤ budget ≤ max_budget is wanted; got 10, 100 and 50"):
-        create_server(index, max_budget=50)
+    with pytest.raises(InputError, match=r"budget at most max_budget; the search would have k 10, budget 60, max_bud"):
+        create_server(index, budget=60, max_budget=50)
+    with pytest.raises(InputError, match=r"k must be .* at most budget.*k 30, budget 20, max_budget 1000"):
+        create_server(index, k=30, budget=20)
+
+
+@pytest.mark.parametrize(("max_budget", "hits", "calls"), [(40, 10, 40), (4, 4, 4)])
+def test_what_nobody_asked_for_keeps_to_the_largest_budget(
+    index: AnchorIndex, max_budget: int, hits: int, calls: int
+) -> None:
+    server = create_server(index, max_budget=max_budget)
+
+    (tool,) = ask(server, lambda client: client.list_tools()).tools
+    answer = call(server, {"query": "a heavy ship"}).structured_content
+
+    assert (len(answer["hits"]), answer["calls"]) == (hits, calls)
+    shown = tool.input_schema["properties"]
+    assert (shown["k"]["default"], shown["budget"]["default"]) == (hits, calls)
+
+
+def test_a_small_budget_alone_returns_as_many_as_it_can_score(index: AnchorIndex) -> None:
+    answer = call(create_server(index), {"query": "a heavy ship", "budget": 3}).structured_content
+    assert (len(answer["hits"]), answer["calls"]) == (3, 3)
+
+
+def test_options_that_do_not_go_together_are_refused_before_anything_is_served(folder: Path) -> None:
+    command = [sys.executable, "-m", "adacur", "mcp", str(folder), "--budget", "60", "--max-budget", "40"]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, timeout=60)
+
+    assert done.returncode == 1
+    told = " ".join(done.stderr.split())
+    assert "-k 10, --budget 60, --max-budget 40" in told
+    assert "is served" not in told
 
 
 SPEAKING = """
@@ -163,7 +195,7 @@ def test_the_command_serves_over_stdin_and_stdout_and_nothing_else_speaks_there(
     folder: Path, index: AnchorIndex, tmp_path: Path
 ) -> None:
     (tmp_path / "speaking.py").write_text(SPEAKING)
-    options = ["--scorer", "speaking:score", "-k", "2", "--budget", "20", "--about", "Things."]
+    options = ["--scorer", "speaking:score", "-k", "2", "--max-budget", "20", "--about", "Things."]
     served = shlex.join([sys.executable, "-m", "adacur", "mcp", str(folder), *options])
     command = StdioServerParameters(
         command="sh",
