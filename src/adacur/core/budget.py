@@ -29,8 +29,8 @@ class Budget:
             raise BudgetError(f"A budget needs at least one round; got rounds={self.rounds}.")
         if self.rounds > self.calls:
             raise BudgetError(
-                f"Each round scores at least one item, so rounds must not exceed calls; "
-                f"got rounds={self.rounds}, calls={self.calls}. Raise the budget or lower rounds."
+                f"Each round scores at least one item, so rounds must not exceed the budget; "
+                f"got rounds={self.rounds}, budget={self.calls}. Raise the budget or lower rounds."
             )
         if self.deadline is not None and not (self.deadline > 0 and math.isfinite(self.deadline)):
             raise BudgetError(f"A deadline is a positive number of seconds, or None; got {self.deadline}.")
@@ -46,7 +46,7 @@ class Budget:
         if k > self.calls:
             raise BudgetError(
                 f"Only scored items are returned, so k must not exceed the budget; "
-                f"got k={k}, calls={self.calls}. Raise the budget or lower k."
+                f"got k={k}, budget={self.calls}. Raise the budget or lower k."
             )
 
 

@@ -657,11 +657,15 @@ def _load_again(
     (folder / MANIFEST).unlink()
     try:
         with contextlib.closing(connect(folder, writable=True)) as connection:
-            _, items_digest, anchors_digest = load(connection, items, anchors, check=check)
+            n_items, items_digest, anchors_digest = load(connection, items, anchors, check=check)
         differences = _other_settings(manifest, card=card, dtype=dtype)
-        if anchors_digest != manifest.anchors_digest:
+        if len(anchors) != manifest.n_anchors:
+            differences.append(_other_count("anchor queries", now=len(anchors), then=manifest.n_anchors))
+        elif anchors_digest != manifest.anchors_digest:
             differences.append("the anchor queries are others")
-        if items_digest != manifest.items_digest:
+        if n_items != manifest.n_items:
+            differences.append(_other_count("items", now=n_items, then=manifest.n_items))
+        elif items_digest != manifest.items_digest:
             differences.append("the items, or their order, are others")
         _refuse(folder, manifest, differences)
     except BaseException:
@@ -710,8 +714,10 @@ def _check_same(
     differences = _other_settings(manifest, card=card, dtype=dtype)
     with contextlib.closing(connect(folder)) as connection:
         asked = ((query.id, query.text) for query in anchors)
-        differences += _first_difference("anchor query", asked, read_texts(connection, "anchors", folder=folder))
-        differences += _first_difference("item", given(), read_texts(connection, "items", folder=folder))
+        stored = read_texts(connection, "anchors", folder=folder)
+        differences += _difference("anchor query", asked, stored, several="anchor queries")
+        stored = read_texts(connection, "items", folder=folder)
+        differences += _difference("item", given(), stored, several="items")
     _refuse(folder, manifest, differences)
 
 
@@ -735,19 +741,26 @@ def _refuse(folder: Path, manifest: Manifest, differences: Sequence[str]) -> Non
         raise IndexMismatch(f"{place_named(folder)} was built from something else: {'; '.join(differences)}. {remedy}")
 
 
-def _first_difference(kind: str, given: Iterable[tuple[str, str]], stored: Iterable[tuple[str, str]]) -> Iterator[str]:
+def _difference(
+    kind: str, given: Iterable[tuple[str, str]], stored: Iterable[tuple[str, str]], *, several: str
+) -> list[str]:
+    """The counts where they differ, since that alone explains it; else the first that differs, if any."""
+    n_now = n_then = 0
+    first: list[str] = []
     for position, (now, then) in enumerate(zip_longest(given, stored)):
-        if now == then:
+        n_now += now is not None
+        n_then += then is not None
+        if first or now is None or then is None or now == then:
             continue
-        if now is None:
-            yield f"{kind} count: more than {position} in the folder, {position} now"
-        elif then is None:
-            yield f"{kind} count: {position} in the folder, more than {position} now"
-        elif now[0] != then[0]:
-            yield f"{kind} {position}: id {then[0]!r} in the folder, {now[0]!r} now"
+        if now[0] != then[0]:
+            first = [f"{kind} {position}: id {then[0]!r} in the folder, {now[0]!r} now"]
         else:
-            yield f"{kind} {now[0]!r}: text {_shortened(then[1])} in the folder, {_shortened(now[1])} now"
-        return
+            first = [f"{kind} {now[0]!r}: text {_shortened(then[1])} in the folder, {_shortened(now[1])} now"]
+    return first if n_now == n_then else [_other_count(several, now=n_now, then=n_then)]
+
+
+def _other_count(several: str, *, now: int, then: int) -> str:
+    return f"it has {then:,} {several}, and {now:,} are asked for now"
 
 
 def _shortened(text: str) -> str:

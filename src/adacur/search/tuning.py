@@ -127,12 +127,12 @@ class Tuning:
         adds += f"[{_share(low)}, {_share(high)}]: "
         if high < 0:
             adds += "re-ranking does better here. Search with method='rerank'."
+        elif low <= 0 and high >= _WORTH:
+            adds += f"these {self.n_queries} anchor queries cannot tell whether it is worth having."
         elif more < _WORTH:
             adds += "probably not worth building for this."
-        elif low > 0:
-            adds += "worth having."
         else:
-            adds += f"likely worth having, but {self.n_queries} queries cannot tell for sure."
+            adds += "worth having."
         if self.pseudo:
             adds += " The anchor queries are pseudo-queries, cut from the items: this speaks of such, not of real ones."
         return adds

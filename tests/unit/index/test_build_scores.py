@@ -307,11 +307,11 @@ def changes(known) -> dict[str, tuple[object, dict[str, object], str]]:
     items, anchors, scorer = known.items, known.anchors, known.scorer
     other_text = [*items[:20], replace(items[20], text="rewritten"), *items[21:]]
     return {
-        "fewer items": (replace(known, items=items[:-1]), {}, "item count: more than 52 in the folder, 52 now"),
+        "fewer items": (replace(known, items=items[:-1]), {}, "it has 53 items, and 52 are asked for now"),
         "more items": (
             replace(known, items=[*items, Item("new", "new")]),
             {},
-            "item count: 53 in the folder, more than 53 now",
+            "it has 53 items, and 54 are asked for now",
         ),
         "other order": (replace(known, items=items[::-1]), {}, "item 0: id 'i0' in the folder, 'i52' now"),
         "other text": (
@@ -319,8 +319,8 @@ def changes(known) -> dict[str, tuple[object, dict[str, object], str]]:
             {},
             "item 'i20': text 'item number 20' in the folder, 'rewritten' now",
         ),
-        "other anchors": (replace(known, anchors=anchors[1:]), {}, "anchor query 0: id 'a0' in the folder, 'a1' now"),
-        "fewer anchors": (replace(known, anchors=anchors[:-1]), {}, "anchor query count: more than 6"),
+        "other anchors": (replace(known, anchors=anchors[::-1]), {}, "anchor query 0: id 'a0' in the folder, 'a6' now"),
+        "fewer anchors": (replace(known, anchors=anchors[1:]), {}, "it has 7 anchor queries, and 6 are asked for now"),
         "other dtype": (known, {"dtype": "float16"}, "dtype: 'float32' in the folder, 'float16' now"),
         "other name": (known, {"scorer": Carded(scorer, name="b")}, "scorer name: 'matrix' in the folder, 'b' now"),
         "other weights": (known, {"scorer": Carded(scorer, weights="0")}, "scorer weights: .* in the folder, '0' now"),
@@ -367,7 +367,7 @@ def test_a_build_is_not_continued_with_anything_else(known, tmp_path, change, co
 
 def test_every_difference_is_told_at_once(known, tmp_path) -> None:
     known.build(tmp_path / "index")
-    with pytest.raises(IndexMismatch, match=r"scorer name.*dtype.*item count"):
+    with pytest.raises(IndexMismatch, match=r"scorer name.*dtype.*53 items, and 5 are"):
         replace(known, items=known.items[:5]).build(
             tmp_path / "index", scorer=Carded(known.scorer, name="b"), dtype="float16"
         )

@@ -221,8 +221,10 @@ def tuned(k: int = 10, budget: int = 100, *, first: str | None = "dense", **gain
     ("gain", "words"),
     [
         ((0.12, 0.08, 0.16), "the index adds .12 [.08, .16]: worth having."),
-        ((0.015, -0.01, 0.04), "[−.01, .04]: probably not worth building"),
-        ((0.05, -0.01, 0.11), "likely worth having, but 100 queries cannot tell for sure."),
+        ((0.001, -0.01, 0.012), "[−.01, .01]: probably not worth building"),
+        ((0.015, 0.01, 0.03), "[.01, .03]: probably not worth building"),
+        ((0.015, -0.01, 0.04), "[−.01, .04]: these 100 anchor queries cannot tell whether it is worth having."),
+        ((0.03, -0.03, 0.09), "[−.03, .09]: these 100 anchor queries cannot tell whether it is worth having."),
         ((-0.05, -0.09, -0.01), "re-ranking does better here."),
     ],
 )
