@@ -301,7 +301,8 @@ def test_a_server_that_cannot_start_says_why(folder, tmp_path):
         port = str(taken.getsockname()[1])
         done = serve(str(folder), "--port", port)
         assert done.returncode == 1
-        assert f"Nobody can listen at 127.0.0.1 port {port}" in done.stderr
+        assert f"Port {port} of 127.0.0.1 is in use" in done.stderr
+        assert "--port 0" in done.stderr
     done = serve(str(tmp_path / "missing"), "--port", "0")
     assert done.returncode == 1
     assert "missing" in done.stderr

@@ -16,7 +16,8 @@ __all__ = ["DESCRIPTION", "EVENT", "TAGS", "described", "errors", "json_body"]
 DESCRIPTION = (
     "Searches an index of items for those that its scorer, a cross-encoder say, likes best, within a budget of calls "
     "to the scorer. `POST /v1/search` is the one to know; the rerank routes score documents that you bring. Every "
-    'answer that is no success is `{"error": {"code", "message"}}`.'
+    'answer that is no success is `{"error": {"code", "message"}}`, also at other addresses (404) and where an '
+    "address is asked by another method than those below (405, with `Allow`)."
 )
 TAGS = [
     {"name": "search", "description": "Find items."},

@@ -109,6 +109,9 @@ def asked_of(served: Mapping[str, Served], asked: SearchRequest, *, settings: Se
         if name in asked.model_fields_set and value is not None and value > most:
             raise Refusal(422, f"{name}_over_limit", f"{name} may be at most {most} here; got {value}.")
     given = settings.defaults() | asked.model_dump(include={"k", "budget"}, exclude_unset=True)
+    if "k" not in asked.model_fields_set:
+        # A small budget is no reason to refuse a k that nobody asked for.
+        given["k"] = min(given["k"], given["budget"])
     if asked.deadline_ms is not None and asked.deadline_ms > settings.seconds * 1000:
         most = int(settings.seconds * 1000)
         raise Refusal(422, "deadline_over_limit", f"deadline_ms may be at most {most} here; got {asked.deadline_ms}.")
@@ -136,7 +139,8 @@ def asked_of(served: Mapping[str, Served], asked: SearchRequest, *, settings: Se
 
 def _texts(asked: SearchRequest, settings: ServerSettings) -> list[str]:
     if (asked.query is None) == (asked.queries is None):
-        raise Refusal(422, "invalid_request", "Give either query, one text, or queries, a list of texts.")
+        rule = "query or queries is missing" if asked.query is None else "query and queries do not go together"
+        raise Refusal(422, "invalid_request", f"{rule}: give query, one text, or queries, a list of texts.")
     texts = [asked.query] if asked.query is not None else list(asked.queries or ())
     if len(texts) > settings.max_queries:
         raise Refusal(

@@ -20,6 +20,9 @@ border-bottom: 1px solid color-mix(in srgb, currentColor 20%, transparent); }
 pre { overflow-x: auto; padding: .8rem; background: color-mix(in srgb, currentColor 8%, transparent); }
 """
 
+# What a machine can count to is no limit that a reader needs to know.
+_NO_LIMIT = 2**31 - 1
+
 
 def reference_page(document: dict[str, Any]) -> str:
     """The whole page."""
@@ -74,7 +77,8 @@ def _route(method: str, path: str, route: dict[str, Any], document: dict[str, An
 def _kind(schema: dict[str, Any], document: dict[str, Any]) -> str:
     schema = _resolved(schema, document)
     if "enum" in schema:
-        return " | ".join(map(str, schema["enum"]))
+        kind = f"{schema['type']}: " if "type" in schema else ""
+        return kind + " | ".join(map(str, schema["enum"]))
     if "anyOf" in schema:
         return " | ".join(_kind(one, document) for one in schema["anyOf"] if one.get("type") != "null")
     kind = str(schema.get("type", "any"))
@@ -83,8 +87,10 @@ def _kind(schema: dict[str, Any], document: dict[str, Any]) -> str:
     if "properties" in schema:
         kind = f"{{{', '.join(schema['properties'])}}}"
     least, most = schema.get("minimum"), schema.get("maximum")
-    if most is not None:
+    if most is not None and most < _NO_LIMIT:
         kind += f", {least if least is not None else ''} … {most}"
+    elif least is not None:
+        kind += f", at least {least}"
     return kind
 
 

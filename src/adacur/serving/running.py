@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -43,6 +44,10 @@ def listening(host: str, port: int) -> socket.socket:
             raise
         return at
     except (OSError, OverflowError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise InputError(
+                f"Port {port} of {host} is in use. Choose another with --port; --port 0 takes any that is free."
+            ) from error
         raise InputError(
             f"Nobody can listen at {host} port {port}: {error}. Choose another with --port; 0 takes any that is free."
         ) from error
