@@ -10,10 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
 from weakref import WeakSet, WeakValueDictionary
-
-import numpy as np
 
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError, ScorerFailed
@@ -24,9 +21,6 @@ from adacur.core.scores import check_scores
 __all__ = ["SharedBatches", "shared_batches"]
 
 _PAIRS_PER_CALL = 1024
-# About as many as the rounds of a search: whoever asks what another is searching for follows it round by round, for
-# nothing. What is to be known for longer is kept by `Cached`.
-_CALLS_REMEMBERED = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,12 +36,11 @@ class SharedBatches:
     """A scorer whose callers share calls: while one call runs, the pairs of all who wait gather for the next.
 
     Callers may be threads (`score`) and tasks of any event loop (`ascore`). Nobody waits for company: who comes alone
-    is served at once. One thread asks the scorer, at most `max_pairs` pairs a call unless one caller brings more. While
-    there is a queue, a pair that several ask for at about the same time (in one call or in the next eight) is scored
-    once. Who is cancelled before the call begins is not paid for. When a shared call fails, each caller's pairs are
-    scored once more on their own, so that an error reaches only those it belongs to, and no pair is scored more than
-    twice. A model that pads its batches may round differently in other company; scores that never depend on it do not
-    here either.
+    is served at once. One thread asks the scorer, at most `max_pairs` pairs a call unless one caller brings more. A
+    pair that several of them bring is scored once; nothing is remembered from call to call, which is what `Cached` is
+    for. Who is cancelled before the call begins is not paid for. When a shared call fails, each caller's pairs are
+    scored once more on their own, so that an error reaches only those it belongs to. A model that pads its batches may
+    round differently in other company; scores that never depend on it do not here either.
     """
 
     def __init__(self, scorer: Scorer, *, max_pairs: int = _PAIRS_PER_CALL) -> None:
@@ -93,7 +86,6 @@ class SharedBatches:
         self._lock = threading.Lock()
         self._waiting: deque[_Request] = deque()
         self._is_working = False
-        self._recent: deque[dict[tuple[str, str, str, str], Any]] = deque(maxlen=_CALLS_REMEMBERED)
 
     def _enqueued(self, pairs: Sequence[Pair]) -> Future[FloatArray]:
         request = _Request(pairs, around=_serving.get())
@@ -123,25 +115,16 @@ class SharedBatches:
                     taken.append(request)
                     n_pairs += len(request.pairs)
             self._is_working = bool(taken)
-            if not taken:
-                # Nobody came while the last call ran; whoever comes later asks anew.
-                self._recent.clear()
         return taken
 
     def _scored_once(self, pairs: Sequence[Pair]) -> FloatArray:
-        """Scores of pairs, each scored once among those who are served at about the same time."""
+        """One score per pair, of which some may be the same: several ask one question at a time."""
         keys = [(query.id, query.text, item.id, item.text) for query, item in pairs]
-        known = {key: scores[key] for scores in self._recent for key in keys if key in scores}
-        unknown = {key: pair for key, pair in zip(keys, pairs, strict=True) if key not in known}
-        if unknown:
-            try:
-                known.update(zip(unknown, self._scored(list(unknown.values())), strict=True))
-            except BaseException:
-                # What came from a scorer that fails now is asked again too.
-                self._recent.clear()
-                raise
-        self._recent.append(known)
-        return np.array([known[key] for key in keys])
+        different = dict(zip(keys, pairs, strict=True))
+        if len(different) == len(pairs):
+            return self._scored(pairs)
+        place = {key: at for at, key in enumerate(different)}
+        return self._scored(list(different.values()))[[place[key] for key in keys]]
 
     def _scored(self, pairs: Sequence[Pair]) -> FloatArray:
         try:

@@ -91,7 +91,7 @@ def test_those_who_wait_share_the_next_call_and_get_their_own_scores() -> None:
     assert answers == {caller: values(pairs_of(caller)) for caller in "abcd"}
 
 
-def test_a_pair_that_several_wait_for_is_scored_once() -> None:
+def test_a_pair_that_several_bring_to_a_call_is_scored_once() -> None:
     scorer = Gated()
     callers = Callers(scorer)
     first = callers.threads.submit(callers.queue.score, pairs_of("a"))
@@ -101,21 +101,9 @@ def test_a_pair_that_several_wait_for_is_scored_once() -> None:
     scorer.gate.set()
     answers = [future.result().tolist() for future in (first, *asked)]
     callers.threads.shutdown()
-    # Those of "a" were being scored when they were asked for again.
-    assert sorted(query.id for query, _ in scorer.calls[1]) == ["b"] * 3 + ["c"] * 3
+    assert sorted(query.id for query, _ in scorer.calls[1]) == ["a"] * 3 + ["b"] * 3 + ["c"] * 3
     assert len(scorer.calls) == 2
     assert answers == [values(pairs_of(caller)) for caller in "aabbcab"]
-
-
-def test_what_is_asked_for_later_is_scored_anew() -> None:
-    scorer = Gated()
-    scorer.gate.set()
-    queue = SharedBatches(scorer)
-    for number in range(3):
-        assert queue.score(pairs_of("a")).tolist() == values(pairs_of("a"))
-        while queue._is_working:
-            time.sleep(0.001)
-        assert len(scorer.calls) == number + 1
 
 
 def test_a_call_holds_no_more_pairs_than_allowed_unless_one_caller_brings_them() -> None:
