@@ -13,7 +13,7 @@ from adacur.search.tuning import FEWEST_QUERIES
 __all__ = ["ServerSettings"]
 
 _LEAST = {"queue": 0, "recall_queries": FEWEST_QUERIES}
-_KEY = re.compile(r"[!-~]+")
+_KEY = re.compile(r"[!-~]([ -~]*[!-~])?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,8 @@ class ServerSettings:
             raise InputError("seconds is the most that a request may take, and must be more than 0.")
         if not all(isinstance(key, str) and _KEY.fullmatch(key) for key in self.api_keys):
             raise InputError(
-                "An API key is of letters, digits and signs of ASCII, without spaces: what every client can put into a "
-                "header. One of those given is not."
+                "An API key is of letters, digits and signs of ASCII, without spaces at its ends: what every client "
+                "can put into a header. One of those given is not."
             )
 
     def defaults(self) -> dict[str, int]:

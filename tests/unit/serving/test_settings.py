@@ -19,7 +19,7 @@ from adacur.serving import ServerSettings
         {"api_keys": ("",)},
         {"api_keys": (" ",)},
         {"api_keys": ("schlüssel",)},
-        {"api_keys": ("fine", "two words")},
+        {"api_keys": ("fine", "not fine ")},
         {"recall_queries": 1},
     ],
 )
