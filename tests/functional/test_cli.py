@@ -325,6 +325,15 @@ def test_results_for_people_are_on_stdout_and_all_else_on_stderr(shop: Path, fol
     assert "CC-BY-SA-4.0" in listed.out
     costs = run("estimate", "items.jsonl", "--scorer", "my_scorers:score", cwd=shop)
     assert [line.split()[0] for line in costs.out.splitlines()[2:]] == ["50", "100", "200", "500"]
+    assert f"So few items need no index: exact search scores all {N_ITEMS}" in costs.err
+    assert f"makes {N_ITEMS} anchor queries by default: one per item, since there are fewer than 250" in costs.err
+
+
+def test_an_estimate_for_many_items_says_how_many_anchor_queries_a_build_makes(folder: Path) -> None:
+    (folder / "many.txt").write_text("".join(f"thing number {n}\n" for n in range(600)))
+    costs = run("estimate", "many.txt", "--scorer", "my_scorers:score", cwd=folder)
+    assert "makes 250 anchor queries by default; -n N makes N" in costs.err
+    assert "need no index" not in costs.err
 
 
 def test_a_budget_larger_than_the_collection_gives_the_exact_answer(shop: Path) -> None:

@@ -8,14 +8,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from adacur.cli.demo import this_command
+
 QUESTION = "who discovered penicillin?"
+ADACUR = Path(sys.executable).with_name("adacur")
 
 
 def demo(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [Path(sys.executable).with_name("adacur"), "demo", "--query", QUESTION, "--budget", "20", *options],
+        [ADACUR, "demo", "--query", QUESTION, "--budget", "20", *options],
         cwd=cwd,
-        env=os.environ | {"COLUMNS": "120", "NO_COLOR": "1"},
+        env=os.environ | {"COLUMNS": "120", "NO_COLOR": "1", "PATH": os.defpath},
         capture_output=True,
         encoding="utf-8",
         timeout=500,
@@ -43,6 +48,8 @@ def test_the_demo_shows_what_was_found_and_spent_beside_re_ranking(tmp_path: Pat
         assert spent.count(" s") >= 3
     assert "Both found the same." in ran.stdout or "only re-ranking found" in ran.stdout or "only adacur" in ran.stdout
     assert "building a small index" not in ran.stdout
+    # This adacur is not on the PATH: what to type next is told so that it works.
+    assert f"`{ADACUR} build items.jsonl my.adacur`" in ran.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -56,3 +63,13 @@ def test_the_demo_speaks_json(tmp_path: Path) -> None:
         assert answered[name]["calls"] == 20
         assert len(answered[name]["hits"]) == 3
         assert answered[name]["settings"]["method"] == method
+
+
+def test_what_to_type_next_is_the_command_that_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [str(ADACUR), "demo"])
+    monkeypatch.setenv("PATH", str(ADACUR.parent))
+    assert this_command() == "adacur"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert this_command() == str(ADACUR)
+    monkeypatch.setattr(sys, "argv", ["…/adacur/__main__.py", "demo"])
+    assert this_command() == f"{sys.executable} -m adacur"

@@ -57,6 +57,8 @@ from adacur.scorers.weights import json_in
 __all__ = ["Interrupted", "app"]
 
 _DEFAULT_ANCHORS = 250
+# The usual budget of 100 calls is a fifth of them.
+_FEW_ITEMS = 500
 _SAMPLE_ITEMS = 512
 _SAMPLE_QUERIES = 128
 _FEWEST_TIMED = 16
@@ -264,6 +266,15 @@ def estimate(
     tell(
         f"{n_items:,} items, at {pace(rows[0].pairs_per_second)} on this machine, seen over {rows[0].calls_used} pairs."
     )
+    if n_items <= _FEW_ITEMS:
+        tell(
+            f"So few items need no index: exact search scores all {n_items} for a question in "
+            f"{duration(n_items / rows[0].pairs_per_second)}. In Python: "
+            "adacur.AnchorIndex.from_items(items, scorer=…).search(question, method='exact')."
+        )
+    if anchors is None:
+        fewer = f": one per item, since there are fewer than {_DEFAULT_ANCHORS}" if n_items < _DEFAULT_ANCHORS else ""
+        tell(f"adacur build makes {min(_DEFAULT_ANCHORS, n_items)} anchor queries by default{fewer}; -n N makes N.")
 
 
 @app.command(epilog="Example: adacur build corpus.jsonl my.adacur --anchors queries.jsonl --first bm25,dense")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import sys
 import tempfile
 import time
 import warnings
@@ -16,7 +20,7 @@ from adacur.cli.messages import answer, duration, hits_table, note, seconds_line
 from adacur.core.results import Hits
 from adacur.data import describe, fetch, pseudo_queries, wikivital
 
-__all__ = ["show"]
+__all__ = ["show", "this_command"]
 
 # Chosen to show every outcome: both find the same, the search finds more, re-ranking does.
 QUESTIONS = (
@@ -28,6 +32,8 @@ QUESTIONS = (
 _ASSETS = ("wikivital", "ms-marco-MiniLM-L-12-v2", "bge-small-en-v1.5")
 _SMALL_ITEMS = 150
 _SMALL_ANCHORS = 12
+# One that an article among those few answers.
+_SMALL_QUESTION = "who wrote the first computer program?"
 
 
 def show(questions: Sequence[str], *, budget: int, k: int, first: str, build_too: bool) -> None:
@@ -62,10 +68,22 @@ def show(questions: Sequence[str], *, budget: int, k: int, first: str, build_too
     if build_too:
         _build(scorer)
     answer.print(
-        "Next: your own data, `adacur build items.jsonl my.adacur`, or your own question, `adacur demo --query '…'`.",
+        f"Next: your own data, `{this_command()} build items.jsonl my.adacur`, or your own question, "
+        f"`{this_command()} demo --query '…'`.",
         highlight=False,
         markup=False,
+        soft_wrap=True,
     )
+
+
+def this_command() -> str:
+    """What to type for this `adacur`: where it is not the one on the PATH, the path by which it was started."""
+    started = Path(sys.argv[0])
+    if started.stem != "adacur":
+        return f"{shlex.quote(sys.executable)} -m adacur"
+    found = shutil.which("adacur")
+    is_on_path = found is not None and started.exists() and os.path.samefile(found, started)
+    return "adacur" if is_on_path else shlex.quote(sys.argv[0])
 
 
 def _answer(index: adacur.AnchorIndex, question: str, *, budget: int, k: int, first: str) -> tuple[int, int]:
@@ -115,6 +133,6 @@ def _build(scorer: object) -> None:
             f"{duration(10_033 * 250 * seconds / pairs)} here.",
             highlight=False,
         )
-        hits = index.search("an emperor of ethiopia", 3, budget=30)
-        answer.print(hits_table(hits, title="an emperor of ethiopia (budget 30)", width=60))
+        hits = index.search(_SMALL_QUESTION, 3, budget=30)
+        answer.print(hits_table(hits, title=f"{_SMALL_QUESTION} (budget 30)", width=60))
         answer.print(seconds_line(hits) + "\n", highlight=False, style="dim")
