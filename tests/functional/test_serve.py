@@ -260,6 +260,42 @@ def test_a_body_that_cannot_be_used_is_refused_clearly(client, body, status, cod
     assert client.post("/v1/search", json={"query": "a ship", "k": 1, "budget": 5}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/v1/search", {"q": "x"}, "query or queries is missing; q is unknown (did you mean 'query'?)."),
+        ("/v1/search", {"query": "x", "budgt": 5}, "budgt is unknown (did you mean 'budget'?)."),
+        ("/v1/search", {"query": "x", "filter": {"id": ["a"]}}, "filter.id is unknown."),
+        ("/v1/search", {"query": " "}, "query must hold something besides spaces."),
+        ("/v1/search", {"queries": []}, "queries must not be empty."),
+        ("/v1/search", {}, "query or queries is missing: give query, one text, or queries, a list of texts."),
+        ("/v1/search", [], "The body must be an object."),
+        ("/v1/search", {"query": "x", "k": "ten"}, "k must be a whole number."),
+        ("/v1/search", {"query": "x", "k": 0}, "k must be at least 1."),
+        ("/v1/rerank", {"q": "x", "documents": ["a"]}, "query is missing."),
+        ("/v2/rerank", {"query": "x", "documents": []}, "documents must not be empty."),
+    ],
+)
+def test_what_is_wrong_with_a_body_is_said_in_plain_words(client, path, body, message):
+    assert client.post(path, json=body).json()["error"]["message"] == message
+
+
+def test_a_k_over_the_budget_is_told_by_the_names_that_clients_know(client):
+    told = client.post("/v1/search", json={"query": "a", "k": 6, "budget": 5}).json()["error"]["message"]
+    assert "k=6, budget=5" in told
+    found = client.post("/v1/search", json={"query": "a", "budget": 5}).json()["results"][0]
+    assert (found["calls"], len(found["hits"])) == (5, 5)
+
+
+def test_a_model_that_is_not_served_is_told_with_those_that_are(client):
+    asked = {"query": "a", "documents": ["b"]}
+    near = client.post("/v2/rerank", json={**asked, "model": "smal"}).json()["error"]["message"]
+    assert "Did you mean 'small'?" in near
+    foreign = client.post("/v2/rerank", json={**asked, "model": "rerank-v3.5"})
+    assert foreign.status_code == 404
+    assert "There is: small" in foreign.json()["error"]["message"]
+
+
 def test_a_body_that_does_not_say_that_it_is_json_is_refused(client):
     for headers in ({}, {"Content-Type": "text/plain"}, {"Content-Type": "application/x-www-form-urlencoded"}):
         response = client.post("/v1/search", content='{"query": "a"}', headers=headers)
@@ -696,6 +732,9 @@ def test_the_api_page_needs_nothing_from_elsewhere(client):
     assert "deadline_ms" in page
     assert not re.search(r"(src|href)=[\"']?(https?:)?//", page)
     assert "<script" not in page
+    # What a machine can count to is no limit; names that can be chosen are.
+    assert not re.search(r"\d{10}", page)
+    assert "<td>string: small" in page
 
 
 def test_every_route_is_described(client):

@@ -26,7 +26,7 @@ from adacur.serving.metrics import METRICS_TYPE, Metrics
 from adacur.serving.page import page_router
 from adacur.serving.recall import RecallCurves, tunings_of
 from adacur.serving.reference import reference_page
-from adacur.serving.requests import body_of, unless_gone
+from adacur.serving.requests import body_of, in_words, unless_gone
 from adacur.serving.reranking import Documents, documents_of
 from adacur.serving.scoring import ServedScorers
 from adacur.serving.searching import EventStream, Search, search_all
@@ -386,9 +386,9 @@ async def _by_the_router(request: Request, error: Exception) -> Response:
 
 async def _bad_parameter(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    faults = [f"{'.'.join(map(str, fault['loc'][1:]))[:100]}: {fault['msg']}" for fault in error.errors()[:3]]
+    faults = [{**fault, "loc": fault["loc"][1:]} for fault in error.errors()]
     noted(request.scope)["error"] = "invalid_request"
-    return Refusal(422, "invalid_request", f"{'; '.join(faults)}.").response()
+    return Refusal(422, "invalid_request", in_words(faults)).response()
 
 
 def _version() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
@@ -70,6 +70,9 @@ class SearchFilter(_Asked):
 
 class SearchRequest(_Asked):
     """A search: a query, or several, and how much may be spent on each."""
+
+    # Fields of which one must be there.
+    either: ClassVar[tuple[str, ...]] = ("query", "queries")
 
     index: Name | None = Field(None, description="Which index; default: the first that the server was given.")
     query: Words | None = Field(None, description="The question. Either this or `queries`.")
