@@ -165,6 +165,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
 
 def ask(page: Page, question: str = QUESTION, **settings: str) -> None:
     """Fill in the form and search."""
+    page.evaluate("document.getElementById('settings').open = true")
     for name, value in settings.items():
         field = page.locator(f"#{name}")
         if name in ("k", "budget"):
@@ -212,8 +213,11 @@ def test_a_question_shows_the_hits_rounds_and_calls_that_the_api_returns(server,
     result = found_by_api(server, k=7, budget=60, trace=True)
     assert shown_hits(page) == as_shown(result)
     assert page.locator(".calls").inner_text() == "60"
-    calls = page.locator(".rounds tbody td:nth-child(2)").all_text_contents()
-    assert calls == [str(one["calls"]) for one in result["trace"]]
+    of_round, so_far = (page.locator(f".rounds tbody td:nth-child({at})").all_text_contents() for at in (2, 3))
+    assert of_round == [str(len(one["items"])) for one in result["trace"]]
+    assert so_far == [str(one["calls"]) for one in result["trace"]]
+    page.click("text=Round by round")
+    expect(page.locator(".rounds th:visible")).to_have_count(6)
 
 
 def test_every_call_is_a_dot_and_the_best_are_ringed(server, open_page):
@@ -235,9 +239,12 @@ def test_every_call_is_a_dot_and_the_best_are_ringed(server, open_page):
 def test_rounds_arrive_one_by_one_and_stop_ends_the_spending(server, scorer, open_page):
     question = "hold the river"
     page = open_page(server)
-    scorer.leave.release()
     ask(page, question)
+    expect(page.locator(".progress")).to_contain_text(re.compile(r"Round 1: asking the scorer about \d+ items … \d+ s"))
+    assert page.locator(".tiles").is_hidden(), "there is no result yet"
+    scorer.leave.release()
     expect(page.locator(".progress")).to_contain_text("Round 1 is in")
+    assert page.locator(".expected").inner_text() == "–"
     expect(dots(page, "unpredicted")).to_have_count(int(page.locator(".calls").inner_text()))
     scorer.leave.release()
     expect(page.locator(".progress")).to_contain_text("Round 2 is in")
@@ -332,8 +339,56 @@ def test_the_curve_shows_what_the_server_measured(server, open_page):
     assert page.locator("#recall-text b").inner_text() == f"{points[100]['recall'] * 100:.0f} %"
 
 
+def test_the_recall_to_expect_is_that_of_the_first_stage_chosen(server, open_page):
+    page = open_page(f"{server}?method=rerank")
+    shares = {}
+    for first in ("", "random"):
+        page.locator("#settings summary").click() if not first else page.select_option("#first", first)
+        expect(page.locator("#recall-basis")).to_contain_text(f"starting from {first or 'bm25'}", timeout=WAIT)
+        with urllib.request.urlopen(f"{server}v1/indexes/words/recall?method=rerank&first={first or 'bm25'}") as answer:
+            curve = json.load(answer)
+        assert curve["first"] == (first or "bm25")
+        shares[first] = next(point["recall"] for point in curve["points"] if point["budget"] == 100)
+        assert page.locator("#recall-text b").inner_text() == f"{shares[first] * 100:.0f} %"
+    assert shares[""] != shares["random"]
+
+
+def test_no_recall_is_promised_where_none_was_measured(server, open_page):
+    page = open_page(server)
+    expect(page.locator("#recall-text b")).to_have_count(1, timeout=WAIT)
+    page.fill("#budget", "9")
+    expect(page.locator("#recall-text")).to_contain_text("cannot find the best 10")
+    assert page.locator("#recall-text b").count() == 0
+    page.fill("#budget", "200")
+    expect(page.locator("#recall-chart .here_0_marks path")).to_have_count(1)
+
+
+def test_a_search_that_scored_every_item_has_found_all(server, open_page):
+    page = open_page(f"{server}?q={quote(QUESTION)}&budget=60&index=few-anchors", expected=["status of 404"])
+    ended(page)
+    expect(page.locator(".expected")).to_have_text("100 %")
+    expect(page.locator(".expected-note")).to_have_text("every item was scored")
+
+
+def test_the_first_screen_says_what_is_searched_and_offers_the_comparison(server, open_page):
+    page = open_page(server)
+    expect(page.locator("#searched")).to_contain_text("words: 300 items")
+    assert page.locator("#method").is_hidden()
+    page.check("#against")
+    page.fill("#question", QUESTION)
+    page.press("#question", "Enter")
+    ended(page, panels=2)
+    assert page.locator(".panel .method").all_inner_texts() == ["Gaussian", "Re-ranking"]
+    page.locator("#settings summary").click()
+    assert page.input_value("#compare") == "rerank"
+    expect(page.locator("#compare-means")).to_contain_text("the usual way")
+    page.select_option("#compare", "")
+    assert not page.is_checked("#against")
+
+
 def test_an_index_without_a_curve_says_why(server, open_page):
     page = open_page(server, expected=["status of 404"])
+    page.locator("#settings summary").click()
     page.select_option("#index", "few-anchors")
     expect(page.locator("#recall-text")).to_contain_text("this index has 3")
     ask(page, budget="30")
@@ -376,11 +431,18 @@ def test_a_search_needs_no_mouse(server, open_page):
     page.keyboard.type(QUESTION)
     page.keyboard.press("Enter")
     ended(page)
+    while not page.evaluate("document.activeElement.matches('#settings summary')"):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate("document.activeElement.id"))
+        assert len(seen) < 60
+    page.keyboard.press("Enter")
     while not page.evaluate("document.activeElement.matches('.hits summary')"):
         page.keyboard.press("Tab")
         seen.append(page.evaluate("document.activeElement.id"))
         assert len(seen) < 60
-    assert {"go", "budget-slider", "budget", "index", "method", "compare", "first", "k", "settle"} <= set(seen)
+    assert {"go", "budget-slider", "budget", "against", "index", "method", "compare", "first", "k", "settle"} <= set(
+        seen
+    )
     page.keyboard.press("Enter")
     expect(page.locator(".hits .text:visible")).to_have_count(1)
     page.keyboard.press("Escape")
@@ -429,7 +491,7 @@ def test_both_themes_and_the_choice_between_them(server, open_page):
     dot = "document.querySelector('.predicted_marks path').getAttribute('fill')"
     light = [page.evaluate(one) for one in (ground, ink, dot)]
     page.emulate_media(color_scheme="dark")
-    expect(page.locator("#theme")).to_have_attribute("aria-pressed", "true")
+    expect(page.locator("#theme")).to_have_text("Light theme")
     page.wait_for_timeout(200)
     dark = [page.evaluate(one) for one in (ground, ink, dot)]
     assert all(one != other for one, other in zip(light, dark, strict=True))
@@ -465,6 +527,8 @@ def test_a_server_with_keys_is_asked_with_the_key_that_was_typed(scorer, open_pa
     index = world(scorer, n_items=60, n_anchors=12)
     with serving(create_app({"wikivital": index}, settings=ServerSettings(api_keys=(KEY,)))) as address:
         page = open_page(address, expected=["status of 401", "status of 404"])
+        expect(page.locator("#key")).to_be_focused()
+        assert page.locator("#search, #results").first.is_hidden()
         page.fill("#key", "wrong")
         page.press("#key", "Enter")
         expect(page.locator("#key-explain")).to_contain_text("does not know this key")

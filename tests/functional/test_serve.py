@@ -375,18 +375,19 @@ def test_recall_against_budget_is_measured_without_a_scorer_call():
             time.sleep(0.01)
         assert first.status_code in (200, 202)
         curve = response.json()
-        assert (curve["k"], curve["method"], curve["n_queries"]) == (5, "gaussian", 24)
-        assert [point["budget"] for point in curve["points"]] == [10, 20, 50, 100]
+        assert (curve["k"], curve["method"], curve["first"], curve["n_queries"]) == (5, "gaussian", "bm25", 24)
+        assert [point["budget"] for point in curve["points"]] == [5, 10, 20, 50, 100, 150]
         assert all(point["low"] <= point["recall"] <= point["high"] for point in curve["points"])
         assert scorer.calls == []
-        # Half the items at a time: a search that covers them all finds all.
-        assert curve["points"][-1]["recall"] > curve["points"][0]["recall"]
+        # A search that covers all items finds all.
+        assert curve["points"][0]["recall"] < curve["points"][-1]["recall"] == 1
 
 
 def test_recall_that_cannot_be_had_is_told_with_the_reason(client):
     assert error_of(client.get("/v1/indexes/small/recall?k=900")) == "no_recall"
     assert error_of(client.get("/v1/indexes/small/recall?k=0")) == "invalid_request"
     assert error_of(client.get("/v1/indexes/small/recall?method=magic")) == "invalid_request"
+    assert error_of(client.get("/v1/indexes/small/recall?first=bm52")) == "unknown_name"
     bare = AnchorIndex.from_items(world_index().items, scorer=TextScorer())
     with TestClient(create_app({"bare": bare})) as other:
         response = other.get("/v1/indexes/bare/recall")

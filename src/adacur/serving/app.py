@@ -60,7 +60,11 @@ class _Server:
         self.log = log
         self.metrics = Metrics()
         self.turns = Turns(concurrency=settings.concurrency, queue=settings.queue)
-        self.curves = RecallCurves(queries=settings.recall_queries, max_budget=settings.max_budget)
+        self.curves = RecallCurves(
+            queries=settings.recall_queries,
+            max_budget=settings.max_budget,
+            is_idle=lambda: not (self.turns.running or self.turns.waiting),
+        )
         scorers = ServedScorers(metrics=self.metrics, shared=settings.shared_batches)
         for name in indexes:
             check_name(name)
@@ -245,12 +249,13 @@ class _Server:
             name: str,
             k: Annotated[int, Query(ge=1, description="Recall of the best k.")] = 10,
             method: Literal["gaussian", "adacur", "anncur", "axn", "rerank"] = "gaussian",
+            first: Annotated[str | None, Query(description="The first stage that searches start from.")] = None,
         ) -> Response:
             """The recall to expect, measured on anchor queries as if they were new; no scorer is called."""
             one = chosen(self.served, name)
             if k > self.settings.max_k:
                 raise Refusal(422, "k_over_limit", f"k may be at most {self.settings.max_k} here; got {k}.")
-            curve = self.curves.curve(one.name, one.index, k=k, method=method)
+            curve = self.curves.curve(one.name, one.index, k=k, method=method, first=first)
             if curve is None:
                 return json_answer(
                     {"state": "computing"}, status=202, headers={"Retry-After": str(_SECONDS_UNTIL_RECALL)}

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from adacur.core.errors import AdacurError
+from adacur.core.results import Hits
+from adacur.core.spelling import did_you_mean
 from adacur.evaluation import top_k_recall
 from adacur.search import AnchorIndex
 from adacur.search.tuning import FEWEST_QUERIES, prediction_of
@@ -18,31 +24,42 @@ from adacur.serving.failures import Refusal
 __all__ = ["RecallCurves", "tunings_of"]
 
 _BUDGETS = (10, 20, 50, 100, 200, 500, 1000)
+_LARGEST_BUDGET = 2000
 _MOST_CURVES = 100
+_QUERIES_AT_ONCE = 5
+_SECONDS_TO_WAIT = 10.0
 
 
 class RecallCurves:
-    """Curves by index, k and method; each is computed once, one after the other, in a thread beside the searches."""
+    """Curves by index, k, method and first stage; each is computed once, one after the other, beside the searches.
 
-    def __init__(self, *, queries: int, max_budget: int) -> None:
+    Clients come first: the next few queries are measured when the server `is_idle`, or after ten seconds, in a thread
+    of the lowest priority.
+    """
+
+    def __init__(self, *, queries: int, max_budget: int, is_idle: Callable[[], bool]) -> None:
+        self._is_idle = is_idle
         self._queries = queries
         self._max_budget = max_budget
-        self._thread = ThreadPoolExecutor(1, "adacur-recall")
-        self._curves: dict[tuple[str, int, str], Future[dict[str, Any]]] = {}
+        self._thread = ThreadPoolExecutor(1, "adacur-recall", initializer=_step_back)
+        self._curves: dict[tuple[str, int, str, str], Future[dict[str, Any]]] = {}
         self._stopping = threading.Event()
 
-    def curve(self, name: str, index: AnchorIndex, *, k: int, method: str) -> dict[str, Any] | None:
+    def curve(
+        self, name: str, index: AnchorIndex, *, k: int, method: str, first: str | None = None
+    ) -> dict[str, Any] | None:
         """The curve, or None while it is computed."""
-        key = (name, k, method)
+        first = index.default_first if first is None else first
+        key = (name, k, method, first)
         if key not in self._curves:
-            self._check(index, k=k)
+            self._check(index, k=k, first=first)
             if len(self._curves) >= _MOST_CURVES:
                 # Whoever asks for every k there is gets them, but they are not all kept.
                 oldest = next((one for one, curve in self._curves.items() if curve.done()), None)
                 if oldest is None:
                     raise Refusal(429, "too_busy", "Too many curves are being computed.", headers={"Retry-After": "10"})
                 del self._curves[oldest]
-            self._curves[key] = self._thread.submit(self._computed, index, k, method)
+            self._curves[key] = self._thread.submit(self._computed, index, k, method, first)
         future = self._curves[key]
         if not future.done():
             return None
@@ -57,7 +74,14 @@ class RecallCurves:
         self._stopping.set()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _check(self, index: AnchorIndex, *, k: int) -> None:
+    def _check(self, index: AnchorIndex, *, k: int, first: str) -> None:
+        if first not in index.first_stages:
+            raise Refusal(
+                422,
+                "unknown_name",
+                f"This index has no first stage {first!r}.{did_you_mean(first, index.first_stages)} "
+                f"It has: {', '.join(index.first_stages)}.",
+            )
         if len(index.anchor_queries) < FEWEST_QUERIES:
             raise Refusal(
                 404,
@@ -79,23 +103,39 @@ class RecallCurves:
         most = min(self._max_budget, len(index))
         if k > most:
             return []
-        return sorted(
-            {budget for budget in (*_BUDGETS, 2 * k) if k <= budget <= most} | ({most} if most < 20 else set())
-        )
+        # From the least that a search may have to the most, as far as that can be measured in passing.
+        asked = (*_BUDGETS, k, 2 * k, min(most, max(_LARGEST_BUDGET, k)))
+        return sorted({budget for budget in asked if k <= budget <= most})
 
-    def _computed(self, index: AnchorIndex, k: int, method: str) -> dict[str, Any]:
+    def _computed(self, index: AnchorIndex, k: int, method: str, first: str) -> dict[str, Any]:
         n_anchors = len(index.anchor_queries)
         chosen = np.linspace(0, n_anchors - 1, min(self._queries, n_anchors)).astype(int).tolist()
         queries = [index.anchor_queries[at] for at in chosen]
         scores = np.ascontiguousarray(index.matrix[:, chosen].T)
         points = []
         for budget in self._budgets(index, k):
-            if self._stopping.is_set():
-                break
-            found = index.replay(queries, k, budget=budget, method=method)
+            found: list[Hits] = []
+            while len(found) < len(queries):
+                self._let_searches_go_first()
+                some = queries[len(found) : len(found) + _QUERIES_AT_ONCE]
+                found += index.replay(some, k, budget=budget, method=method, first=first)
             expected = prediction_of(method, top_k_recall(found, scores, k=k))
             points.append({"budget": budget, "recall": expected.recall, "low": expected.low, "high": expected.high})
-        return {"k": k, "method": method, "n_queries": len(queries), "points": points}
+        return {"k": k, "method": method, "first": first, "n_queries": len(queries), "points": points}
+
+    def _let_searches_go_first(self) -> None:
+        until = time.monotonic() + _SECONDS_TO_WAIT
+        while not self._is_idle() and time.monotonic() < until and not self._stopping.is_set():
+            self._stopping.wait(0.02)
+        if self._stopping.is_set():
+            raise CancelledError
+
+
+def _step_back() -> None:
+    # On Linux a thread has a priority of its own; elsewhere it would be the whole process that steps back.
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
 def tunings_of(index: AnchorIndex) -> list[Mapping[str, Any]]:

@@ -238,6 +238,7 @@ class RecallCurve(BaseModel):
 
     k: int
     method: str
+    first: str
     n_queries: int
     points: list[RecallPoint]
 

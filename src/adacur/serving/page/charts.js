@@ -274,7 +274,7 @@ export function recallCurve({ curves, budget }) {
         },
         {
           name: `here_${index}`,
-          data: { values: here && here.inside ? [here] : [] },
+          data: { values: here ? [here] : [] },
           mark: { type: "point", filled: true, shape: index ? "square" : "circle", size: 130, color: tone, stroke: colour.card, strokeWidth: 2, opacity: 1, tooltip: false },
           encoding: { x, y: y("recall") },
         },
@@ -295,15 +295,15 @@ function ticks(budgets, width) {
   return distinct.filter((_, index) => index % step === 0);
 }
 
-/** Recall at a budget between two that were measured; at the nearest one where it lies outside of them. */
+/** Recall at a budget that was measured or lies between two that were; null elsewhere. */
 export function expectedAt(points, budget) {
   const known = [...points].sort((one, other) => one.budget - other.budget);
   const above = known.findIndex((point) => point.budget >= budget);
-  if (!known.length) return null;
-  if (above === -1) return { ...known.at(-1), measured: known.at(-1).budget, budget, inside: false };
-  if (above === 0) return { ...known[0], measured: known[0].budget, budget, inside: known[0].budget === budget };
+  if (above === -1) return null;
+  if (known[above].budget === budget) return { ...known[above] };
+  if (above === 0) return null;
   const [left, right] = [known[above - 1], known[above]];
   const share = Math.log(budget / left.budget) / Math.log(right.budget / left.budget);
   const between = (field) => left[field] + share * (right[field] - left[field]);
-  return { budget, recall: between("recall"), low: between("low"), high: between("high"), inside: true };
+  return { budget, recall: between("recall"), low: between("low"), high: between("high") };
 }

@@ -1,7 +1,7 @@
 // The form, the address, the theme, and the searches that the form starts.
 import { ApiError, get, search, useKey } from "./api.js";
 import { Panel } from "./panel.js";
-import { chooseBudget, chooseCurves, expectedOf, holdWhile, isMeasuring, onNews } from "./recall.js";
+import { chooseBudget, chooseCurves, expectedOf, holdChanged, holdWhile, isMeasuring, onNews } from "./recall.js";
 import { hideTooltip } from "./tooltip.js";
 import * as words from "./words.js";
 
@@ -15,6 +15,8 @@ let indexes = [];
 let budgets = BUDGETS;
 let panels = [];
 let running = null;
+// What the curves must be of to speak of the searches shown.
+let searched = "";
 // Whoever is quicker than the list of indexes is answered as soon as it is there.
 let isAsked = false;
 
@@ -32,6 +34,7 @@ async function open() {
     return;
   }
   element("key-form").hidden = true;
+  element("ask").hidden = element("results").hidden = false;
   fromAddress();
   if (isAsked || new URLSearchParams(location.search).get("q")?.trim()) run();
   formChanged();
@@ -40,6 +43,9 @@ async function open() {
 function askForKey() {
   const asked = !element("key-form").hidden;
   element("key-form").hidden = false;
+  // Before the key is known there is nothing to choose from.
+  element("ask").hidden = element("results").hidden = !indexes.length;
+  element("key-explain").classList.toggle("wrong", asked);
   element("key-explain").textContent = asked
     ? "The server does not know this key. Check it and try again."
     : "This server asks for a key. It is kept in this tab only.";
@@ -70,9 +76,11 @@ function offerSettings() {
   element("budget").max = most;
   element("k").max = Math.min(limits.k ?? Infinity, index.n_items);
   if (limits.query_chars) element("question").maxLength = limits.query_chars;
-  element("about").textContent =
-    `Finds the items that an expensive model likes best, while asking it about only a few of them. ` +
-    `Here: ${words.plural(index.n_items, "item")}${index.scorer ? `; the model is ${index.scorer}` : ""}.`;
+  const name = document.createElement("b");
+  name.textContent = `${index.name}: ${words.plural(index.n_items, "item")}`;
+  element("searched").replaceChildren(name, index.scorer ? ` · the model is ${index.scorer}` : "");
+  element("searched").hidden = false;
+  element("against-field").hidden = !methods.includes("rerank");
   offerExamples(index);
   // What the visitor may be typing already is left alone, unless this index cannot do it.
   setBudget(Math.min(Number(element("budget").value), most));
@@ -86,6 +94,7 @@ function options(select, choices) {
       const option = document.createElement("option");
       option.value = value;
       option.textContent = label;
+      option.title = words.methodMeaning(value);
       return option;
     }),
   );
@@ -114,6 +123,7 @@ function offerExamples(index) {
 // ---- The form
 
 const compareWith = () => (element("compare").value === element("method").value ? "" : element("compare").value);
+const curvesShown = () => [element("index").value, element("k").value, element("first").value].join("|");
 const methods = () => [element("method").value, compareWith()].filter(Boolean);
 
 function setBudget(calls) {
@@ -128,8 +138,15 @@ function formChanged() {
   element("settle").closest(".field").hidden = !methods().includes("gaussian");
   for (const option of element("compare").options) option.disabled = option.value === element("method").value;
   if (!compareWith()) element("compare").value = "";
+  element("against").checked = compareWith() === "rerank";
+  element("against").disabled = element("method").value === "rerank";
+  element("method-means").textContent = words.methodMeaning(element("method").value);
+  element("compare-means").textContent = words.methodMeaning(compareWith());
   const k = Number(element("k").value);
-  if (indexes.length && Number.isInteger(k) && k > 0) chooseCurves(element("index").value, k, methods().filter((method) => method !== "exact"));
+  element("settings-now").textContent = `: ${methods().map(words.methodName).join(" and ")}, starting from ${element("first").selectedOptions[0]?.textContent ?? "…"}, best ${k}`;
+  if (!indexes.length || !Number.isInteger(k) || k < 1) return;
+  const index = chosenIndex();
+  chooseCurves({ index: index.name, items: index.n_items, first: element("first").value, k, methods: methods().filter((method) => method !== "exact") });
 }
 
 function requestOf(method) {
@@ -181,6 +198,8 @@ async function run() {
   element("overlap").hidden = true;
   element("panels").replaceChildren();
   element("panels").classList.toggle("two", methods().length > 1);
+  holdChanged();
+  searched = curvesShown();
   panels = methods().map((method) => new Panel(element("panels"), { method, k: Number(element("k").value), budget: Number(element("budget").value) }));
   showExpected();
   const requests = panels.map((panel) => requestOf(panel.method));
@@ -191,6 +210,7 @@ async function run() {
   }
   busy(false);
   running = null;
+  holdChanged();
 }
 
 async function follow(panel, request, signal) {
@@ -219,7 +239,8 @@ async function follow(panel, request, signal) {
 }
 
 function showExpected() {
-  for (const panel of panels) panel.expectOfBudget(expectedOf(panel.method, panel.budget), { measuring: isMeasuring(panel.method) });
+  const same = searched === curvesShown();
+  for (const panel of panels) panel.expectOfBudget(same ? expectedOf(panel.method, panel.calls) : null, { measuring: same && isMeasuring(panel.method) });
 }
 
 /** Which hits only one of two methods found, once both have ended. */
@@ -272,7 +293,7 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 const isDark = () => (document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark";
 
 function themeChanged() {
-  element("theme").setAttribute("aria-pressed", String(isDark()));
+  element("theme").textContent = isDark() ? "Light theme" : "Dark theme";
   document.dispatchEvent(new Event("themechange"));
 }
 
@@ -311,7 +332,11 @@ element("index").addEventListener("change", () => {
   offerSettings();
   formChanged();
 });
-for (const id of ["method", "compare", "k"]) element(id).addEventListener("change", formChanged);
+for (const id of ["method", "compare", "first", "k"]) element(id).addEventListener("change", formChanged);
+element("against").addEventListener("change", () => {
+  element("compare").value = element("against").checked ? "rerank" : "";
+  formChanged();
+});
 addEventListener("keydown", (event) => {
   if (event.key === "Escape") hideTooltip();
 });
@@ -319,6 +344,4 @@ onNews(showExpected);
 holdWhile(() => running !== null);
 
 themeChanged();
-// On a phone the answers are to be seen without scrolling past every setting.
-element("settings").open = !matchMedia("(max-width: 30rem)").matches;
 open();

@@ -13,6 +13,8 @@ export class Panel {
   #hits = [];
   #start = null;
   #rows = new Map();
+  #calls = null;
+  #ticking = null;
 
   constructor(place, { method, k, budget }) {
     const panel = document.getElementById("panel").content.cloneNode(true).firstElementChild;
@@ -33,8 +35,9 @@ export class Panel {
     return this.#method;
   }
 
-  get budget() {
-    return this.#budget;
+  /** The calls that it ended with; until then those that it may make. */
+  get calls() {
+    return this.#calls ?? this.#budget;
   }
 
   get hits() {
@@ -46,30 +49,52 @@ export class Panel {
   }
 
   say(text, state = "") {
+    clearInterval(this.#ticking);
     this.#find(".progress").textContent = text;
     this.#find(".progress").dataset.state = state;
   }
 
+  /** Say what is under way, and for how many seconds. */
+  #saySince(text) {
+    this.say(`${text} …`);
+    const since = performance.now();
+    this.#ticking = setInterval(() => {
+      this.#find(".progress").textContent = `${text} … ${Math.round((performance.now() - since) / 1000)} s`;
+    }, 1000);
+  }
+
+  /** What the next round asks the scorer about, as planned. */
+  #asking() {
+    const number = this.#rounds.length + 1;
+    const size = this.#start.settings?.batch_sizes?.[number - 1];
+    return `round ${number}: asking the scorer about ${size ? words.plural(size, "item") : "items"}`;
+  }
+
   start(data) {
     this.#start = data;
-    this.#panel.classList.add("started");
     this.#find(".hits").closest(".card").querySelector("h3").textContent = `Best ${this.#k} so far`;
     this.#find(".scatter-explain").textContent = this.#explainScatter();
-    this.say("Round 1: the first stage names items, the scorer scores them …");
+    this.#saySince(this.#asking().replace("round", "Round"));
   }
 
   round(data) {
     this.#rounds.push(data);
+    // There is nothing to see before the first result.
+    this.#panel.classList.add("started");
     const before = new Set(this.#hits.map((hit) => hit.id));
     this.#showHits(data.hits);
     this.#showDots();
     this.#showCosts(data.calls, total(this.#rounds.map((round) => round.seconds)));
     this.#addRound(data, data.hits.filter((hit) => !before.has(hit.id)).length);
     if (data.expected_recall !== null) this.#expect(data.expected_recall, "for this question");
-    this.say(`Round ${data.number} is in: ${words.count(data.calls)} of ${words.count(this.#start.budget)} calls.`);
+    const soFar = `Round ${data.number} is in: ${words.count(data.calls)} of ${words.count(this.#start.budget)} calls`;
+    if (data.calls < this.#start.budget) this.#saySince(`${soFar}; ${this.#asking()}`);
+    else this.say(`${soFar}.`);
   }
 
   done(data) {
+    this.#calls = data.calls;
+    this.#panel.classList.add("started");
     this.#showHits(data.hits);
     this.#showDots();
     this.#showCosts(data.calls, data.seconds);
@@ -94,9 +119,16 @@ export class Panel {
 
   /** What this budget finds on average; a search that knows more of itself says that instead. */
   expectOfBudget(expected, { measuring }) {
+    if (this.#calls !== null && this.#calls >= this.#start.n_items) {
+      this.#find(".expected").textContent = "100 %";
+      this.#find(".expected-note").textContent = "every item was scored";
+      return;
+    }
     if (this.#rounds.at(-1)?.expected_recall != null) return;
-    if (expected) this.#expect(expected.recall, "on average");
-    else this.#find(".expected-note").textContent = measuring ? "being measured …" : "not known";
+    // An average of whole searches says nothing of one that is not at its end.
+    if (!expected && this.#find(".expected").textContent !== "–") return;
+    if (expected && this.ended) this.#expect(expected.recall, "on average");
+    else this.#find(".expected-note").textContent = !this.ended ? "told at the end" : measuring ? "measured once no search runs" : "not measured for this budget";
   }
 
   /** Mark the hits that the other method did not find. */
@@ -178,8 +210,9 @@ export class Panel {
     const scorer = data.seconds.score ?? 0;
     const rest = Object.values(data.seconds).reduce((sum, spent) => sum + spent, 0) - scorer;
     const expected = data.expected_recall === null ? "–" : words.percent(data.expected_recall);
+    if (data.expected_recall !== null) this.#find(".rounds").classList.remove("unjudged");
     this.#find(".rounds tbody").append(
-      cells([roundCell(data.number), words.count(data.calls), entered, words.duration(scorer), words.duration(rest), expected], [1, 2, 3, 4, 5]),
+      cells([roundCell(data.number), words.count(data.items.length), words.count(data.calls), entered, words.duration(scorer), words.duration(rest), expected], [1, 2, 3, 4, 5, 6]),
     );
   }
 

@@ -8,7 +8,7 @@ const basis = document.getElementById("recall-basis");
 const legend = document.getElementById("recall-legend");
 const chart = new Chart(document.getElementById("recall-chart"));
 
-let wanted = { index: null, k: 0, methods: [] };
+let wanted = { index: null, items: 0, first: "", k: 0, methods: [] };
 let budget = 0;
 let curves = new Map();
 let asking = new AbortController();
@@ -16,6 +16,8 @@ let listener = () => {};
 // Measuring a curve keeps the server's cores busy: a search under way comes first.
 let isHeld = () => false;
 export const holdWhile = (condition) => (isHeld = condition);
+/** A search began or ended. */
+export const holdChanged = () => show();
 
 /** Called whenever more is known of what to expect. */
 export const onNews = (callback) => (listener = callback);
@@ -35,23 +37,24 @@ export function chooseBudget(calls) {
 }
 
 /** Fetch the curves of some methods; methods whose curve is there are not asked for again. */
-export function chooseCurves(index, k, methods) {
-  if (wanted.index !== index || wanted.k !== k) curves = new Map();
+export function chooseCurves({ index, items, first, k, methods }) {
+  if (wanted.index !== index || wanted.k !== k || wanted.first !== first) curves = new Map();
   asking.abort();
   asking = new AbortController();
-  wanted = { index, k, methods };
+  wanted = { index, items, first, k, methods };
   show();
-  for (const method of methods) if (isMeasuring(method)) fetchCurve(index, k, method, asking.signal);
+  for (const method of methods) if (isMeasuring(method)) fetchCurve(method, asking.signal);
 }
 
-async function fetchCurve(index, k, method, signal) {
+async function fetchCurve(method, signal) {
+  const { index, first, k } = wanted;
+  const asked = new URLSearchParams({ k, method, ...(first ? { first } : {}) });
   try {
     for (;;) {
       while (isHeld()) await pause(250, signal);
-      const path = `v1/indexes/${encodeURIComponent(index)}/recall?k=${k}&method=${encodeURIComponent(method)}`;
-      const answer = await get(path, { signal });
+      const answer = await get(`v1/indexes/${encodeURIComponent(index)}/recall?${asked}`, { signal });
       if (answer.state === "ready") {
-        curves.set(method, { points: answer.data.points, queries: answer.data.n_queries });
+        curves.set(method, { points: answer.data.points, queries: answer.data.n_queries, first: answer.data.first });
         break;
       }
       curves.set(method, {});
@@ -81,7 +84,7 @@ function show() {
   chart.show(known.length ? recallCurve({ curves: known.map((method) => curves.get(method)), budget }) : null);
   legend.replaceChildren(...(known.length > 1 ? known.map((method, index) => legendEntry(method, index)) : []));
   text.replaceChildren(...wanted.methods.map((method) => sentence(method)));
-  basis.textContent = known.length ? `Measured on ${words.plural(curves.get(known[0]).queries, "question")} for which the scorer has scored every item; the band is a 95 % interval.` : "";
+  basis.textContent = known.length ? `Measured on ${words.plural(curves.get(known[0]).queries, "question")} for which the scorer has scored every item, starting from ${words.firstName(curves.get(known[0]).first)}; the band is a 95 % interval.` : "";
 }
 
 function legendEntry(method, index) {
@@ -97,16 +100,20 @@ function sentence(method) {
   const curve = curves.get(method);
   const expected = expectedOf(method, budget);
   const name = words.methodName(method);
-  if (expected) {
+  const measured = curve?.points?.map((point) => point.budget) ?? [];
+  if (curve?.reason) line.textContent = `${name}: no curve. ${curve.reason} `;
+  else if (budget >= wanted.items) line.textContent = `${name}, ${words.plural(budget, "call")}: every item is scored, so 100 %. `;
+  else if (expected) {
     const found = document.createElement("b");
     found.textContent = words.percent(expected.recall);
-    const outside = expected.inside ? "" : ` (measured at ${words.plural(expected.measured, "call")}, the nearest)`;
     line.append(
       `${name}, ${words.plural(budget, "call")}: expect `,
       found,
-      ` of the scorer’s true top ${wanted.k}${outside}; likely ${Math.round(expected.low * 100)} to ${words.percent(expected.high)}. `,
+      ` of the scorer’s true top ${wanted.k}; likely ${Math.round(expected.low * 100)} to ${words.percent(expected.high)}. `,
     );
-  } else if (curve?.reason) line.textContent = `${name}: no curve. ${curve.reason} `;
+  } else if (budget < wanted.k) line.textContent = `${name}: a budget of ${words.plural(budget, "call")} cannot find the best ${wanted.k}. `;
+  else if (measured.length) line.textContent = `${name}: measured from ${words.count(Math.min(...measured))} to ${words.plural(Math.max(...measured), "call")}, not at ${words.count(budget)}. `;
+  else if (isHeld()) line.textContent = `${name}: the curve waits until no search is running, so as not to slow it down. `;
   else line.textContent = `${name}: trying it out on questions for which every item’s score is known … the curve appears here when that is done. `;
   return line;
 }

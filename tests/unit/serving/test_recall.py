@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from adacur import AnchorIndex
+from adacur.serving import recall
+from adacur.serving.recall import RecallCurves
+from tests.serving_world import world_index
+
+
+@contextmanager
+def curves(**options: Any) -> Iterator[RecallCurves]:
+    made = RecallCurves(**{"queries": 24, "max_budget": 20, "is_idle": lambda: True, **options})
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def measured(made: RecallCurves, index: AnchorIndex) -> dict[str, Any]:
+    while (curve := made.curve("w", index, k=5, method="gaussian")) is None:
+        time.sleep(0.01)
+    return curve
+
+
+def test_a_curve_waits_while_somebody_searches_but_not_for_ever(monkeypatch):
+    index = world_index()
+    with curves() as alone:
+        expected = measured(alone, index)
+    monkeypatch.setattr(recall, "_SECONDS_TO_WAIT", 1000.0)
+    is_quiet, asked = threading.Event(), threading.Event()
+    replay = AnchorIndex.replay
+
+    def counted(*given: Any, **options: Any) -> Any:
+        assert is_quiet.is_set()
+        return replay(*given, **options)
+
+    monkeypatch.setattr(AnchorIndex, "replay", counted)
+
+    def is_idle() -> bool:
+        asked.set()
+        return is_quiet.is_set()
+
+    with curves(is_idle=is_idle) as waiting:
+        assert waiting.curve("w", index, k=5, method="gaussian") is None
+        assert asked.wait(10)
+        is_quiet.set()
+        assert measured(waiting, index) == expected
+    monkeypatch.setattr(recall, "_SECONDS_TO_WAIT", 0.01)
+    with curves(is_idle=lambda: False) as crowded:
+        assert measured(crowded, index) == expected
+
+
+def test_a_curve_that_waits_ends_with_its_server(monkeypatch):
+    monkeypatch.setattr(recall, "_SECONDS_TO_WAIT", 1000.0)
+    before = threading.active_count()
+    with curves(is_idle=lambda: False) as waiting:
+        assert waiting.curve("w", world_index(), k=5, method="gaussian") is None
+    until = time.monotonic() + 10
+    while threading.active_count() > before:
+        if time.monotonic() > until:
+            pytest.fail("its thread is still there")
+        time.sleep(0.01)
