@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -26,22 +23,22 @@ __all__ = ["RecallCurves", "tunings_of"]
 _BUDGETS = (10, 20, 50, 100, 200, 500, 1000)
 _LARGEST_BUDGET = 2000
 _MOST_CURVES = 100
-_QUERIES_AT_ONCE = 5
+_QUERIES_AT_ONCE = 2
 _SECONDS_TO_WAIT = 10.0
 
 
 class RecallCurves:
     """Curves by index, k, method and first stage; each is computed once, one after the other, beside the searches.
 
-    Clients come first: the next few queries are measured when the server `is_idle`, or after ten seconds, in a thread
-    of the lowest priority.
+    Clients come first: the next few queries are measured when the server `is_idle`, or after ten seconds. The
+    thread has the priority of any other: one that is put off while it holds the GIL would hold up the searches too.
     """
 
     def __init__(self, *, queries: int, max_budget: int, is_idle: Callable[[], bool]) -> None:
         self._is_idle = is_idle
         self._queries = queries
         self._max_budget = max_budget
-        self._thread = ThreadPoolExecutor(1, "adacur-recall", initializer=_step_back)
+        self._thread = ThreadPoolExecutor(1, "adacur-recall")
         self._curves: dict[tuple[str, int, str, str], Future[dict[str, Any]]] = {}
         self._stopping = threading.Event()
 
@@ -129,13 +126,6 @@ class RecallCurves:
             self._stopping.wait(0.02)
         if self._stopping.is_set():
             raise CancelledError
-
-
-def _step_back() -> None:
-    # On Linux a thread has a priority of its own; elsewhere it would be the whole process that steps back.
-    if sys.platform == "linux":
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
 def tunings_of(index: AnchorIndex) -> list[Mapping[str, Any]]:
