@@ -1,4 +1,14 @@
-"""Searches over HTTP: the server, and the page that shows a search as it happens."""
+"""Searches over HTTP: the server, and the page that shows a search as it happens.
+
+Where to change what, in the order in which a request meets it:
+
+- the process: `running` (socket, signals, end), `opening` (folders to indexes), `settings` (limits, keys), `logs`;
+- every request: `door` (key, size, log line), `requests` (its body), `shapes` (fields of bodies and answers),
+  `failures` (what becomes of an error), `turns` (how many at a time), `metrics`;
+- routes: `app`, which calls `indexes` (what a search may ask), `searching` (answers and streams), `answers` (their
+  JSON), `reranking`, `recall` (curves); `scoring` is where requests share a scorer;
+- documents: `description` (OpenAPI), `reference` (`/docs`), `page` and the folder `page/` (`/`).
+"""
 
 from __future__ import annotations
 
