@@ -30,8 +30,7 @@ _SECONDS_TO_WAIT = 10.0
 class RecallCurves:
     """Curves by index, k, method and first stage; each is computed once, one after the other, beside the searches.
 
-    Clients come first: the next few queries are measured when the server `is_idle`, or after ten seconds. The
-    thread has the priority of any other: one that is put off while it holds the GIL would hold up the searches too.
+    Clients come first: the next few queries are measured when the server `is_idle`, or after ten seconds.
     """
 
     def __init__(self, *, queries: int, max_budget: int, is_idle: Callable[[], bool]) -> None:
