@@ -23,7 +23,9 @@ __all__ = ["RecallCurves", "tunings_of"]
 _BUDGETS = (10, 20, 50, 100, 200, 500, 1000)
 _LARGEST_BUDGET = 2000
 _MOST_CURVES = 100
-_QUERIES_AT_ONCE = 2
+# Of 50, ten at a time cost 1.4 times as much as all at once, and two at a time 3.5 times.
+_QUERIES_AT_ONCE = 10
+_SECONDS_OF_REST = 0.02
 _SECONDS_TO_WAIT = 10.0
 
 
@@ -120,11 +122,13 @@ class RecallCurves:
         return {"k": k, "method": method, "first": first, "n_queries": len(queries), "points": points}
 
     def _let_searches_go_first(self) -> None:
-        until = time.monotonic() + _SECONDS_TO_WAIT
-        while not self._is_idle() and time.monotonic() < until and not self._stopping.is_set():
-            self._stopping.wait(0.02)
-        if self._stopping.is_set():
-            raise CancelledError
+        began = busy = time.monotonic()
+        # Between two searches of one client there is a moment, which is no rest.
+        while (now := time.monotonic()) - busy < _SECONDS_OF_REST and now - began < _SECONDS_TO_WAIT:
+            if not self._is_idle():
+                busy = now
+            if self._stopping.wait(_SECONDS_OF_REST / 5):
+                raise CancelledError
 
 
 def tunings_of(index: AnchorIndex) -> list[Mapping[str, Any]]:
