@@ -31,6 +31,7 @@ EVENT = {
     "properties": {"event": {"enum": ["start", "round", "done", "error"]}, "data": {"type": "string"}},
     "required": ["event", "data"],
 }
+_RECALL = "/v1/indexes/{name}/recall"
 _BODIES: tuple[type[BaseModel], ...] = (shapes.SearchRequest, shapes.RerankRequest, shapes.CohereRerankRequest)
 _DOCUMENTS = ["Penicillin was found by Alexander Fleming.", "A ship is a large vessel."]
 _EXAMPLES: dict[str, dict[str, Any]] = {
@@ -103,7 +104,9 @@ def described(
         # The document is open to all; where there are keys, names are told to those who have one.
         search = schemas["SearchRequest"]["properties"]
         _some(search["index"])["enum"] = list(indexes)
-        _some(search["first"])["enum"] = list(first_stages)
+        recall = {one["name"]: one["schema"] for one in document["paths"][_RECALL]["get"]["parameters"]}
+        for first in (search["first"], recall["first"]):
+            _some(first)["enum"] = list(first_stages)
     else:
         components["securitySchemes"] = {
             "bearer": {"type": "http", "scheme": "bearer"},
@@ -142,7 +145,7 @@ def _put_limits(document: dict[str, Any], settings: ServerSettings) -> None:
         asked = schemas[name]["properties"]
         asked["query"]["maxLength"] = settings.max_query_chars
         asked["documents"]["maxItems"] = settings.max_documents
-    for parameter in document["paths"]["/v1/indexes/{name}/recall"]["get"]["parameters"]:
+    for parameter in document["paths"][_RECALL]["get"]["parameters"]:
         if parameter["name"] == "k":
             parameter["schema"]["maximum"] = settings.max_k
     schemas["TextDocument"]["properties"]["text"]["maxLength"] = settings.max_document_chars
