@@ -12,7 +12,7 @@ from adacur.core.extras import require
 from adacur.core.results import Hit, Hits
 from adacur.search import AnchorIndex
 
-__all__ = ["TOOL", "create_server", "serve_stdio", "usual_search"]
+__all__ = ["TOOL", "create_server", "serve_stdio"]
 
 _log = logging.getLogger("adacur.mcp")
 
