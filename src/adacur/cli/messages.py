@@ -130,20 +130,11 @@ def print_json(value: Any) -> None:
 def as_json(value: Any) -> Any:
     """Records, arrays and hits as plain JSON values."""
     if isinstance(value, Hits):
+        from adacur.serving.answers import hits_of  # a hit looks the same from the shell and from the server
+
         return {
             "query": as_json(value.query),
-            "hits": [
-                {
-                    "id": hit.id,
-                    "score": hit.score,
-                    **({} if hit.fused is None else {"fused": hit.fused}),
-                    "rank": hit.rank,
-                    "round": hit.round,
-                    "text": hit.item.text if hit.item else None,
-                    "metadata": as_json(hit.item.metadata) if hit.item else {},
-                }
-                for hit in value
-            ],
+            "hits": hits_of(value),
             "calls": value.trace.calls,
             "stopped": value.trace.stopped,
             "seconds": value.trace.seconds,
