@@ -2,7 +2,8 @@
 
     python benchmarks/onnx_batching.py [--pairs 192]
 
-Real articles and pseudo-queries, ms-marco-MiniLM-L-12-v2 with dynamic quantisation, all sides in one run.
+Real articles and pseudo-queries, ms-marco-MiniLM-L-12-v2 with dynamic quantisation, all sides in one run: batches of
+the graph as it is, and short pairs in runs of a second graph that quantises each pair for itself.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import onnxruntime
 
 import adacur
+from adacur import Item
 from adacur.data import fetch, pseudo_queries, wikivital
 
 
@@ -56,6 +58,36 @@ def main() -> None:
         moved = np.abs(scores - alone).max()
         print(f"  batches of {size:<2} (sorted by length): {pace:20.1f} pairs/s; scores moved by up to {moved:.2f}")
         print(f"    one pair per run is {base / pace:.2f}× as fast")
+    short_pairs(every)
+
+
+def short_pairs(items: list[Item]) -> None:
+    """Pairs of a few tokens through the scorer, alone and together, in turns."""
+    queries = pseudo_queries(items, 40, seed=3, kinds="titles")
+    rng = np.random.default_rng(0)
+    print("short pairs, median of the ratios of six turns")
+    print("| tokens | pairs a call | alone, pairs/s | together | times | scores that differ |")
+    print("|---|---|---|---|---|---|")
+    for max_item_tokens in (4, 8, 16, 24):
+        apart, together = (adacur.scorer("ms-marco-MiniLM-L-12-v2", max_item_tokens=max_item_tokens) for _ in range(2))
+        apart._together = False
+        while together._together is None:
+            together.score([(query, items[0]) for query in queries])
+        for n_pairs in (20, 50, 128, 512):
+            paces, n_different = [], 0
+            for _ in range(6):
+                pairs = [(queries[rng.integers(len(queries))], items[rng.integers(len(items))]) for _ in range(n_pairs)]
+                started = time.perf_counter()
+                alone = apart.score(pairs)
+                between = time.perf_counter()
+                n_different += int(np.count_nonzero(together.score(pairs) != alone))
+                paces.append((n_pairs / (between - started), n_pairs / (time.perf_counter() - between)))
+            mean = np.mean(together._tokens.pairs(pairs).lengths)
+            ratio = np.median([fast / slow for slow, fast in paces])
+            slow, fast = np.median(paces, axis=0)
+            print(
+                f"| {mean:.0f} | {n_pairs} | {slow:.0f} | {fast:.0f} | {ratio:.2f} | {n_different} of {6 * n_pairs} |"
+            )
 
 
 if __name__ == "__main__":

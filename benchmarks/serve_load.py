@@ -1,13 +1,14 @@
 """How many searches a server answers, and how fast, with batches shared across requests and without.
 
-    python -m benchmarks.serve_load [--requests 2000] [--clients 64] [--rows onnx,popular,device]
+    python -m benchmarks.serve_load [--requests 2000] [--clients 64] [--rows titles,onnx,popular,device]
 
 Starts `adacur serve` on loopback twice per row, `--shared-batches` and `--no-shared-batches`, and sends each the same
-requests from 64 clients at a time, in turns of a quarter of the load, so that both meet the same machine. Every answer
+requests from 64 clients at a time, in turns of an eighth of the load, so that both meet the same machine. Every answer
 is compared with that of a search in this process, alone. The rows:
 
-- onnx: the int8 cross-encoder on this CPU, every question asked once;
-- popular: the same with questions asked as often as in real logs (Zipf): some are asked by several at once;
+- titles: the int8 cross-encoder on this CPU, titles of articles, every question asked once;
+- onnx: the same with the first eight tokens of the articles;
+- popular: the same again with questions asked as often as in real logs (Zipf): some are asked by several at once;
 - device: a function that takes 5 ms a call and 0.1 ms a pair, one call at a time, as a GPU or a service would.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import re
 import signal
@@ -27,6 +29,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import numpy as np
@@ -39,9 +42,10 @@ ITEMS = 200
 ANCHORS = 20
 ITEM_TOKENS = 8
 K, BUDGET = 3, 10
-TURNS = 4
+TURNS = 8
 ZIPF_QUESTIONS = 500
-ROWS = ("onnx", "popular", "device")
+WARMING = ("a river", "an opera", "a metal", "a war", "a plant", "a king", "a number", "a dance")
+ROWS = ("titles", "onnx", "popular", "device")
 _turn = threading.Lock()
 
 
@@ -76,6 +80,33 @@ class Load:
         return float(np.quantile(self.latencies, share))
 
 
+class Connection:
+    """Just enough HTTP for a load: a client library takes a tenth of the processor that the server should have."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def opened(cls, url: str) -> Connection:
+        host, _, port = url.removeprefix("http://").partition(":")
+        return cls(*await asyncio.open_connection(host, int(port)))
+
+    async def post(self, path: str, content: dict[str, object]) -> dict[str, Any]:
+        body = json.dumps(content).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: load\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        self._writer.write(f"{head}\r\n\r\n".encode() + body)
+        status, *headers = (await self._reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
+        length = next(int(line.partition(":")[2]) for line in headers if line.startswith("content-length:"))
+        answer = await self._reader.readexactly(length)
+        if " 200 " not in status:
+            raise SystemExit(f"{status}: {answer.decode()}")
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+    def close(self) -> None:
+        self._writer.close()
+
+
 class Server:
     """`adacur serve` on loopback, until `stop`."""
 
@@ -93,17 +124,17 @@ class Server:
         """Send these questions from so many clients at a time."""
         load = Load()
         waiting = iter(questions)
-        limits = httpx2.Limits(max_connections=clients, max_keepalive_connections=clients)
-        async with httpx2.AsyncClient(base_url=self.url, timeout=120, limits=limits) as http:
+        async with httpx2.AsyncClient(base_url=self.url, timeout=120) as http:
 
             async def client() -> None:
+                connection = await Connection.opened(self.url)
                 for question in waiting:
                     started = time.perf_counter()
-                    response = await http.post("/v1/search", json={"query": question, "k": K, "budget": BUDGET})
+                    answer = await connection.post("/v1/search", {"query": question, "k": K, "budget": BUDGET})
                     load.latencies.append(time.perf_counter() - started)
-                    response.raise_for_status()
-                    hits = response.json()["results"][0]["hits"]
+                    hits = answer["results"][0]["hits"]
                     load.wrong += [(hit["id"], hit["score"]) for hit in hits] != truth[question]
+                connection.close()
 
             before, cpu = await self._spent(http), self._cpu_seconds()
             started = time.perf_counter()
@@ -117,8 +148,11 @@ class Server:
         async with httpx2.AsyncClient(base_url=self.url, timeout=60) as http:
             while (await http.get("/readyz")).status_code != 200:
                 await asyncio.sleep(0.1)
-            # What is opened or compiled by the first search is not part of the load.
-            await http.post("/v1/search", json={"queries": ["one", "two"], "k": K, "budget": BUDGET})
+            # What is opened or compiled by the first searches is not part of the load.
+            warming = [f"{first} and {second}" for first in WARMING for second in WARMING]
+            for some in (warming[::2], warming[1::2]):
+                answer = await http.post("/v1/search", json={"queries": some, "k": K, "budget": BUDGET})
+                answer.raise_for_status()
 
     async def _spent(self, http: httpx2.AsyncClient) -> tuple[float, float]:
         text = (await http.get("/metrics")).text
@@ -140,9 +174,10 @@ class Server:
         self._process.wait(60)
 
 
-def small_index(folder: Path, *, scorer: object) -> Path:
-    """The first words of some articles, scored for real."""
-    items = [Item(item.id, item.text, item.metadata) for item in wikivital()[:: len(wikivital()) // ITEMS][:ITEMS]]
+def small_index(folder: Path, *, scorer: object, titles: bool = False) -> Path:
+    """Some articles or their titles, scored for real."""
+    articles = wikivital()[:: len(wikivital()) // ITEMS][:ITEMS]
+    items = [Item(item.id, str(item.metadata["title"]) if titles else item.text) for item in articles]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         adacur.build(items, ANCHORS, scorer=scorer, path=folder, progress=False, tune=False).close()
@@ -222,16 +257,12 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(ROWS))
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        scorers = {
-            "onnx": lambda: adacur.scorer("ms-marco-MiniLM-L-12-v2", max_item_tokens=ITEM_TOKENS),
-            "device": lambda: "benchmarks.serve_load:device",
-        }
-        indexes: dict[str, Path] = {}
         for row in given.rows.split(","):
-            kind = "device" if row == "device" else "onnx"
-            if kind not in indexes:
-                indexes[kind] = small_index(Path(folder) / f"{kind}.adacur", scorer=scorers[kind]())
-            asyncio.run(measured(row, indexes[kind], n=given.requests, clients=given.clients))
+            scorer: object = "benchmarks.serve_load:device"
+            if row != "device":
+                scorer = adacur.scorer("ms-marco-MiniLM-L-12-v2", max_item_tokens=ITEM_TOKENS)
+            index = small_index(Path(folder) / f"{row}.adacur", scorer=scorer, titles=row == "titles")
+            asyncio.run(measured(row, index, n=given.requests, clients=given.clients))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from adacur.core.protocols import Reopening, ScorerCard
 from adacur.core.records import Item, Pair, Query
 from adacur.core.scores import check_grid, check_scores
 from adacur.scorers.emb_cross_encoder import EmbHead
+from adacur.scorers.int8_graph import MISLED_FUSION, quantised_pair_by_pair
 from adacur.scorers.pair_tokens import PairTokenizer, TokenArray, TokenPairs, chosen_max_tokens
 from adacur.scorers.weights import json_in, weights_hash
 
@@ -43,6 +44,12 @@ _PAIRS_PER_WORKER_AND_TRIAL = 8
 _LEAD_OF_A_RIVAL = 1.1
 _DYNAMIC_OPERATORS = (b"DynamicQuantize", b"MatMulInteger", b"ConvInteger")
 _INT8_OPERATORS = (*_DYNAMIC_OPERATORS, b"QLinearMatMul", b"QGemm", b"QAttention", b"DequantizeLinear")
+# Above this many tokens an int8 pair costs as much in company as alone; below, what is paid per run is half of it.
+_SHORT_PAIR = 32
+_LEAST_SHORT_PAIRS_PER_RUN, _MOST_SHORT_PAIRS_PER_RUN = 4, 16
+# A second graph is made when about as much time went into short pairs as it takes to make one.
+_SHORT_PAIRS_BEFORE_A_SECOND_GRAPH = 512
+_MOST_PADDING = 0.3
 _KNOWN_INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
 
 
@@ -59,8 +66,8 @@ class OnnxCrossEncoder:
 
     Pairs run one at a time on one thread each, `threads` of them side by side (all cores by default), so that a
     score does not depend on the pairs beside it: models with dynamic int8 quantisation scale their activations by
-    the largest in the whole run. Other models may share runs between pairs of one length, where a probe shows that
-    this changes no bit.
+    the largest in the whole run. Of those, many short pairs share runs of a second graph that scales each pair by
+    itself; other models share runs between pairs of one length. Both only where a probe shows that it changes no bit.
 
     The first large call is scored in turns by rival shapes, one pair per run or several, all threads or half of
     them, and the fastest stays. A number given as `threads` is kept.
@@ -96,12 +103,15 @@ class OnnxCrossEncoder:
         try:
             self._alone = _mentions(self._file, _DYNAMIC_OPERATORS)
             self._is_int8 = _mentions(self._file, _INT8_OPERATORS)
-            self._session: Any = _session(onnxruntime, self._file)
+            self._session: Any = _session(onnxruntime, str(self._file))
         except Exception as error:
             raise InputError(f"{self._file} cannot be read as an ONNX model: {error}") from error
         self._workers, self._process = ThreadPoolExecutor(self._threads, "adacur-onnx"), os.getpid()
         self._lock = threading.Lock()
         self._calls = 0
+        self._together: Any = None
+        self._making = threading.Lock()
+        self._n_short = 0
         self._inputs: dict[str, npt.DTypeLike] = {
             wanted.name: np.int32 if "int32" in wanted.type else np.int64 for wanted in self._session.get_inputs()
         }
@@ -144,7 +154,7 @@ class OnnxCrossEncoder:
 
     def close(self) -> None:
         """Free the model; the scorer cannot score any more, and calls under way in other threads end with an error."""
-        self._session = None
+        self._session = self._together = None
         self._workers.shutdown()
 
     def __enter__(self) -> OnnxCrossEncoder:
@@ -162,8 +172,19 @@ class OnnxCrossEncoder:
         with self._under_way() as is_only_call:
             if is_only_call and len(self._rivals) > 1:
                 longest_first = self._race(pairs, lengths, longest_first, scores)
-            self._fill(scores, pairs, _runs(lengths, longest_first, self._shape), workers=self._shape.workers)
+            runs = self._runs_with_short_pairs_together(lengths, longest_first) if self._alone else None
+            runs = runs or _runs(lengths, longest_first, self._shape)
+            self._fill(scores, pairs, runs, workers=self._shape.workers)
         return scores
+
+    def _runs_with_short_pairs_together(self, lengths: IntArray, longest_first: IntArray) -> list[IntArray] | None:
+        """Runs of a model that is quantised by the run; None where all pairs run alone."""
+        n_long = int(np.count_nonzero(lengths > _SHORT_PAIR))
+        short = longest_first[n_long:]
+        at_once = _short_pairs_per_run(len(short), self._shape.workers)
+        if at_once < _LEAST_SHORT_PAIRS_PER_RUN or not self._can_run_together(len(short)):
+            return None
+        return [*_runs(lengths, longest_first[:n_long], self._shape), *_padded_runs(lengths, short, at_once)]
 
     def _race(self, pairs: TokenPairs, lengths: IntArray, longest_first: IntArray, scores: FloatArray) -> IntArray:
         """Score the first pairs with every rival in turn, keep the fastest shape; the positions that remain."""
@@ -205,14 +226,44 @@ class OnnxCrossEncoder:
 
     def _sharing_changes_nothing(self) -> bool:
         """Whether pairs of one length score together as they do alone, to the last bit."""
-        texts = [" ".join("ab"[number >> place & 1] for place in range(24)) for number in range(0, 6000, 500)]
+        return self._scores_as_alone(self._session, n_words=[24] * 12)
+
+    def _can_run_together(self, n_short: int) -> bool:
+        """Whether there is a graph that scores several pairs as each alone; it is made once it pays."""
+        self._n_short += n_short
+        if self._together is None and self._n_short >= _SHORT_PAIRS_BEFORE_A_SECOND_GRAPH:
+            # Who comes while it is being made runs pairs alone.
+            if not self._making.acquire(blocking=False):
+                return False
+            try:
+                self._together = self._together or self._second_graph() or False
+            finally:
+                self._making.release()
+        return bool(self._together)
+
+    def _second_graph(self) -> Any:
+        """A session in which each pair is quantised for itself; None where there is none with the very same scores."""
+        try:
+            graph = quantised_pair_by_pair(self._file)
+            if graph is not None:
+                session = _session(require("onnxruntime", extra="onnx"), graph, MISLED_FUSION)
+                if self._scores_as_alone(session, n_words=[*range(4, 28, 2)]):
+                    return session
+        # Whatever a foreign graph makes onnx or onnxruntime raise: its pairs can run alone.
+        except Exception as error:
+            _log.debug("%s: no graph for several pairs: %s", self._name, error)
+        return None
+
+    def _scores_as_alone(self, session: Any, *, n_words: Sequence[int]) -> bool:
+        """Whether made-up pairs with so many words score together as they do alone, to the last bit."""
+        texts = [" ".join("ab"[500 * at >> place & 1] for place in range(words)) for at, words in enumerate(n_words)]
         pairs = self._tokens.pairs([(Query(text, text[0]), Item(text, text)) for text in texts])
 
-        def logits(positions: range) -> FloatArray:
-            return self._logits(pairs.padded(positions, pad_id=self._tokens.pad_id))
+        def logits(session: Any, positions: range) -> FloatArray:
+            return self._logits(pairs.padded(positions, pad_id=self._tokens.pad_id), session).reshape(len(positions))
 
-        alone = np.concatenate([logits(range(at, at + 1)) for at in range(len(pairs))])
-        return all(np.array_equal(logits(range(size)), alone[:size]) for size in (2, 3, 8, len(pairs)))
+        alone = np.concatenate([logits(self._session, range(at, at + 1)) for at in range(len(pairs))])
+        return all(np.array_equal(logits(session, range(size)), alone[:size]) for size in (2, 3, 8, len(pairs)))
 
     def _fill(self, scores: FloatArray, pairs: TokenPairs, runs: list[IntArray], *, workers: int) -> None:
         waiting = deque(runs)
@@ -224,7 +275,9 @@ class OnnxCrossEncoder:
                         positions = waiting.popleft()
                     except IndexError:
                         return
-                    scores[positions] = self._logits(pairs.padded(positions, pad_id=self._tokens.pad_id))[:, 0]
+                    session = self._together if self._alone and len(positions) > 1 else self._session
+                    logits = self._logits(pairs.padded(positions, pad_id=self._tokens.pad_id), session)
+                    scores[positions] = logits.reshape(len(positions))
             finally:
                 # After an error the other workers would otherwise go on to the end.
                 waiting.clear()
@@ -263,9 +316,8 @@ class OnnxCrossEncoder:
     def _closed(self) -> ScorerFailed:
         return ScorerFailed(f"The scorer {self._name!r} has been closed. Open it again to score.")
 
-    def _logits(self, inputs: dict[str, TokenArray]) -> FloatArray:
-        # Held here, so that close() in another thread frees the model only after this run.
-        session = self._session
+    def _logits(self, inputs: dict[str, TokenArray], session: Any) -> FloatArray:
+        # The session is held here, so that close() in another thread frees the model only after this run.
         if session is None:
             raise self._closed()
         fed = {name: inputs[name].astype(dtype, copy=False) for name, dtype in self._inputs.items()}
@@ -282,7 +334,7 @@ class OnnxCrossEncoder:
         if unknown:
             raise InputError(f"{self._file} asks for {unknown}; a cross-encoder is fed only {sorted(_KNOWN_INPUTS)}.")
         probe = self._tokens.pairs([(Query("probe", "a"), Item("probe", "b"))])
-        logits = self._logits(probe.padded([0], pad_id=self._tokens.pad_id))
+        logits = self._logits(probe.padded([0], pad_id=self._tokens.pad_id), self._session)
         if logits.shape != (1, 1):
             raise InputError(
                 f"A cross-encoder gives one logit per pair; {self._file} answers one pair with an array of shape "
@@ -334,18 +386,36 @@ def _runs(lengths: IntArray, positions: IntArray, shape: _Shape) -> list[IntArra
     return runs
 
 
-def _session(onnxruntime: Any, file: Path) -> Any:
+def _short_pairs_per_run(n_pairs: int, workers: int) -> int:
+    """As many as fit, with the same number of runs for every worker."""
+    runs_per_worker = -(-n_pairs // (workers * _MOST_SHORT_PAIRS_PER_RUN))
+    return -(-n_pairs // max(1, workers * runs_per_worker))
+
+
+def _padded_runs(lengths: IntArray, longest_first: IntArray, at_once: int) -> list[IntArray]:
+    """Neighbours in length, padded to the longest of their run."""
+    runs: list[list[int]] = []
+    for position in longest_first.tolist():
+        longest = lengths[runs[-1][0]] if runs else 0
+        if runs and len(runs[-1]) < at_once and lengths[position] >= (1 - _MOST_PADDING) * longest:
+            runs[-1].append(position)
+        else:
+            runs.append([position])
+    return [np.array(run, np.intp) for run in runs]
+
+
+def _session(onnxruntime: Any, model: str | bytes, *misled: str) -> Any:
     options = onnxruntime.SessionOptions()
     # Runs side by side use the cores better than threads inside a run, and no sum is split by the core count.
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
     return onnxruntime.InferenceSession(
-        str(file),
+        model,
         options,
         providers=["CPUExecutionProvider"],
         # The fused kernel is not vectorised: without it int8 models are a fifth faster.
-        disabled_optimizers=["SkipLayerNormFusion"],
+        disabled_optimizers=["SkipLayerNormFusion", *misled],
     )
 
 

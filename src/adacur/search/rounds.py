@@ -70,10 +70,11 @@ async def asearch(plan: Plan, queries: Sequence[Query | str], k: int) -> list[Hi
     """
     found: list[Hits] = []
     groups = _start(plan, queries, k)
-    # A hop to a thread costs 50 µs, a round of a large collection many milliseconds: it is never worth asking which.
+    # A round of a large collection takes many milliseconds: it is never worth asking whether a hop to a thread pays.
     while running := await asyncio.to_thread(next, groups, None):
-        while await _scored_more(plan, running):
-            pass
+        pairs = await asyncio.to_thread(running.next_pairs)
+        while pairs:
+            pairs = await asyncio.to_thread(running.pairs_after, await _scores(plan, pairs))
         found += await asyncio.to_thread(running.hits)
     return found
 
@@ -81,21 +82,17 @@ async def asearch(plan: Plan, queries: Sequence[Query | str], k: int) -> list[Hi
 async def asearch_iter(plan: Plan, query: Query | str, k: int) -> AsyncIterator[Hits]:
     """Like `search_iter`, without holding up the event loop."""
     (running,) = await asyncio.to_thread(list, _start(plan, [query], k))
-    while await _scored_more(plan, running):
-        if running.has_news:
-            yield (await asyncio.to_thread(running.hits))[0]
+    while pairs := await asyncio.to_thread(running.next_pairs):
+        news = await asyncio.to_thread(running.news_after, await _scores(plan, pairs))
+        if news:
+            yield news[0]
     if running.has_news or not running.has_answered:
         yield (await asyncio.to_thread(running.hits))[0]
 
 
-async def _scored_more(plan: Plan, running: _LockStep) -> bool:
-    """Make the next scorer call; False when there is none left to make."""
-    pairs = await asyncio.to_thread(running.next_pairs)
-    if pairs:
-        with asking(plan.scorer):
-            scores = await ascore(plan.scorer, pairs)
-        await asyncio.to_thread(running.accept, scores)
-    return bool(pairs)
+async def _scores(plan: Plan, pairs: Sequence[Pair]) -> FloatArray:
+    with asking(plan.scorer):
+        return await ascore(plan.scorer, pairs)
 
 
 def _start(plan: Plan, queries: Sequence[Query | str], k: int) -> Iterator[_LockStep]:
@@ -210,6 +207,16 @@ class _LockStep:
         self._waiting = self._waiting[self._slice :]
         if not self._waiting:
             self._tell()
+
+    def pairs_after(self, scores: FloatArray) -> list[Pair]:
+        """`accept`, then `next_pairs`: one hop to a thread instead of two, which under load cost more than a round."""
+        self.accept(scores)
+        return self.next_pairs()
+
+    def news_after(self, scores: FloatArray) -> list[Hits]:
+        """`accept`, then the hits if a round ended."""
+        self.accept(scores)
+        return self.hits() if self.has_news else []
 
     def hits(self) -> list[Hits]:
         """The best k of each query so far."""

@@ -60,6 +60,8 @@ def run(app: FastAPI, at: socket.socket, *, grace_seconds: float, started: Calla
     """
     config = uvicorn.Config(
         app,
+        # httptools, which uvicorn would prefer where it is installed, reads heads of any length.
+        http="h11",
         log_config=None,
         access_log=False,
         server_header=False,
