@@ -1,9 +1,15 @@
-"""The command line as its users meet it: real processes, real folders, real exit codes."""
+"""The command line as its users meet it: real folders, real exit codes.
+
+Processes are real where one is killed, interrupted or turned away, and where its streams or what it imports is the
+point; elsewhere the command runs in this one, since importing takes longer than most of what is tested.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -11,8 +17,8 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +27,7 @@ import numpy as np
 import pytest
 
 import adacur
+from adacur.cli import run as run_here
 
 ADACUR = Path(sys.executable).with_name("adacur")
 N_ITEMS = 60
@@ -118,6 +125,32 @@ def run(*arguments: object, cwd: Path, **extra: str) -> Ran:
     return Ran(done.returncode, done.stdout, done.stderr)
 
 
+def here(*arguments: object, cwd: Path, **extra: str) -> Ran:
+    """What the command leaves when it runs in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    code: Any = 0
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("default")
+        patch.chdir(cwd)
+        for name, value in {"COLUMNS": "100", "NO_COLOR": "1", **extra}.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "argv", ["adacur", *map(str, arguments)])
+        patch.setattr(sys, "path", [*sys.path])
+        try:
+            run_here()
+        except SystemExit as stop:
+            code = stop.code
+        finally:
+            # The next folder has a file by the same name.
+            sys.modules.pop("my_scorers", None)
+    return Ran(code, out.getvalue(), err.getvalue())
+
+
 def texts() -> list[dict[str, str]]:
     things = ("river", "harbour", "comet", "violin", "glacier", "lantern", "orchid")
     return [
@@ -157,13 +190,14 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "beir").mkdir()
     write_lines(folder / "beir" / "corpus.jsonl", rows)
     write_lines(folder / "beir" / "queries.jsonl", [{"_id": f"q{i}", "text": f"a comet of town {i}"} for i in range(3)])
-    built = build(folder, "whole.adacur")
+    # In a process that has yet to import numpy.
+    built = run("build", "items.jsonl", "whole.adacur", *BUILD_OPTIONS, "--scorer", "my_scorers:score", cwd=folder)
     assert built.code == 0, built
     return folder
 
 
 def build(folder: Path, index: str, *options: object, scorer: str = "my_scorers:score", **extra: str) -> Ran:
-    return run("build", "items.jsonl", index, *BUILD_OPTIONS, "--scorer", scorer, *options, cwd=folder, **extra)
+    return here("build", "items.jsonl", index, *BUILD_OPTIONS, "--scorer", scorer, *options, cwd=folder, **extra)
 
 
 @pytest.fixture
@@ -190,7 +224,7 @@ def same_index(one: Path, other: Path) -> bool:
     )
 
 
-@contextmanager
+@contextlib.contextmanager
 def building(folder: Path, index: str, *, blocks: int, **extra: str) -> Iterator[subprocess.Popen[str]]:
     """A slow build in a process of its own, with so many blocks done."""
     process = subprocess.Popen(
@@ -220,7 +254,7 @@ def building(folder: Path, index: str, *, blocks: int, **extra: str) -> Iterator
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself_with_an_example(command: str, tmp_path: Path) -> None:
-    ran = run(command, "--help", cwd=tmp_path)
+    ran = here(command, "--help", cwd=tmp_path)
 
     assert ran.code == 0
     assert f"Example: adacur {command} " in ran.out
@@ -241,7 +275,7 @@ def test_the_script_and_the_module_are_the_same_program(tmp_path: Path) -> None:
     ids=" ".join,
 )
 def test_wrong_usage_is_exit_code_2(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    ran = run(*arguments, cwd=tmp_path)
+    ran = here(*arguments, cwd=tmp_path)
 
     assert ran.code == 2
     assert "Usage: adacur" in ran.err
@@ -253,7 +287,7 @@ def test_wrong_usage_is_exit_code_2(arguments: tuple[str, ...], tmp_path: Path) 
 
 @pytest.mark.parametrize("source", ["items.jsonl", "items.csv", "items.tsv", "items.txt", "beir"])
 def test_items_come_from_every_format(source: str, shop: Path) -> None:
-    ran = run("queries", source, "-n", 4, cwd=shop)
+    ran = here("queries", source, "-n", 4, cwd=shop)
 
     assert ran.code == 0, ran
     made = ran.json()
@@ -264,9 +298,9 @@ def test_items_come_from_every_format(source: str, shop: Path) -> None:
 def test_fields_of_other_names_can_be_named(tmp_path: Path) -> None:
     write_lines(tmp_path / "odd.jsonl", [{"key": "n1", "head": "A thing of beauty", "rest": "is a joy for ever"}])
 
-    run("queries", "odd.jsonl", cwd=tmp_path).refused("odd.jsonl, line 1", "no id", "'key', 'head', 'rest'")
+    here("queries", "odd.jsonl", cwd=tmp_path).refused("odd.jsonl, line 1", "no id", "'key', 'head', 'rest'")
     named = ("--id-field", "key", "--text-field", "head", "--text-field", "rest")
-    (made,) = run("queries", "odd.jsonl", *named, cwd=tmp_path).json()
+    (made,) = here("queries", "odd.jsonl", *named, cwd=tmp_path).json()
     assert made["text"] == "A thing of beauty. is a joy for ever"
 
 
@@ -308,7 +342,7 @@ def test_results_for_people_are_on_stdout_and_all_else_on_stderr(shop: Path, fol
 
     # Square brackets and colons mean something to the library that draws the tables.
     question = "is [/] this [b]bold[/b] :snake: comet?"
-    found = run("search", "whole.adacur", question, "-k", 2, "--budget", 12, cwd=shop)
+    found = here("search", "whole.adacur", question, "-k", 2, "--budget", 12, cwd=shop)
     assert found.code == 0, found
     assert question in found.out
     assert "score" in found.out
@@ -316,14 +350,14 @@ def test_results_for_people_are_on_stdout_and_all_else_on_stderr(shop: Path, fol
     assert "12 scorer calls" in found.err
     assert "12 scorer calls" not in found.out
 
-    shown = run("inspect", "whole.adacur", cwd=shop)
+    shown = here("inspect", "whole.adacur", cwd=shop)
     assert f"{N_ITEMS} × {N_ANCHORS} (float32)" in shown.out
     assert "my_scorers:score" in shown.out
-    assert run("verify", "whole.adacur", cwd=shop).out == "whole.adacur: nothing is damaged (complete).\n"
-    listed = run("fetch", cwd=shop)
+    assert here("verify", "whole.adacur", cwd=shop).out == "whole.adacur: nothing is damaged (complete).\n"
+    listed = here("fetch", cwd=shop)
     assert "ms-marco-MiniLM-L-12-v2" in listed.out
     assert "CC-BY-SA-4.0" in listed.out
-    costs = run("estimate", "items.jsonl", "--scorer", "my_scorers:score", cwd=shop)
+    costs = here("estimate", "items.jsonl", "--scorer", "my_scorers:score", cwd=shop)
     assert [line.split()[0] for line in costs.out.splitlines()[2:]] == ["50", "100", "200", "500"]
     assert f"So few items need no index: exact search scores all {N_ITEMS}" in costs.err
     assert f"makes {N_ITEMS} anchor queries by default: one per item, since there are fewer than 250" in costs.err
@@ -331,15 +365,15 @@ def test_results_for_people_are_on_stdout_and_all_else_on_stderr(shop: Path, fol
 
 def test_an_estimate_for_many_items_says_how_many_anchor_queries_a_build_makes(folder: Path) -> None:
     (folder / "many.txt").write_text("".join(f"thing number {n}\n" for n in range(600)))
-    costs = run("estimate", "many.txt", "--scorer", "my_scorers:score", cwd=folder)
+    costs = here("estimate", "many.txt", "--scorer", "my_scorers:score", cwd=folder)
     assert "makes 250 anchor queries by default; -n N makes N" in costs.err
     assert "need no index" not in costs.err
 
 
 def test_a_budget_larger_than_the_collection_gives_the_exact_answer(shop: Path) -> None:
     asked = ("whole.adacur", "a comet of the glacier", "-k", 7, "--json")
-    (generous,) = run("search", *asked, "--budget", 10 * N_ITEMS, cwd=shop).json()
-    (exact,) = run("search", *asked, "--method", "exact", cwd=shop).json()
+    (generous,) = here("search", *asked, "--budget", 10 * N_ITEMS, cwd=shop).json()
+    (exact,) = here("search", *asked, "--method", "exact", cwd=shop).json()
 
     assert [hit["id"] for hit in generous["hits"]] == [hit["id"] for hit in exact["hits"]]
     assert generous["calls"] == exact["calls"] == N_ITEMS
@@ -347,21 +381,23 @@ def test_a_budget_larger_than_the_collection_gives_the_exact_answer(shop: Path) 
 
 
 def test_questions_come_from_a_file_too(shop: Path) -> None:
-    found = run("search", "whole.adacur", "--queries", "beir", "-k", 1, "--method", "rerank", "--json", cwd=shop).json()
+    found = here(
+        "search", "whole.adacur", "--queries", "beir", "-k", 1, "--method", "rerank", "--json", cwd=shop
+    ).json()
 
     assert [answer["query"]["id"] for answer in found] == ["q0", "q1", "q2"]
 
 
 def test_a_cache_keeps_scores_from_run_to_run(shop: Path, tmp_path: Path) -> None:
     asked = ("search", "whole.adacur", "a comet", "a river", "-k", 3, "--budget", 20)
-    plain = run(*asked, "--json", cwd=shop).json()
+    plain = here(*asked, "--json", cwd=shop).json()
     for hits in (0, 40):
-        found = run(*asked, "--cache", tmp_path / "scores.sqlite", "--json", cwd=shop).json()
+        found = here(*asked, "--cache", tmp_path / "scores.sqlite", "--json", cwd=shop).json()
         assert [answer.pop("cache") for answer in found] == [
             {"hits": hits, "misses": 40 - hits, "hit_rate": hits / 40}
         ] * 2
         assert [(answer["calls"], answer["hits"]) for answer in found] == [(20, answer["hits"]) for answer in plain]
-    told = run(*asked, "--cache", tmp_path / "scores.sqlite", cwd=shop)
+    told = here(*asked, "--cache", tmp_path / "scores.sqlite", cwd=shop)
     assert "Cache: 40 of 40 scores were known (100%); 0 were paid for, beside the 32 that recognised" in told.err
     assert "Cache" not in told.out
 
@@ -404,7 +440,7 @@ def test_items_that_cannot_be_read_are_refused_and_nothing_is_begun(
 ) -> None:
     if name:
         (folder / name).write_bytes(content)
-    ran = run("build", folder / name, "i.adacur", "--scorer", "my_scorers:score", cwd=folder)
+    ran = here("build", folder / name, "i.adacur", "--scorer", "my_scorers:score", cwd=folder)
 
     ran.refused(*says)
     assert not (folder / "i.adacur").exists()
@@ -443,7 +479,7 @@ def test_a_build_that_cannot_work_is_refused_and_nothing_is_begun(
     ],
 )
 def test_an_estimate_of_nonsense_is_refused(options: list[Any], says: tuple[str, ...], shop: Path) -> None:
-    run("estimate", "items.jsonl", "--scorer", "my_scorers:score", *options, cwd=shop).refused(*says)
+    here("estimate", "items.jsonl", "--scorer", "my_scorers:score", *options, cwd=shop).refused(*says)
 
 
 @pytest.mark.parametrize(
@@ -473,7 +509,7 @@ def test_a_search_that_cannot_work_is_refused_and_the_index_stays_as_it_was(
 ) -> None:
     before = fingerprint(shop / "whole.adacur")
 
-    run("search", "whole.adacur", *options, cwd=shop).refused(*says)
+    here("search", "whole.adacur", *options, cwd=shop).refused(*says)
     assert fingerprint(shop / "whole.adacur") == before
 
 
@@ -503,7 +539,7 @@ def test_a_folder_that_is_no_index_is_refused_and_left_alone(command: str, shop:
                 continue
             ran = build(folder, name)
         else:
-            ran = run(command, name, *(["x"] if command == "search" else []), cwd=folder)
+            ran = here(command, name, *(["x"] if command == "search" else []), cwd=folder)
         if command == "verify" and name in ("foreign", "other", "unreadable"):
             # What is wrong with a folder is the very thing that was asked for.
             assert (ran.code, ran.err) == (1, "")
@@ -521,13 +557,13 @@ def test_a_damaged_index_is_named_block_by_block(shop: Path, folder: Path) -> No
     chunk.write_bytes(content)
     (folder / "i.adacur" / "scores.zarr" / "c" / "7" / "0").unlink()
 
-    verified = run("verify", "i.adacur", cwd=folder)
+    verified = here("verify", "i.adacur", cwd=folder)
     assert verified.code == 1
     assert [line.split(":")[0] for line in verified.out.splitlines()] == ["scores.zarr/c/3/0", "scores.zarr/c/7/0"]
-    (report,) = run("verify", "i.adacur", "--json", cwd=folder).json()
+    (report,) = here("verify", "i.adacur", "--json", cwd=folder).json()
     assert not report["ok"]
     assert [problem["block"] for problem in report["problems"]] == [3, 7]
-    run("search", "i.adacur", "x", cwd=folder).refused("Block 3", "Restore it")
+    here("search", "i.adacur", "x", cwd=folder).refused("Block 3", "Restore it")
 
 
 @pytest.mark.parametrize(
@@ -543,7 +579,7 @@ def test_a_build_whose_scorer_failed_is_continued_by_the_same_command(
     mood: str, says: list[str], shop: Path, folder: Path
 ) -> None:
     build(folder, "i.adacur", MOOD=mood).refused(*says, "Finished blocks are kept")
-    run("search", "i.adacur", "x", cwd=folder).refused("4 of 10 blocks are done", "Run the same build again")
+    here("search", "i.adacur", "x", cwd=folder).refused("4 of 10 blocks are done", "Run the same build again")
 
     log = folder / "log"
     again = build(folder, "i.adacur", LOG=str(log))
@@ -619,7 +655,7 @@ def test_a_second_builder_is_turned_away_and_the_first_is_not_disturbed(shop: Pa
     ids=["a directory", "no such folder", "a file on the way"],
 )
 def test_a_path_that_cannot_be_written_is_one_message(arguments: tuple[Any, ...], says: str, shop: Path) -> None:
-    run(*arguments, cwd=shop).refused(says, "Check the path")
+    here(*arguments, cwd=shop).refused(says, "Check the path")
 
 
 def test_debug_shows_where_an_error_came_from(shop: Path) -> None:
@@ -635,17 +671,17 @@ def test_debug_shows_where_an_error_came_from(shop: Path) -> None:
 
 def test_the_real_model_searches_and_refuses_a_query_longer_than_itself(folder: Path) -> None:
     write_lines(folder / "few.jsonl", texts()[:6])
-    built = run("build", "few.jsonl", "real.adacur", "-n", 2, "--json", cwd=folder)
+    built = here("build", "few.jsonl", "real.adacur", "-n", 2, "--json", cwd=folder)
     assert built.code == 0, built
-    (found,) = run("search", "real.adacur", "a comet", "-k", 2, "--budget", 4, "--json", cwd=folder).json()
+    (found,) = here("search", "real.adacur", "a comet", "-k", 2, "--budget", 4, "--json", cwd=folder).json()
     assert found["calls"] == 4
     assert found["settings"]["scorer"] == "ms-marco-MiniLM-L-12-v2"
 
     (folder / "long.txt").write_text("comet " * 700 + "\n")
     before = fingerprint(folder / "real.adacur")
     too_long = "Shorten the query"
-    run("search", "real.adacur", "--queries", "long.txt", "-k", 2, "--budget", 4, cwd=folder).refused(too_long, "512")
+    here("search", "real.adacur", "--queries", "long.txt", "-k", 2, "--budget", 4, cwd=folder).refused(too_long, "512")
     assert fingerprint(folder / "real.adacur") == before
-    run("build", "few.jsonl", "long.adacur", "--anchors", "long.txt", cwd=folder).refused(too_long)
+    here("build", "few.jsonl", "long.adacur", "--anchors", "long.txt", cwd=folder).refused(too_long)
     assert not (folder / "long.adacur").exists()
-    run("search", "real.adacur", "x", "--scorer", "my_scorers:score", cwd=folder).refused("not the one that built")
+    here("search", "real.adacur", "x", "--scorer", "my_scorers:score", cwd=folder).refused("not the one that built")
