@@ -4,8 +4,6 @@ import errno
 import json
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -325,15 +323,3 @@ def test_a_folder_that_holds_something_else_is_not_replaced(tmp_path, file) -> N
     with pytest.raises(InputError, match="holds something else"):
         save_emb_cross_encoder(module, tokenizer, mine)
     assert (mine / file).read_text() == "mine"
-
-
-def test_making_saving_and_opening_print_nothing(tmp_path) -> None:
-    base = tiny_transformer(tmp_path / "base", "roberta")
-    program = (
-        "from adacur.scorers import *\n"
-        f"tokenizer, module = make_emb_cross_encoder({str(base)!r}, add_tags=True)\n"
-        f"save_emb_cross_encoder(module, tokenizer, {str(tmp_path / 'emb')!r})\n"
-        f"TorchCrossEncoder({str(tmp_path / 'emb')!r}, device='cpu').close()"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout + done.stderr == ""

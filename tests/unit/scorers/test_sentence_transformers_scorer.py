@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -165,9 +163,3 @@ def test_what_the_model_raises_is_told_with_its_name(folder) -> None:
     model.max_seq_length = 100
     with pytest.raises(ScorerFailed, match="'my-cross-encoder' failed with"):
         SentenceTransformersScorer(model).score([(Query("q", "w1"), Item("i", words(90)))])
-
-
-def test_opening_prints_nothing(folder) -> None:
-    program = f"from adacur.scorers import SentenceTransformersScorer as S; S({str(folder)!r}, device='cpu').close()"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout + done.stderr == ""

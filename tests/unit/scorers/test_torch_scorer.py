@@ -325,12 +325,6 @@ def test_a_closed_scorer_says_so_and_keeps_its_card(folder) -> None:
     assert scorer.card.name == "mine"
 
 
-def test_opening_prints_nothing(folder) -> None:
-    program = f"from adacur.scorers import TorchCrossEncoder; TorchCrossEncoder({str(folder)!r}).close()"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout + done.stderr == ""
-
-
 def test_a_model_that_cannot_be_fetched_is_named(tmp_path) -> None:
     program = (
         "from adacur.core.errors import FetchError\n"

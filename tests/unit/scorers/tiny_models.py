@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tokenizers
+from filelock import FileLock
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from adacur.core.records import Item, Query
-from adacur.scorers import EmbHead, make_emb_cross_encoder, save_emb_cross_encoder
+from adacur.scorers import EmbHead, export_onnx, make_emb_cross_encoder, save_emb_cross_encoder
 
 WORDS = [f"w{number}" for number in range(40)]
 QUERIES = [Query(f"q{n}", " ".join(WORDS[n : 2 * n + 2])) for n in range(5)]
@@ -40,7 +42,9 @@ def tiny_tokenizer(style: str, *, unused: tuple[str, ...] = ()) -> tokenizers.To
     return tokenizer
 
 
-def tiny_transformer(folder: Path, style: str = "bert", *, labels: int = 1, positions: int = 64) -> Path:
+def tiny_transformer(
+    folder: Path, style: str = "bert", *, labels: int = 1, positions: int = 64, layers: int = 2
+) -> Path:
     """A randomly initialised BERT, RoBERTa or DistilBERT classifier for up to `positions` tokens."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
@@ -48,7 +52,7 @@ def tiny_transformer(folder: Path, style: str = "bert", *, labels: int = 1, posi
     sizes = {
         "vocab_size": tokenizer.get_vocab_size(),
         "hidden_size": 32,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": layers,
         "num_attention_heads": 2,
         "intermediate_size": 64,
         "num_labels": labels,
@@ -63,7 +67,7 @@ def tiny_transformer(folder: Path, style: str = "bert", *, labels: int = 1, posi
         config = transformers.DistilBertConfig(
             vocab_size=sizes["vocab_size"],
             dim=32,
-            n_layers=2,
+            n_layers=layers,
             n_heads=2,
             hidden_dim=64,
             num_labels=labels,
@@ -84,12 +88,34 @@ def tiny_transformer(folder: Path, style: str = "bert", *, labels: int = 1, posi
     return folder
 
 
-def tiny_emb(folder: Path, style: str = "bert", *, item_position: int | None = None) -> Path:
+def tiny_emb(folder: Path, style: str = "bert", *, item_position: int | None = None, layers: int = 2) -> Path:
     """The body of such a classifier under an [EMB] head."""
-    base = tiny_transformer(folder / "base", style)
+    base = tiny_transformer(folder / "base", style, layers=layers)
     tokenizer, module = make_emb_cross_encoder(base, head=EmbHead(item_position=item_position), add_tags=True)
     save_emb_cross_encoder(module, tokenizer, folder / "emb")
     return folder / "emb"
+
+
+def tiny_export(temporary: pytest.TempPathFactory, kind: str) -> tuple[Path, Path]:
+    """A checkpoint of one layer and its ONNX export, which nobody may change; `kind` is "bert-cls", "bert-emb-at-24".
+
+    An export takes seconds, however small the model: it is made once for all tests, of all processes of pytest-xdist.
+    """
+    style, head, *at = kind.split("-")
+    everybodys = temporary.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        everybodys = everybodys.parent
+    folder = everybodys / f"tiny-export-{kind}"
+    checkpoint = folder / ("base" if head == "cls" else "emb")
+    with FileLock(f"{folder}.lock"):
+        # The graph is there last, and whole.
+        if not (folder / "graph").exists():
+            if head == "cls":
+                tiny_transformer(checkpoint, style, layers=1)
+            else:
+                tiny_emb(folder, style, item_position=int(at[1]) if at else None, layers=1)
+            export_onnx(checkpoint, folder / "graph")
+    return checkpoint, folder / "graph"
 
 
 def tiny_onnx(folder: Path, style: str = "bert", *, labels: int = 1, dynamic: bool = False, types: bool = True) -> Path:
