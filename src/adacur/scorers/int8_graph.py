@@ -10,20 +10,22 @@ import numpy.typing as npt
 
 from adacur.core.extras import require
 
-__all__ = ["MISLED_FUSION", "quantised_pair_by_pair"]
+__all__ = ["MISLED_FUSION", "quantise_pair_by_pair"]
 
 # It would take the scales of the pairs for one scale of the run.
 MISLED_FUSION = "MatMulIntegerToFloatFusion"
 
 _MASK = "attention_mask"
-# More of them than this share of a row's width would cost more than the company of other pairs saves.
-_MOST_EXTRA_COLUMNS = 0.25
+# Some processors add two products of eight bits in sixteen, and saturate: 2 * 255 * 64 still fits.
+_FARTHEST_FROM_ZERO = 64
+# More columns than both of these would cost more than the company of other pairs saves.
+_MOST_EXTRA_COLUMNS, _MOST_EXTRA_SHARE = 64, 0.25
 
 _Integers = npt.NDArray[np.int64]
 
 
-def quantised_pair_by_pair(file: Path) -> bytes | None:
-    """A dynamically quantised graph with one scale per pair instead of one per run; None where it is built otherwise.
+def quantise_pair_by_pair(file: Path, target: Path) -> bool:
+    """Write a dynamically quantised graph with one scale per pair instead of one per run; False if it is no such graph.
 
     Dynamic quantisation takes its scale and its zero point z from the least and the largest activation of a run, so
     that a score depends on the pairs beside it. Here both are taken within each pair, padding left out. But
@@ -37,9 +39,9 @@ def quantised_pair_by_pair(file: Path) -> bytes | None:
     try:
         _Rewriting(onnx, model).run()
     except _Unknown:
-        return None
-    content: bytes = model.SerializeToString()
-    return content
+        return False
+    onnx.save(model, target)
+    return True
 
 
 class _Unknown(Exception):
@@ -52,8 +54,10 @@ class _Rewriting:
     def __init__(self, onnx: Any, model: Any) -> None:
         self._onnx = onnx
         self._graph = model.graph
+        self._has_functions = bool(model.functions)
         self._opset = max((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), default=0)
         self._arrays = {array.name: array for array in self._graph.initializer}
+        self._longer: dict[tuple[str, ...], str] = {}
         self._nodes: list[Any] = []
         self._n_named = 0
 
@@ -62,7 +66,9 @@ class _Rewriting:
         products = [node for node in nodes if node.op_type == "MatMulInteger"]
         quantisers = [node for node in nodes if node.op_type == "DynamicQuantizeLinear"]
         # QuantizeLinear has an axis from opset 13 on.
-        if self._opset < 13 or not products or _MASK not in (given.name for given in self._graph.input):
+        if self._opset < 13 or self._has_functions or any(map(_may_quantise_otherwise, nodes)):
+            raise _Unknown
+        if not products or _MASK not in (given.name for given in self._graph.input):
             raise _Unknown
         if {product.input[0] for product in products} != {node.output[0] for node in quantisers}:
             raise _Unknown
@@ -85,10 +91,11 @@ class _Rewriting:
 
     def _quantise_and_multiply(self, quantiser: Any, products: list[Any], mask: str) -> None:
         weights = [self._weights_of(product) for product in products]
-        corrections = [_minus_column_sums(array, zero) for array, zero in weights]
-        width, n_extra = len(weights[0][0]), max(map(len, corrections))
-        if n_extra > _MOST_EXTRA_COLUMNS * width:
-            raise _Unknown
+        width = len(weights[0][0])
+        at_most = max(_MOST_EXTRA_COLUMNS, int(_MOST_EXTRA_SHARE * width))
+        corrections = [_minus_column_sums(array, zero, at_most) for array, zero in weights]
+        # At least one: it also brings zero into the reach of every pair, as dynamic quantisation does.
+        n_extra = max(1, *map(len, corrections))
         quantised, scale, _ = quantiser.output
         # (pairs, tokens, width), or (pairs, 1, width) of what was pooled.
         rows = self._add("Reshape", quantiser.input[0], self._constant(np.array([0, -1, width])))
@@ -102,14 +109,17 @@ class _Rewriting:
         self._add("QuantizeLinear", rows, step, zero, output=quantised, axis=0)
         self._add("Reshape", step, self._constant(np.array([-1, 1, 1])), output=scale)
         for product, (array, zero_point), correction in zip(products, weights, corrections, strict=True):
-            nothing = np.zeros((n_extra - len(correction), array.shape[1]), np.int64)
-            below = np.concatenate((correction, nothing)) + zero_point
-            longer = self._constant(np.concatenate((array, below.astype(array.dtype))))
+            # Layers may share their weights.
+            key = (*product.input[1:2], *product.input[3:], str(n_extra))
+            if key not in self._longer:
+                nothing = np.zeros((n_extra - len(correction), array.shape[1]), np.int64)
+                below = np.concatenate((correction, nothing)) + zero_point
+                self._longer[key] = self._constant(np.concatenate((array, below.astype(array.dtype))))
             zero_points = ["", *product.input[3:]] if len(product.input) > 3 else []
-            self._add("MatMulInteger", quantised, longer, *zero_points, output=product.output[0])
+            self._add("MatMulInteger", quantised, self._longer[key], *zero_points, output=product.output[0])
 
     def _extreme(self, reduce: str, rows: str, mask: str) -> str:
-        """The least or largest value of each pair. Zero is always in reach: padding cannot matter once it is zero."""
+        """The least or largest value of each pair. Zero is among them, so padding cannot matter once it is zero."""
         by_token = self._reduced(reduce, rows, axis=2)
         return self._reduced(reduce, self._add("Mul", by_token, mask), axis=1)
 
@@ -124,7 +134,8 @@ class _Rewriting:
         if not all(name in self._arrays for name in (weights, *zero_points)):
             raise _Unknown
         array, *zeros = (self._onnx.numpy_helper.to_array(self._arrays[name]) for name in (weights, *zero_points))
-        if array.ndim != 2:
+        # Neighbours are added in pairs: with an odd width a weight would be added to a row below it.
+        if array.ndim != 2 or len(array) % 2:
             raise _Unknown
         return array, zeros[0] if zeros else np.zeros((), array.dtype)
 
@@ -144,12 +155,25 @@ class _Rewriting:
         return f"adacur_pair_by_pair_{self._n_named}"
 
 
-def _minus_column_sums(weights: npt.NDArray[Any], zero_point: npt.NDArray[Any]) -> _Integers:
-    """Rows (n, columns) that sum to minus the sums of the weights, as few as the type of the weights allows."""
+def _may_quantise_otherwise(node: Any) -> bool:
+    """Whether a node may scale by the run in a way that would stay as it is, by its name or in a graph of its own."""
+    if node.op_type == "DynamicQuantizeLinear":
+        return False
+    has_graphs = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
+    return has_graphs or "Dynamic" in node.op_type or node.op_type in ("QAttention", "ConvInteger")
+
+
+def _minus_column_sums(weights: npt.NDArray[Any], zero_point: npt.NDArray[Any], at_most: int) -> _Integers:
+    """Rows (n, columns) that sum to minus the sums of the weights."""
     kind, zero = np.iinfo(weights.dtype), zero_point.astype(np.int64)
+    least = np.maximum(kind.min - zero, -_FARTHEST_FROM_ZERO)
+    largest = np.minimum(kind.max - zero, _FARTHEST_FROM_ZERO)
     rest = -(weights.astype(np.int64) - zero).sum(axis=0)
-    rows = []
+    rows: list[_Integers] = []
     while rest.any():
-        rows.append(np.clip(rest, kind.min - zero, kind.max - zero))
+        # With a zero point at the end of its type no row can take anything off on one side.
+        if len(rows) == at_most:
+            raise _Unknown
+        rows.append(np.clip(rest, least, largest))
         rest = rest - rows[-1]
     return np.array(rows, np.int64).reshape(-1, weights.shape[1])

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import cycle, islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
@@ -29,7 +30,7 @@ from adacur.core.protocols import Reopening, ScorerCard
 from adacur.core.records import Item, Pair, Query
 from adacur.core.scores import check_grid, check_scores
 from adacur.scorers.emb_cross_encoder import EmbHead
-from adacur.scorers.int8_graph import MISLED_FUSION, quantised_pair_by_pair
+from adacur.scorers.int8_graph import MISLED_FUSION, quantise_pair_by_pair
 from adacur.scorers.pair_tokens import PairTokenizer, TokenArray, TokenPairs, chosen_max_tokens
 from adacur.scorers.weights import json_in, weights_hash
 
@@ -49,7 +50,7 @@ _SHORT_PAIR = 32
 _LEAST_SHORT_PAIRS_PER_RUN, _MOST_SHORT_PAIRS_PER_RUN = 4, 16
 # A second graph is made when about as much time went into short pairs as it takes to make one.
 _SHORT_PAIRS_BEFORE_A_SECOND_GRAPH = 512
-_MOST_PADDING = 0.3
+_MOST_PADDING = 0.3  # of the longest pair of a run
 _KNOWN_INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
 
 
@@ -103,14 +104,15 @@ class OnnxCrossEncoder:
         try:
             self._alone = _mentions(self._file, _DYNAMIC_OPERATORS)
             self._is_int8 = _mentions(self._file, _INT8_OPERATORS)
-            self._session: Any = _session(onnxruntime, str(self._file))
+            self._session: Any = _session(onnxruntime, self._file)
         except Exception as error:
             raise InputError(f"{self._file} cannot be read as an ONNX model: {error}") from error
         self._workers, self._process = ThreadPoolExecutor(self._threads, "adacur-onnx"), os.getpid()
         self._lock = threading.Lock()
         self._calls = 0
+        # The session of several pairs, once its maker has made one.
         self._together: Any = None
-        self._making = threading.Lock()
+        self._maker: threading.Thread | None = None
         self._n_short = 0
         self._inputs: dict[str, npt.DTypeLike] = {
             wanted.name: np.int32 if "int32" in wanted.type else np.int64 for wanted in self._session.get_inputs()
@@ -154,7 +156,8 @@ class OnnxCrossEncoder:
 
     def close(self) -> None:
         """Free the model; the scorer cannot score any more, and calls under way in other threads end with an error."""
-        self._session = self._together = None
+        with self._lock:
+            self._session = self._together = None
         self._workers.shutdown()
 
     def __enter__(self) -> OnnxCrossEncoder:
@@ -172,19 +175,13 @@ class OnnxCrossEncoder:
         with self._under_way() as is_only_call:
             if is_only_call and len(self._rivals) > 1:
                 longest_first = self._race(pairs, lengths, longest_first, scores)
-            runs = self._runs_with_short_pairs_together(lengths, longest_first) if self._alone else None
-            runs = runs or _runs(lengths, longest_first, self._shape)
-            self._fill(scores, pairs, runs, workers=self._shape.workers)
+            together = self._together
+            runs_of = _runs if together is None else _runs_with_short_pairs_together
+            runs = runs_of(lengths, longest_first, self._shape)
+            self._fill(scores, pairs, runs, workers=self._shape.workers, together=together)
+            if self._alone:
+                self._count_short(lengths)
         return scores
-
-    def _runs_with_short_pairs_together(self, lengths: IntArray, longest_first: IntArray) -> list[IntArray] | None:
-        """Runs of a model that is quantised by the run; None where all pairs run alone."""
-        n_long = int(np.count_nonzero(lengths > _SHORT_PAIR))
-        short = longest_first[n_long:]
-        at_once = _short_pairs_per_run(len(short), self._shape.workers)
-        if at_once < _LEAST_SHORT_PAIRS_PER_RUN or not self._can_run_together(len(short)):
-            return None
-        return [*_runs(lengths, longest_first[:n_long], self._shape), *_padded_runs(lengths, short, at_once)]
 
     def _race(self, pairs: TokenPairs, lengths: IntArray, longest_first: IntArray, scores: FloatArray) -> IntArray:
         """Score the first pairs with every rival in turn, keep the fastest shape; the positions that remain."""
@@ -226,46 +223,49 @@ class OnnxCrossEncoder:
 
     def _sharing_changes_nothing(self) -> bool:
         """Whether pairs of one length score together as they do alone, to the last bit."""
-        return self._scores_as_alone(self._session, n_words=[24] * 12)
+        texts = [" ".join("ab"[number >> place & 1] for place in range(24)) for number in range(0, 6000, 500)]
+        return self._scores_as_alone(self._session, [(Query(text, text[0]), Item(text, text)) for text in texts])
 
-    def _can_run_together(self, n_short: int) -> bool:
-        """Whether there is a graph that scores several pairs as each alone; it is made once it pays."""
-        self._n_short += n_short
-        if self._together is None and self._n_short >= _SHORT_PAIRS_BEFORE_A_SECOND_GRAPH:
-            # Who comes while it is being made runs pairs alone.
-            if not self._making.acquire(blocking=False):
-                return False
-            try:
-                self._together = self._together or self._second_graph() or False
-            finally:
-                self._making.release()
-        return bool(self._together)
+    def _count_short(self, lengths: IntArray) -> None:
+        """After enough short pairs in company, make the graph in which they share runs; until then they run alone."""
+        n_short = int(np.count_nonzero(lengths <= _SHORT_PAIR))
+        if n_short < _LEAST_SHORT_PAIRS_PER_RUN * self._shape.workers:
+            return
+        with self._lock:
+            self._n_short += n_short
+            if self._maker is None and self._n_short >= _SHORT_PAIRS_BEFORE_A_SECOND_GRAPH:
+                self._maker = threading.Thread(target=self._make_second_graph, name="adacur-onnx-second-graph")
+                self._maker.start()
 
-    def _second_graph(self) -> Any:
-        """A session in which each pair is quantised for itself; None where there is none with the very same scores."""
+    def _make_second_graph(self) -> None:
+        """Have a session in which each pair is quantised for itself, if it gives the very same scores."""
         try:
-            graph = quantised_pair_by_pair(self._file)
-            if graph is not None:
-                session = _session(require("onnxruntime", extra="onnx"), graph, MISLED_FUSION)
-                if self._scores_as_alone(session, n_words=[*range(4, 28, 2)]):
-                    return session
+            with TemporaryDirectory(prefix="adacur-") as folder:
+                graph = Path(folder) / "model.onnx"
+                if not quantise_pair_by_pair(self._file, graph):
+                    return
+                session = _session(require("onnxruntime", extra="onnx"), graph, without=[MISLED_FUSION])
+            if self._scores_as_alone(session, _pairs_of_many_lengths()):
+                with self._lock:
+                    self._together = session if self._session is not None else None
         # Whatever a foreign graph makes onnx or onnxruntime raise: its pairs can run alone.
         except Exception as error:
             _log.debug("%s: no graph for several pairs: %s", self._name, error)
-        return None
 
-    def _scores_as_alone(self, session: Any, *, n_words: Sequence[int]) -> bool:
-        """Whether made-up pairs with so many words score together as they do alone, to the last bit."""
-        texts = [" ".join("ab"[500 * at >> place & 1] for place in range(words)) for at, words in enumerate(n_words)]
-        pairs = self._tokens.pairs([(Query(text, text[0]), Item(text, text)) for text in texts])
+    def _scores_as_alone(self, session: Any, made_up: Sequence[Pair]) -> bool:
+        """Whether these pairs score together as they do alone, to the last bit."""
+        pairs = self._tokens.pairs(made_up)
 
-        def logits(session: Any, positions: range) -> FloatArray:
+        def logits(session: Any, positions: Sequence[int]) -> FloatArray:
             return self._logits(pairs.padded(positions, pad_id=self._tokens.pad_id), session).reshape(len(positions))
 
-        alone = np.concatenate([logits(self._session, range(at, at + 1)) for at in range(len(pairs))])
+        alone = np.concatenate([logits(self._session, [at]) for at in range(len(pairs))])
         return all(np.array_equal(logits(session, range(size)), alone[:size]) for size in (2, 3, 8, len(pairs)))
 
-    def _fill(self, scores: FloatArray, pairs: TokenPairs, runs: list[IntArray], *, workers: int) -> None:
+    def _fill(
+        self, scores: FloatArray, pairs: TokenPairs, runs: list[IntArray], *, workers: int, together: Any = None
+    ) -> None:
+        """Run the runs, those of several pairs in `together` where it is given."""
         waiting = deque(runs)
 
         def work() -> None:
@@ -275,7 +275,7 @@ class OnnxCrossEncoder:
                         positions = waiting.popleft()
                     except IndexError:
                         return
-                    session = self._together if self._alone and len(positions) > 1 else self._session
+                    session = together if together is not None and len(positions) > 1 else self._session
                     logits = self._logits(pairs.padded(positions, pad_id=self._tokens.pad_id), session)
                     scores[positions] = logits.reshape(len(positions))
             finally:
@@ -294,6 +294,8 @@ class OnnxCrossEncoder:
             if self._process != os.getpid():
                 # A forked child inherits the pool without its threads, and would wait for them for ever.
                 self._workers, self._process = ThreadPoolExecutor(self._threads, "adacur-onnx"), os.getpid()
+                if self._together is None:
+                    self._maker = None
         try:
             return self._workers.submit(work)
         except RuntimeError as error:
@@ -386,10 +388,15 @@ def _runs(lengths: IntArray, positions: IntArray, shape: _Shape) -> list[IntArra
     return runs
 
 
-def _short_pairs_per_run(n_pairs: int, workers: int) -> int:
-    """As many as fit, with the same number of runs for every worker."""
-    runs_per_worker = -(-n_pairs // (workers * _MOST_SHORT_PAIRS_PER_RUN))
-    return -(-n_pairs // max(1, workers * runs_per_worker))
+def _runs_with_short_pairs_together(lengths: IntArray, longest_first: IntArray, shape: _Shape) -> list[IntArray]:
+    """Long pairs as usual, short ones in as few runs as they fit, the same number for every worker."""
+    n_long = int(np.count_nonzero(lengths[longest_first] > _SHORT_PAIR))
+    long, short = longest_first[:n_long], longest_first[n_long:]
+    runs_per_worker = max(1, -(-len(short) // (shape.workers * _MOST_SHORT_PAIRS_PER_RUN)))
+    at_once = -(-len(short) // (shape.workers * runs_per_worker))
+    if at_once < _LEAST_SHORT_PAIRS_PER_RUN:
+        return _runs(lengths, longest_first, shape)
+    return [*_runs(lengths, long, shape), *_padded_runs(lengths, short, at_once)]
 
 
 def _padded_runs(lengths: IntArray, longest_first: IntArray, at_once: int) -> list[IntArray]:
@@ -404,18 +411,29 @@ def _padded_runs(lengths: IntArray, longest_first: IntArray, at_once: int) -> li
     return [np.array(run, np.intp) for run in runs]
 
 
-def _session(onnxruntime: Any, model: str | bytes, *misled: str) -> Any:
+def _pairs_of_many_lengths() -> list[Pair]:
+    """Made-up pairs whose queries differ in length too: items may all be cut to one."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    n_words = [(3, 1), (1, 3), (2, 4), (4, 3), (3, 6), (6, 4), (5, 7), (8, 5), (9, 8), (12, 7), (13, 9), (17, 8)]
+    texts = [
+        tuple(" ".join(letters[(7 * at + step * step) % 26] for step in range(n)) for n in words)
+        for at, words in enumerate(n_words)
+    ]
+    return [(Query(query, query), Item(item, item)) for query, item in texts]
+
+
+def _session(onnxruntime: Any, file: Path, *, without: Sequence[str] = ()) -> Any:
     options = onnxruntime.SessionOptions()
     # Runs side by side use the cores better than threads inside a run, and no sum is split by the core count.
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
     return onnxruntime.InferenceSession(
-        model,
+        str(file),
         options,
         providers=["CPUExecutionProvider"],
         # The fused kernel is not vectorised: without it int8 models are a fifth faster.
-        disabled_optimizers=["SkipLayerNormFusion", *misled],
+        disabled_optimizers=["SkipLayerNormFusion", *without],
     )
 
 
