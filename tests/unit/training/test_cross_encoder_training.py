@@ -7,6 +7,7 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from tests.unit.scorers.tiny_models import WORDS, tiny_transformer
 torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 
-QUICK = TrainingSettings(epochs=4, learning_rate=3e-3, batch_queries=4, checks_per_epoch=2, patience=None)
+QUICK = TrainingSettings(epochs=3, learning_rate=3e-3, batch_queries=4, checks_per_epoch=2, patience=None)
 
 
 def collection(n_queries: int = 24, n_items: int = 30) -> JudgedCollection:
@@ -55,26 +56,53 @@ def train(folder: Path, base: Path, **options):
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
-    return tiny_transformer(tmp_path_factory.mktemp("base") / "tiny")
+    return tiny_transformer(tmp_path_factory.mktemp("base") / "tiny", layers=1)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, base):
+    """A finished run that nothing interrupted; nobody may change its folder."""
+    return train(tmp_path_factory.mktemp("whole") / "model", base)
+
+
+def well_trained(folder: Path, base: Path, **options):
+    settings = TrainingSettings(epochs=16, learning_rate=1e-2, batch_queries=4, patience=None)
+    return train(folder, base, settings=settings, **options)
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory, base):
+    """A run that learnt from judgements; nobody may change its folder."""
+    return well_trained(tmp_path_factory.mktemp("judged") / "model", base)
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory, base):
+    """A run that learnt from a teacher, and the teacher; nobody may change its folder."""
+    teacher = Teacher()
+    return well_trained(tmp_path_factory.mktemp("taught") / "model", base, teachers=[teacher]), teacher
 
 
 @pytest.mark.parametrize("head", ["cls", "emb"])
-def test_what_marks_relevant_items_is_learnt_and_the_model_is_opened_by_its_path(tmp_path, base, head) -> None:
-    settings = TrainingSettings(epochs=16, learning_rate=1e-2, batch_queries=4, patience=None)
-    trained = train(tmp_path / "model", base, head=head, add_tags=True, settings=settings)
+def test_what_marks_relevant_items_is_learnt_and_the_model_is_opened_by_its_path(tmp_path, base, head, request) -> None:
+    if head == "cls":
+        trained = request.getfixturevalue("judged")
+    else:
+        trained = well_trained(tmp_path / "model", base, head="emb", add_tags=True)
     assert trained.fitted.before["mrr"] < 0.6
     assert trained.fitted.best["mrr"] > 0.95
     assert trained.fitted.best["found"] == 1
     tiny = collection()
-    with TorchCrossEncoder(tmp_path / "model", device="cpu") as scorer:
+    with TorchCrossEncoder(trained.folder, device="cpu") as scorer:
         scores = scorer.score_grid(tiny.queries[:3], tiny.items)
     has_word = np.array(["w0" in item.text.split() for item in tiny.items])
     assert all(row[has_word].mean() > np.quantile(row[~has_word], 0.9) for row in scores)
-    assert not list((tmp_path / "model" / "training").glob("checkpoint-*"))
+    assert not list((trained.folder / "training").glob("checkpoint-*"))
 
 
-def test_a_run_that_ended_in_mid_epoch_goes_on_to_the_same_losses_and_weights(tmp_path, base, monkeypatch) -> None:
-    whole = train(tmp_path / "whole", base)
+def test_a_run_that_ended_in_mid_epoch_goes_on_to_the_same_losses_and_weights(
+    tmp_path, base, whole, monkeypatch
+) -> None:
     checks = 0
 
     def ended(*args, **kwargs):
@@ -103,21 +131,23 @@ def test_a_run_that_ended_in_mid_epoch_goes_on_to_the_same_losses_and_weights(tm
 
     assert [kept(line) for line in resumed.log] == [kept(line) for line in whole.log]
     assert resumed.fitted.queries < whole.fitted.queries
-    assert (tmp_path / "ended" / "model.safetensors").read_bytes() == (
-        tmp_path / "whole" / "model.safetensors"
-    ).read_bytes()
+    assert same_weights(tmp_path / "ended", whole.folder)
 
 
-def ended_at_the_end(folder: Path, base: Path, monkeypatch, **options) -> None:
-    """A run that was killed behind its last checkpoint."""
+def ended_at_the_end(folder: Path, base: Path, monkeypatch, **options) -> tuple[Path, list[dict[str, Any]]]:
+    """A run that was killed behind its last checkpoint; the model that it was about to publish, and its log."""
+    left: list[Any] = []
 
-    def ended(*_):
+    def ended(run, model):
+        left.extend([shutil.copytree(model, folder.with_name("unpublished")), run.log])
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "publish", ended)
         with pytest.raises(KeyboardInterrupt):
             train(folder, base, **options)
+    model, log = left
+    return model, log
 
 
 def same_weights(one: Path, other: Path) -> bool:
@@ -126,23 +156,21 @@ def same_weights(one: Path, other: Path) -> bool:
 
 def test_a_run_that_ended_after_it_had_stopped_early_does_not_train_on(tmp_path, base, monkeypatch) -> None:
     settings = TrainingSettings(epochs=50, learning_rate=3e-3, batch_queries=8, patience=1)
-    whole = train(tmp_path / "whole", base, settings=settings)
-    assert whole.fitted.stopped_early
-    ended_at_the_end(tmp_path / "ended", base, monkeypatch, settings=settings)
+    model, log = ended_at_the_end(tmp_path / "ended", base, monkeypatch, settings=settings)
     resumed = train(tmp_path / "ended", base, settings=settings)
-    assert resumed.log == whole.log
-    assert resumed.fitted.updates == whole.fitted.updates
-    assert same_weights(tmp_path / "ended", tmp_path / "whole")
+    assert resumed.fitted.stopped_early
+    assert resumed.log == log
+    assert resumed.fitted.updates == log[-1]["step"] < 2 * 50
+    assert same_weights(tmp_path / "ended", model)
 
 
 def test_the_best_model_is_kept_where_the_folder_was_moved_before_the_run_went_on(tmp_path, base, monkeypatch) -> None:
     settings = replace(QUICK, epochs=8, checks_per_epoch=1)
-    whole = train(tmp_path / "whole", base, settings=settings)
-    assert whole.fitted.best_update < whole.fitted.updates
-    ended_at_the_end(tmp_path / "ended", base, monkeypatch, settings=settings)
+    model, _ = ended_at_the_end(tmp_path / "ended", base, monkeypatch, settings=settings)
     (tmp_path / "ended").rename(tmp_path / "moved")
-    train(tmp_path / "moved", base, settings=settings)
-    assert same_weights(tmp_path / "moved", tmp_path / "whole")
+    resumed = train(tmp_path / "moved", base, settings=settings)
+    assert 0 < resumed.fitted.best_update < resumed.fitted.updates
+    assert same_weights(tmp_path / "moved", model)
 
 
 def test_a_checkpoint_that_a_kill_left_half_removed_is_not_gone_on_from(tmp_path, base, monkeypatch) -> None:
@@ -223,17 +251,15 @@ def test_training_leaves_what_transformers_says_as_it_was(tmp_path, base) -> Non
         logging.set_verbosity(before)
 
 
-def test_a_finished_run_is_not_run_again(tmp_path, base) -> None:
-    done = train(tmp_path / "model", base)
-    written = (tmp_path / "model" / "model.safetensors").stat().st_mtime_ns
-    assert train(tmp_path / "model", base) == done
-    assert (tmp_path / "model" / "model.safetensors").stat().st_mtime_ns == written
+def test_a_finished_run_is_not_run_again(base, whole) -> None:
+    written = (whole.folder / "model.safetensors").stat().st_mtime_ns
+    assert train(whole.folder, base) == whole
+    assert (whole.folder / "model.safetensors").stat().st_mtime_ns == written
 
 
-def test_a_folder_begun_with_other_settings_is_refused_by_their_names(tmp_path, base) -> None:
-    train(tmp_path / "model", base)
+def test_a_folder_begun_with_other_settings_is_refused_by_their_names(base, whole) -> None:
     with pytest.raises(InputError, match="negatives 5, now 6"):
-        train(tmp_path / "model", base, negatives=6)
+        train(whole.folder, base, negatives=6)
 
 
 def test_an_index_is_not_trained_into(tmp_path, base) -> None:
@@ -296,15 +322,13 @@ class Teacher:
         return np.array([self.likes * ("w0" in item.text.split()) - 2 for _, item in pairs], np.float32)
 
 
-def test_teachers_scores_are_learnt_as_they_are_and_paid_once(tmp_path, base) -> None:
-    teacher = Teacher()
-    settings = TrainingSettings(epochs=25, learning_rate=1e-2, batch_queries=4, patience=None)
-    trained = train(tmp_path / "model", base, teachers=[teacher], settings=settings)
+def test_teachers_scores_are_learnt_as_they_are_and_paid_once(taught) -> None:
+    trained, teacher = taught
     # What is learnt from and what is checked with; no query is in both.
     assert teacher.asked == 16 * 21 + 8 * 12
     assert trained.fitted.best["error"] < 0.5 < trained.fitted.before["error"]
     tiny = collection()
-    with TorchCrossEncoder(tmp_path / "model", device="cpu") as scorer:
+    with TorchCrossEncoder(trained.folder, device="cpu") as scorer:
         scores = scorer.score([(tiny.queries[0], item) for item in tiny.items])
     assert np.abs(scores[:24] - 2).mean() < 1
     assert np.abs(scores[24:] + 2).mean() < 1
@@ -329,20 +353,19 @@ def test_teachers_are_closed_before_the_training_begins_where_asked_and_never_el
     assert not (tmp_path / "model" / "training" / "teachers.sqlite-wal").exists()
 
 
-@pytest.mark.parametrize("teachers", [[], [Teacher()]], ids=["judged", "taught"])
+@pytest.mark.parametrize("by_teacher", [False, True], ids=["judged", "taught"])
 def test_a_training_that_makes_it_worse_keeps_the_base_also_where_it_was_killed_at_its_end(
-    tmp_path, base, monkeypatch, caplog, teachers
+    tmp_path, judged, taught, monkeypatch, caplog, by_teacher
 ) -> None:
-    well = TrainingSettings(epochs=16, learning_rate=1e-2, batch_queries=4, patience=None)
-    train(tmp_path / "good", base, teachers=teachers, settings=well)
+    good, teachers = (taught[0].folder, [Teacher()]) if by_teacher else (judged.folder, [])
     ruinous = {"teachers": teachers, "settings": replace(QUICK, epochs=1, learning_rate=0.5)}
-    ended_at_the_end(tmp_path / "model", tmp_path / "good", monkeypatch, **ruinous)
+    ended_at_the_end(tmp_path / "model", good, monkeypatch, **ruinous)
     caplog.clear()
-    result = train(tmp_path / "model", tmp_path / "good", **ruinous)
+    result = train(tmp_path / "model", good, **ruinous)
     assert result.fitted.best_update == 0
     assert result.fitted.best == result.fitted.before
     assert "No check was as good as the one before training" in caplog.text
-    assert same_weights(tmp_path / "model", tmp_path / "good")
+    assert same_weights(tmp_path / "model", good)
 
 
 def test_the_mean_of_two_teachers_is_taught(tmp_path, base) -> None:
@@ -513,7 +536,7 @@ def test_a_base_that_lacks_weights_of_its_encoder_is_refused(tmp_path, head) -> 
 def test_a_tokenizer_that_is_python_alone_is_refused(tmp_path) -> None:
     base = tiny_transformer(tmp_path / "base")
     (base / "tokenizer.json").unlink()
-    pytest.importorskip("transformers").CanineTokenizer().save_pretrained(base)
+    pytest.importorskip("transformers").ByT5Tokenizer().save_pretrained(base)
     with pytest.raises(InputError, match="needs a fast tokenizer"):
         train(tmp_path / "model", base)
 
