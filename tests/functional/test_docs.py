@@ -5,7 +5,7 @@ A fenced block is run by its language, in the order of the document, in a folder
 command by command, if it is an `adacur` command; and a block with `title="name"` is a file of that name.
 `adacur serve …` is started on a free port, and stopped at the end of the document; the `curl` commands and the Python
 behind it that say `localhost:8000` (or the `--port` given) reach it there. `adacur reproduce …` finds a copy of the
-repository's experiments.
+repository's experiments. Plain commands that other tests start as processes of their own run in this one.
 `<!-- not run: reason -->` above a block leaves it alone.
 
     python -m tests.functional.test_docs [--all] docs/cli.md …
@@ -21,6 +21,7 @@ import dataclasses
 import io
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -40,6 +41,8 @@ import pytest
 from typer.main import get_command
 
 from adacur import DriftWarning
+from adacur.cli import messages
+from adacur.cli import run as run_adacur
 from adacur.data import cache_folder
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +60,20 @@ FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 WIDTH = 88
+# Each has a test that starts it as a process; importing everything anew for each example would prove nothing more.
+RUN_HERE = (
+    "fetch",
+    "queries",
+    "estimate",
+    "build",
+    "search",
+    "inspect",
+    "verify",
+    "tune",
+    "evaluate",
+    "report",
+    "train",
+)
 
 
 @dataclass(frozen=True)
@@ -228,6 +245,15 @@ def shell() -> dict[str, str]:
 
 
 def run_command(command: str, *, fails: bool) -> str:
+    # A shell is needed for its own signs, and a process by those that start processes.
+    is_plain = not re.search(r"[|&;<>$`*~#]|--workers|--engine|--shards", command)
+    program, name = command.split()[:2]
+    code, printed = (run_here if program == "adacur" and name in RUN_HERE and is_plain else run_in_a_shell)(command)
+    assert (code != 0) == fails, f"{command}\nended with {code}:\n{printed}"
+    return printed.replace(str(cache_folder()), "~/.cache/adacur")
+
+
+def run_in_a_shell(command: str) -> tuple[int, str]:
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command],
         stdout=subprocess.PIPE,
@@ -236,8 +262,38 @@ def run_command(command: str, *, fails: bool) -> str:
         env=shell(),
         check=False,
     )
-    assert (done.returncode != 0) == fails, f"{command}\nended with {done.returncode}:\n{done.stdout}"
-    return done.stdout.replace(str(cache_folder()), "~/.cache/adacur")
+    return done.returncode, done.stdout
+
+
+def run_here(command: str) -> tuple[int, str]:
+    printed = io.StringIO()
+    code: Any = 0
+    modules = set(sys.modules)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(printed),
+        warnings.catch_warnings(),
+    ):
+        # As they are in a process of its own.
+        warnings.resetwarnings()
+        for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", category)
+        for variable, value in shell().items():
+            patch.setenv(variable, value)
+        for console in (messages.answer, messages.note):
+            patch.setattr(console, "_width", WIDTH)
+        patch.setattr(sys, "argv", shlex.split(command.replace("\\\n", " ")))
+        patch.setattr(sys, "path", [*sys.path])
+        try:
+            run_adacur()
+        except SystemExit as stop:
+            code = stop.code
+    # The next document may have a file by the same name.
+    for name in set(sys.modules) - modules:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == Path.cwd():
+            del sys.modules[name]
+    return code, printed.getvalue()
 
 
 def without_progress(printed: str) -> str:
