@@ -1,12 +1,14 @@
 """`adacur train` as its users meet it: real folders, and a model small enough to be made here.
 
-Processes are real where one is killed, interrupted or short of space, and where its stdout or what it imports is the
-point; elsewhere the command runs in this one, since importing torch takes longer than most of what is tested.
+Processes are real where one is killed or interrupted, and where its stdout or what it imports is the point; elsewhere
+the command runs in this one, since importing torch takes longer than most of what is tested.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import io
 import json
 import os
@@ -18,18 +20,20 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 import adacur
 from adacur.cli import run as run_here
 from adacur.data import read_beir
 from adacur.training import cross_encoder, distillation, dual_encoder
 from tests.functional.test_cli import ADACUR, Ran, environment, run, write_lines
-from tests.unit.scorers.tiny_models import WORDS, tiny_transformer
+from tests.unit.scorers.tiny_models import WORDS, made_once_in, tiny_transformer
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
@@ -59,11 +63,21 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_garbage_is_looked_for_in_what_is_imported() -> Iterator[None]:
+    """Accelerate collects garbage before each training: among all that tests import, longer than a tiny one takes."""
+    importlib.import_module("transformers.trainer")
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A collection, a base model and scorers; nobody may change them."""
     folder = tmp_path_factory.mktemp("shop")
-    tiny_transformer(folder / "tiny")
+    tiny_transformer(folder / "tiny", layers=1)
     (folder / "my_scorers.py").write_text(SCORERS)
     rng = np.random.default_rng(0)
     texts = [[str(word) for word in rng.choice(WORDS, 6)] for _ in range(N_ITEMS)]
@@ -128,21 +142,31 @@ def log(out: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def trained(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a finished cross-encoder in it, trained without interruption."""
-    folder = tmp_path_factory.mktemp("trained")
-    shutil.copytree(shop, folder, dirs_exist_ok=True)
-    ran = train(folder, "reranker", *QUICK, ran=run)
-    assert ran.code == 0, ran
-    return folder
+def training(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran]:
+    """A folder with a finished cross-encoder in it, and what the process said that trained it without interruption."""
+    folder = made_once_in(tmp_path_factory) / "trained-by-command"
+    said = folder.with_suffix(".json")
+    with FileLock(f"{folder}.lock"):
+        if not said.exists():
+            shutil.copytree(shop, folder, dirs_exist_ok=True)
+            ran = train(folder, "reranker", *QUICK, "--json", ran=run)
+            assert ran.code == 0, ran
+            said.write_text(json.dumps(asdict(ran)))
+    return folder, Ran(**json.loads(said.read_text()))
+
+
+@pytest.fixture(scope="module")
+def trained(training: tuple[Path, Ran]) -> Path:
+    return training[0]
 
 
 # ── what comes out ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself_with_an_example(command: str, tmp_path: Path) -> None:
-    ran = run("train", command, "--help", cwd=tmp_path)
+def test_every_command_explains_itself_with_an_example(command: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    ran = here("train", command, "--help", cwd=tmp_path)
 
     assert ran.code == 0
     assert f"Example: adacur train {command} " in ran.out
@@ -260,14 +284,20 @@ def test_what_is_not_asked_for_is_as_in_the_library(what: str, shop: Path, tmp_p
     assert settings(tmp_path / "command") == settings(tmp_path / "library")
 
 
-def test_fewer_queries_than_a_batch_are_a_step_per_epoch_and_json_is_all_there_is_on_stdout(folder: Path) -> None:
-    (facts,) = train(folder, "out", *QUICK, "--batch", 512, "--checks-per-epoch", 1, "--json", ran=run).json()
+def test_json_is_all_there_is_on_stdout(training: tuple[Path, Ran]) -> None:
+    folder, ran = training
+    (facts,) = ran.json()
 
-    assert facts["model"] == "out"
+    assert facts["model"] == "reranker"
     assert facts["before"].keys() == facts["best"].keys() == {"accuracy", "mrr", "found"}
-    assert facts["updates"] == 4
     assert (folder / facts["curves"]).read_bytes().startswith(b"\x89PNG")
     assert not facts["was_finished"]
+
+
+def test_fewer_queries_than_a_batch_are_a_step_per_epoch(folder: Path) -> None:
+    (facts,) = train(folder, "out", *QUICK, "--batch", 512, "--checks-per-epoch", 1, "--json").json()
+
+    assert facts["updates"] == 4
 
 
 # ── going on ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -303,7 +333,7 @@ def test_a_killed_run_goes_on_to_the_same_losses_and_weights(trained: Path, fold
     assert code == -signal.SIGKILL
     assert not (folder / "reranker" / "config.json").exists(), "nothing may look like a model before it is one"
 
-    again = train(folder, "reranker", *QUICK, ran=run)
+    again = train(folder, "reranker", *QUICK)
 
     assert again.code == 0, again
     assert "36 queries to learn from, 4 held out for checks." in again.err
@@ -352,19 +382,15 @@ def test_a_finished_run_says_so_and_is_left_as_it_is(trained: Path) -> None:
 def test_a_full_disk_is_told_and_the_same_command_goes_on(trained: Path, folder: Path) -> None:
     # Room for the log and the tokenizer, not for the weights.
     few_bytes = 40_000
-    arguments = ["train", "cross-encoder", "beir", "reranker", *map(str, QUICK)]
-    full = subprocess.run(
-        [ADACUR, *arguments],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        encoding="utf-8",
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (few_bytes, few_bytes)),
-        check=False,
-    )
-    Ran(full.returncode, full.stdout, full.stderr).refused("could not be written", "Make room", "same command again")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (few_bytes, before[1]))
+    try:
+        full = train(folder, "reranker", *QUICK)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    full.refused("could not be written", "Make room", "same command again")
 
-    again = train(folder, "reranker", *QUICK, ran=run)
+    again = train(folder, "reranker", *QUICK)
 
     assert again.code == 0, again
     assert log(folder / "reranker") == log(trained / "reranker")

@@ -56,8 +56,8 @@ exported
 
 def test_opening_making_saving_and_exporting_print_nothing_and_leave_logging_alone(tmp_path) -> None:
     for style in ("bert", "roberta", "distilbert"):
-        tiny_transformer(tmp_path / style, style)
-    tiny_emb(tmp_path)
+        tiny_transformer(tmp_path / style, style, layers=1)
+    tiny_emb(tmp_path, layers=1)
     # One process for all, since each would import torch; what is said stands before the step that said it.
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)

@@ -96,16 +96,19 @@ def tiny_emb(folder: Path, style: str = "bert", *, item_position: int | None = N
     return folder / "emb"
 
 
+def made_once_in(temporary: pytest.TempPathFactory) -> Path:
+    """The temporary folder that all processes of pytest-xdist have in common, for what takes seconds to make."""
+    own = temporary.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
 def tiny_export(temporary: pytest.TempPathFactory, kind: str) -> tuple[Path, Path]:
     """A checkpoint of one layer and its ONNX export, which nobody may change; `kind` is "bert-cls", "bert-emb-at-24".
 
-    An export takes seconds, however small the model: it is made once for all tests, of all processes of pytest-xdist.
+    An export takes seconds, however small the model: it is made once for all tests.
     """
     style, head, *at = kind.split("-")
-    everybodys = temporary.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        everybodys = everybodys.parent
-    folder = everybodys / f"tiny-export-{kind}"
+    folder = made_once_in(temporary) / f"tiny-export-{kind}"
     checkpoint = folder / ("base" if head == "cls" else "emb")
     with FileLock(f"{folder}.lock"):
         # The graph is there last, and whole.
