@@ -6,10 +6,8 @@ the command runs in this one, since importing torch takes longer than most of wh
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
-import io
 import json
 import os
 import resource
@@ -18,7 +16,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -29,10 +26,9 @@ import pytest
 from filelock import FileLock
 
 import adacur
-from adacur.cli import run as run_here
 from adacur.data import read_beir
 from adacur.training import cross_encoder, distillation, dual_encoder
-from tests.functional.test_cli import ADACUR, Ran, environment, run, write_lines
+from tests.functional.test_cli import ADACUR, Ran, environment, here, run, write_lines
 from tests.unit.scorers.tiny_models import WORDS, made_once_in, tiny_transformer
 
 torch = pytest.importorskip("torch")
@@ -92,29 +88,6 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = here("build", "twice.jsonl", "i.adacur", "--scorer", "my_scorers:shared", "-n", 30, cwd=folder)
     assert built.code == 0, built
     return folder
-
-
-def here(*arguments: object, cwd: Path) -> Ran:
-    """What the command leaves when it runs in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    code: Any = 0
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("default")
-        patch.chdir(cwd)
-        patch.setattr(sys, "argv", ["adacur", *map(str, arguments)])
-        patch.setattr(sys, "path", [*sys.path])
-        try:
-            run_here()
-        except SystemExit as stop:
-            code = stop.code
-        finally:
-            sys.modules.pop("my_scorers", None)
-    return Ran(code, out.getvalue(), err.getvalue())
 
 
 def judge(folder: Path, qrels: dict[str, dict[str, int]], split: str = "train") -> None:

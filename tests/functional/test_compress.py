@@ -73,13 +73,15 @@ def test_what_probing_costs_is_told_per_number_of_lists(folder) -> None:
 
 
 def test_a_search_looks_into_as_many_lists_as_it_is_told(tmp_path, monkeypatch) -> None:
-    (tmp_path / "lengths.py").write_text(
+    (tmp_path / "lengths_of_the_list_tests.py").write_text(
         "def score(pairs):\n    return [float(len(query) * int(text) % 97) for query, text in pairs]\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     items = [Item(f"i{number}", str(number)) for number in range(200)]
     anchors = [Query(f"a{number}", "x" * (number + 1)) for number in range(30)]
-    built = adacur.build(items, anchors, scorer="lengths:score", path=tmp_path / "my.adacur", progress=False)
+    built = adacur.build(
+        items, anchors, scorer="lengths_of_the_list_tests:score", path=tmp_path / "my.adacur", progress=False
+    )
     built.close()
     question = ("a question", "-k", 3, "--budget", 20, "--probe", 2, "--json")
     refused = run(tmp_path, *question, command="search")

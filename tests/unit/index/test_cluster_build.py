@@ -314,11 +314,23 @@ def test_an_estimate_counts_on_every_worker(ray_cluster) -> None:
 
 
 def test_the_command_builds_on_a_cluster(ray_cluster, tmp_path, monkeypatch) -> None:
-    (tmp_path / "lengths.py").write_text("def score(pairs):\n    return [float(len(q) + len(t)) for q, t in pairs]\n")
+    (tmp_path / "lengths_of_the_cluster_tests.py").write_text(
+        "def score(pairs):\n    return [float(len(q) + len(t)) for q, t in pairs]\n"
+    )
     (tmp_path / "items.txt").write_text("\n".join(f"item number {number}" for number in range(60)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    options = ["--scorer", "lengths:score", "-n", "5", "--no-tune", "--first", "bm25", "--block-items", "10"]
+    options = [
+        "--scorer",
+        "lengths_of_the_cluster_tests:score",
+        "-n",
+        "5",
+        "--no-tune",
+        "--first",
+        "bm25",
+        "--block-items",
+        "10",
+    ]
     ran = CliRunner().invoke(app, ["build", "items.txt", "i.adacur", *options, "--engine", "ray", "--workers", "2"])
     assert ran.exit_code == 0, ran.output
     assert "by 2 workers" in ran.output
