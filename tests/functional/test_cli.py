@@ -27,6 +27,7 @@ import numpy as np
 import pytest
 
 import adacur
+from adacur.cli import messages
 from adacur.cli import run as run_here
 
 ADACUR = Path(sys.executable).with_name("adacur")
@@ -137,8 +138,13 @@ def here(*arguments: object, cwd: Path, **extra: str) -> Ran:
     ):
         warnings.simplefilter("default")
         patch.chdir(cwd)
+        for name in ("MOOD", "LOG"):
+            patch.delenv(name, raising=False)
         for name, value in {"COLUMNS": "100", "NO_COLOR": "1", **extra}.items():
             patch.setenv(name, value)
+        # A console reads them when it is made, which it was when this file was collected.
+        for console in (messages.answer, messages.note):
+            patch.setattr(console, "_width", 100)
         patch.setattr(sys, "argv", ["adacur", *map(str, arguments)])
         patch.setattr(sys, "path", [*sys.path])
         try:
@@ -671,7 +677,8 @@ def test_debug_shows_where_an_error_came_from(shop: Path) -> None:
 
 def test_the_real_model_searches_and_refuses_a_query_longer_than_itself(folder: Path) -> None:
     write_lines(folder / "few.jsonl", texts()[:6])
-    built = here("build", "few.jsonl", "real.adacur", "-n", 2, "--json", cwd=folder)
+    # In a process: what only the real model imports and says is part of it.
+    built = run("build", "few.jsonl", "real.adacur", "-n", 2, "--json", cwd=folder)
     assert built.code == 0, built
     (found,) = here("search", "real.adacur", "a comet", "-k", 2, "--budget", 4, "--json", cwd=folder).json()
     assert found["calls"] == 4

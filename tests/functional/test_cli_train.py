@@ -116,7 +116,10 @@ def log(out: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def training(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran]:
-    """A folder with a finished cross-encoder in it, and what the process said that trained it without interruption."""
+    """A folder with a finished cross-encoder in it, and what the process said that trained it without interruption.
+
+    Others may be reading it: add only names of your own.
+    """
     folder = made_once_in(tmp_path_factory) / "trained-by-command"
     said = folder.with_suffix(".json")
     with FileLock(f"{folder}.lock"):

@@ -24,7 +24,7 @@ def done(step):
     assert of_transformers.is_progress_bar_enabled(), step
     root = logging.getLogger()
     assert not root.handlers and not root.filters and root.level == logging.WARNING, step
-    assert logging.getLogger("torch.onnx").level == logging.NOTSET, step
+    assert root.manager.disable == logging.getLogger("torch.onnx").level == logging.NOTSET, step
     print(step, flush=True)
 
 folder = Path(sys.argv[1])
@@ -32,8 +32,6 @@ from adacur.scorers import *
 for style in ("bert", "roberta", "distilbert"):
     TorchCrossEncoder(folder / style).close()
     done(f"opened {style}")
-SentenceTransformersScorer(str(folder / "bert"), device="cpu").close()
-done("opened by sentence-transformers")
 tokenizer, module = make_emb_cross_encoder(folder / "roberta", add_tags=True)
 done("made [EMB]")
 save_emb_cross_encoder(module, tokenizer, folder / "saved")
@@ -42,15 +40,17 @@ TorchCrossEncoder(folder / "saved", device="cpu").close()
 done("opened [EMB]")
 export_onnx(folder / "emb", folder / "graph", int8=True)
 done("exported")
+SentenceTransformersScorer(str(folder / "bert"), device="cpu").close()
+done("opened by sentence-transformers")
 """
 STEPS = """opened bert
 opened roberta
 opened distilbert
-opened by sentence-transformers
 made [EMB]
 saved [EMB]
 opened [EMB]
 exported
+opened by sentence-transformers
 """
 
 
