@@ -81,7 +81,7 @@ class Load:
 
 
 class Connection:
-    """Just enough HTTP for a load: a client library takes a tenth of the processor that the server should have."""
+    """Just enough HTTP for a load: what a client library computes, the server on the same cores cannot."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer

@@ -275,7 +275,10 @@ class OnnxCrossEncoder:
                         positions = waiting.popleft()
                     except IndexError:
                         return
-                    session = together if together is not None and len(positions) > 1 else self._session
+                    session = self._session
+                    # Not after close(), which ends calls under way.
+                    if session is not None and together is not None and len(positions) > 1:
+                        session = together
                     logits = self._logits(pairs.padded(positions, pad_id=self._tokens.pad_id), session)
                     scores[positions] = logits.reshape(len(positions))
             finally:

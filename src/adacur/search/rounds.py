@@ -209,7 +209,7 @@ class _LockStep:
             self._tell()
 
     def pairs_after(self, scores: FloatArray) -> list[Pair]:
-        """`accept`, then `next_pairs`: one hop to a thread instead of two, which under load cost more than a round."""
+        """`accept`, then `next_pairs`: one hop to a thread instead of two."""
         self.accept(scores)
         return self.next_pairs()
 
