@@ -161,7 +161,7 @@ def case(request, opened, tmp_path) -> Case:
     if request.param == "metered":
         return Case(Metered(opened.scorer), opened.tolerance)
     if request.param == "cached":
-        return Case(Cached(opened.scorer, tmp_path / "scores.sqlite"), opened.tolerance)
+        return Case(Cached(opened.scorer, tmp_path / "scores.sqlite", key="contract"), opened.tolerance)
     if request.param == "shared":
         return Case(SharedBatches(opened.scorer), opened.tolerance)
     return opened

@@ -80,8 +80,9 @@ class Cached:
     """A scorer that is asked for each pair of texts once: its scores are kept in the SQLite file `path`.
 
     The file may serve several scorers, threads and processes at once. A scorer is told from others by its card
-    (weights, backend, dtype and token limits); one without weights, such as a service, only by its name and source, a
-    function by its code too: give a `key`, and another one when what they call has changed. Pairs are told apart
+    (weights, settings, arithmetic, backend, dtype and token limits); one without weights, such as a service, only by
+    its name and source, a function by its code too: give a `key`, and another one when what they call has changed. A
+    function or object whose code cannot be read in full is refused without a `key`. Pairs are told apart
     by their texts; where a `MatrixScorer` or a PyTerrier transformer sees ids too, by both. A scorer of your own that
     looks at ids or metadata must not be cached.
 
@@ -525,7 +526,8 @@ def _identity(scorer: Scorer, key: str | None) -> str:
     card = scorer.card
     fields = dataclasses.asdict(card)
     if not card.weights and key is None:
-        # All lambdas have one name, and a function that was edited has kept its own.
+        # All lambdas have one name, and a function that was edited has kept its own. Where `code` cannot be read it
+        # raises: a name alone would mix two scorers.
         fields["code"] = getattr(_unwrapped(scorer), "code", None)
     if card.weights:
         # They are who a model is, wherever it lies and whatever its folder is called.

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
 import inspect
-import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -19,6 +15,7 @@ from adacur.core.protocols import ScorerCard
 from adacur.core.records import Pair
 from adacur.core.scores import check_scores
 from adacur.scorers.event_loop import run_in_background
+from adacur.scorers.function_code import HOW_TO_GIVE_A_KEY, code_digest, importable_name
 from adacur.scorers.shared_batches import shared_batches
 
 __all__ = ["FunctionScorer"]
@@ -60,19 +57,19 @@ class FunctionScorer:
         self.card = ScorerCard(
             name=name or str(getattr(function, "__qualname__", type(function).__name__)),
             backend="function",
-            source=source or _importable_name(function),
+            source=source or importable_name(function),
         )
 
     @property
-    def code(self) -> str | None:
-        """A digest of what the function does as written, where that can be read: two lambdas differ in it."""
-        digest = hashlib.sha256()
-        function = inspect.unwrap(self._function)
-        function = getattr(function, "__func__", function)
-        if not isinstance(function, FunctionType):
-            return None
-        _read_code(function, digest)
-        return digest.hexdigest()[:32]
+    def code(self) -> str:
+        """A digest of what the function does; InputError where that cannot be read, as for an object that is called."""
+        try:
+            return code_digest(self._function)
+        except InputError as error:
+            raise InputError(
+                f"What the scorer function {self.card.name!r} does cannot be read in full, so that it could be taken "
+                f"for another: {error}. {HOW_TO_GIVE_A_KEY}"
+            ) from error
 
     @property
     def is_async(self) -> bool:
@@ -153,39 +150,5 @@ class _Interrupted(Exception):
         self.stop = stop
 
 
-def _read_code(function: FunctionType, digest: Any) -> None:
-    def read(value: Any) -> None:
-        if isinstance(value, CodeType):
-            digest.update(value.co_code)
-            read((value.co_names, value.co_varnames, value.co_consts))
-        elif isinstance(value, tuple):
-            digest.update(b"(")
-            for part in value:
-                read(part)
-        elif isinstance(value, FunctionType):
-            # Not what it closes over: it may be this function.
-            read(value.__code__)
-        elif value is None or isinstance(value, str | bytes | int | float | complex):
-            digest.update(repr(value).encode(errors="surrogatepass"))
-        # Anything else may print its address, which changes from run to run.
-        digest.update(b",")
-
-    read(function.__code__)
-    read(function.__defaults__)
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):
-            read(cell.cell_contents)
-
-
 def _joined(scores: list[FloatArray]) -> FloatArray:
     return np.concatenate(scores) if scores else np.empty(0)
-
-
-def _importable_name(function: Any) -> str | None:
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-    if not module or not name or module == "__main__" or "<" in name:
-        return None
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return f"{module}:{name}" if found is function else None

@@ -11,6 +11,7 @@ from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError
 from adacur.core.records import Pair
 from adacur.scorers.function import FunctionScorer
+from adacur.scorers.function_code import HOW_TO_GIVE_A_KEY
 
 __all__ = ["LangChainScorer"]
 
@@ -35,6 +36,14 @@ class LangChainScorer:
         self.card = replace(self._function.card, backend="langchain", source=source)
         # Most wrap a local model, whose tokenizer two threads must not share.
         self._lock = threading.Lock()
+
+    @property
+    def code(self) -> str:
+        """Refused: what the object does cannot be read, and its name may be another's too."""
+        raise InputError(
+            f"What the LangChain cross-encoder {self.card.name!r} does cannot be read, and others may have its name. "
+            + HOW_TO_GIVE_A_KEY
+        )
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""

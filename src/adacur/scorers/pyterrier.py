@@ -14,6 +14,7 @@ from adacur.core.protocols import ScorerCard
 from adacur.core.records import Pair
 from adacur.core.scores import check_scores
 from adacur.scorers.asking import asking
+from adacur.scorers.function_code import HOW_TO_GIVE_A_KEY
 
 __all__ = ["PyTerrierScorer"]
 
@@ -38,6 +39,14 @@ class PyTerrierScorer:
         self.card = ScorerCard(name=name or type(transformer).__name__, backend="pyterrier", source=source)
         # Most wrap a local model, whose tokenizer two threads must not share.
         self._lock = threading.Lock()
+
+    @property
+    def code(self) -> str:
+        """Refused: what the object does cannot be read, and its name may be another's too."""
+        raise InputError(
+            f"What the PyTerrier transformer {self.card.name!r} does cannot be read, and others may have its name. "
+            + HOW_TO_GIVE_A_KEY
+        )
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""

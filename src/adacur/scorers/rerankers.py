@@ -15,6 +15,7 @@ from adacur.core.protocols import ScorerCard
 from adacur.core.records import Pair
 from adacur.core.scores import check_scores
 from adacur.scorers.asking import asking
+from adacur.scorers.function_code import HOW_TO_GIVE_A_KEY
 
 __all__ = ["RerankersScorer"]
 
@@ -42,6 +43,14 @@ class RerankersScorer:
         self.card = ScorerCard(name=name or _model_name(ranker), backend="rerankers", source=source)
         # Its rankers wrap local models, whose tokenizers two threads must not share.
         self._lock = threading.Lock()
+
+    @property
+    def code(self) -> str:
+        """Refused: what the object does cannot be read, and its name may be another's too."""
+        raise InputError(
+            f"What the ranker {self.card.name!r} does cannot be read, and others may have its name. "
+            + HOW_TO_GIVE_A_KEY
+        )
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import importlib
 import multiprocessing
 import os
@@ -507,7 +508,7 @@ def test_a_blocking_call_inside_an_event_loop_does_not_wait_for_a_thread_that_ne
             return values(pairs)
         return asyncio.run_coroutine_threadsafe(slowly(pairs), loop).result()
 
-    cached = Cached(FunctionScorer(on_the_loop), path)
+    cached = Cached(FunctionScorer(on_the_loop), path, key="k")
 
     async def blocking():
         return cached.score(PAIRS)
@@ -631,7 +632,7 @@ def values(pairs):
     return [float(len(item)) for query, item in pairs]
 
 parent = os.getpid()
-cached = Cached(FunctionScorer(values, name="f"), sys.argv[1])
+cached = Cached(FunctionScorer(values, name="f"), sys.argv[1], key="k")
 pairs = [(Query("q", "question"), Item("i", "x" * n)) for n in range(20)]
 thread = threading.Thread(target=cached.score, args=(pairs,))
 thread.start()
@@ -837,13 +838,131 @@ def test_what_lies_past_a_cache_scores_as_it_does(path) -> None:
         assert past_cache(other) is other
 
 
-def test_two_lambdas_are_two_scorers(tmp_path) -> None:
-    def times(factor):
-        return lambda pairs: [factor * len(item) for _, item in pairs]
+def constant(pairs, *, value=1.0):
+    return [value] * len(pairs)
 
-    functions = [lambda pairs: [1.0] * len(pairs), lambda pairs: [2.0] * len(pairs), times(3), times(4)]
+
+def doubled(pairs):
+    return [2.0] * len(pairs)
+
+
+def with_keyword_default(number):
+    def f(pairs, *, value=number):
+        return [value] * len(pairs)
+
+    return f
+
+
+def closing_over(value):
+    return lambda pairs: [float(np.sum(value))] * len(pairs)
+
+
+def calling(inner):
+    @functools.wraps(inner)
+    def outer(pairs):
+        return inner(pairs)
+
+    return outer
+
+
+def negating(inner):
+    @functools.wraps(inner)
+    def outer(pairs):
+        return [-score for score in inner(pairs)]
+
+    return outer
+
+
+def with_global(value):
+    namespace = {"WEIGHTS": value}
+    exec("def f(pairs):\n    return [float(sum(WEIGHTS))] * len(pairs)", namespace)
+    return namespace["f"]
+
+
+class Constant:
+    def __init__(self, value) -> None:
+        self.value = value
+
+    def __call__(self, pairs):
+        return [self.value] * len(pairs)
+
+    def method(self, pairs):
+        return self(pairs)
+
+    @classmethod
+    def one(cls, pairs):
+        return [1.0] * len(pairs)
+
+
+READABLE = {
+    "lambdas": (lambda pairs: [1.0] * len(pairs), lambda pairs: [2.0] * len(pairs)),
+    "closures over numbers": (closing_over(1.0), closing_over(2.0)),
+    "closures over lists": (closing_over([1, 2]), closing_over([1, 3])),
+    "closures over numpy numbers": (closing_over(np.float32(1)), closing_over(np.float32(2))),
+    "keyword defaults": (with_keyword_default(1.0), with_keyword_default(2.0)),
+    "partials of other arguments": (functools.partial(constant, value=1.0), functools.partial(constant, value=2.0)),
+    "partials of other functions": (functools.partial(constant), functools.partial(doubled)),
+    "decorators": (calling(constant), negating(constant)),
+    "decorated functions": (calling(constant), calling(doubled)),
+    "globals": (with_global([1, 2]), with_global([2, 2])),
+}
+UNREADABLE = {
+    "closures over arrays": (closing_over(np.ones(3)), closing_over(np.ones(4))),
+    "callable objects": (Constant(1.0), Constant(2.0)),
+    "bound methods": (Constant(1.0).method, Constant(2.0).method),
+    "partials of callable objects": (functools.partial(Constant(1.0)), functools.partial(Constant(2.0))),
+    "partials with arrays": (functools.partial(constant, value=np.array(2.0)), functools.partial(constant)),
+    "closures over objects": (calling(Constant(1.0).method), calling(Constant(2.0).method)),
+    "globals that are objects": (with_global(np.ones(2)), with_global(np.ones(3))),
+}
+
+
+@pytest.mark.parametrize("pair", READABLE.values(), ids=READABLE.keys())
+def test_functions_that_can_be_read_are_told_apart_and_known_again(path, pair) -> None:
     answers = []
-    for function in functions * 2:
-        with Cached(Metered(FunctionScorer(function)), tmp_path / "scores.sqlite") as cached:
-            answers.append((float(cached.score([(Query("q", "a"), Item("i", "b"))])[0]), cached.misses))
-    assert answers == [(1, 1), (2, 1), (3, 1), (4, 1), (1, 0), (2, 0), (3, 0), (4, 0)]
+    for function in (*pair, *pair):
+        with Cached(Metered(FunctionScorer(function, name="f")), path) as cached:
+            answers.append((float(cached.score(PAIRS[:1])[0]), cached.misses))
+    assert answers[0][0] != answers[1][0]
+    assert [misses for _, misses in answers] == [1, 1, 0, 0]
+    assert answers[:2] == [(score, 1) for score, _ in answers[2:]]
+
+
+@pytest.mark.parametrize("pair", UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_functions_that_cannot_be_read_need_a_key_and_are_told_apart_by_it(path, pair) -> None:
+    with pytest.raises(InputError, match=r"'mine'.*an object of type.*key="):
+        Cached(Metered(FunctionScorer(pair[0], name="mine")), path)
+    assert not path.exists()
+    scores = [
+        float(Cached(FunctionScorer(pair[at], name="mine"), path, key=key).score(PAIRS[:1])[0])
+        for at, key in ((0, "a"), (1, "b"), (0, "b"))
+    ]
+    assert scores[0] != scores[1] == scores[2]
+
+
+def test_a_class_method_and_a_function_of_a_library_are_known_by_their_names(path) -> None:
+    digests = [FunctionScorer(function).code for function in (Constant.one, np.sum, np.prod, zlib.crc32)]
+    assert len(set(digests)) == 4
+    assert FunctionScorer(Constant.one).code == digests[0]
+
+
+def test_what_a_function_does_reads_the_same_in_another_process(tmp_path, monkeypatch) -> None:
+    (tmp_path / "read_twice.py").write_text(
+        "import math\nSTOP = {'a', 'the', 'of'}\n"
+        "def words(text, *, stop=frozenset('xyz')):\n    return set(text.split()) - STOP - stop\n"
+        "def score(pairs):\n    return [math.sqrt(len(words(q) & words(t))) for q, t in pairs]\n"
+    )
+    program = "import adacur; print(adacur.scorer('read_twice:score').code)"
+    told = [
+        subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+        for _ in "ab"
+    ]
+    monkeypatch.syspath_prepend(tmp_path)
+    assert {run.stdout.strip() for run in told} == {opened_scorer("read_twice:score").code}
+
+
+def test_a_function_that_calls_itself_can_be_read() -> None:
+    def recursive(pairs):
+        return [] if not pairs else [1.0, *recursive(pairs[1:])]
+
+    assert FunctionScorer(recursive).code

@@ -63,7 +63,7 @@ async def test_plain_functions_share_calls_only_where_that_is_asked_for(wrap):
 
 async def test_a_cache_in_front_shares_calls_too(tmp_path):
     functions = Functions()
-    with Cached(FunctionScorer(functions.plain, name="f"), tmp_path / "scores.sqlite") as scorer:
+    with Cached(FunctionScorer(functions.plain, name="f"), tmp_path / "scores.sqlite", key="k") as scorer:
         await asked_by_twenty(scorer, shared=True)
         paid = functions.calls
         await asked_by_twenty(scorer, shared=True)

@@ -1,0 +1,145 @@
+"""What a function does, as far as it is written in functions and plain values."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import hashlib
+import logging
+import pathlib
+import re
+import sys
+from collections.abc import Iterator
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from adacur.core.errors import InputError
+
+__all__ = ["HOW_TO_GIVE_A_KEY", "code_digest", "importable_name"]
+
+HOW_TO_GIVE_A_KEY = (
+    "Give the cache a key that names it and its version: Cached(scorer, path, key='my-model-v1'), and open the index "
+    "with that scorer instead of cache=… (--cache)."
+)
+
+
+def code_digest(function: Any) -> str:
+    """A digest that two functions share only if they do the same; InputError where that cannot be read.
+
+    Read are the code, defaults, what is closed over and the globals of the function, of the functions of its module
+    that it calls, and of partials. What comes from other modules is known by its name. Values are read as they are
+    now, and only those that can be read in full: numbers, texts, lists and dictionaries of them.
+    """
+    reader = _Reader()
+    reader.read(function, "it")
+    return reader.digest.hexdigest()[:32]
+
+
+def importable_name(value: Any) -> str | None:
+    """The "module:name" that imports this very object."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or module == "__main__" or "<" in name:
+        return None
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{name}" if found is value else None
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.digest = hashlib.sha256()
+        self._module: str | None = None
+        # Kept alive, so that no id is given twice.
+        self._seen: dict[int, tuple[int, Any]] = {}
+
+    def read(self, value: Any, what: str) -> None:
+        """Add a value to the digest; `what` names it in the error."""
+        kind = type(value)
+        if value is None or value is Ellipsis or kind in (bool, int, float, complex, str, bytes):
+            self._add(kind.__name__, repr(value))
+            return
+        # What may hold itself. Tuples may not, and which equal ones are one object differs from run to run.
+        if kind in (FunctionType, functools.partial, list, dict):
+            if id(value) in self._seen:
+                self._add("again", str(self._seen[id(value)][0]))
+                return
+            self._seen[id(value)] = len(self._seen), value
+        if kind is CodeType:
+            self._read_code(value, what)
+        elif kind is FunctionType and not self._is_of_another_module(value):
+            self._read_function(value, what)
+        elif kind is functools.partial:
+            self._add("partial", "")
+            self._read_all((value.func, value.args, value.keywords), what)
+        elif kind is MethodType and isinstance(value.__self__, type):
+            self._add("classmethod", "")
+            self._read_all((value.__func__, value.__self__), what)
+        elif kind in (tuple, list):
+            self._add(kind.__name__, str(len(value)))
+            self._read_all(value, f"a value in {what}")
+        elif kind is dict:
+            self._add("dict", str(len(value)))
+            self._read_all((part for pair in value.items() for part in pair), f"a value in {what}")
+        elif kind in (set, frozenset) and all(type(part) in (int, float, str, bytes) for part in value):
+            self._add(kind.__name__, repr(sorted(value, key=repr)))
+        elif kind is ModuleType:
+            self._add("module", value.__name__)
+        elif isinstance(value, np.generic):
+            self._add(f"numpy {value.dtype}", repr(value.item()))
+        elif isinstance(value, re.Pattern):
+            self._add("pattern", repr((value.pattern, value.flags)))
+        elif isinstance(value, pathlib.PurePath):
+            self._add("path", str(value))
+        elif isinstance(value, logging.Logger):
+            self._add("logger", value.name)
+        elif (name := importable_name(value)) is not None:
+            self._add("importable", name)
+        else:
+            raise InputError(f"{what} is an object of type {kind.__name__}")
+
+    def _read_all(self, values: Any, what: str) -> None:
+        for value in values:
+            self.read(value, what)
+
+    def _read_function(self, function: FunctionType, what: str) -> None:
+        outer, self._module = self._module, function.__module__
+        self._add("function", "")
+        self.read(function.__code__, what)
+        self._read_all((function.__defaults__, function.__kwdefaults__), f"a default of {function.__name__!r}")
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                value = cell.cell_contents
+            except ValueError:
+                self._add("unset", name)
+                continue
+            self.read(value, f"{name!r}, which {function.__name__!r} closes over,")
+        for name in sorted(set(_global_names(function.__code__))):
+            # Others are builtins, or not there yet.
+            if name in function.__globals__:
+                self._add("global", name)
+                self.read(function.__globals__[name], f"the global {name!r} that {function.__name__!r} uses")
+        self._module = outer
+
+    def _read_code(self, code: CodeType, what: str) -> None:
+        self._add("code", code.co_code.hex())
+        self._read_all((code.co_names, code.co_varnames, code.co_freevars, code.co_consts), what)
+
+    def _is_of_another_module(self, function: FunctionType) -> bool:
+        return (
+            self._module is not None and function.__module__ != self._module and importable_name(function) is not None
+        )
+
+    def _add(self, kind: str, value: str) -> None:
+        self.digest.update(f"{kind} {len(value)} {value},".encode(errors="surrogatepass"))
+
+
+def _global_names(code: CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _global_names(constant)
