@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from adacur import __version__
-from adacur.core.errors import AdacurError, InputError
+from adacur.core.errors import InputError, NonFiniteScore, ScorerError, UnknownName
 from adacur.core.extras import require
 from adacur.core.results import Hit, Hits
 from adacur.search import AnchorIndex
@@ -90,12 +90,13 @@ def create_server(
             asked["k"] = min(asked["k"], asked["budget"])
         try:
             hits = await index.asearch(asked["query"], asked["k"], **{**options, "budget": asked["budget"]})
-        except AdacurError as error:
+        except (InputError, UnknownName, NonFiniteScore) as error:
             return answer(str(error), is_error=True)
         except Exception as error:
-            # What it says may name files and hosts: it goes to the log, and not to whoever asks.
+            # What it says may name files, hosts and keys: it goes to the log, and the client learns of what kind it is.
             _log.exception("A search failed.")
-            return answer(f"The search failed ({type(error).__name__}).", is_error=True)
+            what = "The scorer" if isinstance(error, ScorerError) else "The search"
+            return answer(f"{what} failed ({type(error).__name__}). The log of this server says why.", is_error=True)
         return answer(_in_words(hits), structured_content=_as_data(hits))
 
     return server.Server(

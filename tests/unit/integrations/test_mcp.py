@@ -128,7 +128,7 @@ def test_an_unknown_tool_is_told(index: AnchorIndex) -> None:
     assert "no tool 'delete'" in answer.content[0].text
 
 
-def test_a_scorer_that_fails_is_told_and_the_server_lives_on(folder: Path) -> None:
+def test_a_scorer_s_own_words_go_to_the_log_and_the_server_lives_on(folder: Path, caplog) -> None:
     scorer = Counted(fail_at=10)
     server = create_server(adacur.load(folder, scorer=scorer, check=False))
 
@@ -140,7 +140,9 @@ def test_a_scorer_that_fails_is_told_and_the_server_lives_on(folder: Path) -> No
     failed, answered = ask(server, twice)
 
     assert failed.is_error
-    assert "the scorer is asleep" in failed.content[0].text
+    assert "The scorer failed (ScorerFailed)" in failed.content[0].text
+    assert "asleep" not in failed.content[0].text
+    assert "asleep" in caplog.text
     assert len(answered.structured_content["hits"]) == 10
 
 
