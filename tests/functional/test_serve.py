@@ -19,7 +19,7 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from adacur import AnchorIndex, Item
-from adacur.serving import ServerSettings, create_app
+from adacur.serving import ServerSettings, create_app, requests
 from adacur.serving.logs import server_log
 from tests.rerank_servers import logit_of
 from tests.serving_world import N_ITEMS, TextScorer, world_index
@@ -242,13 +242,18 @@ BAD_BODIES: list[tuple[Any, int, str]] = [
     ({"query": "a", "filter": {"metadata": {"even": {"$gt": 1}}}}, 422, "invalid_request"),
     ({"query": "a", "index": "nobody"}, 404, "unknown_index"),
     ({"query": "a", "index": "../small"}, 404, "unknown_index"),
-    ('{"query": "\\ud800"}', 422, "invalid_request"),
-    ('{"\\ud800": 1, "query": "a"}', 422, "invalid_request"),
-    ('{"query": "a", "index": "\\udfff"}', 422, "invalid_request"),
-    ('{"query": "a", "first": "\\udfff"}', 422, "invalid_request"),
+    ('{"query": "\\ud800"}', 400, "malformed_json"),
+    ('{"\\ud800": 1, "query": "a"}', 400, "malformed_json"),
+    ('{"query": "a", "index": "\\udfff"}', 400, "malformed_json"),
+    ('{"query": "a", "first": "\\udfff"}', 400, "malformed_json"),
+    ('{"query": "a", "k": ' + "[" * 150 + "]" * 150 + "}", 422, "invalid_request"),
+    ({"query": "a", "filter": {"ids": ["i1"] * 10_001}}, 422, "ids_over_limit"),
+    ({"query": "a", "filter": {"metadata": {"a": [1] * 5001, "b": [2] * 5000}}}, 422, "metadata_over_limit"),
+    ({"query": "a", "filter": {"metadata": {str(at): 1 for at in range(101)}}}, 422, "metadata_over_limit"),
+    ({"query": "a"} | {str(at): 1 for at in range(100)}, 422, "fields_over_limit"),
     ({"query": "a", "index": "ab" * 1000}, 422, "invalid_request"),
     ({"query": "a", "first": "ab" * 1000}, 422, "invalid_request"),
-    ('{"query": "a", "filter": {"ids": ["\\udfff"]}}', 422, "unknown_name"),
+    ('{"query": "a", "filter": {"ids": ["\\udfff"]}}', 400, "malformed_json"),
 ]
 
 
@@ -258,6 +263,59 @@ def test_a_body_that_cannot_be_used_is_refused_clearly(client, body, status, cod
     response = client.post("/v1/search", content=content, headers={"Content-Type": "application/json"})
     assert (response.status_code, error_of(response)) == (status, code), response.text
     assert client.post("/v1/search", json={"query": "a ship", "k": 1, "budget": 5}).status_code == 200
+
+
+LONG = [*[0, None, [], {}, "", "a", 10**30, [[]]], {"text": 0}, {str(at): at for at in range(50)}]
+PLACES = {
+    "queries": ("/v1/search", lambda values: {"queries": values}),
+    "filter.ids": ("/v1/search", lambda values: {"query": "a", "filter": {"ids": values}}),
+    "filter.metadata": ("/v1/search", lambda values: {"query": "a", "filter": {"metadata": {"a": values}}}),
+    "v1 documents": ("/v1/rerank", lambda values: {"query": "a", "documents": values}),
+    "v2 documents": ("/v2/rerank", lambda values: {"query": "a", "documents": values}),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("value", LONG, ids=lambda value: str(value)[:12])
+def test_a_list_that_is_too_long_is_refused_before_its_elements_are_looked_at(client, place, value, monkeypatch):
+    built: list[int] = []
+    refused_by = requests.in_words
+    monkeypatch.setattr(requests, "in_words", lambda faults, **known: built.append(1) or refused_by(faults, **known))
+    path, body = PLACES[place]
+    response = client.post(path, json=body([value] * 10_001))
+    limit = {"queries": 32, "v1 documents": 1000, "v2 documents": 1000}.get(place, 10_000)
+    assert (response.status_code, error_of(response)) == (422, f"{place.split('.')[-1].split()[-1]}_over_limit")
+    assert f"{limit} " in response.json()["error"]["message"]
+    assert "10001" in response.json()["error"]["message"]
+    assert not built
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("value", LONG, ids=lambda value: str(value)[:12])
+def test_a_long_list_within_the_limit_is_told_its_first_fault_only(client, place, value, monkeypatch):
+    built: list[int] = []
+    told = requests.in_words
+    monkeypatch.setattr(
+        requests, "in_words", lambda faults, **known: built.append(len(faults)) or told(faults, **known)
+    )
+    path, body = PLACES[place]
+    limit = {"queries": 32, "v1 documents": 1000, "v2 documents": 1000}.get(place, 10_000)
+    response = client.post(path, json=body([value] * limit))
+    assert response.status_code in (200, 422)
+    assert sum(built) < 20
+
+
+@pytest.mark.parametrize("value", [None, {}, [None] * 5], ids=str)
+def test_faults_in_many_fields_are_bounded_too(client, value, monkeypatch):
+    built: list[int] = []
+    told = requests.in_words
+    monkeypatch.setattr(
+        requests, "in_words", lambda faults, **known: built.append(len(faults)) or told(faults, **known)
+    )
+    many = {str(at): value for at in range(99)}
+    for body in (many, {"query": "a", "filter": many}, {"query": "a", "filter": {"metadata": many}}):
+        assert client.post("/v1/search", json=body).status_code == 422
+    assert max(built) <= 99 * 10
 
 
 @pytest.mark.parametrize(
@@ -568,6 +626,91 @@ def test_keys_are_asked_for_wherever_the_application_is_put():
         assert client.get("/page/v1/indexes", headers={"X-API-Key": "key"}).status_code == 200
         assert client.get("/page/healthz").status_code == 200
         assert client.get("/page/page/main.js").status_code == 200
+
+
+LOOPBACK = ["127.0.0.1", "::1", "::ffff:127.0.0.1", "127.8.9.1"]
+
+
+async def status_of(app: Any, host: str | None, *, arrived_at: str) -> tuple[int, Any]:
+    """Status and body of GET /healthz with this Host, over a connection to this address."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [] if host is None else [(b"host", host.encode())]
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/healthz",
+        "raw_path": b"/healthz",
+        "root_path": "",
+        "scheme": "http",
+        "query_string": b"",
+        "headers": headers,
+        "client": ("127.0.0.1", 5000),
+        "server": (arrived_at, 8000),
+    }
+    await app(scope, receive, send)
+    return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+@pytest.mark.parametrize("arrived_at", LOOPBACK)
+async def test_a_request_on_loopback_is_answered_only_by_the_names_of_loopback(arrived_at):
+    app = create_app({"w": world_index()})
+    for host in ("127.0.0.1", "127.0.0.1:8000", "localhost:9", "LOCALHOST", "[::1]:8000", "[::1]", "127.8.9.1", None):
+        assert (await status_of(app, host, arrived_at=arrived_at))[0] == 200, host
+    for host in (
+        "evil.example:8000",
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example",
+        "[::1].evil.example",
+        "localhost:80.evil.example",
+        "evil.example#127.0.0.1",
+        "evil@127.0.0.1",
+        "10.0.0.1",
+        "[2001:db8::1]",
+    ):
+        status, body = await status_of(app, host, arrived_at=arrived_at)
+        assert (status, body["error"]["code"]) == (421, "unknown_host"), host
+        assert "evil" not in body["error"]["message"]
+
+
+async def test_more_hosts_can_be_allowed_and_then_no_others_are_wherever_the_server_listens():
+    app = create_app({"w": world_index()}, settings=settings(allowed_hosts=("search.example", "fe80::1")))
+    for arrived_at in ("127.0.0.1", "10.0.0.7"):
+        for host in ("search.example", "Search.Example:8000", "[fe80::1]:80", "localhost", "127.0.0.1", arrived_at):
+            assert (await status_of(app, host, arrived_at=arrived_at))[0] == 200, host
+        assert (await status_of(app, "evil.example", arrived_at=arrived_at))[0] == 421
+    # Without a list, nobody can know the names of another address.
+    assert (await status_of(create_app({"w": world_index()}), "any.example", arrived_at="10.0.0.7"))[0] == 200
+
+
+def test_one_content_security_policy_holds_for_every_answer(client):
+    policies = {
+        client.get(path).headers["content-security-policy"]
+        for path in (
+            "/",
+            "/docs",
+            "/page/main.js",
+            "/nowhere",
+            "/page/nothing",
+            "/healthz",
+            "/openapi.json",
+            "/metrics",
+        )
+    }
+    policies.add(client.post("/v1/search", content="{").headers["content-security-policy"])
+    policies.add(client.post("/v1/search", json={"query": "a", "stream": True}).headers["content-security-policy"])
+    (policy,) = policies
+    assert "default-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert "<style" not in client.get("/docs").text
+    assert client.get("/page/reference.css").status_code == 200
 
 
 def test_the_log_has_a_line_per_request_and_no_query_unless_asked():

@@ -43,7 +43,7 @@ def raw_request(url: str, body: dict[str, Any], path: str = "/v1/search") -> soc
     parts = urlsplit(url)
     connection = socket.create_connection((parts.hostname, parts.port), timeout=10)
     content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
     return connection
 
@@ -293,9 +293,26 @@ def test_a_stop_does_not_wait_for_ever_for_a_scorer_that_hangs(folder, browser, 
     assert any(line["event"] == "left what did not end" for line in lines) == (signals == 1)
 
 
-def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
+def serve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "adacur", "serve", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    env = os.environ | environment
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=env)
+
+
+def test_a_page_whose_name_was_pointed_here_gets_nothing(folder, browser):
+    with process(str(folder), "--allow-host", "Search.Example") as (_, url):
+        for host, status in (("evil.example:8765", 421), ("search.example", 200), (urlsplit(url).netloc, 200)):
+            answer = browser.get(f"{url}/v1/indexes", headers={"Host": host, "Origin": f"http://{host}"})
+            assert answer.status_code == status
+            assert ("small" in answer.text) == (status == 200)
+
+
+@pytest.mark.parametrize("keys", ["", " ", ", ,"])
+def test_an_empty_list_of_keys_in_the_environment_is_an_error_not_an_open_server(folder, keys):
+    done = serve(str(folder), "--port", "0", ADACUR_API_KEYS=keys)
+    assert done.returncode == 1
+    assert "ADACUR_API_KEYS" in done.stderr
+    assert "http://" not in done.stdout
 
 
 def test_a_server_that_cannot_start_says_why(folder, tmp_path):

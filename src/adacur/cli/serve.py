@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from adacur.cli.messages import note, say, tell, warnings_as_notes
+from adacur.core.errors import InputError
 from adacur.core.extras import require
 
 __all__ = ["KEYS_VARIABLE", "add_serve_command", "serve_command"]
@@ -42,11 +43,21 @@ def add_serve_command(app: typer.Typer) -> None:
             list[str] | None,
             typer.Option(help=f"Take only requests with this key; may be repeated. Or {KEYS_VARIABLE}=key,key."),
         ] = None,
+        allow_host: Annotated[
+            list[str] | None,
+            typer.Option(
+                metavar="NAME",
+                help="A name by which clients ask for this server, beside localhost; may be repeated.",
+            ),
+        ] = None,
         max_k: Annotated[int, typer.Option(min=1, help="Most items of a search.")] = 1000,
         max_budget: Annotated[int, typer.Option(min=1, help="Most scorer calls of a query.")] = 1000,
         max_rounds: Annotated[int, typer.Option(min=1, help="Most rounds of a search.")] = 100,
         max_queries: Annotated[int, typer.Option(min=1, help="Most queries of a request.")] = 32,
         max_query_chars: Annotated[int, typer.Option(min=1, help="Longest query.")] = 4000,
+        max_filter_values: Annotated[
+            int, typer.Option(min=1, help="Most ids, or values of metadata, in a filter.")
+        ] = 10_000,
         max_documents: Annotated[int, typer.Option(min=1, help="Most documents to re-rank in a request.")] = 1000,
         max_document_chars: Annotated[int, typer.Option(min=1, help="Longest document.")] = 100_000,
         max_body_bytes: Annotated[int, typer.Option(min=1, help="Largest body of a request.")] = 4 * 2**20,
@@ -71,11 +82,13 @@ def add_serve_command(app: typer.Typer) -> None:
             scorer=scorer,
             cache=cache,
             keys=key or (),
+            allowed_hosts=tuple(name.lower() for name in allow_host or ()),
             max_k=max_k,
             max_budget=max_budget,
             max_rounds=max_rounds,
             max_queries=max_queries,
             max_query_chars=max_query_chars,
+            max_filter_values=max_filter_values,
             max_documents=max_documents,
             max_document_chars=max_document_chars,
             max_body_bytes=max_body_bytes,
@@ -132,7 +145,14 @@ def serve_command(
 
 
 def _keys_in_the_environment() -> tuple[str, ...]:
-    return tuple(key.strip() for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key.strip())
+    given = os.environ.get(KEYS_VARIABLE)
+    if given is None:
+        return ()
+    keys = tuple(key.strip() for key in given.split(",") if key.strip())
+    if not keys:
+        # A secret that was never filled in must not open the server.
+        raise InputError(f"{KEYS_VARIABLE} is set and holds no key. Give it one, or unset it to serve without keys.")
+    return keys
 
 
 def _shipped() -> str:

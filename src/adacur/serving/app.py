@@ -23,7 +23,7 @@ from adacur.serving.failures import Refusal, as_refusal, json_answer
 from adacur.serving.indexes import Asked, Served, asked_of, check_name, chosen
 from adacur.serving.logs import silent_log
 from adacur.serving.metrics import METRICS_TYPE, Metrics
-from adacur.serving.page import page_router
+from adacur.serving.page import page_router, policy
 from adacur.serving.recall import RecallCurves, tunings_of
 from adacur.serving.reference import reference_page
 from adacur.serving.requests import body_of, in_words, unless_gone
@@ -86,7 +86,7 @@ class _Server:
             lifespan=self._lifespan,
         )
         app.state.turns = self.turns
-        app.add_middleware(Door, settings=self.settings, metrics=self.metrics, log=self.log)
+        app.add_middleware(Door, settings=self.settings, metrics=self.metrics, log=self.log, policy=policy())
         app.add_exception_handler(HTTPException, _by_the_router)
         app.add_exception_handler(RequestValidationError, _bad_parameter)
         self._add_searches(app)
@@ -148,7 +148,7 @@ class _Server:
             `start`, a `round` after each round, and `done` or `error`. A client that hangs up ends the search.
             """
             started = time.monotonic()
-            body = await body_of(request, shapes.SearchRequest)
+            body = await body_of(request, shapes.SearchRequest, settings=self.settings)
             asked = asked_of(self.served, body, settings=self.settings)
             self._note_search(request, asked)
             searches = [Search(asked, one, started=started, seconds=self.settings.seconds) for one in asked.queries]
@@ -186,7 +186,7 @@ class _Server:
         )
         async def rerank(request: Request) -> Response:
             """Score the given documents exactly, all of them, in the shape that Jina's and vLLM's clients know."""
-            body = await body_of(request, shapes.RerankRequest)
+            body = await body_of(request, shapes.RerankRequest, settings=self.settings)
             documents, ranked = await self._reranked(request, body)
             with_texts = body.return_documents is not False
             return json_answer(
@@ -214,7 +214,9 @@ class _Server:
         )
         async def cohere_rerank(request: Request) -> Response:
             """Score the given documents exactly, all of them, in the shape that Cohere's clients know."""
-            _, ranked = await self._reranked(request, await body_of(request, shapes.CohereRerankRequest))
+            _, ranked = await self._reranked(
+                request, await body_of(request, shapes.CohereRerankRequest, settings=self.settings)
+            )
             return json_answer(
                 {
                     "id": str(uuid.uuid4()),

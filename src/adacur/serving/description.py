@@ -133,6 +133,7 @@ def _put_limits(document: dict[str, Any], settings: ServerSettings) -> None:
     several = _some(of["queries"])
     several["maxItems"] = settings.max_queries
     several["items"]["maxLength"] = settings.max_query_chars
+    _some(schemas["SearchFilter"]["properties"]["ids"])["maxItems"] = settings.max_filter_values
     # One of the two, and not null: a stream, too, has one query.
     search["oneOf"] = [
         {"required": ["query"], "properties": {"query": {"type": "string"}, "queries": {"type": "null"}}},

@@ -1,10 +1,11 @@
-"""What every request passes on its way in and out: an id, the key, the size of its body, the log and the counters."""
+"""What every request passes on its way in and out: its host, its key, the size of its body, the log, the counters."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import re
 import secrets
 import time
@@ -23,6 +24,8 @@ __all__ = ["Door", "noted"]
 _OPEN = {"/", "/healthz", "/readyz", "/docs", "/openapi.json", "/favicon.ico"}
 # An id that a proxy gave is kept, if it is one: it goes into headers and logs.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+# An IPv6 address has colons of its own, and brackets around them.
+_HOST = re.compile(r"(\[(?P<address>[^\]]*)\]|(?P<name>[^:\[\]]*))(:[0-9]*)?")
 _SECONDS_FOR_A_BODY = 30.0
 # What nginx writes down when a client hangs up.
 _GONE = 499
@@ -37,9 +40,10 @@ def noted(scope: Scope) -> dict[str, Any]:
 class Door:
     """Lets requests in, and sees to it that each gets one clear answer: nothing an application raises goes past it."""
 
-    def __init__(self, app: ASGIApp, *, settings: ServerSettings, metrics: Metrics, log: Any) -> None:
+    def __init__(self, app: ASGIApp, *, settings: ServerSettings, metrics: Metrics, log: Any, policy: str) -> None:
         self._app = app
         self._settings = settings
+        self._policy = policy
         self._metrics = metrics
         self._log = log
         self._keys = [_digest(key) for key in settings.api_keys]
@@ -57,9 +61,10 @@ class Door:
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         notes = noted(scope)
         started = time.perf_counter()
-        answer = _Answer(send, request_id)
+        answer = _Answer(send, request_id, self._policy)
         failure: Exception | None = None
         try:
+            self._check_host(scope, headers.get("host", ""))
             # An application that has this one under a path of its own says so in root_path.
             self._check_key(scope["path"].removeprefix(scope.get("root_path", "")), headers)
             await self._app(scope, await self._with_body(scope, headers, receive), answer.send)
@@ -82,6 +87,25 @@ class Door:
             raise
         finally:
             self._write_down(scope, verb, request_id, answer.status, time.perf_counter() - started, failure)
+
+    def _check_host(self, scope: Scope, given: str) -> None:
+        """Refuse a request whose Host is a name that this server is not known by.
+
+        A web page can have its own name point at 127.0.0.1: then a browser takes this server for the page's own, and
+        only the Host header tells. Starlette's middleware has one list for all addresses that a server listens at.
+        """
+        name = _without_port(given).lower()
+        arrived_at = str((scope.get("server") or ("",))[0])
+        # Only browsers can be misled, and they always send a Host.
+        if name in ("", "localhost", arrived_at, *self._settings.allowed_hosts) or _is_loopback(name):
+            return
+        if self._settings.allowed_hosts or _is_loopback(arrived_at):
+            raise Refusal(
+                421,
+                "unknown_host",
+                "The Host header names a host that this server does not answer for. Use 127.0.0.1, [::1] or "
+                "localhost, or start the server with --allow-host NAME (allowed_hosts in Python).",
+            )
 
     def _check_key(self, path: str, headers: Headers) -> None:
         if not self._keys or path in _OPEN or path.startswith("/page/"):
@@ -167,9 +191,10 @@ class Door:
 class _Answer:
     """What is sent, and how it began."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, policy: str) -> None:
         self._send = send
         self._request_id = request_id
+        self._policy = policy
         self.status: int | None = None
 
     async def send(self, message: Message) -> None:
@@ -178,7 +203,23 @@ class _Answer:
             headers = MutableHeaders(scope=message)
             headers["X-Request-Id"] = self._request_id
             headers["X-Content-Type-Options"] = "nosniff"
+            headers["Content-Security-Policy"] = self._policy
+            headers["Referrer-Policy"] = "no-referrer"
         await self._send(message)
+
+
+def _without_port(host: str) -> str:
+    found = _HOST.fullmatch(host)
+    return host if found is None else found["address"] or found["name"]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    # A socket for both families sees 127.0.0.1 as ::ffff:127.0.0.1.
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def _digest(key: str) -> bytes:

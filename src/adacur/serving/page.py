@@ -13,7 +13,7 @@ from importlib.resources.abc import Traversable
 
 from fastapi import APIRouter, HTTPException, Request, Response
 
-__all__ = ["page_router"]
+__all__ = ["page_router", "policy"]
 
 _FOLDER = files("adacur.serving") / "page"
 _MEDIA_TYPES = {
@@ -40,18 +40,17 @@ def page_router() -> APIRouter:
     """Serves the page and its files, to any visitor: what they show comes from the API, which asks for the key."""
     router = APIRouter(include_in_schema=False)
     held = _read(_FOLDER)
-    policy = _policy(held["index.html"].content)
 
     @router.get("/")
     def page(request: Request) -> Response:
-        return _answer(held["index.html"], request, policy)
+        return _answer(held["index.html"], request)
 
     @router.get("/page/{name:path}")
     def page_file(name: str, request: Request) -> Response:
         # A name is looked up, never joined to a folder: a path that climbs is just a name that no file has.
         if name not in held or name == "index.html":
             raise HTTPException(404, "The page has no such file.")
-        return _answer(held[name], request, policy)
+        return _answer(held[name], request)
 
     return router
 
@@ -76,8 +75,12 @@ def _read(folder: Traversable, under: str = "") -> dict[str, _File]:
     return held
 
 
-def _policy(html: bytes) -> str:
-    """Everything from this server, nothing inline but the import map, nothing evaluated, framed by nobody."""
+def policy() -> str:
+    """The Content-Security-Policy of every answer.
+
+    Everything from this server, nothing inline but the page's import map, nothing evaluated, framed by nobody.
+    """
+    html = (_FOLDER / "index.html").read_bytes()
     inline = [base64.b64encode(hashlib.sha256(script).digest()).decode() for script in _INLINE_SCRIPT.findall(html)]
     scripts = " ".join(["'self'", *(f"'sha256-{digest}'" for digest in inline)])
     return (
@@ -86,14 +89,11 @@ def _policy(html: bytes) -> str:
     )
 
 
-def _answer(file: _File, request: Request, policy: str) -> Response:
+def _answer(file: _File, request: Request) -> Response:
     headers: Mapping[str, str] = {
         "Cache-Control": file.cache,
-        "Content-Security-Policy": policy,
         "ETag": file.etag,
-        "Referrer-Policy": "no-referrer",
         "Vary": "Accept-Encoding",
-        "X-Content-Type-Options": "nosniff",
     }
     if file.etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)

@@ -10,16 +10,6 @@ from typing import Any
 
 __all__ = ["reference_page"]
 
-_STYLE = """
-:root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-h2 { margin-top: 2.5rem; } h2 code, h3 { font-size: 1.1rem; }
-table { border-collapse: collapse; width: 100%; }
-td, th { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0;
-border-bottom: 1px solid color-mix(in srgb, currentColor 20%, transparent); }
-pre { overflow-x: auto; padding: .8rem; background: color-mix(in srgb, currentColor 8%, transparent); }
-"""
-
 # What a machine can count to is no limit that a reader needs to know.
 _NO_LIMIT = 2**31 - 1
 
@@ -31,7 +21,8 @@ def reference_page(document: dict[str, Any]) -> str:
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(info['title'])} API</title><style>{_STYLE}</style></head><body>",
+        '<link rel="stylesheet" href="page/reference.css">',
+        f"<title>{escape(info['title'])} API</title></head><body>",
         f"<h1>{escape(info['title'])} {escape(info['version'])}</h1>",
         f"<p>{_words(info.get('description', ''))}</p>",
         '<p>For programs: <a href="openapi.json">openapi.json</a>. For people: <a href="./">the search page</a>.</p>',

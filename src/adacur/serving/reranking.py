@@ -56,12 +56,6 @@ def documents_of(
 ) -> Documents:
     """A re-ranking within the limits, or a refusal that names the limit."""
     texts = [one.text if isinstance(one, TextDocument) else one for one in asked.documents]
-    if len(texts) > settings.max_documents:
-        raise Refusal(
-            422,
-            "documents_over_limit",
-            f"A request may hold at most {settings.max_documents} documents here; got {len(texts)}.",
-        )
     for name, text, most in (
         ("query", asked.query, settings.max_query_chars),
         *((f"documents.{at}", text, settings.max_document_chars) for at, text in enumerate(texts)),

@@ -13,6 +13,7 @@ from adacur.search.tuning import FEWEST_QUERIES
 __all__ = ["ServerSettings"]
 
 _LEAST = {"queue": 0, "recall_queries": FEWEST_QUERIES}
+_HOST = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?|[0-9a-f:.]*:[0-9a-f:.]*")
 _KEY = re.compile(r"[!-~]([ -~]*[!-~])?")
 
 
@@ -23,11 +24,14 @@ class ServerSettings:
     `concurrency` searches run at a time and `queue` more wait for their turn; whoever comes then is sent away with 429.
     `seconds` is the most that a request may take, waiting included; `grace_seconds` is what requests under way are
     given to finish when the server is told to stop. With `api_keys`, everything that searches needs one of them.
+    `allowed_hosts` are the names, without ports, that a request's Host header may have beside localhost and loopback
+    addresses. Without any, only requests that arrive at a loopback address are held to these.
     """
 
     max_body_bytes: int = 4 * 2**20
     max_queries: int = 32
     max_query_chars: int = 4_000
+    max_filter_values: int = 10_000
     max_documents: int = 1_000
     max_document_chars: int = 100_000
     max_k: int = 1_000
@@ -38,6 +42,7 @@ class ServerSettings:
     seconds: float = 60.0
     grace_seconds: float = 30.0
     api_keys: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     shared_batches: bool = True
     log_queries: bool = False
     recall_queries: int = 50
@@ -52,6 +57,15 @@ class ServerSettings:
                 raise InputError(f"{field.name} is a number of seconds; got {value!r}.")
         if not self.seconds:
             raise InputError("seconds is the most that a request may take, and must be more than 0.")
+        for name in ("api_keys", "allowed_hosts"):
+            if isinstance(getattr(self, name), str):
+                raise InputError(f"{name} is a list of texts; got one text. Put it into a list.")
+        for host in self.allowed_hosts:
+            if not (isinstance(host, str) and _HOST.fullmatch(host)):
+                raise InputError(
+                    f"allowed_hosts are names or addresses in small letters, without http://, port or brackets; "
+                    f"got {host!r}. Give for example 'search.example.com'."
+                )
         if not all(isinstance(key, str) and _KEY.fullmatch(key) for key in self.api_keys):
             raise InputError(
                 "An API key is of letters, digits and signs of ASCII, without spaces at its ends: what every client "
@@ -65,5 +79,5 @@ class ServerSettings:
 
     def limits(self) -> dict[str, Any]:
         """The limits that a client should know."""
-        names = ("k", "budget", "rounds", "queries", "query_chars", "documents", "document_chars", "body_bytes")
-        return {name: getattr(self, f"max_{name}") for name in names} | {"seconds": self.seconds}
+        most = {field.name: getattr(self, field.name) for field in fields(self) if field.name.startswith("max_")}
+        return {name.removeprefix("max_"): value for name, value in most.items()} | {"seconds": self.seconds}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationInfo, model_validator
+
+from adacur.serving.failures import Refusal
 
 __all__ = [
     "CohereRerankAnswer",
@@ -27,6 +29,42 @@ Words = Annotated[str, StringConstraints(pattern=r"\S")]
 
 # Beyond what any list can hold, and within what every library counts with.
 _MOST = 2**31 - 1
+# An object of more is no request, and pydantic would describe what is wrong with each.
+_MOST_FIELDS = 100
+
+
+def _check_length(place: str, length: int, most: int) -> None:
+    if length > most:
+        code = f"{place.rpartition('.')[2]}_over_limit"
+        raise Refusal(
+            422, code, f"{place} may hold at most {most} here; got {length}. Send fewer, or several requests."
+        )
+
+
+def _limit(info: ValidationInfo, name: str) -> int:
+    """A limit of the server, which checks bodies with its settings as the context."""
+    most: int = getattr(info.context, name)
+    return most
+
+
+def _at_most(limit: str, place: str) -> BeforeValidator:
+    """Looks at the length of a list before anybody looks at its elements."""
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, list):
+            _check_length(place, len(value), _limit(info, limit))
+        return value
+
+    return BeforeValidator(check)
+
+
+def _check_metadata(value: Any, info: ValidationInfo) -> Any:
+    """The same for the values of all fields together."""
+    if isinstance(value, dict):
+        _check_length("filter.metadata", len(value), _MOST_FIELDS)
+        n_values = sum(len(one) if isinstance(one, list) else 1 for one in value.values())
+        _check_length("filter.metadata", n_values, _limit(info, "max_filter_values"))
+    return value
 
 
 def _whole(value: Any) -> Any:
@@ -44,6 +82,13 @@ class _Asked(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            _check_length("fields", len(value), _MOST_FIELDS)
+        return value
+
 
 class _AskedByOthers(BaseModel):
     """Clients of other services send fields that only those know."""
@@ -55,13 +100,17 @@ class _AskedByOthers(BaseModel):
 Name = Annotated[str, StringConstraints(max_length=1000)]
 
 Plain = str | int | float | bool
+# The first wrong value is enough: an error for each of a million takes a server's memory.
+Values = Annotated[list[Plain], Field(fail_fast=True)]
 
 
 class SearchFilter(_Asked):
     """Which items may be found: these ids, or those whose metadata has these values; or both."""
 
-    ids: list[str] | None = Field(None, min_length=1, description="Only these items.")
-    metadata: dict[str, Plain | list[Plain]] | None = Field(
+    ids: Annotated[list[str] | None, _at_most("max_filter_values", "filter.ids")] = Field(
+        None, min_length=1, fail_fast=True, description="Only these items."
+    )
+    metadata: Annotated[dict[str, Plain | Values] | None, BeforeValidator(_check_metadata)] = Field(
         None,
         min_length=1,
         description="Only items whose field has this value, or one of these values.",
@@ -76,7 +125,9 @@ class SearchRequest(_Asked):
 
     index: Name | None = Field(None, description="Which index; default: the first that the server was given.")
     query: Words | None = Field(None, description="The question. Either this or `queries`.")
-    queries: list[Words] | None = Field(None, min_length=1, description="Several questions, each with its own budget.")
+    queries: Annotated[list[Words] | None, _at_most("max_queries", "queries")] = Field(
+        None, min_length=1, fail_fast=True, description="Several questions, each with its own budget."
+    )
     k: Count = Field(10, description="How many items to return; not more than the budget.")
     budget: Count = Field(100, description="Scorer calls per query: never one more.")
     rounds: Count | None = Field(None, description="Rounds the budget is spent in; default: 5, or as tuned.")
@@ -177,6 +228,7 @@ class Limits(BaseModel):
     rounds: int
     queries: int
     query_chars: int
+    filter_values: int
     documents: int
     document_chars: int
     body_bytes: int
@@ -266,7 +318,9 @@ class RerankRequest(_AskedByOthers):
 
     model: Name | None = Field(None, description="An index, or the scorer's name; default: the first index's scorer.")
     query: Words
-    documents: list[str | TextDocument] = Field(min_length=1)
+    documents: Annotated[list[str | TextDocument], _at_most("max_documents", "documents")] = Field(
+        min_length=1, fail_fast=True
+    )
     top_n: Size | None = Field(None, description="Return only the best N.")
     return_documents: bool | None = Field(None, description="Return the texts too; default: true.")
     raw_scores: bool = Field(False, description="The scorer's own logits instead of 1 / (1 + exp(-logit)).")
@@ -283,7 +337,7 @@ class CohereRerankRequest(_AskedByOthers):
 
     model: Name | None = Field(None, description="An index, or the scorer's name; default: the first index's scorer.")
     query: Words
-    documents: list[str] = Field(min_length=1)
+    documents: Annotated[list[str], _at_most("max_documents", "documents")] = Field(min_length=1, fail_fast=True)
     top_n: Size | None = Field(None, description="Return only the best N.")
     max_tokens_per_doc: Size | None = Field(
         None, description="Cut documents after so many words; the scorer's own tokens are not counted."
