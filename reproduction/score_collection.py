@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--max-item-tokens", type=int, default=160)
     arguments = parser.parse_args()
-    items = list(read_items(arguments.items, skip_empty=True))
+    items = list(read_items(arguments.items))
     every = list(read_queries(arguments.queries))
     chosen = distinct(every, arguments.anchors + arguments.test, seed=arguments.seed)
     scorer = TorchCrossEncoder(arguments.model, max_item_tokens=arguments.max_item_tokens)

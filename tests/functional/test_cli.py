@@ -191,7 +191,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
         table = csv.DictWriter(file, ("_id", "title", "text"))
         table.writeheader()
         table.writerows(rows)
-    (folder / "items.tsv").write_text("".join(f"{row['_id']}\t{row['text']}\n" for row in rows))
+    (folder / "items.tsv").write_text("_id\ttext\n" + "".join(f"{row['_id']}\t{row['text']}\n" for row in rows))
     (folder / "items.txt").write_text("".join(f"{row['text']}\n" for row in rows))
     (folder / "beir").mkdir()
     write_lines(folder / "beir" / "corpus.jsonl", rows)
@@ -432,14 +432,26 @@ def test_the_reader_may_leave_early(shop: Path) -> None:
         ("empty.jsonl", b"", ["empty.jsonl is empty", "at least one"]),
         ("blank.txt", b"\n\n", ["blank.txt is empty"]),
         ("twice.jsonl", b'{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n', ["line 2", "'a'", "unique"]),
-        ("mute.csv", b"id,text\n1,x\n2, \n", ["line 3", "no text"]),
+        ("mute.csv", b"id,text\n1,\n2, \n", ["none of its 2 records has text in 'text'"]),
         ("broken.jsonl", b'{"_id": "a", "text": "x"}\n{"_id": \n', ["line 2", "not JSON"]),
         ("ragged.csv", b"id,title,text\n1,2\n", ["line 2", "2 columns", "expected 3"]),
-        ("latin.jsonl", b'{"_id": "a", "text": "\xff"}\n', ["not UTF-8", "Convert"]),
-        ("items.parquet", b"PAR1", ["items.parquet", ".jsonl"]),
+        ("latin.jsonl", b'{"_id": "a", "text": "\xff"}\n', ["line 1", "not UTF-8", "0xff at offset 22", "iconv"]),
+        ("items.xlsx", b"PK", ["items.xlsx", ".jsonl"]),
+        ("header.csv", b"headline,summary\nRome,A city\n", ["line 1", "'headline', 'summary'", "--text-field"]),
         ("", b"", ["BEIR", "corpus.jsonl"]),
     ],
-    ids=["empty", "blank", "duplicate id", "empty text", "bad JSON", "ragged", "not UTF-8", "unknown kind", "folder"],
+    ids=[
+        "empty",
+        "blank",
+        "duplicate id",
+        "empty text",
+        "bad JSON",
+        "ragged",
+        "not UTF-8",
+        "unknown kind",
+        "strange header",
+        "folder",
+    ],
 )
 def test_items_that_cannot_be_read_are_refused_and_nothing_is_begun(
     name: str, content: bytes, says: list[str], folder: Path
@@ -692,3 +704,40 @@ def test_the_real_model_searches_and_refuses_a_query_longer_than_itself(folder: 
     here("build", "few.jsonl", "long.adacur", "--anchors", "long.txt", cwd=folder).refused(too_long)
     assert not (folder / "long.adacur").exists()
     here("search", "real.adacur", "x", "--scorer", "my_scorers:score", cwd=folder).refused("not the one that built")
+
+
+# ── files of others ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_items_without_text_are_left_out_by_every_command_and_told_once(folder: Path) -> None:
+    rows = texts()
+    rows[3] |= {"title": "", "text": " "}
+    (folder / "mine" / "qrels").mkdir(parents=True)
+    write_lines(folder / "mine" / "corpus.jsonl", rows)
+    write_lines(folder / "mine" / "queries.jsonl", [{"_id": f"q{i}", "text": f"a comet of town {i}"} for i in range(8)])
+    judged = "".join(f"q{i}\t{rows[i]['_id']}\t1\n" for i in range(8))
+    (folder / "mine" / "qrels" / "test.tsv").write_text(f"{judged}q1\tnobody\t1\n")
+    scorer = ("--scorer", "my_scorers:score")
+    for command in (
+        ("queries", "mine", "-n", 3),
+        ("estimate", "mine", *scorer),
+        ("build", "mine", "mine.adacur", *BUILD_OPTIONS, *scorer),
+        ("evaluate", "mine", *scorer, "--methods", "rerank", "--budgets", 5, "--queries", 3),
+    ):
+        ran = here(*command, cwd=folder)
+        assert ran.code == 0, ran
+        assert ran.err.count(f"1 item without text was left out: {rows[3]['_id']}") == 1, ran.err
+    assert f"has no text (e.g. '{rows[3]['_id']}')" in ran.err
+    assert "is not in the corpus (e.g. 'nobody')" in ran.err
+    write_lines(folder / "more.jsonl", [{"_id": "new", "text": "a comet"}, {"_id": "hollow", "text": ""}])
+    ran = here("add", "mine.adacur", "more.jsonl", *scorer, cwd=folder)
+    assert ran.code == 0, ran
+    assert ran.err.count("1 item without text was left out: hollow") == 1
+    assert f"{N_ITEMS} items" in ran.out
+
+
+def test_a_part_of_the_items_can_be_tried(folder: Path) -> None:
+    scorer = ("--scorer", "my_scorers:score")
+    assert "10 items" in here("estimate", "items.jsonl", "--limit", 10, *scorer, cwd=folder).err
+    built = here("build", "items.jsonl", "part.adacur", "--limit", 10, "-n", 2, *scorer, cwd=folder)
+    assert "10 items" in built.out, built

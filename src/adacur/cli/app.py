@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
@@ -42,13 +42,13 @@ from adacur.core.errors import InputError, NotAnIndex
 from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
 from adacur.data import (
+    ItemFile,
     cache_folder,
     describe,
     fetch,
     mondo,
     names,
     pseudo_queries,
-    read_items,
     read_queries,
     wikivital,
 )
@@ -77,7 +77,8 @@ class Interrupted(Exception):
 class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with warnings_as_notes():
+                return super().invoke(ctx)
         except KeyboardInterrupt as error:
             # typer would end the process here without a word about what is kept.
             raise Interrupted(ctx.invoked_subcommand, str(error)) from error
@@ -99,16 +100,21 @@ app.add_typer(train, name="train")
 ItemsPath = Annotated[
     str,
     typer.Argument(
-        metavar="ITEMS", help="Items: .jsonl, .csv, .tsv or .txt (also .gz), a BEIR folder, 'wikivital' or 'mondo'."
+        metavar="ITEMS",
+        help="Items: .jsonl, .json, .csv, .tsv, .txt (also .gz) or .parquet, a BEIR folder, 'wikivital' or 'mondo'.",
     ),
 ]
 IdField = Annotated[
-    str | None, typer.Option("--id-field", help="The field or column with the item's id, if it goes by another name.")
+    str | None,
+    typer.Option(
+        "--id-field", help="The field or column with the item's id. Without one, --text-field alone numbers the lines."
+    ),
 ]
 TextFields = Annotated[
     list[str] | None,
     typer.Option("--text-field", help="The field or column with the item's text; may be repeated."),
 ]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Take only the first N items, to try things out.")]
 AnchorsPath = Annotated[
     Path | None,
     typer.Option("--anchors", help="Anchor queries: .jsonl, .csv, .tsv, .txt or BEIR; default: pseudo-queries."),
@@ -209,14 +215,15 @@ def queries(
     seed: Seed = 0,
     id_field: IdField = None,
     text_field: TextFields = None,
+    limit: Limit = None,
     as_json: Json = False,
 ) -> None:
     """Make anchor queries from the items themselves, for those who have no query log. Needs no model.
 
     They are written as JSON lines. With --output, --json tells on stdout what was written.
     """
-    collection = _Items(items, id_field=id_field, text_fields=text_field)
-    n = n or min(_DEFAULT_ANCHORS, collection.count())
+    collection = _collection(items, id_field=id_field, text_fields=text_field, limit=limit)
+    n = n or min(_DEFAULT_ANCHORS, sum(1 for _ in collection))
     made = pseudo_queries(collection, n, seed=seed, kinds=kind)  # type: ignore[arg-type]
     rows = [{"_id": query.id, "text": query.text} for query in made]
     if output is None:
@@ -240,6 +247,7 @@ def estimate(
     max_item_tokens: MaxItemTokens = None,
     id_field: IdField = None,
     text_field: TextFields = None,
+    limit: Limit = None,
     as_json: Json = False,
 ) -> None:
     """Time the scorer on a sample and say what an index would cost, before anyone pays."""
@@ -247,7 +255,8 @@ def estimate(
 
     n_anchors = _sizes(sizes)
     _check_dtype(dtype)
-    sample, n_items = _Items(items, id_field=id_field, text_fields=text_field).sample(_SAMPLE_ITEMS)
+    collection = _collection(items, id_field=id_field, text_fields=text_field, limit=limit)
+    sample, n_items = _sample(collection, _SAMPLE_ITEMS)
     rows = adacur.estimate(
         sample,
         _anchors(sample, anchors, None, default=min(_SAMPLE_QUERIES, len(sample)), seed=0)[:_SAMPLE_QUERIES],
@@ -335,6 +344,7 @@ def build(
     seed: Seed = 0,
     id_field: IdField = None,
     text_field: TextFields = None,
+    limit: Limit = None,
     as_json: Json = False,
 ) -> None:
     """Score every item against every anchor query. Interrupt it at will: the same command continues."""
@@ -352,8 +362,8 @@ def build(
     if sparse is not None:
         check_sparse(stages, **who)
     _check_dtype(dtype)
-    collection = _Items(items, id_field=id_field, text_fields=text_field)
-    sample, n_items = collection.sample(_SAMPLE_ITEMS)
+    collection = _collection(items, id_field=id_field, text_fields=text_field, limit=limit)
+    sample, n_items = _sample(collection, _SAMPLE_ITEMS)
     asked = _anchors(collection, anchors, n_anchors, default=min(_DEFAULT_ANCHORS, n_items), seed=seed)
     if n_anchors and len(asked) < n_anchors:
         tell(f"{anchors} holds {len(asked)} anchor queries, fewer than {n_anchors}; all are used.")
@@ -893,33 +903,26 @@ def demo(
     show(query or [], budget=budget, k=k, first=first, build_too=build_too)
 
 
-class _Items:
-    """The items of a source, read anew each time, so that they need not fit in memory."""
+def _collection(
+    source: str, *, id_field: str | None, text_fields: list[str] | None, limit: int | None
+) -> Iterable[Item]:
+    """The items of a source, to be read as often as needed."""
+    if source in _COLLECTIONS and not Path(source).exists():
+        return _COLLECTIONS[source]()[:limit]
+    return ItemFile(source, id_field=id_field, text_fields=tuple(text_fields) if text_fields else None, limit=limit)
 
-    def __init__(self, source: str, *, id_field: str | None, text_fields: list[str] | None) -> None:
-        self._source = source
-        self._id_field = id_field
-        self._text_fields = text_fields
 
-    def __iter__(self) -> Iterator[Item]:
-        if self._source in _COLLECTIONS and not Path(self._source).exists():
-            return iter(_COLLECTIONS[self._source]())
-        return read_items(self._source, id_field=self._id_field, text_fields=self._text_fields or None)
-
-    def count(self) -> int:
-        return sum(1 for _ in self)
-
-    def sample(self, n: int) -> tuple[list[Item], int]:
-        """At most n items from all over the source, and how many there are."""
-        draw = random.Random(0)
-        kept: list[Item] = []
-        seen = 0
-        for seen, item in enumerate(self, 1):
-            if len(kept) < n:
-                kept.append(item)
-            elif (place := draw.randrange(seen)) < n:
-                kept[place] = item
-        return kept, seen
+def _sample(items: Iterable[Item], n: int) -> tuple[list[Item], int]:
+    """At most n items from all over the collection, and how many it has."""
+    draw = random.Random(0)
+    kept: list[Item] = []
+    seen = 0
+    for seen, item in enumerate(items, 1):
+        if len(kept) < n:
+            kept.append(item)
+        elif (place := draw.randrange(seen)) < n:
+            kept[place] = item
+    return kept, seen
 
 
 def _anchors(items: Iterable[Item], file: Path | None, n: int | None, *, default: int, seed: int) -> list[Query]:

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from adacur.core.errors import AdacurError
 from adacur.core.results import Hits
+from adacur.data import DataWarning
 
 __all__ = [
     "KEPT",
@@ -96,10 +97,24 @@ def warnings_as_notes() -> Iterator[None]:
     """Show warnings as notes instead of Python's two lines of source."""
     with warnings.catch_warnings():
         warnings.simplefilter("default")
-        warnings.showwarning = lambda message, *_, **__: note.print(
-            Text.assemble(("Note: ", "yellow"), str(message)), soft_wrap=True
-        )
+        if not isinstance(warnings.showwarning, _Notes):
+            warnings.showwarning = _Notes()
         yield
+
+
+class _Notes:
+    """What a reader says of a file is told once, however often a command reads the file."""
+
+    def __init__(self) -> None:
+        self._of_files: set[str] = set()
+
+    def __call__(self, message: Warning | str, *_: Any, **__: Any) -> None:
+        text = str(message)
+        if isinstance(message, DataWarning):
+            if text in self._of_files:
+                return
+            self._of_files.add(text)
+        note.print(Text.assemble(("Note: ", "yellow"), text), soft_wrap=True)
 
 
 @contextlib.contextmanager

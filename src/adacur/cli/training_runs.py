@@ -255,7 +255,7 @@ def _every_item(source: str) -> Sequence[Item]:
     """As `adacur build` reads them."""
     if not Path(source).exists() and source in ("mondo", "wikivital"):
         return wikivital() if source == "wikivital" else mondo().items
-    return list(read_items(source, skip_empty=True))
+    return list(read_items(source))
 
 
 def _beir(folder: Path, split: str | None) -> JudgedCollection:

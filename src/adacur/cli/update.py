@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
@@ -12,8 +12,7 @@ import typer
 
 from adacur.cli.messages import KEPT, log_as_notes, note, print_json, say, tell, warnings_as_notes
 from adacur.core.errors import InputError
-from adacur.core.records import Item
-from adacur.data import read_items, read_queries
+from adacur.data import ItemFile, read_queries
 
 if TYPE_CHECKING:
     from adacur.search import AnchorIndex
@@ -78,7 +77,7 @@ def add(
 
     Whoever has the index open keeps the version that was opened; whoever opens it from then on finds the new items.
     """
-    source = _ItemFile(items, id_field=id_field, text_fields=text_field)
+    source = ItemFile(items, id_field=id_field, text_fields=tuple(text_field) if text_field else None)
     with _opened(index, scorer=scorer, encoder=encoder, cache=cache) as opened:
         who: dict[str, Any] = {"engine": engine, "address": address, "workers": workers}
         done = _change(index, lambda: opened.add(source, block_items=block_items, **who))
@@ -103,7 +102,7 @@ def replace(
 
     Interrupt it at will: the same command continues.
     """
-    source = _ItemFile(items, id_field=id_field, text_fields=text_field)
+    source = ItemFile(items, id_field=id_field, text_fields=tuple(text_field) if text_field else None)
     with _opened(index, scorer=scorer, encoder=encoder, cache=cache) as opened:
         who: dict[str, Any] = {"engine": engine, "address": address, "workers": workers}
         done = _change(index, lambda: opened.replace(source, block_items=block_items, **who))
@@ -203,14 +202,3 @@ def _ids(ids: Iterable[str] | None, file: Path | None) -> list[str]:
     if not named:
         raise InputError("Nothing was named. Give ids, or --file FILE with an id per line.")
     return named
-
-
-class _ItemFile:
-    """The items of a file, read anew each time, so that they need not fit in memory."""
-
-    def __init__(self, source: Path, *, id_field: str | None, text_fields: list[str] | None) -> None:
-        self._source = source
-        self._options: dict[str, Any] = {"id_field": id_field, "text_fields": text_fields or None}
-
-    def __iter__(self) -> Iterator[Item]:
-        return read_items(self._source, **self._options)

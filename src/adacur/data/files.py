@@ -1,22 +1,30 @@
-"""Items, queries and judgements from files: JSON lines, CSV, TSV, plain text, BEIR folders; each also gzipped."""
+"""Items, queries and judgements from files: JSON, CSV, TSV, Parquet, plain text, BEIR folders; each also gzipped."""
 
 from __future__ import annotations
 
 import csv
 import itertools
-from collections.abc import Iterator, Sequence
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from adacur.core.errors import DuplicateId, EmptyInput, FileFormatError
+from adacur.core.errors import DuplicateId, EmptyInput, FileFormatError, MissingExtra
 from adacur.core.records import Item, Query
+from adacur.core.spelling import did_you_mean
 from adacur.data.judged_collection import JudgedCollection
-from adacur.data.lines import existing, json_lines, open_text, reading
+from adacur.data.left_out import DataWarning, warn_left_out
+from adacur.data.lines import existing, json_lines, json_rows, open_text, reading
 
-__all__ = ["read_beir", "read_items", "read_qrels", "read_queries"]
+__all__ = ["joined", "read_beir", "read_items", "read_qrels", "read_queries"]
 
-_FORMATS = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
+_FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".parquet")
+_QRELS = (".tsv", ".txt", ".qrels", ".tsv.gz", ".txt.gz")
+# The csv module's own limit of 131,072 characters is less than some texts have.
+_LONGEST_CELL = 2**31 - 1
+_ENDS_OF_SENTENCES = tuple(".!?…:;。！？")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +36,16 @@ class _Fields:
     titled: bool
     id_field: str | None
     text_fields: tuple[str, ...] | None
+
+    @property
+    def kinds(self) -> tuple[str, str]:
+        """What a record is called, one and several."""
+        return ("item", "items") if self.titled else ("query", "queries")
+
+    @property
+    def are_named(self) -> bool:
+        """Whether the caller named any."""
+        return self.id_field is not None or self.text_fields is not None
 
     @property
     def known(self) -> set[str]:
@@ -43,13 +61,17 @@ def read_items(
     *,
     id_field: str | None = None,
     text_fields: Sequence[str] | None = None,
-    skip_empty: bool = False,
+    limit: int | None = None,
+    left_out: list[str] | None = None,
 ) -> Iterator[Item]:
     """Items one by one; a folder is a BEIR folder, of which `corpus.jsonl` is read.
 
-    The text is the title and the text joined by ". ", or the `text_fields` joined so; a plain text file has
-    an item per line, whose id is the line number. The title and all fields not used become metadata. A record
-    without a word is an error, unless `skip_empty` leaves it out.
+    The text is the title and the text joined as sentences, or the `text_fields` joined so. The title and all fields
+    not used become metadata. A file without ids (plain text, or `text_fields` named and no `id_field`) has the line
+    numbers as ids. At most `limit` items are read.
+
+    Items without a word are left out. Their ids are added to `left_out`; where that is not given, a `DataWarning` at
+    the end names them.
     """
     fields = _Fields(
         ids=("_id", "id", "doc_id", "docno", "docid", "document_id", "item_id", "pid"),
@@ -58,7 +80,7 @@ def read_items(
         id_field=id_field,
         text_fields=None if text_fields is None else tuple(text_fields),
     )
-    records = _records(_find(path, "corpus"), fields, skip_empty=skip_empty)
+    records = _records(_find(path, "corpus"), fields, limit=limit, left_out=left_out)
     return (Item(id=id_, text=text, metadata=rest) for id_, text, rest in records)
 
 
@@ -76,11 +98,20 @@ def read_queries(
     return (Query(id=id_, text=text) for id_, text, _ in _records(_find(path, "queries"), fields))
 
 
+def joined(parts: Iterable[str]) -> str:
+    """Title and text as one: ". " stands between them, or a space where the title ends as a sentence does."""
+    text = ""
+    for part in parts:
+        if part.strip():
+            text = f"{text}{' ' if text.rstrip().endswith(_ENDS_OF_SENTENCES) else '. '}{part}" if text else part
+    return text
+
+
 def read_qrels(path: str | Path, *, split: str | None = None) -> dict[str, dict[str, int]]:
     """Judgements by query id and item id: BEIR (query, item, grade; with or without a header) or TREC (four columns).
 
-    In a folder, that is `qrels/SPLIT.tsv` or `qrels.SPLIT.tsv`; without a split, the one file called qrels*.tsv (the
-    test split, if there are several).
+    In a folder, that is `qrels/SPLIT.tsv` or `qrels.SPLIT.tsv`; without a split, the one file called qrels* (the test
+    split, if there are several). Their names may also end in .txt or .qrels.
     """
     file = _find_qrels(Path(path), split) if Path(path).is_dir() else existing(Path(path))
     qrels: dict[str, dict[str, int]] = {}
@@ -113,26 +144,43 @@ def read_beir(folder: str | Path, *, split: str | None = None) -> JudgedCollecti
 
     All queries are kept, whichever split they belong to: `judged` are those of the split, and the others can serve as
     anchor queries. The split is looked for as in `read_qrels`. Items without a word, which BEIR's own collections
-    have here and there, are left out.
+    have here and there, are left out: a `DataWarning` says so, and `left_out` of the collection has their ids.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise FileFormatError(f"There is no folder {folder}. Check the path.")
+    left_out: list[str] = []
+    items = list(read_items(folder, left_out=left_out))
+    warn_left_out(folder, left_out)
     return JudgedCollection(
         name=folder.resolve().name,
-        items=list(read_items(folder, skip_empty=True)),
+        items=items,
         queries=list(read_queries(folder)),
         qrels=read_qrels(folder, split=split),
+        left_out=tuple(left_out),
     )
 
 
-def _records(file: Path, fields: _Fields, *, skip_empty: bool = False) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _records(
+    file: Path, fields: _Fields, *, limit: int | None = None, left_out: list[str] | None = None
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Id, text and remaining fields of every record; each checked."""
     first_seen: dict[str, int] = {}
+    without_text: list[str] = [] if left_out is None else left_out
+    n_given = 0
+    numbered = False
     with reading(file):
         for line, row in _rows(file, fields):
             where = f"{file}, line {line}"
-            id_, id_field = _id(row, fields, where)
+            if not first_seen:
+                numbered = _has_no_id(row, fields)
+                if numbered and len(row) > 1:
+                    warnings.warn(
+                        f"{file} has no id field, so line numbers are the ids; found {_list(row)}.",
+                        DataWarning,
+                        stacklevel=3,
+                    )
+            id_, id_field = (str(line), "") if numbered else _id(row, fields, where)
             if id_ in first_seen:
                 raise DuplicateId(
                     f"{where}: the id {id_!r} is already on line {first_seen[id_]}. Ids must be unique; "
@@ -141,32 +189,53 @@ def _records(file: Path, fields: _Fields, *, skip_empty: bool = False) -> Iterat
             first_seen[id_] = line
             text, used = _text(row, fields, where)
             if not text:
-                if skip_empty:
-                    continue
-                raise EmptyInput(f"{where}: the record has no text in {_list(used)}. Give it a word, or leave it out.")
+                without_text.append(id_)
+                continue
             yield id_, text, {name: row[name] for name in row if name == "title" or name not in (id_field, *used)}
+            n_given += 1
+            if n_given == limit:
+                break
     if not first_seen:
         raise EmptyInput(f"{file} is empty. Give at least one record.")
+    if not n_given:
+        raise EmptyInput(
+            f"{file}: none of its {len(first_seen):,} records has text in {_list(used)}. Name the right fields with "
+            f"{fields.of_items('text_fields', '--text-field')}."
+        )
+    if left_out is None:
+        warn_left_out(file, without_text, kind=fields.kinds[0], kinds=fields.kinds[1])
+
+
+def _has_no_id(row: dict[str, Any], fields: _Fields) -> bool:
+    """Whether line numbers are the ids: none is known, and no field is left that could be one, or the text is named."""
+    if fields.id_field is not None or any(name in row for name in fields.ids):
+        return False
+    return fields.text_fields is not None or row.keys() <= {*fields.texts, "title"}
 
 
 def _id(row: dict[str, Any], fields: _Fields, where: str) -> tuple[str, str]:
     names = (fields.id_field,) if fields.id_field else fields.ids
     name = next((name for name in names if name in row), None)
     if name is None:
+        near = did_you_mean(fields.id_field, row) if fields.id_field else ""
+        or_number = f"; or name the text with {fields.of_items('text_fields', '--text-field')} to number the lines"
         raise FileFormatError(
-            f"{where}: no id. Expected one of the fields {_list(names)}; found {_list(row)}. "
-            f"Name the right one with {fields.of_items('id_field', '--id-field')}."
+            f"{where}: no id. Expected {_one_of(names)}; found {_list(row)}.{near} "
+            f"Name the right one with {fields.of_items('id_field', '--id-field')}"
+            f"{'' if fields.id_field else or_number}."
         )
     value = row[name]
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
-        raise FileFormatError(f"{where}: an id is a text or a whole number; field {name!r} holds {value!r}.")
+        raise FileFormatError(f"{where}: an id must be a text or a whole number; field {name!r} holds {value!r}.")
     return str(value), name
 
 
 def _text(row: dict[str, Any], fields: _Fields, where: str) -> tuple[str, tuple[str, ...]]:
+    near = ""
     if fields.text_fields is not None:
         used = fields.text_fields
         absent = [name for name in used if name not in row]
+        near = did_you_mean(absent[0], row) if absent else ""
     else:
         body = next((name for name in fields.texts if name in row), None)
         title = "title" if fields.titled and "title" in row else None
@@ -174,21 +243,24 @@ def _text(row: dict[str, Any], fields: _Fields, where: str) -> tuple[str, tuple[
         absent = [] if used else list(fields.texts)
     if absent or not used:
         raise FileFormatError(
-            f"{where}: no text. Expected one of the fields {_list(absent)}; found {_list(row)}. "
+            f"{where}: no text. Expected {_one_of(absent)}; found {_list(row)}.{near} "
             f"Name the right ones with {fields.of_items('text_fields', '--text-field')}."
         )
     parts = []
     for name in used:
         value = "" if row[name] is None else row[name]
         if not isinstance(value, str):
-            raise FileFormatError(f"{where}: field {name!r} should be a text; it is a {type(value).__name__}.")
+            raise FileFormatError(f"{where}: field {name!r} must be a text; it is a {type(value).__name__}.")
         parts.append(value)
-    return ". ".join(part for part in parts if part.strip()), used
+    return joined(parts), used
 
 
 def _rows(file: Path, fields: _Fields) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line number and fields of every record."""
     suffix = _suffix(file)
+    if suffix == ".parquet":
+        yield from _parquet_rows(file)
+        return
     with open_text(file) as lines:
         if suffix in (".csv", ".tsv"):
             yield from _table_rows(lines, file, fields, tabs=suffix == ".tsv")
@@ -197,10 +269,29 @@ def _rows(file: Path, fields: _Fields) -> Iterator[tuple[int, dict[str, Any]]]:
                 if line.strip():
                     yield number, {"id": str(number), "text": line.strip()}
         else:
-            yield from json_lines(lines, file)
+            yield from (json_rows if suffix == ".json" else json_lines)(lines, file)
+
+
+def _parquet_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        from pyarrow import ArrowInvalid  # type: ignore[import-untyped]
+        from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
+    except ImportError:
+        raise MissingExtra(
+            f"{file}: reading Parquet needs pyarrow, which is not installed. Install it (pip install pyarrow), or save "
+            "the table as .jsonl or .csv."
+        ) from None
+    try:
+        with ParquetFile(file) as table:
+            rows = (row for batch in table.iter_batches() for row in batch.to_pylist())
+            # Dates and the like have no JSON of their own, and metadata are JSON.
+            yield from ((n, json.loads(json.dumps(row, default=str))) for n, row in enumerate(rows, 1))
+    except ArrowInvalid as error:
+        raise FileFormatError(f"{file} cannot be read as Parquet: {error}") from error
 
 
 def _table_rows(lines: IO[str], file: Path, fields: _Fields, *, tabs: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+    csv.field_size_limit(_LONGEST_CELL)
     # TSV files in the wild (MS MARCO, BEIR) carry bare quotation marks.
     if tabs:
         reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -217,17 +308,44 @@ def _table_rows(lines: IO[str], file: Path, fields: _Fields, *, tabs: bool) -> I
         if not any(cell.strip() for cell in row):
             continue
         if not header:
-            names = {name.strip().lower() for name in fields.known}
-            named = len(row) > 2 or any(cell.strip().lower() in names for cell in row)
-            header = [cell.strip() for cell in row] if named else ["id", "text"][-len(row) :]
-            if named:
+            if _is_plain_pair(row, fields):
+                header = ["id", "text"]
+            else:
+                header = _header(row, fields, f"{file}, line {reader.line_num}", separator="\t" if tabs else ",")
                 continue
         if len(row) != len(header):
             raise FileFormatError(
                 f"{file}, line {reader.line_num}: {len(row)} columns; expected {len(header)} ({_list(header)})."
             )
-        record = dict(zip(header, row, strict=True))
-        yield reader.line_num, record if header != ["text"] else {"id": str(reader.line_num)} | record
+        yield reader.line_num, dict(zip(header, row, strict=True))
+
+
+def _is_plain_pair(row: Sequence[str], fields: _Fields) -> bool:
+    """Whether a first line can only be a record: a whole number, which names no column, and a text."""
+    return (
+        len(row) == 2
+        and not fields.are_named
+        and row[0].strip().isdecimal()
+        and any(letter.isalpha() for letter in row[1])
+        and not {cell.strip().lower() for cell in row} & fields.known
+    )
+
+
+def _header(row: Sequence[str], fields: _Fields, where: str, *, separator: str) -> list[str]:
+    """The names of the columns; those that are known but for upper case as they are known."""
+    cells = [cell.strip() for cell in row]
+    usual = {name.lower(): name for name in fields.known}
+    header = [cell if (name := usual.get(cell.lower(), cell)) in cells else name for cell in cells]
+    if not fields.are_named and not fields.known & set(header):
+        example = "text" if len(cells) == 1 else f"id{separator}text"
+        as_lines = f", or save it as .txt: a {fields.kinds[0]} per line" if len(cells) == 1 else ""
+        raise FileFormatError(
+            f"{where}: a table begins with the names of its columns, and none of {_list(cells)} is a known one. Name "
+            f"the text with {fields.of_items('text_fields', '--text-field')} and the id with "
+            f"{fields.of_items('id_field', '--id-field')}; without an id, lines are numbered. If this line is a record"
+            f", put a line of names above it, such as {example!r}{as_lines}."
+        )
+    return header
 
 
 def _delimiter(first_line: str, fields: _Fields) -> str:
@@ -260,23 +378,31 @@ def _find(path: str | Path, stem: str) -> Path:
 
 
 def _find_qrels(folder: Path, split: str | None) -> Path:
-    found = sorted({*folder.glob("qrels/*.tsv"), *folder.glob("qrels*.tsv")})
+    found = sorted({file for place in ("qrels/*", "qrels*") for file in folder.glob(place) if file.is_file()})
+    found = [file for file in found if file.name.endswith(_QRELS)]
     names = ", ".join(str(path.relative_to(folder)) for path in found) or "none"
     if split is not None:
-        named = [path for path in found if path.stem in (split, f"qrels.{split}")]
+        wanted = {f"{start}{split}{end}" for start in ("", "qrels.", "qrels_", "qrels-") for end in _QRELS}
+        named = [path for path in found if path.name in wanted]
         if len(named) != 1:
             raise FileFormatError(f"Expected qrels/{split}.tsv or qrels.{split}.tsv in {folder}; found {names}.")
         return named[0]
     tests = [path for path in found if "test" in path.name]
     if len(found) != 1 and len(tests) != 1:
+        which = "none of them is called test" if found else "the name may also end in .txt or .qrels"
         raise FileFormatError(
-            f"Expected qrels/test.tsv or one file called qrels*.tsv in {folder}; found {names}. Or name the split."
+            f"Expected qrels/test.tsv or one file called qrels*.tsv in {folder}; found {names}: {which}. "
+            f"{'Name the split, or rename the one that you want' if found else 'Put the judgements there'}."
         )
     return (tests or found)[0]
 
 
 def _suffix(path: Path) -> str:
     return Path(path.name.removesuffix(".gz")).suffix.lower()
+
+
+def _one_of(names: Sequence[str]) -> str:
+    return f"the field {names[0]!r}" if len(names) == 1 else f"one of the fields {_list(names)}"
 
 
 def _list(names: Sequence[str] | dict[str, Any]) -> str:

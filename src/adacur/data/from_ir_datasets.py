@@ -8,7 +8,9 @@ from adacur.core.errors import FetchError, InputError, UnknownName
 from adacur.core.extras import require
 from adacur.core.records import Item, Query
 from adacur.core.spelling import did_you_mean
+from adacur.data.files import joined
 from adacur.data.judged_collection import JudgedCollection
+from adacur.data.left_out import warn_left_out
 
 __all__ = ["from_ir_datasets"]
 
@@ -16,8 +18,9 @@ __all__ = ["from_ir_datasets"]
 def from_ir_datasets(dataset_id: str) -> JudgedCollection:
     """A dataset such as "beir/scifact/test", in memory; ir_datasets downloads it on first use.
 
-    The item's text is title and text joined by ". ", as in `read_beir`, or what ir_datasets calls the default text.
-    Items without a word are left out. Of several judgements of a pair, the highest grade counts.
+    The item's text is title and text joined as in `read_beir`, or what ir_datasets calls the default text. Items
+    without a word are left out, as `read_beir` leaves them out. Of several judgements of a pair, the highest grade
+    counts.
     """
     ir_datasets = require("ir_datasets", extra="ir-datasets")
     try:
@@ -32,11 +35,15 @@ def from_ir_datasets(dataset_id: str) -> JudgedCollection:
             "(`ir_datasets.registry` lists them), such as 'beir/scifact/test'."
         )
     try:
+        everything = list(map(_item, dataset.docs_iter()))
+        left_out = [item.id for item in everything if not item.text.strip()]
+        warn_left_out(dataset_id, left_out)
         return JudgedCollection(
             name=dataset_id,
-            items=[item for item in map(_item, dataset.docs_iter()) if item.text.strip()],
+            items=[item for item in everything if item.text.strip()],
             queries=[Query(query.query_id, _text(query)) for query in dataset.queries_iter()],
             qrels=_qrels(dataset),
+            left_out=tuple(left_out),
         )
     except (OSError, RuntimeError) as error:
         raise FetchError(
@@ -47,8 +54,7 @@ def from_ir_datasets(dataset_id: str) -> JudgedCollection:
 def _item(document: Any) -> Item:
     title = getattr(document, "title", None)
     if isinstance(title, str) and isinstance(getattr(document, "text", None), str):
-        text = ". ".join(part for part in (title, document.text) if part.strip())
-        return Item(document.doc_id, text, {"title": title})
+        return Item(document.doc_id, joined((title, document.text)), {"title": title})
     return Item(document.doc_id, _text(document))
 
 

@@ -17,12 +17,14 @@ class JudgedCollection:
     """Items, queries and who is relevant to whom: grades by query id and item id.
 
     Not every query need be judged. Judgements of absent queries or items, which real collections have, are kept.
+    `left_out` has the ids of items that the source has and this does not, since they have no text.
     """
 
     name: str
     items: Sequence[Item] = field(repr=False)
     queries: Sequence[Query] = field(repr=False)
     qrels: Mapping[str, Mapping[str, int]] = field(repr=False)
+    left_out: Sequence[str] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         for kind, records in (("item", self.items), ("query", self.queries)):

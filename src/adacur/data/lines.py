@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import IO, Any
 
 from adacur.core.errors import FileFormatError
 
-__all__ = ["existing", "json_lines", "open_text", "reading"]
+__all__ = ["existing", "json_lines", "json_rows", "open_text", "reading"]
+
+_GZIP = b"\x1f\x8b"
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def existing(path: Path) -> Path:
@@ -24,11 +29,15 @@ def existing(path: Path) -> Path:
 
 
 def open_text(file: Path) -> IO[str]:
-    """A file to read; one called .gz is unpacked on the way."""
+    """A file to read; gzip data are unpacked on the way, whatever the file is called."""
     # csv wants line ends as they are; a byte order mark is no part of the first field.
-    if file.suffix == ".gz":
-        return gzip.open(file, "rt", encoding="utf-8-sig", newline="")
-    return file.open(encoding="utf-8-sig", newline="")
+    return io.TextIOWrapper(_open_bytes(file), encoding="utf-8-sig", newline="")
+
+
+def _open_bytes(file: Path) -> gzip.GzipFile | io.BufferedReader:
+    with file.open("rb") as start:
+        is_gzip = file.suffix == ".gz" or start.read(len(_GZIP)) == _GZIP
+    return gzip.open(file) if is_gzip else file.open("rb")
 
 
 @contextmanager
@@ -37,20 +46,74 @@ def reading(file: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        raise FileFormatError(f"{file} is not UTF-8 ({error}). Convert it first.") from error
+        raise _not_utf8(file, error) from error
     except (OSError, EOFError, zlib.error, csv.Error) as error:
         raise FileFormatError(f"{file} cannot be read: {error}") from error
+
+
+def _not_utf8(file: Path, error: UnicodeDecodeError) -> FileFormatError:
+    """Where in the file the first byte is that is not UTF-8: the decoder itself knows only its own buffer."""
+    offset = 0
+    with _open_bytes(file) as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as found:
+                is_utf16 = number == 1 and line.startswith(_UTF16)
+                code, name = ("utf-16", "UTF-16") if is_utf16 else ("latin1", "Latin-1 or Windows-1252")
+                return FileFormatError(
+                    f"{file}, line {number}: not UTF-8: byte 0x{line[found.start]:02x} at offset "
+                    f"{offset + found.start:,}. If it is {name}, convert it: "
+                    f"iconv -f {code} -t utf8 {quote(str(file))} > new{file.suffix}"
+                )
+            offset += len(line)
+    return FileFormatError(f"{file} is not UTF-8 ({error}).")
 
 
 def json_lines(lines: IO[str], file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line number and fields of every JSON object; blank lines are passed over."""
     for number, line in enumerate(lines, 1):
-        if not line.strip():
+        text = line.strip()
+        if not text:
             continue
+        where = f"{file}, line {number}"
         try:
-            row = json.loads(line)
+            row = json.loads(text)
+        except json.JSONDecodeError as error:
+            remedy = ""
+            if text in ("[", "{"):
+                remedy = f" This file is spread over lines; to bring it into shape: {_jq(file, array=text == '[')}"
+            raise FileFormatError(
+                f"{where}: not JSON ({error.msg}, column {error.pos + 1}). Each line must be one object.{remedy}"
+            ) from error
         except ValueError as error:
-            raise FileFormatError(f"{file}, line {number}: not JSON ({error}). Each line is one object.") from error
+            raise FileFormatError(f"{where}: not JSON ({error}).") from error
         if not isinstance(row, dict):
-            raise FileFormatError(f"{file}, line {number}: each line is a JSON object; got {type(row).__name__}.")
+            remedy = f" To make lines of an array: {_jq(file, array=True)}" if isinstance(row, list) else ""
+            raise FileFormatError(f"{where}: each line must be a JSON object; got {type(row).__name__}.{remedy}")
         yield number, row
+
+
+def json_rows(lines: IO[str], file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number and fields of every object of a .json file: one array of objects, or an object per line."""
+    for start in lines:
+        if start.strip():
+            break
+    else:
+        return
+    lines.seek(0)
+    if not start.lstrip().startswith("["):
+        yield from json_lines(lines, file)
+        return
+    try:
+        rows = json.load(lines)
+    except ValueError as error:
+        raise FileFormatError(f"{file}: not JSON ({error}).") from error
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise FileFormatError(f"{file}, record {number}: must be a JSON object; got {type(row).__name__}.")
+        yield number, row
+
+
+def _jq(file: Path, *, array: bool) -> str:
+    return f"jq -c {quote('.[]' if array else '.')} {quote(str(file))} > new.jsonl"

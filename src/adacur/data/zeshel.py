@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 from adacur.core.errors import DuplicateId, EmptyInput, FileFormatError, UnknownName
 from adacur.core.records import Item, Query
 from adacur.core.spelling import did_you_mean
+from adacur.data.files import joined
 from adacur.data.judged_collection import JudgedCollection
+from adacur.data.left_out import warn_left_out
 from adacur.data.lines import existing, json_lines, open_text, reading
 from adacur.data.splits import QuerySplit, split_queries
 
@@ -59,19 +61,23 @@ def read_zeshel(
 
     A query is the mention between its tags, with `context` words on either side (40 and 40 fill about the 128 tokens
     of the paper's scorer); an item is "title [tag] text". Without tags, for scorers that were not trained with
-    them, nothing marks the mention, and title and text are joined by ". ".
+    them, nothing marks the mention, and title and text are joined as `read_items` does. Documents without a word are
+    left out, as `read_beir` leaves them out.
     """
     worlds = zeshel_worlds(folder)
     if world not in worlds:
         raise UnknownName(f"{folder} has no world {world!r}.{did_you_mean(world, worlds)} It has: {', '.join(worlds)}.")
     documents = _documents(Path(folder) / "documents" / f"{world}.json")
-    after_title = ". " if tags is None else f" {tags.title_end} "
     items = [
-        Item(id_, f"{document.title}{after_title}{document.text}", {"title": document.title})
+        Item(id_, _item_text(document, tags), {"title": document.title})
         for id_, document in documents.items()
+        if document.title.strip() or document.text.strip()
     ]
+    kept = {item.id for item in items}
+    left_out = [id_ for id_ in documents if id_ not in kept]
+    warn_left_out(Path(folder) / "documents" / f"{world}.json", left_out)
     queries, qrels = _mentions(Path(folder) / "mentions", world, documents, context=context, tags=tags)
-    return JudgedCollection(name=world, items=items, queries=queries, qrels=qrels)
+    return JudgedCollection(name=world, items=items, queries=queries, qrels=qrels, left_out=left_out)
 
 
 def zeshel_split(world: JudgedCollection, n_train: int, *, seed: int = 0) -> QuerySplit:
@@ -83,6 +89,12 @@ def zeshel_split(world: JudgedCollection, n_train: int, *, seed: int = 0) -> Que
     total = _PAPER_QUERIES.get(world.name)
     n_test = max(total - n_train, 0) if total is not None and total <= len(world.queries) else None
     return split_queries(world.queries, anchors=n_train, test=n_test, seed=seed)
+
+
+def _item_text(document: _Document, tags: ZeshelTags | None) -> str:
+    if tags is None:
+        return joined((document.title, document.text))
+    return f"{document.title} {tags.title_end} {document.text}"
 
 
 def _documents(file: Path) -> dict[str, _Document]:

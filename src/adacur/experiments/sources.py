@@ -27,6 +27,7 @@ from adacur.data import (
     split_queries,
     wikivital,
 )
+from adacur.data.left_out import warn_left_out
 from adacur.experiments.methods import method
 from adacur.experiments.spec import CollectionSpec, Spec
 from adacur.experiments.testbed import (
@@ -69,11 +70,15 @@ _SAMPLE_QUERIES = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Records:
-    """What was read of a collection. Unlike of a `JudgedCollection`, any part of it may be missing."""
+    """What was read of a collection. Unlike of a `JudgedCollection`, any part of it may be missing.
+
+    `left_out` has the ids of items without text, which are not among the items.
+    """
 
     items: Sequence[Item] = ()
     queries: Sequence[Query] = ()
     qrels: Judgements | None = None
+    left_out: Sequence[str] = ()
 
 
 def read_records(collection: CollectionSpec) -> Records:
@@ -91,13 +96,21 @@ def read_records(collection: CollectionSpec) -> Records:
     elif folder is not None:
         # Without judgements it is still a collection: recall needs none.
         judged = any(Path(folder).glob("qrels*"))
+        left_out: list[str] = []
+        items = tuple(read_items(folder, left_out=left_out))
+        # By its name: specs have paths of their own to one folder.
+        warn_left_out(Path(folder).resolve().name, left_out)
         found = Records(
-            tuple(read_items(folder, skip_empty=True)),
+            items,
             () if collection.queries else tuple(read_queries(folder)),
             read_qrels(folder) if judged and not collection.qrels else None,
+            left_out,
         )
     if collection.items:
-        found = replace(found, items=tuple(read_items(collection.items)))
+        left_out = []
+        items = tuple(read_items(collection.items, left_out=left_out))
+        warn_left_out(Path(collection.items).name, left_out)
+        found = replace(found, items=items, left_out=left_out)
     if collection.queries:
         found = replace(found, queries=tuple(read_queries(collection.queries)))
     if collection.qrels:
@@ -198,7 +211,12 @@ def _judged_items(items: Sequence[Item], qrels: Judgements | None) -> tuple[list
 
 
 def _notes(
-    spec: Spec, name: str, items: Sequence[Item], test: Sequence[Query], qrels: Judgements | None
+    spec: Spec,
+    name: str,
+    items: Sequence[Item],
+    test: Sequence[Query],
+    qrels: Judgements | None,
+    left_out: Sequence[str],
 ) -> tuple[str, ...]:
     notes = []
     judged, missing = _judged_items(items, qrels)
@@ -209,14 +227,19 @@ def _notes(
             f"{name}: none of the test queries is judged, so judged quality is left out. Judged queries have ids such "
             f"as {next(iter(qrels or {}))!r}, test queries such as {test[0].id!r}."
         )
-    if missing:
-        notes.append(
-            f"{name}: {len(missing):,} of the {len(judged):,} judged items are not in the corpus "
-            f"(e.g. {missing[0]!r}), so no search can find them."
-        )
+    dropped = set(left_out)
+    for ids, what in (
+        ([id_ for id_ in missing if id_ not in dropped], ("is not in the corpus", "are not in the corpus")),
+        ([id_ for id_ in missing if id_ in dropped], ("has no text", "have no text")),
+    ):
+        if ids:
+            notes.append(
+                f"{name}: {len(ids):,} of the {len(judged):,} judged items {what[len(ids) > 1]} (e.g. {ids[0]!r}), so "
+                f"no search can find {'them' if len(ids) > 1 else 'it'}."
+            )
     budgets = [*spec.budgets, *(b for own in spec.methods for b in _as_list(own.options.get("budget", ())))]
     if max(budgets) > len(items):
-        notes.append(f"{name}: budgets above its {len(items):,} items are taken as {len(items)}.")
+        notes.append(f"{name}: budgets above its {len(items):,} items are taken as {len(items):,}.")
     return tuple(notes)
 
 
@@ -258,7 +281,7 @@ def scored_testbed(
                 len(testbed.test_queries),
                 min(there, max(spec.anchors.numbers or (there,))),
                 False,
-                _notes(spec, collection.name, testbed.items, testbed.test_queries, testbed.qrels),
+                _notes(spec, collection.name, testbed.items, testbed.test_queries, testbed.qrels, records.left_out),
             )
         )
     return testbed
@@ -339,7 +362,7 @@ def _live(source: Source, spec: Spec, *, on_start: OnStart | None, on_cost: OnCo
     split = live_split(records, spec)
     scorer = open_scorer(spec.scorer.source, **spec.scorer.options)
     if on_start is not None:
-        notes = _notes(spec, collection.name, records.items, split.test, records.qrels)
+        notes = _notes(spec, collection.name, records.items, split.test, records.qrels, records.left_out)
         on_start(Start(collection.name, scorer, len(split.test), len(split.anchors), split.pseudo, notes))
     card = repr(replace(scorer.card, source=None))
     folder = spec.output / "scores" / f"{collection.name}-{_digest(records.items, card)}"
@@ -361,7 +384,7 @@ def _live(source: Source, spec: Spec, *, on_start: OnStart | None, on_cost: OnCo
 
 
 def _all_of(collection: JudgedCollection) -> Records:
-    return Records(collection.items, collection.queries, collection.qrels)
+    return Records(collection.items, collection.queries, collection.qrels, collection.left_out)
 
 
 def _fetched(name: str) -> Records:

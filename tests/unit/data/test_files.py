@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import datetime
 import gzip
 import itertools
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
-from adacur.core.errors import DuplicateId, EmptyInput, FileFormatError
+from adacur.core.errors import DuplicateId, EmptyInput, FileFormatError, MissingExtra
 from adacur.core.records import Item, Query
-from adacur.data import read_items, read_qrels, read_queries
+from adacur.data import DataWarning, read_items, read_qrels, read_queries
 
 
 def write(path: Path, content: str) -> Path:
@@ -76,15 +79,112 @@ def test_tabs_leave_quotation_marks_alone(tmp_path) -> None:
     assert list(read_queries(path)) == [Query("1", '"who" is'), Query("2", 'said "so')]
 
 
-def test_tables_of_one_or_two_columns_need_no_header(tmp_path) -> None:
+def test_a_first_line_that_names_no_column_is_never_an_item(tmp_path) -> None:
+    for name, content in {
+        "two.csv": "headline,summary\nRome,A city.\n",
+        "two.tsv": "headline\tsummary\nRome\tA city.\n",
+        "three.csv": "ref,headline,summary\n1,Rome,A city.\n",
+        "pandas.csv": "0,1\n7,A city.\n",
+        "one.csv": "headline\nRome\n",
+    }.items():
+        columns = re.split("[,\t]", content.splitlines()[0])
+        with pytest.raises(
+            FileFormatError, match=rf"line 1.*{columns[-1]}.*--text-field.*--id-field.*names above it"
+        ) as error:
+            list(read_items(write(tmp_path / name, content)))
+        assert (".txt" in str(error.value)) == (name == "one.csv")
+
+
+def test_a_number_and_a_text_need_no_header(tmp_path) -> None:
     assert list(read_queries(write(tmp_path / "two.tsv", "7\twho is it\n9\twhere\n"))) == [
         Query("7", "who is it"),
         Query("9", "where"),
     ]
-    assert list(read_queries(write(tmp_path / "one.csv", "who is it\nwhere\n"))) == [
-        Query("1", "who is it"),
-        Query("2", "where"),
+    assert list(read_queries(write(tmp_path / "one.csv", "text\nwho is it\nwhere\n"))) == [
+        Query("2", "who is it"),
+        Query("3", "where"),
     ]
+
+
+def test_columns_are_known_in_upper_case_too(tmp_path) -> None:
+    path = write(tmp_path / "sheet.csv", "ID,Title,Text,Colour\n1,Rome,A city.,red\n")
+    assert list(read_items(path)) == [Item("1", "Rome. A city.", {"title": "Rome", "Colour": "red"})]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "headline,summary\nRome,A city.\nOslo,Another.\n"),
+        (
+            "a.jsonl",
+            lines({}, {"headline": "Rome", "summary": "A city."}, {"headline": "Oslo", "summary": "Another."})[3:],
+        ),
+    ],
+)
+def test_lines_are_numbered_where_the_text_is_named_and_no_id_is_there(tmp_path, name, content) -> None:
+    path = write(tmp_path / name, content)
+    with pytest.warns(DataWarning, match=r"no id field, so line numbers are the ids; found 'headline', 'summary'"):
+        items = list(read_items(path, text_fields=["summary"]))
+    first = 2 if name == "a.csv" else 1
+    assert [(item.id, item.text) for item in items] == [(str(first), "A city."), (str(first + 1), "Another.")]
+    with pytest.raises(FileFormatError, match=r"no text.*'sumary'.*Did you mean 'summary'"):
+        list(read_items(path, id_field="headline", text_fields=["sumary"]))
+
+
+def test_texts_alone_are_numbered(tmp_path) -> None:
+    assert list(read_items(write(tmp_path / "a.jsonl", lines({"text": "A city."})))) == [Item("1", "A city.")]
+    with pytest.warns(DataWarning, match="line numbers"):
+        assert [item.id for item in read_items(write(tmp_path / "a.csv", "title,text\nRome,A city.\n"))] == ["2"]
+
+
+def test_items_without_a_word_are_left_out_and_told_at_the_end(tmp_path) -> None:
+    rows = [{"_id": n, "title": " ", "text": "" if n % 2 else "word"} for n in range(14)]
+    path = write(tmp_path / "items.jsonl", lines(*rows))
+    with pytest.warns(DataWarning, match=r"items\.jsonl: 7 items without text were left out: 1, 3, 5, 7, 9, …\."):
+        assert [item.id for item in read_items(path)] == [str(n) for n in range(0, 14, 2)]
+    with pytest.warns(DataWarning, match="1 item without text was left out: 1"):
+        assert [item.id for item in read_items(path, limit=2)] == ["0", "2"]
+    with pytest.raises(EmptyInput, match=r"none of its 2 records has text in 'text'.*--text-field"):
+        list(read_items(write(tmp_path / "none.jsonl", lines({"_id": "a", "text": ""}, {"_id": "b", "text": None}))))
+    queries = write(tmp_path / "queries.jsonl", lines({"_id": "a", "text": "who"}, {"_id": "b", "text": ""}))
+    with pytest.warns(DataWarning, match="1 query without text was left out: b"):
+        assert list(read_queries(queries)) == [Query("a", "who")]
+
+
+@pytest.mark.parametrize(
+    ("title", "text"),
+    [("shells .", "shells . Bent."), ("Who?", "Who? Bent."), ("Shells", "Shells. Bent."), ("", "Bent.")],
+)
+def test_a_title_that_ends_as_a_sentence_gets_no_second_stop(tmp_path, title, text) -> None:
+    path = write(tmp_path / "items.jsonl", lines({"_id": "a", "title": title, "text": "Bent."}))
+    assert [item.text for item in read_items(path)] == [text]
+
+
+def test_an_array_of_objects_is_read_from_a_json_file(tmp_path) -> None:
+    rows = [{"_id": "a", "text": "A city."}, {"_id": "b", "text": "Another."}]
+    expected = [Item("a", "A city."), Item("b", "Another.")]
+    assert list(read_items(write(tmp_path / "a.json", json.dumps(rows, indent=2)))) == expected
+    assert list(read_items(write(tmp_path / "b.json", lines(*rows)))) == expected
+    with pytest.raises(FileFormatError, match=r"record 1: .* got int"):
+        list(read_items(write(tmp_path / "c.json", "\n[1]")))
+
+
+def test_a_parquet_file_is_read_where_pyarrow_is(tmp_path, monkeypatch) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [{"id": 7, "text": "A city.", "when": datetime.date(2026, 1, 2)}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    assert list(read_items(tmp_path / "a.parquet")) == [Item("7", "A city.", {"when": "2026-01-02"})]
+    with pytest.raises(FileFormatError, match="Parquet"):
+        list(read_items(write(tmp_path / "b.parquet", "nothing of the kind")))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtra, match=r"pip install pyarrow.*\.csv"):
+        list(read_items(tmp_path / "a.parquet"))
+
+
+def test_a_cell_may_be_longer_than_the_csv_module_expects(tmp_path) -> None:
+    path = write(tmp_path / "long.csv", f'id,text\n1,"{"word " * 40_000}"\n')
+    assert len(next(iter(read_items(path))).text) == 200_000
 
 
 def test_plain_text_has_a_record_per_line_known_by_its_number(tmp_path) -> None:
@@ -113,7 +213,9 @@ def test_records_are_read_one_by_one(tmp_path) -> None:
     ("name", "content", "error", "message"),
     [
         ("a.jsonl", '{"_id": "a", "text": "x"}\n{', FileFormatError, r"a\.jsonl, line 2: not JSON"),
-        ("a.jsonl", "[1]\n", FileFormatError, "line 1: each line is a JSON object; got list"),
+        ("a.jsonl", "[1]\n", FileFormatError, r"line 1: each line must be a JSON object; got list.*jq -c '\.\[\]'"),
+        ("a.jsonl", "[\n {}]\n", FileFormatError, r"line 1: not JSON .*column \d+.*jq -c '\.\[\]' .*a\.jsonl"),
+        ("a.jsonl", "{\n}\n", FileFormatError, r"line 1: not JSON .*column 2.*jq -c \. .*a\.jsonl"),
         (
             "a.jsonl",
             '{"key": "a", "text": "x"}\n',
@@ -122,13 +224,13 @@ def test_records_are_read_one_by_one(tmp_path) -> None:
         ),
         ("a.jsonl", '{"_id": null, "text": "x"}\n', FileFormatError, "field '_id' holds None"),
         ("a.jsonl", '{"_id": "a", "words": "x"}\n', FileFormatError, r"line 1: no text.*text_fields .--text-field"),
-        ("a.jsonl", '{"_id": "a", "text": ["x"]}\n', FileFormatError, "field 'text' should be a text; it is a list"),
-        ("a.jsonl", '{"_id": "a", "text": " "}\n', EmptyInput, "line 1: the record has no text"),
+        ("a.jsonl", '{"_id": "a", "text": ["x"]}\n', FileFormatError, "field 'text' must be a text; it is a list"),
+        ("a.jsonl", '{"_id": "a", "text": " "}\n', EmptyInput, "none of its 1 records has text"),
         ("a.jsonl", lines({"_id": 1, "text": "x"}, {"_id": "1", "text": "y"}), DuplicateId, "line 2: .*'1'.*line 1"),
         ("a.jsonl", "\n", EmptyInput, r"a\.jsonl is empty"),
         ("a.csv", "", EmptyInput, r"a\.csv is empty"),
         ("a.csv", "id,text\n", EmptyInput, r"a\.csv is empty"),
-        ("a.csv", "ID,Text\n1,x\n", FileFormatError, "no id.*found 'ID', 'Text'"),
+        ("a.csv", "ref,text\n1,x\n", FileFormatError, "no id.*found 'ref', 'text'.*--id-field.*--text-field"),
         ("a.csv", 'id,text\n1,"x\n', FileFormatError, "cannot be read"),
         ("a.txt", "", EmptyInput, r"a\.txt is empty"),
         ("a.xml", "<a/>", FileFormatError, r"ends in none of \.jsonl"),
@@ -149,15 +251,32 @@ def test_a_missing_file_or_folder_is_named_before_anything_is_read(tmp_path) -> 
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path) -> None:
-    (tmp_path / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
-    with pytest.raises(FileFormatError, match="not UTF-8"):
-        list(read_items(tmp_path / "latin.txt"))
     (tmp_path / "torn.txt.gz").write_bytes(gzip.compress(b"word " * 1000)[:-12])
     with pytest.raises(FileFormatError, match="cannot be read"):
         list(read_items(tmp_path / "torn.txt.gz"))
     (tmp_path / "plain.txt.gz").write_bytes(b"word")
     with pytest.raises(FileFormatError, match="cannot be read"):
         list(read_items(tmp_path / "plain.txt.gz"))
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_bytes_that_are_not_utf8_are_named_by_line_and_place_in_the_file(tmp_path, suffix) -> None:
+    line = b'{"_id": "%d", "text": "plain words enough to fill more than one buffer of the decoder"}\n'
+    content = b"".join(line % number for number in range(250))
+    path = tmp_path / f"latin.jsonl{suffix}"
+    bad = content + '{"_id": "x", "text": "caf\xe9"}\n'.encode("latin-1")
+    path.write_bytes(gzip.compress(bad) if suffix else bad)
+    at = f"{bad.index(0xE9):,}"
+    with pytest.raises(FileFormatError, match=rf"line 251: .*0xe9 at offset {at}.*iconv -f latin1 -t utf8 .*latin"):
+        list(read_items(path))
+    (tmp_path / "excel.csv").write_bytes("id,text\n1,caf\xe9\n".encode("utf-16"))
+    with pytest.raises(FileFormatError, match=r"line 1: .*iconv -f utf-16 -t utf8"):
+        list(read_items(tmp_path / "excel.csv"))
+
+
+def test_gzip_data_are_known_by_their_first_bytes(tmp_path) -> None:
+    (tmp_path / "items.jsonl").write_bytes(gzip.compress(lines({"_id": "a", "text": "x"}).encode()))
+    assert list(read_items(tmp_path / "items.jsonl")) == [Item("a", "x")]
 
 
 def test_judgements_come_in_three_columns_or_in_trecs_four(tmp_path) -> None:
@@ -190,6 +309,13 @@ def test_among_several_splits_the_test_split_is_read(tmp_path) -> None:
     assert read_qrels(tmp_path) == {"q": {"e": 1}}
 
 
+def test_judgements_of_trec_are_found_in_a_folder(tmp_path) -> None:
+    write(tmp_path / "qrels.txt", "q1 0 d1 2\n")
+    assert read_qrels(tmp_path) == {"q1": {"d1": 2}}
+    write(tmp_path / "qrels" / "dev.txt", "q1 0 d1 3\n")
+    assert read_qrels(tmp_path, split="dev") == {"q1": {"d1": 3}}
+
+
 @pytest.mark.parametrize(
     ("name", "n_items", "n_judged"), [("scifact", 5183, 300), ("mondo", 27990, 60025), ("medquad", 15809, 16407)]
 )
@@ -211,7 +337,7 @@ def test_a_csv_of_another_country_is_read_by_its_header(tmp_path, sign) -> None:
     ("content", "texts"),
     [
         ('1,"red; green; blue"\n2,"x"\n', ["red; green; blue", "x"]),
-        ("Hello; world\nGood; bye\n", ["Hello; world", "Good; bye"]),
+        ("text\nHello; world\nGood; bye\n", ["Hello; world", "Good; bye"]),
     ],
 )
 def test_semicolons_inside_texts_separate_nothing(tmp_path, content, texts) -> None:

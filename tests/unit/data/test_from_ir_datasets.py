@@ -11,7 +11,7 @@ from ir_datasets.util import LocalDownload
 
 from adacur.core.errors import FetchError, InputError, UnknownName
 from adacur.core.records import Item, Query
-from adacur.data import from_ir_datasets
+from adacur.data import DataWarning, from_ir_datasets
 
 
 class TitledDoc(NamedTuple):
@@ -72,7 +72,10 @@ def test_titles_are_joined_as_in_beir_folders_and_wordless_items_left_out(regist
         TsvQueries(LocalDownload(str(folder / "queries.tsv"))),
         TrecQrels(LocalDownload(str(folder / "qrels.txt")), {}),
     )
-    assert from_ir_datasets(register("adacur-titled", dataset)).items == [
+    with pytest.warns(DataWarning, match=r"adacur-titled: 1 item without text was left out: d3"):
+        collection = from_ir_datasets(register("adacur-titled", dataset))
+    assert collection.left_out == ("d3",)
+    assert collection.items == [
         Item("d1", "Lamp. Oil burns in it.", {"title": "Lamp"}),
         Item("d2", "A wick without a title.", {"title": ""}),
     ]

@@ -7,9 +7,10 @@ import pytest
 
 from adacur.core.errors import DuplicateId, EmptyInput, FileFormatError, InputError
 from adacur.core.records import Item, Query
-from adacur.data import JudgedCollection, read_beir, read_items, read_qrels
+from adacur.data import DataWarning, JudgedCollection, read_beir, read_items, read_qrels
 
 
+@pytest.mark.filterwarnings("ignore::adacur.data.DataWarning")
 def test_a_beir_folder_gives_items_queries_and_the_judgements_of_a_split(beir_folder) -> None:
     collection = read_beir(beir_folder)
     assert collection.name == "beir"
@@ -21,6 +22,7 @@ def test_a_beir_folder_gives_items_queries_and_the_judgements_of_a_split(beir_fo
     assert [query.id for query in read_beir(beir_folder, split="train").judged] == ["q3", "q4"]
 
 
+@pytest.mark.filterwarnings("ignore::adacur.data.DataWarning")
 def test_files_of_a_beir_folder_may_be_gzipped(beir_folder, tmp_path) -> None:
     shutil.copytree(beir_folder, tmp_path / "beir")
     for name in ("corpus.jsonl", "queries.jsonl"):
@@ -29,6 +31,7 @@ def test_files_of_a_beir_folder_may_be_gzipped(beir_folder, tmp_path) -> None:
     assert read_beir(tmp_path / "beir").items == read_beir(beir_folder).items
 
 
+@pytest.mark.filterwarnings("ignore::adacur.data.DataWarning")
 def test_a_split_that_is_not_there_is_named_with_those_that_are(beir_folder, tmp_path) -> None:
     with pytest.raises(FileFormatError, match=r"Expected qrels/dev\.tsv .* found qrels/test\.tsv, qrels/train\.tsv"):
         read_beir(beir_folder, split="dev")
@@ -40,12 +43,17 @@ def test_a_split_that_is_not_there_is_named_with_those_that_are(beir_folder, tmp
         read_beir(tmp_path / "absent")
 
 
-def test_items_without_a_word_are_an_error_unless_they_are_skipped(beir_folder) -> None:
-    with pytest.raises(EmptyInput, match=r"line 5: the record has no text"):
-        list(read_items(beir_folder))
-    assert len(list(read_items(beir_folder, skip_empty=True))) == 4
+def test_items_without_a_word_are_left_out_and_named_by_every_reader(beir_folder) -> None:
+    with pytest.warns(DataWarning, match=r"1 item without text was left out: d5\.$"):
+        assert len(list(read_items(beir_folder))) == 4
+    left_out: list[str] = []
+    assert len(list(read_items(beir_folder, left_out=left_out))) == 4
+    assert left_out == ["d5"]
+    with pytest.warns(DataWarning, match="d5"):
+        assert read_beir(beir_folder, split="test").left_out == ("d5",)
 
 
+@pytest.mark.filterwarnings("ignore::adacur.data.DataWarning")
 def test_a_collection_describes_itself_in_numbers(beir_folder) -> None:
     assert read_beir(beir_folder, split="train").describe() == {
         "name": "beir",

@@ -8,7 +8,7 @@ import pytest
 
 from adacur.core.errors import DuplicateId, EmptyInput, FileFormatError, InputError, UnknownName
 from adacur.core.records import Item, Query
-from adacur.data import JudgedCollection, ZeshelTags, read_zeshel, zeshel_split, zeshel_worlds
+from adacur.data import DataWarning, JudgedCollection, ZeshelTags, read_zeshel, zeshel_split, zeshel_worlds
 
 
 def test_the_worlds_are_the_files_of_documents(zeshel_folder) -> None:
@@ -104,6 +104,16 @@ def test_what_is_missing_is_named(zeshel_folder, tmp_path) -> None:
     (folder / "documents" / "tea_houses.json").write_text("\n")
     with pytest.raises(EmptyInput, match="holds no document"):
         read_zeshel(folder, "tea_houses")
+
+
+def test_documents_without_a_word_are_left_out_and_named(zeshel_folder, tmp_path) -> None:
+    folder = shutil.copytree(zeshel_folder, tmp_path / "zeshel")
+    with (folder / "documents" / "tea_houses.json").open("a") as file:
+        file.write('{"document_id": "EMPTY", "title": "", "text": " "}\n')
+    with pytest.warns(DataWarning, match=r"1 item without text was left out: EMPTY"):
+        world = read_zeshel(folder, "tea_houses")
+    assert list(world.left_out) == ["EMPTY"]
+    assert [item.id for item in world.items] == [item.id for item in read_zeshel(zeshel_folder, "tea_houses").items]
 
 
 def world_of(name: str, n_mentions: int) -> JudgedCollection:
