@@ -27,6 +27,8 @@ _WORDS = ("river", "mountain", "ship", "novel", "bird", "island", "battle", "com
 class TextScorer:
     """Scores that follow from the texts; counts calls and pairs, may take its time, and may fail from some call on."""
 
+    shares_calls = True
+
     def __init__(self, *, seconds: float = 0.0, fails_after: int | None = None, name: str = "texts") -> None:
         self.card = ScorerCard(name=name, backend="function")
         self.seconds = seconds

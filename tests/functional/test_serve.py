@@ -8,6 +8,7 @@ import json
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
-from adacur import AnchorIndex, Item
+from adacur import AnchorIndex, FunctionScorer, Item
 from adacur.serving import ServerSettings, create_app, requests
 from adacur.serving.logs import server_log
 from tests.rerank_servers import logit_of
@@ -826,6 +827,28 @@ async def test_a_hundred_clients_at_once_share_calls_and_get_the_answers_of_one(
     # 500 rounds of searches; and nobody pays for a pair that somebody waits for already.
     assert len(scorer.calls) < 250
     assert scorer.pairs < 100 * 20
+
+
+@pytest.mark.parametrize("shared", [None, False])
+async def test_a_neighbour_whose_query_fails_costs_nobody_else_a_call(shared):
+    sent: Counter[str] = Counter()
+
+    def scored(pairs: list[tuple[str, str]]) -> list[float]:
+        sent.update(query for query, _ in pairs)
+        time.sleep(0.005)
+        if any("unreadable" in query for query, _ in pairs):
+            raise RuntimeError("it cannot read this question")
+        return [logit_of(query, text) for query, text in pairs]
+
+    app = create_app({"w": world_index(FunctionScorer(scored))}, settings=settings(shared_batches=shared))
+    queries = [f"a ship and {at}" for at in range(6)] + [f"an unreadable ship and {at}" for at in range(4)]
+    responses = await gathered(app, *({"query": query, "k": 3, "budget": 20} for query in queries))
+    assert [response.status_code for response in responses] == [200] * 6 + [502] * 4
+    assert all(
+        response.json()["results"][0]["calls"] == sent[q] == 20
+        for q, response in zip(queries[:6], responses[:6], strict=True)
+    )
+    assert max(sent.values()) <= 20
 
 
 async def test_without_shared_batches_every_round_is_a_call_of_its_own():

@@ -68,8 +68,13 @@ def add_serve_command(app: typer.Typer) -> None:
             float, typer.Option(help="What requests under way are given to finish when the server is stopped.")
         ] = 30.0,
         shared_batches: Annotated[
-            bool, typer.Option(help="Let requests that wait at the same time share scorer calls.")
-        ] = True,
+            bool | None,
+            typer.Option(
+                "--shared-batches/--no-shared-batches",
+                help="Let requests that wait at the same time share scorer calls; default: those of models on this "
+                "machine. A shared call that fails is repeated, request by request, beyond their budgets.",
+            ),
+        ] = None,
         log_queries: Annotated[
             bool, typer.Option("--log-queries", help="Write the texts of queries into the log as well.")
         ] = False,

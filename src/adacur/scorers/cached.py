@@ -33,7 +33,7 @@ from adacur.core.records import Item, Pair, Query
 from adacur.core.scores import check_scores
 from adacur.scorers.grid import ascore, score_grid
 from adacur.scorers.metered import Metered
-from adacur.scorers.shared_batches import SharedBatches
+from adacur.scorers.shared_batches import SharedBatches, shares_calls
 
 __all__ = ["CacheWarning", "Cached", "past_cache"]
 
@@ -114,6 +114,11 @@ class Cached:
     @property
     def card(self) -> ScorerCard:
         return self.scorer.card
+
+    @property
+    def shares_calls(self) -> bool:
+        """Whether callers may share a call."""
+        return shares_calls(self.scorer)
 
     @property
     def hit_rate(self) -> float:

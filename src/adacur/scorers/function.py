@@ -29,8 +29,9 @@ class FunctionScorer:
     It is called with at most `batch_size` pairs. Calls of an async function run side by side, at most `concurrency` for
     one `score` or `ascore`; the first to fail cancels the others. Asked through `score`, it runs on one background
     event loop that all such scorers share and that lives on between calls, so that an HTTP client may keep its
-    connections. Calls of a plain function follow one another; awaited, it runs in a thread, and those who wait for it
-    share its calls (`SharedBatches`). An awaitable that a plain function returns is awaited on the background loop.
+    connections. Calls of a plain function follow one another, awaited ones in a thread; with `shares_calls`, those who
+    wait for it share calls (`SharedBatches`), and when a shared call fails its pairs are sent once more, beyond any
+    budget. An awaitable that a plain function returns is awaited on the background loop.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class FunctionScorer:
         batch_size: int | None = None,
         concurrency: int = 8,
         source: str | None = None,
+        shares_calls: bool = False,
     ) -> None:
         if not callable(function):
             raise InputError(f"A scorer function must be callable; got {type(function).__name__}.")
@@ -51,6 +53,7 @@ class FunctionScorer:
         self._function: Callable[[TextPairs], Any] = function
         self._batch_size = batch_size
         self._concurrency = concurrency
+        self.shares_calls = shares_calls
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004
         )

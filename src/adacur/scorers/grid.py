@@ -35,7 +35,7 @@ def score_grid(scorer: Scorer, queries: Sequence[Query], items: Sequence[Item]) 
 async def ascore(scorer: Scorer, pairs: Sequence[Pair]) -> FloatArray:
     """One score per pair, in order: awaited where the scorer can be, else through the queue of those who wait for it.
 
-    That queue merges what waits into one call (`SharedBatches`).
+    That queue merges what waits into one call (`SharedBatches`) where the scorer `shares_calls`.
     """
     own = getattr(scorer, "ascore", None) or shared_batches(scorer).ascore
     return check_scores(await own(pairs), pairs)

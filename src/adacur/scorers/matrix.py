@@ -25,6 +25,8 @@ class MatrixScorer:
     Records may be given as bare ids. The floating type of `scores` is kept; whole numbers become float64.
     """
 
+    shares_calls = True
+
     def __init__(
         self,
         queries: Sequence[Query | str],

@@ -11,6 +11,7 @@ from adacur.core.arrays import FloatArray
 from adacur.core.protocols import Scorer, ScorerCard
 from adacur.core.records import Item, Pair, Query
 from adacur.scorers.grid import ascore, score_grid
+from adacur.scorers.shared_batches import shares_calls
 
 __all__ = ["Metered"]
 
@@ -27,6 +28,11 @@ class Metered:
     @property
     def card(self) -> ScorerCard:
         return self.scorer.card
+
+    @property
+    def shares_calls(self) -> bool:
+        """Whether callers may share a call."""
+        return shares_calls(self.scorer)
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""

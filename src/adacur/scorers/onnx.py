@@ -74,6 +74,8 @@ class OnnxCrossEncoder:
     them, and the fastest stays. A number given as `threads` is kept.
     """
 
+    shares_calls = True
+
     def __init__(
         self,
         model: str | Path,

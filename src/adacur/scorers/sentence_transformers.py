@@ -39,6 +39,8 @@ class SentenceTransformersScorer:
     in float32 on `device`; an object keeps its dtype, device and limit of tokens, and outlives `close`.
     """
 
+    shares_calls = True
+
     def __init__(
         self,
         model: Any,

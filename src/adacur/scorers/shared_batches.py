@@ -18,7 +18,7 @@ from adacur.core.protocols import Scorer, ScorerCard
 from adacur.core.records import Item, Pair, Query
 from adacur.core.scores import check_scores
 
-__all__ = ["SharedBatches", "shared_batches"]
+__all__ = ["SharedBatches", "queue_for", "shared_batches", "shares_calls"]
 
 _PAIRS_PER_CALL = 1024
 
@@ -39,9 +39,12 @@ class SharedBatches:
     is served at once. One thread asks the scorer, at most `max_pairs` pairs a call unless one caller brings more. A
     pair that several of them bring is scored once; nothing is remembered from call to call, which is what `Cached` is
     for. Who is cancelled before the call begins is not paid for. When a shared call fails, each caller's pairs are
-    scored once more on their own, so that an error reaches only those it belongs to. A model that pads its batches may
-    round differently in other company; scores that never depend on it do not here either.
+    sent once more on their own, so that an error reaches only those it belongs to; no budget counts that, so wrap no
+    scorer that charges. A model that pads its batches may round differently in other company; scores that never depend
+    on it do not here either.
     """
+
+    shares_calls = True
 
     def __init__(self, scorer: Scorer, *, max_pairs: int = _PAIRS_PER_CALL) -> None:
         if max_pairs < 1:
@@ -152,13 +155,27 @@ class SharedBatches:
                 start += len(request.pairs)
 
 
+def shares_calls(scorer: Scorer) -> bool:
+    """Whether callers may share a call of this scorer without asking: what it says of itself.
+
+    True of models in this process, where a pair that is sent again after somebody else's failure costs time and
+    nothing else. A function, a service or an object may charge for it.
+    """
+    return bool(getattr(scorer, "shares_calls", False))
+
+
+def queue_for(scorer: Scorer, *, shared: bool) -> SharedBatches:
+    """A queue in which callers share calls, or one in which each has calls of its own, one after another."""
+    return SharedBatches(scorer, max_pairs=_PAIRS_PER_CALL if shared else 1)
+
+
 def shared_batches(scorer: Scorer) -> SharedBatches:
-    """The queue that everybody shares who awaits this scorer now."""
+    """The queue of everybody who awaits this scorer now."""
     with _queues_lock:
         # A queue keeps its scorer alive, so that while it is in use no other object can have the scorer's id.
         queue = _queues.get(id(scorer))
         if queue is None:
-            queue = _queues[id(scorer)] = SharedBatches(scorer)
+            queue = _queues[id(scorer)] = queue_for(scorer, shared=shares_calls(scorer))
         return queue
 
 

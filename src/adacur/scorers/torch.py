@@ -53,6 +53,8 @@ class TorchCrossEncoder:
     BERT, RoBERTa, XLM-R and CamemBERT run without padding; `compiled` lets long runs on CUDA use torch.compile.
     """
 
+    shares_calls = True
+
     def __init__(
         self,
         name_or_folder: str | Path,

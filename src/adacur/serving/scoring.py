@@ -12,7 +12,7 @@ from adacur.core.arrays import FloatArray
 from adacur.core.errors import ScorerFailed
 from adacur.core.protocols import AsyncScorer, Scorer, ScorerCard
 from adacur.core.records import Pair
-from adacur.scorers import SharedBatches
+from adacur.scorers.shared_batches import queue_for, shares_calls
 from adacur.serving.metrics import Metrics
 
 __all__ = ["ServedScorer", "ServedScorers"]
@@ -61,15 +61,17 @@ class _Counted:
 class ServedScorer:
     """A scorer as a server's searches await it.
 
-    Those who wait at the same time share a call, unless `shared` is false: then each call is its own, in a thread of
-    its own. A scorer that runs side by side by itself, such as a service, is asked by everybody at once either way.
+    With `shared` those who wait at the same time share a call; by default that is so for models in this process, and
+    with other scorers each has calls of its own, one after another. If it is false, each call has a thread of its own.
+    A scorer that runs side by side by itself, such as a service, is asked by everybody at once whatever it is.
     """
 
-    def __init__(self, scorer: Scorer, *, metrics: Metrics, shared: bool) -> None:
+    def __init__(self, scorer: Scorer, *, metrics: Metrics, shared: bool | None) -> None:
         self._scorer = scorer
         self._counted = _Counted(scorer, metrics)
         self._runs_side_by_side = _runs_side_by_side(scorer)
-        self._queue = SharedBatches(self._counted) if shared and not self._runs_side_by_side else None
+        asked_at_once = self._runs_side_by_side or shared is False
+        self._queue = None if asked_at_once else queue_for(self._counted, shared=shared or shares_calls(scorer))
         self._waiting = metrics.pairs_waiting.labels(scorer.card.name)
 
     @property
@@ -111,7 +113,7 @@ def _runs_side_by_side(scorer: Scorer) -> bool:
 class ServedScorers:
     """One served scorer per scorer: indexes that have the same one share its calls too."""
 
-    def __init__(self, *, metrics: Metrics, shared: bool) -> None:
+    def __init__(self, *, metrics: Metrics, shared: bool | None) -> None:
         self._metrics = metrics
         self._shared = shared
         self._served: dict[int, ServedScorer] = {}

@@ -24,6 +24,8 @@ class ServerSettings:
     `concurrency` searches run at a time and `queue` more wait for their turn; whoever comes then is sent away with 429.
     `seconds` is the most that a request may take, waiting included; `grace_seconds` is what requests under way are
     given to finish when the server is told to stop. With `api_keys`, everything that searches needs one of them.
+    `shared_batches` lets requests that wait at the same time share scorer calls: by default those of models in this
+    process, with True those of every scorer, and then a failed call is repeated caller by caller, beyond any budget.
     `allowed_hosts` are the names, without ports, that a request's Host header may have beside localhost and loopback
     addresses. Without any, only requests that arrive at a loopback address are held to these.
     """
@@ -43,7 +45,7 @@ class ServerSettings:
     grace_seconds: float = 30.0
     api_keys: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
-    shared_batches: bool = True
+    shared_batches: bool | None = None
     log_queries: bool = False
     recall_queries: int = 50
 

@@ -37,6 +37,7 @@ class Gated:
     """A plain scorer whose first call waits until the gate opens; remembers the pairs of each call."""
 
     card = ScorerCard(name="gated", backend="test")
+    shares_calls = True
 
     def __init__(self, answer=values) -> None:
         self.answer = answer
@@ -225,8 +226,10 @@ def test_many_threads_and_event_loops_at_once_each_get_their_own_scores() -> Non
     assert set(counted.values()) == {1}
 
 
-def test_everybody_who_awaits_a_plain_scorer_shares_its_queue_through_wrappers_too() -> None:
+@pytest.mark.parametrize("shares", [True, False])
+def test_everybody_who_awaits_a_scorer_shares_its_queue_and_its_calls_if_it_says_so(shares) -> None:
     scorer = Gated()
+    scorer.shares_calls = shares
     metered = Metered(scorer)
 
     async def together() -> None:
@@ -238,11 +241,13 @@ def test_everybody_who_awaits_a_plain_scorer_shares_its_queue_through_wrappers_t
         await asyncio.gather(*tasks)
 
     asyncio.run(together())
-    assert scorer.callers == [["a"], ["b", "c"]]
+    assert scorer.callers == ([["a"], ["b", "c"]] if shares else [["a"], ["b"], ["c"]])
     assert metered.calls == 3
+    assert metered.shares_calls == shares
 
 
-def test_plain_functions_share_calls_and_async_ones_run_side_by_side() -> None:
+@pytest.mark.parametrize("shares", [True, False])
+def test_plain_functions_share_calls_where_they_may_and_async_ones_run_side_by_side(shares) -> None:
     calls: list[int] = []
     gate = threading.Event()
 
@@ -268,9 +273,9 @@ def test_plain_functions_share_calls_and_async_ones_run_side_by_side() -> None:
         for task in tasks:
             assert (await task).tolist() == [0.0, 1.0, 2.0]
 
-    asyncio.run(together(FunctionScorer(plain)))
+    asyncio.run(together(FunctionScorer(plain, shares_calls=shares)))
     assert sum(calls) == 12
-    assert len(calls) < 4
+    assert len(calls) < 4 if shares else calls == [3] * 4
     asyncio.run(together(FunctionScorer(own)))
     assert most == 4
 

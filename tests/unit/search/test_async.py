@@ -3,13 +3,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from itertools import chain
 
 import numpy as np
 import pytest
 
 from adacur import AnchorIndex, FunctionScorer, Gaussian, Item, Metered, Query
-from adacur.core.errors import BudgetError, InputError, NonFiniteScore, ScorerFailed
+from adacur.core.errors import BudgetError, InputError, NonFiniteScore, ScorerError, ScorerFailed
 from adacur.core.protocols import ScorerCard
 from adacur.scorers.shared_batches import shared_batches
 
@@ -123,6 +124,7 @@ def test_nothing_of_a_search_runs_on_the_event_loop_s_thread(world) -> None:
 class Counting:
     """A plain scorer that counts the pairs of its calls; the first waits until `wait_for` pairs are in line."""
 
+    shares_calls = True
     card = ScorerCard(name="counting", backend="test")
 
     def __init__(self, scorer, *, wait_for: int = 0) -> None:
@@ -194,6 +196,56 @@ def test_a_nan_hurts_only_the_search_whose_pair_it_was(world) -> None:
     expected = [answer(alone.search(query, k=5, budget=20)) for query in world.test]
     del expected[2]
     assert [answer(hits) for hits in found] == expected
+
+
+class Failing:
+    """A plain scorer that raises where a call holds a query of `fails`; remembers what it was sent of each query."""
+
+    card = ScorerCard(name="failing", backend="test")
+
+    def __init__(self, scorer, fails: set[str], how: str) -> None:
+        self.scorer, self.fails, self.how = scorer, fails, how
+        self.sent: Counter[str] = Counter()
+        self.twice: Counter[tuple[str, str]] = Counter()
+
+    def score(self, pairs):
+        self.sent.update(query.id for query, _ in pairs)
+        self.twice.update((query.id, item.id) for query, item in pairs)
+        time.sleep(0.005)
+        scores = np.array(self.scorer.score(pairs), dtype=float)
+        wrong = [query.id in self.fails and self.sent[query.id] > 8 for query, _ in pairs]
+        if any(wrong) and self.how == "raises":
+            raise RuntimeError("it cannot read this question")
+        if any(wrong) and self.how == "too few":
+            return scores[:-1]
+        scores[wrong] = np.nan
+        return scores
+
+
+@pytest.mark.parametrize("how", ["raises", "too few", "nan"])
+@pytest.mark.parametrize("wrap", [lambda scorer: scorer, Metered, "function"], ids=["plain", "metered", "function"])
+def test_no_scorer_is_sent_more_than_the_budget_because_a_neighbour_s_query_fails(world, how, wrap) -> None:
+    failing = Failing(world.scorer, {"t1", "t3"}, how)
+    scorer = failing if wrap == "function" else wrap(failing)
+    if wrap == "function":
+        queries = {query.text: query for query in world.test}
+        items = {item.text: item for item in world.items}
+        scorer = FunctionScorer(lambda pairs: failing.score([(queries[query], items[item]) for query, item in pairs]))
+    index = AnchorIndex(world.index, scorer=scorer)
+
+    async def together() -> list:
+        searches = (index.asearch(query, k=5, budget=20) for query in world.test[:5])
+        return await asyncio.gather(*searches, return_exceptions=True)
+
+    found = asyncio.run(together())
+    assert [isinstance(hits, ScorerError) for hits in found] == [False, True, False, True, False]
+    assert max(failing.sent.values()) <= 20
+    assert max(failing.twice.values()) == 1
+    alone = AnchorIndex(world.index, scorer=world.scorer)
+    for query, hits in zip(world.test[:5], found, strict=True):
+        if query.id not in failing.fails:
+            assert hits.trace.calls == failing.sent[query.id] == 20
+            assert answer(hits) == answer(alone.search(query, k=5, budget=20))
 
 
 def test_a_scorer_that_raises_is_named_to_those_who_await_it(world) -> None:
