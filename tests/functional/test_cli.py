@@ -741,3 +741,35 @@ def test_a_part_of_the_items_can_be_tried(folder: Path) -> None:
     assert "10 items" in here("estimate", "items.jsonl", "--limit", 10, *scorer, cwd=folder).err
     built = here("build", "items.jsonl", "part.adacur", "--limit", 10, "-n", 2, *scorer, cwd=folder)
     assert "10 items" in built.out, built
+
+
+def test_an_unfinished_build_says_the_command_that_continues_it_wherever_it_is_met(folder: Path) -> None:
+    options = ("--text-field", "title", "--no-tune")
+    build(folder, "half way.adacur", *options, MOOD="raise")
+    command = f"adacur build items.jsonl 'half way.adacur' {' '.join(BUILD_OPTIONS)} --scorer my_scorers:score"
+    command += " --text-field title --no-tune"
+    here("search", "half way.adacur", "comet", cwd=folder).refused(command)
+    here("inspect", "half way.adacur", cwd=folder).refused(command)
+    (folder / "below").mkdir()
+    here("inspect", "../half way.adacur", cwd=folder / "below").refused(f"cd {folder} && {command}")
+    assert command in here("verify", "half way.adacur", cwd=folder).err
+    # Without its options: where the texts part, and what may be the reason.
+    other = build(folder, "half way.adacur")
+    other.refused("from character 28 on", "of river' in the folder", "of river. It lies by", "--text-field", command)
+    assert build(folder, "half way.adacur", *options).code == 0
+    manifest = json.loads((folder / "half way.adacur" / "manifest.json").read_text())
+    assert manifest["origin"] == {"id_field": None, "text_fields": ["title"], "command": [], "folder": ""}
+
+
+def test_items_are_added_by_the_fields_that_the_index_was_built_with(folder: Path) -> None:
+    scorer = ("--scorer", "my_scorers:score")
+    assert build(folder, "i.adacur", "--text-field", "text").code == 0
+    write_lines(folder / "one.jsonl", [{"_id": "one", "title": "A title", "text": "A text"}])
+    write_lines(folder / "two.jsonl", [{"_id": "two", "title": "A title", "text": "A text"}])
+    added = here("add", "i.adacur", "one.jsonl", *scorer, cwd=folder)
+    assert "one.jsonl is read with --text-field text, as i.adacur was built." in added.err
+    other = here("add", "i.adacur", "two.jsonl", *scorer, "--text-field", "title", cwd=folder)
+    assert "i.adacur was built with --text-field text; two.jsonl is read with --text-field title." in other.err
+    with adacur.load(folder / "i.adacur") as index:
+        found = index.items.at(index.items.positions(["one", "two"]))
+    assert [item.text for item in found] == ["A text", "A title"]

@@ -416,6 +416,8 @@ def build(
             tune=tune,
             sparse=sparse,
             random_share=random_share,
+            # As they were typed; not there where the commands are called from Python.
+            command=context.find_root().obj or (),
             **who,
         )
     summary = {
@@ -434,8 +436,6 @@ def build(
         )
         if before == "complete":
             tell("It was finished before: no block was scored again.")
-        elif built.tunings:
-            tell(built.tunings[0].verdict)
         if built.drift is not None:
             tell(f"{built.drift.n_probes} calls went into recognising the scorer.")
         tell(f"Next: adacur search {quote(str(index))} 'your question'")
@@ -690,6 +690,7 @@ def verify(index: IndexPath, as_json: Json = False) -> None:
     """Read an index and tell what is not as it was written. Exit code 1 if anything is damaged."""
     import adacur
     from adacur.index import index_url, read_manifest
+    from adacur.index.manifest import MANIFEST, how_to_continue
 
     try:
         if index_url(index) is None:
@@ -699,6 +700,8 @@ def verify(index: IndexPath, as_json: Json = False) -> None:
         if not Path(index).is_dir():
             raise
     report = adacur.verify(index)
+    if not report.complete and report.ok and index_url(index) is None and (Path(index) / MANIFEST).exists():
+        tell(how_to_continue(read_manifest(Path(index)).origin))
     if as_json:
         print_json({"ok": report.ok, "complete": report.complete, "problems": report.problems, "blocks": report.blocks})
     elif report.ok:

@@ -77,8 +77,8 @@ def add(
 
     Whoever has the index open keeps the version that was opened; whoever opens it from then on finds the new items.
     """
-    source = ItemFile(items, id_field=id_field, text_fields=tuple(text_field) if text_field else None)
     with _opened(index, scorer=scorer, encoder=encoder, cache=cache) as opened:
+        source = _items(opened, items, id_field, text_field)
         who: dict[str, Any] = {"engine": engine, "address": address, "workers": workers}
         done = _change(index, lambda: opened.add(source, block_items=block_items, **who))
         _show(index, done, asked=sum(1 for _ in source) * done.anchors, as_json=as_json)
@@ -102,8 +102,8 @@ def replace(
 
     Interrupt it at will: the same command continues.
     """
-    source = ItemFile(items, id_field=id_field, text_fields=tuple(text_field) if text_field else None)
     with _opened(index, scorer=scorer, encoder=encoder, cache=cache) as opened:
+        source = _items(opened, items, id_field, text_field)
         who: dict[str, Any] = {"engine": engine, "address": address, "workers": workers}
         done = _change(index, lambda: opened.replace(source, block_items=block_items, **who))
         _show(index, done, asked=sum(1 for _ in source) * done.anchors, as_json=as_json)
@@ -159,6 +159,19 @@ def _opened(index: Path, *, encoder: str | None = None, **options: Any) -> Ancho
 
     # The change itself recognises the scorer, once it has refused what cannot be.
     return adacur.load(index, encoder=None if encoder is None else opened_encoder(encoder), check=False, **options)
+
+
+def _items(index: AnchorIndex, file: Path, id_field: str | None, text_field: list[str] | None) -> ItemFile:
+    """The items of a file, by the fields that the index was built with where none are named."""
+    from adacur.index import Origin
+
+    built = index.origin or Origin()
+    given = Origin(id_field or built.id_field, tuple(text_field) if text_field else built.text_fields)
+    if index.origin is not None and given.fields != built.fields:
+        tell(f"{index.path} was built with {built.fields or 'the usual fields'}; {file} is read with {given.fields}.")
+    elif built.fields:
+        tell(f"{file} is read with {built.fields}, as {index.path} was built.")
+    return ItemFile(file, id_field=given.id_field, text_fields=given.text_fields)
 
 
 def _change(index: Path, change: Callable[[], Change]) -> Change:

@@ -7,7 +7,16 @@ from adacur.index.checksums import write_checksums
 from adacur.index.estimate import Estimate, estimate
 from adacur.index.folder import COMPRESSED, IndexFolder, build_status, first_stage_folders, is_finished
 from adacur.index.items import StoredItems
-from adacur.index.manifest import FORMAT, FORMAT_OF_VERSIONS, Manifest, Probe, home_of, read_manifest, write_manifest
+from adacur.index.manifest import (
+    FORMAT,
+    FORMAT_OF_VERSIONS,
+    Manifest,
+    Origin,
+    Probe,
+    home_of,
+    read_manifest,
+    write_manifest,
+)
 from adacur.index.mirror import place_named, stored_size
 from adacur.index.object_store import index_url
 from adacur.index.probes import Drift, DriftWarning, check_scorer, choose_probes
@@ -26,6 +35,7 @@ __all__ = [
     "Estimate",
     "IndexFolder",
     "Manifest",
+    "Origin",
     "Probe",
     "Problem",
     "Progress",

@@ -44,7 +44,16 @@ from adacur.index.blocks import BlockRecord, BlockRecords, Place, ScoreBlocks, d
 from adacur.index.estimate import time_scorer
 from adacur.index.folder import LOCK, IndexFolder, is_finished
 from adacur.index.items import DATABASE, StoredItems, connect, error_is_full, load, read_texts, seal
-from adacur.index.manifest import MANIFEST, Manifest, read_manifest, sync_path, write_atomically, write_manifest
+from adacur.index.manifest import (
+    MANIFEST,
+    Manifest,
+    Origin,
+    how_to_continue,
+    read_manifest,
+    sync_path,
+    write_atomically,
+    write_manifest,
+)
 from adacur.index.mirror import Mirror, place_named, refuse_url, to_build
 from adacur.index.object_store import index_url
 from adacur.index.probes import Drift, choose_probes, compare
@@ -135,6 +144,7 @@ def build_scores(
     engine: str = "local",
     address: str | None = None,
     workers: int | None = None,
+    origin: Origin | None = None,
 ) -> IndexFolder:
     """Score every item against every anchor query into a folder; the same call again continues a stopped build.
 
@@ -148,6 +158,7 @@ def build_scores(
     `workers` processes of this machine score with a scorer each; with `engine="ray"`, actors of the Ray cluster at
     `address`, by default one started here and by default as many as it has room for. All of them must reach `path`.
     Whoever scores a block stores it and records that it did, so that no finished block depends on anybody's survival.
+    `origin` is remembered: how the build was asked for.
     """
     workforce = Workforce(engine, address, workers)
     if dtype not in ("float32", "float16"):
@@ -212,12 +223,15 @@ def build_scores(
             dtype=dtype,
             seed=seed,
             progress=told,
+            origin=origin,
         )
     return IndexFolder.open(folder)
 
 
-def save_table(table: AnchorScores, path: str | Path, *, card: ScorerCard | None = None) -> IndexFolder:
-    """Write anchor scores from memory as a finished folder; `card` says who scored them."""
+def save_table(
+    table: AnchorScores, path: str | Path, *, card: ScorerCard | None = None, origin: Origin | None = None
+) -> IndexFolder:
+    """Write anchor scores from memory as a finished folder; `card` says who scored them, `origin` how they came."""
     refuse_url(path, "Saving")
     folder = Path(path)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -246,6 +260,7 @@ def save_table(table: AnchorScores, path: str | Path, *, card: ScorerCard | None
             dtype=str(matrix.dtype),
             seed=0,
             progress=None,
+            origin=origin,
         )
         if folder.exists():
             folder.rmdir()
@@ -270,6 +285,7 @@ def _build(
     dtype: str,
     seed: int,
     progress: Callable[[Progress], None] | None,
+    origin: Origin | None = None,
 ) -> Path:
     mirror = Mirror.of(folder)
     in_store = mirror is not None and mirror.is_building
@@ -305,6 +321,7 @@ def _build(
                 anchors_digest=anchors_digest,
                 scorer=card,
                 seed=seed,
+                origin=origin,
             )
             ScoreBlocks.create(folder, manifest)
             write_manifest(folder, manifest)
@@ -552,7 +569,8 @@ def _finish(
     if not keep_records:
         records.clear()
     write_atomically(folder / "pt_meta.json", json.dumps(_PYTERRIER))
-    write_manifest(folder, replace(manifest, status="complete", probes=probes))
+    origin = None if manifest.origin is None else replace(manifest.origin, command=(), folder="")
+    write_manifest(folder, replace(manifest, status="complete", probes=probes, origin=origin))
 
 
 def _begun(folder: Path) -> Manifest | None:
@@ -737,7 +755,7 @@ def _refuse(folder: Path, manifest: Manifest, differences: Sequence[str]) -> Non
         if manifest.status == "complete":
             remedy = IT_IS_FINISHED
         else:
-            remedy = "Run the build as it was begun to continue it, or choose another path."
+            remedy = f"Choose another path, or continue it as it was begun. {how_to_continue(manifest.origin)}"
         raise IndexMismatch(f"{place_named(folder)} was built from something else: {'; '.join(differences)}. {remedy}")
 
 
@@ -755,7 +773,14 @@ def _difference(
         if now[0] != then[0]:
             first = [f"{kind} {position}: id {then[0]!r} in the folder, {now[0]!r} now"]
         else:
-            first = [f"{kind} {now[0]!r}: text {_shortened(then[1])} in the folder, {_shortened(now[1])} now"]
+            at = next((at for at, (a, b) in enumerate(zip(then[1], now[1], strict=False)) if a != b), None)
+            at = min(len(then[1]), len(now[1])) if at is None else at
+            first = [
+                f"{kind} {now[0]!r}: the texts differ from character {at + 1:,} on: {_around(then[1], at)} in the "
+                f"folder, {_around(now[1], at)} now"
+            ]
+            if kind == "item":
+                first[0] += " (other --text-field or --id-field options give other texts)"
     return first if n_now == n_then else [_other_count(several, now=n_now, then=n_then)]
 
 
@@ -763,8 +788,10 @@ def _other_count(several: str, *, now: int, then: int) -> str:
     return f"it has {then:,} {several}, and {now:,} are asked for now"
 
 
-def _shortened(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:60] + "…")
+def _around(text: str, at: int) -> str:
+    """The text near a place in it."""
+    start, stop = max(0, at - 30), at + 30
+    return repr(("…" if start else "") + text[start:stop] + ("…" if stop < len(text) else ""))
 
 
 def _as_stored(scores: FloatArray, dtype: str, anchors: Sequence[Query], items: Sequence[Item]) -> FloatArray:

@@ -14,7 +14,7 @@ from adacur.core.errors import DamagedIndex, IncompleteIndex
 from adacur.core.records import Query
 from adacur.index.blocks import ScoreBlocks
 from adacur.index.items import DATABASE, PartItems, StoredItems, connect, read_texts, reading
-from adacur.index.manifest import MANIFEST, Manifest, read_manifest
+from adacur.index.manifest import MANIFEST, Manifest, how_to_continue, read_manifest
 from adacur.index.mirror import located, status_in_store
 from adacur.index.object_store import index_url
 from adacur.index.versions import Part, Reading, exact_cells, hold_version, live_blocks, n_exact_cells, read_parts
@@ -70,7 +70,7 @@ class IndexFolder:
                 done = connection.execute("SELECT count(*) FROM blocks").fetchone()[0]
                 raise IncompleteIndex(
                     f"The build of {folder} has not finished: {done} of {manifest.n_blocks} blocks are done. "
-                    "Run the same build again to continue where it stopped."
+                    f"{how_to_continue(manifest.origin)}"
                 )
         items, anchors = StoredItems(folder), _anchors_of(folder)
         _check_counts(folder, manifest, n_items=len(items), n_anchors=len(anchors))

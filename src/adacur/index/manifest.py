@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import platform
+import shlex
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -25,9 +26,11 @@ __all__ = [
     "MANIFEST",
     "VERSIONS",
     "Manifest",
+    "Origin",
     "PartRecord",
     "Probe",
     "home_of",
+    "how_to_continue",
     "keep_first_manifest",
     "point_to",
     "read_manifest",
@@ -57,6 +60,33 @@ class Probe:
     item: int
     anchor: int
     score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """How a build was asked for: the fields of its file that are id and text, and the words of the command.
+
+    The command, and the folder that it was given in, are remembered until the build has finished.
+    """
+
+    id_field: str | None = None
+    text_fields: tuple[str, ...] | None = None
+    command: tuple[str, ...] = ()
+    folder: str = ""
+
+    @property
+    def fields(self) -> str:
+        """The options that name these fields."""
+        named = [("--id-field", self.id_field), *(("--text-field", name) for name in self.text_fields or ())]
+        return shlex.join(word for option, name in named if name is not None for word in (option, name))
+
+
+def how_to_continue(origin: Origin | None) -> str:
+    """What goes on with an unfinished build, ready to be pasted where that is known."""
+    if origin is None or not origin.command:
+        return "Run the same build again to continue where it stopped."
+    elsewhere = f"cd {shlex.quote(origin.folder)} && " if origin.folder != str(Path.cwd()) else ""
+    return f"To continue where it stopped: {elsewhere}{shlex.join(('adacur', *origin.command))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +134,7 @@ class Manifest:
     format: int = FORMAT
     version: int = 1
     parts: tuple[PartRecord, ...] = ()
+    origin: Origin | None = None
 
     @property
     def n_blocks(self) -> int:
@@ -172,9 +203,12 @@ def _load(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
         text = file.read_bytes().decode()
     except FileNotFoundError:
         if folder.name and (unfinished := work_folder(folder)).exists():
+            origin = None
+            with contextlib.suppress(Exception):
+                origin = read_manifest(unfinished / "items").origin
             raise IncompleteIndex(
-                f"The sparse build of {folder} has not finished; what it has done lies in {unfinished}. Run the same "
-                "build again to continue where it stopped, or remove that folder to begin anew."
+                f"The sparse build of {folder} has not finished; what it has done lies in {unfinished}: remove that "
+                f"folder to begin anew. {how_to_continue(origin)}"
             ) from None
         what = f"it has no {name}" if folder.exists() else "it does not exist"
         raise NotAnIndex(f"{folder} is not an index folder: {what}. Build one there, or check the path.") from None
@@ -248,6 +282,8 @@ def _as_json(manifest: Manifest) -> str:
     if not manifest.parts:
         # As format 1 has it.
         del data["version"], data["parts"]
+    if manifest.origin is None:
+        del data["origin"]
     return json.dumps(data, indent=1)
 
 
@@ -281,6 +317,7 @@ def _parse(data: Mapping[str, Any]) -> Manifest:
             )
             for part in data.get("parts", ())
         ),
+        origin=_origin(data.get("origin")),
     )
     if manifest.status not in _STATUSES:
         raise ValueError(f"status is {manifest.status!r}, which is none of {_STATUSES}")
@@ -289,3 +326,17 @@ def _parse(data: Mapping[str, Any]) -> Manifest:
     if min(manifest.n_items, manifest.n_anchors, manifest.block_items) < 1:
         raise ValueError("n_items, n_anchors and block_items must be at least 1")
     return manifest
+
+
+def _origin(data: Any) -> Origin | None:
+    """How the build was asked for, shown to whoever continues it: nothing but plain printable words."""
+    if data is None:
+        return None
+    id_field, texts, command = data["id_field"], data["text_fields"], data["command"]
+    words = [id_field or "", *(texts or ()), *command, data["folder"]]
+    lists = isinstance(command, list) and (texts is None or isinstance(texts, list))
+    if not lists or not all(isinstance(word, str) and word.isprintable() for word in words):
+        raise ValueError("origin must hold fields and a command, in printable words")
+    if command and command[0] != "build":
+        raise ValueError(f"origin has the command {command[0]!r}, not 'build'")
+    return Origin(id_field, None if texts is None else tuple(texts), tuple(command), data["folder"])

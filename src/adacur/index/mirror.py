@@ -39,7 +39,7 @@ _PATIENCE = 600.0
 # Files that belong together, whole only with their checksums.
 _GROUP = re.compile(r"((?:.+?/)??(?:first/[^/]+|gaussian|rows|exact))/")
 # What may differ between two states of one and the same index.
-_PASSING = ("status", "probes", "first")
+_PASSING = ("status", "origin", "probes", "first")
 
 
 def located(path: str | Path) -> Path:

@@ -31,7 +31,15 @@ from adacur.index.build import IT_IS_FINISHED, Progress, build_scores, locked, s
 from adacur.index.checksums import write_checksums
 from adacur.index.folder import IndexFolder, is_finished
 from adacur.index.items import digest_texts, error_is_full
-from adacur.index.manifest import Probe, read_manifest, sync_path, work_folder, write_manifest
+from adacur.index.manifest import (
+    Origin,
+    Probe,
+    how_to_continue,
+    read_manifest,
+    sync_path,
+    work_folder,
+    write_manifest,
+)
 from adacur.index.probes import Drift, compare, spread_probes
 from adacur.index.table import AnchorTable
 from adacur.index.versions import EXACT
@@ -125,11 +133,12 @@ class SparseBuild:
     and gives the index its name.
     """
 
-    def __init__(self, path: str | Path, *, scorer: Scorer, dtype: str) -> None:
+    def __init__(self, path: str | Path, *, scorer: Scorer, dtype: str, origin: Origin | None = None) -> None:
         self.path = Path(path)
         self.work = work_folder(path)
         self._scorer = scorer
         self._dtype = dtype
+        self._origin = origin
 
     @property
     def staged(self) -> Path:
@@ -138,10 +147,10 @@ class SparseBuild:
 
     @property
     def _how_to_go_on(self) -> str:
-        return (
-            f"Run the sparse build as it was begun to continue it, choose another path, or remove {self.work} to begin "
-            "anew."
-        )
+        origin = None
+        with contextlib.suppress(IndexFolderError):
+            origin = read_manifest(self.staged).origin
+        return f"Choose another path, or remove {self.work} to begin anew. {how_to_continue(origin)}"
 
     def finished(self, items: Iterable[Item], anchors: Sequence[Query], *, wanted: float) -> IndexFolder | None:
         """The index at `path` where it is finished already and was built just so."""
@@ -171,9 +180,12 @@ class SparseBuild:
         unscored = _Unscored(self._scorer.card)
         anchors = [Query("unscored", "unscored")]
         try:
-            return build_scores(items, anchors, scorer=unscored, path=self.staged, block_items=8192)
+            staged = build_scores(items, anchors, scorer=unscored, path=self.staged, block_items=8192)
         except IndexMismatch as error:
             raise IndexMismatch(f"{str(error).removesuffix(IT_IS_FINISHED)}{self._how_to_go_on}") from error
+        if staged.manifest.origin is None:
+            write_manifest(self.staged, replace(staged.manifest, origin=self._origin))
+        return staged
 
     def score(
         self,
@@ -240,7 +252,8 @@ class SparseBuild:
             shutil.rmtree(made, ignore_errors=True)
             # Only ever cut into blocks of items, which it predicts when asked for them.
             rows: Any = completion
-            save_table(AnchorTable(items.items, tuple(anchors), rows), made, card=self._scorer.card)
+            table = AnchorTable(items.items, tuple(anchors), rows)
+            save_table(table, made, card=self._scorer.card, origin=items.manifest.origin)
             calls = sum(len(own.positions) for own in scored)
             _write_exact_cells(made, completion, about=replace(sparsity, calls=calls))
             shutil.copytree(self.staged / "first", made / "first")

@@ -339,6 +339,7 @@ class Update:
             anchors_digest=digest_texts((query.id, query.text) for query in self._anchors),
             scorer=old.scorer,
             seed=old.seed,
+            origin=old.origin,
         )
         return IndexFolder.of_parts(self._index, self._parts, manifest=manifest, home=self._current.home)
 

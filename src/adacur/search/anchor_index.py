@@ -33,10 +33,12 @@ from adacur.core.protocols import (
 from adacur.core.records import Item, ItemList, Query, as_queries
 from adacur.core.results import Hits
 from adacur.core.spelling import did_you_mean
+from adacur.data import ItemFile, as_items
 from adacur.index import (
     AnchorTable,
     Drift,
     IndexFolder,
+    Origin,
     Progress,
     Update,
     Workforce,
@@ -190,14 +192,18 @@ class AnchorIndex:
 
     @classmethod
     def from_items(
-        cls, items: Iterable[Item], *, scorer: Any = None, first: Mapping[str, Retriever] | None = None
+        cls,
+        items: Iterable[Item | str] | str | Path,
+        *,
+        scorer: Any = None,
+        first: Mapping[str, Retriever] | None = None,
     ) -> AnchorIndex:
         """An index without anchor queries, which costs no scorer call.
 
         With a dense first stage (`first={"dense": Dense.build(…)}`) searches predict from its item vectors; without
         one there is nothing to predict from, and a first stage is all that leads them.
         """
-        held = ItemList(items)
+        held = ItemList(as_items(items))
         table = AnchorTable(held, (), np.empty((len(held), 0), dtype=np.float32))
         opened = None if scorer is None else as_scorer(scorer)
         return cls(table, scorer=opened, first=first, card=opened.card if opened else None)
@@ -221,6 +227,11 @@ class AnchorIndex:
     def exact_cells(self) -> BoolArray | None:
         """Which entries of `matrix` the scorer gave and nobody predicted; None where it gave them all."""
         return self._anchors.exact_cells() if isinstance(self._anchors, IndexFolder) else None
+
+    @property
+    def origin(self) -> Origin | None:
+        """The fields of the file that this index was built from; None where that was not a file, or is not known."""
+        return self._anchors.manifest.origin if isinstance(self._anchors, IndexFolder) else None
 
     @property
     def card(self) -> ScorerCard | None:
@@ -480,7 +491,7 @@ class AnchorIndex:
 
     def add(
         self,
-        items: Iterable[Item],
+        items: Iterable[Item] | str | Path,
         *,
         block_items: int | None = None,
         progress: bool = True,
@@ -489,6 +500,8 @@ class AnchorIndex:
         workers: int | None = None,
     ) -> Change:
         """Add items, at one scorer call per anchor query each, and search with them from now on.
+
+        A path is read by the fields that the index was built with (`origin`).
 
         Like every change, it makes a new version of the folder, which whoever opens the folder from then on gets. This
         index moves on to it; searches under way, and others who have the folder open, stay on theirs. One that is
@@ -499,11 +512,11 @@ class AnchorIndex:
         who = Workforce(engine, address, workers)
         with self._bar(progress) as show:
             options = self._scoring(who, block_items=block_items, progress=show)
-            return self._change(functools.partial(add_items, items=items, **options), progress=progress)
+            return self._change(functools.partial(add_items, items=self._read(items), **options), progress=progress)
 
     def replace(
         self,
-        items: Iterable[Item],
+        items: Iterable[Item] | str | Path,
         *,
         block_items: int | None = None,
         progress: bool = True,
@@ -515,7 +528,7 @@ class AnchorIndex:
         who = Workforce(engine, address, workers)
         with self._bar(progress) as show:
             options = self._scoring(who, block_items=block_items, progress=show)
-            return self._change(functools.partial(replace_items, items=items, **options), progress=progress)
+            return self._change(functools.partial(replace_items, items=self._read(items), **options), progress=progress)
 
     def remove(self, ids: Iterable[str]) -> Change:
         """Remove items by their ids; calls no scorer."""
@@ -576,6 +589,13 @@ class AnchorIndex:
         with suppress(IndexLocked):
             prune(self.path)
         return change
+
+    def _read(self, items: Iterable[Item] | str | Path) -> Iterable[Item]:
+        """Items of a path, by the fields that the index was built with."""
+        if not isinstance(items, str | Path):
+            return items
+        origin = self.origin or Origin()
+        return ItemFile(items, id_field=origin.id_field, text_fields=origin.text_fields)
 
     def _scoring(self, who: Workforce, **options: Any) -> dict[str, Any]:
         def scorer(version: IndexFolder) -> tuple[Scorer, int]:

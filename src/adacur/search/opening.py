@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from adacur.core.errors import InputError, UnknownName, UnknownOption
 from adacur.core.protocols import Scorer, ScorerCard
 from adacur.core.records import Item, Query
 from adacur.core.spelling import did_you_mean
-from adacur.data import fetch, names, pseudo_queries
-from adacur.index import Drift, IndexFolder, Progress, build_scores, check_scorer, is_finished
+from adacur.data import ItemFile, as_items, fetch, names, pseudo_queries
+from adacur.index import Drift, IndexFolder, Origin, Progress, build_scores, check_scorer, is_finished
 from adacur.retrievers import bge_small
 from adacur.scorers import Cached
 from adacur.scorers import scorer as opened_scorer
@@ -28,6 +29,8 @@ from adacur.search.sparse_build import RANDOM_SHARE, build_sparse, check_not_spa
 from adacur.search.tuning import FEWEST_QUERIES
 
 __all__ = ["build", "compress", "encoder", "load", "scorer"]
+
+_log = logging.getLogger("adacur.build")
 
 # What a search without options asks for.
 _USUAL_K, _USUAL_BUDGET = 10, 100
@@ -47,8 +50,8 @@ def scorer(source: Any, **options: Any) -> Scorer:
         source = fetch(source)
     elif isinstance(source, str) and not Path(source).exists() and not set("/:") & set(source):
         raise UnknownName(
-            f"No scorer is known by {source!r}.{did_you_mean(source, names())} Give a name that `adacur fetch` lists, "
-            "a folder or .onnx file, a hub name 'org/name', a URL that begins with http:// or https://, or "
+            f"There is no scorer called {source!r}.{did_you_mean(source, names())} Give a name that `adacur fetch` "
+            "lists, a folder or .onnx file, a hub name 'org/name', a URL that begins with http:// or https://, or "
             "'module:function'."
         )
     return opened_scorer(source, **options)
@@ -63,7 +66,7 @@ def encoder(source: Any) -> Any:
 
         if source not in names() and not Path(source).exists() and "/" not in str(source):
             raise UnknownName(
-                f"No encoder is known by {str(source)!r}.{did_you_mean(str(source), names())} Give "
+                f"There is no encoder called {str(source)!r}.{did_you_mean(str(source), names())} Give "
                 "'bge-small-en-v1.5', the folder or hub name 'org/name' of a sentence-transformers model, or an object."
             )
         return SentenceTransformerEncoder(fetch(source) if source in names() else source)
@@ -71,7 +74,7 @@ def encoder(source: Any) -> Any:
 
 
 def build(
-    items: Iterable[Item],
+    items: Iterable[Item | str] | str | Path,
     anchor_queries: Iterable[Query] | int,
     *,
     scorer: Any,
@@ -89,9 +92,12 @@ def build(
     engine: str = "local",
     address: str | None = None,
     workers: int | None = None,
+    command: Sequence[str] = (),
 ) -> AnchorIndex:
     """Score every item against every anchor query, keep the scores in a folder, and open it.
 
+    `items` are records, a list of texts (whose ids are then 0, 1, 2 …), or the path of a file, which `read_items`
+    reads; of an `ItemFile` the index remembers the fields, and `add` and `replace` read other files by them.
     Costs items × anchor queries scorer calls, and up to half a percent more to choose the size of a block. A build
     that was interrupted goes on where it stopped when called again; a finished one is opened. A scorer without weights
     to compare, such as a function, is then recognised first, by 8 or 32 calls. A number instead of
@@ -108,7 +114,12 @@ def build(
     `workers` processes score side by side, here or, with `engine="ray"`, on the Ray cluster at `address`; without an
     address Ray is started on this machine. A function comes from a module that they can import or, on Ray, may be a
     closure; `path` is a place that all nodes share.
+
+    The verdict of the tuning is `index.tunings[0].verdict`; it is logged (INFO, "adacur.build"), and so are calls
+    beyond items × anchor queries. `command` is what an unfinished index says to continue it: the arguments of the
+    command line.
     """
+    records = as_items(items)
     dual = _open_encoder(encoder)
     check_first_stages(first, encoder=dual)
     check_random_share(random_share, sparse=sparse)
@@ -116,22 +127,24 @@ def build(
         check_sparse(first, engine=engine, address=address, workers=workers)
     opened = _cached(_open_scorer(scorer), cache)
     was_finished = is_finished(path)
+    origin = _origin(records, command)
     if isinstance(anchor_queries, int):
-        items = list(items)
-        anchor_queries = pseudo_queries(items, anchor_queries, seed=seed)
+        records = records if isinstance(records, ItemFile) else list(records)
+        anchor_queries = pseudo_queries(records, anchor_queries, seed=seed)
     bar = ScoringBar() if progress else None
     drift: Drift | None = None
+    timed = 0
 
     def told(now: Progress) -> None:
-        nonlocal drift
-        drift = now.drift
+        nonlocal drift, timed
+        drift, timed = now.drift, now.timed
         if bar:
             bar.show(now)
 
     try:
         if sparse is not None:
             folder = build_sparse(
-                items,
+                records,
                 anchor_queries,
                 scorer=opened,
                 path=path,
@@ -143,11 +156,12 @@ def build(
                 seed=seed,
                 progress=told,
                 show_encoding=progress,
+                origin=origin,
             )
         else:
             check_not_sparse(path)
             folder = build_scores(
-                items,
+                records,
                 anchor_queries,
                 scorer=opened,
                 path=path,
@@ -158,21 +172,32 @@ def build(
                 engine=engine,
                 address=address,
                 workers=workers,
+                origin=origin,
             )
     finally:
         if bar:
             bar.close()
     add_first_stages(first, items=folder.items, path=folder.path, encoder=dual, progress=progress)
     index = _opened(folder, scorer=opened, encoder=dual, check=was_finished, built=not was_finished, drift=drift)
+    if timed:
+        _log.info("%s scorer calls went into timing the scorer.", f"{timed:,}")
     if tune and sparse is None and not was_finished and len(index) * len(index.anchor_queries) <= _SCORES_TO_TUNE_BY:
         _tune_quickly(index, seed=seed)
     return index
 
 
+def _origin(items: Iterable[Item], command: Sequence[str]) -> Origin | None:
+    if not isinstance(items, ItemFile) and not command:
+        return None
+    fields = (items.id_field, items.text_fields) if isinstance(items, ItemFile) else (None, None)
+    return Origin(*fields, command=tuple(command), folder=str(Path.cwd()) if command else "")
+
+
 def _tune_quickly(index: AnchorIndex, *, seed: int) -> None:
     # A smaller index has nothing to choose between: all its items are scored, or chance decides.
     if len(index) > _USUAL_BUDGET and len(index.anchor_queries) >= FEWEST_QUERIES:
-        index.tune(k=_USUAL_K, budget=_USUAL_BUDGET, queries=_QUICK_QUERIES, seed=seed, quick=True)
+        tuning = index.tune(k=_USUAL_K, budget=_USUAL_BUDGET, queries=_QUICK_QUERIES, seed=seed, quick=True)
+        _log.info("%s", tuning.verdict)
 
 
 def load(

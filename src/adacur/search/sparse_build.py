@@ -15,7 +15,7 @@ from adacur.core.protocols import Items, Scorer
 from adacur.core.ranking import best_positions
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.seeds import stream_key, uniform
-from adacur.index import IndexFolder, Progress, is_finished
+from adacur.index import IndexFolder, Origin, Progress, is_finished
 from adacur.index.mirror import located, refuse_url
 from adacur.index.sparse import SparseBuild, Sparsity, read_sparsity
 from adacur.index.table import distinct_anchors
@@ -79,6 +79,7 @@ def build_sparse(
     seed: int = 0,
     progress: Callable[[Progress], None] | None = None,
     show_encoding: bool = False,
+    origin: Origin | None = None,
 ) -> IndexFolder:
     """Score each anchor query against `sparse` items (a number, or a share of all) and predict the rest.
 
@@ -93,7 +94,7 @@ def build_sparse(
     Sparsity.of(sparse, n_items=sys.maxsize, random_share=random_share, seed=seed)
     anchors = distinct_anchors(as_queries(anchor_queries))
     items = list(items) if iter(items) is items else items
-    build = SparseBuild(path, scorer=scorer, dtype=dtype)
+    build = SparseBuild(path, scorer=scorer, dtype=dtype, origin=origin)
     if (done := build.finished(items, anchors, wanted=sparse)) is not None:
         return done
     staged = build.stage(items)

@@ -5,10 +5,10 @@ import os
 
 import pytest
 
-from adacur.core.errors import NewerFormat, NotAnIndex
+from adacur.core.errors import IndexFolderError, NewerFormat, NotAnIndex
 from adacur.core.protocols import ScorerCard
-from adacur.index import FORMAT_OF_VERSIONS, IndexFolder, Manifest, Probe, read_manifest
-from adacur.index.manifest import write_manifest
+from adacur.index import FORMAT_OF_VERSIONS, IndexFolder, Manifest, Origin, Probe, read_manifest
+from adacur.index.manifest import how_to_continue, write_manifest
 
 
 def manifest(**changed) -> Manifest:
@@ -34,6 +34,30 @@ def test_what_is_written_is_what_is_read(tmp_path, scorer) -> None:
     write_manifest(tmp_path, written)
     assert read_manifest(tmp_path) == written
     assert {"adacur", "numpy", "zarr", "python"} == set(written.versions)
+
+
+def test_how_a_build_was_asked_for_is_remembered_in_printable_words_only(tmp_path) -> None:
+    written = manifest(origin=Origin(None, ("text",), ("build", "my items.jsonl", "i.adacur"), "/home/a"))
+    write_manifest(tmp_path, written)
+    assert read_manifest(tmp_path) == written
+    assert "cd /home/a && adacur build 'my items.jsonl' i.adacur" in how_to_continue(written.origin)
+    file = tmp_path / "manifest.json"
+    whole = json.loads(file.read_text())
+    for changed in (
+        {"command": ["rm", "-r", "/"]},
+        {"command": ["build", "\x1b[2J"]},
+        {"command": "build"},
+        {"text_fields": "text"},
+        {"text_fields": [1]},
+        {"id_field": 7},
+        {"folder": None},
+    ):
+        file.write_text(json.dumps(whole | {"origin": whole["origin"] | changed}))
+        with pytest.raises(IndexFolderError, match="manifest"):
+            read_manifest(tmp_path)
+    del whole["origin"]
+    file.write_text(json.dumps(whole))
+    assert read_manifest(tmp_path).origin is None
 
 
 def test_blocks_cover_every_item_once() -> None:

@@ -12,7 +12,8 @@ import pytest
 import adacur
 from adacur import BM25, AnchorIndex, Dense, FunctionScorer, Item, Metered, Query
 from adacur.core.errors import IncompleteIndex, IndexLocked, InputError, ScorerFailed, UnknownName, WrongScorer
-from adacur.index import locked
+from adacur.data import ItemFile
+from adacur.index import Origin, locked
 from adacur.scorers import Cached
 from adacur.search.first_stages import save_first_stage
 from tests.rerank_servers import RerankServer
@@ -59,6 +60,39 @@ def test_an_index_finds_by_text_after_a_reload(tmp_path) -> None:
 def test_a_number_instead_of_anchors_makes_pseudo_queries(tmp_path) -> None:
     index = adacur.build(ITEMS, 7, scorer=overlap, path=tmp_path / "index", progress=False)
     assert len({query.text for query in index.anchor_queries}) == 7
+
+
+def test_items_may_be_a_path_or_plain_texts(tmp_path) -> None:
+    texts = [item.text for item in ITEMS[:20]]
+    index = adacur.build(texts, 5, scorer=overlap, path=tmp_path / "texts", progress=False)
+    assert index.items[7] == Item("7", texts[7])
+    assert len(AnchorIndex.from_items(texts, scorer=overlap)) == 20
+    with pytest.raises(InputError, match="both in one list"):
+        AnchorIndex.from_items([*texts, ITEMS[0]], scorer=overlap)
+    rows = [{"_id": item.id, "title": "A title", "words": item.text} for item in ITEMS[:20]]
+    (tmp_path / "items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "more.jsonl").write_text(json.dumps({"_id": "new", "title": "A title", "words": "a comet"}))
+    source = ItemFile(tmp_path / "items.jsonl", text_fields=("words",))
+    with adacur.build(source, 5, scorer=overlap, path=tmp_path / "file", progress=False) as index:
+        assert index.items[0].text == ITEMS[0].text
+        # By the fields of the first file.
+        index.add(tmp_path / "more.jsonl", progress=False)
+        assert index.items[20].text == "a comet"
+        index.compact()
+        assert index.origin == Origin(None, ("words",))
+    whole = adacur.build(str(tmp_path / "more.jsonl"), ANCHORS, scorer=overlap, path=tmp_path / "one", progress=False)
+    assert whole.items[0].text == "A title"
+
+
+def test_a_build_logs_its_verdict_and_the_calls_beyond_its_pairs(tmp_path, caplog) -> None:
+    scorer = Metered(FunctionScorer(overlap, name="f"))
+    items = [Item(f"{n}-{item.id}", f"{item.text} {n}") for n in range(30) for item in ITEMS]
+    with caplog.at_level("INFO", logger="adacur.build"):
+        index = adacur.build(items, 20, scorer=scorer, path=tmp_path / "index", progress=False)
+    extra = scorer.calls - len(items) * len(index.anchor_queries)
+    assert extra > 0
+    assert f"{extra:,} scorer calls went into timing the scorer." in caplog.text
+    assert index.tunings[0].verdict in caplog.text
 
 
 def test_another_function_of_the_same_name_is_not_mixed_into_a_begun_index(tmp_path) -> None:

@@ -127,7 +127,7 @@ def test_a_build_that_was_stopped_goes_on_without_paying_for_finished_queries_ag
         build(path, scorer=first)
     assert not path.exists()
     for opens in (load, IndexFolder.open, read_manifest):
-        with pytest.raises(IncompleteIndex, match=r"sparse build .* lies in .*\.index\.sparse\. Run the same build"):
+        with pytest.raises(IncompleteIndex, match=r"sparse build .* lies in .*\.index\.sparse: .* Run the same build"):
             opens(path)
     index = build(path, scorer=rest)
     assert not set(first.asked) & set(rest.asked)
@@ -144,9 +144,9 @@ def test_a_stopped_build_refuses_to_go_on_as_something_else(tmp_path):
         build(path, sparse=61)
     with pytest.raises(IndexMismatch, match="anchor queries"):
         build(path, anchors=ANCHORS[1:])
-    with pytest.raises(IndexMismatch, match=r"300 items, and 299 are asked for now\. Run the sparse build as it was"):
+    with pytest.raises(IndexMismatch, match=r"300 items, and 299 are asked for now\. .* Run the same build"):
         build(path, items=ITEMS[1:])
-    with pytest.raises(IndexMismatch, match=r"scorer weights: 'w' .*, 'v' now\. Run the sparse build as it was"):
+    with pytest.raises(IndexMismatch, match=r"scorer weights: 'w' .*, 'v' now\. .* Run the same build"):
         build(path, scorer=Scorer(weights="v"))
 
 
