@@ -14,7 +14,7 @@ from adacur.core.arrays import IntArray, KeyArray
 from adacur.core.errors import DuplicateId, EmptyInput, InputError, UnknownName
 from adacur.core.seeds import item_keys
 
-__all__ = ["Item", "ItemList", "Pair", "Query", "as_queries", "as_query", "check_texts", "first_repeat"]
+__all__ = ["Item", "ItemList", "Pair", "Query", "as_queries", "as_query", "check_item", "check_texts", "first_repeat"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,15 @@ def check_texts(kind: str, id_: object, text: object) -> None:
         id_.encode(), text.encode()
     except UnicodeEncodeError as error:
         raise InputError(f"{kind} {id_!r} holds a character that is not Unicode text: {error}.") from None
+
+
+def check_item(item: object) -> None:
+    """Refuse what is no item, or has no text to score."""
+    if not isinstance(item, Item):
+        raise InputError(f"Items are Item(id, text) records; got {type(item).__name__}: {str(item)[:60]!r}.")
+    check_texts("Item", item.id, item.text)
+    if not item.text.strip():
+        raise EmptyInput(f"Item {item.id!r} has no text. Give it at least one word, or leave it out.")
 
 
 def first_repeat(ids: Iterable[str]) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import NonFiniteScore, ScoreCountError
@@ -15,9 +16,13 @@ from adacur.core.records import Item, Pair, Query
 __all__ = ["check_grid", "check_scores"]
 
 
+# What float32 cannot tell from 0, sums of squares in float64 cannot either, and solves by it fail.
+_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
+
+
 def check_scores(scores: Any, pairs: Sequence[Pair]) -> FloatArray:
-    """One finite number per pair, or an error that names the pair."""
-    values = _as_floats(scores)
+    """One finite number per pair, or an error that names the pair; numbers too small for float32 are 0."""
+    given, values = _as_floats(scores)
     if values.shape != (len(pairs),):
         several = " Take one column of it." if values.ndim > 1 and len(values) == len(pairs) else ""
         raise ScoreCountError(
@@ -25,13 +30,13 @@ def check_scores(scores: Any, pairs: Sequence[Pair]) -> FloatArray:
         )
     if not np.isfinite(values).all():
         worst = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise _non_finite(values[worst], *pairs[worst])
-    return values
+        raise _non_finite(given[worst], *pairs[worst])
+    return _without_traces(values)
 
 
 def check_grid(scores: Any, queries: Sequence[Query], items: Sequence[Item] | Items) -> FloatArray:
-    """One finite number per (query, item), or an error that names the pair."""
-    values = _as_floats(scores)
+    """One finite number per (query, item), or an error that names the pair; numbers too small for float32 are 0."""
+    given, values = _as_floats(scores)
     if values.shape != (len(queries), len(items)):
         raise ScoreCountError(
             f"A scorer returns one score per query and item; for {len(queries)} queries × {len(items)} items "
@@ -39,22 +44,42 @@ def check_grid(scores: Any, queries: Sequence[Query], items: Sequence[Item] | It
         )
     if not np.isfinite(values).all():
         row, column = (int(at[0]) for at in np.nonzero(~np.isfinite(values)))
-        raise _non_finite(values[row, column], queries[row], items[column])
-    return values
+        raise _non_finite(given[row, column], queries[row], items[column])
+    return _without_traces(values)
 
 
-def _as_floats(scores: Any) -> FloatArray:
+def _as_floats(scores: Any) -> tuple[npt.NDArray[Any], FloatArray]:
+    """The scores as they came, and as floats."""
+    if scores is None:
+        raise ScoreCountError("A scorer returns one number per pair; this one returned None. Does it lack a return?")
     try:
-        values = np.asarray(scores)
-        if values.dtype.kind in "US":
-            raise TypeError("they are texts")
-        return values if values.dtype.kind == "f" else values.astype(np.float64)
+        given = np.asarray(scores)
+        # Of other objects None and texts would be read as numbers, and of complex numbers a part.
+        if given.dtype.kind not in "fiubO" or any(isinstance(one, str | bytes | complex) for one in _objects(given)):
+            raise TypeError(f"it holds {_kind(given)}")
+        return given, given if given.dtype.kind == "f" and given.dtype.itemsize <= 8 else given.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise ScoreCountError(f"A scorer returns an array of numbers; this cannot be read as one: {error}") from error
+
+
+def _objects(given: npt.NDArray[Any]) -> Iterable[Any]:
+    return given.flat if given.dtype.kind == "O" else ()
+
+
+def _kind(given: npt.NDArray[Any]) -> str:
+    kinds = {"c": "complex numbers", "U": "texts", "S": "bytes", "M": "dates", "m": "durations", "V": "records"}
+    return kinds.get(given.dtype.kind, "texts or complex numbers among other objects")
+
+
+def _without_traces(values: FloatArray) -> FloatArray:
+    if values.dtype.itemsize < 8:
+        return values
+    traces = (values < _SMALLEST) & (values > -_SMALLEST) & (values != 0)
+    return np.where(traces, 0.0, values) if traces.any() else values
 
 
 def _non_finite(value: Any, query: Query, item: Item) -> NonFiniteScore:
     return NonFiniteScore(
         f"The scorer returned {value} for query {query.id!r} and item {item.id!r}. "
-        "Scores must be finite; nothing was stored."
+        "Scores must be finite numbers; nothing was stored."
     )

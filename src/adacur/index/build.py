@@ -25,7 +25,6 @@ from adacur.core.arrays import FloatArray
 from adacur.core.errors import (
     AdacurError,
     DamagedIndex,
-    EmptyInput,
     IndexFolderError,
     IndexLocked,
     IndexMismatch,
@@ -37,7 +36,7 @@ from adacur.core.errors import (
     StorageUnavailable,
 )
 from adacur.core.protocols import AnchorScores, Scorer, ScorerCard
-from adacur.core.records import Item, Pair, Query, as_queries, check_texts
+from adacur.core.records import Item, Pair, Query, as_queries, check_item
 from adacur.core.scores import check_scores
 from adacur.engines import Engine, InThisProcess, WorkersLost
 from adacur.index.blocks import BlockRecord, BlockRecords, Place, ScoreBlocks, digest_scores, place_of
@@ -214,7 +213,7 @@ def build_scores(
             folder,
             items,
             anchors,
-            check=_check_item,
+            check=check_item,
             choose_engine=choose_engine,
             # Weights are compared by their hash; where there are none, a name proves little.
             recognise=recognise if scorer.card.weights is None else None,
@@ -704,14 +703,6 @@ def _remove(folder: Path, *, keep_lock: bool = False, also_folder: bool = False)
             folder.rmdir()
 
 
-def _check_item(item: Item) -> None:
-    if not isinstance(item, Item):
-        raise InputError(f"Items are Item(id, text) records; got {type(item).__name__}.")
-    check_texts("Item", item.id, item.text)
-    if not item.text.strip():
-        raise EmptyInput(f"Item {item.id!r} has no text. Give it at least one word, or leave it out.")
-
-
 def _check_same(
     folder: Path,
     manifest: Manifest,
@@ -804,7 +795,18 @@ def _as_stored(scores: FloatArray, dtype: str, anchors: Sequence[Query], items: 
             f"{dtype} holds numbers up to {np.finfo(dtype).max:g}; query {anchors[row].id!r} and item "
             f"{items[column].id!r} score {scores[row, column]:g}. Build in another folder with a wider dtype."
         )
+    check_not_lost(scores, values)
     return values
+
+
+def check_not_lost(scores: FloatArray, stored: FloatArray) -> None:
+    """Refuse to store scores that are too small for their dtype: all of them would be 0."""
+    if scores.any() and not stored.any():
+        raise InputError(
+            f"{stored.dtype} holds no numbers below {np.finfo(stored.dtype).smallest_subnormal:g} but 0, and the "
+            f"largest of {scores.size} scores is {np.abs(scores).max():g}. Build in another folder with a wider dtype, "
+            "or multiply the scores by a constant."
+        )
 
 
 def _timed_block_items(

@@ -27,7 +27,7 @@ from adacur.core.errors import IndexFolderError, IndexMismatch, InputError, Scor
 from adacur.core.protocols import Items, Scorer, ScorerCard
 from adacur.core.records import Item, Query
 from adacur.core.scores import check_scores
-from adacur.index.build import IT_IS_FINISHED, Progress, build_scores, locked, save_table
+from adacur.index.build import IT_IS_FINISHED, Progress, build_scores, check_not_lost, locked, save_table
 from adacur.index.checksums import write_checksums
 from adacur.index.folder import IndexFolder, is_finished
 from adacur.index.items import digest_texts, error_is_full
@@ -281,13 +281,15 @@ class SparseBuild:
                 parts.append(np.asarray(check_scores(self._scorer.score(some), some), dtype=np.float64))
         scores = np.concatenate(parts)
         with np.errstate(over="ignore"):
-            beyond = np.flatnonzero(np.isinf(scores.astype(self._dtype)))
+            stored = scores.astype(self._dtype)
+        beyond = np.flatnonzero(np.isinf(stored))
         if len(beyond):
             query, item = pairs[int(beyond[0])]
             raise InputError(
                 f"{self._dtype} holds numbers up to {np.finfo(self._dtype).max:g}; query {query.id!r} and item "
                 f"{item.id!r} score {scores[beyond[0]]:g}. Build in another folder with a wider dtype."
             )
+        check_not_lost(scores, stored)
         return np.split(scores, np.cumsum([len(own) for own in found])[:-1])
 
     def _pairs(self) -> sqlite3.Connection:

@@ -28,7 +28,7 @@ from adacur.core.errors import (
     UnknownName,
 )
 from adacur.core.protocols import Items, Scorer
-from adacur.core.records import Item, Query, as_queries, check_texts, first_repeat
+from adacur.core.records import Item, Query, as_queries, check_item, check_texts, first_repeat
 from adacur.core.scores import check_grid
 from adacur.index.blocks import SCORES
 from adacur.index.build import Progress, build_scores, locked, save_table
@@ -581,11 +581,7 @@ def repeatable(items: Iterable[Item]) -> Iterable[Item]:
 
 
 def _checked(item: Item) -> Item:
-    if not isinstance(item, Item):
-        raise InputError(f"Items are Item(id, text) records; got {type(item).__name__}.")
-    check_texts("Item", item.id, item.text)
-    if not item.text.strip():
-        raise EmptyInput(f"Item {item.id!r} has no text. Give it at least one word, or leave it out.")
+    check_item(item)
     metadata_as_json(item)
     return item
 

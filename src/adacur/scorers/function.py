@@ -46,6 +46,7 @@ class FunctionScorer:
     ) -> None:
         if not callable(function):
             raise InputError(f"A scorer function must be callable; got {type(function).__name__}.")
+        _check_takes_one_list(function)
         if batch_size is not None and batch_size < 1:
             raise InputError(f"batch_size counts the pairs per call and must be at least 1; got {batch_size}.")
         if concurrency < 1:
@@ -143,6 +144,24 @@ class FunctionScorer:
             f"The scorer function {self.card.name!r} raised {type(error).__name__}: {error} "
             f"(on {len(batch)} pairs, the first of query {batch[0][0].id!r} and item {batch[0][1].id!r})."
         )
+
+
+def _check_takes_one_list(function: Callable[..., Any]) -> None:
+    """Refuse f(query, item) before anything is paid: a scorer function gets many pairs at a time."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        # Some functions written in C do not say what they take.
+        return
+    try:
+        signature.bind([])
+    except TypeError as error:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise InputError(
+            f"A scorer function is called with one list of (query, item) pairs of texts and returns one number for "
+            f"each; {name}{signature} cannot be called so: {error}. For example: "
+            f"lambda pairs: [{name}(query, item) for query, item in pairs]."
+        ) from error
 
 
 class _Interrupted(Exception):

@@ -94,7 +94,8 @@ class Plan:
         return {
             "method": self.method,
             "budget": self.calls,
-            "batch_sizes": self.batch_sizes(self.calls),
+            # Of a budget beyond all items no more than these can be spent, in as many rounds at most.
+            "batch_sizes": self.batch_sizes(min(self.calls, len(self.items))),
             "first": getattr(self.first, "name", type(self.first).__name__) if self.first else None,
             "anchors": len(self.anchors.anchor_queries) if self.anchors else 0,
             "approximator": repr(self.approximator) if self.approximator else None,

@@ -97,6 +97,32 @@ def test_a_wrong_number_of_scores_is_refused(scores) -> None:
         check_scores(scores, [(QUERIES[0], ITEMS[0]), (QUERIES[0], ITEMS[1])])
 
 
+@pytest.mark.parametrize(
+    "scores",
+    [
+        [1 + 2j, 1j],
+        np.array([1 + 0j, 2]),
+        np.array([1j, "1"], dtype=object),
+        np.array(["1", 2.0], dtype=object),
+        np.array([b"1", 2.0], dtype=object),
+        np.array(["2020-01-01", "2020-01-02"], dtype="datetime64[D]"),
+        np.array([1, 2], dtype="timedelta64[s]"),
+        None,
+    ],
+    ids=str,
+)
+def test_what_is_no_real_number_is_no_score(scores) -> None:
+    with pytest.raises(errors.ScoreCountError):
+        check_scores(scores, [(QUERIES[0], ITEMS[0]), (QUERIES[0], ITEMS[1])])
+
+
+def test_a_score_too_small_for_float32_is_nought() -> None:
+    pairs = [(QUERIES[0], item) for item in ITEMS[:3]]
+    assert check_scores([1e-310, -5e-324, 2.0], pairs).tolist() == [0.0, 0.0, 2.0]
+    assert check_scores([1e-44, -1e-44, 1e300], pairs).tolist() == [1e-44, -1e-44, 1e300]
+    assert check_grid([[1e-310] * 3, [1e-40] * 3], QUERIES, ITEMS).tolist() == [[0.0] * 3, [1e-40] * 3]
+
+
 def test_draws_belong_to_the_item_not_to_its_place() -> None:
     ids = [f"i{position}" for position in range(1000)]
     stream = stream_key(0, "first", "q")

@@ -272,6 +272,13 @@ def test_a_score_too_large_for_half_precision_is_named(known, tmp_path) -> None:
         known.build(tmp_path / "index", dtype="float16")
 
 
+def test_scores_that_half_precision_would_all_make_nought_are_refused(known, tmp_path) -> None:
+    known.scores[:] *= 1e-9 / np.abs(known.scores).max()
+    with pytest.raises(InputError, match=r"float16.*5\.96.*e-08.*largest of \d+ scores is"):
+        known.build(tmp_path / "index", dtype="float16")
+    assert known.build(tmp_path / "other").matrix.any()
+
+
 def test_an_interrupt_leaves_a_folder_that_goes_on(known, tmp_path) -> None:
     with pytest.raises(KeyboardInterrupt):
         known.build(tmp_path / "index", scorer=Carded(known.scorer, fail_after=3, error=KeyboardInterrupt()))

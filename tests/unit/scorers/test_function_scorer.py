@@ -204,3 +204,32 @@ def test_the_card_says_how_to_import_the_function_where_that_is_possible() -> No
     assert FunctionScorer(AsyncLengths()).card.source is None
     assert FunctionScorer(AsyncLengths()).card.name == "AsyncLengths"
     assert FunctionScorer(lengths).card.weights is None
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda query, text: 1.0,
+        lambda: 1.0,
+        lambda pairs, *, needed: 1.0,
+        lambda query, text, *more: 1.0,
+    ],
+)
+def test_a_function_of_a_query_and_a_text_is_told_that_it_gets_a_list_of_pairs(function) -> None:
+    with pytest.raises(InputError, match=r"one list of \(query, item\) pairs.*for query, item in pairs"):
+        FunctionScorer(function)
+
+
+@pytest.mark.parametrize("function", [lambda pairs, scale=1.0: [], lambda *pairs: []])
+def test_a_function_may_take_more_than_the_pairs_where_it_need_not(function) -> None:
+    FunctionScorer(function)
+    FunctionScorer(functools.partial(lambda scale, pairs: [], 2.0))
+    FunctionScorer(len)
+
+
+def test_a_scorer_that_returns_none_is_told_so() -> None:
+    pairs = [(Query("q1", "a"), Item("i1", "b")), (Query("q1", "a"), Item("i2", "c"))]
+    with pytest.raises(ScoreCountError, match="returned None"):
+        FunctionScorer(lambda pairs: None).score(pairs)
+    with pytest.raises(NonFiniteScore, match=r"None.*'q1'.*'i2'"):
+        FunctionScorer(lambda pairs: [1.0, None]).score(pairs)

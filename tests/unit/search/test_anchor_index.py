@@ -7,7 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from adacur import AnchorIndex, Budget, FunctionScorer, Item, Metered, Query, TopK
+import adacur
+from adacur import BM25, AnchorIndex, Budget, FunctionScorer, Item, MatrixScorer, Metered, Query, TopK
 from adacur.core.errors import (
     BudgetError,
     EmptyInput,
@@ -324,3 +325,53 @@ def test_an_index_of_arrays_can_be_saved_and_opened_again(index, world, tmp_path
     after = opened.search(world.test[0], k=5, budget=30, first="random")
     assert before.ids == after.ids
     assert opened.matrix.tolist() == index.matrix.tolist()
+
+
+@pytest.mark.parametrize("text", ["", "  ", "\n\t", "\u00a0"])
+def test_an_item_without_a_word_is_refused_by_build_and_from_items_alike(text, tmp_path) -> None:
+    items = [Item("i0", "a word"), Item("i1", text)]
+
+    def scorer(pairs):
+        raise AssertionError("nothing is to be scored")
+
+    with pytest.raises(EmptyInput, match="'i1' has no text"):
+        AnchorIndex.from_items(items, scorer=scorer)
+    with pytest.raises(EmptyInput, match="'i1' has no text"):
+        adacur.build(items, ["a query"], scorer=scorer, path=tmp_path / "i.adacur", progress=False)
+    with pytest.raises(InputError, match=r"Item\(id, text\) records; got str: 'part.jsonl'"):
+        AnchorIndex.from_items(["part.jsonl"], scorer=scorer)
+
+
+@pytest.mark.parametrize("method", ["gaussian", "adacur", "anncur", "rerank"])
+def test_a_budget_beyond_all_items_costs_no_more_than_they_do(world, method) -> None:
+    index = AnchorIndex(world.index, scorer=world.scorer, first={"noisy": world.noisy_first()})
+    # Split whole, these would be a list of a thousand million numbers.
+    rounds = {} if method in ("rerank", "anncur") else {"rounds": 10**9}
+    explained = index.explain(5, method=method, budget=10**10, first="noisy", **rounds)
+    assert sum(explained["batch_sizes"]) == len(world.items)
+    assert explained["budget"] == 10**10
+    hits = index.search(world.test[0], 5, method=method, budget=10**10, first="noisy", **rounds)
+    assert hits.trace.calls == len(world.items)
+    assert hits.trace.settings["batch_sizes"] == explained["batch_sizes"]
+
+
+@pytest.mark.parametrize("scale", [5e-324, 1e-310, 1e-300, 1e-160, 1e-46, 1e-45, 1e-30, 1e30])
+@pytest.mark.parametrize("rank", [1, 3, 12])
+@pytest.mark.parametrize("method", ["gaussian", "adacur", "anncur", "rerank", "exact"])
+def test_scores_of_any_scale_are_searched_to_the_end(scale, rank, method) -> None:
+    draws = np.random.default_rng(rank)
+    scores = draws.normal(size=(14, rank)) @ draws.normal(size=(rank, 40)) * scale
+    items = [Item(f"i{at}", f"word{at % 7} {at}") for at in range(40)]
+    queries = [Query(f"q{at}", f"word{at % 7} and {at}") for at in range(14)]
+    index = AnchorIndex.from_arrays(
+        items=items,
+        anchor_queries=queries[:12],
+        scores=scores[:12],
+        scorer=MatrixScorer(queries[12:], items, scores[12:]),
+        first={"bm25": BM25.build(items)},
+    )
+    budget = {} if method == "exact" else {"budget": 20}
+    for fuse in ({}, {} if method == "anncur" else {"fuse": 0.5}):
+        hits = index.search(queries[12], 5, method=method, **budget, **fuse)
+        assert len(hits) == 5
+        assert hits.trace.calls == (40 if method == "exact" else 20)
