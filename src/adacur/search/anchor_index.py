@@ -203,14 +203,10 @@ class AnchorIndex:
         With a dense first stage (`first={"dense": Dense.build(…)}`) searches predict from its item vectors; without
         one there is nothing to predict from, and a first stage is all that leads them.
         """
-<<<<<<< HEAD
-        held = ItemList(as_items(items))
-=======
-        given = list(items)
+        given = list(as_items(items))
         for item in given:
             check_item(item)
         held = ItemList(given)
->>>>>>> e268349 (One door for scores and items: complex numbers, None and traces below float32; half precision that would lose all; f(query, item) is told what it gets; a budget beyond all items is not split whole)
         table = AnchorTable(held, (), np.empty((len(held), 0), dtype=np.float32))
         opened = None if scorer is None else as_scorer(scorer)
         return cls(table, scorer=opened, first=first, card=opened.card if opened else None)
