@@ -12,6 +12,7 @@ from adacur.core.records import Item, Pair, Query
 from adacur.core.results import Hits
 
 __all__ = [
+    "SATURATING",
     "Acquisition",
     "AnchorScores",
     "Approximation",
@@ -32,12 +33,17 @@ __all__ = [
 ]
 
 
+SATURATING = "saturating products"
+
+
 @dataclass(frozen=True, slots=True)
 class ScorerCard:
     """Who a scorer is, as the manifest of an index remembers it.
 
-    `weights` is a hash of the weights, or None where there are none to hash (a function, a service);
-    `source` is what opens it again (a path, a name, "module:function"), or None.
+    `weights` is a hash of the weights, or None where there are none to hash (a function, a service); `settings` one of
+    what else decides the scores of a model (its tokenizer, template and configuration), None on cards of before.
+    `arithmetic` says how a quantised model multiplied here, which differs between processors. `source` is what opens
+    it again (a path, a name, "module:function"), or None.
     """
 
     name: str
@@ -47,6 +53,8 @@ class ScorerCard:
     max_tokens: int | None = None
     max_item_tokens: int | None = None
     source: str | None = None
+    settings: str | None = None
+    arithmetic: str | None = None
 
     def __str__(self) -> str:
         """One line for people."""
@@ -54,6 +62,8 @@ class ScorerCard:
             self.name,
             self.backend,
             self.dtype,
+            # What is as it should be is not worth a word, and differs from one processor to the next.
+            self.arithmetic if self.arithmetic == SATURATING else None,
             f"up to {self.max_tokens} tokens" if self.max_tokens else None,
             f"items cut to {self.max_item_tokens} tokens" if self.max_item_tokens else None,
             f"from {self.source}" if self.source else None,

@@ -55,7 +55,7 @@ from adacur.index.manifest import (
 )
 from adacur.index.mirror import Mirror, place_named, refuse_url, to_build
 from adacur.index.object_store import index_url
-from adacur.index.probes import Drift, choose_probes, compare
+from adacur.index.probes import Drift, choose_probes, compare, same_scorer
 from adacur.index.table import distinct_anchors
 from adacur.index.workforce import Workforce
 from adacur.scorers.asking import asking
@@ -215,8 +215,7 @@ def build_scores(
             anchors,
             check=check_item,
             choose_engine=choose_engine,
-            # Weights are compared by their hash; where there are none, a name proves little.
-            recognise=recognise if scorer.card.weights is None else None,
+            recognise=recognise,
             choose_block_items=choose_block_items,
             card=scorer.card,
             dtype=dtype,
@@ -332,7 +331,8 @@ def _build(
             run = records.begin()
             with _one_transaction(connection):
                 connection.executemany("INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?)", map(astuple, records))
-            if recognise is not None:
+            # A name proves little where there are no weights to compare.
+            if recognise is not None and not same_scorer(manifest.scorer, card):
                 _recognise(manifest, blocks, connection, anchors, recognise=recognise)
             if was_begun:
                 _log.info("Continuing the build in %s: finished blocks are not scored again.", place_named(folder))
@@ -731,9 +731,11 @@ def _check_same(
 
 
 def _other_settings(manifest: Manifest, *, card: ScorerCard | None, dtype: str) -> list[str]:
+    # Builds begun before cards had settings, or on another processor, go on where the scores agree.
+    undecided = {"source", "arithmetic"} | ({"settings"} if manifest.scorer and not manifest.scorer.settings else set())
     differences = [
         f"scorer {name}: {ours!r} in the folder, {theirs!r} now"
-        for name in (field.name for field in fields(ScorerCard) if field.name != "source")
+        for name in (field.name for field in fields(ScorerCard) if field.name not in undecided)
         if (ours := getattr(manifest.scorer, name, None)) != (theirs := getattr(card, name, None))
     ]
     if manifest.dtype != dtype:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from adacur.index.manifest import Probe
 from adacur.scorers.asking import asking
 from adacur.scorers.cached import past_cache
 
-__all__ = ["Drift", "DriftWarning", "check_scorer", "choose_probes", "compare", "spread_probes"]
+__all__ = ["Drift", "DriftWarning", "check_scorer", "choose_probes", "compare", "same_scorer", "spread_probes"]
 
 _PROBES = 32
 _VALUE_BINS = 256
@@ -122,7 +122,7 @@ def check_scorer(folder: IndexFolder, scorer: Scorer, *, warn: bool = True) -> D
     A scorer that differs a little (another backend or dtype) is accepted with a `DriftWarning`.
     """
     built, given = folder.manifest.scorer, scorer.card
-    if built is not None and _same_scorer(built, given):
+    if same_scorer(built, given):
         return None
     probes = folder.manifest.probes
     items = folder.items.at(probe.item for probe in probes)
@@ -161,12 +161,13 @@ def compare(
     )
 
 
-def _same_scorer(built: ScorerCard, given: ScorerCard) -> bool:
-    def identity(card: ScorerCard) -> tuple[object, ...]:
-        # Texts cut at another length are scored differently by the same weights.
-        return (card.weights, card.backend, card.dtype, card.max_tokens, card.max_item_tokens)
-
-    return built.weights is not None and identity(built) == identity(given)
+def same_scorer(built: ScorerCard | None, given: ScorerCard | None) -> bool:
+    """Whether two cards are surely of one scorer, so that nothing need be asked of it."""
+    if built is None or given is None or built.weights is None:
+        return False
+    # Where it lies and what it is called says nothing. All else does: texts cut at another length, for one, are scored
+    # differently by the same weights. A model's card of before has no settings, and so is never the same.
+    return replace(built, name="", source=None) == replace(given, name="", source=None)
 
 
 def _measure(stored: FloatArray, scores: FloatArray, *, dtype: str) -> Drift:
@@ -188,5 +189,7 @@ def _measure(stored: FloatArray, scores: FloatArray, *, dtype: str) -> Drift:
 def _named(card: ScorerCard | None) -> str:
     if card is None:
         return "an unknown scorer"
-    traits = ", ".join(part for part in (card.backend, card.dtype, (card.weights or "")[:8]) if part)
+    # Two cards of one model may differ in the settings alone.
+    hashes = (part[:8] if part else None for part in (card.weights, card.settings))
+    traits = ", ".join(part for part in (card.backend, card.dtype, card.arithmetic, *hashes) if part)
     return f"{card.name!r} ({traits})"

@@ -40,7 +40,7 @@ from adacur.index.manifest import (
     work_folder,
     write_manifest,
 )
-from adacur.index.probes import Drift, compare, spread_probes
+from adacur.index.probes import Drift, compare, same_scorer, spread_probes
 from adacur.index.table import AnchorTable
 from adacur.index.versions import EXACT
 from adacur.scorers.asking import asking
@@ -326,16 +326,16 @@ class SparseBuild:
             )
 
     def _recognise(self, pairs: sqlite3.Connection, anchors: Sequence[Query], items: Items) -> Drift | None:
-        """Compare a few scores, so that one index never holds those of two scorers; weights tell by their hash."""
+        """Compare a few scores, so that one index never holds those of two scorers, where cards do not tell."""
         found = pairs.execute("SELECT anchor, positions, scores FROM rows LIMIT 1").fetchone()
-        if found is None or self._scorer.card.weights is not None:
+        built = read_manifest(self.staged).scorer
+        if found is None or same_scorer(built, self._scorer.card):
             return None
         positions, scores = np.frombuffer(found[1], dtype="<i8"), np.frombuffer(found[2], dtype="<f8")
         some = np.unique(np.linspace(0, len(positions) - 1, _PAIRS_TO_RECOGNISE).astype(int))
         asked = [(anchors[found[0]], item) for item in items.at(positions[some].tolist())]
         with asking(self._scorer):
             now = check_scores(past_cache(self._scorer).score(asked), asked)
-        built = read_manifest(self.staged).scorer
         return compare(scores[some], now, dtype=self._dtype, where=self.path, built=built, given=self._scorer.card)
 
     @contextlib.contextmanager

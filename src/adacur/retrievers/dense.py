@@ -16,7 +16,7 @@ from adacur.core.budget import check_k
 from adacur.core.errors import DamagedIndex, EmptyInput, InputError
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.results import Hits
-from adacur.retrievers.encoders import Encoder, EncoderCard, reopen_encoder
+from adacur.retrievers.encoders import Encoder, EncoderCard, check_same_encoder, reopen_encoder
 from adacur.retrievers.ranking import best_first, check_ids
 from adacur.retrievers.saved import read_ids, read_settings, write_ids, write_settings
 
@@ -382,13 +382,7 @@ def _check_encoder(encoder: Encoder, card: EncoderCard | None, *, dimension: int
             f"The items were encoded with {dimension} dimensions; this encoder has {encoder.dimension}. "
             "Pass the encoder the retriever was built with."
         )
-    for field in ("weights", "pooling", "normalise"):
-        built, given = getattr(card, field, None), getattr(encoder.card, field)
-        if built is not None and given is not None and built != given:
-            raise InputError(
-                f"The items were encoded with {field} {built!r}; this encoder has {given!r}. "
-                "Pass the encoder the retriever was built with, or build it again."
-            )
+    check_same_encoder(encoder.card, card)
 
 
 def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:

@@ -17,7 +17,9 @@ from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError
 from adacur.core.extras import require
 from adacur.data import fetch, names
-from adacur.scorers.checkpoints import quiet
+from adacur.scorers.checkpoints import check_names_no_code, quiet
+from adacur.scorers.int8_products import PRECISE
+from adacur.scorers.weights import settings_hash
 
 __all__ = [
     "Encoder",
@@ -26,6 +28,7 @@ __all__ = [
     "SentenceTransformerEncoder",
     "TokenEncoder",
     "bge_small",
+    "check_same_encoder",
     "open_encoder",
     "reopen_encoder",
 ]
@@ -35,8 +38,9 @@ __all__ = [
 class EncoderCard:
     """Who an encoder is, as a saved retriever remembers it.
 
-    `source` is what opens it again (a folder or a name) and `weights` a hash of its weights; None where
-    there is none. `kind` "onnx" and "sentence-transformers" can be opened again, any other must be passed.
+    `source` is what opens it again (a folder or a name), `weights` a hash of its weights and `settings` one of its
+    tokenizer and configuration; None where there is none. `kind` "onnx" and "sentence-transformers" can be opened
+    again, any other must be passed.
     """
 
     kind: str
@@ -48,6 +52,7 @@ class EncoderCard:
     query_prefix: str = ""
     item_prefix: str = ""
     max_tokens: int | None = None
+    settings: str | None = None
 
 
 @runtime_checkable
@@ -117,6 +122,7 @@ class OnnxEncoder:
         self._tokenizer.enable_truncation(max_tokens)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
+        options.add_session_config_entry(PRECISE, "1")
         self._session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
         self._inputs = {tensor.name for tensor in self._session.get_inputs()}
         self._threads = threads or os.cpu_count() or 1
@@ -133,6 +139,7 @@ class OnnxEncoder:
             query_prefix=query_prefix,
             item_prefix=item_prefix,
             max_tokens=max_tokens,
+            settings=settings_hash(folder, files=["tokenizer.json"]),
         )
 
     def encode_queries(self, texts: Sequence[str]) -> FloatArray:
@@ -199,6 +206,8 @@ class SentenceTransformerEncoder:
         if isinstance(model, str | Path):
             sentence_transformers = require("sentence_transformers", extra="sentence-transformers")
             source = str(Path(model).resolve()) if Path(model).exists() else str(model)
+            if Path(source).is_dir():
+                check_names_no_code(Path(source))
             with quiet(require("transformers", extra="sentence-transformers")):
                 model = sentence_transformers.SentenceTransformer(source)
         self._model = model
@@ -220,6 +229,7 @@ class SentenceTransformerEncoder:
             query_prefix=query_prefix,
             item_prefix=item_prefix,
             max_tokens=model.max_seq_length,
+            settings=settings_hash(Path(source)) if source and Path(source).is_dir() else None,
         )
 
     def encode_queries(self, texts: Sequence[str]) -> FloatArray:
@@ -274,6 +284,17 @@ def bge_small(folder: str | Path, *, threads: int | None = None) -> OnnxEncoder:
         query_prefix="Represent this sentence for searching relevant passages: ",
         threads=threads,
     )
+
+
+def check_same_encoder(given: EncoderCard, built: EncoderCard | None) -> None:
+    """Refuse an encoder whose item vectors would not be the stored ones, as far as the cards tell."""
+    for field in ("weights", "settings", "pooling", "normalise", "item_prefix", "max_tokens"):
+        then, now = getattr(built, field, None), getattr(given, field, None)
+        if then is not None and now is not None and then != now:
+            raise InputError(
+                f"The items were encoded with {field} {then!r}; this encoder has {now!r}. "
+                "Pass the encoder the retriever was built with, or build it again."
+            )
 
 
 def open_encoder(card: EncoderCard) -> Encoder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from adacur.core.budget import check_k
 from adacur.core.errors import DamagedIndex, InputError
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.results import Hits
-from adacur.retrievers.encoders import EncoderCard, TokenEncoder, reopen_encoder
+from adacur.retrievers.encoders import EncoderCard, TokenEncoder, check_same_encoder, reopen_encoder
 from adacur.retrievers.ranking import best_first, check_ids
 from adacur.retrievers.saved import read_ids, read_settings, write_settings
 
@@ -241,12 +241,8 @@ def _checked(encoder: Any, card: EncoderCard) -> TokenEncoder:
             f"A multi-vector first stage needs encode_query_tokens and encode_item_tokens; {type(encoder).__name__} "
             "has not. Pass an OnnxEncoder or a SentenceTransformerEncoder."
         )
-    weights = encoder.card.weights
-    if card.weights is not None and weights is not None and weights != card.weights:
-        raise InputError(
-            f"The items were encoded with weights {card.weights!r}; this encoder has {weights!r}. "
-            "Pass the encoder the retriever was built with, or build it again."
-        )
+    # Vectors of tokens are neither pooled nor made of one length.
+    check_same_encoder(replace(encoder.card, pooling=None, normalise=None), card)
     return encoder
 
 

@@ -529,7 +529,9 @@ if hasattr(os, "register_at_fork"):
 def _identity(scorer: Scorer, key: str | None) -> str:
     """What tells scorers apart, as text; fields that a card may get one day count too."""
     card = scorer.card
-    fields = dataclasses.asdict(card)
+    # What was kept before cards had these two is still known where they say nothing, as of a service.
+    newer = ("settings", "arithmetic")
+    fields = {name: of for name, of in dataclasses.asdict(card).items() if of is not None or name not in newer}
     if not card.weights and key is None:
         # All lambdas have one name, and a function that was edited has kept its own. Where `code` cannot be read it
         # raises: a name alone would mix two scorers.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -10,10 +11,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from adacur.core.errors import FetchError, InputError, StorageFull
+from adacur.core.errors import FetchError, FileFormatError, InputError, StorageFull
 from adacur.core.extras import require
+from adacur.scorers.weights import json_in
 
-__all__ = ["check_is_fast", "checkpoint_folder", "load_classifier", "quiet", "written_whole"]
+__all__ = [
+    "beyond_plain_pairs",
+    "check_is_fast",
+    "check_names_no_code",
+    "checkpoint_folder",
+    "has_chat_template",
+    "load_classifier",
+    "quiet",
+    "written_whole",
+]
 
 # What a folder may hold, and what it must, for a new model to take its place.
 _MODEL_SUFFIXES = {".json", ".safetensors", ".bin", ".onnx", ".data", ".txt", ".model", ".md", ".jinja"}
@@ -25,26 +36,106 @@ def checkpoint_folder(name_or_folder: str | Path) -> Path:
     if Path(name_or_folder).is_dir():
         return Path(name_or_folder)
     hub = require("huggingface_hub", extra="torch")
-    name, files = str(name_or_folder), ["*.json", "*.txt", "*.model", "*.safetensors"]
+    name, files = str(name_or_folder), ["*.json", "*.txt", "*.model", "*.jinja", "*.safetensors"]
     try:
         folder = Path(hub.snapshot_download(name, allow_patterns=files))
         if not any(folder.glob("*.safetensors")):
-            folder = Path(hub.snapshot_download(name, allow_patterns=[*files, "pytorch_model*.bin"]))
+            folder = Path(
+                hub.snapshot_download(name, allow_patterns=[*files, "pytorch_model*.bin", "*/pytorch_model*.bin"])
+            )
     except (OSError, ValueError) as error:
         raise FetchError(f"The model {name!r} is no folder here and could not be fetched: {error}") from error
     return folder
 
 
+def has_chat_template(folder: Path) -> bool:
+    """Whether the tokenizer of a model writes what it is given into a template."""
+    kept_in = [folder, *(path for path in folder.glob("*_Transformer") if path.is_dir())]
+    return any(
+        json_in(place, "tokenizer_config.json").get("chat_template")
+        or json_in(place, "chat_template.json").get("chat_template")
+        or any(place.glob("*.jinja"))
+        for place in kept_in
+    )
+
+
+def beyond_plain_pairs(folder: Path) -> str | None:
+    """Why the model in a folder would score a plain pair of texts wrongly, as a clause; None where it would not.
+
+    Such models run in sentence-transformers, which knows their templates, prompts and modules.
+    """
+    modules = _modules(folder)
+    types = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
+    if types and types != ["Transformer"]:
+        return f"has the modules {', '.join(map(repr, types))} and not a transformer alone"
+    if has_chat_template(folder):
+        return "writes pairs into the chat template of its tokenizer"
+    if (prompt := json_in(folder, "config_sentence_transformers.json").get("default_prompt_name")) is not None:
+        return f"puts the prompt {prompt!r} before its texts"
+    if (made_for := _architecture(folder)).endswith("ForCausalLM"):
+        return f"is a language model, {made_for}"
+    return None
+
+
+def check_names_no_code(folder: Path) -> None:
+    """Refuse a sentence-transformers folder that names classes of other packages, or Python files of its own.
+
+    Before version 6, sentence-transformers ran the code of a local folder without asking.
+    """
+    named: list[tuple[Path, object, str]] = [
+        (folder / "modules.json", module.get("type"), "sentence_transformers.") for module in _modules(folder)
+    ]
+    for path in sorted({*folder.glob("*config.json"), *folder.glob("*/*config.json")}):
+        settings = json_in(path.parent, path.name)
+        types = settings.get("types")
+        named += [(path, of, "sentence_transformers.") for of in (types.values() if isinstance(types, dict) else ())]
+        kept = (("activation_function", "torch."), ("tokenizer_class", "sentence_transformers."))
+        # Transformers has a field tokenizer_class too, which is a plain name.
+        named += [(path, settings[key], own) for key, own in kept if "." in str(settings.get(key) or "")]
+    for path, name, own in named:
+        if not str(name).startswith(own):
+            raise InputError(
+                f"A model's folder may name classes of sentence-transformers and torch; {path} names {name!r}, whose "
+                "code would be run. If you trust it, open the model yourself and give the object: "
+                "adacur.scorer(CrossEncoder(…, trust_remote_code=True))."
+            )
+
+
+def _modules(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "modules.json"
+    if not path.is_file():
+        return []
+    try:
+        modules = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FileFormatError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise FileFormatError(f"{path} must be a list of modules, each an object with its type; it is something else.")
+    return modules
+
+
+def _architecture(folder: Path) -> str:
+    made_for = json_in(folder, "config.json").get("architectures")
+    return str(made_for[0]) if isinstance(made_for, list) and made_for else ""
+
+
 def load_classifier(folder: Path) -> tuple[Any, Any]:
-    """Tokenizer and model of a cross-encoder whose head is a classifier with one label."""
+    """Tokenizer and model of a cross-encoder whose head is a classifier with one label, and that takes plain pairs."""
+    if (why := beyond_plain_pairs(folder)) is not None:
+        raise InputError(
+            f"The model in {folder} {why}; scored as a plain pair, every score would be wrong. Open it with "
+            "adacur.scorer(…), which runs it in sentence-transformers."
+        )
     transformers = require("transformers", extra="torch")
     try:
         with quiet(transformers):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-            labels = transformers.AutoConfig.from_pretrained(folder).num_labels
+            # Without a value, transformers asks at the terminal whether it may run the folder's code.
+            no_code = {"trust_remote_code": False}
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **no_code)
+            labels = transformers.AutoConfig.from_pretrained(folder, **no_code).num_labels
             if labels == 1:
                 model, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
-                    folder, output_loading_info=True
+                    folder, output_loading_info=True, **no_code
                 )
     except Exception as error:
         raise InputError(f"{folder} cannot be read as a transformers cross-encoder: {error}") from error

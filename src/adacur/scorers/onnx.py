@@ -29,10 +29,12 @@ from adacur.core.extras import require
 from adacur.core.protocols import Reopening, ScorerCard
 from adacur.core.records import Item, Pair, Query
 from adacur.core.scores import check_grid, check_scores
+from adacur.scorers.checkpoints import has_chat_template
 from adacur.scorers.emb_cross_encoder import EmbHead
 from adacur.scorers.int8_graph import MISLED_FUSION, quantise_pair_by_pair
+from adacur.scorers.int8_products import PRECISE, int8_products
 from adacur.scorers.pair_tokens import PairTokenizer, TokenArray, TokenPairs, chosen_max_tokens
-from adacur.scorers.weights import json_in, weights_hash
+from adacur.scorers.weights import json_in, settings_hash, weights_hash
 
 __all__ = ["OnnxCrossEncoder"]
 
@@ -90,18 +92,25 @@ class OnnxCrossEncoder:
         if threads is not None and not (is_whole(threads) and threads >= 1):
             raise InputError(f"threads is a whole number of at least 1, or None for all cores; got {threads!r}.")
         self._file = _model_file(Path(model))
-        folder = _folder_with_tokenizer(self._file)
+        folder = self._folder = _folder_with_tokenizer(self._file)
         self._threads = threads or _cores()
         self._threads_were_given = threads is not None
         self._name = name or folder.resolve().name
         config = json_in(folder, "config.json")
+        head = EmbHead.from_config(config)
+        if head is None and has_chat_template(folder):
+            raise InputError(
+                f"The tokenizer in {folder} writes pairs into a chat template, which an ONNX graph does not know; "
+                "scored as a plain pair, every score would be wrong. Give the checkpoint that it was made from, which "
+                "sentence-transformers can run."
+            )
         self._tokens = PairTokenizer(
             _tokenizer(tokenizers, folder / "tokenizer.json"),
             max_tokens=chosen_max_tokens(
                 max_tokens, config=config, tokenizer_config=json_in(folder, "tokenizer_config.json")
             ),
             max_item_tokens=max_item_tokens,
-            head=EmbHead.from_config(config),
+            head=head,
         )
         try:
             self._alone = _mentions(self._file, _DYNAMIC_OPERATORS)
@@ -132,12 +141,13 @@ class OnnxCrossEncoder:
         return ScorerCard(
             name=self._name,
             backend="onnx",
-            # Large models keep their weights beside the graph, in model.onnx_data or model.onnx.data.
-            weights=weights_hash(self._file.parent.glob(f"{self._file.name}*"), settings=head),
+            weights=weights_hash(_files_with_weights(self._file), settings=head),
             dtype="int8" if self._is_int8 else "float16" if self._is_float16 else "float32",
             max_tokens=self._tokens.max_tokens,
             max_item_tokens=self._tokens.max_item_tokens,
             source=str(self._file.resolve()),
+            settings=settings_hash(self._folder, files=["tokenizer.json"]),
+            arithmetic=int8_products() if self._is_int8 else None,
         )
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
@@ -376,6 +386,15 @@ def _tokenizer(tokenizers: Any, file: Path) -> Any:
         raise InputError(f"{file} cannot be read as a tokenizer: {error}") from error
 
 
+def _files_with_weights(file: Path) -> set[Path]:
+    """The graph, and the files beside it that large models keep their weights in, whatever these are called."""
+    files = {*file.parent.glob(f"{file.name}*")}
+    # The key under which a graph names such a file.
+    if _mentions(file, [b"location"]):
+        files |= {path for path in file.parent.iterdir() if path.is_file() and _mentions(file, [path.name.encode()])}
+    return files
+
+
 def _mentions(file: Path, operators: Sequence[bytes]) -> bool:
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return any(content.find(operator) >= 0 for operator in operators)
@@ -433,6 +452,7 @@ def _session(onnxruntime: Any, file: Path, *, without: Sequence[str] = ()) -> An
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
+    options.add_session_config_entry(PRECISE, "1")
     return onnxruntime.InferenceSession(
         str(file),
         options,

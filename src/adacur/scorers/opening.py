@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import logging
 import re
 from pathlib import Path
 from typing import Any
 
-from adacur.core.errors import FileFormatError, InputError, MissingExtra, UnknownName, UnknownOption
+from adacur.core.errors import InputError, MissingExtra, UnknownName, UnknownOption
 from adacur.core.protocols import Scorer
 from adacur.core.spelling import did_you_mean
+from adacur.scorers.checkpoints import beyond_plain_pairs, checkpoint_folder, has_chat_template
+from adacur.scorers.emb_cross_encoder import EmbHead
 from adacur.scorers.weights import json_in
 
 __all__ = ["scorer"]
@@ -65,7 +66,7 @@ def scorer(source: Any, **options: Any) -> Scorer:
     - a scorer: as it is;
     - an .onnx file, or a folder with one: `OnnxCrossEncoder`;
     - a folder with config.json and weights, [EMB] cross-encoders included, or a hub name "org/name":
-      `TorchCrossEncoder`; a folder that only sentence-transformers can run (several modules, or a prompt):
+      `TorchCrossEncoder`; one that only sentence-transformers can run (several modules, a prompt, a chat template):
       `SentenceTransformersScorer`;
     - a URL: `HttpScorer`;
     - a sentence-transformers CrossEncoder, a LangChain cross-encoder, a ranker of rerankers, a PyTerrier transformer:
@@ -90,10 +91,9 @@ def _named(source: str | Path, options: dict[str, Any]) -> Scorer:
     path = Path(source)
     if path.suffix == ".onnx" if path.is_file() else any(path.glob("*.onnx")):
         return _open("OnnxCrossEncoder", path, options)
-    if (path / "modules.json").is_file():
-        return _sentence_transformers_folder(path, options)
-    if (path / "config.json").is_file() and (any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin"))):
-        return _open("TorchCrossEncoder", path, options)
+    has_weights = any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin"))
+    if (path / "modules.json").is_file() or ((path / "config.json").is_file() and has_weights):
+        return _checkpoint(path, path, options)
     if path.is_dir():
         raise UnknownName(
             f"The folder {str(source)!r} holds no model: no .onnx file, and no config.json with weights (*.safetensors "
@@ -110,25 +110,35 @@ def _named(source: str | Path, options: dict[str, Any]) -> Scorer:
             f"There is no file or folder {str(source)!r} here, and it is no other name of a scorer: a name that "
             "`adacur fetch` lists, a hub name 'org/name', 'module:function', or a URL."
         )
+    # What no class takes is told before anything is fetched.
+    if options.keys() - {*_options_of("SentenceTransformersScorer"), *_options_of("TorchCrossEncoder")}:
+        _check_options("TorchCrossEncoder", source, options)
     try:
-        return _open("TorchCrossEncoder", source, options)
+        return _checkpoint(checkpoint_folder(source), source, options)
     except MissingExtra as error:
         raise MissingExtra(
             f"There is no folder {str(source)!r} here, so it is taken for the name of a hub model. {error}"
         ) from error
 
 
-def _sentence_transformers_folder(folder: Path, options: dict[str, Any]) -> Scorer:
-    settings = json_in(folder, "config_sentence_transformers.json")
-    if settings.get("model_type") != "CrossEncoder":
+def _checkpoint(folder: Path, source: str | Path, options: dict[str, Any]) -> Scorer:
+    """The scorer of a checkpoint's folder, `source` being that folder or the hub's name of it."""
+    is_modular = (folder / "modules.json").is_file()
+    if is_modular and json_in(folder, "config_sentence_transformers.json").get("model_type") != "CrossEncoder":
         raise InputError(f"The model in {folder} {_DUAL_ENCODER}.")
+    why = None if EmbHead.from_config(json_in(folder, "config.json")) else beyond_plain_pairs(folder)
+    if why is None:
+        # A lone transformer is a transformers checkpoint, and this the faster way to run it.
+        return _open("TorchCrossEncoder", source, options)
+    if not is_modular and not has_chat_template(folder):
+        raise InputError(
+            f"The model {str(source)!r} {why}, without a chat template: how it wants a pair to be written is not "
+            "known. Give a sentence_transformers.CrossEncoder with its template, or a function that asks the model."
+        )
     try:
-        modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise FileFormatError(f"{folder / 'modules.json'} is not valid JSON: {error}") from error
-    # A lone transformer is a transformers checkpoint, and `TorchCrossEncoder` the faster way to run it.
-    needs_more = len(modules) > 1 or settings.get("default_prompt_name") is not None
-    return _open("SentenceTransformersScorer" if needs_more else "TorchCrossEncoder", folder, options)
+        return _open("SentenceTransformersScorer", source, options)
+    except MissingExtra as error:
+        raise MissingExtra(f"The model {str(source)!r} {why}, which takes sentence-transformers. {error}") from error
 
 
 def _of_object(source: Any, options: dict[str, Any]) -> Scorer:
@@ -153,17 +163,25 @@ def _of_object(source: Any, options: dict[str, Any]) -> Scorer:
 
 
 def _open(kind: str, source: Any, options: dict[str, Any]) -> Scorer:
-    opens = getattr(importlib.import_module("adacur.scorers"), kind)
-    known = [
-        option.name for option in inspect.signature(opens).parameters.values() if option.kind is option.KEYWORD_ONLY
-    ]
+    _check_options(kind, source, options)
+    opened: Scorer = getattr(importlib.import_module("adacur.scorers"), kind)(source, **options)
+    return opened
+
+
+def _check_options(kind: str, source: Any, options: dict[str, Any]) -> None:
+    known = _options_of(kind)
     if unknown := sorted(options.keys() - set(known)):
         raise UnknownOption(
             f"{kind}, which {_shown(source)} opens as, has no option {unknown[0]!r}.{did_you_mean(unknown[0], known)} "
             f"It takes {', '.join(known)}."
         )
-    opened: Scorer = opens(source, **options)
-    return opened
+
+
+def _options_of(kind: str) -> list[str]:
+    opens = getattr(importlib.import_module("adacur.scorers"), kind)
+    return [
+        option.name for option in inspect.signature(opens).parameters.values() if option.kind is option.KEYWORD_ONLY
+    ]
 
 
 def _shown(source: Any) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
+import re
 import threading
 from collections.abc import Sequence
 from functools import cached_property, partial
@@ -14,20 +16,23 @@ from typing import Any
 import numpy as np
 
 from adacur.core.arrays import FloatArray
-from adacur.core.errors import FetchError, InputError, ScorerFailed
+from adacur.core.errors import InputError, MissingExtra, ScorerFailed
 from adacur.core.extras import require
 from adacur.core.protocols import Reopening, ScorerCard
 from adacur.core.records import Pair
 from adacur.core.scores import check_scores
 from adacur.scorers.asking import asking
+from adacur.scorers.checkpoints import beyond_plain_pairs, check_names_no_code, checkpoint_folder
 from adacur.scorers.pair_tokens import PairTokenizer
-from adacur.scorers.weights import weights_hash
+from adacur.scorers.weights import weights_hash, with_effect
 
 __all__ = ["SentenceTransformersScorer"]
 
 _EXTRA = "sentence-transformers"
 # Tokenizers without a limit write 10^30.
 _NO_LIMIT = 10**9
+# Older ones open such a model with a head that is random, and say nothing.
+_LEAST_FOR_MORE_THAN_PAIRS = (5, 4)
 
 
 class SentenceTransformersScorer:
@@ -54,10 +59,12 @@ class SentenceTransformersScorer:
         if batch_size < 1:
             raise InputError(f"batch_size counts the pairs per pass and must be at least 1; got {batch_size}.")
         is_ours = isinstance(model, str | Path)
-        self._folder = Path(model) if is_ours and Path(model).is_dir() else None
+        self._folder: Path | None = None
         if is_ours:
-            origin: str | None = str(self._folder.resolve()) if self._folder else str(model)
-            model = _opened(model, device=device)
+            library = require("sentence_transformers", extra=_EXTRA)
+            self._folder = checkpoint_folder(model)
+            origin: str | None = str(self._folder.resolve()) if Path(model).is_dir() else str(model)
+            model = _opened(library, self._folder, device=device)
         else:
             _check_object(model, device=device)
             origin = _origin(model)
@@ -86,6 +93,7 @@ class SentenceTransformersScorer:
             dtype=self._dtype,
             max_tokens=self._max_tokens,
             source=self._source,
+            settings=self._settings(),
         )
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
@@ -151,9 +159,38 @@ class SentenceTransformersScorer:
         # Other backends than torch keep their weights out of sight.
         return digest.hexdigest()[:32] if state else None
 
+    def _settings(self) -> str:
+        """A hash of tokenizer, template, prompts, modules and configuration, as the model has them now."""
+        tokenizer = getattr(self._model, "tokenizer", None)
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is not None:
+            # A copy: what the last call set to cut and pad its texts is not who the model is.
+            backend = type(backend).from_str(backend.to_str())
+            backend.no_truncation()
+            backend.no_padding()
+        modules = self._model.children()
+        config = getattr(self._model, "config", None)
+        known: dict[str, Any] = {
+            "tokenizer": backend and backend.to_str(),
+            "template": getattr(tokenizer, "chat_template", None),
+            "prompts": getattr(self._model, "prompts", None),
+            "prompt": getattr(self._model, "default_prompt_name", None),
+            "modules": [(type(module).__name__, getattr(module, "get_config_dict", dict)()) for module in modules],
+            "config": config and with_effect(config.to_dict()),
+        }
+        told = json.dumps(known, sort_keys=True, default=lambda value: type(value).__name__)
+        return hashlib.sha256(told.encode()).hexdigest()[:32]
 
-def _opened(source: str | Path, *, device: str | None) -> Any:
-    library = require("sentence_transformers", extra=_EXTRA)
+
+def _opened(library: Any, folder: Path, *, device: str | None) -> Any:
+    check_names_no_code(folder)
+    if (why := beyond_plain_pairs(folder)) is not None and _version(library) < _LEAST_FOR_MORE_THAN_PAIRS:
+        least = ".".join(map(str, _LEAST_FOR_MORE_THAN_PAIRS))
+        raise MissingExtra(
+            f"The model in {folder} {why}, which sentence-transformers can run from version {least} on; "
+            f"{library.__version__} is installed. Install it with: pip install 'sentence-transformers>={least}'",
+            name="sentence_transformers",
+        )
     transformers = require("transformers", extra=_EXTRA)
     bars = transformers.utils.logging
     # From version 5 on a checkpoint in half precision is run in half precision, and its logits tie.
@@ -162,21 +199,23 @@ def _opened(source: str | Path, *, device: str | None) -> Any:
     show_progress = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()
     try:
-        model = library.CrossEncoder(str(source), device=device, **whole)
+        model = library.CrossEncoder(str(folder), device=device, **whole)
     except Exception as error:
-        if Path(source).is_dir():
-            raise InputError(f"{source} cannot be read as a sentence-transformers CrossEncoder: {error}") from error
-        raise FetchError(f"The model {str(source)!r} is no folder here and could not be fetched: {error}") from error
+        raise InputError(f"{folder} cannot be read as a sentence-transformers CrossEncoder: {error}") from error
     finally:
         if show_progress:
             bars.enable_progress_bar()
     made_for = getattr(getattr(model, "config", None), "architectures", None) or ["ForSequenceClassification"]
     if len(list(model.children())) == 1 and not made_for[0].endswith(("ForSequenceClassification", "ForCausalLM")):
         raise InputError(
-            f"{source} is a {made_for[0]} without a head that scores pairs; the head would be random. It is not a "
+            f"{folder} is a {made_for[0]} without a head that scores pairs; the head would be random. It is not a "
             "cross-encoder."
         )
     return model
+
+
+def _version(library: Any) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", library.__version__)[:2])
 
 
 def _check_object(model: Any, *, device: str | None) -> None:

@@ -25,7 +25,7 @@ from adacur.scorers.emb_cross_encoder import EmbHead, load_emb_cross_encoder
 from adacur.scorers.packed_encoder import PackedEncoder, compiled_or_plain
 from adacur.scorers.pair_batches import PairBatches
 from adacur.scorers.pair_tokens import PairTokenizer, TokenPairs, chosen_max_tokens
-from adacur.scorers.weights import json_in, weights_hash
+from adacur.scorers.weights import json_in, settings_hash, weights_hash
 
 __all__ = ["TorchCrossEncoder"]
 
@@ -124,6 +124,7 @@ class TorchCrossEncoder:
             max_tokens=self._tokens.max_tokens,
             max_item_tokens=self._tokens.max_item_tokens,
             source=self._source,
+            settings=settings_hash(self._folder),
         )
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:

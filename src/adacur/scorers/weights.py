@@ -1,4 +1,4 @@
-"""Which weights a model has, and what its folder says about it."""
+"""Which weights a model has, and what else in its folder decides its scores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,28 @@ from typing import Any
 
 from adacur.core.errors import FileFormatError
 
-__all__ = ["json_in", "weights_hash"]
+__all__ = ["json_in", "settings_hash", "weights_hash", "with_effect"]
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "*.model",
+    "*.jinja",
+)
+_WITHOUT_EFFECT = {
+    "_name_or_path",
+    "name_or_path",
+    "transformers_version",
+    "torch_dtype",
+    "dtype",
+    "truncation",
+    "padding",
+}
 
 
 def weights_hash(files: Iterable[Path], *, settings: Mapping[str, Any] | None = None) -> str:
@@ -26,6 +47,26 @@ def weights_hash(files: Iterable[Path], *, settings: Mapping[str, Any] | None = 
     if settings:
         digest.update(json.dumps(settings, sort_keys=True).encode())
     return digest.hexdigest()[:32]
+
+
+def settings_hash(folder: Path, *, files: Iterable[str] = ("config.json", *_TOKENIZER_FILES)) -> str:
+    """A hash of the files that decide, beside the weights, what a model makes of a text: `files` are their patterns.
+
+    JSON counts by its content, not by its layout.
+    """
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in files for path in folder.glob(pattern)}):
+        content = path.read_bytes()
+        if path.suffix == ".json":
+            content = json.dumps(with_effect(json_in(folder, path.name)), sort_keys=True).encode()
+        digest.update(f"{path.name} {len(content)} ".encode())
+        digest.update(content)
+    return digest.hexdigest()[:32]
+
+
+def with_effect(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without those that tell of a folder's history, or that a scorer sets anew."""
+    return {name: value for name, value in settings.items() if name not in _WITHOUT_EFFECT}
 
 
 def json_in(folder: Path, name: str) -> dict[str, Any]:

@@ -141,7 +141,7 @@ class _Logged:
 
     def __iter__(self) -> Iterator[LoggedSearch]:
         for search in self._log:
-            if self._card is None or _identity(search.card) != _identity(self._card):
+            if self._card is None or not _may_be_one(search.card, self._card):
                 self._others.setdefault(search.query.text, search.card)
                 continue
             self._own.add(search.query.text)
@@ -173,10 +173,17 @@ def _told(card: ScorerCard | None, other: ScorerCard | None) -> str:
     return f"{card.name!r} ({differs})" if differs else repr(card.name)
 
 
-def _identity(card: ScorerCard) -> tuple[object, ...]:
+def _may_be_one(card: ScorerCard, other: ScorerCard) -> bool:
+    """Whether nothing on two cards tells their scorers apart."""
     # A name says little where there are weights, and everything where there are none.
-    named = card.name if card.weights is None else None
-    return (named, card.weights, card.backend, card.dtype, card.max_tokens, card.max_item_tokens)
+    names = (None, None) if card.weights else (card.name, other.name)
+    cards = [replace(of, name=name or "", source=None) for of, name in zip((card, other), names, strict=True)]
+    # Cards of before say nothing of these.
+    if None in (card.settings, other.settings):
+        cards = [replace(of, settings=None) for of in cards]
+    if None in (card.arithmetic, other.arithmetic):
+        cards = [replace(of, arithmetic=None) for of in cards]
+    return cards[0] == cards[1]
 
 
 def _paid_for(searches: Iterable[LoggedSearch], items: StoredItems | PartItems) -> list[_Paid]:

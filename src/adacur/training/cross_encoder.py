@@ -190,6 +190,8 @@ def _untrained(folder: Path, head: CrossEncoderHead | EmbHead, *, add_tags: bool
     ):
         raise InputError(f"The checkpoint in {folder} lacks the weights {missing}, which would be random.")
     check_is_fast(tokenizer, folder)
+    # It learns plain pairs, and a model that comes with a template is not scored by them.
+    tokenizer.chat_template = None
     return tokenizer, module.float(), None
 
 

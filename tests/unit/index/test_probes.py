@@ -116,7 +116,16 @@ def test_the_scorer_that_built_the_index_is_recognised_without_a_call(known, fol
 
 
 @pytest.mark.parametrize(
-    "card", [{"weights": None}, {"backend": "x"}, {"dtype": "int8"}, {"max_tokens": 3}, {"max_item_tokens": 3}]
+    "card",
+    [
+        {"weights": None},
+        {"backend": "x"},
+        {"dtype": "int8"},
+        {"max_tokens": 3},
+        {"max_item_tokens": 3},
+        {"settings": "x"},
+        {"arithmetic": "x"},
+    ],
 )
 def test_a_scorer_with_another_card_is_asked_for_the_probes_and_nothing_else(known, folder, card) -> None:
     scorer = pretending(known.scorer, **card)

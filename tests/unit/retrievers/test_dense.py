@@ -142,6 +142,26 @@ def test_the_encoder_of_the_card_is_opened_at_the_first_search(tmp_path, tiny_on
     ]
 
 
+def test_another_tokenizer_prefix_or_limit_under_the_same_weights_is_refused(tmp_path, tiny_model) -> None:
+    folder = tiny_model(tmp_path / "model")
+    own = {"pooling": "mean", "max_tokens": 16}
+    Dense.build([Item("r", "old river")], encoder=OnnxEncoder(folder, **own)).save(tmp_path / "saved")
+    Dense.load(tmp_path / "saved", encoder=OnnxEncoder(folder, **own, query_prefix="query: "))
+    for changed in ({"max_tokens": 8}, {"item_prefix": "old "}):
+        with pytest.raises(InputError, match=f"encoded with {next(iter(changed))}"):
+            Dense.load(tmp_path / "saved", encoder=OnnxEncoder(folder, **(own | changed)))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["normalizer"] = {"type": "Lowercase"}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(InputError, match="encoded with settings"):
+        Dense.load(tmp_path / "saved", encoder=OnnxEncoder(folder, **own))
+    settings = tmp_path / "saved" / "retriever.json"
+    before = json.loads(settings.read_text())
+    del before["encoder"]["settings"]
+    settings.write_text(json.dumps(before))
+    Dense.load(tmp_path / "saved", encoder=OnnxEncoder(folder, **own))
+
+
 def test_a_lost_or_changed_model_is_refused_at_the_first_search(tmp_path, tiny_onnx_encoder) -> None:
     model: Path = tmp_path / "model"
     Dense.build([Item("r", "old river")], encoder=tiny_onnx_encoder(model)).save(tmp_path / "saved")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import importlib
+import json
 import multiprocessing
 import os
 import shutil
@@ -232,6 +234,8 @@ def test_lone_surrogates_are_texts_too(path) -> None:
         ({"dtype": "float16"}, False),
         ({"max_tokens": 128}, False),
         ({"max_item_tokens": 128}, False),
+        ({"settings": "other"}, False),
+        ({"arithmetic": "saturating products"}, False),
         ({"weights": None}, False),
     ],
 )
@@ -245,6 +249,27 @@ def test_scorers_that_differ_never_share_a_score(path, other, shared) -> None:
     assert Cached(Recording(card=card), path).score(PAIRS).tolist() == np.array(truth(), dtype="float32").tolist()
 
 
+def test_what_a_service_was_paid_for_before_cards_had_settings_is_still_known(path) -> None:
+    card = ScorerCard(name="n", backend="http", source="https://host/rerank")
+    told = json.dumps(
+        {
+            "name": "n",
+            "backend": "http",
+            "weights": None,
+            "dtype": None,
+            "max_tokens": None,
+            "max_item_tokens": None,
+            "source": "https://host/rerank",
+            "code": None,
+            "key": None,
+        },
+        sort_keys=True,
+    )
+    Cached(Recording(card=card), path).score(PAIRS[:1])
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT card FROM scorers").fetchall() == [(told,)]
+
+
 def test_every_field_of_a_card_was_thought_of() -> None:
     assert {field.name for field in dataclasses.fields(ScorerCard)} == {
         "name",
@@ -254,6 +279,8 @@ def test_every_field_of_a_card_was_thought_of() -> None:
         "max_tokens",
         "max_item_tokens",
         "source",
+        "settings",
+        "arithmetic",
     }, "decide whether the new field changes scores, and test it above"
 
 

@@ -312,6 +312,9 @@ def test_what_was_opened_is_logged_once_and_only_when_asked(tmp_path, caplog) ->
 
 def test_a_card_is_one_line_of_what_is_known() -> None:
     assert str(ScorerCard(name="n", backend="b")) == "n · b"
+    assert str(ScorerCard(name="n", backend="b", dtype="int8", arithmetic="exact products")) == "n · b · int8"
+    wrong = ScorerCard(name="n", backend="b", dtype="int8", arithmetic="saturating products")
+    assert str(wrong) == "n · b · int8 · saturating products"
     cut = ScorerCard(name="n", backend="b", dtype="float16", max_tokens=512, max_item_tokens=160, source="org/n")
     assert str(cut) == "n · b · float16 · up to 512 tokens · items cut to 160 tokens · from org/n"
 

@@ -88,6 +88,62 @@ def tiny_transformer(
     return folder
 
 
+CHAT_TEMPLATE = (
+    "{{ '[CLS] w1 w2 ' }}{% for message in messages %}{{ message['role'] == 'query' and 'w3 ' or 'w4 ' }}"
+    "{{ message['content'] }}{{ ' [SEP] ' }}{% endfor %}"
+)
+
+
+def tiny_decoder(folder: Path, *, kind: str = "classifier", template: bool = True) -> Path:
+    """A randomly initialised Qwen3 of one label, or a causal one, whose tokenizer writes pairs into a chat template."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    tokenizer = tiny_tokenizer("bert", unused=("yes", "no"))
+    config = transformers.Qwen3Config(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=64,
+        initializer_range=0.5,
+        pad_token_id=0,
+        num_labels=1,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    of = transformers.Qwen3ForSequenceClassification if kind == "classifier" else transformers.Qwen3ForCausalLM
+    of(config).save_pretrained(folder)
+    made = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", model_input_names=["input_ids", "attention_mask"]
+    )
+    if template:
+        made.chat_template = CHAT_TEMPLATE
+    made.save_pretrained(folder)
+    return folder
+
+
+def tiny_modular(folder: Path, *, pooling: str = "mean") -> Path:
+    """A transformer, a pooling and a dense layer as one CrossEncoder of sentence-transformers."""
+    library = pytest.importorskip("sentence_transformers")
+    torch = pytest.importorskip("torch")
+    base = tiny_transformer(folder.with_name(f"{folder.name}-base"))
+    modules = library.sentence_transformer.modules
+    body = modules.Transformer(str(base))
+    torch.manual_seed(0)
+    dense = modules.Dense(
+        32,
+        1,
+        activation_function=torch.nn.Identity(),
+        module_input_name="sentence_embedding",
+        module_output_name="scores",
+    )
+    library.CrossEncoder(modules=[body, modules.Pooling(32, pooling_mode=pooling), dense]).save_pretrained(str(folder))
+    return folder
+
+
 def tiny_emb(folder: Path, style: str = "bert", *, item_position: int | None = None, layers: int = 2) -> Path:
     """The body of such a classifier under an [EMB] head."""
     base = tiny_transformer(folder / "base", style, layers=layers)

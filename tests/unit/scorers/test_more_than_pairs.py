@@ -1,0 +1,166 @@
+"""Models that want more than a plain pair of texts run in sentence-transformers, or not at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import adacur
+from adacur.core.errors import InputError, MissingExtra
+from adacur.scorers import OnnxCrossEncoder, SentenceTransformersScorer, TorchCrossEncoder, scorer
+from tests.unit.scorers.tiny_models import CHAT_TEMPLATE, PAIRS, tiny_decoder, tiny_modular, tiny_onnx, tiny_transformer
+
+torch = pytest.importorskip("torch")
+library = pytest.importorskip("sentence_transformers")
+
+
+def causal(folder: Path) -> Path:
+    return tiny_decoder(folder, kind="causal")
+
+
+def template_in_tokenizer_config(folder: Path) -> Path:
+    tiny_decoder(folder, template=False)
+    edit(folder / "tokenizer_config.json", chat_template=CHAT_TEMPLATE)
+    return folder
+
+
+def edit(file: Path, **settings) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+
+
+KINDS = {
+    "a classifier with a chat template": tiny_decoder,
+    "a chat template in tokenizer_config.json": template_in_tokenizer_config,
+    "a causal model": causal,
+    "several modules": tiny_modular,
+}
+
+
+@pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS.keys())
+def folder(request, tmp_path_factory) -> Path:
+    return request.param(tmp_path_factory.mktemp("more") / "model")
+
+
+def scores_of_the_library(folder: Path) -> np.ndarray:
+    model = library.CrossEncoder(str(folder), device="cpu")
+    texts = [(query.text, item.text) for query, item in PAIRS]
+    return model.predict(texts, activation_fn=torch.nn.Identity(), show_progress_bar=False)
+
+
+def test_its_scores_are_those_of_sentence_transformers(folder) -> None:
+    with scorer(folder, device="cpu") as opened:
+        assert isinstance(opened, SentenceTransformersScorer)
+        np.testing.assert_allclose(opened.score(PAIRS), scores_of_the_library(folder), atol=1e-5)
+
+
+def test_it_is_never_scored_as_a_plain_pair(folder) -> None:
+    with pytest.raises(InputError, match=r"(template|modules).*sentence-transformers"):
+        TorchCrossEncoder(folder, device="cpu")
+
+
+def test_by_its_hub_name_it_is_what_it_is_by_its_folder(folder, tmp_path, monkeypatch) -> None:
+    fetched = hub_of({"org/reranker": folder}, tmp_path, monkeypatch)
+    with scorer("org/reranker", device="cpu") as opened, scorer(folder, device="cpu") as local:
+        assert isinstance(opened, SentenceTransformersScorer)
+        assert (opened.card.name, opened.card.source) == ("org/reranker", "org/reranker")
+        assert (opened.card.weights, opened.card.settings) == (local.card.weights, local.card.settings)
+        np.testing.assert_array_equal(opened.score(PAIRS), local.score(PAIRS))
+        again = opened.reopening().open()
+        assert again.card == opened.card
+        again.close()
+    assert fetched
+
+
+def hub_of(models: dict[str, Path], folder: Path, monkeypatch) -> list[str]:
+    """A hub that holds these models, and hands out the files that are asked for; the list of what it was asked."""
+    hub = pytest.importorskip("huggingface_hub")
+    fetched: list[str] = []
+
+    def download(name, *, allow_patterns, **_):
+        files = [str(path.relative_to(models[name])) for path in models[name].rglob("*") if path.is_file()]
+        snapshot = folder / "hub" / name
+        for file in hub.utils.filter_repo_objects(files, allow_patterns=allow_patterns):
+            (snapshot / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(models[name] / file, snapshot / file)
+        fetched.append(name)
+        return str(snapshot)
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    return fetched
+
+
+def test_a_plain_checkpoint_by_its_hub_name_stays_with_torch(tmp_path, monkeypatch) -> None:
+    plain = tiny_transformer(tmp_path / "plain")
+    hub_of({"org/plain": plain}, tmp_path, monkeypatch)
+    with scorer("org/plain", device="cpu") as opened:
+        assert isinstance(opened, TorchCrossEncoder)
+        assert opened.card.source == "org/plain"
+
+
+def test_without_sentence_transformers_it_is_refused_with_the_reason_and_the_remedy(tmp_path, monkeypatch) -> None:
+    made = tiny_decoder(tmp_path / "made")
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(MissingExtra, match=r"chat template.*sentence-transformers.*pip install"):
+        scorer(made)
+
+
+@pytest.mark.parametrize("version", ["4.1.0", "5.3.2"])
+def test_a_sentence_transformers_that_is_too_old_for_it_is_refused(tmp_path, monkeypatch, version) -> None:
+    made = tiny_decoder(tmp_path / "made")
+    monkeypatch.setattr(library, "__version__", version)
+    with pytest.raises(MissingExtra, match=rf"chat template.*5\.4.*{version}"):
+        scorer(made)
+    with scorer(tiny_transformer(tmp_path / "plain"), device="cpu") as plain:
+        assert isinstance(plain, TorchCrossEncoder), "needs none of it"
+
+
+def test_a_language_model_without_a_template_is_refused(tmp_path) -> None:
+    with pytest.raises(InputError, match=r"Qwen3ForCausalLM.*without a chat template"):
+        scorer(tiny_decoder(tmp_path, kind="causal", template=False))
+
+
+def test_an_onnx_graph_beside_a_chat_template_is_refused(tmp_path) -> None:
+    folder = tiny_onnx(tmp_path)
+    OnnxCrossEncoder(folder).close()
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    with pytest.raises(InputError, match="chat template"):
+        scorer(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("modules.json", {"type": "evil.Module"}),
+        ("modules.json", {"type": "os.system"}),
+        ("2_Dense/config.json", {"activation_function": "evil.Module"}),
+        ("1_Pooling/router_config.json", {"types": {"0": "evil.Module"}}),
+    ],
+)
+@pytest.mark.parametrize("opens", ["scorer", "encoder"])
+def test_code_that_a_folder_names_is_not_run(tmp_path, monkeypatch, file, change, opens) -> None:
+    folder = tiny_modular(tmp_path / "modular")
+    place = folder / file
+    now = json.loads(place.read_text()) if place.exists() else {}
+    place.write_text(json.dumps([*now, now[1] | change] if isinstance(now, list) else now | change))
+    mark = tmp_path / "was-run"
+    for at in (folder, tmp_path):
+        (at / "evil.py").write_text(f"open({str(mark)!r}, 'w')\nclass Module: pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match=r"names '(evil\.Module|os\.system)'.*trust_remote_code"):
+        getattr(adacur, opens)(str(folder)) if opens == "scorer" else adacur.search.opening.encoder(str(folder))
+    assert not mark.exists()
+
+
+def test_a_classifier_trained_on_plain_pairs_has_no_template_of_its_base(tmp_path) -> None:
+    from adacur.training.cross_encoder import _untrained
+
+    tokenizer, model, _ = _untrained(tiny_decoder(tmp_path / "base"), "cls", add_tags=False)
+    for saved in (tokenizer, model):
+        saved.save_pretrained(tmp_path / "trained")
+    with scorer(tmp_path / "trained", device="cpu") as opened:
+        assert isinstance(opened, TorchCrossEncoder)
