@@ -24,8 +24,8 @@ def opened_scorer(source: str, max_item_tokens: int | None = None) -> Scorer:
         tell(f"Scorer: {opened.card}")
         return opened
     except UnknownName as error:
-        hint = "It is looked for in this folder too." if ":" in source else "`adacur fetch` lists ready-made ones."
-        raise UnknownName(f"{error} {hint}") from error
+        hint = "" if set("/:") & set(source) else " `adacur fetch` lists ready-made ones."
+        raise UnknownName(f"{error}{hint}") from error
     except UnknownOption as error:
         raise InputError(f"The scorer {source!r} counts no tokens. Leave --max-item-tokens out.") from error
     except AdacurError:

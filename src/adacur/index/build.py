@@ -35,7 +35,7 @@ from adacur.core.errors import (
     StorageFull,
     StorageUnavailable,
 )
-from adacur.core.protocols import AnchorScores, Scorer, ScorerCard
+from adacur.core.protocols import SATURATING, AnchorScores, Scorer, ScorerCard
 from adacur.core.records import Item, Pair, Query, as_queries, check_item
 from adacur.core.scores import check_scores
 from adacur.engines import Engine, InThisProcess, WorkersLost
@@ -413,7 +413,7 @@ def _opened_scoring(
             f"Scorer {card.name!r} could not be opened in a second process: {type(error).__name__}: {error}"
         ) from error
     # One index never holds the scores of two scorers.
-    if replace(scorer.card, source=None) != replace(card, source=None):
+    if _comparable(scorer.card) != _comparable(card):
         raise ScorerFailed(f"The scorers of all processes must be alike; got {scorer.card} beside {card}.")
     return _scoring(scorer, anchors=anchors, dtype=dtype)
 
@@ -728,6 +728,11 @@ def _check_same(
         stored = read_texts(connection, "items", folder=folder)
         differences += _difference("item", given(), stored, several="items")
     _refuse(folder, manifest, differences)
+
+
+def _comparable(card: ScorerCard) -> ScorerCard:
+    """A card without what may differ between the machines of one build."""
+    return replace(card, source=None, arithmetic=card.arithmetic if card.arithmetic == SATURATING else None)
 
 
 def _other_settings(manifest: Manifest, *, card: ScorerCard | None, dtype: str) -> list[str]:

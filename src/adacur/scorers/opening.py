@@ -99,8 +99,13 @@ def _named(source: str | Path, options: dict[str, Any]) -> Scorer:
             f"The folder {str(source)!r} holds no model: no .onnx file, and no config.json with weights (*.safetensors "
             "or pytorch_model*.bin). Name the folder that does."
         )
+    if path.suffix == ".py" and path.exists():
+        raise UnknownName(
+            f"{str(source)!r} is a Python file; name the function in it as '{path.stem}:function', where "
+            f"`import {path.stem}` works."
+        )
     if path.exists():
-        raise UnknownName(f"The file {str(source)!r} is no model: an .onnx file or a model's folder is wanted.")
+        raise UnknownName(f"The file {str(source)!r} is not a model. Give an .onnx file or the folder of a model.")
     if function := _FUNCTION.fullmatch(str(source)):
         return _imported(str(source), function["module"], function["name"], options)
     if _NEARLY_URL.match(str(source)):
@@ -198,10 +203,15 @@ def _imported(source: str, module: str, name: str, options: dict[str, Any]) -> S
         # A module that is there but misses one of its own imports must not be reported as absent.
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
-        raise UnknownName(f"No module {module!r} can be imported (for the scorer {source!r}).") from error
+        raise UnknownName(
+            f"No module {module!r} can be imported (for the scorer {source!r}). It is looked for where Python looks "
+            "for modules; the command line looks in the current folder too."
+        ) from error
     for part in name.split("."):
         if not hasattr(found, part):
-            raise UnknownName(f"Module {module!r} has no {name!r} (for the scorer {source!r}).")
+            where = getattr(importlib.import_module(module), "__file__", None) or "built in"
+            near = did_you_mean(part, [known for known in dir(found) if not known.startswith("_")])
+            raise UnknownName(f"Module {module!r} ({where}) has no {name!r}.{near}")
         found = getattr(found, part)
     if isinstance(found, Scorer | str | Path):
         return scorer(found, **options)

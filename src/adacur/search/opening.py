@@ -18,11 +18,11 @@ from adacur.data import ItemFile, as_items, fetch, names, pseudo_queries
 from adacur.index import Drift, IndexFolder, Origin, Progress, build_scores, check_scorer, is_finished
 from adacur.retrievers import bge_small
 from adacur.scorers import Cached
-from adacur.scorers import scorer as opened_scorer
 from adacur.search.anchor_index import AnchorIndex, Reopen
 from adacur.search.compression import Compression
 from adacur.search.first_stages import FirstStage, add_first_stages, check_first_stages, open_first_stages
 from adacur.search.living import ScoringBar
+from adacur.search.scorer_names import scorer
 from adacur.search.search_log import SearchLog
 from adacur.search.sharded import Shards, open_shards
 from adacur.search.sparse_build import RANDOM_SHARE, build_sparse, check_not_sparse, check_random_share, check_sparse
@@ -36,25 +36,6 @@ _log = logging.getLogger("adacur.build")
 _USUAL_K, _USUAL_BUDGET = 10, 100
 _QUICK_QUERIES = 50
 _SCORES_TO_TUNE_BY = 100_000_000
-
-
-def scorer(source: Any, **options: Any) -> Scorer:
-    """Open a scorer; `options` go to its class, and what was opened is logged (INFO, "adacur.scorers").
-
-    `source` is a scorer; a name that `adacur fetch` lists (fetched if need be); a file or folder with an ONNX or
-    transformers cross-encoder; a hub name "org/name"; the URL of a service that re-ranks; a sentence-transformers
-    CrossEncoder, a LangChain cross-encoder, a rerankers ranker or a PyTerrier transformer; a function of (query text,
-    item text) pairs, plain or async; or "module:name" of any of these objects.
-    """
-    if isinstance(source, str) and source in names():
-        source = fetch(source)
-    elif isinstance(source, str) and not Path(source).exists() and not set("/:") & set(source):
-        raise UnknownName(
-            f"There is no scorer called {source!r}.{did_you_mean(source, names())} Give a name that `adacur fetch` "
-            "lists, a folder or .onnx file, a hub name 'org/name', a URL that begins with http:// or https://, or "
-            "'module:function'."
-        )
-    return opened_scorer(source, **options)
 
 
 def encoder(source: Any) -> Any:

@@ -267,7 +267,7 @@ def test_the_refusal_lists_what_is_accepted_and_shows_no_object(tmp_path) -> Non
     ("source", "message"),
     [
         ("empty", "The folder .*empty' holds no model: no .onnx file"),
-        ("notes.jsonl", "The file .*notes.jsonl' is no model"),
+        ("notes.jsonl", "The file .*notes.jsonl' is not a model"),
         ("no/such/folder", "There is no file or folder 'no/such/folder' here"),
         ("/nowhere/model", "There is no file or folder '/nowhere/model' here"),
         ("127.0.0.1:8765", "looks like a URL, but begins with neither"),
@@ -281,6 +281,16 @@ def test_what_opens_nothing_is_told_why(tmp_path, monkeypatch, source, message) 
     (tmp_path / "notes.jsonl").write_text("{}")
     with pytest.raises(UnknownName, match=message):
         scorer(source)
+
+
+def test_a_python_file_and_a_misspelt_function_are_told_how_to_be_named(tmp_path, monkeypatch) -> None:
+    (tmp_path / "overlap_of_words.py").write_text("def words(pairs):\n    return [0.0] * len(pairs)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UnknownName, match="'overlap_of_words:function'"):
+        adacur.scorer("overlap_of_words.py")
+    with pytest.raises(UnknownName, match=r"overlap_of_words\.py\) has no 'word'. Did you mean 'words'"):
+        adacur.scorer("overlap_of_words:word")
 
 
 def test_a_scorer_without_a_card_is_told_to_get_one() -> None:

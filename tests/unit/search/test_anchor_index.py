@@ -375,3 +375,9 @@ def test_scores_of_any_scale_are_searched_to_the_end(scale, rank, method) -> Non
         hits = index.search(queries[12], 5, method=method, **budget, **fuse)
         assert len(hits) == 5
         assert hits.trace.calls == (40 if method == "exact" else 20)
+
+
+def test_an_index_of_items_alone_opens_a_scorer_by_its_name_in_the_catalogue() -> None:
+    items = [Item("a", "Paris is the capital of France."), Item("b", "Bread is baked in an oven.")]
+    with AnchorIndex.from_items(items, scorer="ms-marco-MiniLM-L-12-v2") as index:
+        assert index.search("capital of france", 1, method="exact").ids == ("a",)
