@@ -59,8 +59,13 @@ FENCE = re.compile(
     r"```(?P<language>[a-z]*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<body>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-# A number with a point that is neither a speed, a time, a size nor a version.
-DECIMAL = re.compile(r"(?<![\d.])-?\d[\d,]*\.\d+(?:e[-+]?\d+)?(?![\d.]*\d| (?:s|ms|min|h|kB|MB|GB|pairs/s)\b)")
+NUMBER = r"(?<![\w.])[-−]?(?:\d[\d,]*)?(?:\.\d+)+(?:e[-+]?\d+)?|\d+e[-+]\d+"
+# A number with one point that is neither a speed, a time nor a size.
+DECIMAL = re.compile(
+    r"(?<![\w.])[-−]?(?:\d[\d,]*)?\.\d+(?:e[-+]?\d+)?(?![\d.]*\d| (?:s|ms|min|h|kB|MB|GB|pairs/s)\b)"
+)
+# Ends of an interval over few queries leap from 0 to 1.
+INTERVAL = re.compile(r"[(\[][-−]?[\d.]+(?:–|, )[-−]?[\d.]+[)\]]")
 # int8 scores differ by up to half a logit between processors, and the rehearsal moves them by three tenths.
 MOST_BETWEEN_PROCESSORS = 0.8
 WIDTH = 88
@@ -325,15 +330,15 @@ def comparable(output: str) -> list[Line]:
     """Lines without what may differ between machines: spacing, speeds, rounds, dates."""
     lines = []
     for line in re.split(r"[\n\r]", output):
-        words = re.sub(r"\d{4}-\d\d-\d\dT[\d:+]+", "DATE", line)
-        decimals = tuple(float(number.replace(",", "")) for number in DECIMAL.findall(words))
+        words = INTERVAL.sub("INTERVAL", re.sub(r"\d{4}-\d\d-\d\dT[\d:+]+", "DATE", line))
+        decimals = tuple(float(number.replace(",", "").replace("−", "-")) for number in DECIMAL.findall(words))
         for pattern, plain in (
             (r"[━╇┃┼─]+", " "),
-            (r"-?\d[\d,]*(\.\d+)+(e[-+]?\d+)?|\d+e[-+]\d+", "#"),
+            (NUMBER, "#"),
             (r"[\d,#]+ pairs/s", "# pairs/s"),
             (r"(over|timed on) [\d,]+ pairs", r"\1 # pairs"),
             (r"(under )?# (s|min|h|kB|MB)\b", "# units"),
-            (r"(round\"?:? |│ # │ )\s*\d+", r"\1#"),
+            (r"(round[\"']?:? |│ # │ )\s*\d+", r"\1#"),
             (r"\s+", " "),
         ):
             words = re.sub(pattern, plain, words)
@@ -378,6 +383,7 @@ def test_decimals_are_compared_but_for_times_sizes_and_versions() -> None:
         ("1. -10.28  round 4  Silk Road", [-10.28]),
         ("│ 0.5 s │ 4.0 kB │ 1,234.5 │ 251.5 pairs/s", [1234.5]),
         ("12.25, 1e-05, version 1.2.3, 0.859 … 1.000.", [12.25, 0.859, 1.0]),
+        ('"score": 5.19, finds .74 (0.50–1.00); adds −.21 [−.09, .33]', [5.19, 0.74, -0.21]),
     ):
         assert [list(one.decimals) for one in comparable(line)] == [decimals]
 
