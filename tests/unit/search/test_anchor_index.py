@@ -338,8 +338,8 @@ def test_an_item_without_a_word_is_refused_by_build_and_from_items_alike(text, t
         AnchorIndex.from_items(items, scorer=scorer)
     with pytest.raises(EmptyInput, match="'i1' has no text"):
         adacur.build(items, ["a query"], scorer=scorer, path=tmp_path / "i.adacur", progress=False)
-    with pytest.raises(InputError, match=r"Item\(id, text\) records; got str: 'part.jsonl'"):
-        AnchorIndex.from_items(["part.jsonl"], scorer=scorer)
+    with pytest.raises(InputError, match=r"Item\(id, text\) records; got int: '7'"):
+        AnchorIndex.from_items([7], scorer=scorer)
 
 
 @pytest.mark.parametrize("method", ["gaussian", "adacur", "anncur", "rerank"])
