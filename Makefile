@@ -35,8 +35,9 @@ serve: $(VENV)/demo.stamp ## The page and the API over the demo's articles, at h
 PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
 SEED := 1
 
-test: check browser ## Lint, types, rooms, then every test.
+test: check browser ## Lint, types, rooms, then every test, and the documents again as on another processor.
 	$(PYTEST)
+	ADACUR_REHEARSAL=$(SEED) $(PYTEST) tests/functional/test_docs.py tests/functional/test_notebooks.py
 
 rehearsal: $(VENV)/dev.stamp ## Every test with every int8 score moved, as on another processor; SEED=2 moves them otherwise.
 	ADACUR_REHEARSAL=$(SEED) $(PYTEST)

@@ -61,9 +61,7 @@ FENCE = re.compile(
 )
 NUMBER = r"(?<![\w.])[-−]?(?:\d[\d,]*)?(?:\.\d+)+(?:e[-+]?\d+)?|\d+e[-+]\d+"
 # A number with one point that is neither a speed, a time nor a size.
-DECIMAL = re.compile(
-    r"(?<![\w.])[-−]?(?:\d[\d,]*)?\.\d+(?:e[-+]?\d+)?(?![\d.]*\d| (?:s|ms|min|h|kB|MB|GB|pairs/s)\b)"
-)
+DECIMAL = re.compile(r"(?<![\w.])[-−]?(?:\d[\d,]*)?\.\d+(?:e[-+]?\d+)?(?![\d.]*\d| (?:s|ms|min|h|kB|MB|GB|pairs/s)\b)")
 # Ends of an interval over few queries leap from 0 to 1.
 INTERVAL = re.compile(r"[(\[][-−]?[\d.]+(?:–|, )[-−]?[\d.]+[)\]]")
 # int8 scores differ by up to half a logit between processors, and the rehearsal moves them by three tenths.
