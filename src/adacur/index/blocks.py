@@ -33,7 +33,7 @@ _RUN = "run"
 # At most 32 MB each.
 _READ_AHEAD = 4
 # What zarr and its codecs raise on bytes that are not a chunk, or on metadata that is not an array's.
-_UNREADABLE = (ValueError, TypeError, LookupError, OSError, RuntimeError, ArithmeticError, AttributeError)
+_UNREADABLE = (ValueError, TypeError, LookupError, OSError, RuntimeError, ArithmeticError, AttributeError, MemoryError)
 
 
 Place = Path | ObjectPlace
@@ -82,6 +82,7 @@ class ScoreBlocks:
         place = place_of(folder)
         try:
             with _telling(place, SCORES):
+                _check_codecs(place)
                 array = zarr.open_array(store=_zarr_store(place), mode="r+" if writable else "r", zarr_format=3)
             found = (array.shape, array.chunks, str(array.dtype))
         except StorageUnavailable:
@@ -135,6 +136,20 @@ class ScoreBlocks:
             f"Block {block} (items {rows.start} to {rows.stop - 1}) of {self._place} is damaged: {what}, "
             f"file {self.chunk(block)}. {_REMEDY}"
         )
+
+    def check_sizes(self) -> None:
+        """Refuse a chunk that is missing or cut short, without reading any; in a store they are not looked at."""
+        if isinstance(self._place, ObjectPlace):
+            return
+        manifest = self._manifest
+        expected = manifest.block_items * manifest.n_anchors * np.dtype(manifest.dtype).itemsize
+        for block in range(manifest.n_blocks):
+            try:
+                size = (self._place / self.chunk(block)).stat().st_size
+            except OSError:
+                size = 0
+            if size < expected:
+                self.read(block)
 
     def _has(self, block: int) -> bool:
         if isinstance(self._place, Path):
@@ -301,6 +316,16 @@ def _zarr_store(place: Place) -> Any:
     from zarr.storage import ObjectStore
 
     return ObjectStore((place / SCORES).store)
+
+
+def _check_codecs(place: Place) -> None:
+    """Refuse an array that is not coded as `create` has it: zarr would load whatever code its codecs name."""
+    name = f"{SCORES}/zarr.json"
+    content = (place / name).read_bytes() if isinstance(place, Path) else place.read(name)
+    about = json.loads(content or b"null")
+    codecs = [codec["name"] for codec in about["codecs"]]
+    if codecs not in (["bytes"], ["bytes", "crc32c"]) or about.get("storage_transformers"):
+        raise ValueError(f"its codecs are {codecs}, not 'bytes' and 'crc32c'")
 
 
 def _telling(place: Place, name: str) -> contextlib.AbstractContextManager[None]:

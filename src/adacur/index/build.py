@@ -43,6 +43,7 @@ from adacur.index.blocks import BlockRecord, BlockRecords, Place, ScoreBlocks, d
 from adacur.index.estimate import time_scorer
 from adacur.index.folder import LOCK, IndexFolder, is_finished
 from adacur.index.items import DATABASE, StoredItems, connect, error_is_full, load, read_texts, seal
+from adacur.index.links import check_no_links
 from adacur.index.manifest import (
     MANIFEST,
     Manifest,
@@ -606,6 +607,8 @@ def locked(folder: Path, *, wait: float = 0.0) -> Iterator[bool]:
         return
     created = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
+    # The lock is opened for writing, and what follows writes beside it.
+    check_no_links(folder)
     sync_path(folder.parent)
     lock = FileLock(folder / LOCK)
     try:

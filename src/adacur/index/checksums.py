@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from adacur.data.stored import read_json
+
 __all__ = ["CHECKSUMS", "check_files", "write_checksums"]
 
 CHECKSUMS = "checksums.json"
@@ -23,7 +25,9 @@ def write_checksums(folder: Path) -> None:
 def check_files(folder: Path) -> Iterator[tuple[str, str]]:
     """(file, what is wrong) for each file that is not as it was remembered."""
     try:
-        digests = dict(json.loads((folder / CHECKSUMS).read_text(encoding="utf-8")))
+        digests = dict(read_json(folder / CHECKSUMS))
+        if outside := [name for name in digests if not _is_within(name)]:
+            raise ValueError(f"it names {outside[0]!r}, which does not lie in the folder")
     except (OSError, ValueError, TypeError) as error:
         yield CHECKSUMS, f"it cannot be read: {error}"
         return
@@ -33,6 +37,10 @@ def check_files(folder: Path) -> Iterator[tuple[str, str]]:
                 yield name, "its content is not what was written"
         except OSError as error:
             yield name, f"it cannot be read: {error}"
+
+
+def _is_within(name: object) -> bool:
+    return isinstance(name, str) and not (set(name) & set("\\:\0") or {"", ".", ".."} & set(name.split("/")))
 
 
 def _digest(file: Path) -> str:

@@ -13,7 +13,7 @@ from adacur.core.arrays import BoolArray, FloatArray
 from adacur.core.errors import DamagedIndex, IncompleteIndex
 from adacur.core.records import Query
 from adacur.index.blocks import ScoreBlocks
-from adacur.index.items import DATABASE, PartItems, StoredItems, connect, read_texts, reading
+from adacur.index.items import DATABASE, PartItems, StoredItems, check_room, connect, read_texts, reading
 from adacur.index.manifest import MANIFEST, Manifest, how_to_continue, read_manifest
 from adacur.index.mirror import located, status_in_store
 from adacur.index.object_store import index_url
@@ -72,6 +72,7 @@ class IndexFolder:
                     f"The build of {folder} has not finished: {done} of {manifest.n_blocks} blocks are done. "
                     f"{how_to_continue(manifest.origin)}"
                 )
+        check_room(folder, manifest)
         items, anchors = StoredItems(folder), _anchors_of(folder)
         _check_counts(folder, manifest, n_items=len(items), n_anchors=len(anchors))
         return cls(folder, manifest=manifest, items=items, anchor_queries=anchors, held=held)
@@ -122,11 +123,17 @@ class IndexFolder:
         with self._reading:
             if self._matrix is None:
                 dtype = np.promote_types(self.manifest.dtype, np.float32)
+                self._check_chunks()
                 matrix = np.empty((self.manifest.n_items, self.manifest.n_anchors), dtype=dtype)
                 for start, values in self.blocks():
                     matrix[start : start + len(values)] = values
                 self._matrix = matrix
             return self._matrix
+
+    def _check_chunks(self) -> None:
+        """Refuse scores that are not all there, before memory is taken for as many as the manifests say."""
+        for folder, manifest in [(part.folder, part.manifest) for part in self.parts] or [(self.path, self.manifest)]:
+            ScoreBlocks.open(folder, manifest).check_sizes()
 
     def blocks(self) -> Iterator[tuple[int, FloatArray]]:
         """All scores as stored, block by block: the position of the first item, and (items, anchor queries)."""

@@ -20,11 +20,13 @@ from adacur.core.arrays import IntArray, KeyArray
 from adacur.core.errors import DamagedIndex, DuplicateId, EmptyInput, InputError, UnknownName
 from adacur.core.records import Item, Query
 from adacur.core.seeds import item_keys
+from adacur.index.manifest import Manifest
 
 __all__ = [
     "DATABASE",
     "PartItems",
     "StoredItems",
+    "check_room",
     "connect",
     "digest_items",
     "digest_texts",
@@ -66,14 +68,21 @@ class StoredItems:
     def ids(self) -> Sequence[str]:
         """The ids by position, read once."""
         with self._connected() as connection:
-            return tuple(id_ for (id_,) in connection.execute("SELECT id FROM items ORDER BY position"))
+            return tuple(self._every_id(connection))
 
     @cached_property
     def keys(self) -> KeyArray:
         """A random key per item, computed once."""
         # Not from `ids`, which would stay: a string takes ten times as much memory as a key.
         with self._connected() as connection:
-            return item_keys(id_ for (id_,) in connection.execute("SELECT id FROM items ORDER BY position"))
+            return item_keys(self._every_id(connection))
+
+    def _every_id(self, connection: sqlite3.Connection) -> Iterator[str]:
+        rows = connection.execute("SELECT position, id FROM items ORDER BY position")
+        for expected, (position, id_) in enumerate(rows):
+            if position != expected or not isinstance(id_, str):
+                raise _damaged(self._folder, f"the item after {expected} others has position {position} and id {id_!r}")
+            yield id_
 
     def __len__(self) -> int:
         return self._length
@@ -89,17 +98,29 @@ class StoredItems:
         # The largest key is one look-up; COUNT would walk the whole table.
         return int(self._select("SELECT coalesce(max(position) + 1, 0) FROM items")[0][0])
 
+    def _item(self, id_: Any, text: Any, metadata: Any) -> Item:
+        try:
+            about = json.loads(metadata)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise _damaged(self._folder, f"the metadata of item {id_!r} is not JSON ({error})") from error
+        if not (isinstance(id_, str) and isinstance(text, str) and isinstance(about, dict)):
+            kinds = ", ".join(type(value).__name__ for value in (id_, text, about))
+            raise _damaged(self._folder, f"id, text and metadata of item {id_!r} are {kinds}; not str, str, dict")
+        return Item(id=id_, text=text, metadata=about)
+
     def at(self, positions: Iterable[int]) -> list[Item]:
         """The items at these positions, in that order."""
         wanted = [int(position) for position in positions]
         columns = "SELECT position, id, text, metadata FROM items WHERE position"
         found = {
-            position: Item(id=id_, text=text, metadata=json.loads(metadata))
+            position: self._item(id_, text, metadata)
             for position, id_, text, metadata in self._select_in(columns, wanted)
         }
         try:
             return [found[position] for position in wanted]
         except KeyError as error:
+            if 0 <= error.args[0] < len(self):
+                raise _damaged(self._folder, f"the item at position {error.args[0]} is missing") from None
             raise IndexError(f"There are {len(self)} items; none has position {error.args[0]}.") from None
 
     def positions(self, ids: Iterable[str]) -> IntArray:
@@ -232,10 +253,38 @@ def connect(folder: Path, *, writable: bool = False) -> sqlite3.Connection:
         try:
             # A block that is recorded must survive a power cut, since its record is what a resumed build trusts.
             connection.execute("PRAGMA synchronous = FULL")
-        except sqlite3.Error:
+            _check_schema(connection, folder)
+        except (sqlite3.Error, DamagedIndex):
             connection.close()
             raise
         return connection
+
+
+def _check_schema(connection: sqlite3.Connection, folder: Path) -> None:
+    """Refuse tables that are not as they were made: a view or a trigger is SQL of somebody else, run by a look-up."""
+    found = connection.execute("SELECT type, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+    if foreign := [sql for kind, sql in found if kind != "table" or sql not in _SCHEMA]:
+        raise _damaged(folder, f"it was not made by adacur: {str(foreign[0])[:80]!r}")
+
+
+def check_room(folder: Path, manifest: Manifest) -> None:
+    """Refuse counts that the database has no room for, before memory is taken for them."""
+    try:
+        size = (folder / DATABASE).stat().st_size
+    except OSError as error:
+        raise _damaged(folder, str(error)) from error
+    if max(manifest.n_items, manifest.n_anchors) > size:
+        raise _damaged(
+            folder,
+            f"its {size} bytes cannot hold {manifest.n_items} items and {manifest.n_anchors} anchor queries, as the "
+            "manifest says",
+        )
+
+
+def _damaged(folder: Path, what: str) -> DamagedIndex:
+    return DamagedIndex(
+        f"{folder / DATABASE} cannot be read: {what}. Restore it from a copy, or build the index again elsewhere."
+    )
 
 
 @contextlib.contextmanager
@@ -246,9 +295,7 @@ def reading(folder: Path) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         if error_is_full(error):
             raise
-        raise DamagedIndex(
-            f"{folder / DATABASE} cannot be read: {error}. Restore it from a copy, or build the index again elsewhere."
-        ) from error
+        raise _damaged(folder, str(error)) from error
 
 
 def error_is_full(error: sqlite3.Error) -> bool:
@@ -311,9 +358,12 @@ def seal(connection: sqlite3.Connection) -> None:
 def read_texts(connection: sqlite3.Connection, table: str, *, folder: Path) -> Iterator[tuple[str, str]]:
     """(id, text) of "items" or "anchors", by position, one at a time."""
     with reading(folder):
-        # Not `yield from`: that would close the cursor of a reader who stops early, perhaps after its connection.
-        for row in connection.execute(f"SELECT id, text FROM {table} ORDER BY position"):  # noqa: UP028
-            yield row
+        # One by one: `yield from` would close the cursor of a reader who stops early, perhaps after its connection.
+        for id_, text in connection.execute(f"SELECT id, text FROM {table} ORDER BY position"):
+            if not (isinstance(id_, str) and isinstance(text, str)):
+                kinds = f"{type(id_).__name__} and {type(text).__name__}"
+                raise _damaged(folder, f"id and text of {id_!r} in {table} are {kinds}, not str")
+            yield id_, text
 
 
 def digest_texts(texts: Iterable[tuple[str, str]]) -> str:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import platform
+import re
 import shlex
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from adacur.core.errors import IncompleteIndex, NewerFormat, NotAnIndex
+from adacur.core.errors import DamagedIndex, IncompleteIndex, NewerFormat, NotAnIndex
 from adacur.core.protocols import ScorerCard
 
 __all__ = [
@@ -49,8 +51,13 @@ VERSIONS = "versions"
 # What the manifest of the first build becomes when that of the index names a version.
 FIRST_MANIFEST = "part.json"
 DTYPES = ("float32", "float16", "float64")
+_MOST = 2**48
+# A part is the first build, or a folder of this name: a manifest reaches nothing outside its index.
+_PART = re.compile(r"\.|parts/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _TYPE = "adacur_index"
 _STATUSES = ("building", "complete")
+# What JSON of another shape, or nested too deeply, makes the reading of it raise.
+_FOREIGN = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +180,7 @@ def read_manifest(folder: Path) -> Manifest:
             # A version that has just been left may be pruned between the two reads.
             if home_of(folder) == home:
                 raise
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except _FOREIGN as error:
             raise _foreign(home, error) from error
 
 
@@ -188,7 +195,7 @@ def read_part_manifest(index: Path, part: str) -> Manifest:
     name = FIRST_MANIFEST if part == "." and (index / FIRST_MANIFEST).exists() else MANIFEST
     try:
         return _parse(_load(index / part, name))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except _FOREIGN as error:
         raise _foreign(index / part, error, name) from error
 
 
@@ -221,14 +228,14 @@ def _load(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
         data: dict[str, Any] = json.loads(text)
         if data["type"] != _TYPE:
             raise ValueError(f"its type is {data['type']!r}, not {_TYPE!r}")
-        if int(data["format"]) > FORMAT_OF_VERSIONS:
+        if _int(data, "format") > FORMAT_OF_VERSIONS:
             raise NewerFormat(
                 f"{folder} is written in format {data['format']}; this adacur reads formats up to "
                 f"{FORMAT_OF_VERSIONS}. Upgrade it: pip install -U adacur"
             )
-        if _is_pointer(data) and (not isinstance(data["version"], int) or data["version"] < 1):
-            raise ValueError(f"version is {data['version']!r}, not a number")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if _is_pointer(data) and _int(data, "version") < 1:
+            raise ValueError(f"version is {data['version']!r}, and must be at least 1")
+    except _FOREIGN as error:
         raise _foreign(folder, error, name) from error
     return data
 
@@ -288,32 +295,30 @@ def _as_json(manifest: Manifest) -> str:
 
 
 def _parse(data: Mapping[str, Any]) -> Manifest:
-    known = {name.name for name in fields(ScorerCard)}
-    card = data["scorer"]
     manifest = Manifest(
-        status=str(data["status"]),
-        n_items=int(data["n_items"]),
-        n_anchors=int(data["n_anchors"]),
-        dtype=str(data["dtype"]),
-        block_items=int(data["block_items"]),
-        items_digest=str(data["items_digest"]),
-        anchors_digest=str(data["anchors_digest"]),
-        scorer=None if card is None else ScorerCard(**{name: card[name] for name in known & card.keys()}),
-        seed=int(data["seed"]),
+        status=_text(data, "status"),
+        n_items=_int(data, "n_items"),
+        n_anchors=_int(data, "n_anchors"),
+        dtype=_text(data, "dtype"),
+        block_items=_int(data, "block_items"),
+        items_digest=_text(data, "items_digest"),
+        anchors_digest=_text(data, "anchors_digest"),
+        scorer=None if data["scorer"] is None else _card(data["scorer"]),
+        seed=_int(data, "seed"),
         first=tuple(map(str, data.get("first", ()))),
         probes=tuple(
-            Probe(item=int(probe["item"]), anchor=int(probe["anchor"]), score=float(probe["score"]))
+            Probe(item=_int(probe, "item"), anchor=_int(probe, "anchor"), score=_score(probe))
             for probe in data["probes"]
         ),
-        created=str(data["created"]),
-        versions=dict(data["versions"]),
-        format=int(data["format"]),
-        version=int(data.get("version", 1)),
+        created=_text(data, "created"),
+        versions={str(name): str(number) for name, number in data["versions"].items()},
+        format=_int(data, "format"),
+        version=_int(data, "version") if "version" in data else 1,
         parts=tuple(
             PartRecord(
-                path=str(part["path"]),
-                start=None if part["start"] is None else int(part["start"]),
-                columns=tuple(map(int, part["columns"])),
+                path=_part_path(part),
+                start=None if part["start"] is None else _int(part, "start"),
+                columns=tuple(_whole(column, "columns") for column in part["columns"]),
             )
             for part in data.get("parts", ())
         ),
@@ -323,8 +328,14 @@ def _parse(data: Mapping[str, Any]) -> Manifest:
         raise ValueError(f"status is {manifest.status!r}, which is none of {_STATUSES}")
     if manifest.dtype not in DTYPES:
         raise ValueError(f"dtype is {manifest.dtype!r}, which is none of {DTYPES}")
-    if min(manifest.n_items, manifest.n_anchors, manifest.block_items) < 1:
-        raise ValueError("n_items, n_anchors and block_items must be at least 1")
+    if not all(1 <= n < _MOST for n in (manifest.n_items, manifest.n_anchors, manifest.block_items)):
+        raise ValueError("n_items, n_anchors and block_items must be at least 1 and below 2**48")
+    for probe in manifest.probes:
+        if not (0 <= probe.item < manifest.n_items and 0 <= probe.anchor < manifest.n_anchors):
+            raise ValueError(f"a remembered score is that of item {probe.item} and anchor query {probe.anchor}")
+    for record in manifest.parts:
+        if not 0 <= (record.start or 0) < _MOST or not all(-1 <= at < manifest.n_anchors for at in record.columns):
+            raise ValueError(f"the part {record.path!r} has items or anchor queries at impossible positions")
     return manifest
 
 
@@ -340,3 +351,49 @@ def _origin(data: Any) -> Origin | None:
     if command and command[0] != "build":
         raise ValueError(f"origin has the command {command[0]!r}, not 'build'")
     return Origin(id_field, None if texts is None else tuple(texts), tuple(command), data["folder"])
+
+
+def _part_path(part: Mapping[str, Any]) -> str:
+    path = _text(part, "path")
+    # Raised as it is: an index that names places outside itself is one of adacur's, tampered with.
+    if not _PART.fullmatch(path):
+        raise DamagedIndex(
+            f"A version of this index is made of the folder {path!r}; a part is '.' or 'parts/NAME', within the index. "
+            "Nothing was touched. Restore the folder from a copy."
+        )
+    return path
+
+
+def _card(data: Mapping[str, Any]) -> ScorerCard:
+    texts = ("name", "backend", "weights", "dtype", "source", "settings", "arithmetic")
+    limits = ("max_tokens", "max_item_tokens")
+    for name in ("name", "backend"):
+        _text(data, name)
+    card: dict[str, Any] = {name: _text(data, name) for name in texts if data.get(name) is not None}
+    card |= {name: _int(data, name) for name in limits if data.get(name) is not None}
+    if any(card.get(name, 1) < 1 for name in limits):
+        raise ValueError(f"the scorer's {' and '.join(limits)} must be at least 1")
+    return ScorerCard(**card)
+
+
+def _int(data: Mapping[str, Any], name: str) -> int:
+    return _whole(data[name], name)
+
+
+def _whole(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} is {value!r}, not a whole number")
+    return value
+
+
+def _text(data: Mapping[str, Any], name: str) -> str:
+    if not isinstance(data[name], str):
+        raise ValueError(f"{name} is {data[name]!r}, not a text")
+    return str(data[name])
+
+
+def _score(probe: Mapping[str, Any]) -> float:
+    score = float(probe["score"])
+    if not math.isfinite(score):
+        raise ValueError(f"a remembered score is {score}")
+    return score

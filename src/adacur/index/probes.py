@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from adacur.core.arrays import FloatArray
-from adacur.core.errors import WrongScorer
+from adacur.core.errors import DamagedIndex, WrongScorer
 from adacur.core.protocols import Scorer, ScorerCard
 from adacur.core.scores import check_scores
 from adacur.core.seeds import stream_key, uniform
@@ -125,6 +125,10 @@ def check_scorer(folder: IndexFolder, scorer: Scorer, *, warn: bool = True) -> D
     if same_scorer(built, given):
         return None
     probes = folder.manifest.probes
+    if not probes:
+        raise DamagedIndex(
+            f"{folder.path} remembers no scores to recognise its scorer by. Restore it from a copy, or build it again."
+        )
     items = folder.items.at(probe.item for probe in probes)
     pairs = [(folder.anchor_queries[probe.anchor], item) for probe, item in zip(probes, items, strict=True)]
     with asking(scorer):

@@ -35,6 +35,7 @@ from adacur.index.build import Progress, build_scores, locked, save_table
 from adacur.index.checksums import write_checksums
 from adacur.index.folder import COMPRESSED, IndexFolder
 from adacur.index.items import DATABASE, digest_items, digest_texts, metadata_as_json
+from adacur.index.links import check_inside
 from adacur.index.manifest import (
     FIRST_MANIFEST,
     FORMAT_OF_VERSIONS,
@@ -479,9 +480,9 @@ def _prune(index: Path, *, everything: bool) -> None:
         for old in [*homes, *([index] if home != index and (index / FIRST_MANIFEST).exists() else [])]:
             if old == home:
                 continue
-            if old != index and (not old.name.isdigit() or int(old.name) > current):
+            if old != index and (not old.name.isdecimal() or int(old.name) > current):
                 # A version that was never switched to: its parts are scores that were paid for.
-                _delete(old)
+                _delete(index, old)
             elif held.enter_context(nobody_reads(old)):
                 leaving.append(old)
             else:
@@ -491,20 +492,20 @@ def _prune(index: Path, *, everything: bool) -> None:
             unused |= {f"{PARTS}/{part.name}" for part in (index / PARTS).glob("*")} - used
         # Left behind by what was interrupted while it was written whole, or while it was deleted.
         for left_over in (*(index / PARTS).glob(".*"), *index.glob(".*.gone")):
-            _delete(left_over)
+            _delete(index, left_over)
         # Parts first: what is left of a version says which they were, should this be interrupted.
         for part in unused - {"."}:
-            _delete(index / part)
+            _delete(index, index / part)
         if "." in unused:
             for name in (SCORES, EXACT, *(DATABASE + suffix for suffix in ("", "-wal", "-shm", "-journal"))):
-                _delete(index / name)
+                _delete(index, index / name)
         for old in leaving:
             for name in _AT_HOME if old == index else ():
-                _delete(index / name)
+                _delete(index, index / name)
             if old != index:
-                _delete(old)
+                _delete(index, old)
         if "." in unused:
-            _delete(index / FIRST_MANIFEST)
+            _delete(index, index / FIRST_MANIFEST)
 
 
 def _parts_of(home: Path) -> set[str]:
@@ -517,12 +518,16 @@ def _parts_of(home: Path) -> set[str]:
         return set()
 
 
-def _delete(path: Path) -> None:
-    """Delete a file or folder, out of sight at once; where somebody holds it open and that matters, it stays."""
+def _delete(index: Path, path: Path) -> None:
+    """Delete a file or folder of an index, out of sight at once, and of a link only the link.
+
+    Where somebody holds it open and that matters, it stays.
+    """
     if not path.exists() and not path.is_symlink():
         return
+    check_inside(index, path)
     with contextlib.suppress(OSError):
-        if not path.is_dir():
+        if path.is_symlink() or not path.is_dir():
             path.unlink()
             return
         if not path.name.startswith("."):

@@ -13,7 +13,10 @@ import numpy as np
 
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import DamagedIndex
+from adacur.data.stored import read_array
 from adacur.index.blocks import SCORES, ScoreBlocks
+from adacur.index.items import check_room
+from adacur.index.links import check_no_links
 from adacur.index.manifest import Manifest, PartRecord, home_of, read_manifest, read_part_manifest
 
 __all__ = [
@@ -78,13 +81,15 @@ def read_parts(index: Path, home: Path, manifest: Manifest) -> list[Part]:
     parts = []
     for number, record in enumerate(manifest.parts):
         own = read_part_manifest(index, record.path)
+        # Before an array as long as the manifest says is made.
+        check_room(index / record.path, own)
         if record.start is not None:
             rows = record.start + np.arange(own.n_items)
         else:
             file = home / ROWS / f"{number}.npy"
             try:
-                rows = np.load(file).astype(np.int64)
-            except (OSError, ValueError, EOFError) as error:
+                rows = read_array(file, kind="i").astype(np.int64)
+            except (OSError, ValueError) as error:
                 raise DamagedIndex(f"{file} cannot be read ({error}). Restore it from a copy.") from error
         parts.append(Part(record.path, index / record.path, own, rows, np.array(record.columns, dtype=np.int64)))
     _check_tiled(parts, home, manifest)
@@ -157,6 +162,7 @@ class Reading:
 
 def hold_version(index: Path) -> tuple[Path, Manifest, Reading]:
     """The home of the current version, its manifest, and a hold on it."""
+    check_no_links(index)
     while True:
         home = home_of(index)
         held = Reading(_locked_for_reading(home))
@@ -251,6 +257,7 @@ def _check_tiled(parts: Sequence[Part], home: Path, manifest: Manifest) -> None:
         fits = (
             len(part.rows) == part.manifest.n_items
             and len(part.columns) == part.manifest.n_anchors
+            and bool((part.rows >= -1).all())
             and bool((np.diff(rows) > 0).all())
             and (not len(rows) or rows[-1] < manifest.n_items)
             and bool((columns < manifest.n_anchors).all())
