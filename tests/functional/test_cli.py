@@ -61,6 +61,7 @@ COMMANDS = (
 
 # A scorer whose mood is set from outside, so that the same command fails today and continues tomorrow. Only whole
 # blocks suffer from it: what is timed before a build is never of that size.
+SCORED = ("--scorer", "my_scorers:score")
 SCORERS = f"""
 import os, time, zlib
 
@@ -327,7 +328,9 @@ def test_with_json_nothing_but_json_is_on_stdout(folder: Path) -> None:
     (built,) = build(folder, "i.adacur", "--anchors", "anchors.jsonl", "--json").json()
     names = ["bm25", "random"]
     assert built == {"index": "i.adacur", "items": N_ITEMS, "anchors": 3, "first": names, "recognising": 0}
-    found = run("search", "i.adacur", "a comet", "a river", "-k", 3, "--budget", 20, "--json", cwd=folder).json()
+    found = run(
+        "search", "i.adacur", *SCORED, "a comet", "a river", "-k", 3, "--budget", 20, "--json", cwd=folder
+    ).json()
     assert [answer["query"]["text"] for answer in found] == ["a comet", "a river"]
     assert all(answer["calls"] == 20 and len(answer["hits"]) == 3 for answer in found)
     assert {"id", "score", "rank", "round", "text"} <= found[0]["hits"][0].keys()
@@ -348,7 +351,7 @@ def test_results_for_people_are_on_stdout_and_all_else_on_stderr(shop: Path, fol
 
     # Square brackets and colons mean something to the library that draws the tables.
     question = "is [/] this [b]bold[/b] :snake: comet?"
-    found = here("search", "whole.adacur", question, "-k", 2, "--budget", 12, cwd=shop)
+    found = here("search", "whole.adacur", *SCORED, question, "-k", 2, "--budget", 12, cwd=shop)
     assert found.code == 0, found
     assert question in found.out
     assert "score" in found.out
@@ -377,7 +380,7 @@ def test_an_estimate_for_many_items_says_how_many_anchor_queries_a_build_makes(f
 
 
 def test_a_budget_larger_than_the_collection_gives_the_exact_answer(shop: Path) -> None:
-    asked = ("whole.adacur", "a comet of the glacier", "-k", 7, "--json")
+    asked = ("whole.adacur", *SCORED, "a comet of the glacier", "-k", 7, "--json")
     (generous,) = here("search", *asked, "--budget", 10 * N_ITEMS, cwd=shop).json()
     (exact,) = here("search", *asked, "--method", "exact", cwd=shop).json()
 
@@ -388,14 +391,14 @@ def test_a_budget_larger_than_the_collection_gives_the_exact_answer(shop: Path) 
 
 def test_questions_come_from_a_file_too(shop: Path) -> None:
     found = here(
-        "search", "whole.adacur", "--queries", "beir", "-k", 1, "--method", "rerank", "--json", cwd=shop
+        "search", "whole.adacur", *SCORED, "--queries", "beir", "-k", 1, "--method", "rerank", "--json", cwd=shop
     ).json()
 
     assert [answer["query"]["id"] for answer in found] == ["q0", "q1", "q2"]
 
 
 def test_a_cache_keeps_scores_from_run_to_run(shop: Path, tmp_path: Path) -> None:
-    asked = ("search", "whole.adacur", "a comet", "a river", "-k", 3, "--budget", 20)
+    asked = ("search", "whole.adacur", *SCORED, "a comet", "a river", "-k", 3, "--budget", 20)
     plain = here(*asked, "--json", cwd=shop).json()
     for hits in (0, 40):
         found = here(*asked, "--cache", tmp_path / "scores.sqlite", "--json", cwd=shop).json()
@@ -527,7 +530,7 @@ def test_a_search_that_cannot_work_is_refused_and_the_index_stays_as_it_was(
 ) -> None:
     before = fingerprint(shop / "whole.adacur")
 
-    here("search", "whole.adacur", *options, cwd=shop).refused(*says)
+    here("search", "whole.adacur", *(() if "--scorer" in options else SCORED), *options, cwd=shop).refused(*says)
     assert fingerprint(shop / "whole.adacur") == before
 
 
@@ -581,7 +584,7 @@ def test_a_damaged_index_is_named_block_by_block(shop: Path, folder: Path) -> No
     (report,) = here("verify", "i.adacur", "--json", cwd=folder).json()
     assert not report["ok"]
     assert [problem["block"] for problem in report["problems"]] == [3, 7]
-    here("search", "i.adacur", "x", cwd=folder).refused("Block 3", "Restore it")
+    here("search", "i.adacur", *SCORED, "x", cwd=folder).refused("Block 3", "Restore it")
 
 
 @pytest.mark.parametrize(
@@ -683,7 +686,7 @@ def test_debug_shows_where_an_error_came_from(shop: Path) -> None:
         assert "Traceback" in ran.err
         assert "Error: " in ran.err.splitlines()[-1]
     # Behind a lone -- it is a question like any other.
-    (asked,) = run("search", "whole.adacur", "--json", "--", "--debug", cwd=shop).json()
+    (asked,) = run("search", "whole.adacur", *SCORED, "--json", "--", "--debug", cwd=shop).json()
     assert asked["query"]["text"] == "--debug"
 
 

@@ -83,7 +83,18 @@ def test_a_search_looks_into_as_many_lists_as_it_is_told(tmp_path, monkeypatch) 
         items, anchors, scorer="lengths_of_the_list_tests:score", path=tmp_path / "my.adacur", progress=False
     )
     built.close()
-    question = ("a question", "-k", 3, "--budget", 20, "--probe", 2, "--json")
+    question = (
+        "--scorer",
+        "lengths_of_the_list_tests:score",
+        "a question",
+        "-k",
+        3,
+        "--budget",
+        20,
+        "--probe",
+        2,
+        "--json",
+    )
     refused = run(tmp_path, *question, command="search")
     assert refused.returncode == 1
     assert "adacur compress INDEX --ivf" in " ".join(refused.stderr.split())

@@ -71,8 +71,9 @@ def test_the_commands_change_an_index_as_the_methods_do(tmp_path) -> None:
         "timing": 0,
         "lost": [],
     }
-    run("replace", path, write(tmp_path / "changed.jsonl", [item(5, edition=2)]))
-    assert "1 anchor query × 11 items = 11" in run("add-anchors", path, write(tmp_path / "asked.jsonl", [query(8)]))
+    run("replace", path, write(tmp_path / "changed.jsonl", [item(5, edition=2)]), "--trust")
+    asked = write(tmp_path / "asked.jsonl", [query(8)])
+    assert "1 anchor query × 11 items = 11" in run("add-anchors", path, asked, "--trust")
     run("drop-anchors", path, "q0")
     assert [line.split("\t")[0] for line in run("inspect", path, "--anchors").splitlines()] == ["q1", "q2", "q3", "q8"]
     assert json.loads(run("inspect", path, "--anchors", "--json"))[3] == {"id": "q8", "text": query(8).text}
@@ -94,7 +95,7 @@ def test_inspect_tells_what_is_predicted_and_a_refresh_which_ids_are_new(tmp_pat
     before = run("inspect", path)
     assert "predicted" not in before
     assert " built " in before
-    assert "5 scorer calls" in run("search", path, "what is\n\tred?", "-k", 2, "--budget", 5, "--log", log)
+    assert "5 scorer calls" in run("search", path, "--trust", "what is\n\tred?", "-k", 2, "--budget", 5, "--log", log)
     (new,) = json.loads(run("refresh", path, "--log", log, "--fewest-scored", 5, "--json"))["new_ids"]
     assert run("inspect", path, "--anchors").splitlines()[4] == f"{new}\twhat is red?"
     after = run("inspect", path)
@@ -110,25 +111,25 @@ def test_several_processes_score_what_is_added(tmp_path) -> None:
     with pytest.raises(InputError, match="engine is one of"):
         run("add", path, write(tmp_path / "new.jsonl", new), "--engine", "horses")
     with pytest.raises(InputError, match="score cache"):
-        run("add", path, tmp_path / "new.jsonl", "--cache", tmp_path / "cache.sqlite", "--workers", 2)
-    assert "160 scorer calls were paid" in run("add", path, tmp_path / "new.jsonl", "--workers", 2)
+        run("add", path, tmp_path / "new.jsonl", "--trust", "--cache", tmp_path / "cache.sqlite", "--workers", 2)
+    assert "160 scorer calls were paid" in run("add", path, tmp_path / "new.jsonl", "--trust", "--workers", 2)
     expected = build(tmp_path / "b.adacur", [*(item(n) for n in range(12)), *new], [query(n) for n in range(4)])
     assert adacur.load(path, scorer=world.score).matrix.tobytes() == expected.matrix.tobytes()
     # What is asked for again is found, and told.
     run("remove", path, "i20")
-    run("add", path, write(tmp_path / "one.jsonl", [item(20)]))
-    said = run("replace", path, write(tmp_path / "one.jsonl", [item(20)]))
+    run("add", path, write(tmp_path / "one.jsonl", [item(20)]), "--trust")
+    said = run("replace", path, write(tmp_path / "one.jsonl", [item(20)]), "--trust")
     assert "None was paid" in said
 
 
 def test_the_calls_that_recognise_the_scorer_are_told(tmp_path) -> None:
     path = tmp_path / "a.adacur"
     build(path, [item(n) for n in range(12)], [query(n) for n in range(4)], scorer="tests.living_world:score").close()
-    for n, scorer in ((20, SCORER), (21, ())):
+    for n, scorer in ((20, SCORER), (21, ["--trust"])):
         new = write(tmp_path / "new.jsonl", [item(n)])
         told = run_json("add", path, new, *scorer)
         assert (told["calls"], told["recognising"], told["timing"]) == (4, 32, 0)
-    said = run("replace", path, write(tmp_path / "new.jsonl", [item(20, edition=1)]))
+    said = run("replace", path, write(tmp_path / "new.jsonl", [item(20, edition=1)]), "--trust")
     assert "4 scorer calls were paid.\nBesides, 32 calls went into recognising the scorer.\n" in said
 
 
@@ -138,7 +139,7 @@ def test_what_is_refused_is_neither_announced_nor_asked_of_the_scorer(tmp_path, 
     monkeypatch.setattr(world, "score", scorer := Counted())
     unknown = write(tmp_path / "unknown.jsonl", [item(77)])
     asked = write(tmp_path / "asked.jsonl", [query(0)])
-    cached = ("--cache", tmp_path / "cache.sqlite", "--workers", 2)
+    cached = ("--trust", "--cache", tmp_path / "cache.sqlite", "--workers", 2)
     for wrong in (
         ("add", path, new),
         ("replace", path, unknown),

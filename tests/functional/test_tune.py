@@ -65,7 +65,7 @@ def test_several_k_and_budgets_are_a_line_of_json_each(index: Path) -> None:
 
 def test_what_cannot_be_kept_is_not_said_to_be_kept(index: Path, tmp_path: Path, capsys, monkeypatch) -> None:
     copied = shutil.copytree(index, tmp_path / "index")
-    wanted = {"ks": [5], "budgets": [20], "queries": 22, "as_json": True}
+    wanted = {"ks": [5], "budgets": [20], "queries": 22, "as_json": True, "trust": False}
     tune_command(copied, **wanted, seed=0)
     assert "Kept in" in capsys.readouterr().err
 

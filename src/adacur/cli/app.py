@@ -33,7 +33,7 @@ from adacur.cli.messages import (
     tell,
     warnings_as_notes,
 )
-from adacur.cli.opening import DEFAULT_ENCODER, DEFAULT_SCORER, cut_flag, opened_encoder, opened_scorer
+from adacur.cli.opening import DEFAULT_ENCODER, DEFAULT_SCORER, Trust, cut_flag, opened_encoder, opened_scorer
 from adacur.cli.refresh import add_refresh_command
 from adacur.cli.serve import add_serve_command
 from adacur.cli.train import train
@@ -478,6 +478,7 @@ def search(
     scorer: Annotated[
         str | None, typer.Option(help="Another backend of the scorer that built the index; default: that scorer.")
     ] = None,
+    trust: Trust = False,
     cache: CacheFile = None,
     log: Annotated[
         Path | None,
@@ -498,7 +499,7 @@ def search(
     if not asked:
         raise InputError("Nothing was asked. Give a question, or --queries FILE.")
     with warnings_as_notes():
-        opened = adacur.load(index, scorer=scorer, cache=cache, log=log, shards=shards, address=address)
+        opened = adacur.load(index, scorer=scorer, trust=trust, cache=cache, log=log, shards=shards, address=address)
         # What was not asked for is left to the library, which refuses options that a method has no use for.
         limits: dict[str, Any] = {
             "budget": budget,
@@ -554,6 +555,10 @@ def tune(
             help="With --qrels: judged queries, a budget of scorer calls each; default: the anchor queries, free."
         ),
     ] = None,
+    scorer: Annotated[
+        str | None, typer.Option(help="With --judged: the scorer that built the index; default: the one it names.")
+    ] = None,
+    trust: Trust = False,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -570,10 +575,20 @@ def tune(
     with warnings_as_notes():
         if qrels is not None:
             tune_judged_command(
-                index, qrels=qrels, judged=judged, ks=k or [10], budgets=budget or [100], seed=seed, as_json=as_json
+                index,
+                qrels=qrels,
+                judged=judged,
+                ks=k or [10],
+                budgets=budget or [100],
+                seed=seed,
+                as_json=as_json,
+                scorer=scorer,
+                trust=trust,
             )
             return
-        tune_command(index, ks=k or [10], budgets=budget or [100], queries=queries, seed=seed, as_json=as_json)
+        tune_command(
+            index, ks=k or [10], budgets=budget or [100], queries=queries, seed=seed, as_json=as_json, trust=trust
+        )
 
 
 @app.command(epilog="Example: adacur inspect my.adacur")
@@ -728,6 +743,7 @@ def compress(
     ] = False,
     lists: Annotated[int | None, typer.Option(min=1, help="So many lists (default: the root of the items).")] = None,
     drop: Annotated[bool, typer.Option("--drop", help="Go back: remove what was compressed before.")] = False,
+    trust: Trust = False,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -737,7 +753,7 @@ def compress(
     if drop:
         drop_command(index, as_json=as_json)
     else:
-        chosen = {"rank": rank, "storage": storage, "k": k, "budget": budget, "seed": seed}
+        chosen = {"rank": rank, "storage": storage, "k": k, "budget": budget, "seed": seed, "trust": trust}
         compress_command(index, lists=lists or (0 if ivf else None), as_json=as_json, **chosen)
 
 

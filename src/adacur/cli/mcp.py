@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from adacur.cli.messages import tell, warnings_as_notes
+from adacur.cli.opening import Trust
 from adacur.core.extras import require
 
 __all__ = ["add_mcp_command"]
@@ -40,6 +41,7 @@ def mcp(
     scorer: Annotated[
         str | None, typer.Option(help="Another backend of the scorer that built the index; default: that scorer.")
     ] = None,
+    trust: Trust = False,
     cache: Annotated[
         Path | None, typer.Option(help="A file that keeps scores from run to run; made if there is none.")
     ] = None,
@@ -57,7 +59,7 @@ def mcp(
     options = {} if first is None else {"first": first}
     with warnings_as_notes(), contextlib.ExitStack() as stack:
         with _printing_to_stderr():
-            opened = stack.enter_context(adacur.load(index, scorer=scorer, cache=cache))
+            opened = stack.enter_context(adacur.load(index, scorer=scorer, trust=trust, cache=cache))
             if first is not None and first != "random":
                 opened.first_stage(first)
         tell(f"{opened!r} is served over stdin and stdout to a program that speaks MCP.")

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from adacur.cli.messages import tell
 from adacur.core.errors import AdacurError, InputError, UnknownName, UnknownOption
 from adacur.core.protocols import Scorer
 
-__all__ = ["DEFAULT_ENCODER", "DEFAULT_SCORER", "cut_flag", "opened_encoder", "opened_scorer"]
+__all__ = ["DEFAULT_ENCODER", "DEFAULT_SCORER", "Trust", "cut_flag", "opened_encoder", "opened_scorer"]
 
 DEFAULT_SCORER = "ms-marco-MiniLM-L-12-v2"
 DEFAULT_ENCODER = "bge-small-en-v1.5"
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Run the function or ask the service that the folder names; else give --scorer."),
+]
 
 
 def opened_scorer(source: str, max_item_tokens: int | None = None) -> Scorer:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from adacur.cli.messages import note, print_json, say, tell, warnings_as_notes
-from adacur.cli.opening import opened_encoder
+from adacur.cli.opening import Trust, opened_encoder
 
 __all__ = ["add_refresh_command"]
 
@@ -28,6 +28,7 @@ def refresh(
     encoder: Annotated[
         str | None, typer.Option(help="Encoder of the dense first stage; default: the one it names.")
     ] = None,
+    trust: Trust = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON for machines, and nothing else, on stdout.")
     ] = False,
@@ -37,7 +38,7 @@ def refresh(
 
     dual = None if encoder is None else opened_encoder(encoder)
     with warnings_as_notes(), note.status("predicting what was not scored …"):
-        done = adacur.refresh(index, log, limit=limit, fewest_scored=fewest_scored, encoder=dual)
+        done = adacur.refresh(index, log, limit=limit, fewest_scored=fewest_scored, encoder=dual, trust=trust)
     if as_json:
         print_json({"index": str(index), **asdict(done)})
         return

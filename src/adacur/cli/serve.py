@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from adacur.cli.messages import note, say, tell, warnings_as_notes
+from adacur.cli.opening import Trust
 from adacur.core.errors import InputError
 from adacur.core.extras import require
 
@@ -36,6 +37,7 @@ def add_serve_command(app: typer.Typer) -> None:
         scorer: Annotated[
             str | None, typer.Option(help="Another backend of the scorer that built the indexes; default: that scorer.")
         ] = None,
+        trust: Trust = False,
         cache: Annotated[
             Path | None, typer.Option(help="A file that keeps scores from run to run; made if there is none.")
         ] = None,
@@ -85,6 +87,7 @@ def add_serve_command(app: typer.Typer) -> None:
             host=host,
             port=port,
             scorer=scorer,
+            trust=trust,
             cache=cache,
             keys=key or (),
             allowed_hosts=tuple(name.lower() for name in allow_host or ()),
@@ -112,6 +115,7 @@ def serve_command(
     host: str,
     port: int,
     scorer: str | None,
+    trust: bool,
     cache: Path | None,
     keys: Sequence[str],
     **options: Any,
@@ -132,7 +136,7 @@ def serve_command(
         if not places:
             places = {"wikivital": _shipped()}
         with note.status(f"opening {', '.join(places)} …"):
-            opened = open_indexes(places, scorer=scorer, cache=cache)
+            opened = open_indexes(places, scorer=scorer, trust=trust, cache=cache)
         if not settings.api_keys and not host.startswith(_LOOPBACK):
             tell(f"Note: whoever can reach {host} can search here, and spend. Ask for keys: --key or {KEYS_VARIABLE}.")
         shown = "127.0.0.1" if host in ("0.0.0.0", "") else f"[{host}]" if ":" in host else host

@@ -20,13 +20,13 @@ __all__ = ["ks_within", "tune_command", "tuned_line"]
 
 
 def tune_command(
-    index: str, *, ks: Sequence[int], budgets: Sequence[int], queries: int, seed: int, as_json: bool
+    index: str, *, ks: Sequence[int], budgets: Sequence[int], queries: int, seed: int, as_json: bool, trust: bool
 ) -> None:
     """Tune an index for every k and budget that go together, and say what was found."""
     import adacur
 
     wanted = [(k, budget) for budget, fitting in ks_within(budgets, ks) for k in fitting]
-    opened = adacur.load(index, check=False)
+    opened = adacur.load(index, check=False, trust=trust)
     assert opened.path is not None
     home = home_of(opened.path)
     anything = False

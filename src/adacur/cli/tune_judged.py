@@ -26,13 +26,15 @@ def tune_judged_command(
     budgets: Sequence[int],
     seed: int,
     as_json: bool,
+    scorer: str | None,
+    trust: bool,
 ) -> None:
     """Choose fuse and pool for every k and budget, say what it costs first, and show what was found."""
     import adacur
 
     wanted = ks_within(budgets, ks)
     judgements = read_qrels(qrels)
-    opened = adacur.load(index, check=judged is not None)
+    opened = adacur.load(index, check=judged is not None, scorer=scorer, trust=trust)
     asked = list(read_queries(judged)) if judged else list(opened.anchor_queries)
     known = [query for query in asked if query.id in judgements]
     if not known:

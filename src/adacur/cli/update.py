@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from adacur.cli.messages import KEPT, log_as_notes, note, print_json, say, tell, warnings_as_notes
+from adacur.cli.opening import Trust
 from adacur.core.errors import InputError
 from adacur.data import ItemFile, read_queries
 
@@ -63,6 +64,7 @@ def add(
     index: _Index,
     items: _ItemsFile,
     scorer: _Scorer = None,
+    trust: Trust = False,
     encoder: _Encoder = None,
     block_items: _BlockItems = None,
     cache: _Cache = None,
@@ -77,7 +79,7 @@ def add(
 
     Whoever has the index open keeps the version that was opened; whoever opens it from then on finds the new items.
     """
-    with _opened(index, scorer=scorer, encoder=encoder, cache=cache) as opened:
+    with _opened(index, scorer=scorer, trust=trust, encoder=encoder, cache=cache) as opened:
         source = _items(opened, items, id_field, text_field)
         who: dict[str, Any] = {"engine": engine, "address": address, "workers": workers}
         done = _change(index, lambda: opened.add(source, block_items=block_items, **who))
@@ -88,6 +90,7 @@ def replace(
     index: _Index,
     items: _ItemsFile,
     scorer: _Scorer = None,
+    trust: Trust = False,
     encoder: _Encoder = None,
     block_items: _BlockItems = None,
     cache: _Cache = None,
@@ -102,7 +105,7 @@ def replace(
 
     Interrupt it at will: the same command continues.
     """
-    with _opened(index, scorer=scorer, encoder=encoder, cache=cache) as opened:
+    with _opened(index, scorer=scorer, trust=trust, encoder=encoder, cache=cache) as opened:
         source = _items(opened, items, id_field, text_field)
         who: dict[str, Any] = {"engine": engine, "address": address, "workers": workers}
         done = _change(index, lambda: opened.replace(source, block_items=block_items, **who))
@@ -119,6 +122,7 @@ def add_anchors(
     index: _Index,
     queries: Annotated[Path, typer.Argument(metavar="QUERIES", help="Queries: .jsonl, .csv, .tsv, .txt or BEIR.")],
     scorer: _Scorer = None,
+    trust: Trust = False,
     block_items: _BlockItems = None,
     cache: _Cache = None,
     engine: _Engine = "local",
@@ -131,7 +135,7 @@ def add_anchors(
     More anchor queries predict better.
     """
     new = list(read_queries(queries))
-    with _opened(index, scorer=scorer, cache=cache) as opened:
+    with _opened(index, scorer=scorer, trust=trust, cache=cache) as opened:
         who: dict[str, Any] = {"engine": engine, "address": address, "workers": workers}
         done = _change(index, lambda: opened.add_anchors(new, block_items=block_items, **who))
         _show(index, done, asked=len(new) * done.items, as_json=as_json)

@@ -9,6 +9,7 @@ AdacurError
 │   ├── UnknownOption (TypeError)      an option that the class opened does not take
 │   └── FileFormatError                an input file or a line in it that cannot be read
 ├── UnknownName (LookupError)          a first stage, method, model or id nobody knows
+├── NotTrusted (PermissionError)       code or a service that an index folder names, and nobody consented to
 ├── ScorerError (RuntimeError)         the scorer failed or answered nonsense
 │   ├── ScorerFailed                   it raised; the original error is the cause
 │   ├── ScoreCountError                it returned too few or too many scores
@@ -48,6 +49,7 @@ __all__ = [
     "NewerFormat",
     "NonFiniteScore",
     "NotAnIndex",
+    "NotTrusted",
     "ScoreCountError",
     "ScorerError",
     "ScorerFailed",
@@ -96,6 +98,10 @@ class FileFormatError(InputError):
 
 class UnknownName(AdacurError, LookupError):
     """A first stage, method, model or id nobody knows."""
+
+
+class NotTrusted(AdacurError, PermissionError):
+    """An index folder names code or a service, and the user has not consented to open it."""
 
 
 class ScorerError(AdacurError, RuntimeError):

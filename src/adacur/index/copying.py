@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from adacur.core.errors import IndexMismatch, InputError
-from adacur.index.blocks import RECORDS, SCORES
-from adacur.index.folder import IndexFolder
+from adacur.index.blocks import SCORES
+from adacur.index.folder import AT_HOME, IndexFolder
 from adacur.index.items import DATABASE
-from adacur.index.manifest import FIRST_MANIFEST, MANIFEST, VERSIONS
+from adacur.index.manifest import FIRST_MANIFEST, MANIFEST
 from adacur.index.mirror import is_kept, located, writing_alone
 from adacur.index.object_store import LOCK, ObjectPlace, index_url
-from adacur.index.versions import EXACT, PARTS, READERS
+from adacur.index.versions import EXACT, READERS
 
 __all__ = ["copy_index", "version_files"]
 
@@ -25,7 +25,9 @@ _PYTERRIER = "pt_meta.json"
 
 
 def version_files(index: IndexFolder) -> list[str]:
-    """The files that the version opened is made of, relative to the index, sorted: no lock, nothing of other versions.
+    """The files that the version opened is made of, relative to the index, sorted.
+
+    No lock, nothing of other versions, nothing that somebody else put there.
 
     A folder with these files and nothing else is the same index.
     """
@@ -37,7 +39,7 @@ def version_files(index: IndexFolder) -> list[str]:
             first_build = [root / name for name in (FIRST_MANIFEST, DATABASE, SCORES, EXACT)]
             wanted += first_build if part.folder == root else [part.folder]
     else:
-        wanted = [place for place in root.iterdir() if place.name not in (VERSIONS, PARTS, RECORDS)]
+        wanted = [root / name for name in (MANIFEST, _PYTERRIER, DATABASE, SCORES, EXACT, *AT_HOME)]
     files = {
         file.relative_to(root).as_posix()
         for place in wanted
@@ -99,7 +101,7 @@ def _download(place: ObjectPlace, folder: Path) -> None:
             if is_kept(name):
                 (partial / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, partial / name)
-        _each(fetch, (name for name in place.names() if SCORES in name.split("/")))
+        _each(fetch, (name for name in place.names() if SCORES in name.split("/") and is_kept(name)))
         # A chunk that was missing there would go unnoticed until somebody reads it.
         for _ in IndexFolder.open(partial).blocks():
             pass

@@ -19,10 +19,12 @@ from adacur.index.mirror import located, status_in_store
 from adacur.index.object_store import index_url
 from adacur.index.versions import Part, Reading, exact_cells, hold_version, live_blocks, n_exact_cells, read_parts
 
-__all__ = ["COMPRESSED", "LOCK", "IndexFolder", "build_status", "first_stage_folders", "is_finished"]
+__all__ = ["AT_HOME", "COMPRESSED", "LOCK", "IndexFolder", "build_status", "first_stage_folders", "is_finished"]
 
 LOCK = "build.lock"
 COMPRESSED = "gaussian"
+# What a version, or an index as its build left it, keeps beside its manifest: made of its scores and items.
+AT_HOME = ("first", COMPRESSED, "tuned.json")
 _PARTS_KEPT_OPEN = 32
 
 

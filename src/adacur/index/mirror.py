@@ -14,12 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from adacur.core.errors import DamagedIndex, IncompleteIndex, IndexLocked, InputError, NotAnIndex, StorageUnavailable
-from adacur.data import cache_folder
 from adacur.index.blocks import RECORDS, SCORES
 from adacur.index.checksums import CHECKSUMS, check_files
 from adacur.index.items import DATABASE
 from adacur.index.manifest import MANIFEST, write_atomically
-from adacur.index.object_store import LOCK, MARKER, ChangedMeanwhile, ObjectPlace, WriterLock, elsewhere, index_url
+from adacur.index.object_store import (
+    LOCK,
+    MARKER,
+    ChangedMeanwhile,
+    ObjectPlace,
+    WriterLock,
+    elsewhere,
+    index_url,
+    mirror_above,
+    mirrors,
+)
 
 __all__ = [
     "Mirror",
@@ -128,7 +137,7 @@ def _root(place: ObjectPlace) -> Path:
     # The same URL at another endpoint is another place.
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     digest = hashlib.sha256(f"{endpoint}\n{place}".encode()).hexdigest()[:16]
-    return cache_folder() / "object-stores" / digest
+    return mirrors() / digest
 
 
 @contextlib.contextmanager
@@ -168,10 +177,9 @@ class Mirror:
     @classmethod
     def of(cls, folder: Path) -> Mirror | None:
         """The mirror that a folder is, or lies in."""
-        for above in (folder, *folder.absolute().parents[:2]):
-            if (above / MARKER).exists() and (place := elsewhere(above)) is not None:
-                return cls(above, place)
-        return None
+        above = mirror_above(folder)
+        place = None if above is None else elsewhere(above)
+        return None if above is None or place is None else cls(above, place)
 
     @property
     def is_building(self) -> bool:
@@ -370,10 +378,13 @@ class Mirror:
 
 
 def is_kept(name: str) -> bool:
-    """Whether a file is part of an index: not hidden, half written, a lock, or what SQLite keeps beside a database."""
-    return not any(part.startswith(".") for part in name.split("/")) and not name.endswith(
-        (".partial", LOCK, "-wal", "-shm", "-journal")
-    )
+    """Whether a file is part of an index: not hidden, half written, a lock, or what SQLite keeps beside a database.
+
+    Nor is one whose name would lead out of the folder, here or on another system.
+    """
+    parts = name.split("/")
+    leads_out = any(part.startswith(".") or part == "" for part in parts) or bool(set(name) & set("\\:\0"))
+    return not leads_out and not name.endswith((".partial", LOCK, "-wal", "-shm", "-journal"))
 
 
 def _units(names: Iterable[str]) -> dict[str, list[str]]:

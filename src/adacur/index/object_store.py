@@ -17,10 +17,23 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from adacur.core.errors import IndexLocked, InputError, StorageUnavailable
+from adacur.core.errors import DamagedIndex, IndexLocked, InputError, StorageUnavailable
 from adacur.core.extras import require
+from adacur.data import cache_folder
+from adacur.data.stored import read_json
 
-__all__ = ["LOCK", "MARKER", "SCHEMES", "ChangedMeanwhile", "ObjectPlace", "WriterLock", "elsewhere", "index_url"]
+__all__ = [
+    "LOCK",
+    "MARKER",
+    "SCHEMES",
+    "ChangedMeanwhile",
+    "ObjectPlace",
+    "WriterLock",
+    "elsewhere",
+    "index_url",
+    "mirror_above",
+    "mirrors",
+]
 
 SCHEMES = ("s3", "gs", "az")
 # In the folder that stands for an index in a store: its URL, and which objects the files are.
@@ -56,14 +69,38 @@ def index_url(path: str | Path) -> str | None:
     return f"{scheme}://{rest}"
 
 
+def mirrors() -> Path:
+    """Where this machine keeps folders that stand for indexes in stores."""
+    return cache_folder() / "object-stores"
+
+
+def mirror_above(folder: Path) -> Path | None:
+    """The mirror of an index that a folder is, or lies in; None outside the cache, where a marker is not believed.
+
+    It would have an index that was downloaded, or any below it, read from a place that a stranger names.
+    """
+    root, resolved = mirrors().resolve(), folder.resolve()
+    if root not in resolved.parents:
+        return None
+    within = resolved.relative_to(root).parts
+    above = root.joinpath(*within[:2])
+    return above if len(within) >= 2 and (above / MARKER).is_file() else None
+
+
 def elsewhere(folder: Path) -> ObjectPlace | None:
     """Where the scores of a folder lie, if that is a store; None where they lie in the folder."""
-    for above in (folder, *folder.absolute().parents[:2]):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            url = str(json.loads((above / MARKER).read_bytes())["url"])
-            within = folder.absolute().relative_to(above.absolute()).as_posix()
-            return ObjectPlace(url if within == "." else f"{url}/{within}")
-    return None
+    if (mirror := mirror_above(folder)) is None:
+        return None
+    try:
+        url = index_url(read_json(mirror / MARKER)["url"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedIndex(
+            f"{mirror / MARKER} cannot be read ({error}). Remove {mirror}: it is fetched anew."
+        ) from error
+    if url is None:
+        raise DamagedIndex(f"{mirror / MARKER} names no object store. Remove {mirror}: it is fetched anew.")
+    within = folder.resolve().relative_to(mirror).as_posix()
+    return ObjectPlace(url if within == "." else f"{url}/{within}")
 
 
 class ChangedMeanwhile(Exception):

@@ -33,7 +33,7 @@ from adacur.core.scores import check_grid
 from adacur.index.blocks import SCORES
 from adacur.index.build import Progress, build_scores, locked, save_table
 from adacur.index.checksums import write_checksums
-from adacur.index.folder import COMPRESSED, IndexFolder
+from adacur.index.folder import AT_HOME, IndexFolder
 from adacur.index.items import DATABASE, digest_items, digest_texts, metadata_as_json
 from adacur.index.links import check_inside
 from adacur.index.manifest import (
@@ -60,8 +60,6 @@ _NAMED = 3
 _NO_ITEMS = "There are no items. Give at least one."
 _FEWEST_PROBES = 16
 _CELLS_TO_PROBE = 4096
-# What lies in the home of a version, besides its manifest.
-_AT_HOME = ("first", COMPRESSED, "tuned.json", ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +297,7 @@ class Update:
             names = () if first_stages is None else tuple(first_stages.write(home, view.items, set(self._new_ids)))
         else:
             names = old.first_names()
-            kept = _AT_HOME[:3] if [*self._anchors] == [*old.anchor_queries] else _AT_HOME[:1]
+            kept = AT_HOME if [*self._anchors] == [*old.anchor_queries] else AT_HOME[:1]
             # Who compresses or tunes a version holds its home.
             with contextlib.nullcontext() if old.home == index else locked(old.home):
                 _link(old.home, home, kept)
@@ -500,7 +498,7 @@ def _prune(index: Path, *, everything: bool) -> None:
             for name in (SCORES, EXACT, *(DATABASE + suffix for suffix in ("", "-wal", "-shm", "-journal"))):
                 _delete(index, index / name)
         for old in leaving:
-            for name in _AT_HOME if old == index else ():
+            for name in (*AT_HOME, ROWS) if old == index else ():
                 _delete(index, index / name)
             if old != index:
                 _delete(index, old)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Pair, as_query
 from adacur.core.results import Hit
 from adacur.core.scores import check_scores
-from adacur.index import read_manifest
 from adacur.scorers.asking import asking
 from adacur.scorers.grid import ascore
 from adacur.search import AnchorIndex, load
@@ -28,7 +26,6 @@ __all__ = [
     "as_item",
     "asearch",
     "check_index",
-    "check_scorer_is_a_model",
     "checked_filter",
     "item_of",
     "known_of",
@@ -39,8 +36,6 @@ __all__ = [
     "score_of",
     "search",
 ]
-
-_CALLED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|[A-Za-z_][\w.]*:[A-Za-z_]")
 
 
 def load_with(path: str | Path, options: Mapping[str, Any]) -> tuple[AnchorIndex, dict[str, Any]]:
@@ -57,16 +52,6 @@ def check_index(index: object) -> None:
         raise InputError(
             f"Expected an index, as adacur.load and adacur.build return; got {index!r}. "
             "A folder is opened with AdacurRetriever.from_path(path)."
-        )
-
-
-def check_scorer_is_a_model(folder: Path) -> None:
-    """Refuse a downloaded index that would have a function or a service called for no better reason than its word."""
-    card = read_manifest(folder).scorer
-    if card is not None and card.source is not None and _CALLED.match(card.source):
-        raise InputError(
-            f"This index was scored by {card.source!r}, a function or a service, which is not called just because a "
-            "download names it. Give the scorer: scorer=…"
         )
 
 

@@ -42,9 +42,10 @@ __all__ = ["AdacurRanker", "AdacurRetriever", "items_of"]
 class AdacurRetriever:
     """The best items of an index for a query, within a budget of scorer calls, as documents with their scores.
 
-    The index folder is opened by `warm_up`, or when first asked. `scorer`, `encoder`, `cache`, `device` and `check` are
-    those of `adacur.load`; the rest are options of `AnchorIndex.search`, chosen by the index where left out. A pipeline
-    can be written as YAML where they are texts and numbers: a scorer by its name, folder, URL or "module:function".
+    The index folder is opened by `warm_up`, or when first asked. `scorer`, `encoder`, `cache`, `device`, `check` and
+    `trust` are those of `adacur.load`; the rest are options of `AnchorIndex.search`, chosen by the index where left
+    out. A pipeline can be written as YAML where they are texts and numbers: a scorer by its name, folder, URL or
+    "module:function".
 
     `filters` are Haystack's; where no item passes, no document is found. The score is the scorer's own; with `fuse` it
     is what documents are ordered by, and exact the scorer's. Documents carry the item's metadata, and rank, round and
@@ -63,6 +64,7 @@ class AdacurRetriever:
         cache: str | Path | None = None,
         device: str | None = None,
         check: bool = True,
+        trust: bool = False,
         budget: int | None = None,
         rounds: int | None = None,
         deadline: float | None = None,
@@ -84,6 +86,7 @@ class AdacurRetriever:
             "cache": None if cache is None else str(cache),
             "device": device,
             "check": check,
+            "trust": trust or None,
         }
         self._options = {
             "budget": budget,
@@ -154,7 +157,7 @@ class AdacurRetriever:
     def _opened(self) -> AnchorIndex:
         with self._opening:
             if self._index is None:
-                index = load(self.path, **self._loading)
+                index = load(self.path, **_given(self._loading))
                 # Named in the manifest, it would be opened, and may be refused, only in the first search.
                 _ = index.scorer
                 self._index = index

@@ -23,7 +23,6 @@ from adacur.index.items import DATABASE
 from adacur.index.manifest import FIRST_MANIFEST, MANIFEST, VERSIONS
 from adacur.index.mirror import refuse_url
 from adacur.index.versions import EXACT, PARTS
-from adacur.integrations.documents import check_scorer_is_a_model
 from adacur.search import AnchorIndex, load
 from adacur.search.tuned import TUNED
 
@@ -88,8 +87,7 @@ def from_pretrained(
 
     `revision` pins a branch, a tag or a commit. It is kept in the hub's cache and cannot be changed there; an index
     that is to be changed is copied into a new `folder`. Like `adacur.load` this refuses a scorer that did not build
-    the index. A scorer that is a function or a service must be given: what a downloaded index names is opened only if
-    it is a model.
+    the index, and opens one that is a function or a service only if it is given, or with `trust=True`.
     """
     if Path(repo).is_dir() or _as_folder(repo) is not None:
         if revision is not None or folder is not None:
@@ -110,8 +108,6 @@ def from_pretrained(
         )
     except Exception as error:
         raise FetchError(f"{repo}{f' at {revision}' if revision else ''} cannot be fetched. {error}") from error
-    if scorer is None:
-        check_scorer_is_a_model(Path(found))
     if folder is not None:
         with _folder_of(found) as cached:
             _write({name: cached.path / name for name in version_files(cached)}, Path(folder))

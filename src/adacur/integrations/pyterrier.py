@@ -20,7 +20,6 @@ from adacur.core.results import Hits
 from adacur.index import AnchorTable, IndexFolder, check_scorer, save_table, write_manifest
 from adacur.index.copying import version_files
 from adacur.index.mirror import refuse_url
-from adacur.integrations.documents import check_scorer_is_a_model
 from adacur.retrievers import Dense
 from adacur.search import AnchorIndex, SearchOptions, load
 from adacur.search import encoder as opened_encoder
@@ -41,8 +40,8 @@ Incomplete = Literal["refuse", "skip", "predict"]
 class Adacur(pt.Artifact, pt.Transformer):  # type: ignore[misc]
     """An index in a PyTerrier pipeline: queries retrieve, and results of a first stage seed the first round.
 
-    `index` is an `AnchorIndex`, or the folder or URL of one, which `scorer` and `encoder` open as in `adacur.load`; of
-    an artifact that was downloaded, a scorer that is a function or a service must be given.
+    `index` is an `AnchorIndex`, or the folder or URL of one, which `scorer`, `encoder` and `trust` open as in
+    `adacur.load`: a scorer that is a function or a service must be given, or trusted.
     `options` are those of `AnchorIndex.search`. `rank` and `iteration`, the round that scored a document, count from 0
     as PyTerrier does. With `fuse`, `score` is what the documents are ordered by, and `exact` the scorer's own.
     """
@@ -58,16 +57,15 @@ class Adacur(pt.Artifact, pt.Transformer):  # type: ignore[misc]
         k: int = 10,
         scorer: Any = None,
         encoder: Any = None,
+        trust: bool = False,
         **options: Unpack[SearchOptions],
     ) -> None:
         if isinstance(index, AnchorIndex):
-            if scorer is not None or encoder is not None:
+            if scorer is not None or encoder is not None or trust:
                 raise InputError("This index is open already, with its scorer and encoder; give them to adacur.load.")
             self.index = index
         else:
-            if scorer is None and _artifacts() in Path(index).absolute().parents:
-                check_scorer_is_a_model(Path(index))
-            self.index = load(index, scorer=scorer, encoder=encoder)
+            self.index = load(index, scorer=scorer, encoder=encoder, trust=trust)
         super().__init__(pt.Artifact.NO_PATH if self.index.path is None else self.index.path)
         self.k = k
         self.options = options
@@ -101,11 +99,6 @@ class Adacur(pt.Artifact, pt.Transformer):  # type: ignore[misc]
                 yield name, str(folder.path / name)
         finally:
             folder.release()
-
-
-def _artifacts() -> Path:
-    """Where `from_hf`, `from_url` and the like put what they download."""
-    return Path(pt.io.pyterrier_home(), "artifacts").absolute()
 
 
 class _GivenResults:

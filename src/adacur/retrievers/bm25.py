@@ -12,8 +12,9 @@ from adacur.core.budget import check_k
 from adacur.core.errors import DamagedIndex, EmptyInput, UnknownName
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.results import Hits
+from adacur.data.stored import read_json
 from adacur.retrievers.ranking import best_first, check_ids
-from adacur.retrievers.saved import read_ids, read_settings, write_settings
+from adacur.retrievers.saved import read_ids, read_settings, unreadable_is_damage, write_settings
 
 __all__ = ["BM25"]
 
@@ -69,6 +70,10 @@ class BM25:
         )
         return cls(checked, model, stemmer=stemmer, stopwords=stopwords)
 
+    def rebuilt(self, items: Iterable[Item]) -> BM25:
+        """Other items, with the same settings."""
+        return BM25.build(items, stemmer=self._stemmer, stopwords=self._stopwords)
+
     def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
         """At most k items per query that share a word with it."""
         check_k(k)
@@ -82,7 +87,10 @@ class BM25:
         known = [word for word in words if word in self._model.vocab_dict]
         if not known:
             return Hits(query=query, ids=(), scores=np.zeros(0, dtype=np.float32))
-        scores = np.asarray(self._model.get_scores(known))
+        try:
+            scores = np.asarray(self._model.get_scores(known))
+        except IndexError as error:
+            raise DamagedIndex(f"The BM25 files name an item that is not there ({error}). Build it again.") from error
         best = best_first(scores, self._ids, min(k, int(np.count_nonzero(scores > 0))))
         return Hits(query=query, ids=tuple(self._ids[position] for position in best), scores=scores[best])
 
@@ -99,16 +107,47 @@ class BM25:
         """Open a saved BM25; its postings stay on disk, memory-mapped."""
         import bm25s
 
+        folder = Path(folder)
         settings = read_settings(folder)
-        try:
-            model = bm25s.BM25.load(Path(folder) / "bm25s", mmap=True, show_progress=False)
+        with unreadable_is_damage(folder, "BM25"):
+            _check_parameters(folder / "bm25s")
+            model = bm25s.BM25.load(folder / "bm25s", mmap=True, show_progress=False)
+            _check_postings(model)
             ids = read_ids(folder)
-        except (OSError, ValueError) as error:
-            raise DamagedIndex(f"The BM25 files in {folder} cannot be read ({error}). Build it again.") from error
+            stemmer, stopwords = settings["stemmer"], settings["stopwords"]
+            words = stopwords if isinstance(stopwords, list) else [stopwords]
+            if not all(isinstance(word, str | None) for word in (stemmer, *words)):
+                raise ValueError(f"stemmer is {stemmer!r} and stopwords are {stopwords!r}")
         n_items = model.scores["num_docs"]
         if len(ids) != n_items:
             raise DamagedIndex(f"The BM25 files in {folder} disagree: {len(ids)} ids, {n_items} items. Build it again.")
-        return cls(ids, model, stemmer=settings["stemmer"], stopwords=settings["stopwords"])
+        return cls(ids, model, stemmer=stemmer, stopwords=stopwords)
+
+
+def _check_parameters(folder: Path) -> None:
+    """Refuse settings that `build` does not choose: some would have bm25s compile code, or trust numbers unchecked."""
+    given = read_json(folder / "params.index.json")
+    chosen = {"method": "lucene", "idf_method": "lucene", "dtype": "float32", "int_dtype": "int32", "backend": "numpy"}
+    numbers = ("k1", "b", "delta", "num_docs")
+    if other := sorted(set(given) - {*chosen, *numbers, "version"}):
+        raise ValueError(f"there is no parameter {other[0]!r}")
+    for name, value in chosen.items():
+        if given.get(name, value) != value:
+            raise ValueError(f"the parameter {name} is {given[name]!r}, not {value!r}")
+    for name in numbers:
+        if isinstance(given.get(name, 1), bool) or not isinstance(given.get(name, 1), int | float):
+            raise ValueError(f"the parameter {name} is {given[name]!r}, not a number")
+
+
+def _check_postings(model: Any) -> None:
+    data, indices, starts = (model.scores[name] for name in ("data", "indices", "indptr"))
+    if data.dtype.kind != "f" or indices.dtype.kind != "i" or starts.dtype.kind != "i":
+        raise ValueError(f"the postings are {data.dtype}, {indices.dtype} and {starts.dtype}")
+    if starts[0] != 0 or (np.diff(starts) < 0).any() or not starts[-1] == len(data) == len(indices):
+        raise ValueError(f"{len(data)} scores and {len(indices)} items do not fit the words")
+    numbers = model.vocab_dict.values()
+    if not all(type(number) is int and 0 <= number < len(starts) - 1 for number in numbers):
+        raise ValueError(f"a word has a number that is not among the {len(starts) - 1} of the postings")
 
 
 def _tokenise(texts: Iterable[str], *, stemmer: str | None, stopwords: str | list[str] | None, return_ids: bool) -> Any:

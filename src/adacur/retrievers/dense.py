@@ -16,9 +16,10 @@ from adacur.core.budget import check_k
 from adacur.core.errors import DamagedIndex, EmptyInput, InputError
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.results import Hits
-from adacur.retrievers.encoders import Encoder, EncoderCard, check_same_encoder, reopen_encoder
+from adacur.data.stored import read_array
+from adacur.retrievers.encoders import Encoder, EncoderCard, check_same_encoder, read_card, reopen_encoder
 from adacur.retrievers.ranking import best_first, check_ids
-from adacur.retrievers.saved import read_ids, read_settings, write_ids, write_settings
+from adacur.retrievers.saved import read_ids, read_settings, unreadable_is_damage, write_ids, write_settings
 
 __all__ = ["QUERIES_AT_ONCE", "Dense"]
 
@@ -46,6 +47,7 @@ class Dense:
         encoder: Encoder | None,
         card: EncoderCard | None,
         folder: Path | None = None,
+        trust: bool = False,
     ) -> None:
         self._ids = ids
         self._stored = stored
@@ -53,6 +55,7 @@ class Dense:
         self._encoder = encoder
         self._card = card
         self._folder = folder
+        self._trust = trust
         self._opening = threading.Lock()
         self._embedded_last: tuple[tuple[str, ...], FloatArray] = ((), np.empty((0, 0), dtype=np.float32))
 
@@ -213,28 +216,25 @@ class Dense:
         write_settings(folder, kind=self.name, settings={"encoder": asdict(self._card) if self._card else None})
 
     @classmethod
-    def load(cls, folder: str | Path, *, encoder: Encoder | None = None) -> Dense:
+    def load(cls, folder: str | Path, *, encoder: Encoder | None = None, trust: bool = False) -> Dense:
         """Open a saved retriever; embeddings and ids stay on disk, memory-mapped.
 
-        Without `encoder`, the one the card names is opened at the first search.
+        Without `encoder`, the one the card names is opened at the first search; `trust` as in `adacur.load`.
         """
         folder = Path(folder)
         settings = read_settings(folder)
-        scales_path = folder / "scales.npy"
-        try:
+        with unreadable_is_damage(folder, "dense"):
             ids = read_ids(folder)
-            stored = np.load(folder / "embeddings.npy", mmap_mode="r")
-            scales = np.load(scales_path) if stored.dtype == np.int8 else None
-        except (OSError, ValueError) as error:
-            raise DamagedIndex(f"The dense files in {folder} cannot be read ({error}). Build it again.") from error
+            stored = read_array(folder / "embeddings.npy", kind="fi", ndim=2, mapped=True)
+            scales = read_array(folder / "scales.npy", kind="f") if stored.dtype == np.int8 else None
+            card = read_card(settings["encoder"]) if settings["encoder"] is not None else None
         if len(ids) != len(stored) or (scales is not None and len(scales) != len(ids)):
             raise DamagedIndex(
                 f"The dense files in {folder} disagree: {len(ids)} ids, {len(stored)} embeddings. Build it again."
             )
-        card = EncoderCard(**settings["encoder"]) if settings["encoder"] else None
         if encoder is not None:
             _check_encoder(encoder, card, dimension=stored.shape[1])
-        return cls(ids, stored, scales=scales, encoder=encoder, card=card, folder=folder)
+        return cls(ids, stored, scales=scales, encoder=encoder, card=card, folder=folder, trust=trust)
 
     def open_encoder(self) -> Encoder:
         """The encoder, opened if need be; where there is none, the error says how to give one."""
@@ -251,7 +251,7 @@ class Dense:
         )
         if self._card is None:
             raise InputError(f"These embeddings came without an encoder, so text cannot be searched. Use {how}.")
-        encoder = reopen_encoder(self._card, instead=how)
+        encoder = reopen_encoder(self._card, instead=how, folder=self._folder, trust=self._trust)
         _check_encoder(encoder, self._card, dimension=self._stored.shape[1])
         return encoder
 

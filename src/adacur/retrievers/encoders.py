@@ -8,16 +8,19 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from adacur.core.arrays import FloatArray
-from adacur.core.errors import InputError
+from adacur.core.errors import InputError, NotTrusted
 from adacur.core.extras import require
 from adacur.data import fetch, names
+from adacur.retrievers.saved import index_of
 from adacur.scorers.checkpoints import check_names_no_code, quiet
+from adacur.scorers.consent import check_consent
 from adacur.scorers.int8_products import PRECISE
 from adacur.scorers.weights import settings_hash
 
@@ -30,6 +33,7 @@ __all__ = [
     "bge_small",
     "check_same_encoder",
     "open_encoder",
+    "read_card",
     "reopen_encoder",
 ]
 
@@ -53,6 +57,19 @@ class EncoderCard:
     item_prefix: str = ""
     max_tokens: int | None = None
     settings: str | None = None
+
+
+def read_card(data: Any) -> EncoderCard:
+    """The card in the settings of a saved retriever; ValueError where they hold something else."""
+    card = EncoderCard(**data)
+    texts = (card.kind, card.query_prefix, card.item_prefix)
+    names_ = (card.source, card.weights, card.pooling, card.settings)
+    if not all(isinstance(text, str) for text in texts) or not all(isinstance(name, str | None) for name in names_):
+        raise ValueError(f"the encoder is {data!r}")
+    counts = (card.dimension, 1 if card.max_tokens is None else card.max_tokens)
+    if not isinstance(card.normalise, bool | None) or not all(type(count) is int and count > 0 for count in counts):
+        raise ValueError(f"the encoder is {data!r}")
+    return card
 
 
 @runtime_checkable
@@ -315,9 +332,15 @@ def open_encoder(card: EncoderCard) -> Encoder:
     )
 
 
-def reopen_encoder(card: EncoderCard, *, instead: str) -> Encoder:
-    """The encoder that a saved retriever remembers; `instead` says how to pass it by hand."""
+def reopen_encoder(card: EncoderCard, *, instead: str, folder: Path | None, trust: bool) -> Encoder:
+    """The encoder that a saved retriever remembers; `instead` says how to pass it by hand.
+
+    What the `folder` of the retriever names is weights, or takes `trust`.
+    """
     source = card.source
+    if source is not None and source not in names() and folder is not None:
+        check_consent(source, what="encoder", folder=index_of(folder), trust=trust)
+        _check_guarded(card, trust=trust)
     # A path of another machine is no help, but a name that everybody can fetch is.
     if source and not Path(source).exists() and (name := Path(source).name) in names():
         source = str(fetch(name))
@@ -328,6 +351,19 @@ def reopen_encoder(card: EncoderCard, *, instead: str) -> Encoder:
             f"The encoder of this retriever ({card.kind}, {card.source!r}) cannot be opened: {error} "
             f"Pass it: {instead}."
         ) from error
+
+
+def _check_guarded(card: EncoderCard, *, trust: bool) -> None:
+    """Before version 6.2 sentence-transformers imported whatever class a model of the hub named."""
+    if trust or card.kind != "sentence-transformers" or Path(str(card.source)).exists():
+        return
+    installed = metadata.version("sentence-transformers")
+    if tuple(int(part) for part in installed.split(".")[:2]) < (6, 2):
+        raise NotTrusted(
+            f"The encoder {card.source!r} comes from the hub, and sentence-transformers {installed} would run code "
+            "that it names. Upgrade to 6.2, give the encoder yourself (encoder=…, --encoder), or say that you trust "
+            "the folder (trust=True, --trust)."
+        )
 
 
 def _hash_of_file(path: Path) -> str:

@@ -17,9 +17,10 @@ from adacur.core.budget import check_k
 from adacur.core.errors import DamagedIndex, InputError
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.results import Hits
-from adacur.retrievers.encoders import EncoderCard, TokenEncoder, check_same_encoder, reopen_encoder
+from adacur.data.stored import read_array
+from adacur.retrievers.encoders import EncoderCard, TokenEncoder, check_same_encoder, read_card, reopen_encoder
 from adacur.retrievers.ranking import best_first, check_ids
-from adacur.retrievers.saved import read_ids, read_settings, write_settings
+from adacur.retrievers.saved import read_ids, read_settings, unreadable_is_damage, write_settings
 
 __all__ = ["MultiVector"]
 
@@ -52,6 +53,8 @@ class MultiVector:
         offsets: IntArray,
         encoder: TokenEncoder | None,
         card: EncoderCard,
+        folder: Path | None = None,
+        trust: bool = False,
     ) -> None:
         self._ids = ids
         # Item i has the rows tokens[offsets[i] : offsets[i + 1]].
@@ -59,6 +62,8 @@ class MultiVector:
         self._offsets = offsets
         self._encoder = encoder
         self._card = card
+        self._folder = folder
+        self._trust = trust
         self._opening = threading.Lock()
 
     @classmethod
@@ -158,36 +163,36 @@ class MultiVector:
         write_settings(folder, kind=self.name, ids=self._ids, settings=settings)
 
     @classmethod
-    def load(cls, folder: str | Path, *, encoder: TokenEncoder | None = None) -> MultiVector:
+    def load(cls, folder: str | Path, *, encoder: TokenEncoder | None = None, trust: bool = False) -> MultiVector:
         """Open a saved retriever; token vectors stay on disk, memory-mapped.
 
-        Without `encoder`, the one the card names is opened at the first search.
+        Without `encoder`, the one the card names is opened at the first search; `trust` as in `adacur.load`.
         """
         folder = Path(folder)
         settings = read_settings(folder)
-        try:
+        with unreadable_is_damage(folder, "multi-vector"):
             ids = read_ids(folder)
-            offsets = np.load(folder / "offsets.npy")
+            offsets = read_array(folder / "offsets.npy", kind="i")
+            if offsets[0] != 0 or (np.diff(offsets) < 1).any():
+                raise ValueError("offsets.npy does not ascend from 0")
             tokens = _mapped(folder / "tokens.f16", width=settings["dimension"])
-        except (OSError, ValueError) as error:
-            raise DamagedIndex(
-                f"The multi-vector files in {folder} cannot be read ({error}). Build it again."
-            ) from error
+            card = read_card(settings["encoder"])
         if len(offsets) != len(ids) + 1 or offsets[-1] != len(tokens):
             raise DamagedIndex(
                 f"The multi-vector files in {folder} disagree: {len(ids)} ids, {len(offsets) - 1} items, "
                 f"{offsets[-1]} tokens, {len(tokens)} vectors. Build it again."
             )
-        card = EncoderCard(**settings["encoder"])
         given = None if encoder is None else _checked(encoder, card)
-        return cls(ids, tokens, offsets=offsets, encoder=given, card=card)
+        return cls(ids, tokens, offsets=offsets, encoder=given, card=card, folder=folder, trust=trust)
 
     def open_encoder(self) -> TokenEncoder:
         """The encoder, opened if need be; where there is none, the error says how to give one."""
         with self._opening:
             if self._encoder is None:
                 instead = "adacur.load(path, encoder=...) or MultiVector.load(folder, encoder=...)"
-                self._encoder = _checked(reopen_encoder(self._card, instead=instead), self._card)
+                self._encoder = _checked(
+                    reopen_encoder(self._card, instead=instead, folder=self._folder, trust=self._trust), self._card
+                )
             return self._encoder
 
     def _scores(self, queries: Sequence[Query]) -> FloatArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from adacur.core.errors import NewerFormat, NotAnIndex, UnknownName
+from adacur.core.errors import AdacurError, DamagedIndex, NewerFormat, NotAnIndex, UnknownName
+from adacur.data.stored import read_array, read_json
 
 if TYPE_CHECKING:
     from adacur.retrievers.bm25 import BM25
@@ -18,7 +20,16 @@ if TYPE_CHECKING:
     from adacur.retrievers.multi_vector import MultiVector
     from adacur.retrievers.tfidf import TfIdf
 
-__all__ = ["StoredIds", "load_retriever", "read_ids", "read_settings", "write_ids", "write_settings"]
+__all__ = [
+    "StoredIds",
+    "index_of",
+    "load_retriever",
+    "read_ids",
+    "read_settings",
+    "unreadable_is_damage",
+    "write_ids",
+    "write_settings",
+]
 
 _FORMAT = 1
 _TEXT, _ENDS = "ids.utf8", "ids_ends.npy"
@@ -60,7 +71,7 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
     """The content of `retriever.json`."""
     path = Path(folder) / "retriever.json"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except (OSError, ValueError) as error:
         raise NotAnIndex(f"{folder} holds no saved retriever: {path.name} cannot be read ({error}).") from error
     if not isinstance(content, dict) or "kind" not in content or not isinstance(content.get("format"), int):
@@ -72,12 +83,29 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
     return content
 
 
+@contextlib.contextmanager
+def unreadable_is_damage(folder: Path, what: str) -> Iterator[None]:
+    """Tell whatever files of another shape make the reading of a saved retriever raise as damage to its folder."""
+    try:
+        yield
+    except AdacurError:
+        raise
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, MemoryError) as error:
+        said = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) and error.args else str(error)
+        raise DamagedIndex(f"The {what} files in {folder} cannot be read ({said}). Build it again.") from error
+
+
 def read_ids(folder: str | Path) -> Sequence[str]:
     """The item ids, in the order of the rows; left on the disk where `write_ids` made that possible."""
     folder = Path(folder)
     if (folder / _ENDS).exists():
         return StoredIds(folder)
-    return tuple(json.loads((folder / "ids.json").read_text(encoding="utf-8")))
+    ids = read_json(folder / "ids.json")
+    if not isinstance(ids, list) or not all(isinstance(id_, str) for id_ in ids):
+        raise ValueError("ids.json must hold a list of texts")
+    # Half a surrogate pair is text to JSON and to nobody else.
+    "".join(ids).encode()
+    return tuple(ids)
 
 
 def write_ids(folder: Path, ids: Iterable[str]) -> None:
@@ -94,11 +122,22 @@ def write_ids(folder: Path, ids: Iterable[str]) -> None:
         os.replace(folder / f".{name}", folder / name)
 
 
+def index_of(folder: Path) -> Path:
+    """The index that a saved retriever is the first stage of, in INDEX/first or a version's; or its own folder."""
+    parts = folder.resolve().parts
+    if len(parts) < 2 or parts[-2] != "first":
+        return folder
+    home = folder.resolve().parent.parent
+    return home.parent.parent if home.parent.name == "versions" else home
+
+
 class StoredIds(Sequence[str]):
     """Item ids in a folder, memory-mapped and read one at a time."""
 
     def __init__(self, folder: Path) -> None:
-        self._ends = np.load(folder / _ENDS, mmap_mode="r")
+        self._ends = read_array(folder / _ENDS, kind="i", mapped=True)
+        if len(self._ends) and (self._ends[0] < 0 or (np.diff(self._ends) < 0).any()):
+            raise ValueError(f"{_ENDS} does not ascend")
         size = (folder / _TEXT).stat().st_size
         expected = int(self._ends[-1]) if len(self._ends) else 0
         if size != expected:
@@ -118,7 +157,7 @@ class StoredIds(Sequence[str]):
         if isinstance(position, slice):
             return [self[at] for at in range(*position.indices(len(self)))]
         at = range(len(self))[position]
-        return self._text[int(self._ends[at - 1]) if at else 0 : int(self._ends[at])].tobytes().decode()
+        return _decoded(self._text[int(self._ends[at - 1]) if at else 0 : int(self._ends[at])].tobytes())
 
     def __iter__(self) -> Iterator[str]:
         begin = 0
@@ -126,5 +165,12 @@ class StoredIds(Sequence[str]):
             ends = self._ends[start : start + 65_536].tolist()
             text, first = self._text[begin : ends[-1]].tobytes(), begin
             for end in ends:
-                yield text[begin - first : end - first].decode()
+                yield _decoded(text[begin - first : end - first])
                 begin = end
+
+
+def _decoded(text: bytes) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise DamagedIndex(f"{_TEXT} holds an id that is not UTF-8 ({error}). Build the first stage again.") from error

@@ -15,14 +15,16 @@ from adacur.core.errors import DamagedIndex, EmptyInput, InputError, UnknownName
 from adacur.core.extras import require
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.results import Hits
+from adacur.data.stored import read_array, read_json
 from adacur.retrievers.ranking import best_first, check_ids
-from adacur.retrievers.saved import read_ids, read_settings, write_settings
+from adacur.retrievers.saved import read_ids, read_settings, unreadable_is_damage, write_settings
 
 __all__ = ["TfIdf"]
 
 Analyzer = Literal["word", "char", "char_wb"]
 _ANALYZERS = ("word", "char", "char_wb")
-_ARRAYS = ("idf", "offsets", "positions", "weights")
+# With the kinds of numbers in them.
+_ARRAYS = {"idf": "f", "offsets": "i", "positions": "i", "weights": "f"}
 
 
 class TfIdf:
@@ -107,6 +109,11 @@ class TfIdf:
             analysis=analysis,
         )
 
+    def rebuilt(self, items: Iterable[Item]) -> TfIdf:
+        """Other items, with the same settings."""
+        least, most = self._analysis["ngrams"]
+        return TfIdf.build(items, **self._analysis | {"ngrams": (least, most)})
+
     def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
         """At most k items per query that share a term with it."""
         check_k(k)
@@ -125,7 +132,12 @@ class TfIdf:
         scores = np.zeros(len(self._ids))
         for term, weight in zip(terms.tolist(), weights.tolist(), strict=True):
             posting = slice(self._offsets[term], self._offsets[term + 1])
-            scores[self._positions[posting]] += weight * self._weights[posting].astype(np.float64)
+            try:
+                scores[self._positions[posting]] += weight * self._weights[posting].astype(np.float64)
+            except IndexError as error:
+                raise DamagedIndex(
+                    f"The TF-IDF files name an item that is not there ({error}). Build it again."
+                ) from error
         best = best_first(scores, self._ids, min(k, int(np.count_nonzero(scores > 0))))
         return Hits(
             query=query, ids=tuple(self._ids[position] for position in best), scores=scores[best].astype(np.float32)
@@ -145,21 +157,27 @@ class TfIdf:
         """Open a saved TF-IDF; its postings stay on disk, memory-mapped."""
         folder = Path(folder)
         settings = read_settings(folder)
-        try:
+        with unreadable_is_damage(folder, "TF-IDF"):
             ids = read_ids(folder)
-            terms = json.loads((folder / "terms.json").read_text(encoding="utf-8"))
-            arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
-        except (OSError, ValueError) as error:
-            raise DamagedIndex(f"The TF-IDF files in {folder} cannot be read ({error}). Build it again.") from error
-        n_postings = int(arrays["offsets"][-1])
+            terms = read_json(folder / "terms.json")
+            if len(set(terms)) != len(terms) or not all(isinstance(term, str) for term in terms):
+                raise ValueError("terms.json must hold a list of texts, each once")
+            arrays = {
+                name: read_array(folder / f"{name}.npy", kind=kind, mapped=True) for name, kind in _ARRAYS.items()
+            }
+            n_postings = int(arrays["offsets"][-1])
+            if arrays["offsets"][0] != 0 or (np.diff(arrays["offsets"]) < 0).any():
+                raise ValueError("offsets.npy does not ascend from 0")
+            least, most = settings["ngrams"]
+            analysis = _checked(settings["analyzer"], (least, most), settings["stopwords"])
+            analysis["sublinear"] = bool(settings["sublinear"])
         sizes = {name: len(array) for name, array in arrays.items()} | {"ids": len(ids), "terms": len(terms)}
         if (
             not sizes["terms"] == sizes["idf"] == sizes["offsets"] - 1
             or not n_postings == sizes["positions"] == sizes["weights"]
-            or settings["n_items"] != len(ids)
+            or settings.get("n_items") != len(ids)
         ):
             raise DamagedIndex(f"The TF-IDF files in {folder} disagree: {sizes}. Build it again.")
-        analysis = {name: settings[name] for name in ("analyzer", "ngrams", "stopwords", "sublinear")}
         return cls(ids, terms=terms, **arrays, analysis=analysis)
 
 

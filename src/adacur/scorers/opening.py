@@ -16,7 +16,7 @@ from adacur.scorers.checkpoints import beyond_plain_pairs, checkpoint_folder, ha
 from adacur.scorers.emb_cross_encoder import EmbHead
 from adacur.scorers.weights import json_in
 
-__all__ = ["scorer"]
+__all__ = ["is_function_name", "scorer"]
 
 _log = logging.getLogger("adacur.scorers")
 
@@ -83,6 +83,11 @@ def scorer(source: Any, **options: Any) -> Scorer:
         # The card of a large model takes seconds: its weights are hashed.
         _log.info("Scorer: %s", opened.card)
     return opened
+
+
+def is_function_name(source: str) -> bool:
+    """Whether a source is "module:name", and no path that exists."""
+    return _FUNCTION.fullmatch(source) is not None and not Path(source).exists()
 
 
 def _named(source: str | Path, options: dict[str, Any]) -> Scorer:

@@ -19,13 +19,14 @@ from adacur.approximation.gaussian import EmbedQueries, rows_at
 from adacur.approximation.packed_rows import Room, RowSource, check_storage
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
 from adacur.core.budget import Budget, check_k
-from adacur.core.errors import DamagedIndex, IndexMismatch, InputError, NewerFormat
+from adacur.core.errors import AdacurError, DamagedIndex, IndexMismatch, InputError, NewerFormat
 from adacur.core.extras import require
 from adacur.core.protocols import AnchorScores, Items, Retriever
 from adacur.core.ranking import best_positions
 from adacur.core.records import Item, ItemList, Query
 from adacur.core.results import Hits
 from adacur.core.seeds import item_keys, stream_key, uniform
+from adacur.data.stored import read_array, read_json
 from adacur.index import COMPRESSED, AnchorTable, locked, read_manifest, write_checksums
 from adacur.retrievers import Dense, read_settings
 from adacur.scorers import MatrixScorer
@@ -266,10 +267,12 @@ def read_features(path: Path, anchors: AnchorScores) -> Features:
     remedy = f"Run `adacur compress {path}` again, or `adacur compress {path} --drop` to search with the scores."
     now = _belongs_to(path)
     try:
-        settings = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
+        settings = read_json(folder / _SETTINGS)
         newer, other = settings["format"] > _FORMAT, [what for what in now if settings[what] != now[what]]
         features = None if newer or other else _arrays(folder, settings, anchors)
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except AdacurError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError) as error:
         raise DamagedIndex(f"The files in {folder} cannot be read ({error}). {remedy}") from error
     if newer:
         raise NewerFormat(
@@ -508,12 +511,14 @@ def _save_lists(lists: ItemLists, folder: Path) -> None:
 
 def _arrays(folder: Path, settings: dict[str, Any], anchors: AnchorScores) -> Features:
     def array(name: str, *, mapped: bool = False) -> Any:
-        file = folder / f"{name}.npy"
-        return np.load(file, mmap_mode="r" if mapped else None)
+        return read_array(folder / f"{name}.npy", kind="fiu", ndim=None, mapped=mapped)
 
     def optional(name: str, *, mapped: bool = False) -> Any:
         return array(name, mapped=mapped) if (folder / f"{name}.npy").exists() else None
 
+    numbers = {name: float(settings[name]) for name in ("variance", "embedding_variance")}
+    if not all(0 <= number < float("inf") for number in numbers.values()):
+        raise ValueError(f"the variances are {numbers}")
     parts = [
         PackedRows(array(f"part{number}", mapped=True), optional(f"part{number}_scales", mapped=True))
         for number in range(settings["n_parts"])
@@ -525,8 +530,7 @@ def _arrays(folder: Path, settings: dict[str, Any], anchors: AnchorScores) -> Fe
         factors=ItemFactors(parts, array("centre"), mixing=optional("mixing"), leading=bool(settings["leading"])),
         anchor_vectors=optional("anchor_vectors"),
         trust=array("trust"),
-        variance=float(settings["variance"]),
-        embedding_variance=float(settings["embedding_variance"]),
+        **numbers,
         # Absent from what was compressed before keys were kept.
         keys=optional("keys", mapped=True),
         lists=ItemLists(*(array(f"lists_{name}", mapped=name == "positions") for name in _LISTS))

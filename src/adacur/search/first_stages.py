@@ -103,9 +103,9 @@ def check_first_stages_follow(stages: Iterable[Retriever]) -> None:
 
 
 def follow_first_stages(
-    stages: Mapping[str, Retriever], *, old: Path, home: Path, items: Items, new: Collection[str], progress: bool
+    stages: Mapping[str, Retriever], *, home: Path, items: Items, new: Collection[str], progress: bool
 ) -> list[str]:
-    """Write the first stages of a version, given those of the one before it in `old`; the names.
+    """Write the first stages of a version, given those of the one before it; the names.
 
     BM25 and TF-IDF weigh words by all items, so they are built anew, with the same settings. Vectors are copied, and
     only those of `new` ids are made.
@@ -113,7 +113,6 @@ def follow_first_stages(
     for name, stage in stages.items():
         folder = home / "first" / name
         folder.mkdir(parents=True)
-        settings = read_settings(old / "first" / name)
         if isinstance(stage, Dense | MultiVector):
             live = set(items.ids)
             keep = [id_ for id_ in stage.ids if id_ in live and id_ not in new]
@@ -122,25 +121,17 @@ def follow_first_stages(
             stage.updated(
                 keep=keep, new=_every(items, added), path=folder / file, progress=progress and bool(len(added))
             ).save(folder)
-        elif isinstance(stage, BM25):
-            BM25.build(_every(items), stemmer=settings["stemmer"], stopwords=settings["stopwords"]).save(folder)
-        elif isinstance(stage, TfIdf):
-            TfIdf.build(
-                _every(items),
-                analyzer=settings["analyzer"],
-                ngrams=tuple(settings["ngrams"]),
-                stopwords=settings["stopwords"],
-                sublinear=settings["sublinear"],
-            ).save(folder)
+        elif isinstance(stage, BM25 | TfIdf):
+            stage.rebuilt(_every(items)).save(folder)
         else:
             raise InputError(f"A first stage of the kind {type(stage).__name__} cannot follow a change of items.")
         write_checksums(folder)
     return list(stages)
 
 
-def open_first_stages(path: Path, *, encoder: Any = None) -> Mapping[str, Callable[[], Retriever]]:
-    """How to open each first stage of an index folder."""
-    return {folder.name: functools.partial(_opened, folder, encoder) for folder in first_stage_folders(path)}
+def open_first_stages(path: Path, *, encoder: Any = None, trust: bool = False) -> Mapping[str, Callable[[], Retriever]]:
+    """How to open each first stage of an index folder; `trust` lets it name an encoder that takes consent."""
+    return {folder.name: functools.partial(_opened, folder, encoder, trust) for folder in first_stage_folders(path)}
 
 
 def _write(make: Callable[[Path], SavedRetriever], path: Path, *, name: str) -> None:
@@ -170,9 +161,9 @@ def _write(make: Callable[[Path], SavedRetriever], path: Path, *, name: str) -> 
         write_manifest(path, replace(manifest, first=tuple(sorted({*manifest.first, name}))))
 
 
-def _opened(folder: Path, encoder: Any) -> Retriever:
+def _opened(folder: Path, encoder: Any, trust: bool) -> Retriever:
     is_encoded = read_settings(folder)["kind"] in _ENCODED
-    return load_retriever(folder, encoder=encoder) if is_encoded else load_retriever(folder)
+    return load_retriever(folder, encoder=encoder, trust=trust) if is_encoded else load_retriever(folder)
 
 
 def _every(items: Items, positions: Sequence[int] | IntArray | None = None) -> Iterable[Item]:

@@ -51,7 +51,7 @@ def change_index(
         ask(update)
 
         def write(home: Path, items: Items, new: Collection[str]) -> Sequence[str]:
-            return follow_first_stages(stages(old), old=old.home, home=home, items=items, new=new, progress=progress)
+            return follow_first_stages(stages(old), home=home, items=items, new=new, progress=progress)
 
         folder = update.switch(WriteFirstStages(write))
         lost = [

@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from adacur.approximation import Storage
 from adacur.core.errors import InputError, UnknownName, UnknownOption
-from adacur.core.protocols import Scorer, ScorerCard
+from adacur.core.protocols import Retriever, Scorer, ScorerCard
 from adacur.core.records import Item, Query
 from adacur.core.spelling import did_you_mean
 from adacur.data import ItemFile, as_items, fetch, names, pseudo_queries
 from adacur.index import Drift, IndexFolder, Origin, Progress, build_scores, check_scorer, is_finished
 from adacur.retrievers import bge_small
 from adacur.scorers import Cached
+from adacur.scorers.consent import check_consent, check_not_from_here
+from adacur.scorers.opening import is_function_name
 from adacur.search.anchor_index import AnchorIndex, Reopen
 from adacur.search.compression import Compression
 from adacur.search.first_stages import FirstStage, add_first_stages, check_first_stages, open_first_stages
@@ -192,10 +194,13 @@ def load(
     log: str | Path | None = None,
     shards: int | None = None,
     address: str | None = None,
+    trust: bool = False,
 ) -> AnchorIndex:
     """Open an index folder.
 
-    Without `scorer`, the one named in the manifest is opened when a search first needs it. Either way it must be
+    Without `scorer`, the one named in the manifest is opened when a search first needs it: a model of the catalogue,
+    of the hub or in a folder of yours. A function or a service is refused (`NotTrusted`), for the manifest may be
+    anybody's: give it as `scorer`, or say `trust=True` to open whatever this folder names. Either way it must be
     the scorer that built the index: another model is refused, another backend of it is accepted with a
     `DriftWarning` that gives the measured difference. Recognising a scorer whose weights differ or cannot be
     compared costs 32 calls; `check=False` trusts it instead. `encoder` replaces the dense first stage's.
@@ -223,7 +228,15 @@ def load(
     spread = None if shards is None else open_shards(folder, shards=shards, address=address, device=device)
     try:
         return _opened(
-            folder, scorer=opened, encoder=dual, check=check, cache=cache, device=device, log=kept, shards=spread
+            folder,
+            scorer=opened,
+            encoder=dual,
+            check=check,
+            cache=cache,
+            device=device,
+            log=kept,
+            shards=spread,
+            trust=trust,
         )
     except BaseException:
         if spread is not None:
@@ -241,9 +254,13 @@ def compress(
     lists: int | None = None,
     encoder: Any = None,
     seed: int = 0,
+    trust: bool = False,
 ) -> Compression:
-    """Make the index in a folder searchable in less memory, as `AnchorIndex.compress` explains."""
-    with load(path, encoder=encoder) as index:
+    """Make the index in a folder searchable in less memory, as `AnchorIndex.compress` explains.
+
+    `encoder` and `trust` are those of `load`.
+    """
+    with load(path, encoder=encoder, trust=trust) as index:
         return index.compress(rank=rank, storage=storage, k=k, budget=budget, lists=lists, seed=seed)
 
 
@@ -264,22 +281,26 @@ def _opened(
     log: SearchLog | None = None,
     shards: Shards | None = None,
     drift: Drift | None = None,
+    trust: bool = False,
 ) -> AnchorIndex:
     if scorer is not None and check:
         drift = check_scorer(folder, scorer)
 
     def named_scorer(version: IndexFolder) -> tuple[Scorer, Drift | None]:
-        return _named_scorer(version, check=check, cache=cache)
+        return _named_scorer(version, check=check, cache=cache, trust=trust)
+
+    def first_stages(version: IndexFolder) -> Mapping[str, Callable[[], Retriever]]:
+        return open_first_stages(version.home, encoder=encoder, trust=trust)
 
     return AnchorIndex(
         folder,
         scorer=functools.partial(named_scorer, folder) if scorer is None else scorer,
-        first=open_first_stages(folder.home, encoder=encoder),
+        first=first_stages(folder),
         card=folder.manifest.scorer,
         path=folder.path,
         drift=drift,
         device=device,
-        reopen=Reopen(scorer=named_scorer, first=lambda version: open_first_stages(version.home, encoder=encoder)),
+        reopen=Reopen(scorer=named_scorer, first=first_stages),
         recognised=check or built,
         log=log,
         shards=shards,
@@ -299,7 +320,9 @@ def _cached(scorer: Scorer, cache: str | Path | None) -> Scorer:
     return scorer if cache is None else Cached(scorer, cache)
 
 
-def _named_scorer(folder: IndexFolder, *, check: bool, cache: str | Path | None) -> tuple[Scorer, Drift | None]:
+def _named_scorer(
+    folder: IndexFolder, *, check: bool, cache: str | Path | None, trust: bool
+) -> tuple[Scorer, Drift | None]:
     card = folder.manifest.scorer
     if card is None or (card.source is None and card.name not in names()):
         raise InputError(
@@ -309,10 +332,16 @@ def _named_scorer(folder: IndexFolder, *, check: bool, cache: str | Path | None)
     limits = {"max_tokens": card.max_tokens, "max_item_tokens": card.max_item_tokens}
     # A service cuts texts by its own limit and takes none from us.
     options = {name: limit for name, limit in limits.items() if limit is not None and card.backend != "http"}
-    # A path of another machine is no help, but a name that everybody can fetch is.
-    gone = card.source is None or (Path(card.source).is_absolute() and not Path(card.source).exists())
+    source = card.name if card.source is None else card.source
+    if source not in names():
+        check_consent(source, what="scorer", folder=folder.path, trust=trust)
+        # A path of another machine is no help, but a name that everybody can fetch is.
+        if card.name in names() and Path(source).is_absolute() and not Path(source).exists():
+            source = card.name
     try:
-        opened = scorer(card.name if gone and card.name in names() else card.source, **options)
+        if is_function_name(source):
+            check_not_from_here(source)
+        opened = scorer(source, **options)
     except (LookupError, OSError, ValueError) as error:
         raise InputError(
             f"The scorer of {str(folder.path)!r}, {card.name!r} from {card.source!r}, cannot be opened here. {error} "

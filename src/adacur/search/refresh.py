@@ -61,11 +61,13 @@ def refresh(
     limit: int = _LIMIT,
     fewest_scored: int = _FEWEST_SCORED,
     encoder: Any = None,
+    trust: bool = False,
 ) -> Refreshed:
     """Turn logged searches into anchor queries of the index in a folder; no scorer is called.
 
     At most `limit` are added: those with most scores first, then the newest. Scores are used only for items whose text
     is still the one that was scored. Searches by another scorer are left out; a log of nothing else is refused.
+    `encoder` and `trust` are those of `load`.
     """
     if limit < 1 or fewest_scored < 1:
         raise InputError(f"limit and fewest_scored count from 1; got {limit} and {fewest_scored}.")
@@ -75,7 +77,7 @@ def refresh(
         log = SearchLog(log)
     with updating(path) as update:
         folder = update.current
-        first = open_first_stages(folder.home, encoder=encoder)
+        first = open_first_stages(folder.home, encoder=encoder, trust=trust)
         index = AnchorIndex(folder, first=first, card=folder.manifest.scorer, path=folder.path)
         logged = _Logged(log, index.card)
         paid = _paid_for(logged, folder.items)

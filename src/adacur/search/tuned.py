@@ -12,6 +12,7 @@ from typing import Any
 
 from adacur.core.errors import DamagedIndex, NewerFormat
 from adacur.core.records import Query
+from adacur.data.stored import read_json
 from adacur.index import locked
 from adacur.index.items import digest_texts
 from adacur.index.manifest import write_atomically
@@ -37,7 +38,7 @@ def read_tunings(folder: Path, *, anchor_queries: Sequence[Query]) -> tuple[Tuni
     """The tunings of an index folder; none, with a warning, if they belong to other anchor queries."""
     file = folder / TUNED
     try:
-        data = json.loads(file.read_bytes().decode())
+        data = read_json(file)
         if data["type"] != _TYPE:
             raise ValueError(f"its type is {data['type']!r}, not {_TYPE!r}")
         if int(data["format"]) > _FORMAT:
@@ -49,7 +50,7 @@ def read_tunings(folder: Path, *, anchor_queries: Sequence[Query]) -> tuple[Tuni
         digest = str(data["anchors_digest"])
     except FileNotFoundError:
         return ()
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
         raise DamagedIndex(
             f"{file} does not hold the tuned settings that adacur writes ({reason}). Remove it: searches then use the "
@@ -121,6 +122,13 @@ def _parsed(entry: Mapping[str, Any]) -> Tuning:
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < (name in ("k", "budget", "rounds")):
             raise ValueError(f"{name} is {value!r}, not a count")
+    predictions = tuple(Prediction(**prediction) for prediction in entry["predictions"])
+    gain = None if entry["gain"] is None else Gain(**entry["gain"])
+    for told in (*predictions, *(() if gain is None else (gain,))):
+        if not all(
+            isinstance(share, int | float) and math.isfinite(share) for share in (told.recall, told.low, told.high)
+        ):
+            raise ValueError(f"an expected recall is {told.recall!r}, between {told.low!r} and {told.high!r}")
     return Tuning(
         k=entry["k"],
         budget=entry["budget"],
@@ -129,6 +137,6 @@ def _parsed(entry: Mapping[str, Any]) -> Tuning:
         n_queries=entry["n_queries"],
         seed=entry["seed"],
         pseudo=bool(entry["pseudo"]),
-        predictions=tuple(Prediction(**prediction) for prediction in entry["predictions"]),
-        gain=None if entry["gain"] is None else Gain(**entry["gain"]),
+        predictions=predictions,
+        gain=gain,
     )
