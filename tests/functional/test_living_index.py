@@ -139,7 +139,7 @@ def test_what_is_refused_is_neither_announced_nor_asked_of_the_scorer(tmp_path, 
     monkeypatch.setattr(world, "score", scorer := Counted())
     unknown = write(tmp_path / "unknown.jsonl", [item(77)])
     asked = write(tmp_path / "asked.jsonl", [query(0)])
-    cached = ("--trust", "--cache", tmp_path / "cache.sqlite", "--workers", 2)
+    cached = ("--cache", tmp_path / "cache.sqlite", "--workers", 2)
     for wrong in (
         ("add", path, new),
         ("replace", path, unknown),

@@ -33,7 +33,15 @@ from adacur.cli.messages import (
     tell,
     warnings_as_notes,
 )
-from adacur.cli.opening import DEFAULT_ENCODER, DEFAULT_SCORER, Trust, cut_flag, opened_encoder, opened_scorer
+from adacur.cli.opening import (
+    DEFAULT_ENCODER,
+    DEFAULT_SCORER,
+    Trust,
+    cut_flag,
+    opened_encoder,
+    opened_scorer,
+    scorer_flag,
+)
 from adacur.cli.refresh import add_refresh_command
 from adacur.cli.serve import add_serve_command
 from adacur.cli.train import train
@@ -438,7 +446,7 @@ def build(
             tell("It was finished before: no block was scored again.")
         if built.drift is not None:
             tell(f"{built.drift.n_probes} calls went into recognising the scorer.")
-        tell(f"Next: adacur search {quote(str(index))} 'your question'")
+        tell(f"Next: adacur search {quote(str(index))} 'your question'{scorer_flag(opened.card.source)}")
 
 
 @app.command(epilog="Example: adacur search my.adacur 'who discovered penicillin?' -k 5 --budget 100")

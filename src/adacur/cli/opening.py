@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -9,8 +10,9 @@ import typer
 from adacur.cli.messages import tell
 from adacur.core.errors import AdacurError, InputError, UnknownName, UnknownOption
 from adacur.core.protocols import Scorer
+from adacur.scorers.consent import why_consent
 
-__all__ = ["DEFAULT_ENCODER", "DEFAULT_SCORER", "Trust", "cut_flag", "opened_encoder", "opened_scorer"]
+__all__ = ["DEFAULT_ENCODER", "DEFAULT_SCORER", "Trust", "cut_flag", "opened_encoder", "opened_scorer", "scorer_flag"]
 
 DEFAULT_SCORER = "ms-marco-MiniLM-L-12-v2"
 DEFAULT_ENCODER = "bge-small-en-v1.5"
@@ -43,6 +45,11 @@ def opened_scorer(source: str, max_item_tokens: int | None = None) -> Scorer:
 def cut_flag(max_item_tokens: int | None) -> str:
     """The option of `adacur build` with which items are cut as they were before; nothing where they were not."""
     return f" --max-item-tokens {max_item_tokens}" if max_item_tokens else ""
+
+
+def scorer_flag(source: str | None) -> str:
+    """The option that names a scorer again where an index alone is not believed; nothing where it is."""
+    return f" --scorer {quote(source)}" if source and why_consent(source, folder=None) else ""
 
 
 def opened_encoder(source: str) -> Any:

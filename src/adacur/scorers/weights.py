@@ -10,7 +10,7 @@ from typing import Any
 
 from adacur.core.errors import FileFormatError
 
-__all__ = ["json_in", "json_of", "settings_hash", "weights_hash", "with_effect"]
+__all__ = ["json_in", "settings_hash", "weights_hash", "with_effect"]
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -71,15 +71,11 @@ def with_effect(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def json_in(folder: Path, name: str) -> dict[str, Any]:
     """The object in a JSON file of a folder; empty where there is no such file."""
-    content = json_of(folder / name)
-    return content if isinstance(content, dict) else {}
-
-
-def json_of(path: Path) -> Any:
-    """The content of a JSON file; None where there is no such file."""
+    path = folder / name
     if not path.is_file():
-        return None
+        return {}
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise FileFormatError(f"{path} is not valid JSON: {error}") from error
+    return content if isinstance(content, dict) else {}

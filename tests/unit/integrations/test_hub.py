@@ -24,6 +24,7 @@ from adacur.core.errors import (
     IndexMismatch,
     InputError,
     NotAnIndex,
+    NotTrusted,
     StorageUnavailable,
     WrongScorer,
 )
@@ -326,9 +327,14 @@ def test_a_download_does_not_choose_the_function_that_is_called(hub: Hub, tmp_pa
     built = build(tmp_path / "i.adacur", ITEMS, ANCHORS, scorer="tests.living_world:score")
     adacur.push_to_hub(built, REPO, token="hf_x")
 
-    with pytest.raises(InputError, match=r"'tests\.living_world:score', a function or a service"):
-        adacur.from_pretrained(REPO)
+    for folder in (None, tmp_path / "copied.adacur"):
+        with pytest.raises(NotTrusted, match=r"'tests\.living_world:score'"):
+            adacur.from_pretrained(REPO, folder=folder).search("a thing", k=1, budget=5)
+    # The copy is no better than the download.
+    with pytest.raises(NotTrusted, match=r"'tests\.living_world:score'"):
+        adacur.load(tmp_path / "copied.adacur").search("a thing", k=1, budget=5)
     assert adacur.from_pretrained(REPO, scorer="tests.living_world:score").search("a thing", k=1, budget=5)
+    assert adacur.from_pretrained(REPO, trust=True).search("a thing", k=1, budget=5)
 
 
 def test_what_is_not_there_is_told(hub: Hub, living: AnchorIndex) -> None:

@@ -16,7 +16,7 @@ from pyterrier_caching import Hdf5ScorerCache
 
 import adacur
 from adacur import AnchorIndex, Item
-from adacur.core.errors import EmptyInput, FileFormatError, InputError, UnknownName, WrongScorer
+from adacur.core.errors import EmptyInput, FileFormatError, InputError, NotTrusted, UnknownName, WrongScorer
 from adacur.integrations.pyterrier import Adacur, import_scorer_cache
 from tests.living_world import Counted, Encoder, build, item, query, score
 
@@ -224,11 +224,11 @@ def test_a_downloaded_artifact_does_not_choose_the_function_that_is_called(
     built = build(tmp_path / "i.adacur", ITEMS[:20], ANCHORS[:3], scorer="tests.living_world:score")
     Adacur(built).build_package(str(root / "index.tar.lz4"), verbose=False)
 
-    with pytest.raises(InputError, match=r"'tests\.living_world:score', a function or a service"):
-        pt.Artifact.from_url(f"{url}/index.tar.lz4")
+    for opened in (pt.Artifact.from_url(f"{url}/index.tar.lz4"), pt.Artifact.load(str(tmp_path / "i.adacur"))):
+        with pytest.raises(NotTrusted, match=r"'tests\.living_world:score'"):
+            opened(TOPICS)
     assert len(pt.Artifact.from_url(f"{url}/index.tar.lz4", scorer=score, k=1, budget=5)(TOPICS)) == 3
-    # A folder of one's own is taken at its word.
-    assert len(pt.Artifact.load(str(tmp_path / "i.adacur"), k=1, budget=5)(TOPICS)) == 3
+    assert len(pt.Artifact.load(str(tmp_path / "i.adacur"), trust=True, k=1, budget=5)(TOPICS)) == 3
 
 
 def test_an_index_in_memory_searches_too() -> None:

@@ -11,9 +11,17 @@ import pytest
 
 import adacur
 from adacur import BM25, AnchorIndex, Dense, FunctionScorer, Item, Metered, Query
-from adacur.core.errors import IncompleteIndex, IndexLocked, InputError, ScorerFailed, UnknownName, WrongScorer
-from adacur.data import ItemFile
-from adacur.index import Origin, locked
+from adacur.core.errors import (
+    IncompleteIndex,
+    IndexLocked,
+    InputError,
+    ItemFile,
+    NotTrusted,
+    Origin,
+    ScorerFailed,
+    UnknownName,
+    WrongScorer,
+)
 from adacur.scorers import Cached
 from adacur.search.first_stages import save_first_stage
 from tests.rerank_servers import RerankServer
@@ -278,7 +286,7 @@ def test_a_search_with_a_cache_finds_the_same_and_pays_once(tmp_path) -> None:
 def test_the_scorer_named_in_the_manifest_is_cached_too(tmp_path) -> None:
     build(tmp_path / "index", scorer=FunctionScorer(overlap, source=f"{__name__}:overlap"))
     for expected in ((0, 20), (20, 0)):
-        index = adacur.load(tmp_path / "index", cache=tmp_path / "scores.sqlite")
+        index = adacur.load(tmp_path / "index", cache=tmp_path / "scores.sqlite", trust=True)
         index.search("violin harbour", k=5, budget=20)
         assert (index.scorer.hits, index.scorer.misses) == expected
         assert index.drift.same
@@ -318,7 +326,11 @@ def test_an_index_scored_by_a_service_opens_the_service_again(tmp_path) -> None:
     with RerankServer("tei") as server:
         with adacur.build(ITEMS, ANCHORS, scorer=server.root, path=tmp_path / "index", progress=False) as index:
             expected = index.search("the comet", budget=12)
-        with adacur.load(tmp_path / "index") as index:
+        asked = len(server.asked)
+        with adacur.load(tmp_path / "index") as index, pytest.raises(NotTrusted, match=server.root):
+            index.search("the comet", budget=12)
+        assert len(server.asked) == asked
+        with adacur.load(tmp_path / "index", trust=True) as index:
             found = index.search("the comet", budget=12)
     assert found.ids == expected.ids
 

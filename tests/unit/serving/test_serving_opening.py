@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import adacur
-from adacur.core.errors import InputError, WrongScorer
+from adacur.core.errors import InputError, NotTrusted, WrongScorer
 from adacur.serving.opening import named_places, open_indexes
 from tests.serving_world import world_items
 
@@ -45,7 +45,9 @@ def test_two_indexes_of_one_name_are_refused():
 
 
 def test_indexes_of_one_scorer_open_one_model(folders):
-    opened = open_indexes(folders)
+    with pytest.raises(NotTrusted, match="scoring:lengths"):
+        open_indexes(folders)
+    opened = open_indexes(folders, trust=True)
     assert list(opened) == ["one", "two"]
     assert opened["one"].scorer is opened["two"].scorer
     given = open_indexes(folders, scorer="tests.functional.scoring:lengths")

@@ -1,0 +1,178 @@
+"""Code and services that an index folder names are opened with the user's consent, given each time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import adacur
+from adacur import Dense
+from adacur.core.errors import NotTrusted, UnknownName
+from adacur.scorers.consent import check_not_from_here, why_consent
+from tests.living_world import Encoder, build, item, query, score
+
+EVIL = """
+from pathlib import Path
+Path(__file__).with_name("ran.txt").write_text("ran")
+def score(pairs):
+    return [0.0] * len(pairs)
+"""
+
+
+def name_scorer(path: Path, source: str) -> None:
+    manifest = json.loads((path / "manifest.json").read_bytes())
+    manifest["scorer"] |= {"source": source, "weights": None}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.fixture(name="wiki")
+def wiki_fixture(tmp_path: Path) -> Path:
+    """An index folder with a Python file in it, in a folder with another."""
+    path = tmp_path / "wiki"
+    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)], first=["bm25"]).close()
+    for folder in (path, tmp_path):
+        (folder / "evil.py").write_text(EVIL)
+    return path
+
+
+def adacur_in(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "adacur", *map(str, arguments)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ | {"PYTHONSAFEPATH": ""})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("evil:score", "wiki.evil:score", "os:environ.update", "sys:path.extend", "sys:exit", "os:system"),
+        *("http://127.0.0.1:9/", "HTTPS://127.0.0.1:9", "ftp://127.0.0.1:9/x", "s3://bucket/model"),
+        *("model", "./model", "../model", "wiki/model", "", ".", "a b", "\0x", "c:\\model"),
+    ],
+)
+def test_what_a_folder_names_is_not_opened_on_its_word(wiki: Path, source: str, monkeypatch) -> None:
+    monkeypatch.chdir(wiki.parent)
+    monkeypatch.syspath_prepend("")
+    (wiki / "model").mkdir()
+    name_scorer(wiki, source)
+    before = dict(os.environ), list(sys.path), sorted(sys.modules)
+
+    with adacur.load(wiki) as index:
+        for use in (
+            lambda: index.search("red thing", k=2, budget=5),
+            lambda: index.search_batch(["red thing"], k=2, budget=5),
+            lambda: index.add([item(30)], progress=False),
+            lambda: index.add_anchors([query(9)], progress=False),
+            lambda: index.scorer,
+        ):
+            with pytest.raises(NotTrusted) as refused:
+                use()
+            assert repr(source) in str(refused.value)
+            assert "trust=True" in str(refused.value)
+
+    assert (dict(os.environ), list(sys.path)) == before[:2]
+    assert not {"evil", "wiki"} & set(sys.modules)
+    assert not list(wiki.parent.rglob("ran.txt"))
+
+
+def test_a_folder_is_searched_with_a_scorer_given_or_trusted(wiki: Path) -> None:
+    expected = adacur.load(wiki, scorer=score).search("red thing", k=2, budget=5).ids
+    assert adacur.load(wiki, scorer="tests.living_world:score").search("red thing", k=2, budget=5).ids == expected
+    assert adacur.load(wiki, trust=True).search("red thing", k=2, budget=5).ids == expected
+
+
+def test_consent_is_given_anew_after_a_change(wiki: Path) -> None:
+    with adacur.load(wiki) as index:
+        index.remove(["i1"])
+        with pytest.raises(NotTrusted):
+            index.search("red thing", k=2, budget=5)
+    with adacur.load(wiki, trust=True) as index:
+        index.remove(["i2"])
+        assert index.search("red thing", k=2, budget=5)
+    with adacur.load(wiki) as index, pytest.raises(NotTrusted):
+        index.search("red thing", k=2, budget=5)
+
+
+def test_what_calls_no_scorer_needs_no_consent(wiki: Path) -> None:
+    name_scorer(wiki, "evil:score")
+    with adacur.load(wiki) as index:
+        assert len(index) == 12
+        assert index.tune(k=2, budget=5, queries=2) is not None
+        index.remove(["i1"])
+    assert adacur.verify(wiki).ok
+
+
+@pytest.mark.parametrize("source", ["evil:score", "wiki.evil:score"])
+def test_the_current_folder_is_not_importable_from_a_manifest_even_with_trust(
+    wiki: Path, source: str, monkeypatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.chdir(wiki.parent)
+    monkeypatch.syspath_prepend("")
+    name_scorer(wiki, source)
+    with adacur.load(wiki, trust=True) as index, pytest.raises(adacur.AdacurError, match="current folder"):
+        index.search("red thing", k=2, budget=5)
+    assert not list(wiki.parent.rglob("ran.txt"))
+
+
+def test_a_module_on_pythonpath_is_importable_from_the_folder_that_it_lies_in(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "chosen_by_the_user.py").write_text("x = 1")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", "")
+    with pytest.raises(UnknownName, match="chosen_by_the_user"):
+        check_not_from_here("chosen_by_the_user:x")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    check_not_from_here("chosen_by_the_user:x")
+
+
+def test_the_commands_refuse_and_say_which_option_consents(wiki: Path) -> None:
+    for folder, index, source in ((wiki.parent, "wiki", "wiki.evil:score"), (wiki, ".", "evil:score")):
+        name_scorer(wiki, source)
+        for command in (["search", index, "red"], ["serve", index, "--port", 0]):
+            done = adacur_in(folder, *command)
+            assert done.returncode == 1, done
+            assert f"--scorer {source}" in done.stderr
+            assert "--trust" in done.stderr
+        trusted = adacur_in(folder, "search", index, "red", "--trust")
+        assert trusted.returncode == 1
+        assert "current folder" in trusted.stderr
+    assert not list(wiki.parent.rglob("ran.txt"))
+    # What the user types is the user's.
+    name_scorer(wiki, "evil:score")
+    assert "not the one that built" in adacur_in(wiki.parent, "search", "wiki", "red", "--scorer", "evil:score").stderr
+    assert (wiki.parent / "ran.txt").exists()
+
+
+def test_weights_of_a_model_need_no_consent(tmp_path: Path) -> None:
+    index, model = tmp_path / "index", tmp_path / "models" / "mine"
+    model.mkdir(parents=True)
+    paths = (model, model / "model.onnx", tmp_path / "gone")
+    for source in ("cross-encoder/ms-marco-MiniLM-L6-v2", *map(str, paths)):
+        assert why_consent(source, folder=index) is None
+
+
+def test_a_model_in_the_folder_itself_needs_consent(tmp_path: Path) -> None:
+    (tmp_path / "index" / "model").mkdir(parents=True)
+    assert why_consent(str(tmp_path / "index" / "model"), folder=tmp_path / "index")
+    assert why_consent(str(tmp_path / "index" / ".." / "index" / "model"), folder=tmp_path / "index")
+
+
+@pytest.mark.parametrize("kind", ["onnx", "sentence-transformers"])
+@pytest.mark.parametrize("source", ["model", "../model", "http://127.0.0.1:9/", "os:system", "{index}/model"])
+def test_an_encoder_that_a_folder_names_takes_the_same_consent(tmp_path: Path, kind: str, source: str) -> None:
+    index = tmp_path / "index"
+    build(index, [item(n) for n in range(12)], [query(n) for n in range(4)], first=["dense"], encoder=Encoder()).close()
+    file = index / "first" / "dense" / "retriever.json"
+    settings = json.loads(file.read_bytes())
+    settings["encoder"] |= {"kind": kind, "source": source.replace("{index}", str(index))}
+    file.write_text(json.dumps(settings))
+    with adacur.load(index, scorer=score) as opened:
+        with pytest.raises(NotTrusted, match="encoder="):
+            opened.search("red thing", k=2, budget=5, first="dense")
+        with pytest.raises(NotTrusted, match="encoder="):
+            Dense.load(file.parent).search(["red thing"], 2)
+    assert adacur.load(index, scorer=score, encoder=Encoder()).search("red", k=2, budget=5, first="dense")
