@@ -40,7 +40,14 @@ def why_consent(source: str, *, folder: Path | None) -> str | None:
 
 def check_consent(source: str, *, what: str, folder: Path, trust: bool) -> None:
     """Refuse to open what a folder names where that takes the user's consent; `what` is "scorer" or "encoder"."""
-    if trust or (why := why_consent(source, folder=folder)) is None:
+    if trust:
+        return
+    try:
+        why = why_consent(source, folder=folder)
+    except (OSError, ValueError) as error:
+        # A name too long for any file, or with a zero in it.
+        why = f"no path ({error})"
+    if why is None:
         return
     raise NotTrusted(
         f"{str(folder)!r} names its {what} as {source!r}: {why}. A folder alone does not decide that. Give the {what} "

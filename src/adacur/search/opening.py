@@ -335,10 +335,10 @@ def _named_scorer(
     source = card.name if card.source is None else card.source
     if source not in names():
         check_consent(source, what="scorer", folder=folder.path, trust=trust)
+    try:
         # A path of another machine is no help, but a name that everybody can fetch is.
         if card.name in names() and Path(source).is_absolute() and not Path(source).exists():
             source = card.name
-    try:
         if is_function_name(source):
             check_not_from_here(source)
         opened = scorer(source, **options)

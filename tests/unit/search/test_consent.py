@@ -50,7 +50,20 @@ def adacur_in(folder: Path, *arguments: object) -> subprocess.CompletedProcess[s
     [
         *("evil:score", "wiki.evil:score", "os:environ.update", "sys:path.extend", "sys:exit", "os:system"),
         *("http://127.0.0.1:9/", "HTTPS://127.0.0.1:9", "ftp://127.0.0.1:9/x", "s3://bucket/model"),
-        *("model", "./model", "../model", "wiki/model", "", ".", "a b", "\0x", "c:\\model"),
+        *(
+            "model",
+            "./model",
+            "../model",
+            "wiki/model",
+            "",
+            ".",
+            "a b",
+            "\0x",
+            "/\0x",
+            "c:\\model",
+            "a" * 300 + "/b",
+            "/" + "a" * 300,
+        ),
     ],
 )
 def test_what_a_folder_names_is_not_opened_on_its_word(wiki: Path, source: str, monkeypatch) -> None:

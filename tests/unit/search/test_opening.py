@@ -15,13 +15,13 @@ from adacur.core.errors import (
     IncompleteIndex,
     IndexLocked,
     InputError,
-    ItemFile,
     NotTrusted,
-    Origin,
     ScorerFailed,
     UnknownName,
     WrongScorer,
 )
+from adacur.data import ItemFile
+from adacur.index import Origin, locked
 from adacur.scorers import Cached
 from adacur.search.first_stages import save_first_stage
 from tests.rerank_servers import RerankServer
