@@ -385,6 +385,9 @@ class _ScoreFile:
                 raise self._explained(error) from error
 
     def _open(self) -> tuple[sqlite3.Connection, int]:
+        # What was scored, and how, is nobody else's business; SQLite's files beside it get the same mode.
+        with contextlib.suppress(OSError):
+            self._path.touch(mode=0o600)
         connection = sqlite3.connect(
             f"{self._path.resolve().as_uri()}?mode=rwc",
             uri=True,

@@ -139,6 +139,9 @@ class SearchLog:
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
         # A connection of its own for each use: safe among threads, and in a process that was forked.
+        # It holds the texts of queries.
+        with contextlib.suppress(OSError):
+            self.path.touch(mode=0o600)
         connection = sqlite3.connect(self.path, timeout=_SECONDS_TO_WAIT, isolation_level=None)
         try:
             yield connection

@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import tempfile
@@ -993,3 +994,14 @@ def test_a_function_that_calls_itself_can_be_read() -> None:
         return [] if not pairs else [1.0, *recursive(pairs[1:])]
 
     assert FunctionScorer(recursive).code
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_a_cache_is_readable_by_its_owner_alone(tmp_path) -> None:
+    from adacur.search.search_log import SearchLog
+
+    with Cached(FunctionScorer(lambda pairs: [1.0] * len(pairs)), tmp_path / "scores.sqlite") as cached:
+        cached.score([(Query("q", "question"), Item("i", "text"))])
+        assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o600}
+    SearchLog(tmp_path / "log.sqlite")
+    assert stat.S_IMODE((tmp_path / "log.sqlite").stat().st_mode) == 0o600
