@@ -475,10 +475,10 @@ def test_items_that_cannot_be_read_are_refused_and_nothing_is_begun(
         case(["-n", 100_000], "100000 were asked for", "or fewer"),
         case(["--first", "bm52"], "no first stage 'bm52'", "bm25"),
         case(["--dtype", "int8"], "float32 or float16", "int8"),
-        case(["--scorer", "nowhere:score"], "No module 'nowhere'", "this folder"),
-        case(["--scorer", "my_scorers:nothing"], "'my_scorers' has no 'nothing'"),
+        case(["--scorer", "nowhere:score"], "No module 'nowhere'", "current folder"),
+        case(["--scorer", "my_scorers:nothing"], "'my_scorers'", "has no 'nothing'"),
         case(["--scorer", "broken_scorer:score"], "'broken_scorer:score' cannot be opened", "no_such_library"),
-        case(["--scorer", "ms-marco"], "No scorer is known by 'ms-marco'", "adacur fetch"),
+        case(["--scorer", "ms-marco"], "'ms-marco'", "adacur fetch"),
         case(["--max-item-tokens", 9], "counts no tokens", "--max-item-tokens"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from adacur.cli.messages import tell
-from adacur.core.errors import AdacurError, InputError, UnknownName, UnknownOption
+from adacur.core.errors import AdacurError, InputError, UnknownOption
 from adacur.core.protocols import Scorer
 from adacur.scorers.consent import why_consent
 
@@ -31,9 +31,6 @@ def opened_scorer(source: str, max_item_tokens: int | None = None) -> Scorer:
         opened = adacur.scorer(source, **options)
         tell(f"Scorer: {opened.card}")
         return opened
-    except UnknownName as error:
-        hint = "" if set("/:") & set(source) else " `adacur fetch` lists ready-made ones."
-        raise UnknownName(f"{error}{hint}") from error
     except UnknownOption as error:
         raise InputError(f"The scorer {source!r} counts no tokens. Leave --max-item-tokens out.") from error
     except AdacurError:
