@@ -62,7 +62,6 @@ def adacur_in(folder: Path, *arguments: object) -> subprocess.CompletedProcess[s
             "/\0x",
             "c:\\model",
             "a" * 300 + "/b",
-            "/" + "a" * 300,
         ),
     ],
 )
