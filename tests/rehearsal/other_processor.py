@@ -63,14 +63,14 @@ def is_int8(model: Any) -> bool:
 
 
 def moved(output: Any, ids: Any, mask: Any) -> Any:
-    """A row is a pair's score, of shape (1,), or a text's vectors, of shape (…, dimension)."""
+    """A row is a pair's score or a text's vectors, of shape (…, dimension)."""
     import numpy as np
 
     output = output.copy()
     for row, tokens in enumerate(np.asarray(ids, np.int64)):
         kept = tokens if mask is None else tokens[np.asarray(mask[row], bool)]
         noise = np.random.default_rng(seed_of(kept.tobytes()))
-        if output[row].shape == (1,):
+        if output[row].size == 1:
             output[row] += noise.uniform(-MOST_OF_A_SCORE, MOST_OF_A_SCORE)
         else:
             relative = noise.uniform(-MOST_OF_A_VECTOR, MOST_OF_A_VECTOR, output.shape[-1])
