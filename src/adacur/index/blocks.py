@@ -64,7 +64,8 @@ class ScoreBlocks:
             array = zarr.create_array(
                 store=_zarr_store(place),
                 shape=(manifest.n_items, manifest.n_anchors),
-                chunks=(manifest.block_items, manifest.n_anchors),
+                # A chunk is at least one wide, also of an index without anchor queries, which has no chunk.
+                chunks=(manifest.block_items, max(1, manifest.n_anchors)),
                 dtype=manifest.dtype,
                 compressors=[Crc32cCodec()],
                 fill_value=float("nan"),
@@ -90,7 +91,7 @@ class ScoreBlocks:
         except _UNREADABLE as error:
             raise DamagedIndex(f"{place / SCORES} cannot be opened as an array: {error}. {_REMEDY}") from error
         width = manifest.n_anchors
-        expected = ((manifest.n_items, width), (manifest.block_items, width), manifest.dtype)
+        expected = ((manifest.n_items, width), (manifest.block_items, max(1, width)), manifest.dtype)
         if found != expected:
             raise DamagedIndex(
                 f"{place / SCORES} has shape, chunks and dtype {found}; its manifest says {expected}. {_REMEDY}"

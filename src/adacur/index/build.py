@@ -133,7 +133,7 @@ class Progress:
 
 def build_scores(
     items: Iterable[Item],
-    anchor_queries: Iterable[Query | str],
+    anchor_queries: Iterable[Query | str] | None,
     *,
     scorer: Scorer,
     path: str | Path,
@@ -147,6 +147,8 @@ def build_scores(
     origin: Origin | None = None,
 ) -> IndexFolder:
     """Score every item against every anchor query into a folder; the same call again continues a stopped build.
+
+    With None for anchor queries nothing is scored: the folder holds the items alone.
 
     Items are read once, in order, and never held all at once. `block_items` counts the items between two
     save points, by default about 20 s of work; finding that out costs up to half a percent more scorer calls, or none
@@ -165,7 +167,7 @@ def build_scores(
         raise InputError(f"Scores are stored as float32 or float16; got dtype={dtype!r}.")
     if block_items is not None and block_items < 1:
         raise InputError(f"block_items counts items and must be at least 1; got {block_items}.")
-    anchors = distinct_anchors(as_queries(anchor_queries))
+    anchors = () if anchor_queries is None else distinct_anchors(as_queries(anchor_queries))
     url = index_url(path)
     folder = Path(path) if url is None else to_build(url)
 
@@ -251,7 +253,7 @@ def save_table(
         _build(
             partial,
             stream(),
-            distinct_anchors(table.anchor_queries),
+            distinct_anchors(table.anchor_queries) if table.anchor_queries else (),
             check=lambda item: None,
             choose_engine=lambda *_: InThisProcess(look_up),
             choose_block_items=lambda n: min(n, _largest_block(n_anchors, matrix.dtype)),
@@ -857,7 +859,7 @@ def block_items_for(pairs_per_second: float, *, n_items: int, n_anchors: int, dt
 
 
 def _largest_block(n_anchors: int, dtype: np.dtype[Any]) -> int:
-    return max(1, min(_MAX_BLOCK_ITEMS, _BLOCK_BYTES // (n_anchors * dtype.itemsize)))
+    return max(1, min(_MAX_BLOCK_ITEMS, _BLOCK_BYTES // (max(1, n_anchors) * dtype.itemsize)))
 
 
 def _read_blocks(folder: Path, manifest: Manifest, numbers: Iterable[int]) -> Iterator[_Block]:

@@ -152,7 +152,8 @@ class IndexFolder:
             blocks = live_blocks(self.parts, n_items=stop, n_anchors=manifest.n_anchors, first=start)
         else:
             stored = ScoreBlocks.open(self.path, manifest)
-            numbers = range(start // manifest.block_items, -(-stop // manifest.block_items))
+            last = min(-(-stop // manifest.block_items), manifest.n_blocks)
+            numbers = range(start // manifest.block_items, last)
             blocks = ((manifest.block(number).start, stored.read(number)) for number in numbers)
         for first, values in blocks:
             inside = slice(max(first, start), min(first + len(values), stop))

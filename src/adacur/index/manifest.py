@@ -145,8 +145,8 @@ class Manifest:
 
     @property
     def n_blocks(self) -> int:
-        """Units of work: a block of items against every anchor query."""
-        return -(-self.n_items // self.block_items)
+        """Units of work: a block of items against every anchor query; none where there is no anchor query."""
+        return -(-self.n_items // self.block_items) if self.n_anchors else 0
 
     def block(self, number: int) -> range:
         """The positions of a block's items."""
@@ -328,8 +328,8 @@ def _parse(data: Mapping[str, Any]) -> Manifest:
         raise ValueError(f"status is {manifest.status!r}, which is none of {_STATUSES}")
     if manifest.dtype not in DTYPES:
         raise ValueError(f"dtype is {manifest.dtype!r}, which is none of {DTYPES}")
-    if not all(1 <= n < _MOST for n in (manifest.n_items, manifest.n_anchors, manifest.block_items)):
-        raise ValueError("n_items, n_anchors and block_items must be at least 1 and below 2**48")
+    if not all(1 <= n < _MOST for n in (manifest.n_items, manifest.n_anchors + 1, manifest.block_items)):
+        raise ValueError("n_items and block_items must be at least 1, n_anchors at least 0, and all below 2**48")
     for probe in manifest.probes:
         if not (0 <= probe.item < manifest.n_items and 0 <= probe.anchor < manifest.n_anchors):
             raise ValueError(f"a remembered score is that of item {probe.item} and anchor query {probe.anchor}")

@@ -73,6 +73,8 @@ def choose_probes(
             if not sign * score >= sign * best.score:
                 found = Probe(item=start + int(row), anchor=int(anchor), score=score)
                 lowest, highest = (found, highest) if sign > 0 else (lowest, found)
+    if np.isnan(lowest.score):
+        return ()  # There are no scores.
     drawn = _draw_per_bin(blocks(), low=lowest.score, high=highest.score, seed=seed)
     return spread_probes([lowest, highest, *drawn], n=n)
 
@@ -119,10 +121,11 @@ def _draw_per_bin(blocks: Iterable[tuple[int, FloatArray]], *, low: float, high:
 def check_scorer(folder: IndexFolder, scorer: Scorer, *, warn: bool = True) -> Drift | None:
     """Recognise the scorer of an index, at the cost of its probes' scorer calls; None where its card suffices.
 
-    A scorer that differs a little (another backend or dtype) is accepted with a `DriftWarning`.
+    A scorer that differs a little (another backend or dtype) is accepted with a `DriftWarning`. An index without anchor
+    queries holds nobody's scores, so that any scorer will do.
     """
     built, given = folder.manifest.scorer, scorer.card
-    if same_scorer(built, given):
+    if not folder.anchor_queries or same_scorer(built, given):
         return None
     probes = folder.manifest.probes
     if not probes:

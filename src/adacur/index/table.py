@@ -40,7 +40,10 @@ def distinct_anchors(anchor_queries: Iterable[Query]) -> tuple[Query, ...]:
     """At least one anchor query, no id twice."""
     anchors = tuple(anchor_queries)
     if not anchors:
-        raise EmptyInput("There are no anchor queries. Give at least one; 100 to 500 serve most collections.")
+        raise EmptyInput(
+            "There are no anchor queries. Give at least one; 100 to 500 serve most collections. For an index without "
+            "any, say so: adacur.build(items, 0, …), or adacur build … -n 0."
+        )
     ids = [query.id for query in anchors]
     if len(set(ids)) < len(ids):
         raise DuplicateId(f"Anchor query ids must be unique; {first_repeat(ids)!r} occurs more than once.")

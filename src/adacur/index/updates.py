@@ -28,7 +28,7 @@ from adacur.core.errors import (
     UnknownName,
 )
 from adacur.core.protocols import Items, Scorer
-from adacur.core.records import Item, Query, as_queries, check_item, check_texts, first_repeat
+from adacur.core.records import Item, ItemList, Query, as_queries, check_item, check_texts, first_repeat
 from adacur.core.scores import check_grid
 from adacur.index.blocks import SCORES
 from adacur.index.build import Progress, build_scores, locked, save_table
@@ -121,6 +121,7 @@ class Update:
         # Of the items as they were: where each is now, -1 for one that was removed.
         self._places = np.arange(self._n_items)
         self._new_ids: list[str] = []
+        self._card = current.manifest.scorer
         # Scorer calls: for scores to keep, to recognise the scorer, and to time it.
         self.calls = self.recognising = self.timing = 0
         self.compacted = False
@@ -174,17 +175,22 @@ class Update:
         self,
         items: Iterable[Item],
         *,
-        scorer: Scorer,
+        scorer: Scorer | None,
         progress: Callable[[Progress], None] | None = None,
         **options: Any,
     ) -> None:
         """Score new items against every anchor query; one that was interrupted goes on when asked for again.
 
         Items are read several times; an iterator is read into memory first. `options` are those of `build_scores`.
+        Without anchor queries no scorer is needed.
         """
         items = repeatable(items)
         n_new = self.check_new_items(items)
-        part = self._scored(items, self._anchors, scorer=scorer, progress=progress, **options)
+        if scorer is None:
+            unscored = np.empty((n_new, 0), dtype=self._current.manifest.dtype)
+            part = self._saved(AnchorTable(ItemList(items), (), unscored), exact=None)
+        else:
+            part = self._scored(items, self._anchors, scorer=scorer, progress=progress, **options)
         self._parts.append(Part.whole(self._index, part, first_row=self._n_items))
         self._n_items += n_new
         self._new_ids += [item.id for item in items]
@@ -201,6 +207,8 @@ class Update:
         new = self.check_new_anchors(queries)
         part = self._scored(self._view().items, new, scorer=scorer, progress=progress, **options)
         self._parts.append(Part.whole(self._index, part, first_column=len(self._anchors)))
+        # An index that had no scores may be searched with any scorer: from now on it is this one's.
+        self._card = self._card if self._anchors else scorer.card
         self._anchors += new
 
     def add_anchor_scores(self, queries: Iterable[Query | str], scores: Any, *, exact: BoolArray | None = None) -> None:
@@ -275,7 +283,7 @@ class Update:
         """Copy what counts of all parts into one; what nobody uses is deleted after the switch."""
         self.compacted = True
         first = self._parts[0]
-        if len(self._parts) == 1 and first.rows.min() >= 0 and first.columns.min() >= 0:
+        if len(self._parts) == 1 and (first.rows >= 0).all() and (first.columns >= 0).all():
             return  # A copy would be the same.
         view = self._view()
         cells = view.exact_cells()
@@ -336,7 +344,7 @@ class Update:
             block_items=max(part.manifest.block_items for part in self._parts),
             items_digest=items_digest,
             anchors_digest=digest_texts((query.id, query.text) for query in self._anchors),
-            scorer=old.scorer,
+            scorer=self._card,
             seed=old.seed,
             origin=old.origin,
         )
@@ -403,10 +411,15 @@ class Update:
         return f"{PARTS}/{name}"
 
     def _keep(self, parts: Iterable[Part]) -> None:
-        self._parts = [part for part in parts if (part.rows >= 0).any() and (part.columns >= 0).any()]
+        # Without anchor queries a part counts for its items alone.
+        self._parts = [
+            part for part in parts if (part.rows >= 0).any() and (not self._anchors or (part.columns >= 0).any())
+        ]
 
     def _probes(self, view: IndexFolder) -> tuple[Probe, ...]:
         """Scores that the scorer of the index is recognised by, among those that count and that it gave."""
+        if not self._anchors:
+            return ()
         cells = view.exact_cells()
         remembered = [
             Probe(item, anchor, probe.score)

@@ -113,6 +113,8 @@ def live_blocks(
 
     Items from position `first` up to `n_items`.
     """
+    if not n_anchors:
+        return
     dtype = np.result_type(*(part.manifest.dtype for part in parts))
     height = max(1, min(_BLOCK_ITEMS, _BLOCK_BYTES // (n_anchors * dtype.itemsize)))
     sources = [_PartScores(part) for part in parts]

@@ -58,7 +58,7 @@ from adacur.search.compression import (
     is_compressed,
     read_features,
 )
-from adacur.search.first_stages import save_first_stage
+from adacur.search.first_stages import save_first_stage, stages_in_memory
 from adacur.search.fusion import Fusion
 from adacur.search.living import Change, ScoringBar, add_anchor_queries, add_items, change_index, replace_items
 from adacur.search.methods import ANNCUR, AdaCUR, Exact, Rerank, without_anchors
@@ -196,20 +196,26 @@ class AnchorIndex:
         items: Iterable[Item | str] | str | Path,
         *,
         scorer: Any = None,
-        first: Mapping[str, Retriever] | None = None,
+        first: str | Retriever | Sequence[str | Retriever] | Mapping[str, Retriever] = "bm25",
+        encoder: Any = None,
+        progress: bool = True,
     ) -> AnchorIndex:
-        """An index without anchor queries, which costs no scorer call.
+        """An index without anchor queries, which costs no scorer call; `adacur.build(items, 0, …)` makes one on disk.
 
-        With a dense first stage (`first={"dense": Dense.build(…)}`) searches predict from its item vectors; without
-        one there is nothing to predict from, and a first stage is all that leads them.
+        `first` is what searches start from: "bm25", "tfidf", "dense" or "multi-vector" (with `encoder`), objects,
+        several of these, or objects by name; "random" for none. With a dense one searches predict from its item
+        vectors; else there is nothing to predict from, and its best are re-ranked.
         """
+        from adacur.search import opening
+
         given = list(as_items(items))
         for item in given:
             check_item(item)
         held = ItemList(given)
+        stages = stages_in_memory(first, held, encoder=opening.encoder(encoder), progress=progress)
         table = AnchorTable(held, (), np.empty((len(held), 0), dtype=np.float32))
-        opened = None if scorer is None else as_scorer(scorer)
-        return cls(table, scorer=opened, first=first, card=opened.card if opened else None)
+        opened = None if scorer is None else opening.scorer(scorer)
+        return cls(table, scorer=opened, first=stages, card=opened.card if opened else None)
 
     @property
     def items(self) -> Items:
@@ -252,6 +258,11 @@ class AnchorIndex:
         return next((name for name in _PREFERRED_FIRST if name in self._first), "random")
 
     @property
+    def default_method(self) -> str:
+        """The method of searches where none is named: "rerank" where there is nothing to predict from."""
+        return "gaussian" if self.anchor_queries or "dense" in self._first else "rerank"
+
+    @property
     def scorer(self) -> Scorer:
         """The scorer that searches call, opened when first used."""
         with self._opening:
@@ -276,7 +287,7 @@ class AnchorIndex:
 
         - `budget` (calls, default 100, or a Budget), `rounds` (5), `deadline` (seconds for the whole call, once scorer
           and first stage are open);
-        - `method`: "gaussian" (default), "adacur" (the paper's), "anncur", "axn" (the dual encoder's vectors and no
+        - `method`: "gaussian" (default; "rerank" without anchor queries and item vectors), "adacur" (the paper's), "anncur", "axn" (the dual encoder's vectors and no
           anchor scores), "rerank" or "exact";
         - `first`: name or retriever to start from (default: dense, multi-vector, bm25, tfidf or random, the first there
           is); `pool`: search only its best N; `first_batch`: the first round's share of the budget, `first_share`: the
@@ -375,8 +386,6 @@ class AnchorIndex:
         """Write this index to a new folder, with the first stages that can be saved (BM25 and Dense can)."""
         self._check_open()
         self._check_whole()
-        if not self.anchor_queries:
-            raise InputError("An index without anchor queries has nothing to save. Make it again from its items.")
         if not all(self._exact_anchors()):
             # In a new folder predicted scores would pass for the scorer's.
             raise InputError(f"Some scores of this index are predicted; copy its folder {self.path} instead.")
@@ -410,6 +419,7 @@ class AnchorIndex:
             raise InputError(
                 "Compressed features are kept in an index folder; save this index first: index.save(path)."
             )
+        self._check_anchors("Compressing")
         self._check_exact()
         dense = self.first_stage("dense") if "dense" in self._first else None
         vectors = ItemVectors.of(dense, self.items) if isinstance(dense, Dense) else None
@@ -468,6 +478,7 @@ class AnchorIndex:
         """
         self._check_open()
         self._check_whole()
+        self._check_anchors("Tuning")
         # A damaged file is told before the work and not after it.
         _ = self.tunings
         anchors, first, gaussian = self._truth()
@@ -722,6 +733,14 @@ class AnchorIndex:
         finally:
             self._logged(plan, seen)
 
+    def _check_anchors(self, what: str) -> None:
+        if not self.anchor_queries:
+            where = "INDEX" if self.path is None else place_named(self.path)
+            raise InputError(
+                f"{what} needs anchor queries, and this index has none. Give it some: adacur add-anchors {where} "
+                "QUERIES, or index.add_anchors(queries) in Python."
+            )
+
     def _check_exact(self, queries: Sequence[Query] | None = None) -> None:
         """Refuse to take predicted scores for the truth: of these anchor queries, or of any."""
         exact = self._exact_anchors()
@@ -768,7 +787,7 @@ class AnchorIndex:
         given: dict[str, Any] = {
             name: value for name, value in options.items() if value is not None and value is not False
         }
-        method = given.pop("method", "gaussian")
+        method = given.pop("method", self.default_method)
         if method not in _OPTIONS:
             near = did_you_mean(str(method), _OPTIONS)
             raise UnknownName(f"There is no method {method!r}.{near} Choose one of: {', '.join(_OPTIONS)}.")

@@ -17,7 +17,7 @@ from adacur.core.arrays import IntArray
 from adacur.core.errors import InputError, StorageFull, UnknownName
 from adacur.core.extras import require
 from adacur.core.protocols import Items, Retriever, SavedRetriever
-from adacur.core.records import Item
+from adacur.core.records import Item, ItemList
 from adacur.core.spelling import did_you_mean
 from adacur.index import first_stage_folders, locked, read_manifest, write_checksums, write_manifest
 from adacur.retrievers import BM25, Dense, MultiVector, TfIdf, TokenEncoder, load_retriever, read_settings
@@ -25,12 +25,15 @@ from adacur.retrievers import BM25, Dense, MultiVector, TfIdf, TokenEncoder, loa
 __all__ = [
     "FirstStage",
     "add_first_stages",
+    "check_leads",
     "check_first_stages",
     "check_first_stages_follow",
     "follow_first_stages",
+    "listed_stages",
     "needs_encoder",
     "open_first_stages",
     "save_first_stage",
+    "stages_in_memory",
 ]
 
 FirstStage = str | SavedRetriever
@@ -38,28 +41,73 @@ _BY_NAME = ("bm25", "tfidf", "dense", "multi-vector", "random")
 _ENCODED = ("dense", "multi-vector")
 
 
-def check_first_stages(stages: Sequence[FirstStage], *, encoder: Any) -> None:
-    """Refuse first stages that could not be built, before anything is paid for."""
-    if isinstance(stages, str):
-        raise InputError(f"first is a list of first stages; got one text. Write first=[{stages!r}].")
+def listed_stages(first: Any) -> list[Any]:
+    """First stages as they may be given: one or several, names or objects."""
+    if isinstance(first, str | Retriever):
+        return [first]
+    if isinstance(first, Mapping) or not isinstance(first, Iterable):
+        raise InputError(f"first is a first stage or a list of them, by name or as objects; got {first!r}.")
+    return list(first)
+
+
+def check_first_stages(stages: Sequence[Any], *, encoder: Any, saved: bool = True) -> None:
+    """Refuse first stages that could not be built, or `saved`, before anything is paid for."""
     for stage in stages:
         if isinstance(stage, str) and stage not in _BY_NAME:
             near = did_you_mean(stage, _BY_NAME)
             raise UnknownName(
                 f"There is no first stage {stage!r} to build.{near} Choose {', '.join(_BY_NAME)}, or give an object."
             )
-        if stage in _ENCODED and encoder is None:
+        if isinstance(stage, str) and stage in _ENCODED and encoder is None:
             raise InputError(f"A {stage} first stage needs an encoder; give encoder=…, e.g. 'bge-small-en-v1.5'.")
         # The command line checks before it opens the encoder, by its name.
-        if stage == "multi-vector" and not isinstance(encoder, str | TokenEncoder):
+        if isinstance(stage, str) and stage == "multi-vector" and not isinstance(encoder, str | TokenEncoder):
             raise InputError(
                 "A multi-vector first stage needs an encoder with encode_query_tokens and encode_item_tokens; "
                 f"{type(encoder).__name__} has not. OnnxEncoder and SentenceTransformerEncoder have."
             )
-        if stage == "tfidf":
+        if isinstance(stage, str) and stage == "tfidf":
             require("sklearn", extra="tfidf")
-        if not isinstance(stage, str | SavedRetriever):
-            raise InputError(f"A first stage has a name, search and save; {type(stage).__name__} has not.")
+        if not isinstance(stage, (str | SavedRetriever) if saved else (str | Retriever)):
+            needed = "a name, search and save" if saved else "search"
+            raise InputError(f"A first stage has {needed}; {type(stage).__name__} has not. Got {stage!r}.")
+
+
+def check_leads(stages: Sequence[Any]) -> None:
+    """Refuse an index that would search at random without anybody having said so: it has no anchor queries."""
+    if not stages:
+        raise InputError(
+            f"An index without anchor queries needs a first stage to start from: {', '.join(_BY_NAME)} or an object. "
+            "Name 'random' to search at random."
+        )
+
+
+def stages_in_memory(
+    first: Any, items: ItemList, *, encoder: Any, progress: bool
+) -> dict[str, Retriever | Callable[[], Retriever]]:
+    """First stages for items in memory; what is quick to build is built when first used."""
+    if isinstance(first, Mapping):
+        check_leads(list(first.values()))
+        check_first_stages(list(first.values()), encoder=encoder, saved=False)
+        named = dict(first)
+    else:
+        stages = listed_stages(first)
+        check_leads(stages)
+        check_first_stages(stages, encoder=encoder, saved=False)
+        named = {one if isinstance(one, str) else getattr(one, "name", type(one).__name__): one for one in stages}
+
+    def opened(stage: Any) -> Retriever | Callable[[], Retriever]:
+        if stage == "bm25":
+            return lambda: BM25.build(items)
+        if stage == "tfidf":
+            return lambda: TfIdf.build(items)
+        if isinstance(stage, str):
+            build = Dense.build if stage == "dense" else MultiVector.build
+            return build(items, encoder=encoder, progress=progress)
+        retriever: Retriever = stage
+        return retriever
+
+    return {name: opened(stage) for name, stage in named.items() if stage != "random"}
 
 
 def needs_encoder(stages: Sequence[FirstStage]) -> bool:

@@ -79,6 +79,9 @@ def add_items(
     items = repeatable(items)
     n_new = update.check_new_items(items)
     check_first_stages_follow(stages(update.current).values())
+    if not update.n_anchors:
+        update.add(items, scorer=None)
+        return
     opened, calls = scorer(update.current)
     update.recognising += calls
     new = "1 item" if n_new == 1 else f"{n_new:,} items"

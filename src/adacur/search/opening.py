@@ -22,7 +22,14 @@ from adacur.scorers.consent import check_consent, check_not_from_here
 from adacur.scorers.opening import is_function_name
 from adacur.search.anchor_index import AnchorIndex, Reopen
 from adacur.search.compression import Compression
-from adacur.search.first_stages import FirstStage, add_first_stages, check_first_stages, open_first_stages
+from adacur.search.first_stages import (
+    FirstStage,
+    add_first_stages,
+    check_first_stages,
+    check_leads,
+    listed_stages,
+    open_first_stages,
+)
 from adacur.search.living import ScoringBar
 from adacur.search.scorer_names import scorer
 from adacur.search.search_log import SearchLog
@@ -63,7 +70,7 @@ def build(
     scorer: Any,
     path: str | Path,
     dtype: str = "float32",
-    first: Sequence[FirstStage] = ("bm25",),
+    first: FirstStage | Sequence[FirstStage] = "bm25",
     encoder: Any = None,
     block_items: int | None = None,
     seed: int = 0,
@@ -84,9 +91,11 @@ def build(
     Costs items × anchor queries scorer calls, and up to half a percent more to choose the size of a block. A build
     that was interrupted goes on where it stopped when called again; a finished one is opened. A scorer without weights
     to compare, such as a function, is then recognised first, by 8 or 32 calls. A number instead of
-    `anchor_queries` makes that many pseudo-queries from the items (`adacur.pseudo_queries`). `scorer` is a Scorer, a
+    `anchor_queries` makes that many pseudo-queries from the items (`adacur.pseudo_queries`); 0 makes an index without
+    any, which costs no scorer call, is searched by its first stages and can be given anchor queries later
+    (`AnchorIndex.add_anchors`). `scorer` is a Scorer, a
     function of (query text, item text) pairs, or what `adacur.scorer` opens. `first` names the first stages to keep:
-    "bm25", "dense" (with `encoder`), or objects. `cache` is the file of a score cache (`Cached`) to ask first.
+    "bm25", "dense" (with `encoder`), several of them, or objects. `cache` is the file of a score cache (`Cached`) to ask first.
     A new index is tuned at the end, quickly, for the best 10 within 100 calls; `tune=False` leaves that out, and so
     does an index of more than 100 million scores, which would have to be held in memory for it.
 
@@ -104,16 +113,24 @@ def build(
     """
     records = as_items(items)
     dual = _open_encoder(encoder)
-    check_first_stages(first, encoder=dual)
+    stages = listed_stages(first)
+    check_first_stages(stages, encoder=dual)
     check_random_share(random_share, sparse=sparse)
+    anchors: Iterable[Query] | None = None
+    if anchor_queries == 0:
+        check_leads(stages)
     if sparse is not None:
-        check_sparse(first, engine=engine, address=address, workers=workers)
+        if anchor_queries == 0:
+            raise InputError(f"sparse chooses the scores of anchor queries, and there are none; got sparse={sparse}.")
+        check_sparse(stages, engine=engine, address=address, workers=workers)
     opened = _cached(_open_scorer(scorer), cache)
     was_finished = is_finished(path)
     origin = _origin(records, command)
-    if isinstance(anchor_queries, int):
+    if not isinstance(anchor_queries, int):
+        anchors = anchor_queries
+    elif anchor_queries:
         records = records if isinstance(records, ItemFile) else list(records)
-        anchor_queries = pseudo_queries(records, anchor_queries, seed=seed)
+        anchors = pseudo_queries(records, anchor_queries, seed=seed)
     bar = ScoringBar() if progress else None
     drift: Drift | None = None
     timed = 0
@@ -125,15 +142,15 @@ def build(
             bar.show(now)
 
     try:
-        if sparse is not None:
+        if sparse is not None and anchors is not None:
             folder = build_sparse(
                 records,
-                anchor_queries,
+                anchors,
                 scorer=opened,
                 path=path,
                 sparse=sparse,
                 random_share=RANDOM_SHARE if random_share is None else random_share,
-                first=first,
+                first=stages,
                 encoder=dual,
                 dtype=dtype,
                 seed=seed,
@@ -145,7 +162,7 @@ def build(
             check_not_sparse(path)
             folder = build_scores(
                 records,
-                anchor_queries,
+                anchors,
                 scorer=opened,
                 path=path,
                 dtype=dtype,
@@ -160,7 +177,7 @@ def build(
     finally:
         if bar:
             bar.close()
-    add_first_stages(first, items=folder.items, path=folder.path, encoder=dual, progress=progress)
+    add_first_stages(stages, items=folder.items, path=folder.path, encoder=dual, progress=progress)
     index = _opened(folder, scorer=opened, encoder=dual, check=was_finished, built=not was_finished, drift=drift)
     if timed:
         _log.info("%s scorer calls went into timing the scorer.", f"{timed:,}")
