@@ -367,8 +367,9 @@ def test_results_for_people_are_on_stdout_and_all_else_on_stderr(shop: Path, fol
     assert "ms-marco-MiniLM-L-12-v2" in listed.out
     assert "CC-BY-SA-4.0" in listed.out
     costs = here("estimate", "items.jsonl", "--scorer", "my_scorers:score", cwd=shop)
-    assert [line.split()[0] for line in costs.out.splitlines()[2:]] == ["50", "100", "200", "500"]
-    assert f"So few items need no index: exact search scores all {N_ITEMS}" in costs.err
+    assert [line.split()[:2] for line in costs.out.splitlines()[2:]] == [["50", "│"], [f"{N_ITEMS}", "(default)"]]
+    assert f"With {N_ITEMS} items you need no anchor queries" in costs.err
+    assert "-n 0" in costs.err
     assert f"makes {N_ITEMS} anchor queries by default: one per item, since there are fewer than 250" in costs.err
 
 
@@ -376,7 +377,51 @@ def test_an_estimate_for_many_items_says_how_many_anchor_queries_a_build_makes(f
     (folder / "many.txt").write_text("".join(f"thing number {n}\n" for n in range(600)))
     costs = here("estimate", "many.txt", "--scorer", "my_scorers:score", cwd=folder)
     assert "makes 250 anchor queries by default; -n N makes N" in costs.err
-    assert "need no index" not in costs.err
+    assert [line.split()[0] for line in costs.out.splitlines()[2:]] == ["50", "100", "250", "500"]
+    assert "need no anchor queries" not in costs.err
+
+
+def test_an_estimate_takes_the_number_and_the_first_stages_of_a_build(folder: Path) -> None:
+    scorer = ("--scorer", "my_scorers:score", "--json")
+    (rows,) = here("estimate", "items.jsonl", "-n", 7, *scorer, cwd=folder).json()
+    assert [row["n_anchors"] for row in rows] == [7]
+    assert rows[0]["encoding_seconds"] == 0
+    assert rows[0]["low"] <= rows[0]["seconds"] <= rows[0]["high"]
+    (rows,) = here("estimate", "items.jsonl", "-n", 0, "--first", "bm25,dense", *scorer, cwd=folder).json()
+    assert rows[0]["pairs"] == 0
+    assert rows[0]["seconds"] == rows[0]["encoding_seconds"] > 0
+    here("estimate", "items.jsonl", "-n", 7, "--sizes", "7", *scorer, cwd=folder).refused("-n", "--sizes")
+
+
+def test_an_estimate_of_hours_names_cheaper_ways(folder: Path) -> None:
+    (folder / "many.txt").write_text("".join(f"thing number {n}\n" for n in range(600)))
+    sizes = ("--sizes", "1000000000")
+    costs = here("estimate", "many.txt", "--scorer", "my_scorers:score", *sizes, cwd=folder)
+    assert "-n 0" in costs.err
+    assert "--sparse" in costs.err
+    # A function cuts nothing.
+    assert "--max-item-tokens" not in costs.err
+
+
+def test_an_index_without_anchor_queries_has_every_command(folder: Path) -> None:
+    built = build(folder, "bare.adacur", "-n", 0)
+    assert f"{N_ITEMS} items × 0 anchor queries; first stages bm25, random" in built.out
+    assert "nothing is scored" in built.err
+    (found,) = here("search", "bare.adacur", "a comet", "-k", 2, "--budget", 9, "--json", cwd=folder).json()
+    assert (found["calls"], found["settings"]["method"], found["settings"]["first"]) == (9, "rerank", "bm25")
+    (facts,) = here("inspect", "bare.adacur", "--json", cwd=folder).json()
+    assert (facts["items"], facts["anchors"], facts["blocks"], facts["probes"]) == (N_ITEMS, 0, 0, [])
+    assert here("verify", "bare.adacur", cwd=folder).code == 0
+    here("tune", "bare.adacur", cwd=folder).refused("anchor queries", "add-anchors bare.adacur")
+    write_lines(folder / "more.jsonl", [{"_id": "new", "text": "a comet over the harbour"}])
+    assert here("add", "bare.adacur", "more.jsonl", cwd=folder).code == 0
+    assert here("remove", "bare.adacur", "new", cwd=folder).code == 0
+    write_lines(folder / "questions.jsonl", [{"_id": "q1", "text": "a comet"}, {"_id": "q2", "text": "a river"}])
+    grown = here("add-anchors", "bare.adacur", "questions.jsonl", cwd=folder)
+    assert f"{N_ITEMS} items × 2 anchor queries" in grown.out
+    here(
+        "build", "items.jsonl", "r.adacur", "-n", 0, "--first", ",", "--scorer", "my_scorers:score", cwd=folder
+    ).refused("random")
 
 
 def test_a_budget_larger_than_the_collection_gives_the_exact_answer(shop: Path) -> None:
@@ -497,6 +542,7 @@ def test_a_build_that_cannot_work_is_refused_and_nothing_is_begun(
     [
         case(["--dtype", "int8"], "float32 or float16", "int8"),
         case(["--sizes", "50,many"], "whole numbers", "50,many"),
+        case(["--first", "bm52"], "no first stage 'bm52'", "bm25"),
     ],
 )
 def test_an_estimate_of_nonsense_is_refused(options: list[Any], says: tuple[str, ...], shop: Path) -> None:

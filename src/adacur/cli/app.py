@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -22,6 +22,7 @@ from adacur.cli.mcp import add_mcp_command
 from adacur.cli.messages import (
     answer,
     duration,
+    duration_range,
     hits_table,
     log_as_notes,
     megabytes,
@@ -62,6 +63,9 @@ from adacur.data import (
 )
 from adacur.scorers.weights import json_in
 
+if TYPE_CHECKING:
+    from adacur.index import Encode, Estimate
+
 __all__ = ["Interrupted", "app"]
 
 _DEFAULT_ANCHORS = 250
@@ -70,6 +74,10 @@ _FEW_ITEMS = 500
 _SAMPLE_ITEMS = 512
 _SAMPLE_QUERIES = 128
 _FEWEST_TIMED = 16
+_SIZES = (50, 100, 250, 500)
+# From here on `estimate` names cheaper ways.
+_LONG_SECONDS = 600
+_CUT_TOKENS = 64
 _DTYPES = ("float32", "float16")
 _COLLECTIONS: dict[str, Callable[[], Sequence[Item]]] = {"wikivital": wikivital, "mondo": lambda: mondo().items}
 
@@ -249,8 +257,17 @@ def queries(
 def estimate(
     items: ItemsPath,
     anchors: AnchorsPath = None,
+    n_anchors: Annotated[
+        int | None, typer.Option("-n", "--number", min=0, help="For this number of anchor queries alone.")
+    ] = None,
     scorer: ScorerName = DEFAULT_SCORER,
-    sizes: Annotated[str, typer.Option(help="Numbers of anchor queries.")] = "50,100,200,500",
+    first: Annotated[
+        str, typer.Option(help="First stages, as for build; encoding items for dense and multi-vector takes time too.")
+    ] = "bm25",
+    encoder: Annotated[str, typer.Option(help="Encoder of the dense and multi-vector first stages.")] = DEFAULT_ENCODER,
+    sizes: Annotated[
+        str | None, typer.Option(help="Numbers of anchor queries; default: 50, 100, 500 and what build takes.")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
     max_item_tokens: MaxItemTokens = None,
     id_field: IdField = None,
@@ -260,17 +277,31 @@ def estimate(
 ) -> None:
     """Time the scorer on a sample and say what an index would cost, before anyone pays."""
     import adacur
+    from adacur.search.first_stages import check_first_stages
 
-    n_anchors = _sizes(sizes)
+    if n_anchors is not None and sizes is not None:
+        raise InputError("-n asks for one number of anchor queries, --sizes for several; give one of them.")
+    stages = _names(first)
+    check_first_stages(stages, encoder=encoder)
+    wanted = None if sizes is None else _sizes(sizes)
     _check_dtype(dtype)
     collection = _collection(items, id_field=id_field, text_fields=text_field, limit=limit)
     sample, n_items = _sample(collection, _SAMPLE_ITEMS)
+    queries = _anchors(sample, anchors, None, default=min(_SAMPLE_QUERIES, len(sample)), seed=0)
+    # What `build` takes where it is not told.
+    usual = min(_DEFAULT_ANCHORS, n_items) if anchors is None else len(queries)
+    if n_anchors is not None:
+        wanted = [n_anchors]
+    elif wanted is None:
+        wanted = sorted({usual, *(size for size in _SIZES if size < usual or (anchors is None and size <= n_items))})
+    opened = opened_scorer(scorer, max_item_tokens)
     rows = adacur.estimate(
         sample,
-        _anchors(sample, anchors, None, default=min(_SAMPLE_QUERIES, len(sample)), seed=0)[:_SAMPLE_QUERIES],
-        scorer=opened_scorer(scorer, max_item_tokens),
+        queries[:_SAMPLE_QUERIES],
+        scorer=opened,
         n_items=n_items,
-        n_anchors=n_anchors,
+        n_anchors=wanted,
+        encode=_encoding(stages, encoder),
         dtype=dtype,
     )
     if as_json:
@@ -278,20 +309,64 @@ def estimate(
         return
     table = Table("anchor queries", "pairs", "time", "scores on disk", show_edge=False)
     for row in rows:
-        table.add_row(f"{row.n_anchors:,}", f"{row.pairs:,}", duration(row.seconds), megabytes(row.bytes))
+        mark = " (default)" if row.n_anchors == usual else ""
+        time = duration_range(row.low, row.high) if row.pairs or row.encoding_seconds else "–"
+        table.add_row(f"{row.n_anchors:,}{mark}", f"{row.pairs:,}", time, megabytes(row.bytes))
     answer.print(table)
+    encoding = f", and {duration(rows[0].encoding_seconds)} to encode them" if rows[0].encoding_seconds else ""
     tell(
-        f"{n_items:,} items, at {pace(rows[0].pairs_per_second)} on this machine, seen over {rows[0].calls_used} pairs."
+        f"{n_items:,} items, at {pace(rows[0].pairs_per_second)} on this machine, timed on {rows[0].calls_used:,} "
+        f"pairs{encoding}. Times are ranges: the slowest and the fastest part of the sample; a busy machine is slower."
     )
     if n_items <= _FEW_ITEMS:
         tell(
-            f"So few items need no index: exact search scores all {n_items} for a question in "
-            f"{duration(n_items / rows[0].pairs_per_second)}. In Python: "
-            "adacur.AnchorIndex.from_items(items, scorer=…).search(question, method='exact')."
+            f"With {n_items} items you need no anchor queries: exact search scores all of them for a question in "
+            f"{duration(n_items / rows[0].pairs_per_second)}. adacur build {quote(items)} INDEX -n 0 && "
+            "adacur search INDEX QUESTION --method exact"
         )
+    elif rows[-1].seconds > _LONG_SECONDS:
+        _tell_cheaper(rows, sample, queries, n_items=n_items, scorer=scorer, cut=max_item_tokens)
     if anchors is None:
         fewer = f": one per item, since there are fewer than {_DEFAULT_ANCHORS}" if n_items < _DEFAULT_ANCHORS else ""
-        tell(f"adacur build makes {min(_DEFAULT_ANCHORS, n_items)} anchor queries by default{fewer}; -n N makes N.")
+        tell(f"adacur build makes {usual} anchor queries by default{fewer}; -n N makes N.")
+
+
+def _tell_cheaper(
+    rows: Sequence[Estimate],
+    sample: Sequence[Item],
+    queries: Sequence[Query],
+    *,
+    n_items: int,
+    scorer: str,
+    cut: int | None,
+) -> None:
+    """Ways to pay less, each with what it would cost."""
+    import adacur
+    from adacur.core.errors import UnknownOption
+
+    most = next((row for row in rows if row.seconds > _LONG_SECONDS), rows[-1])
+    ways = ["-n 0 scores nothing beforehand: searches re-rank the first stage, and anchor queries can come later."]
+    if cut is None or cut > _CUT_TOKENS:
+        try:
+            shorter = adacur.scorer(scorer, max_item_tokens=_CUT_TOKENS)
+        except UnknownOption:
+            pass  # Functions and services cut nothing.
+        else:
+            (cost,) = adacur.estimate(
+                sample, queries[:_SAMPLE_QUERIES], scorer=shorter, n_items=n_items, n_anchors=(most.n_anchors,)
+            )
+            ways.append(
+                f"--max-item-tokens {_CUT_TOKENS} reads the beginning of each item: "
+                f"{duration_range(cost.low, cost.high)}."
+            )
+    share = 0.05
+    ways.append(
+        f"--sparse {share:g} --first dense scores {share:.0%} of the pairs and predicts the rest: "
+        f"{duration_range(share * most.low, share * most.high)}, and the time to encode the items."
+    )
+    tell(f"Cheaper, for {most.n_anchors:,} anchor queries:")
+    for way in ways:
+        tell(f"  {way}")
 
 
 @app.command(epilog="Example: adacur build corpus.jsonl my.adacur --anchors queries.jsonl --first bm25,dense")
@@ -312,8 +387,9 @@ def build(
         typer.Option(
             "-n",
             "--number",
-            min=1,
-            help="Use the first N; without --anchors, make N pseudo-queries (250, or one per item if fewer).",
+            min=0,
+            help="Use the first N; without --anchors, make N pseudo-queries (250, or one per item if fewer). 0 scores "
+            "nothing: searches then re-rank the first stage.",
         ),
     ] = None,
     scorer: ScorerName = DEFAULT_SCORER,
@@ -357,13 +433,13 @@ def build(
 ) -> None:
     """Score every item against every anchor query. Interrupt it at will: the same command continues."""
     import adacur
-    from adacur.index import Workforce, block_items_for, build_status
+    from adacur.index import Workforce, block_items_for, build_status, time_encoder
     from adacur.index.manifest import work_folder
     from adacur.index.sparse import Sparsity
     from adacur.search.first_stages import check_first_stages, needs_encoder
     from adacur.search.sparse_build import RANDOM_SHARE, check_random_share, check_sparse
 
-    stages = [name.strip() for name in first.split(",") if name.strip()]
+    stages = _names(first)
     check_first_stages(stages, encoder=encoder)
     who: dict[str, Any] = {"engine": engine, "address": address, "workers": workers}
     check_random_share(random_share, sparse=sparse)
@@ -372,7 +448,11 @@ def build(
     _check_dtype(dtype)
     collection = _collection(items, id_field=id_field, text_fields=text_field, limit=limit)
     sample, n_items = _sample(collection, _SAMPLE_ITEMS)
-    asked = _anchors(collection, anchors, n_anchors, default=min(_DEFAULT_ANCHORS, n_items), seed=seed)
+    asked = (
+        []
+        if n_anchors == 0
+        else _anchors(collection, anchors, n_anchors, default=min(_DEFAULT_ANCHORS, n_items), seed=seed)
+    )
     if n_anchors and len(asked) < n_anchors:
         tell(f"{anchors} holds {len(asked)} anchor queries, fewer than {n_anchors}; all are used.")
     per_query = n_items
@@ -389,30 +469,39 @@ def build(
         # One connection to a cluster, for the estimate and the build.
         context.with_resource(Workforce(**who).at_hand())
     is_begun = before is not None or (sparse is not None and work_folder(index).exists())
-    if not is_begun and (not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))):
+    is_new = not is_begun and (not folder.exists() or (folder.is_dir() and not any(folder.iterdir())))
+    if is_new and not asked:
+        paces = [time_encoder(sample, encode) for encode in _encoding(stages, dual)]
+        times = (sum(n_items / pace.fastest for pace in paces), sum(n_items / pace.slowest for pace in paces))
+        encoding = f"; estimated time {duration_range(*times)} to encode the items" if paces else ""
+        tell(f"{n_items:,} items and no anchor queries: nothing is scored{encoding}.")
+    elif is_new:
         cost = adacur.estimate(
             sample,
             asked,
             scorer=opened,
-            n_items=per_query,
+            n_items=n_items,
             n_anchors=(len(asked),),
+            items_per_anchor=per_query,
+            encode=_encoding(stages, dual),
             dtype=dtype,
             most_calls=max(_FEWEST_TIMED, per_query * len(asked) // 100),
             **who,
         )[0]
         crew = f" by {cost.devices} workers" if cost.devices > 1 else ""
         among = f" (of {n_items:,})" if sparse is not None else ""
+        encoding = f", {duration(cost.encoding_seconds)} of it to encode the items" if cost.encoding_seconds else ""
         tell(
             f"{per_query:,} items{among} × {len(asked)} anchor queries = {cost.pairs:,} pairs; estimated time "
-            f"{duration(cost.seconds)} at {pace(cost.pairs_per_second)}{crew} (timed on {cost.calls_used} pairs more); "
-            f"{megabytes(cost.bytes // per_query * n_items)} of scores."
+            f"{duration_range(cost.low, cost.high)} at {pace(cost.pairs_per_second)}{crew}{encoding} "
+            f"(timed on {cost.calls_used:,} pairs, not counted above); {megabytes(cost.bytes)} of scores."
         )
         size = {"n_items": n_items, "n_anchors": len(asked), "devices": cost.devices}
         block_items = block_items or block_items_for(cost.pairs_per_second, **size, dtype=dtype)
     with log_as_notes("adacur.build"), warnings_as_notes():
         built = adacur.build(
             collection,
-            asked,
+            asked or 0,
             scorer=opened,
             path=index,
             dtype=dtype,
@@ -460,8 +549,12 @@ def search(
     budget: Annotated[int | None, typer.Option(help="Scorer calls per question; default: 100.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds the budget is spent in; default: 5, or as tuned.")] = None,
     method: Annotated[
-        str, typer.Option(help="gaussian, adacur (the paper's), anncur, axn, rerank or exact.")
-    ] = "gaussian",
+        str | None,
+        typer.Option(
+            help="gaussian, adacur (the paper's), anncur, axn, rerank or exact; default: gaussian, or rerank where the "
+            "index has neither anchor queries nor dense vectors."
+        ),
+    ] = None,
     first: Annotated[
         str | None,
         typer.Option(
@@ -510,6 +603,7 @@ def search(
         opened = adacur.load(index, scorer=scorer, trust=trust, cache=cache, log=log, shards=shards, address=address)
         # What was not asked for is left to the library, which refuses options that a method has no use for.
         limits: dict[str, Any] = {
+            "method": method,
             "budget": budget,
             "rounds": rounds,
             "first": first,
@@ -520,7 +614,7 @@ def search(
             "probe": probe,
         }
         given = {name: value for name, value in limits.items() if value is not None}
-        found = opened.search_batch(asked, k, method=method, seed=seed, **given)
+        found = opened.search_batch(asked, k, seed=seed, **given)
         tell(f"Scorer: {opened.scorer.card}")
         probes = opened.drift.n_probes if opened.drift is not None else 0
         if probes:
@@ -664,6 +758,8 @@ def inspect(
         table.add_row("scorer", Text(", ".join(part for part in parts if part)))
     if sparsity is not None:
         table.add_row("sparse", f"built with {sparsity.per_query:,} items per anchor query")
+    if not manifest.n_anchors:
+        table.add_row("searched by", "its first stages; `adacur add-anchors` gives it anchor queries")
     if (own := facts["exact_scores"]) < (n_scores := manifest.n_items * manifest.n_anchors):
         table.add_row("exact", f"{own:,} of {n_scores:,} scores are the scorer's own, the rest predicted")
     table.add_row("first stages", ", ".join((*folder.first_names(), "random")))
@@ -972,6 +1068,21 @@ def _cache_facts(scorer: Scorer) -> dict[str, Any] | None:
     return {"hits": scorer.hits, "misses": scorer.misses, "hit_rate": scorer.hit_rate}
 
 
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _encoding(stages: Sequence[str], encoder: Any) -> list[Encode]:
+    """How the items are encoded, once for each first stage that does; the encoder may be named."""
+    from adacur.search.first_stages import needs_encoder
+
+    if not needs_encoder(stages):
+        return []
+    dual = opened_encoder(encoder) if isinstance(encoder, str) else encoder
+    by_stage = {"dense": "encode_items", "multi-vector": "encode_item_tokens"}
+    return [getattr(dual, by_stage[stage]) for stage in stages if stage in by_stage]
+
+
 def _check_dtype(dtype: str) -> None:
     if dtype not in _DTYPES:
         raise InputError(f"Scores are stored as {' or '.join(_DTYPES)}; got --dtype {dtype}.")
@@ -982,6 +1093,6 @@ def _sizes(text: str) -> list[int]:
         sizes = [int(part) for part in text.split(",")]
     except ValueError:
         sizes = []
-    if not sizes or min(sizes) < 1:
+    if not sizes or min(sizes) < 0:
         raise InputError(f"--sizes is a list of whole numbers such as 50,100; got {text!r}.")
     return sizes

@@ -208,6 +208,16 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:,.1f} h"
 
 
+def duration_range(low: float, high: float) -> str:
+    """A time that is not known better, in the unit of its upper end."""
+    ends = duration(low), duration(high)
+    if ends[0] == ends[1] or high < 0.1:
+        return ends[1]
+    units = ((3600, "h", 6000), (60, "min", 100), (1, "s", 0))
+    size, unit = next((size, unit) for size, unit, least in units if high >= least)
+    return f"{low / size:,.1f}–{high / size:,.1f} {unit}"
+
+
 def megabytes(n_bytes: float) -> str:
     """Bytes as people say them."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

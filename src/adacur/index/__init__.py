@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from adacur.index.build import Progress, block_items_for, build_scores, locked, save_table
 from adacur.index.checksums import write_checksums
-from adacur.index.estimate import Estimate, estimate
+from adacur.index.estimate import Encode, Estimate, estimate, time_encoder
 from adacur.index.folder import COMPRESSED, IndexFolder, build_status, first_stage_folders, is_finished
 from adacur.index.items import StoredItems
 from adacur.index.manifest import (
@@ -32,6 +32,7 @@ __all__ = [
     "AnchorTable",
     "Drift",
     "DriftWarning",
+    "Encode",
     "Estimate",
     "IndexFolder",
     "Manifest",
@@ -60,6 +61,7 @@ __all__ = [
     "read_manifest",
     "save_table",
     "stored_size",
+    "time_encoder",
     "updating",
     "verify",
     "write_checksums",

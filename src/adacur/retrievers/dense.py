@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -18,13 +17,13 @@ from adacur.core.records import Item, Query, as_queries
 from adacur.core.results import Hits
 from adacur.data.stored import read_array
 from adacur.retrievers.encoders import Encoder, EncoderCard, check_same_encoder, read_card, reopen_encoder
+from adacur.retrievers.encoding import blocks_to_encode
 from adacur.retrievers.ranking import best_first, check_ids
 from adacur.retrievers.saved import read_ids, read_settings, unreadable_is_damage, write_ids, write_settings
 
 __all__ = ["QUERIES_AT_ONCE", "Dense"]
 
 Storage = Literal["float16", "float32", "int8"]
-_TEXTS_AT_ONCE = 1024
 _ROWS_AT_ONCE = 8192
 QUERIES_AT_ONCE = 256
 
@@ -73,7 +72,7 @@ class Dense:
         ids: list[str] = []
 
         def blocks() -> Iterator[FloatArray]:
-            for batch in _batches(_with_progress(items) if progress else items):
+            for batch in blocks_to_encode(items, progress="encode items" if progress else None):
                 ids.extend(item.id for item in batch)
                 yield _check_vectors(encoder.encode_items([item.text for item in batch]), n=len(batch), encoder=encoder)
 
@@ -111,7 +110,7 @@ class Dense:
         def blocks() -> Iterator[Any]:
             for start in range(0, len(rows), _ROWS_AT_ONCE):
                 yield np.asarray(self._stored[rows[start : start + _ROWS_AT_ONCE]])
-            for batch in _batches(_with_progress(new) if progress else new):
+            for batch in blocks_to_encode(new, progress="encode items" if progress else None):
                 encoder = self.open_encoder()
                 ids.extend(item.id for item in batch)
                 vectors = encoder.encode_items([item.text for item in batch])
@@ -383,16 +382,3 @@ def _check_encoder(encoder: Encoder, card: EncoderCard | None, *, dimension: int
             "Pass the encoder the retriever was built with."
         )
     check_same_encoder(encoder.card, card)
-
-
-def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
-    rest = iter(items)
-    while batch := list(itertools.islice(rest, _TEXTS_AT_ONCE)):
-        yield batch
-
-
-def _with_progress(items: Iterable[Item]) -> Iterable[Item]:
-    from tqdm.auto import tqdm
-
-    progress: Iterable[Item] = tqdm(items, desc="encode items", unit="item")
-    return progress

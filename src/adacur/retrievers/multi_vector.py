@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -19,6 +18,7 @@ from adacur.core.records import Item, Query, as_queries
 from adacur.core.results import Hits
 from adacur.data.stored import read_array
 from adacur.retrievers.encoders import EncoderCard, TokenEncoder, check_same_encoder, read_card, reopen_encoder
+from adacur.retrievers.encoding import blocks_to_encode
 from adacur.retrievers.ranking import best_first, check_ids
 from adacur.retrievers.saved import read_ids, read_settings, unreadable_is_damage, write_settings
 
@@ -28,7 +28,6 @@ HalfArray = npt.NDArray[np.float16]
 # Multiples of 1/2048 multiply to multiples of 2⁻²², and all partial sums of two vectors of length 1 stay below 4:
 # float32 holds them without rounding, in whatever order a matrix product adds them up.
 _STEPS = np.float32(2048)
-_TEXTS_AT_ONCE = 128
 _QUERIES_AT_ONCE = 64
 _ITEM_TOKENS_AT_ONCE = 8192
 _PRODUCTS_AT_ONCE = 1 << 24
@@ -82,8 +81,7 @@ class MultiVector:
 
         def blocks() -> Iterator[HalfArray]:
             nonlocal width
-            rest = iter(_with_progress(items) if progress else items)
-            while batch := list(itertools.islice(rest, _TEXTS_AT_ONCE)):
+            for batch in blocks_to_encode(items, progress="encode tokens" if progress else None):
                 ids.extend(item.id for item in batch)
                 given = encoder.encode_item_tokens([item.text for item in batch])
                 vectors, own_counts = _in_steps(given, n=len(batch), width=width)
@@ -121,12 +119,11 @@ class MultiVector:
         ids = list(keep)
         counts: list[int] = np.diff(self._offsets)[rows].tolist()
         width = self._tokens.shape[1]
-        rest = iter(_with_progress(new) if progress else new)
         with Path(path).open("wb") as file:
             for row in rows.tolist():
                 own = self._tokens[self._offsets[row] : self._offsets[row + 1]]
                 file.write(np.ascontiguousarray(own, dtype="<f2").data)
-            while batch := list(itertools.islice(rest, _TEXTS_AT_ONCE)):
+            for batch in blocks_to_encode(new, progress="encode tokens" if progress else None):
                 ids.extend(item.id for item in batch)
                 given = self.open_encoder().encode_item_tokens([item.text for item in batch])
                 vectors, own_counts = _in_steps(given, n=len(batch), width=width)
@@ -249,10 +246,3 @@ def _checked(encoder: Any, card: EncoderCard) -> TokenEncoder:
     # Vectors of tokens are neither pooled nor made of one length.
     check_same_encoder(replace(encoder.card, pooling=None, normalise=None), card)
     return encoder
-
-
-def _with_progress(items: Iterable[Item]) -> Iterable[Item]:
-    from tqdm.auto import tqdm
-
-    progress: Iterable[Item] = tqdm(items, desc="encode tokens", unit="item")
-    return progress

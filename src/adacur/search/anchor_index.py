@@ -287,8 +287,8 @@ class AnchorIndex:
 
         - `budget` (calls, default 100, or a Budget), `rounds` (5), `deadline` (seconds for the whole call, once scorer
           and first stage are open);
-        - `method`: "gaussian" (default; "rerank" without anchor queries and item vectors), "adacur" (the paper's), "anncur", "axn" (the dual encoder's vectors and no
-          anchor scores), "rerank" or "exact";
+        - `method`: "gaussian" (default; "rerank" without anchor queries and item vectors), "adacur" (the paper's),
+          "anncur", "axn" (the dual encoder's vectors and no anchor scores), "rerank" or "exact";
         - `first`: name or retriever to start from (default: dense, multi-vector, bm25, tfidf or random, the first there
           is); `pool`: search only its best N; `first_batch`: the first round's share of the budget, `first_share`: the
           first stage's share of each later round, `first_weight`: its say beside the predictions (with

@@ -6,7 +6,7 @@ import errno
 import functools
 import shutil
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ from adacur.retrievers import BM25, Dense, MultiVector, TfIdf, TokenEncoder, loa
 __all__ = [
     "FirstStage",
     "add_first_stages",
-    "check_leads",
     "check_first_stages",
     "check_first_stages_follow",
+    "check_leads",
     "follow_first_stages",
     "listed_stages",
     "needs_encoder",
@@ -126,14 +126,14 @@ def add_first_stages(
         if not isinstance(stage, str):
             save_first_stage(stage, path)
         elif name == "bm25":
-            save_first_stage(BM25.build(_every(items)), path)
+            save_first_stage(BM25.build(_Every(items)), path)
         elif name == "tfidf":
-            save_first_stage(TfIdf.build(_every(items)), path)
+            save_first_stage(TfIdf.build(_Every(items)), path)
         else:
             # Vectors go to the disk as they are made, so that memory does not grow with the collection.
             def build(folder: Path, name: str = name) -> Dense | MultiVector:
                 kind, file = (Dense, "embeddings.npy") if name == "dense" else (MultiVector, "tokens.f16")
-                return kind.build(_every(items), encoder=encoder, progress=progress, path=folder / file)
+                return kind.build(_Every(items), encoder=encoder, progress=progress, path=folder / file)
 
             _write(build, path, name=name)
 
@@ -167,10 +167,10 @@ def follow_first_stages(
             added = np.flatnonzero([id_ in new for id_ in items.ids])
             file = "embeddings.npy" if isinstance(stage, Dense) else "tokens.f16"
             stage.updated(
-                keep=keep, new=_every(items, added), path=folder / file, progress=progress and bool(len(added))
+                keep=keep, new=_Every(items, added), path=folder / file, progress=progress and bool(len(added))
             ).save(folder)
         elif isinstance(stage, BM25 | TfIdf):
-            stage.rebuilt(_every(items)).save(folder)
+            stage.rebuilt(_Every(items)).save(folder)
         else:
             raise InputError(f"A first stage of the kind {type(stage).__name__} cannot follow a change of items.")
         write_checksums(folder)
@@ -214,8 +214,17 @@ def _opened(folder: Path, encoder: Any, trust: bool) -> Retriever:
     return load_retriever(folder, encoder=encoder, trust=trust) if is_encoded else load_retriever(folder)
 
 
-def _every(items: Items, positions: Sequence[int] | IntArray | None = None) -> Iterable[Item]:
-    block = 1024
-    positions = range(len(items)) if positions is None else positions
-    for start in range(0, len(positions), block):
-        yield from items.at(map(int, positions[start : start + block]))
+class _Every:
+    """All items, or those at some positions, read anew each time."""
+
+    def __init__(self, items: Items, positions: Sequence[int] | IntArray | None = None) -> None:
+        self._items = items
+        self._positions = range(len(items)) if positions is None else positions
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __iter__(self) -> Iterator[Item]:
+        block = 1024
+        for start in range(0, len(self._positions), block):
+            yield from self._items.at(map(int, self._positions[start : start + block]))

@@ -127,6 +127,8 @@ class ScoringBar:
         """Move to where a build is."""
         from tqdm import tqdm
 
+        if not progress.pairs:
+            return
         if self._bar is None:
             done = progress.pairs_done
             self._bar = tqdm(total=progress.pairs, initial=done, unit=" pairs", unit_scale=True, desc="scoring")

@@ -93,9 +93,9 @@ def build(
     to compare, such as a function, is then recognised first, by 8 or 32 calls. A number instead of
     `anchor_queries` makes that many pseudo-queries from the items (`adacur.pseudo_queries`); 0 makes an index without
     any, which costs no scorer call, is searched by its first stages and can be given anchor queries later
-    (`AnchorIndex.add_anchors`). `scorer` is a Scorer, a
-    function of (query text, item text) pairs, or what `adacur.scorer` opens. `first` names the first stages to keep:
-    "bm25", "dense" (with `encoder`), several of them, or objects. `cache` is the file of a score cache (`Cached`) to ask first.
+    (`AnchorIndex.add_anchors`). `scorer` is a Scorer, a function of (query text, item text) pairs, or what
+    `adacur.scorer` opens. `first` names the first stages to keep: "bm25", "dense" (with `encoder`), several of them, or
+    objects. `cache` is the file of a score cache (`Cached`) to ask first.
     A new index is tuned at the end, quickly, for the best 10 within 100 calls; `tune=False` leaves that out, and so
     does an index of more than 100 million scores, which would have to be held in memory for it.
 

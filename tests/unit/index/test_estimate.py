@@ -7,7 +7,7 @@ import pytest
 from adacur.core.errors import EmptyInput, InputError, ScorerFailed
 from adacur.core.records import Item, Query
 from adacur.index import estimate
-from adacur.index.estimate import time_scorer
+from adacur.index.estimate import Pace, time_scorer
 from adacur.scorers.function import FunctionScorer
 from adacur.scorers.metered import Metered
 
@@ -91,3 +91,46 @@ class Broken:
 
     def score(self, pairs):
         raise OSError("no model")
+
+
+def test_the_range_holds_what_was_timed_and_narrows_with_more_of_it() -> None:
+    one, many = Pace.of([(10, 1.0)]), Pace.of([(10, 1.0), (10, 1.05), (10, 0.95), (10, 1.0)])
+    assert one.slowest < many.slowest < 10 < many.fastest < one.fastest
+    uneven = Pace.of([(10, 1.0), (10, 5.0), (10, 1.0)])
+    assert (uneven.slowest, uneven.fastest) == (2.0, 10.0)
+    assert uneven.mean == pytest.approx(30 / 7)
+
+
+def test_slow_moments_of_the_machine_widen_the_range() -> None:
+    asked = []
+
+    def score(pairs):
+        asked.append(len(pairs))
+        # Every third call of the same size is four times as slow.
+        time.sleep(0.004 * len(pairs) * (4 if asked.count(len(pairs)) % 3 == 2 else 1))
+        return [0.0] * len(pairs)
+
+    items = [Item(f"i{position}", "text") for position in range(1000)]
+    scorer = FunctionScorer(score)
+    (cost,) = estimate(items, [Query("a", "text")], scorer=scorer, n_items=1000, n_anchors=(1,), most_calls=800)
+    assert cost.low < cost.seconds < cost.high
+    assert cost.high > 2 * cost.low
+
+
+def test_encoding_is_part_of_the_time(known) -> None:
+    def encode(texts):
+        time.sleep(0.01 * len(texts))
+        return texts
+
+    options = {"scorer": known.scorer, "n_items": 1000, "n_anchors": (0, 50)}
+    none, some = estimate(known.items, known.anchors, encode=[encode], **options)
+    assert none.seconds == none.encoding_seconds >= 10
+    assert some.encoding_seconds > none.encoding_seconds
+    twice, _ = estimate(known.items, known.anchors, encode=[encode, encode], **options)
+    assert twice.encoding_seconds >= 20
+
+
+def test_a_sparse_build_pays_for_the_items_it_scores(known) -> None:
+    options = {"scorer": known.scorer, "n_items": 1000, "n_anchors": (50,)}
+    (cost,) = estimate(known.items, known.anchors, items_per_anchor=30, **options)
+    assert (cost.pairs, cost.bytes) == (1500, 200_000)
