@@ -57,7 +57,7 @@ def test_every_command_takes_a_url(world, run, s3_url, monkeypatch):
     assert json.loads(run("inspect", s3_url, "--json")[0])["blocks"] == 4
     assert run("verify", s3_url)[0] == f"{s3_url}: nothing is damaged (complete).\n"
     _, err = run("tune", s3_url, "-k", "5", "--budget", "30")
-    assert f"Kept in {s3_url}/tuned.json" in err
+    assert f"Stored in {s3_url}/tuned.json" in err
     assert run("compress", s3_url, "--rank", "8")[0].startswith(s3_url)
     assert run("compress", s3_url, "--drop")[0].startswith(s3_url)
     _, err = run("remove", s3_url, "1", code=1)

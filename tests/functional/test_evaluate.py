@@ -185,7 +185,7 @@ def test_a_folder_without_judgements_and_a_second_search_for_trec_files_are_told
     assert "places: no judgements (qrels/test.tsv), so judged quality is left out." in done.stderr
     assert "Budgets above" not in done.stderr
     again = run(*START, "--trec", cwd=folder)
-    assert "0 of them found there, 9 searched again for their TREC files." in again.stderr
+    assert "none reused, 9 searched again for their TREC files." in again.stderr
 
 
 def test_budgets_above_the_number_of_items_are_told_and_taken_as_that_number(folder) -> None:

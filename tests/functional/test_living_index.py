@@ -70,6 +70,7 @@ def test_the_commands_change_an_index_as_the_methods_do(tmp_path) -> None:
         "recognising": 0,
         "timing": 0,
         "lost": [],
+        "tuned_for": [],
     }
     run("replace", path, write(tmp_path / "changed.jsonl", [item(5, edition=2)]), "--trust")
     asked = write(tmp_path / "asked.jsonl", [query(8)])

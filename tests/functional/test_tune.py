@@ -51,6 +51,7 @@ def test_tune_prints_predictions_and_a_verdict_and_keeps_what_it_chose(index: Pa
         assert word in done.stdout
     assert "Re-ranking bm25's best 20 finds" in done.stdout
     assert "tuned.json" in done.stderr
+    assert "k 3–10 and budget 10–40" in done.stderr
     assert [(one.k, one.budget) for one in adacur.load(index).tunings] == [(5, 20)]
     assert "k = 5, 20 calls (bm25)" in run("inspect", index).stdout
 
@@ -67,7 +68,7 @@ def test_what_cannot_be_kept_is_not_said_to_be_kept(index: Path, tmp_path: Path,
     copied = shutil.copytree(index, tmp_path / "index")
     wanted = {"ks": [5], "budgets": [20], "queries": 22, "as_json": True, "trust": False}
     tune_command(copied, **wanted, seed=0)
-    assert "Kept in" in capsys.readouterr().err
+    assert "Stored in" in capsys.readouterr().err
 
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
@@ -76,7 +77,34 @@ def test_what_cannot_be_kept_is_not_said_to_be_kept(index: Path, tmp_path: Path,
     tune_command(copied, **wanted, seed=1)
     told = capsys.readouterr().err
     assert "cannot be written to" in told
-    assert "Kept in" not in told
+    assert "Stored in" not in told
+
+
+def test_a_budget_above_the_number_of_items_is_taken_as_that_number_and_said_so(index: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(index, tmp_path / "index")
+    (copied / "tuned.json").unlink(missing_ok=True)
+    done = run("tune", copied, "--k", 5, "--budget", 5000)
+    assert done.returncode == 0, done
+    n_items = len(adacur.load(index))
+    assert f"a budget of 5,000 is taken as {n_items}" in done.stderr
+    assert "1.000 … 1.000" in done.stdout
+    assert "Stored in" not in done.stderr
+    assert adacur.load(copied).tunings == ()
+
+
+def test_after_a_change_the_command_that_tunes_again_names_every_k_and_budget(index: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(index, tmp_path / "my index")
+    (copied / "tuned.json").unlink(missing_ok=True)
+    opened = adacur.load(copied, check=False)
+    for k, budget in ((5, 20), (5, 30), (10, 30)):
+        opened.tune(k=k, budget=budget, queries=22, quick=True)
+    change = opened.remove([opened.items[0].id])
+    assert (change.lost, change.tuned_for) == (("tunings",), ((5, 20), (5, 30), (10, 30)))
+    for k, budget in change.tuned_for:
+        opened.tune(k=k, budget=budget, queries=22, quick=True)
+    done = run("remove", copied, opened.items[0].id)
+    for command in ("-k 5 --budget 20", "-k 5 -k 10 --budget 30"):
+        assert f"adacur tune '{copied}' {command}" in done.stderr
 
 
 def test_a_k_beyond_every_budget_is_refused(index: Path) -> None:

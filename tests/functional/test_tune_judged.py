@@ -76,3 +76,15 @@ def test_judged_queries_that_are_no_anchors_are_asked_for(folder: Path) -> None:
     assert "None of the 2 judged queries" in refused.stderr
     assert "is an anchor query" in refused.stderr
     assert "Give their texts with --judged FILE." in refused.stderr
+
+
+def test_judgements_of_items_that_are_not_in_the_index_are_counted(folder: Path) -> None:
+    rows = [f"q{place}\ti{place}\t1" for place in range(N_ANCHORS - 2)]
+    rows += [f"q{place}\tgone{place}\t1" for place in range(N_ANCHORS - 3, N_ANCHORS)]
+    (folder / "some.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *rows]) + "\n")
+    told = run("tune", folder / "lamps.adacur", "--qrels", folder / "some.tsv", "--budget", 5000)
+    assert told.returncode == 0, told.stderr
+    assert f"3 of the {len(rows)} relevant judgements" in told.stderr
+    assert "'gone27'" in told.stderr
+    assert f"2 of the {N_ANCHORS} queries have no other" in told.stderr
+    assert f"a budget of 5,000 is taken as {N_ITEMS}" in told.stderr

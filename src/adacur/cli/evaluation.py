@@ -49,7 +49,8 @@ def evaluate_command(what: Path, given: Mapping[str, Any], *, output: Path | Non
         failed(f"{failure.collection}, {settings}: {explained(failure.error)}")
     if not as_json:
         again = f", {outcome.searched_again} searched again for their TREC files" if outcome.searched_again else ""
-        tell(f"{len(outcome.runs)} runs in {spec.output / 'runs'}, {outcome.found} of them found there{again}.")
+        reused = f"{outcome.found:,} of them reused" if outcome.found else "none reused"
+        tell(f"{len(outcome.runs)} runs stored in {spec.output / 'runs'}, {reused}{again}.")
         if outcome.runs:
             install = "" if find_spec("matplotlib") else "pip install 'adacur[report]' && "
             tell(f"Next: {install}adacur report {quote(str(spec.output))}")

@@ -13,10 +13,10 @@ from adacur.cli.messages import answer, note, print_json, say, tell
 from adacur.core.errors import InputError
 from adacur.index import home_of, place_named
 from adacur.search.settings import default_settings
-from adacur.search.tuned import TUNED, read_tunings
-from adacur.search.tuning import Tuning
+from adacur.search.tuned import TUNED, reach_of, read_tunings
+from adacur.search.tuning import FEWEST_QUERIES, Tuning
 
-__all__ = ["ks_within", "tune_command", "tuned_line"]
+__all__ = ["ks_within", "tell_beyond", "tune_command", "tuned_line"]
 
 
 def tune_command(
@@ -29,23 +29,43 @@ def tune_command(
     opened = adacur.load(index, check=False, trust=trust)
     assert opened.path is not None
     home = home_of(opened.path)
-    anything = False
+    tell_beyond(budgets, n_items=len(opened))
+    made: list[Tuning] = []
     for k, budget in wanted:
         with _told(f"k = {k}, {budget} calls") as progress:
             tuning = opened.tune(k=k, budget=budget, queries=queries, seed=seed, progress=progress)
-        anything = anything or bool(tuning.predictions)
+        if tuning in made:
+            continue  # Of two budgets above the number of items.
+        made.append(tuning)
         if as_json:
             print_json(asdict(tuning) | {"verdict": tuning.verdict})
         else:
             _show(tuning)
-    if not anything:
-        tell(f"{index} has {len(opened.anchor_queries)} anchor queries, and {queries} at most were to be replayed.")
-    elif tuning in read_tunings(home, anchor_queries=opened.anchor_queries):
+    chosen = [one for one in made if one.predictions and not one.is_exact]
+    if not any(one.predictions for one in made):
         tell(
-            f"Kept in {place_named(home)}/{TUNED}: searches for about as many items within about as many calls use it."
+            f"{index} has {len(opened.anchor_queries)} anchor queries, and at most {queries} were to be replayed; "
+            f"{FEWEST_QUERIES} are needed."
         )
+    elif not chosen:
+        tell("There was nothing to choose, so nothing is stored.")
+    elif chosen[-1] in read_tunings(home, anchor_queries=opened.anchor_queries):
+        tell(f"Stored in {place_named(home)}/{TUNED}; used by searches {'; '.join(map(_served, chosen))}.")
     else:
-        tell(f"{index} cannot be written to, so nothing is kept.")
+        tell(f"{index} cannot be written to, so nothing is stored.")
+
+
+def tell_beyond(budgets: Sequence[int], *, n_items: int) -> None:
+    """Say which budgets are more than there is to score."""
+    if beyond := [budget for budget in budgets if budget > n_items]:
+        named = ", ".join(f"{budget:,}" for budget in beyond)
+        tell(f"The index has {n_items:,} items: a budget of {named} is taken as {n_items:,}.")
+
+
+def _served(tuning: Tuning) -> str:
+    """Which searches a tuning serves."""
+    (fewest, most), (least, largest) = reach_of(tuning.k), reach_of(tuning.budget)
+    return f"with k {fewest}–{most} and budget {least}–{largest}"
 
 
 def ks_within(budgets: Sequence[int], ks: Sequence[int]) -> list[tuple[int, list[int]]]:
@@ -75,10 +95,14 @@ def _show(tuning: Tuning) -> None:
             table.add_row(one.method, f"{one.recall:.3f}", f"{one.low:.3f} … {one.high:.3f}", str(tuning.budget))
         answer.print(table)
         say(
-            f"Predicted from {tuning.n_queries} anchor queries, each searched for as if it had never been one. The "
-            f"mean over {tuning.n_queries} new queries like them will lie in the interval in 19 of 20 cases."
+            "By definition: every item is scored."
+            if tuning.is_exact
+            else f"Predicted from {tuning.n_queries} anchor queries, by leave-one-out: each is searched for with an "
+            f"index without it. In 19 of 20 cases the mean over {tuning.n_queries} new queries like them lies in the "
+            "interval."
         )
-        say(f"Settings: {_changes(tuning)}")
+        if not tuning.is_exact:
+            say(f"Settings: {_changes(tuning)}")
     say(tuning.verdict)
 
 
@@ -89,7 +113,7 @@ def _changes(tuning: Tuning) -> str:
         for field in fields(usual)
         if getattr(tuning.settings, field.name) != getattr(usual, field.name)
     ]
-    return ", ".join(changed) or "the defaults; nothing tried was surely better."
+    return ", ".join(changed) or "the defaults; no setting tried was better by more than its standard error."
 
 
 @contextmanager

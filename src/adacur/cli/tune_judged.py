@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.table import Table
 
 from adacur.cli.messages import answer, print_json, say, tell
-from adacur.cli.tune import ks_within
+from adacur.cli.tune import ks_within, tell_beyond
 from adacur.core.errors import InputError
+from adacur.core.records import Query
 from adacur.data import read_qrels, read_queries
 from adacur.evaluation import JudgedTuning, calls_to_tune_fuse, tune_fuse
+from adacur.search import AnchorIndex
 
 __all__ = ["tune_judged_command"]
 
@@ -46,7 +48,10 @@ def tune_judged_command(
             + ("Check the ids." if judged else "Give their texts with --judged FILE.")
         )
     asked = known
+    tell_beyond(budgets, n_items=len(opened))
+    _tell_absent(opened, asked, judgements)
     for budget, fitting in wanted:
+        budget = min(budget, len(opened))
         calls = calls_to_tune_fuse(opened, asked, budget=budget)
         tell(
             f"{len(asked)} judged queries; {calls // budget} of them are no anchor queries and cost {budget} calls "
@@ -60,6 +65,20 @@ def tune_judged_command(
                 print_json({"k": k, "budget": budget} | asdict(tuning) | {"verdict": tuning.verdict})
             else:
                 _show(tuning)
+
+
+def _tell_absent(index: AnchorIndex, asked: Sequence[Query], judgements: Mapping[str, Mapping[str, int]]) -> None:
+    """Say which judgements no search of this index can meet."""
+    relevant = {query.id: [id_ for id_, grade in judgements[query.id].items() if grade > 0] for query in asked}
+    there = set(index.items.ids)
+    missing = [id_ for ids in relevant.values() for id_ in ids if id_ not in there]
+    if missing:
+        without = sum(bool(ids) and not any(id_ in there for id_ in ids) for ids in relevant.values())
+        tell(
+            f"{len(missing):,} of the {sum(map(len, relevant.values())):,} relevant judgements of these queries are of "
+            f"items that are not in the index (e.g. {missing[0]!r}), so no search can find them; "
+            f"{without:,} of the {len(asked):,} queries have no other."
+        )
 
 
 def _show(tuning: JudgedTuning) -> None:

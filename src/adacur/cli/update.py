@@ -200,9 +200,29 @@ def _show(index: Path, done: Change, *, asked: int = 0, as_json: bool) -> None:
         if calls
     ]:
         tell(f"Besides, {' and '.join(beside)}.")
-    again = {"compressed features": "compress", "tunings": "tune"}
+    again = {"compressed features": [f"adacur compress {quote(str(index))}"], "tunings": _tune_again(index, done)}
     for what in done.lost:
-        tell(f"The {what} belonged to the version before. To make them again: adacur {again[what]} {quote(str(index))}")
+        tell(f"The {what} belonged to the version before. To make them again: {' && '.join(again[what])}")
+
+
+def _tune_again(index: Path, done: Change) -> list[str]:
+    """The commands that tune for the same k and budgets; one command takes each of its k with each of its budgets."""
+    ks_of: dict[int, list[int]] = {}
+    for k, budget in done.tuned_for:
+        ks_of.setdefault(budget, []).append(k)
+    budgets_of: dict[tuple[int, ...], list[int]] = {}
+    for budget, ks in ks_of.items():
+        budgets_of.setdefault(tuple(ks), []).append(budget)
+    return [
+        " ".join(
+            [
+                f"adacur tune {quote(str(index))}",
+                *(f"-k {k}" for k in ks),
+                *(f"--budget {budget}" for budget in budgets),
+            ]
+        )
+        for ks, budgets in (budgets_of or {(): []}).items()
+    ]
 
 
 def _ids(ids: Iterable[str] | None, file: Path | None) -> list[str]:

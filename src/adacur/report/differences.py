@@ -11,7 +11,7 @@ from adacur.evaluation import PairedDifference, Run, paired_difference
 from adacur.report.lines import estimate, setting
 from adacur.report.measures import JUDGED, recall_measures
 
-__all__ = ["difference", "is_bound", "rival_of"]
+__all__ = ["difference", "is_ahead", "is_behind", "is_bound", "rival_of"]
 
 
 def rival_of(run: Run, runs: Sequence[Run], rival: str) -> Run | None:
@@ -40,6 +40,16 @@ def difference(left: Run, right: Run, measure: str) -> PairedDifference | None:
         return None
     # What is zero but for the last bits of a sum must not lie above or below it.
     return replace(found, low=round(found.low, 9), high=round(found.high, 9))
+
+
+def is_ahead(found: PairedDifference) -> bool:
+    """Whether the queries tell that left is better: what the words and the marks of the tables go by alike."""
+    return found.low > 0
+
+
+def is_behind(found: PairedDifference) -> bool:
+    """Whether the queries tell that left is worse."""
+    return found.high < 0
 
 
 def is_bound(method: str) -> bool:

@@ -130,8 +130,12 @@ def latency(runs: Iterable[Run], *, along: str = "rounds") -> Any:
             axis.set_xticks(places, [f"{x:g}" for x in line.along])
             _name(axis, panel.title, line.label)
             axis.grid(axis="y", alpha=0.25)
+        # One scale for all, so that bars of one height mean the same.
+        highest = max(axis.get_ylim()[1] for axis in axes.flat[: len(own)])
+        for axis in axes.flat[: len(own)]:
+            axis.set_ylim(0, highest)
         for row in axes:
-            row[0].set_ylabel("ms per query")
+            row[0].set_ylabel("ms per query, without the scorer")
         _name_axes(axes, len(own), x=_AXES.get(along, along))
         _legend(figure, axes, steps)
     return figure

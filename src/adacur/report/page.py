@@ -138,8 +138,12 @@ def _charts(runs: Sequence[Run]) -> list[_Chart]:
     steps = sorted({name for run in runs for name in run.measures if name.startswith("seconds.")})
     timed = next((along for along in ("rounds", "budget") if steps and _is_swept(runs, along, steps)), None)
     if timed:
-        says = "Mean time per query by step. Where a run was replayed from stored scores, 'score' is a look-up."
-        charts.append(_Chart("latency", f"Time by {timed}", says, partial(latency, runs, along=timed)))
+        says = (
+            "Mean time per query of everything but the scorer, by step: scores are looked up ('score'), not computed. "
+            "Add calls × seconds per call of your scorer."
+        )
+        title = f"Search time without the scorer, by {timed}"
+        charts.append(_Chart("latency", title, says, partial(latency, runs, along=timed)))
     sizes = {setting(run, "anchors") for run in runs if estimate(run, "index_calls")} - {None, 0}
     if recalls and len(sizes) > 1:
         measure = min(recalls, key=lambda name: abs((recall_k(name) or 0) - 10))

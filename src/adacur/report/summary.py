@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from adacur.evaluation import PairedDifference, Run, holm
-from adacur.report.differences import difference, is_bound, rival_of
+from adacur.evaluation import PairedDifference, Run
+from adacur.report.differences import difference, is_ahead, is_behind, is_bound, rival_of
 from adacur.report.lines import Panel, estimate, labels, setting, without_sweeps
 from adacur.report.measures import JUDGED, number, recall_k, recall_measures
 
@@ -56,7 +56,14 @@ def summary(panel: Panel, *, rival: str = "rerank") -> str:
             "it a little."
         )
     parts.append(_judged(best, against, names))
-    parts.append(_everywhere(best, names, panel, rival=rival, measures=recalls))
+    if len(budgets) > 1:
+        parts.append(
+            f"{budget:,} calls are the middle of the budgets that leave at least half of the items unscored; the "
+            "tables have the others."
+        )
+    # What searches use by default is told of even where another method came out best.
+    usual = [run for run in contest if run.method == _DEFAULT_METHOD and names[run] != names[best]]
+    parts += [_everywhere(run, names, panel, rival=rival, measures=[*recalls, JUDGED]) for run in (best, *usual[:1])]
     return " ".join(part for part in parts if part)
 
 
@@ -99,9 +106,9 @@ def _judged(best: Run, against: Run, names: dict[Run, str]) -> str:
 
 
 def _everywhere(best: Run, names: dict[Run, str], panel: Panel, *, rival: str, measures: Sequence[str]) -> str:
-    """How often the method is ahead and behind, at all budgets and k, with chance findings guarded against."""
+    """How often the method is ahead and behind at all budgets, by the intervals that the tables show, and where."""
     compared = [
-        (other, found)
+        (run, other, found)
         for run in panel.runs
         if names[run] == names[best] and (other := rival_of(run, panel.runs, rival)) is not None
         for measure in measures
@@ -109,15 +116,26 @@ def _everywhere(best: Run, names: dict[Run, str], panel: Panel, *, rival: str, m
     ]
     if len(compared) < 2:
         return ""
-    certain = holm([found.p_value for _, found in compared]) < 0.05
-    sure = [found.difference for (_, found), one in zip(compared, certain, strict=True) if one]
-    ahead, behind = sum(one > 0 for one in sure), sum(one < 0 for one in sure)
-    rivals = {names[other] for other, _ in compared}
+    ahead = sum(is_ahead(found) for *_, found in compared)
+    behind = [(run, found) for run, _, found in compared if is_behind(found)]
+    rivals = {names[other] for _, other, _ in compared}
     against = rivals.pop() if len(rivals) == 1 else f"the best {rival}"
-    return (
-        f"Recall over all {len(compared)} pairs of budget and k: {names[best]} is ahead of {against} in {ahead}, "
-        f"behind in {behind} and within noise in {len(compared) - len(sure)} (sign-flip test, Holm's correction, 5 %)."
+    said = (
+        f"Over all {len(compared)} comparisons (each budget by each of {_listed(measures)}) {names[best]} is ahead of "
+        f"{against} in {ahead}, behind in {len(behind)} and not told apart in {len(compared) - ahead - len(behind)}, "
+        "by the 95 % intervals of the table of differences; of 20 intervals one misses by chance."
     )
+    if behind:
+        where = [
+            f"{found.measure} at {setting(run, 'budget'):,} calls ({number(found.difference, found.measure)})"
+            for run, found in behind
+        ]
+        said += f" Behind: {', '.join(where)}."
+    return said
+
+
+def _listed(measures: Sequence[str]) -> str:
+    return ", ".join(measures[:-1]) + f" and {measures[-1]}" if len(measures) > 1 else measures[0]
 
 
 def _interval(found: PairedDifference, measure: str) -> str:
@@ -134,7 +152,7 @@ def _edge(value: float, measure: str) -> str:
 
 
 def _verdict(found: PairedDifference, name: str) -> str:
-    if found.low <= 0 <= found.high:
+    if not is_ahead(found) and not is_behind(found):
         return " That is within noise: these queries do not tell the two apart."
     return "" if found.difference > 0 else f" {name} is the worse of the two."
 

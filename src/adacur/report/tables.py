@@ -12,7 +12,7 @@ from typing import Any
 
 from adacur.core.errors import EmptyInput
 from adacur.evaluation import PairedDifference, Run
-from adacur.report.differences import difference, is_bound, rival_of
+from adacur.report.differences import difference, is_ahead, is_behind, is_bound, rival_of
 from adacur.report.lines import Estimate, Panel, estimate, labels, measured, pooled, setting, setting_words
 from adacur.report.measures import JUDGED, measure_words, number, recall_measures
 
@@ -36,19 +36,24 @@ _COLUMN_NAMES = {"rounds": "rounds", "first": "first stage"}
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A number with its interval. `best` of its block; `close` to the best: the queries do not tell them apart."""
+    """A number with its interval. `best` of its block; `close` to the best: the queries do not tell them apart.
+
+    A difference is `best` where it is above 0, and `behind` where it is below.
+    """
 
     measure: str
     value: Estimate
     best: bool = False
     close: bool = False
+    behind: bool = False
     signed: bool = False
     with_interval: bool = True
 
     @property
     def mean(self) -> str:
-        """The mean, and a sign that it is close to the best."""
-        return number(self.value.mean, self.measure, signed=self.signed) + (" ≈" if self.close else "")
+        """The mean, and a sign that it is close to the best, or behind."""
+        sign = " ≈" if self.close else " ▼" if self.behind else ""
+        return number(self.value.mean, self.measure, signed=self.signed) + sign
 
     @property
     def interval(self) -> str:
@@ -174,7 +179,7 @@ def difference_table(panel: Panel, *, rival: str = "rerank", measures: Sequence[
         tuple(rows),
         (
             "Mean over the queries of the difference to the rival on the same query, with its 95 % interval. Bold: the "
-            "interval lies above 0; ≈: it holds 0, so these queries do not tell the two apart.",
+            "interval lies above 0; ▼: it lies below 0; ≈: it holds 0, so these queries do not tell the two apart.",
         ),
     )
 
@@ -266,7 +271,8 @@ def _difference_cell(found: PairedDifference | None, measure: str) -> Cell | Non
     if found is None:
         return None
     value = Estimate(found.difference, found.low, found.high, found.n_queries)
-    return Cell(measure, value, best=found.low > 0, close=found.low <= 0 <= found.high, signed=True)
+    ahead, behind = is_ahead(found), is_behind(found)
+    return Cell(measure, value, best=ahead, close=not ahead and not behind, behind=behind, signed=True)
 
 
 def _cost_cell(run: Run, measure: str) -> Cell | None:
@@ -285,7 +291,7 @@ def _notes(cells: Iterable[Cell], runs: Sequence[Run], measures: Sequence[str]) 
     ]
     if bounds := sorted({run.method for run in runs if is_bound(run.method)}):
         notes.append(
-            f"Not in the contest, since they use what no search within the calls can know: {', '.join(bounds)}."
+            f"For reference only, since no search within the budget can know what they use: {', '.join(bounds)}."
         )
     most = max((len(run.query_ids) for run in runs), default=0)
     for measure in measures:

@@ -470,6 +470,8 @@ class AnchorIndex:
     ) -> Tuning:
         """Choose the settings of "gaussian" for k items within a budget, and predict the recall of four methods.
 
+        A budget above the number of items is taken as that number: every search is then exact, and nothing is kept.
+
         Up to `queries` anchor queries are searched for as if they had never been anchor queries; no scorer is called.
         Searches for about as many items within about as many calls (up to twice or half) use what was chosen, unless
         they start from another first stage. It is kept in the index folder, or in memory where there is none that can
@@ -486,6 +488,8 @@ class AnchorIndex:
         if replay is None or not replay.serves(first, gaussian, queries=queries, seed=seed):
             replay = Replay(anchors, first=first, approximator=gaussian, queries=queries, seed=seed)
         tuning = tune(replay, k=k, budget=budget, quick=quick, progress=progress)
+        if tuning.is_exact:
+            return tuning
         with self._opening:
             self._replay = replay
             self._tunings = with_tuning(self.tunings, tuning)

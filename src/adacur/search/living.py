@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adacur.core.errors import AdacurError
 from adacur.core.protocols import Items, Retriever, Scorer
 from adacur.core.records import Item, Query
 from adacur.index import IndexFolder, Progress, Update, WriteFirstStages, updating
 from adacur.index.updates import repeatable
 from adacur.search.compression import is_compressed
 from adacur.search.first_stages import check_first_stages_follow, follow_first_stages
-from adacur.search.tuned import TUNED
+from adacur.search.tuned import TUNED, TuningWarning, read_tunings
 
 __all__ = ["Change", "ScoringBar", "add_anchor_queries", "add_items", "change_index", "replace_items"]
 
@@ -30,7 +33,8 @@ class Change:
     """What a change made of an index: its `version` now, what it holds, and the scorer `calls` paid for new scores.
 
     Beside these, `recognising` calls went into recognising the scorer and `timing` into choosing the size of a block.
-    `lost` names what belonged to the version before and is to be made again: "compressed features", "tunings".
+    `lost` names what belonged to the version before and is to be made again: "compressed features", "tunings"; those
+    were for the pairs of k and budget in `tuned_for`.
     """
 
     version: int
@@ -40,6 +44,7 @@ class Change:
     recognising: int = 0
     timing: int = 0
     lost: tuple[str, ...] = ()
+    tuned_for: tuple[tuple[int, int], ...] = ()
 
 
 def change_index(
@@ -62,9 +67,20 @@ def change_index(
             )
             if was and not remains
         ]
+        tuned_for = _tuned_for(old) if "tunings" in lost else ()
         counts = (len(folder.items), len(folder.anchor_queries))
         beside = {"recognising": update.recognising, "timing": update.timing}
-        return folder, Change(folder.version, *counts, calls=update.calls, **beside, lost=tuple(lost))
+        return folder, Change(
+            folder.version, *counts, calls=update.calls, **beside, lost=tuple(lost), tuned_for=tuned_for
+        )
+
+
+def _tuned_for(folder: IndexFolder) -> tuple[tuple[int, int], ...]:
+    # A file that cannot be read is no reason to fail: the change is made by now.
+    with suppress(AdacurError), warnings.catch_warnings():
+        warnings.simplefilter("ignore", TuningWarning)
+        return tuple((one.k, one.budget) for one in read_tunings(folder.home, anchor_queries=folder.anchor_queries))
+    return ()
 
 
 def add_items(

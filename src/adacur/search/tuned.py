@@ -19,7 +19,7 @@ from adacur.index.manifest import write_atomically
 from adacur.search.settings import GaussianSettings
 from adacur.search.tuning import Gain, Prediction, Tuning
 
-__all__ = ["TUNED", "TuningWarning", "keep_tuning", "nearest_tuning", "read_tunings", "with_tuning"]
+__all__ = ["TUNED", "TuningWarning", "keep_tuning", "nearest_tuning", "reach_of", "read_tunings", "with_tuning"]
 
 TUNED = "tuned.json"
 _TYPE = "adacur_tuned"
@@ -97,6 +97,11 @@ def nearest_tuning(tunings: Iterable[Tuning], *, k: int, budget: int, first: str
     reach = math.log(_REACH) + 1e-9
     near = [one for one in tunings if one.first == first and one.n_queries and max(apart(one)) <= reach]
     return min(near, key=lambda one: sum(apart(one)), default=None)
+
+
+def reach_of(value: int) -> tuple[int, int]:
+    """The least and the greatest k, or budget, of searches that a tuning for this one serves."""
+    return -(-value // _REACH), value * _REACH
 
 
 def _digest(anchor_queries: Sequence[Query]) -> str:

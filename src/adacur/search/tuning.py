@@ -6,6 +6,7 @@ what a new query will meet, without a call to the scorer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -109,6 +110,11 @@ class Tuning:
         return found
 
     @property
+    def is_exact(self) -> bool:
+        """Whether the budget covers every item, so that all methods find the same and there is nothing to choose."""
+        return bool(self.predictions) and all(one.low == one.high == 1.0 for one in self.predictions)
+
+    @property
     def _methods(self) -> tuple[str, ...]:
         return tuple(prediction.method for prediction in self.predictions)
 
@@ -117,9 +123,11 @@ class Tuning:
         """In words: what the index adds to re-ranking, and whether that is worth having."""
         if self.gain is None:
             return (
-                f"Too few anchor queries to tune by, or to promise anything: {FEWEST_QUERIES} are needed. "
-                "The default settings are kept."
+                f"Too few anchor queries to tune with: at least {FEWEST_QUERIES} are needed. The default settings are "
+                "kept."
             )
+        if self.is_exact:
+            return f"{self.budget} calls score every item: every method finds the exact top {self.k}. Nothing to tune."
         plain = self.recall_of("rerank").recall
         without = f"Re-ranking {self.first}'s best {self.budget}" if self.first else f"Scoring {self.budget} at random"
         more, low, high = self.gain.recall, self.gain.low, self.gain.high
@@ -128,13 +136,14 @@ class Tuning:
         if high < 0:
             adds += "re-ranking does better here. Search with method='rerank'."
         elif low <= 0 and high >= _WORTH:
-            adds += f"these {self.n_queries} anchor queries cannot tell whether it is worth having."
+            needed = _queries_needed(self.gain, n=self.n_queries)
+            adds += f"too few anchor queries to tell; {self.n_queries} were replayed, and about {needed:,} are needed."
         elif more < _WORTH:
             adds += "probably not worth building for this."
         else:
             adds += "worth having."
         if self.pseudo:
-            adds += " The anchor queries are pseudo-queries, cut from the items: this speaks of such, not of real ones."
+            adds += " The anchor queries are pseudo-queries, made from the items: real queries may give other numbers."
         return adds
 
 
@@ -159,6 +168,10 @@ def tune(
         k=k, budget=budget, settings=default_settings(k), first=replay.first_name, seed=replay.seed, pseudo=pseudo
     )
     n_queries = len(replay.queries)
+    if budget >= replay.n_items:
+        kept = replace(kept, budget=replay.n_items)
+        certain = tuple(Prediction(method, 1.0, 1.0, 1.0) for method in ("gaussian", *_RIVALS))
+        return replace(kept, n_queries=n_queries, predictions=certain, gain=Gain(0.0, 0.0, 0.0))
     if n_queries < FEWEST_QUERIES:
         return kept
     choices = _QUICK if quick else _FULL
@@ -238,6 +251,13 @@ def _gain(differences: FloatArray) -> Gain:
     return Gain(recall=mean, low=mean - reach, high=mean + reach)
 
 
+def _queries_needed(gain: Gain, *, n: int) -> int:
+    """How many queries would tell this gain from none, or from one that is not worth having, if it stays as it is."""
+    reach = (gain.high - gain.low) / 2
+    narrow = max(gain.recall, _WORTH - gain.recall)
+    return -(-math.ceil(n * (reach / narrow) ** 2) // 10) * 10
+
+
 def _share(value: float) -> str:
     """A share without the zero before the point."""
     return f"{value:.2f}".replace("0.", ".", 1).replace("-", "−")
@@ -265,6 +285,11 @@ class Replay:
         self._n_candidates = 0
         self._found: dict[tuple[Any, int], FloatArray] = {}
         self._thresholds: dict[int, FloatArray] = {}
+
+    @property
+    def n_items(self) -> int:
+        """How many items the queries are searched among."""
+        return len(self._anchors.items)
 
     @property
     def first_name(self) -> str | None:

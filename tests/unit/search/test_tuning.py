@@ -156,6 +156,8 @@ class Lottery:
     first_name = None
     seed = 0
 
+    n_items = 1000
+
     def __init__(self, seed: int) -> None:
         self._draws = np.random.default_rng(seed)
         self._known: dict[object, np.ndarray] = {}
@@ -190,7 +192,7 @@ def test_the_mean_over_as_many_new_queries_lies_in_the_interval_in_19_of_20_case
 
 def test_a_method_that_has_not_failed_yet_may_still_fail(replayed) -> None:
     _, index, _ = replayed
-    perfect = index.tune(k=1, budget=150, queries=25).recall_of("gaussian")
+    perfect = index.tune(k=1, budget=149, queries=25).recall_of("gaussian")
     assert (perfect.recall, perfect.high) == (1.0, 1.0)
     assert 0.8 < perfect.low < 1
 
@@ -202,6 +204,18 @@ def test_too_few_anchor_queries_keep_the_defaults_and_promise_nothing(make_world
     assert tuning.is_default
     assert "20 are needed" in tuning.verdict
     assert nearest_tuning([tuning], k=5, budget=20, first="matrix") is None
+
+
+def test_a_budget_of_all_items_is_certain_and_nothing_is_kept(replayed) -> None:
+    index = replayed[1]
+    before, n_items = index.tunings, len(index)
+    for budget in (n_items, 17 * n_items):
+        tuning = index.tune(k=5, budget=budget)
+        assert (tuning.budget, tuning.is_exact) == (n_items, True)
+        assert {(one.recall, one.low, one.high) for one in tuning.predictions} == {(1.0, 1.0, 1.0)}
+        assert "every item" in tuning.verdict
+    assert index.tunings == before
+    assert not index.tune(k=5, budget=n_items - 1).is_exact
 
 
 def test_a_k_beyond_the_budget_is_refused(replayed) -> None:
@@ -223,8 +237,8 @@ def tuned(k: int = 10, budget: int = 100, *, first: str | None = "dense", **gain
         ((0.12, 0.08, 0.16), "the index adds .12 [.08, .16]: worth having."),
         ((0.001, -0.01, 0.012), "[−.01, .01]: probably not worth building"),
         ((0.015, 0.01, 0.03), "[.01, .03]: probably not worth building"),
-        ((0.015, -0.01, 0.04), "[−.01, .04]: these 100 anchor queries cannot tell whether it is worth having."),
-        ((0.03, -0.03, 0.09), "[−.03, .09]: these 100 anchor queries cannot tell whether it is worth having."),
+        ((0.015, -0.01, 0.04), "[−.01, .04]: too few anchor queries to tell; 100 were replayed, and about 280"),
+        ((0.03, -0.03, 0.09), "[−.03, .09]: too few anchor queries to tell; 100 were replayed, and about 400"),
         ((-0.05, -0.09, -0.01), "re-ranking does better here."),
     ],
 )
