@@ -65,6 +65,24 @@ def test_one_command_leads_from_a_folder_to_results(folder) -> None:
     assert exact["measures"]["recall@10"] == {"mean": 1.0, "low": 1.0, "high": 1.0, "queries": 6}
 
 
+def test_a_sample_is_said_to_be_one_and_the_end_says_in_words_what_came_out(folder) -> None:
+    done = run(*START, "--items", "30", "-k", "1,5", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "a sample of 30 of the 60 items" in done.stderr
+    assert "places-30-items, 30 items, 6 test queries" in done.stdout
+    assert "30 items × 21 queries = 630 pairs to score" in done.stderr
+    assert "of the scorer's top 5" in done.stderr
+    assert "is ahead of rerank in" in done.stderr
+
+
+def test_what_takes_longer_than_the_minutes_is_said_before_scoring_with_what_to_do(folder) -> None:
+    done = run(*START, "--minutes", "0.0000001", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.partition("scoring:")[0]
+    for option in ("--items", "--max-item-tokens", "--queries", "--anchors", "--scorer"):
+        assert option in said
+
+
 def test_a_killed_evaluation_goes_on_where_it_was(folder) -> None:
     slow = subprocess.Popen(
         [ADACUR, *START],

@@ -364,6 +364,11 @@ def _tell_cheaper(
         f"--sparse {share:g} --first dense scores {share:.0%} of the pairs and predicts the rest: "
         f"{duration_range(share * most.low, share * most.high)}, and the time to encode the items."
     )
+    if n_items > _FEW_ITEMS:
+        ways.append(
+            f"--limit {_FEW_ITEMS} takes the first {_FEW_ITEMS} items, to try things out: "
+            f"{duration_range(_FEW_ITEMS / n_items * most.low, _FEW_ITEMS / n_items * most.high)}."
+        )
     tell(f"Cheaper, for {most.n_anchors:,} anchor queries:")
     for way in ways:
         tell(f"  {way}")
@@ -887,9 +892,18 @@ def evaluate(
     encoder: Annotated[str | None, typer.Option(help="With a folder: dual encoder of the dense first stage.")] = None,
     anchors: Annotated[int | None, typer.Option(min=1, help="With a folder: how many anchor queries.")] = None,
     queries: Annotated[int | None, typer.Option(min=1, help="With a folder: how many test queries.")] = None,
+    n_items: Annotated[
+        int | None,
+        typer.Option(
+            "--items",
+            min=1,
+            help="With a folder: evaluate on a sample of N items, among them those judged for the test queries; "
+            "default: all, or as many as the minutes allow.",
+        ),
+    ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(help="With a folder: choose both so that scoring takes so long; default: 5."),
+        typer.Option(help="With a folder: choose all three so that scoring takes so long; default: 5."),
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="With a folder: splits the queries, seeds the runs.")] = None,
     max_item_tokens: MaxItemTokens = None,
@@ -914,6 +928,7 @@ def evaluate(
         "encoder": encoder,
         "anchors": anchors,
         "queries": queries,
+        "items": n_items,
         "minutes": minutes,
         "seed": seed,
         "max_item_tokens": max_item_tokens,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
@@ -12,7 +13,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from adacur.cli.messages import answer, duration, explained, failed, pace, print_json, tell
+from adacur.cli.messages import answer, duration_range, explained, failed, pace, print_json, tell
 from adacur.core.errors import InputError
 from adacur.evaluation import Run, bootstrap_interval
 from adacur.experiments import Outcome, Spec, StoredRun, starting_spec
@@ -21,9 +22,15 @@ from adacur.experiments.sources import Start
 from adacur.experiments.spec import DEFAULT_SCORER
 from adacur.experiments.starting import is_edited
 from adacur.index import Estimate
+from adacur.report import panels, summary
+from adacur.report.lines import pooled
 
 __all__ = ["evaluate_command"]
 
+_MINUTES = 5.0
+# Estimates are not known better.
+_TOO_LONG = 1.5
+_FEW_ITEMS = 200
 _COMMON = ("anchors", "first", "rounds", "seed", "pool", "budget")
 
 
@@ -39,7 +46,8 @@ def evaluate_command(what: Path, given: Mapping[str, Any], *, output: Path | Non
             raise InputError(f"A spec says all by itself; leave out {options}, or change the spec.")
         spec = Spec.from_file(what)
         spec = spec if output is None else replace(spec, output=output)
-    outcome = run_all(spec, trec=trec, on_start=_tell_start, on_cost=_tell_cost)
+    minutes = float(given.get("minutes", _MINUTES)) if what.is_dir() else None
+    outcome = run_all(spec, trec=trec, on_start=_tell_start, on_cost=partial(_tell_cost, minutes=minutes))
     if as_json:
         print_json(_as_json(outcome))
     else:
@@ -80,6 +88,7 @@ def _started(folder: Path, given: Mapping[str, Any], output: Path) -> Path:
     search |= {"k": _numbers("-k", given["k"])} if "k" in given else {}
     options: dict[str, Any] = {"n_anchors": given.get("anchors"), "n_queries": given.get("queries")}
     options |= {name: given[name] for name in ("minutes", "seed") if name in given}
+    options |= {"n_items": given["items"]} if "items" in given else {}
     if "budgets" in given:
         options["budgets"] = _numbers("--budgets", given["budgets"])
     if "max_item_tokens" in given:
@@ -102,11 +111,18 @@ def _tell_start(start: Start) -> None:
         tell(one)
 
 
-def _tell_cost(name: str, cost: Estimate) -> None:
+def _tell_cost(name: str, cost: Estimate, *, minutes: float | None) -> None:
     tell(
         f"{name}: {cost.pairs // cost.n_anchors:,} items × {cost.n_anchors} queries = {cost.pairs:,} pairs to score; "
-        f"estimated time {duration(cost.seconds)} at {pace(cost.pairs_per_second)}. All runs are replayed from these."
+        f"estimated time {duration_range(cost.low, cost.high)} at {pace(cost.pairs_per_second)}. All runs are replayed "
+        "from these."
     )
+    if minutes is not None and cost.seconds > 60 * _TOO_LONG * minutes:
+        tell(
+            f"That is longer than {minutes:g} minutes. Ctrl-C stops it, and what is scored is kept. Faster: "
+            f"--max-item-tokens 64, a sample of the items (--items {_FEW_ITEMS}), fewer --queries and --anchors, a "
+            "faster --scorer."
+        )
 
 
 def _show(outcome: Outcome, spec: Spec) -> None:
@@ -117,6 +133,8 @@ def _show(outcome: Outcome, spec: Spec) -> None:
     if outcome.runs:
         tell("Means over the test queries, with 95 % intervals. recall@k: share of the scorer's own k best.")
         runs = [stored.run for stored in outcome.runs]
+        for panel in panels(pooled(runs)):
+            tell(f"{panel.title}. {summary(panel)}")
         if any(run.settings.get("budget", k) < k <= run.made["items"] for run in runs for k in spec.ks):
             tell("Where the budget is smaller than k, recall@k cannot pass budget / k.")
 

@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from adacur.core.errors import EmptyInput, InputError, UnknownName
 from adacur.core.extras import require
 from adacur.core.protocols import Scorer
@@ -55,6 +57,7 @@ __all__ = [
     "open_testbed",
     "prepared",
     "read_records",
+    "sampled",
     "scored_testbed",
     "scoring_cost",
 ]
@@ -72,13 +75,15 @@ _SAMPLE_QUERIES = 32
 class Records:
     """What was read of a collection. Unlike of a `JudgedCollection`, any part of it may be missing.
 
-    `left_out` has the ids of items without text, which are not among the items.
+    `left_out` has the ids of items without text, which are not among the items. `sampled_from` is how many items there
+    were before a sample was taken.
     """
 
     items: Sequence[Item] = ()
     queries: Sequence[Query] = ()
     qrels: Judgements | None = None
     left_out: Sequence[str] = ()
+    sampled_from: int | None = None
 
 
 def read_records(collection: CollectionSpec) -> Records:
@@ -152,7 +157,10 @@ class Source:
 
 def prepared(spec: Spec) -> list[Source]:
     """Every collection of a spec, read and checked, so that nothing is scored in vain."""
-    sources = [Source(collection, read_records(collection)) for collection in spec.collections]
+    sources = [
+        Source(collection, sampled(read_records(collection), spec, collection.sample))
+        for collection in spec.collections
+    ]
     for source in sources:
         check_runs(spec, source.collection, source.records)
     needed = [_needs_encoder(spec, source.collection) for source in sources]
@@ -287,6 +295,26 @@ def scored_testbed(
     return testbed
 
 
+def sampled(records: Records, spec: Spec, n: int | None) -> Records:
+    """At least n of the items, by a seeded draw: all that are judged for the test queries, and others at random.
+
+    Only the judgements of the test queries are kept: what others were judged by may be gone.
+    """
+    if n is None or n >= len(records.items):
+        return records
+    test = _test_queries(records, spec)
+    qrels = (
+        None if records.qrels is None else {one.id: records.qrels[one.id] for one in test if one.id in records.qrels}
+    )
+    judged = {id_ for grades in (qrels or {}).values() for id_ in grades}
+    kept = [at for at, item in enumerate(records.items) if item.id in judged]
+    others = [at for at, item in enumerate(records.items) if item.id not in judged]
+    drawn = np.random.default_rng(spec.anchors.seed).permutation(len(others))[: max(0, n - len(kept))]
+    places = sorted([*kept, *(others[at] for at in drawn.tolist())])
+    items = tuple(records.items[at] for at in places)
+    return replace(records, items=items, qrels=qrels, sampled_from=len(records.items))
+
+
 @dataclass(frozen=True, slots=True)
 class LiveSplit:
     """Anchor and test queries; `pseudo` anchors were cut from the items."""
@@ -315,11 +343,8 @@ def live_split(records: Records, spec: Spec) -> LiveSplit:
     """
     if not records.queries:
         raise EmptyInput("A collection without queries cannot be evaluated. Give queries = a file.")
-    qrels = records.qrels or {}
-    candidates = [query for query in records.queries if qrels.get(query.id)] or records.queries
     seed = spec.anchors.seed
-    n_test = min(spec.n_queries or _LIVE_QUERIES, len(candidates))
-    test = split_queries(candidates, anchors=0, test=n_test, seed=seed).test
+    test = _test_queries(records, spec)
     if not any("anchors" in method(own.name).takes for own in spec.methods):
         return LiveSplit((), test)
     n_anchors = max(spec.anchors.numbers or (_LIVE_ANCHORS,))
@@ -343,6 +368,14 @@ def live_split(records: Records, spec: Spec) -> LiveSplit:
     return LiveSplit(split_queries(left, anchors=min(n_anchors, n_left), test=0, seed=seed).anchors, test)
 
 
+def _test_queries(records: Records, spec: Spec) -> Sequence[Query]:
+    """Judged queries where there are any; the choice does not depend on the items."""
+    qrels = records.qrels or {}
+    candidates = [query for query in records.queries if qrels.get(query.id)] or records.queries
+    n_test = min(spec.n_queries or _LIVE_QUERIES, len(candidates))
+    return split_queries(candidates, anchors=0, test=n_test, seed=spec.anchors.seed).test
+
+
 def scoring_cost(items: Sequence[Item], queries: Sequence[Query], *, scorer: Scorer, n_queries: int) -> Estimate:
     """What it costs to score all items for so many queries like these; takes some two seconds of scoring."""
     step = max(1, len(items) // _SAMPLE_ITEMS)
@@ -363,6 +396,13 @@ def _live(source: Source, spec: Spec, *, on_start: OnStart | None, on_cost: OnCo
     scorer = open_scorer(spec.scorer.source, **spec.scorer.options)
     if on_start is not None:
         notes = _notes(spec, collection.name, records.items, split.test, records.qrels, records.left_out)
+        if records.sampled_from is not None:
+            notes = (
+                f"{collection.name}: a sample of {len(records.items):,} of the {records.sampled_from:,} items, with "
+                "all that are judged for the test queries. Searching fewer items is easier: expect lower numbers, and "
+                "larger differences between methods, on the whole collection.",
+                *notes,
+            )
         on_start(Start(collection.name, scorer, len(split.test), len(split.anchors), split.pseudo, notes))
     card = repr(replace(scorer.card, source=None))
     folder = spec.output / "scores" / f"{collection.name}-{_digest(records.items, card)}"

@@ -26,7 +26,8 @@ class CollectionSpec:
     """Where a collection comes from: scores, a BEIR folder or a name to fetch, ZeShEL, ir_datasets, or files.
 
     Beside `scores`, the other sources bring texts and judgements. `zeshel` is a folder of which `world` is taken, its
-    mentions marked by `tags` or not; `ir_dataset` is an id.
+    mentions marked by `tags` or not; `ir_dataset` is an id. `sample` takes so many of the items: those judged for the
+    test queries, and others at random.
     """
 
     name: str
@@ -39,6 +40,7 @@ class CollectionSpec:
     items: Path | None = None
     queries: Path | None = None
     qrels: tuple[Path, ...] = ()
+    sample: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +251,7 @@ _ITEM_SOURCES = ("folder", "zeshel", "ir_dataset", "items")
 
 
 def _collection(table: Mapping[str, Any], here: Path) -> CollectionSpec:
-    known = ("name", "scores", *_ITEM_SOURCES, "world", "tags", "queries", "qrels")
+    known = ("name", "scores", *_ITEM_SOURCES, "world", "tags", "queries", "qrels", "sample")
     _known_keys(table, known, "[collection]")
     given = [key for key in _ITEM_SOURCES if key in table]
     if len(given) > 1:
@@ -265,6 +267,10 @@ def _collection(table: Mapping[str, Any], here: Path) -> CollectionSpec:
         if key in table
     }
     own: dict[str, Any] = {**paths, **_zeshel(table, paths.get("zeshel"))}
+    if "sample" in table:
+        own["sample"] = _whole(table["sample"], "[collection] sample")
+        if "scores" in table:
+            raise InputError("[collection] sample saves scoring, and scores = a folder has all scores; leave it out.")
     if "ir_dataset" in table:
         own["ir_dataset"] = _text(table["ir_dataset"], "[collection] ir_dataset")
     folder = None

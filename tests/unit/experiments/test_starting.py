@@ -6,6 +6,7 @@ import pytest
 
 from adacur.core.errors import InputError, UnknownName
 from adacur.experiments import Spec, starting_spec
+from adacur.experiments.sources import live_split, prepared
 from adacur.experiments.starting import is_edited
 
 
@@ -83,3 +84,39 @@ def test_what_a_spec_would_refuse_is_refused_before_it_is_written(beir_folder, w
             search={"methods": "rerang"},
         )
     assert not (tmp_path / "out").exists()
+
+
+def test_where_the_fewest_queries_do_not_fit_a_sample_of_the_items_is_taken(
+    beir_folder, word_scorer, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr("adacur.experiments.starting._FEWEST_ITEMS", 20)
+    output = tmp_path / "out"
+    options = {"scorer": word_scorer, "output": output, "minutes": 1e-9}
+    path = starting_spec(beir_folder, **options)
+    assert tables(path)["collection"]["sample"] == 20
+    # Runs on a sample are not to be pooled with those of the whole collection.
+    assert tables(path)["collection"]["name"] == "lessons-20-items"
+    assert tables(path)["search"]["n_queries"] == 5
+    assert tables(path)["search"]["budgets"] == [20]
+    again = starting_spec(beir_folder, scorer=word_scorer, output=output)
+    assert tables(again)["collection"]["sample"] == 20
+    (source,) = prepared(Spec.from_file(path))
+    assert (len(source.records.items), source.records.sampled_from) == (20, 40)
+
+
+def test_a_sample_keeps_every_item_that_is_judged_for_a_test_query(beir_folder, word_scorer, tmp_path) -> None:
+    options = {"scorer": word_scorer, "n_anchors": 6, "n_queries": 4}
+    whole = Spec.from_file(starting_spec(beir_folder, output=tmp_path / "whole", **options))
+    spec = Spec.from_file(starting_spec(beir_folder, output=tmp_path / "out", n_items=10, **options))
+    (source,), (full,) = prepared(spec), prepared(whole)
+    records = source.records
+    test = live_split(records, spec).test
+    assert [query.id for query in test] == [query.id for query in live_split(full.records, whole).test]
+    judged = {id_ for query in test for id_ in full.records.qrels[query.id]}
+    ids = [item.id for item in records.items]
+    assert judged <= set(ids)
+    assert len(ids) == 10
+    assert ids == [item.id for item in full.records.items if item.id in set(ids)]
+    assert set(records.qrels) == {query.id for query in test}
+    every = starting_spec(beir_folder, output=tmp_path / "all", n_items=4000, **options)
+    assert "sample" not in tables(every)["collection"]
