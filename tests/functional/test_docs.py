@@ -60,8 +60,9 @@ FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 NUMBER = r"(?<![\w.])[-−]?(?:\d[\d,]*)?(?:\.\d+)+(?:e[-+]?\d+)?|\d+e[-+]\d+"
-# A number with one point that is neither a speed, a time nor a size.
-DECIMAL = re.compile(r"(?<![\w.])[-−]?(?:\d[\d,]*)?\.\d+(?:e[-+]?\d+)?(?![\d.]*\d| (?:s|ms|min|h|kB|MB|GB|pairs/s)\b)")
+# A number with one point that is neither a speed, a size nor a time or a range of them.
+UNIT = r"(?:–[\d.,]+)? (?:s|ms|min|h|kB|MB|GB|pairs/s)\b"
+DECIMAL = re.compile(rf"(?<![\w.])[-−]?(?:\d[\d,]*)?\.\d+(?:e[-+]?\d+)?(?![\d.]*\d|{UNIT})")
 # Ends of an interval over few queries leap from 0 to 1.
 INTERVAL = re.compile(r"[(\[][-−]?[\d.]+(?:–|, )[-−]?[\d.]+[)\]]")
 # int8 scores differ by up to half a logit between processors, and the rehearsal moves them by three tenths.
@@ -335,7 +336,7 @@ def comparable(output: str) -> list[Line]:
             (NUMBER, "#"),
             (r"[\d,#]+ pairs/s", "# pairs/s"),
             (r"(over|timed on) [\d,]+ pairs", r"\1 # pairs"),
-            (r"(under )?# (s|min|h|kB|MB)\b", "# units"),
+            (r"(under )?(#–)?# (s|min|h|kB|MB)\b", "# units"),
             (r"(round[\"']?:? |│ # │ )\s*\d+", r"\1#"),
             (r"\s+", " "),
         ):

@@ -316,7 +316,7 @@ def estimate(
     encoding = f", and {duration(rows[0].encoding_seconds)} to encode them" if rows[0].encoding_seconds else ""
     tell(
         f"{n_items:,} items, at {pace(rows[0].pairs_per_second)} on this machine, timed on {rows[0].calls_used:,} "
-        f"pairs{encoding}. Times are ranges: the slowest and the fastest part of the sample; a busy machine is slower."
+        f"pairs{encoding}. Times are ranges, from the fastest to the slowest part of the sample."
     )
     if n_items <= _FEW_ITEMS:
         tell(

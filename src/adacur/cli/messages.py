@@ -213,6 +213,8 @@ def duration_range(low: float, high: float) -> str:
     ends = duration(low), duration(high)
     if ends[0] == ends[1] or high < 0.1:
         return ends[1]
+    if low < 0.05:
+        return f"under {ends[1]}"
     units = ((3600, "h", 6000), (60, "min", 100), (1, "s", 0))
     size, unit = next((size, unit) for size, unit, least in units if high >= least)
     return f"{low / size:,.1f}–{high / size:,.1f} {unit}"
