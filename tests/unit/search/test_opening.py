@@ -47,7 +47,13 @@ def build(path, **options):
 
 @pytest.mark.parametrize(
     ("first", "error"),
-    [(["bm26"], UnknownName), (["dense"], InputError), ("bm25", InputError), ([object()], InputError)],
+    [
+        (["bm26"], UnknownName),
+        (["dense"], InputError),
+        ("bm26", UnknownName),
+        ([object()], InputError),
+        (7, InputError),
+    ],
 )
 def test_a_first_stage_that_cannot_be_built_is_refused_before_anything_is_scored(tmp_path, first, error) -> None:
     scorer = Metered(FunctionScorer(overlap))
