@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from adacur.core.errors import InputError, MissingExtra, UnknownName, UnknownOption
+from adacur.core.extras import require
 from adacur.core.protocols import Scorer
 from adacur.core.spelling import did_you_mean
 from adacur.scorers.checkpoints import beyond_plain_pairs, checkpoint_folder, has_chat_template
@@ -124,6 +125,9 @@ def _named(source: str | Path, options: dict[str, Any]) -> Scorer:
     if options.keys() - {*_options_of("SentenceTransformersScorer"), *_options_of("TorchCrossEncoder")}:
         _check_options("TorchCrossEncoder", source, options)
     try:
+        # Before gigabytes are fetched that nothing here could run.
+        for module in ("torch", "transformers"):
+            require(module, extra="torch")
         return _checkpoint(checkpoint_folder(source), source, options)
     except MissingExtra as error:
         raise MissingExtra(

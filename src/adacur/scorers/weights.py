@@ -12,11 +12,13 @@ from adacur.core.errors import FileFormatError
 
 __all__ = ["json_in", "settings_hash", "weights_hash", "with_effect"]
 
-_TOKENIZER_FILES = (
+_FILES = (
+    "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
+    "adapter_config.json",
     "vocab.txt",
     "vocab.json",
     "merges.txt",
@@ -49,7 +51,7 @@ def weights_hash(files: Iterable[Path], *, settings: Mapping[str, Any] | None = 
     return digest.hexdigest()[:32]
 
 
-def settings_hash(folder: Path, *, files: Iterable[str] = ("config.json", *_TOKENIZER_FILES)) -> str:
+def settings_hash(folder: Path, *, files: Iterable[str] = _FILES) -> str:
     """A hash of the files that decide, beside the weights, what a model makes of a text: `files` are their patterns.
 
     JSON counts by its content, not by its layout.

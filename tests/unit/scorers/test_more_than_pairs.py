@@ -102,6 +102,14 @@ def test_a_plain_checkpoint_by_its_hub_name_stays_with_torch(tmp_path, monkeypat
         assert opened.card.source == "org/plain"
 
 
+def test_nothing_is_fetched_that_could_not_be_run(tmp_path, monkeypatch) -> None:
+    fetched = hub_of({"org/plain": tmp_path}, tmp_path, monkeypatch)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtra, match=r"hub model.*torch"):
+        scorer("org/plain")
+    assert not fetched
+
+
 def test_without_sentence_transformers_it_is_refused_with_the_reason_and_the_remedy(tmp_path, monkeypatch) -> None:
     made = tiny_decoder(tmp_path / "made")
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
