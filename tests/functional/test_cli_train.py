@@ -26,6 +26,7 @@ import pytest
 from filelock import FileLock
 
 import adacur
+from adacur.core.extras import install_command
 from adacur.data import read_beir
 from adacur.training import cross_encoder, distillation, dual_encoder
 from tests.functional.test_cli import ADACUR, Ran, environment, here, run, write_lines
@@ -519,7 +520,7 @@ run()
     )
 
     assert ran.returncode == 1
-    assert ran.stderr == f"Error: {missing} is not installed. Install it with: pip install 'adacur[training]'\n"
+    assert ran.stderr == f"Error: {missing} is not installed. Install it with: {install_command('training')}\n"
 
 
 def test_without_matplotlib_the_model_is_trained_and_the_curves_are_left_out(trained: Path, monkeypatch: Any) -> None:
@@ -530,4 +531,5 @@ def test_without_matplotlib_the_model_is_trained_and_the_curves_are_left_out(tra
     ran = train(trained, "undrawn", *QUICK)
 
     assert ran.code == 0, ran
-    assert "No curves are drawn: matplotlib is not installed. Install it with: pip install 'adacur[report]'" in ran.err
+    assert "No curves are drawn: matplotlib is not installed." in ran.err
+    assert install_command("report") in ran.err

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from adacur.core.extras import install_command
+
 ADACUR = Path(sys.executable).with_name("adacur")
 SCORER = """
 import os, time, zlib
@@ -190,8 +192,8 @@ def test_a_report_is_offered_only_where_runs_are_stored_and_with_what_it_needs(f
     assert bare.returncode == 0, bare.stderr
     assert bare.stderr.count("nDCG@10 is left out") == 1
     assert bare.stderr.index("left out") < bare.stderr.index("pairs to score")
-    assert "pip install 'adacur[evaluation]'" in bare.stderr
-    assert "Next: pip install 'adacur[report]' && adacur report places-results" in bare.stderr
+    assert install_command("evaluation") in bare.stderr
+    assert f"Next: {install_command('report')} && adacur report places-results" in bare.stderr
     assert "recall@10" in bare.stdout
 
 

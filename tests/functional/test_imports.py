@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import adacur
+from adacur.core.extras import install_command
 
 HEAVY = (
     "sklearn",
@@ -87,42 +88,42 @@ def test_all_names_what_exists(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing", "call", "line"),
+    ("missing", "call", "extra"),
     [
-        ("onnxruntime", "adacur.OnnxCrossEncoder('model')", "pip install 'adacur[onnx]'"),
-        ("tokenizers", "adacur.OnnxCrossEncoder('model')", "pip install 'adacur[onnx]'"),
-        ("onnxruntime", "adacur.OnnxEncoder('model')", "pip install 'adacur[onnx]'"),
-        ("tokenizers", "adacur.OnnxEncoder('model')", "pip install 'adacur[onnx]'"),
-        ("torch", "adacur.TorchCrossEncoder('model')", "pip install 'adacur[torch]'"),
-        ("transformers", "adacur.TorchCrossEncoder('model')", "pip install 'adacur[torch]'"),
+        ("onnxruntime", "adacur.OnnxCrossEncoder('model')", "onnx"),
+        ("tokenizers", "adacur.OnnxCrossEncoder('model')", "onnx"),
+        ("onnxruntime", "adacur.OnnxEncoder('model')", "onnx"),
+        ("tokenizers", "adacur.OnnxEncoder('model')", "onnx"),
+        ("torch", "adacur.TorchCrossEncoder('model')", "torch"),
+        ("transformers", "adacur.TorchCrossEncoder('model')", "torch"),
         (
             "sentence_transformers",
             "adacur.SentenceTransformerEncoder('model')",
-            "pip install 'adacur[sentence-transformers]'",
+            "sentence-transformers",
         ),
         (
             "sentence_transformers",
             "adacur.SentenceTransformersScorer('model')",
-            "pip install 'adacur[sentence-transformers]'",
+            "sentence-transformers",
         ),
-        ("sklearn", "adacur.TfIdf.build([adacur.Item('a', 'b')])", "pip install 'adacur[tfidf]'"),
-        ("onnxscript", "adacur.export_onnx('.', 'onnx')", "pip install 'adacur[training]'"),
-        ("httpx2", "adacur.HttpScorer('http://127.0.0.1:9')", "pip install 'adacur[http]'"),
-        ("pyterrier", "import adacur.integrations.pyterrier", "pip install 'adacur[pyterrier]'"),
+        ("sklearn", "adacur.TfIdf.build([adacur.Item('a', 'b')])", "tfidf"),
+        ("onnxscript", "adacur.export_onnx('.', 'onnx')", "training"),
+        ("httpx2", "adacur.HttpScorer('http://127.0.0.1:9')", "http"),
+        ("pyterrier", "import adacur.integrations.pyterrier", "pyterrier"),
         (
             "mteb",
             "from adacur.integrations.mteb import AdacurSearch; AdacurSearch(scorer=len)",
-            "pip install 'adacur[mteb]'",
+            "mteb",
         ),
-        ("mcp", "from adacur.integrations.mcp import create_server; create_server(None)", "pip install 'adacur[mcp]'"),
-        ("huggingface_hub", "adacur.from_pretrained('some/index')", "pip install 'adacur[hub]'"),
-        ("langchain_core", "import adacur.integrations.langchain", "pip install 'adacur[langchain]'"),
-        ("llama_index", "import adacur.integrations.llama_index", "pip install 'adacur[llama-index]'"),
-        ("haystack", "import adacur.integrations.haystack", "pip install 'adacur[haystack]'"),
-        ("fastapi", "import adacur.serving; adacur.serving.create_app({})", "pip install 'adacur[serving]'"),
+        ("mcp", "from adacur.integrations.mcp import create_server; create_server(None)", "mcp"),
+        ("huggingface_hub", "adacur.from_pretrained('some/index')", "hub"),
+        ("langchain_core", "import adacur.integrations.langchain", "langchain"),
+        ("llama_index", "import adacur.integrations.llama_index", "llama-index"),
+        ("haystack", "import adacur.integrations.haystack", "haystack"),
+        ("fastapi", "import adacur.serving; adacur.serving.create_app({})", "serving"),
     ],
 )
-def test_a_missing_extra_is_told_with_the_line_that_installs_it(missing: str, call: str, line: str) -> None:
+def test_a_missing_extra_is_told_with_the_line_that_installs_it(missing: str, call: str, extra: str) -> None:
     script = f"""
 {WITHOUT.format(names={missing})}
 import adacur
@@ -133,7 +134,7 @@ except MissingExtra as error:
     assert isinstance(error, adacur.AdacurError) and isinstance(error, ImportError)
     print(error)
 """
-    assert python(script) == f"{missing} is not installed. Install it with: {line}\n"
+    assert python(script) == f"{missing} is not installed. Install it with: {install_command(extra)}\n"
 
 
 def test_a_function_and_bm25_need_no_extra(tmp_path: Path) -> None:

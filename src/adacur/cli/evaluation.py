@@ -15,6 +15,7 @@ from rich.text import Text
 
 from adacur.cli.messages import answer, duration_range, explained, failed, pace, print_json, tell
 from adacur.core.errors import InputError
+from adacur.core.extras import install_command
 from adacur.evaluation import Run, bootstrap_interval
 from adacur.experiments import Outcome, Spec, StoredRun, starting_spec
 from adacur.experiments import evaluate as run_all
@@ -60,7 +61,7 @@ def evaluate_command(what: Path, given: Mapping[str, Any], *, output: Path | Non
         reused = f"{outcome.found:,} of them reused" if outcome.found else "none reused"
         tell(f"{len(outcome.runs)} runs stored in {spec.output / 'runs'}, {reused}{again}.")
         if outcome.runs:
-            install = "" if find_spec("matplotlib") else "pip install 'adacur[report]' && "
+            install = "" if find_spec("matplotlib") else f"{install_command('report')} && "
             tell(f"Next: {install}adacur report {quote(str(spec.output))}")
     return not outcome.failed
 

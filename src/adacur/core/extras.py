@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import json
+import shlex
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from adacur.core.errors import MissingExtra
 
-__all__ = ["require"]
+__all__ = ["install_command", "require"]
 
 
 def require(module: str, *, extra: str) -> ModuleType:
@@ -19,5 +28,33 @@ def require(module: str, *, extra: str) -> ModuleType:
         if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
             raise
         raise MissingExtra(
-            f"{module} is not installed. Install it with: pip install 'adacur[{extra}]'", name=module
+            f"{module} is not installed. Install it with: {install_command(extra)}", name=module
         ) from error
+
+
+def install_command(extra: str) -> str:
+    """The command that adds an extra to this installation, be it a clone, a wheel file or a published package."""
+    python = Path(sys.executable)
+    beside = shutil.which("pip")
+    if beside and Path(beside).parent == python.parent:
+        install = "pip install"
+    elif find_spec("pip"):
+        # The shell's pip, if there is one, belongs to another environment.
+        install = f"{shlex.quote(str(python))} -m pip install"
+    else:
+        # uv makes environments without pip.
+        install = f"uv pip install --python {shlex.quote(str(python))}"
+    return f"{install} {_requirement(extra)}"
+
+
+def _requirement(extra: str) -> str:
+    try:
+        origin = json.loads(distribution("adacur").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        origin = {}
+    address = urlsplit(origin.get("url", ""))
+    path = Path(url2pathname(address.path))
+    if address.scheme != "file" or not path.exists():
+        return f"'adacur[{extra}]'"
+    editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
+    return f"{editable}'{path}[{extra}]'"

@@ -17,7 +17,7 @@ import numpy as np
 from adacur import __version__
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError
-from adacur.core.extras import require
+from adacur.core.extras import install_command, require
 from adacur.evaluation import (
     Run,
     approximation_error,
@@ -97,7 +97,7 @@ def evaluate(
     if not asked.judged and any(source.records.qrels for source in sources):
         warnings.warn(
             f"There are judgements, but ir_measures is not installed, so {', '.join(_JUDGED)} is left out. Install it "
-            "with: pip install 'adacur[evaluation]'",
+            f"with: {install_command('evaluation')}",
             stacklevel=2,
         )
     for source in sources:

@@ -9,6 +9,7 @@ import pytest
 
 import adacur.scorers
 from adacur.core.errors import FileFormatError, InputError, UnknownName, UnknownOption
+from adacur.core.extras import install_command
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Item, Query
 from adacur.scorers import (
@@ -372,4 +373,4 @@ def test_a_missing_extra_gives_the_line_that_installs_it() -> None:
         "except MissingExtra as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("sentence_transformers is not installed. Install it with: pip install 'adacur[")
+    assert install_command("sentence-transformers") in done.stdout
