@@ -5,6 +5,9 @@
 The README, which is the first page, the pages of docs/, the reproduction's, the changelog and the notebooks are copied
 to FOLDER/build/docs, where Zensical reads them, with links between them that hold there. A link to a file of the
 repository that is not on the site becomes plain text. Any warning of Zensical's ends the build.
+
+For readers that are programs, each page of text lies beside its HTML as Markdown, llms.txt lists them by the menu, and
+llms-full.txt has them in one file. The reference of Python is made while rendering and exists as HTML alone.
 """
 
 from __future__ import annotations
@@ -16,8 +19,11 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(r"^(```+|~~~+).*?^\1\s*$", re.MULTILINE | re.DOTALL)
@@ -128,6 +134,36 @@ def stage(folder: Path) -> None:
             shutil.copyfile(source, target)
 
 
+def write_for_programs(staged: Path, site: Path) -> None:
+    """Write the Markdown of the pages beside them, llms.txt and llms-full.txt."""
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    texts = {page.relative_to(staged): page.read_text(encoding="utf-8") for page in sorted(staged.rglob("*.md"))}
+    texts = {page: text for page, text in texts.items() if not re.search(r"^::: ", text, re.MULTILINE)}
+    for page, text in texts.items():
+        (site / page).write_text(text, encoding="utf-8")
+    lines = [f"# {settings['site_name']}", "", f"> {settings['site_description']}"]
+    whole: list[str] = []
+    for entry in settings["nav"]:
+        ((section, content),) = entry.items()
+        lines += ["", f"## {section}", ""]
+        for page in menu_pages(content):
+            title = re.search(r"^# (.+)$", (staged / page).read_text(encoding="utf-8"), re.MULTILINE)
+            there = page if page in texts else page.with_suffix(".html")
+            lines.append(f"- [{title[1] if title else page.stem}]({there.as_posix()})")
+            whole += [texts[page]] if page in texts else []
+    (site / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (site / "llms-full.txt").write_text("\n\n".join(whole), encoding="utf-8")
+
+
+def menu_pages(content: Any) -> Iterator[Path]:
+    """The pages of a part of the menu, in order."""
+    if isinstance(content, str):
+        yield Path(content)
+    else:
+        for entry in content if isinstance(content, list) else content.values():
+            yield from menu_pages(entry)
+
+
 def build(folder: Path) -> str:
     """Build the site in `folder`; returns Zensical's log."""
     stage(folder / "build/docs")
@@ -145,6 +181,7 @@ def build(folder: Path) -> str:
     log = re.sub(r"\x1b\[[\d;]*m", "", done.stdout)
     if done.returncode != 0 or re.search(r"warning", log, re.IGNORECASE):
         raise SystemExit(f"The site was not built without a warning:\n{log}")
+    write_for_programs(folder / "build/docs", folder / "site")
     return log
 
 

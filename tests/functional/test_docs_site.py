@@ -120,6 +120,22 @@ def test_the_menu_has_every_page_and_no_other(site: Path) -> None:
     assert {path for path in there - set(named) if not path.startswith(("decisions/", "experiments/"))} == set()
 
 
+def test_programs_find_every_page_of_text_as_markdown(site: Path) -> None:
+    listed = re.findall(r"^- \[.+?\]\((\S+)\)$", (site / "llms.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    menu = list(nav_pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
+    assert [str(Path(page).with_suffix("")) for page in listed] == [str(Path(page).with_suffix("")) for page in menu]
+    assert [page for page in listed if not (site / page).exists()] == []
+    # Only the reference, which is made of docstrings while rendering, has no Markdown.
+    assert {page for page in listed if page.endswith(".html")} <= {f"api/{Path(page).name}" for page in listed}
+    whole = (site / "llms-full.txt").read_text(encoding="utf-8")
+    for page in (page for page in listed if page.endswith(".md")):
+        text = (site / page).read_text(encoding="utf-8")
+        assert text in whole, page
+        assert text == (site.parent / "build/docs" / page).read_text(encoding="utf-8")
+    # Decisions and experiments, which the menu lists on a page of their own, are Markdown too.
+    assert (site / "decisions/0001-anchor-index-in-the-search-room.md").exists()
+
+
 def test_every_public_name_is_in_the_reference(site: Path, pages: dict[Path, Page]) -> None:
     ids = set().union(*(page.ids for path, page in pages.items() if path.parent == site / "api"))
     assert {name for name in adacur.__all__ if f"adacur.{name}" not in ids} == set()
