@@ -71,5 +71,19 @@ bench: $(VENV)/dev.stamp ## Overhead of a search, and recall by replay where sco
 docs: $(VENV)/docs.stamp ## Build the documentation into site/; a warning is an error.
 	$(BIN)/python docs/build.py
 
+# Installed from the wheel alone, in an environment of its own, and tried in an empty folder.
+dist: ## Build the wheel and the sdist into dist/, check them, and try the wheel as its first user would.
+	$(PYTHON) -m venv build/dist
+	build/dist/bin/python -m pip install --quiet --disable-pip-version-check build twine
+	rm -rf dist && build/dist/bin/python -m build --outdir dist
+	build/dist/bin/twine check --strict dist/*
+	rm -rf build/wheel && $(PYTHON) -m venv build/wheel
+	build/wheel/bin/python -m pip install --quiet --disable-pip-version-check "$$(echo dist/*.whl)[onnx,serving]"
+	build/wheel/bin/python .ci/smoke.py
+
+lowest: ## The oldest allowed versions of the dependencies, and the tests of what uses them.
+	.ci/lowest onnx,serving,http,evaluation,report,faiss,tfidf,ir-datasets,object-store,hub,mcp tests/unit tests/contracts
+	.ci/lowest all tests/unit/scorers tests/unit/integrations tests/unit/engines tests/unit/training tests/contracts
+
 clean: ## Remove the environment and caches.
-	rm -rf $(VENV) build site .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist site .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

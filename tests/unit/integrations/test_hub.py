@@ -72,7 +72,7 @@ class Hub:
         if path == "/api/repos/create":
             there = bool(self.branches)
             self.branches.setdefault("main", "0" * 40)
-            return (409 if there else 200), {"url": f"/datasets/{REPO}"}, {}
+            return (409 if there else 200), {"url": f"{self.endpoint}/datasets/{REPO}"}, {}
         if found := re.fullmatch(rf"/api/datasets/{REPO}/branch/([^/]+)", path):
             there = found[1] in self.branches
             self.branches.setdefault(found[1], self.branches["main"])
