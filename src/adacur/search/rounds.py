@@ -302,7 +302,7 @@ class _LockStep:
             return min(waiting, len(self._queries))
         left = self._plan.deadline - (time.monotonic() - self._started)
         per_pair = max(self._scorer_seconds / self._scored, 1e-9)
-        return max(0, min(waiting, int(_SHARE_OF_TIME_LEFT * left / per_pair)))
+        return int(max(0.0, min(waiting, _SHARE_OF_TIME_LEFT * left / per_pair)))
 
 
 def _candidates(

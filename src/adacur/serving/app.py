@@ -251,7 +251,9 @@ class _Server:
             name: str,
             k: Annotated[int, Query(ge=1, description="Recall of the best k.")] = 10,
             method: Literal["gaussian", "adacur", "anncur", "axn", "rerank"] = "gaussian",
-            first: Annotated[str | None, Query(description="The first stage that searches start from.")] = None,
+            first: Annotated[
+                str | None, Query(max_length=1000, description="The first stage that searches start from.")
+            ] = None,
         ) -> Response:
             """The recall to expect, measured on anchor queries as if they were new; no scorer is called."""
             one = chosen(self.served, name)

@@ -353,6 +353,8 @@ def test_a_budget_beyond_all_items_costs_no_more_than_they_do(world, method) -> 
     hits = index.search(world.test[0], 5, method=method, budget=10**10, first="noisy", **rounds)
     assert hits.trace.calls == len(world.items)
     assert hits.trace.settings["batch_sizes"] == explained["batch_sizes"]
+    late = index.search(world.test[0], 5, method=method, budget=10**10, first="noisy", deadline=1e308)
+    assert late.trace.calls == len(world.items)
 
 
 @pytest.mark.parametrize("scale", [5e-324, 1e-310, 1e-300, 1e-160, 1e-46, 1e-45, 1e-30, 1e30])
