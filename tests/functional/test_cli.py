@@ -523,8 +523,13 @@ def test_items_that_cannot_be_read_are_refused_and_nothing_is_begun(
         case(["--scorer", "nowhere:score"], "No module 'nowhere'", "current folder"),
         case(["--scorer", "my_scorers:nothing"], "'my_scorers'", "has no 'nothing'"),
         case(["--scorer", "broken_scorer:score"], "'broken_scorer:score' cannot be opened", "no_such_library"),
-        case(["--scorer", "ms-marco"], "'ms-marco'", "adacur fetch"),
-        case(["--max-item-tokens", 9], "counts no tokens", "--max-item-tokens"),
+        case(
+            ["--scorer", "ms-marco"],
+            "no scorer called 'ms-marco'",
+            "Did you mean 'ms-marco-MiniLM-L-12-v2'",
+            "adacur fetch",
+        ),
+        case(["--max-item-tokens", 9], "does not count tokens", "--max-item-tokens"),
     ],
 )
 def test_a_build_that_cannot_work_is_refused_and_nothing_is_begun(
@@ -646,7 +651,7 @@ def test_a_build_whose_scorer_failed_is_continued_by_the_same_command(
     mood: str, says: list[str], shop: Path, folder: Path
 ) -> None:
     build(folder, "i.adacur", MOOD=mood).refused(*says, "Finished blocks are kept")
-    here("search", "i.adacur", "x", cwd=folder).refused("4 of 10 blocks are done", "Run the same build again")
+    here("search", "i.adacur", "x", cwd=folder).refused("4 of 10 blocks are done", "adacur build items.jsonl i.adacur")
 
     log = folder / "log"
     again = build(folder, "i.adacur", LOG=str(log))
@@ -664,7 +669,7 @@ def test_a_build_is_not_continued_with_other_items_or_another_scorer(shop: Path,
 
     build(folder, "i.adacur", scorer="my_scorers:another").refused("'score' in the folder, 'another' now")
     (folder / "items.jsonl").write_text((folder / "items.jsonl").read_text() + '{"_id": "new", "text": "newcomer"}\n')
-    build(folder, "i.adacur").refused("i.adacur was built from something else", "choose another path")
+    build(folder, "i.adacur").refused("i.adacur was built from something else", "Choose another path")
 
     shutil.copy(shop / "items.jsonl", folder / "items.jsonl")
     assert "Continuing" in build(folder, "i.adacur").err
@@ -822,3 +827,62 @@ def test_items_are_added_by_the_fields_that_the_index_was_built_with(folder: Pat
     with adacur.load(folder / "i.adacur") as index:
         found = index.items.at(index.items.positions(["one", "two"]))
     assert [item.text for item in found] == ["A text", "A title"]
+
+
+# ── searching ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_exact_search_ignores_a_budget_and_says_so(shop: Path) -> None:
+    asked = ("search", "whole.adacur", "a comet", "--k", 3, "--json")
+    plain = here(*asked, "--method", "exact", cwd=shop)
+    ran = here(*asked, "--method", "exact", "--budget", 10, "--rounds", 2, "--first", "bm25", cwd=shop)
+    assert [answer["hits"] for answer in ran.json()] == [answer["hits"] for answer in plain.json()]
+    assert f"scores all {N_ITEMS} items; --budget and --rounds and --first made no difference" in ran.err
+    assert "made no difference" not in plain.err
+
+
+def test_a_small_budget_lowers_the_k_that_nobody_asked_for(shop: Path) -> None:
+    (answer,) = here("search", "whole.adacur", "a comet", "--budget", 5, "--json", cwd=shop).json()
+    assert len(answer["hits"]) == answer["calls"] == 5
+    here("search", "whole.adacur", "a comet", "--budget", 5, "-k", 10, cwd=shop).refused("k=10", "budget=5")
+
+
+def test_questions_of_a_file_are_answered_in_groups_and_written_as_a_run(shop: Path, tmp_path: Path) -> None:
+    questions = tmp_path / "many.txt"
+    questions.write_text("".join(f"a comet of town {n}\n" for n in range(20)))
+    asked = ("search", "whole.adacur", "--queries", questions, "-k", 2, "--budget", 7, "--json")
+    ran = here(*asked, "--run", tmp_path / "run.trec", cwd=shop)
+    assert [answer["query"]["id"] for answer in ran.json()] == [str(n) for n in range(1, 21)]
+    alone = here("search", "whole.adacur", "a comet of town 19", "-k", 2, "--budget", 7, "--json", cwd=shop).json()
+    assert [hit["id"] for hit in ran.json()[19]["hits"]] == [hit["id"] for hit in alone[0]["hits"]]
+    lines = (tmp_path / "run.trec").read_text().splitlines()
+    assert len(lines) == 40
+    assert lines[0].split()[:4] == ["1", "Q0", ran.json()[0]["hits"][0]["id"], "1"]
+    assert ran.err.count("Scorer: ") == 1
+
+
+def test_the_empty_question_is_refused_without_an_id_that_nobody_gave(shop: Path) -> None:
+    ran = here("search", "whole.adacur", " ", cwd=shop)
+    ran.refused("has no text")
+    assert "q-" not in ran.err
+
+
+def test_whole_texts_are_shown_when_asked_for(shop: Path) -> None:
+    asked = ("search", "whole.adacur", "a comet", "-k", 3)
+    for options, shown in (((), False), (("--full",), True)):
+        out = " ".join(here(*asked, *options, cwd=shop, COLUMNS="60").out.replace("│", " ").split())
+        assert ("of town" in out) == shown
+
+
+def test_results_of_an_evaluation_lie_beside_its_folder(shop: Path, tmp_path: Path) -> None:
+    shutil.copytree(shop / "beir", tmp_path / "data" / "beir")
+    shutil.copy(shop / "my_scorers.py", tmp_path / "my_scorers.py")
+    options = ("--scorer", "my_scorers:score", "--methods", "rerank", "--budgets", 5, "--queries", 2)
+    assert here("evaluate", "data/beir", *options, cwd=tmp_path).code == 0
+    assert (tmp_path / "data" / "beir-results" / "spec.toml").exists()
+    here("evaluate", shop / "items.jsonl", cwd=tmp_path).refused("items.jsonl", "BEIR folder", ".toml")
+
+
+def test_a_name_that_is_only_begun_is_guessed_and_what_is_here_is_told(shop: Path, tmp_path: Path) -> None:
+    here("fetch", "ms-marco", cwd=shop).refused("Did you mean 'ms-marco-MiniLM-L-12-v2'")
+    assert "Here already: none." in here("fetch", cwd=shop, ADACUR_CACHE=str(tmp_path)).err

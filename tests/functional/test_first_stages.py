@@ -81,7 +81,7 @@ def test_every_method_keeps_to_the_pool(shop: Path, method: str) -> None:
     [
         (("--pool", 2, "--first", "tfidf"), "k=3, pool=2"),
         (("--pool", 9, "--first", "random"), "needs a first stage"),
-        (("--pool", 9, "--method", "exact"), "has no use for pool"),
+        (("--pool", 9, "--method", "exact"), "does not take pool"),
     ],
 )
 def test_a_pool_that_cannot_be_is_refused(shop: Path, options: tuple[object, ...], says: str) -> None:

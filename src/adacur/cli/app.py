@@ -20,17 +20,15 @@ from adacur.cli import messages
 from adacur.cli.copy import add_copy_command
 from adacur.cli.mcp import add_mcp_command
 from adacur.cli.messages import (
-    answer,
     duration,
     duration_range,
-    hits_table,
     log_as_notes,
     megabytes,
     note,
     pace,
     print_json,
+    print_table,
     say,
-    seconds_line,
     tell,
     warnings_as_notes,
 )
@@ -48,13 +46,13 @@ from adacur.cli.serve import add_serve_command
 from adacur.cli.train import train
 from adacur.cli.update import add_update_commands
 from adacur.core.errors import InputError, NotAnIndex
-from adacur.core.protocols import Scorer
-from adacur.core.records import Item, Query
+from adacur.core.records import Item, Query, as_queries
 from adacur.data import (
     ItemFile,
     cache_folder,
     describe,
     fetch,
+    is_fetched,
     mondo,
     names,
     pseudo_queries,
@@ -193,8 +191,15 @@ def fetch_command(
         if as_json:
             print_json(
                 [
-                    {"name": a.name, "kind": a.kind, "licence": a.licence, "bytes": a.size, "origin": a.origin}
-                    for a in assets
+                    {
+                        "name": asset.name,
+                        "kind": asset.kind,
+                        "licence": asset.licence,
+                        "bytes": asset.size,
+                        "origin": asset.origin,
+                        "fetched": is_fetched(asset.name),
+                    }
+                    for asset in assets
                 ]
             )
             return
@@ -205,8 +210,10 @@ def fetch_command(
         table.add_column("what it is", overflow="fold")
         for asset in assets:
             table.add_row(asset.name, megabytes(asset.size), asset.licence, asset.origin)
-        answer.print(table)
+        print_table(table)
+        here = [asset.name for asset in assets if is_fetched(asset.name)]
         tell(f"Kept in {cache_folder()} (set ADACUR_CACHE to change). Next: adacur fetch NAME")
+        tell(f"Here already: {', '.join(here) or 'none'}.")
         return
     fetched = {}
     for asset in assets:
@@ -312,7 +319,7 @@ def estimate(
         mark = " (default)" if row.n_anchors == usual else ""
         time = duration_range(row.low, row.high) if row.pairs or row.encoding_seconds else "–"
         table.add_row(f"{row.n_anchors:,}{mark}", f"{row.pairs:,}", time, megabytes(row.bytes))
-    answer.print(table)
+    print_table(table)
     encoding = f", and {duration(rows[0].encoding_seconds)} to encode them" if rows[0].encoding_seconds else ""
     tell(
         f"{n_items:,} items, at {pace(rows[0].pairs_per_second)} on this machine, timed on {rows[0].calls_used:,} "
@@ -550,7 +557,9 @@ def search(
     queries_file: Annotated[
         Path | None, typer.Option("--queries", help="A file of questions: .jsonl, .csv, .tsv, .txt or BEIR.")
     ] = None,
-    k: Annotated[int, typer.Option("-k", help="How many items to return.")] = 10,
+    k: Annotated[
+        int | None, typer.Option("-k", "--k", help="How many items to return; default: 10, or the budget if less.")
+    ] = None,
     budget: Annotated[int | None, typer.Option(help="Scorer calls per question; default: 100.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds the budget is spent in; default: 5, or as tuned.")] = None,
     method: Annotated[
@@ -596,50 +605,35 @@ def search(
     address: Annotated[
         str | None, typer.Option(help="The Ray cluster that holds the shards; default: one started here.")
     ] = None,
+    run: Annotated[Path | None, typer.Option("--run", help="Also write the hits to this file, as a TREC run.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Show the whole text of each item.")] = False,
     as_json: Json = False,
 ) -> None:
     """Find the best items for a question, exactly scored, within a budget. --json prints a line per question."""
     import adacur
+    from adacur.cli.searching import search_command
 
-    asked: list[Query | str] = [*(query or ()), *(read_queries(queries_file) if queries_file else ())]
+    asked = as_queries([*(query or ()), *(read_queries(queries_file) if queries_file else ())])
     if not asked:
         raise InputError("Nothing was asked. Give a question, or --queries FILE.")
-    with warnings_as_notes():
-        opened = adacur.load(index, scorer=scorer, trust=trust, cache=cache, log=log, shards=shards, address=address)
-        # What was not asked for is left to the library, which refuses options that a method has no use for.
-        limits: dict[str, Any] = {
-            "method": method,
-            "budget": budget,
-            "rounds": rounds,
-            "first": first,
-            "pool": pool,
-            "fuse": fuse,
-            "deadline": deadline,
-            "stop_when": stop_when,
-            "probe": probe,
-        }
-        given = {name: value for name, value in limits.items() if value is not None}
-        found = opened.search_batch(asked, k, seed=seed, **given)
-        tell(f"Scorer: {opened.scorer.card}")
-        probes = opened.drift.n_probes if opened.drift is not None else 0
-        if probes:
-            tell(f"Besides the budget, {probes} calls went into recognising the scorer.")
-    known = _cache_facts(opened.scorer)
-    if shards is not None:
-        opened.close()
-    if as_json:
-        for hits in found:
-            print_json(messages.as_json(hits) | ({"cache": known} if known else {}))
-        return
-    for hits in found:
-        answer.print(hits_table(hits, title=hits.query.text, ids=True))
-        tell(seconds_line(hits) + "\n")
-    if known:
-        free, paid = known["hits"], known["misses"]
-        beside = f", beside the {probes} that recognised the scorer" if probes else ""
-        tell(
-            f"Cache: {free} of {free + paid} scores were known ({known['hit_rate']:.0%}); {paid} were paid for{beside}."
-        )
+    # What was not asked for is left to the library, which refuses options that a method does not take.
+    limits: dict[str, Any] = {
+        "budget": budget,
+        "rounds": rounds,
+        "first": first,
+        "pool": pool,
+        "fuse": fuse,
+        "deadline": deadline,
+        "stop_when": stop_when,
+        "probe": probe,
+    }
+    options = {name: value for name, value in limits.items() if value is not None} | {"seed": seed}
+    opened = adacur.load(index, scorer=scorer, trust=trust, cache=cache, log=log, shards=shards, address=address)
+    try:
+        search_command(opened, asked, k=k, method=method, options=options, run=run, full=full, json=as_json)
+    finally:
+        if shards is not None:
+            opened.close()
 
 
 @app.command(epilog="Example: adacur tune my.adacur --k 10 --budget 100")
@@ -780,7 +774,7 @@ def inspect(
     # Each version has a manifest of its own, so that the time is that of the last change.
     when = "built" if folder.version == 1 else "changed"
     table.add_row(when, f"{manifest.created}, " + ", ".join(f"{n} {v}" for n, v in manifest.versions.items()))
-    answer.print(table)
+    print_table(table)
 
 
 @app.command("export-onnx", epilog="Example: adacur export-onnx my-reranker my-reranker-onnx --int8")
@@ -885,7 +879,7 @@ def evaluate(
         str | None, typer.Option(help="With a folder; default: gaussian,adacur,anncur,rerank,exact.")
     ] = None,
     budgets: Annotated[str | None, typer.Option(help="With a folder: scorer calls; default: 25,50,100.")] = None,
-    k: Annotated[str | None, typer.Option("-k", help="With a folder: recall at these k; default: 1,10.")] = None,
+    k: Annotated[str | None, typer.Option("-k", "--k", help="With a folder: recall at these k; default: 1,10.")] = None,
     first: Annotated[
         str | None, typer.Option(help="With a folder: first stages, as for build, with commas; default: bm25.")
     ] = None,
@@ -1017,7 +1011,7 @@ def reproduce(
 def demo(
     query: Annotated[list[str] | None, typer.Option("--query", help="Your own question; may be repeated.")] = None,
     budget: Annotated[int, typer.Option(help="Scorer calls per question and method.")] = 50,
-    k: Annotated[int, typer.Option("-k", help="How many items to show.")] = 5,
+    k: Annotated[int, typer.Option("-k", "--k", help="How many items to show.")] = 5,
     first: Annotated[str, typer.Option(help="First stage: dense or bm25.")] = "dense",
     build_too: Annotated[bool, typer.Option("--build/--no-build", help="Also build a small index live.")] = True,
     as_json: Json = False,
@@ -1073,14 +1067,6 @@ def _anchors(items: Iterable[Item], file: Path | None, n: int | None, *, default
 def _size(folder: Path) -> int:
     """Bytes in the files of a folder; 0 where there is none."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def _cache_facts(scorer: Scorer) -> dict[str, Any] | None:
-    from adacur.scorers import Cached
-
-    if not isinstance(scorer, Cached):
-        return None
-    return {"hits": scorer.hits, "misses": scorer.misses, "hit_rate": scorer.hit_rate}
 
 
 def _names(text: str) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from adacur.cli.messages import answer, duration_range, explained, failed, pace, print_json, tell
+from adacur.cli.messages import duration_range, explained, failed, pace, print_json, print_table, tell
 from adacur.core.errors import InputError
 from adacur.core.extras import install_command
 from adacur.evaluation import Run, bootstrap_interval
@@ -38,9 +38,16 @@ _COMMON = ("anchors", "first", "rounds", "seed", "pool", "budget")
 def evaluate_command(what: Path, given: Mapping[str, Any], *, output: Path | None, trec: bool, as_json: bool) -> bool:
     """Evaluate a spec, or a BEIR folder with the options given; False if a run failed."""
     if what.is_dir():
-        spec = _spec_of_folder(what, given, output or Path(f"{what.resolve().name}-results"))
+        # "." and ".." have no name to add to.
+        beside = what if what.name not in ("", "..") else what.resolve()
+        spec = _spec_of_folder(what, given, output or beside.with_name(f"{beside.name}-results"))
     elif not what.exists():
         raise InputError(f"There is neither a folder nor a spec {what}. Give a BEIR folder or a spec (.toml).")
+    elif what.suffix != ".toml":
+        raise InputError(
+            f"{what} is a file, and not a spec (.toml). Give a spec, or a BEIR folder: corpus.jsonl, queries.jsonl and,"
+            " for judged quality, qrels/test.tsv."
+        )
     else:
         if given:
             options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
@@ -130,7 +137,7 @@ def _show(outcome: Outcome, spec: Spec) -> None:
     for collection in spec.collections:
         own = [stored.run for stored in outcome.runs if stored.run.collection == collection.name]
         if own:
-            answer.print(_table(own, spec))
+            print_table(_table(own, spec))
     if outcome.runs:
         tell("Means over the test queries, with 95 % intervals. recall@k: share of the scorer's own k best.")
         runs = [stored.run for stored in outcome.runs]

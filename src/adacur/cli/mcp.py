@@ -27,7 +27,9 @@ def mcp(
     index: Annotated[str, typer.Argument(metavar="INDEX", help="An index folder, or a URL.")],
     k: Annotated[
         int | None,
-        typer.Option("-k", min=1, help="Items to return where the model does not say; default: 10, within the budget."),
+        typer.Option(
+            "-k", "--k", min=1, help="Items to return where the model does not say; default: 10, within the budget."
+        ),
     ] = None,
     budget: Annotated[
         int | None,

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,7 @@ __all__ = [
     "KEPT",
     "answer",
     "as_json",
+    "counted",
     "duration",
     "explained",
     "failed",
@@ -35,6 +37,7 @@ __all__ = [
     "note",
     "pace",
     "print_json",
+    "print_table",
     "say",
     "seconds_line",
     "tell",
@@ -48,6 +51,7 @@ _CONTINUED = {"build", "evaluate"}
 answer = Console(highlight=False, emoji=False)
 note = Console(highlight=False, emoji=False, stderr=True)
 
+_WIDTH_OF_FILES = 160
 _STEPS = ("first", "predict", "choose", "score", "solve", "settle")
 _STOPPED = {
     "exhausted": " (no item is left to score)",
@@ -59,6 +63,16 @@ _STOPPED = {
 def say(message: str) -> None:
     """A line of a result. Not wrapped: terminals do it better, and pipes want whole lines."""
     answer.print(Text(message), soft_wrap=True)
+
+
+def print_table(table: Table) -> None:
+    """A table of a result: as wide as the terminal, and wider than one where there is none."""
+    answer.print(table, width=None if answer.is_terminal or "COLUMNS" in os.environ else _WIDTH_OF_FILES)
+
+
+def counted(n: int, one: str, several: str) -> str:
+    """A number and what it counts: "1 anchor query", "2,000 anchor queries"."""
+    return f"{n:,} {one if n == 1 else several}"
 
 
 def tell(message: str) -> None:
@@ -166,17 +180,17 @@ def as_json(value: Any) -> Any:
     return value
 
 
-def hits_table(hits: Hits, *, title: str, width: int | None = None, ids: bool = False) -> Table:
+def hits_table(hits: Hits, *, title: str, width: int | None = None, ids: bool = False, full: bool = False) -> Table:
     """Hits for people: rank, exact score, the round that found each, and what it is.
 
-    With `ids` the text stands beside the id; else the title stands for both where there is one.
+    With `ids` the text stands beside the id, whole if `full`; else the title stands for both where there is one.
     """
     table = Table(title=Text(title), title_justify="left", width=width, show_edge=False, pad_edge=False, expand=ids)
     for name in ("#", "score", "round"):
         table.add_column(name, justify="right", no_wrap=True)
     if ids:
         table.add_column("id", overflow="fold", max_width=30)
-    table.add_column("item", no_wrap=True, overflow="ellipsis", ratio=1)
+    table.add_column("item", no_wrap=not full, overflow="fold" if full else "ellipsis", ratio=1)
     for hit in hits:
         text = " ".join(hit.item.text.split()) if hit.item else ""
         name = str((hit.item.metadata.get("title") if hit.item else None) or "")

@@ -32,7 +32,7 @@ def opened_scorer(source: str, max_item_tokens: int | None = None) -> Scorer:
         tell(f"Scorer: {opened.card}")
         return opened
     except UnknownOption as error:
-        raise InputError(f"The scorer {source!r} counts no tokens. Leave --max-item-tokens out.") from error
+        raise InputError(f"The scorer {source!r} does not count tokens. Leave --max-item-tokens out.") from error
     except AdacurError:
         raise
     except Exception as error:

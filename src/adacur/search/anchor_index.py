@@ -90,7 +90,7 @@ _OPTIONS = {
     "anncur": _PREDICTING | {"split"},
     "axn": _ADAPTIVE,
     "rerank": _EVERY | {"fuse"},
-    "exact": {"filter", "seed", "fuse"},
+    "exact": {"budget", "filter", "seed", "fuse"},
 }
 _ROUNDS = 5
 # A dual encoder is the better start where there is one; random needs nothing.
@@ -288,7 +288,8 @@ class AnchorIndex:
         - `budget` (calls, default 100, or a Budget), `rounds` (5), `deadline` (seconds for the whole call, once scorer
           and first stage are open);
         - `method`: "gaussian" (default; "rerank" without anchor queries and item vectors), "adacur" (the paper's),
-          "anncur", "axn" (the dual encoder's vectors and no anchor scores), "rerank" or "exact";
+          "anncur", "axn" (the dual encoder's vectors and no anchor scores), "rerank" or "exact" (all items; a budget,
+          if given, must cover them);
         - `first`: name or retriever to start from (default: dense, multi-vector, bm25, tfidf or random, the first there
           is); `pool`: search only its best N; `first_batch`: the first round's share of the budget, `first_share`: the
           first stage's share of each later round, `first_weight`: its say beside the predictions (with
@@ -799,7 +800,7 @@ class AnchorIndex:
         takes = _OPTIONS[method] | ({"first"} if "fuse" in given else set())
         if useless := sorted(given.keys() - takes):
             raise InputError(
-                f"Method {method!r} has no use for {', '.join(useless)}. It takes: {', '.join(sorted(takes))}."
+                f"Method {method!r} does not take {', '.join(useless)}. It takes: {', '.join(sorted(takes))}."
             )
         if self._shards is not None:
             _check_for_shards(given)
@@ -810,6 +811,7 @@ class AnchorIndex:
             )
         if method == "exact":
             check_k(k)
+            self._check_exact_budget(given.get("budget"))
             fused = "fuse" in given
             exact = Exact(
                 index=self._anchors,
@@ -848,6 +850,15 @@ class AnchorIndex:
         return replace(
             plan, shards=self._shards, method=method, tuned_for=None if tuning is None else (tuning.k, tuning.budget)
         )
+
+    def _check_exact_budget(self, budget: int | Budget | None) -> None:
+        """A budget is a wall for exact search too: one that does not cover every item is refused."""
+        calls = budget.calls if isinstance(budget, Budget) else budget
+        if calls is not None and (not is_whole(calls) or calls < len(self.items)):
+            raise BudgetError(
+                f"Method 'exact' scores all {len(self.items):,} items, and the budget is {calls}. Leave budget out, or "
+                "choose a method that searches within one."
+            )
 
     def _gaussian(self) -> Gaussian:
         """The Gaussian approximator of this index, with the dense first stage's embeddings where there is one."""

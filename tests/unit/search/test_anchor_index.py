@@ -50,6 +50,13 @@ def test_batch_iter_and_async_give_the_same_answer(index, world) -> None:
         assert len({answer.ids for answer in answers}) == 1
 
 
+def test_exact_search_takes_a_budget_that_covers_every_item(index, world) -> None:
+    hits = index.search(world.test[0], k=5, method="exact", budget=len(world.items))
+    assert hits.ids == index.search(world.test[0], k=5, method="exact").ids
+    with pytest.raises(BudgetError, match=f"scores all {len(world.items):,} items, and the budget is 10"):
+        index.search(world.test[0], k=5, method="exact", budget=Budget(10))
+
+
 def test_search_iter_yields_once_a_round_and_never_gets_worse(index, world) -> None:
     steps = list(index.search_iter(world.test[0], k=5, budget=50, rounds=5, first="noisy"))
     assert [step.trace.calls for step in steps] == [15, 24, 33, 42, 50]
@@ -120,7 +127,7 @@ def test_a_short_first_stage_is_topped_up_at_random(world) -> None:
         ({"method": "anncur", "split": 1.0}, BudgetError),
         ({"method": "anncur", "acquisition": TopK()}, InputError),
         ({"split": 0.3}, InputError),
-        ({"method": "exact", "budget": 10}, InputError),
+        ({"method": "exact", "budget": 10}, BudgetError),
         ({"method": "exact", "k": 0}, BudgetError),
         ({"method": "exact", "pool": 10}, InputError),
         ({"pool": 5, "first": "noisy", "k": 6}, BudgetError),

@@ -25,6 +25,6 @@ def test_explaining_a_search_calls_no_scorer_and_refuses_what_the_search_would()
     assert (explained["budget"], explained["first"]) == (30, "bm25")
     assert explained["batch_sizes"] == index.search("a ship", 5, budget=30, rounds=3).trace.settings["batch_sizes"]
     calls = len(scorer.calls)
-    with pytest.raises(InputError, match="has no use for"):
+    with pytest.raises(InputError, match="does not take"):
         index.explain(5, method="rerank", stop_when=0.9)
     assert len(scorer.calls) == calls
