@@ -125,7 +125,7 @@ def test_a_run_that_fails_is_told_and_the_others_are_there(folder) -> None:
     ("arguments", "words"),
     [
         (("evaluate", "nowhere"), "neither a folder nor a spec nowhere"),
-        (("evaluate", "places/corpus.jsonl"), "cannot be read as TOML"),
+        (("evaluate", "places/corpus.jsonl"), "is a file, and not a spec"),
         (("evaluate", "places", "--scorer", "words:score", "--first", "dnse"), "Did you mean 'dense'"),
         (("evaluate", "spec.toml", "--budgets", "5"), "leave out --budgets"),
         (("evaluate", "spec.toml"), "Did you mean 'scores'"),

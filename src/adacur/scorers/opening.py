@@ -230,7 +230,7 @@ def _imported(source: str, module: str, name: str, options: dict[str, Any]) -> S
 def _unknown(what: str) -> UnknownName:
     return UnknownName(
         f"There is no scorer for {what}. Give a scorer, a function of (query text, item text) pairs, "
-        "'module:function', a sentence-transformers CrossEncoder, a LangChain cross-encoder, a rerankers ranker, a PyTerrier "
-        "transformer, an .onnx file or a folder with one, a folder with config.json and model weights (*.safetensors or "
-        "pytorch_model*.bin), a hub name 'org/name', or a URL that begins with http:// or https://."
+        "'module:function', a sentence-transformers CrossEncoder, a LangChain cross-encoder, a rerankers ranker, a "
+        "PyTerrier transformer, an .onnx file or a folder with one, a folder with config.json and model weights "
+        "(*.safetensors or pytorch_model*.bin), a hub name 'org/name', or a URL that begins with http:// or https://."
     )
