@@ -833,7 +833,7 @@ def test_items_are_added_by_the_fields_that_the_index_was_built_with(folder: Pat
 
 
 def test_exact_search_ignores_a_budget_and_says_so(shop: Path) -> None:
-    asked = ("search", "whole.adacur", "a comet", "--k", 3, "--json")
+    asked = ("search", "whole.adacur", *SCORED, "a comet", "--k", 3, "--json")
     plain = here(*asked, "--method", "exact", cwd=shop)
     ran = here(*asked, "--method", "exact", "--budget", 10, "--rounds", 2, "--first", "bm25", cwd=shop)
     assert [answer["hits"] for answer in ran.json()] == [answer["hits"] for answer in plain.json()]
@@ -842,18 +842,20 @@ def test_exact_search_ignores_a_budget_and_says_so(shop: Path) -> None:
 
 
 def test_a_small_budget_lowers_the_k_that_nobody_asked_for(shop: Path) -> None:
-    (answer,) = here("search", "whole.adacur", "a comet", "--budget", 5, "--json", cwd=shop).json()
+    (answer,) = here("search", "whole.adacur", *SCORED, "a comet", "--budget", 5, "--json", cwd=shop).json()
     assert len(answer["hits"]) == answer["calls"] == 5
-    here("search", "whole.adacur", "a comet", "--budget", 5, "-k", 10, cwd=shop).refused("k=10", "budget=5")
+    here("search", "whole.adacur", *SCORED, "a comet", "--budget", 5, "-k", 10, cwd=shop).refused("k=10", "budget=5")
 
 
 def test_questions_of_a_file_are_answered_in_groups_and_written_as_a_run(shop: Path, tmp_path: Path) -> None:
     questions = tmp_path / "many.txt"
     questions.write_text("".join(f"a comet of town {n}\n" for n in range(20)))
-    asked = ("search", "whole.adacur", "--queries", questions, "-k", 2, "--budget", 7, "--json")
+    asked = ("search", "whole.adacur", *SCORED, "--queries", questions, "-k", 2, "--budget", 7, "--json")
     ran = here(*asked, "--run", tmp_path / "run.trec", cwd=shop)
     assert [answer["query"]["id"] for answer in ran.json()] == [str(n) for n in range(1, 21)]
-    alone = here("search", "whole.adacur", "a comet of town 19", "-k", 2, "--budget", 7, "--json", cwd=shop).json()
+    alone = here(
+        "search", "whole.adacur", *SCORED, "a comet of town 19", "-k", 2, "--budget", 7, "--json", cwd=shop
+    ).json()
     assert [hit["id"] for hit in ran.json()[19]["hits"]] == [hit["id"] for hit in alone[0]["hits"]]
     lines = (tmp_path / "run.trec").read_text().splitlines()
     assert len(lines) == 40
@@ -862,13 +864,13 @@ def test_questions_of_a_file_are_answered_in_groups_and_written_as_a_run(shop: P
 
 
 def test_the_empty_question_is_refused_without_an_id_that_nobody_gave(shop: Path) -> None:
-    ran = here("search", "whole.adacur", " ", cwd=shop)
+    ran = here("search", "whole.adacur", *SCORED, " ", cwd=shop)
     ran.refused("has no text")
     assert "q-" not in ran.err
 
 
 def test_whole_texts_are_shown_when_asked_for(shop: Path) -> None:
-    asked = ("search", "whole.adacur", "a comet", "-k", 3)
+    asked = ("search", "whole.adacur", *SCORED, "a comet", "-k", 3)
     for options, shown in (((), False), (("--full",), True)):
         out = " ".join(here(*asked, *options, cwd=shop, COLUMNS="60").out.replace("│", " ").split())
         assert ("of town" in out) == shown
