@@ -300,7 +300,8 @@ def serve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 
 
 def test_a_page_whose_name_was_pointed_here_gets_nothing(folder, browser):
-    with process(str(folder), "--allow-host", "Search.Example") as (_, url):
+    scorer = ("--scorer", "tests.functional.scoring:lengths")
+    with process(str(folder), *scorer, "--allow-host", "Search.Example") as (_, url):
         for host, status in (("evil.example:8765", 421), ("search.example", 200), (urlsplit(url).netloc, 200)):
             answer = browser.get(f"{url}/v1/indexes", headers={"Host": host, "Origin": f"http://{host}"})
             assert answer.status_code == status
