@@ -36,6 +36,7 @@ def pages() -> dict[Path, Path]:
         ROOT / "README.md": Path("index.md"),
         ROOT / "CHANGELOG.md": Path("changelog.md"),
         ROOT / "CONTRIBUTING.md": Path("contributing.md"),
+        ROOT / "SECURITY.md": Path("security.md"),
     }
     for file in sorted((ROOT / "docs").rglob("*")):
         path = file.relative_to(ROOT / "docs")

@@ -49,7 +49,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 DOCUMENTS = [ROOT / "README.md", *(page for page in PAGES if page.parent.name != "decisions")]
 EVERY_PAGE = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
     *PAGES,
     *sorted((ROOT / "reproduction").rglob("README.md")),
 ]

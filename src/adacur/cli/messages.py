@@ -7,14 +7,16 @@ import errno
 import json
 import logging
 import os
+import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import numpy as np
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -47,9 +49,20 @@ __all__ = [
 KEPT = "What is finished is kept: run the same command again to continue."
 _CONTINUED = {"build", "evaluate"}
 
+
+class _PlainConsole(Console):
+    """A console to which texts are texts: an escape sequence in an item would be an order to the terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """What is printed, with control characters of the text shown as such."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(_CONTROL.sub("\ufffd", segment.text), segment.style)
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # Texts of others pass through here: nothing in them is an emoji code or a number to colour.
-answer = Console(highlight=False, emoji=False)
-note = Console(highlight=False, emoji=False, stderr=True)
+answer = _PlainConsole(highlight=False, emoji=False)
+note = _PlainConsole(highlight=False, emoji=False, stderr=True)
 
 _WIDTH_OF_FILES = 160
 _STEPS = ("first", "predict", "choose", "score", "solve", "settle")

@@ -18,7 +18,7 @@ DEFAULT_SCORER = "ms-marco-MiniLM-L-12-v2"
 DEFAULT_ENCODER = "bge-small-en-v1.5"
 Trust = Annotated[
     bool,
-    typer.Option("--trust", help="Run the function or ask the service that the folder names; else give --scorer."),
+    typer.Option("--trust", help="Open what the folder names as scorer or encoder, a function or a service too."),
 ]
 
 

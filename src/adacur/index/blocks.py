@@ -19,7 +19,7 @@ import numpy as np
 
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import DamagedIndex, IndexFolderError, IndexLocked, StorageUnavailable
-from adacur.index.manifest import Manifest, sync_path, write_atomically
+from adacur.index.manifest import DTYPES, Manifest, sync_path, write_atomically
 from adacur.index.object_store import ObjectPlace, elsewhere
 
 if TYPE_CHECKING:
@@ -327,6 +327,8 @@ def _check_codecs(place: Place) -> None:
     codecs = [codec["name"] for codec in about["codecs"]]
     if codecs not in (["bytes"], ["bytes", "crc32c"]) or about.get("storage_transformers"):
         raise ValueError(f"its codecs are {codecs}, not 'bytes' and 'crc32c'")
+    if about["data_type"] not in DTYPES:
+        raise ValueError(f"its data type is {about['data_type']!r}, which is none of {DTYPES}")
 
 
 def _telling(place: Place, name: str) -> contextlib.AbstractContextManager[None]:

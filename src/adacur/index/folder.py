@@ -103,6 +103,10 @@ class IndexFolder:
                 seen[live] = True
                 stores.append(store)
                 rows.append(own)
+        if not seen.all() or len(anchors) != manifest.n_anchors:
+            raise DamagedIndex(
+                f"The parts of {home} lack an item or an anchor query of the version. Restore the folder from a copy."
+            )
         return cls(
             path,
             manifest=manifest,

@@ -42,6 +42,8 @@ DATABASE = "items.sqlite"
 # Below SQLite's smallest default limit of bound parameters, 999.
 _PARAMETERS = 900
 _ITEMS_AT_ONCE = 1024
+# How a rollback journal ends that belongs to several databases; adacur writes none.
+_SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 _SCHEMA = (
     "CREATE TABLE items (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, text TEXT NOT NULL, "
     "metadata TEXT NOT NULL)",
@@ -247,6 +249,7 @@ def _in_order(ids: Sequence[str], found: Mapping[str, int]) -> IntArray:
 
 def connect(folder: Path, *, writable: bool = False) -> sqlite3.Connection:
     """A connection to a folder's database: without implicit transactions, closed by whoever asked for it."""
+    _check_journal(folder)
     uri = f"{(folder / DATABASE).resolve().as_uri()}?mode={'rwc' if writable else 'ro'}"
     with reading(folder):
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
@@ -258,6 +261,17 @@ def connect(folder: Path, *, writable: bool = False) -> sqlite3.Connection:
             connection.close()
             raise
         return connection
+
+
+def _check_journal(folder: Path) -> None:
+    """Refuse a journal that names another file: SQLite would delete that file when it rolls the journal back."""
+    try:
+        with (folder / f"{DATABASE}-journal").open("rb") as journal:
+            journal.seek(max(0, journal.seek(0, 2) - len(_SUPER_JOURNAL)))
+            if journal.read() == _SUPER_JOURNAL:
+                raise _damaged(folder, "its journal names another file")
+    except FileNotFoundError:
+        return
 
 
 def _check_schema(connection: sqlite3.Connection, folder: Path) -> None:

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -134,7 +135,7 @@ def exact_cells(parts: Sequence[Part], *, n_items: int, n_anchors: int) -> BoolA
             continue
         if cells is None:
             cells = np.ones((n_items, n_anchors), dtype=np.bool_)
-        known = np.unpackbits(np.load(file), axis=1, count=part.manifest.n_anchors).astype(np.bool_)
+        known = np.unpackbits(_cells(part), axis=1, count=part.manifest.n_anchors).astype(np.bool_)
         rows, columns = np.flatnonzero(part.rows >= 0), np.flatnonzero(part.columns >= 0)
         cells[np.ix_(part.rows[rows], part.columns[columns])] = known[np.ix_(rows, columns)]
     return cells
@@ -149,10 +150,22 @@ def n_exact_cells(parts: Sequence[Part]) -> int:
         if not file.exists():
             total += len(rows) * int(columns.sum())
             continue
-        packed, counts = np.load(file, mmap_mode="r"), np.packbits(columns)
+        packed, counts = _cells(part), np.packbits(columns)
         for start in range(0, len(rows), _BLOCK_ITEMS):
             total += int(np.unpackbits(packed[rows[start : start + _BLOCK_ITEMS]] & counts).sum(dtype=np.int64))
     return total
+
+
+def _cells(part: Part) -> Any:
+    """The bits of a part's scores, one row per item, left on the disk."""
+    file, shape = part.folder / EXACT / "cells.npy", (part.manifest.n_items, -(-part.manifest.n_anchors // 8))
+    try:
+        packed = read_array(file, kind="u", ndim=2, mapped=True)
+        if packed.shape != shape or packed.dtype != np.uint8:
+            raise ValueError(f"it has shape {packed.shape} and not {shape}")
+    except (OSError, ValueError) as error:
+        raise DamagedIndex(f"{file} cannot be read ({error}). Restore it from a copy.") from error
+    return packed
 
 
 class Reading:

@@ -250,3 +250,21 @@ def test_a_checksum_is_of_a_file_in_its_own_folder(tmp_path: Path, name: str) ->
     (path / "first" / "bm25" / "checksums.json").write_text(json.dumps({name: "0"}))
     (problem,) = verify(path).problems
     assert problem.file == "first/bm25/checksums.json"
+
+
+def test_a_journal_that_names_another_file_is_refused_before_sqlite_rolls_it_back(tmp_path: Path) -> None:
+    path = tmp_path / "wiki.adacur"
+    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
+    (path / "items.sqlite-journal").write_bytes(b"\0" * 600 + bytes.fromhex("d9d505f920a163d7"))
+    with pytest.raises(DamagedIndex, match="journal"):
+        adacur.load(path)
+
+
+def test_parts_that_overlap_and_leave_gaps_are_damage(changed: Path) -> None:
+    file = current(changed) / "manifest.json"
+    content = json.loads(file.read_bytes())
+    for part in content["parts"]:
+        part["columns"] = [0] * len(part["columns"])
+    file.write_text(json.dumps(content))
+    with pytest.raises(DamagedIndex):
+        adacur.load(changed)

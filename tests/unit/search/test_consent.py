@@ -188,3 +188,13 @@ def test_an_encoder_that_a_folder_names_takes_the_same_consent(tmp_path: Path, k
         with pytest.raises(NotTrusted, match="encoder="):
             Dense.load(file.parent).search(["red thing"], 2)
     assert adacur.load(index, scorer=score, encoder=Encoder()).search("red", k=2, budget=5, first="dense")
+
+
+def test_the_texts_of_a_folder_give_the_terminal_no_orders(wiki: Path, capsys) -> None:
+    from adacur.cli.messages import failed, say, tell
+
+    for write in (say, tell, failed):
+        write("red \x1b]0;title\x07 \x1b[31m \x9b31m \r thing")
+    told = "".join(capsys.readouterr())
+    assert "title" in told
+    assert not set(told) & {"\x1b", "\x9b", "\x07", "\r"}
