@@ -76,7 +76,7 @@ def test_rarer_options_go_into_search_kwargs(retriever: AdacurRetriever) -> None
 
 
 def test_an_option_that_nobody_knows_is_refused(retriever: AdacurRetriever) -> None:
-    with pytest.raises(InputError, match="no use for budgt"):
+    with pytest.raises(InputError, match="budgt"):
         retriever.invoke(QUERY, budgt=3)
     with pytest.raises(ValueError, match="budgt"):
         AdacurRetriever(index=retriever.index, budgt=3)
