@@ -335,5 +335,5 @@ def test_probing_without_lists_or_too_many_is_refused(path) -> None:
     compress(path, lists=10)
     with pytest.raises(InputError, match="number of lists, 10; got 11"):
         opened(path).search(WORLD.test[0], 10, budget=60, probe=11)
-    with pytest.raises(InputError, match="no use for probe"):
+    with pytest.raises(InputError, match="probe"):
         opened(path).search(WORLD.test[0], 10, budget=60, probe=2, method="adacur")

@@ -190,7 +190,7 @@ def test_fuse_needs_a_first_stage_anchor_scores_and_scores_of_the_first_stage(in
 
 
 def test_exact_search_takes_a_first_stage_only_to_fuse(index, world) -> None:
-    with pytest.raises(InputError, match="no use for first"):
+    with pytest.raises(InputError, match="first"):
         index.search(world.test[0], method="exact", first="noisy")
 
 

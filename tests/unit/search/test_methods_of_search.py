@@ -67,7 +67,7 @@ def test_axn_without_a_dual_encoder_says_what_to_do(world) -> None:
     index = AnchorIndex(world.index, scorer=world.scorer, first={"noisy": world.noisy_first()})
     with pytest.raises(InputError, match=r"first=\['dense'\]"):
         index.search(world.test[0], k=5, budget=40, method="axn", first="noisy")
-    with pytest.raises(InputError, match="no use for split"):
+    with pytest.raises(InputError, match="split"):
         index.search(world.test[0], k=5, budget=40, method="axn", split=0.3)
 
 
