@@ -407,7 +407,7 @@ def test_an_index_without_anchor_queries_has_every_command(folder: Path) -> None
     built = build(folder, "bare.adacur", "-n", 0)
     assert f"{N_ITEMS} items × 0 anchor queries; first stages bm25, random" in built.out
     assert "nothing is scored" in built.err
-    (found,) = here("search", "bare.adacur", "a comet", "-k", 2, "--budget", 9, "--json", cwd=folder).json()
+    (found,) = here("search", "bare.adacur", *SCORED, "a comet", "-k", 2, "--budget", 9, "--json", cwd=folder).json()
     assert (found["calls"], found["settings"]["method"], found["settings"]["first"]) == (9, "rerank", "bm25")
     (facts,) = here("inspect", "bare.adacur", "--json", cwd=folder).json()
     assert (facts["items"], facts["anchors"], facts["blocks"], facts["probes"]) == (N_ITEMS, 0, 0, [])

@@ -219,3 +219,13 @@ def test_the_experiments_of_the_paper_are_listed(folder) -> None:
     listed = run("reproduce", cwd=folder)
     assert listed.returncode == 0, listed.stderr
     assert "recall-vs-rounds. The paper: " in listed.stdout
+
+
+def test_results_of_another_scorer_of_the_same_name_need_another_folder(folder) -> None:
+    (folder / "words2.py").write_text("def score(pairs):\n    return [-float(len(text)) for _, text in pairs]\n")
+    options = ("--methods", "rerank", "--budgets", "5", "--queries", "3")
+    assert run("evaluate", "places", "--scorer", "words:score", *options, cwd=folder).returncode == 0
+    done = run("evaluate", "places", "--scorer", "words2:score", *options, cwd=folder)
+    assert done.returncode == 1
+    for words in ("words2:score", "words:score", "-o"):
+        assert words in done.stderr

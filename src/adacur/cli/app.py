@@ -20,6 +20,7 @@ from adacur.cli import messages
 from adacur.cli.copy import add_copy_command
 from adacur.cli.mcp import add_mcp_command
 from adacur.cli.messages import (
+    counted,
     duration,
     duration_range,
     log_as_notes,
@@ -257,7 +258,8 @@ def queries(
     if as_json:
         print_json({"queries": len(made), "output": str(output)})
     else:
-        tell(f"{len(made)} queries in {output}. Next: adacur build {quote(items)} INDEX --anchors {quote(str(output))}")
+        written = f"{counted(len(made), 'query', 'queries')} in {output}."
+        tell(f"{written} Next: adacur build {quote(items)} INDEX --anchors {quote(str(output))}")
 
 
 @app.command(epilog="Example: adacur estimate corpus.jsonl --scorer ms-marco-MiniLM-L-12-v2")
@@ -335,7 +337,7 @@ def estimate(
         _tell_cheaper(rows, sample, queries, n_items=n_items, scorer=scorer, cut=max_item_tokens)
     if anchors is None:
         fewer = f": one per item, since there are fewer than {_DEFAULT_ANCHORS}" if n_items < _DEFAULT_ANCHORS else ""
-        tell(f"adacur build makes {usual} anchor queries by default{fewer}; -n N makes N.")
+        tell(f"adacur build makes {_anchor_queries(usual)} by default{fewer}; -n N makes N.")
 
 
 def _tell_cheaper(
@@ -466,7 +468,7 @@ def build(
         else _anchors(collection, anchors, n_anchors, default=min(_DEFAULT_ANCHORS, n_items), seed=seed)
     )
     if n_anchors and len(asked) < n_anchors:
-        tell(f"{anchors} holds {len(asked)} anchor queries, fewer than {n_anchors}; all are used.")
+        tell(f"{anchors} holds {_anchor_queries(len(asked))}, fewer than {n_anchors}; all are used.")
     per_query = n_items
     if sparse is not None:
         share = RANDOM_SHARE if random_share is None else random_share
@@ -504,7 +506,7 @@ def build(
         among = f" (of {n_items:,})" if sparse is not None else ""
         encoding = f", {duration(cost.encoding_seconds)} of it to encode the items" if cost.encoding_seconds else ""
         tell(
-            f"{per_query:,} items{among} × {len(asked)} anchor queries = {cost.pairs:,} pairs; estimated time "
+            f"{per_query:,} items{among} × {_anchor_queries(len(asked))} = {cost.pairs:,} pairs; estimated time "
             f"{duration_range(cost.low, cost.high)} at {pace(cost.pairs_per_second)}{crew}{encoding} "
             f"(timed on {cost.calls_used:,} pairs, not counted above); {megabytes(cost.bytes)} of scores."
         )
@@ -540,7 +542,7 @@ def build(
         print_json(summary)
     else:
         say(
-            f"{index}: {len(built):,} items × {len(built.anchor_queries)} anchor queries; "
+            f"{index}: {len(built):,} items × {_anchor_queries(len(built.anchor_queries))}; "
             f"first stages {', '.join(built.first_stages)}."
         )
         if before == "complete":
@@ -1062,6 +1064,10 @@ def _anchors(items: Iterable[Item], file: Path | None, n: int | None, *, default
     if file is None:
         return pseudo_queries(items, n or default, seed=seed)
     return list(itertools.islice(read_queries(file), n))
+
+
+def _anchor_queries(n: int) -> str:
+    return counted(n, "anchor query", "anchor queries")
 
 
 def _size(folder: Path) -> int:

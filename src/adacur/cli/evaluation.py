@@ -13,7 +13,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from adacur.cli.messages import duration_range, explained, failed, pace, print_json, print_table, tell
+from adacur.cli.messages import counted, duration_range, explained, failed, pace, print_json, print_table, tell
 from adacur.core.errors import InputError
 from adacur.core.extras import install_command
 from adacur.evaluation import Run, bootstrap_interval
@@ -109,7 +109,9 @@ def _tell_start(start: Start) -> None:
     if start.scorer is not None:
         tell(f"Scorer: {start.scorer.card}")
     anchors = (
-        f"{start.n_anchors:,} anchor queries" if start.n_anchors else "no anchor queries, since no method uses any"
+        counted(start.n_anchors, "anchor query", "anchor queries")
+        if start.n_anchors
+        else "no anchor queries, since no method uses any"
     )
     told = f"{start.collection}: {start.n_test:,} test queries, {anchors}"
     if start.pseudo_anchors:

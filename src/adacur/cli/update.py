@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from adacur.cli.messages import KEPT, log_as_notes, note, print_json, say, tell, warnings_as_notes
+from adacur.cli.messages import KEPT, counted, log_as_notes, note, print_json, say, tell, warnings_as_notes
 from adacur.cli.opening import Trust
 from adacur.core.errors import InputError
 from adacur.data import ItemFile, read_queries
@@ -190,7 +190,8 @@ def _show(index: Path, done: Change, *, asked: int = 0, as_json: bool) -> None:
     if as_json:
         print_json({"index": str(index), **asdict(done)})
         return
-    say(f"{index}: version {done.version}, {done.items:,} items × {done.anchors:,} anchor queries.")
+    items, anchors = counted(done.items, "item", "items"), counted(done.anchors, "anchor query", "anchor queries")
+    say(f"{index}: version {done.version}, {items} × {anchors}.")
     if asked:
         rest = "; the others had been scored before" if done.calls < asked else ""
         tell(f"{done.calls:,} scorer calls were paid{rest}." if done.calls else "None was paid: it was scored before.")

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from adacur.core.arrays import FloatArray
-from adacur.core.errors import FileFormatError, InputError, UnknownName
+from adacur.core.errors import FileFormatError, InputError, UnknownName, WrongScorer
 from adacur.core.extras import require
 from adacur.core.protocols import Retriever, Scorer
 from adacur.core.records import Item, ItemList, Query
@@ -398,10 +398,16 @@ def _scored(items: list[Item], queries: list[Query], *, scorer: Scorer, path: Pa
         return np.empty((0, len(items)), dtype=np.float32)
     was_finished = is_finished(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _bar(None if was_finished else progress) as show:
-        folder = build_scores(items, queries, scorer=scorer, path=path, progress=show)
-    if was_finished:
-        check_scorer(folder, scorer)
+    try:
+        with _bar(None if was_finished else progress) as show:
+            folder = build_scores(items, queries, scorer=scorer, path=path, progress=show)
+        if was_finished:
+            check_scorer(folder, scorer)
+    except WrongScorer as error:
+        raise WrongScorer(
+            f"{str(error).partition(' Use the scorer')[0]} Give the results of this scorer a folder of their own: "
+            "--output (-o), or `folder` under [output] of the spec."
+        ) from error
     return np.ascontiguousarray(folder.matrix.T)
 
 

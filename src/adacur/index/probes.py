@@ -199,4 +199,6 @@ def _named(card: ScorerCard | None) -> str:
     # Two cards of one model may differ in the settings alone.
     hashes = (part[:8] if part else None for part in (card.weights, card.settings))
     traits = ", ".join(part for part in (card.backend, card.dtype, card.arithmetic, *hashes) if part)
-    return f"{card.name!r} ({traits})"
+    # Functions of one name are told apart by where they come from; a URL may carry a key.
+    source = f" from {card.source}" if card.backend == "function" and card.source else ""
+    return f"{card.name!r} ({traits}{source})"
