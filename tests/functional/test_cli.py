@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.table import Table
 
 import adacur
 from adacur.cli import messages
@@ -889,3 +890,13 @@ def test_results_of_an_evaluation_lie_beside_its_folder(shop: Path, tmp_path: Pa
 def test_a_name_that_is_only_begun_is_guessed_and_what_is_here_is_told(shop: Path, tmp_path: Path) -> None:
     here("fetch", "ms-marco", cwd=shop).refused("Did you mean 'ms-marco-MiniLM-L-12-v2'")
     assert "Here already: none." in here("fetch", cwd=shop, ADACUR_CACHE=str(tmp_path)).err
+
+
+def test_tables_in_files_are_wider_than_a_terminal_of_old(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    table = Table("item")
+    table.add_row("word " * 28)
+    messages.print_table(table)
+    assert "word " * 28 in capsys.readouterr().out

@@ -80,7 +80,11 @@ def say(message: str) -> None:
 
 def print_table(table: Table) -> None:
     """A table of a result: as wide as the terminal, and wider than one where there is none."""
-    answer.print(table, width=None if answer.is_terminal or "COLUMNS" in os.environ else _WIDTH_OF_FILES)
+    if answer.is_terminal or "COLUMNS" in os.environ:
+        answer.print(table)
+    else:
+        # No terminal, no width: rich would cut at 80.
+        Console(highlight=False, emoji=False, width=_WIDTH_OF_FILES).print(table)
 
 
 def counted(n: int, one: str, several: str) -> str:

@@ -334,7 +334,8 @@ def _is_plain_pair(row: Sequence[str], fields: _Fields) -> bool:
 def _header(row: Sequence[str], fields: _Fields, where: str, *, separator: str) -> list[str]:
     """The names of the columns; those that are known but for upper case as they are known."""
     cells = [cell.strip() for cell in row]
-    usual = {name.lower(): name for name in fields.known}
+    usual = {name.lower(): name for name in (*fields.ids, *fields.texts, "title")}
+    usual |= {name.lower(): name for name in (fields.id_field, *(fields.text_fields or ())) if name is not None}
     header = [cell if (name := usual.get(cell.lower(), cell)) in cells else name for cell in cells]
     if not fields.are_named and not fields.known & set(header):
         example = "text" if len(cells) == 1 else f"id{separator}text"

@@ -109,6 +109,10 @@ def test_a_number_and_a_text_need_no_header(tmp_path) -> None:
 def test_columns_are_known_in_upper_case_too(tmp_path) -> None:
     path = write(tmp_path / "sheet.csv", "ID,Title,Text,Colour\n1,Rome,A city.,red\n")
     assert list(read_items(path)) == [Item("1", "Rome. A city.", {"title": "Rome", "Colour": "red"})]
+    path = write(tmp_path / "tickets.csv", "Ticket;Subject;Body\n1;Hinge;It broke.\n")
+    for names in (("Ticket", "Subject", "Body"), ("ticket", "subject", "body")):
+        (item,) = read_items(path, id_field=names[0], text_fields=names[1:])
+        assert (item.id, item.text) == ("1", "Hinge. It broke.")
 
 
 @pytest.mark.parametrize(
