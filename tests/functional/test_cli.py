@@ -418,7 +418,7 @@ def test_an_index_without_anchor_queries_has_every_command(folder: Path) -> None
     assert here("add", "bare.adacur", "more.jsonl", cwd=folder).code == 0
     assert here("remove", "bare.adacur", "new", cwd=folder).code == 0
     write_lines(folder / "questions.jsonl", [{"_id": "q1", "text": "a comet"}, {"_id": "q2", "text": "a river"}])
-    grown = here("add-anchors", "bare.adacur", "questions.jsonl", cwd=folder)
+    grown = here("add-anchors", "bare.adacur", "questions.jsonl", *SCORED, cwd=folder)
     assert f"{N_ITEMS} items × 2 anchor queries" in grown.out
     here(
         "build", "items.jsonl", "r.adacur", "-n", 0, "--first", ",", "--scorer", "my_scorers:score", cwd=folder
