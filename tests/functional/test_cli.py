@@ -111,7 +111,10 @@ class Ran:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    ours = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MOOD", "LOG")}
+    # In a rehearsal, PYTHONPATH is how it reaches processes.
+    ours = {name: value for name, value in os.environ.items() if name not in ("MOOD", "LOG")}
+    if "ADACUR_REHEARSAL" not in os.environ:
+        ours.pop("PYTHONPATH", None)
     return ours | {"COLUMNS": "100", "NO_COLOR": "1"} | extra
 
 
