@@ -75,13 +75,14 @@ def test_a_sample_is_said_to_be_one_and_the_end_says_in_words_what_came_out(fold
     assert "30 items × 21 queries = 630 pairs to score" in done.stderr
     assert "of the scorer's top 5" in done.stderr
     assert "is ahead of rerank in" in done.stderr
+    assert "Is an index worth it?" in done.stderr
 
 
 def test_what_takes_longer_than_the_minutes_is_said_before_scoring_with_what_to_do(folder) -> None:
     done = run(*START, "--minutes", "0.0000001", cwd=folder)
     assert done.returncode == 0, done.stderr
     said = done.stderr.partition("scoring:")[0]
-    for option in ("--items", "--max-item-tokens", "--queries", "--anchors", "--scorer"):
+    for option in ("--max-item-tokens", "--queries", "--anchors", "--scorer"):
         assert option in said
 
 

@@ -77,6 +77,7 @@ _SIZES = (50, 100, 250, 500)
 # From here on `estimate` names cheaper ways.
 _LONG_SECONDS = 600
 _CUT_TOKENS = 64
+_CHEAPER = 0.7
 _DTYPES = ("float32", "float16")
 _COLLECTIONS: dict[str, Callable[[], Sequence[Item]]] = {"wikivital": wikivital, "mondo": lambda: mondo().items}
 
@@ -333,9 +334,9 @@ def estimate(
             f"{duration(n_items / rows[0].pairs_per_second)}. adacur build {quote(items)} INDEX -n 0 && "
             "adacur search INDEX QUESTION --method exact"
         )
-    elif rows[-1].seconds > _LONG_SECONDS:
+    if rows[-1].seconds > _LONG_SECONDS:
         _tell_cheaper(rows, sample, queries, n_items=n_items, scorer=scorer, cut=max_item_tokens)
-    if anchors is None:
+    if anchors is None and n_anchors is None:
         fewer = f": one per item, since there are fewer than {_DEFAULT_ANCHORS}" if n_items < _DEFAULT_ANCHORS else ""
         tell(f"adacur build makes {_anchor_queries(usual)} by default{fewer}; -n N makes N.")
 
@@ -364,10 +365,12 @@ def _tell_cheaper(
             (cost,) = adacur.estimate(
                 sample, queries[:_SAMPLE_QUERIES], scorer=shorter, n_items=n_items, n_anchors=(most.n_anchors,)
             )
-            ways.append(
-                f"--max-item-tokens {_CUT_TOKENS} reads the beginning of each item: "
-                f"{duration_range(cost.low, cost.high)}."
-            )
+            # Short items are no cheaper for being cut.
+            if cost.seconds < _CHEAPER * most.seconds:
+                ways.append(
+                    f"--max-item-tokens {_CUT_TOKENS} reads the beginning of each item: "
+                    f"{duration_range(cost.low, cost.high)}."
+                )
     share = 0.05
     ways.append(
         f"--sparse {share:g} --first dense scores {share:.0%} of the pairs and predicts the rest: "

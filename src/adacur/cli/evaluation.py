@@ -25,6 +25,7 @@ from adacur.experiments.starting import is_edited
 from adacur.index import Estimate
 from adacur.report import panels, summary
 from adacur.report.lines import pooled
+from adacur.report.summary import worth
 
 __all__ = ["evaluate_command"]
 
@@ -128,10 +129,12 @@ def _tell_cost(name: str, cost: Estimate, *, minutes: float | None) -> None:
         "from these."
     )
     if minutes is not None and cost.seconds > 60 * _TOO_LONG * minutes:
+        sample = (
+            f"a sample of the items (--items {_FEW_ITEMS}), " if cost.pairs > 2 * _FEW_ITEMS * cost.n_anchors else ""
+        )
         tell(
-            f"That is longer than {minutes:g} minutes. Ctrl-C stops it, and what is scored is kept. Faster: "
-            f"--max-item-tokens 64, a sample of the items (--items {_FEW_ITEMS}), fewer --queries and --anchors, a "
-            "faster --scorer."
+            f"That is longer than the {minutes:g} min asked for. Ctrl-C stops it, and what is scored is kept. Faster: "
+            f"{sample}--max-item-tokens 64, fewer --queries and --anchors, a faster --scorer."
         )
 
 
@@ -145,6 +148,8 @@ def _show(outcome: Outcome, spec: Spec) -> None:
         runs = [stored.run for stored in outcome.runs]
         for panel in panels(pooled(runs)):
             tell(f"{panel.title}. {summary(panel)}")
+            if said := worth(panel):
+                tell(said)
         if any(run.settings.get("budget", k) < k <= run.made["items"] for run in runs for k in spec.ks):
             tell("Where the budget is smaller than k, recall@k cannot pass budget / k.")
 

@@ -78,7 +78,9 @@ def starting_spec(
         pairs = pace * 60 * minutes
         fewest = (n_queries or _FEWEST_QUERIES) + (n_anchors or _FEWEST_ANCHORS)
         if n_items is None and pairs < fewest * len(records.items):
-            n_items = max(_FEWEST_ITEMS, int(pairs / _QUERIES_OF_A_SAMPLE))
+            wanted = max(_FEWEST_ITEMS, int(pairs / _QUERIES_OF_A_SAMPLE))
+            # Most of the items would take as long as all of them.
+            n_items = wanted if 2 * wanted <= len(records.items) else None
         affordable = int(pairs / min(n_items or len(records.items), len(records.items)))
         if n_queries is None:
             n_queries = _between(round(_SHARE_OF_TESTS * affordable), _FEWEST_QUERIES, _MOST_QUERIES)

@@ -29,7 +29,7 @@ from adacur.report.lines import (
     without_sweeps,
 )
 from adacur.report.measures import JUDGED, error_measures, in_order, recall_k, recall_measures
-from adacur.report.summary import summary
+from adacur.report.summary import summary, worth
 from adacur.report.tables import (
     Table,
     all_measures,
@@ -214,7 +214,9 @@ def _page(
     n_replaced: int,
     skipped: Sequence[Path],
 ) -> str:
-    said = "".join(f"<p><b>{escape(p.title)}.</b> {_prose(summary(p, rival=rival))}</p>" for p in own)
+    said = "".join(
+        f"<p><b>{escape(p.title)}.</b> {_prose(f'{summary(p, rival=rival)} {worth(p, rival=rival)}')}</p>" for p in own
+    )
     drawn = "".join(_figure(chart, svg) for chart, svg in figures)
     shown = ""
     for panel, parts in zip(own, tables, strict=True):

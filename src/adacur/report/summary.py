@@ -10,7 +10,7 @@ from adacur.report.differences import difference, is_ahead, is_behind, is_bound,
 from adacur.report.lines import Panel, estimate, labels, setting, without_sweeps
 from adacur.report.measures import JUDGED, number, recall_k, recall_measures
 
-__all__ = ["summary"]
+__all__ = ["summary", "worth"]
 
 _USUAL_BUDGET = 100
 _USUAL_K = 10
@@ -65,6 +65,31 @@ def summary(panel: Panel, *, rival: str = "rerank") -> str:
     usual = [run for run in contest if run.method == _DEFAULT_METHOD and names[run] != names[best]]
     parts += [_everywhere(run, names, panel, rival=rival, measures=[*recalls, JUDGED]) for run in (best, *usual[:1])]
     return " ".join(part for part in parts if part)
+
+
+def worth(panel: Panel, *, rival: str = "rerank") -> str:
+    """Whether the default search found more than the rival, in a sentence; nothing where they were not both run."""
+    measures = recall_measures(panel.runs)
+    found = [
+        one
+        for run in without_sweeps(panel.runs)
+        if run.method == _DEFAULT_METHOD and (other := rival_of(run, panel.runs, rival)) is not None
+        for measure in measures
+        if (one := difference(run, other, measure)) is not None
+    ]
+    if not found:
+        return ""
+    ahead, behind = sum(map(is_ahead, found)), sum(map(is_behind, found))
+    n_queries = max(one.n_queries for one in found)
+    if ahead and not behind:
+        return f"Is an index worth it? Yes, by recall on these {n_queries} queries."
+    if behind and not ahead:
+        return f"Is an index worth it? No: by recall on these {n_queries} queries, {rival} finds as much or more."
+    if ahead:
+        return (
+            f"Is an index worth it? It depends on budget and k: ahead in {ahead}, behind in {behind} of {len(found)}."
+        )
+    return f"Is an index worth it? {n_queries} queries cannot tell; evaluate with more (--queries)."
 
 
 def _telling_budget(panel: Panel, budgets: Sequence[int]) -> int:

@@ -102,6 +102,10 @@ def test_where_the_fewest_queries_do_not_fit_a_sample_of_the_items_is_taken(
     assert tables(again)["collection"]["sample"] == 20
     (source,) = prepared(Spec.from_file(path))
     assert (len(source.records.items), source.records.sampled_from) == (20, 40)
+    # Most of the items would take as long as all of them.
+    monkeypatch.setattr("adacur.experiments.starting._FEWEST_ITEMS", 21)
+    whole = starting_spec(beir_folder, scorer=word_scorer, output=tmp_path / "other", minutes=1e-9)
+    assert "sample" not in tables(whole)["collection"]
 
 
 def test_a_sample_keeps_every_item_that_is_judged_for_a_test_query(beir_folder, word_scorer, tmp_path) -> None:

@@ -14,6 +14,7 @@ from adacur.core.errors import EmptyInput
 from adacur.evaluation import Run, bootstrap_interval
 from adacur.report import collection_table, cost_table, difference_table, measure_table, panels, summary
 from adacur.report.measures import band_words, error_measures, number
+from adacur.report.summary import worth
 from adacur.report.tables import Cell
 from tests.unit.report.stored_runs import contest, run
 
@@ -250,6 +251,20 @@ def test_words_and_tables_go_by_the_same_intervals_and_name_every_loss() -> None
     assert "Behind: recall@10 at 15 calls (−" in text
     assert "30 calls are the middle of the budgets" in text
     assert "▼" in table.to_markdown()
+
+
+def test_whether_an_index_is_worth_it_follows_from_the_same_comparisons() -> None:
+    def said_of(*recalls: float) -> str:
+        runs = [run("gaussian", recall=at, budget=b) for at, b in zip(recalls, (50, 100), strict=True)]
+        (panel,) = panels([*runs, *(run("rerank", recall=0.6, budget=b) for b in (50, 100))])
+        return worth(panel)
+
+    assert "Yes" in said_of(0.6, 0.8)
+    assert "No: " in said_of(0.4, 0.6)
+    assert "depends" in said_of(0.4, 0.8)
+    assert "30 queries cannot tell" in said_of(0.6, 0.6)
+    (alone,) = panels([run("gaussian", budget=50)])
+    assert worth(alone) == ""
 
 
 def test_the_default_is_told_of_where_another_method_came_out_best() -> None:
