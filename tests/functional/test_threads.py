@@ -84,7 +84,7 @@ def test_eight_threads_search_a_folder_with_the_real_model_like_one_and_open_eve
         return called
 
     for module, function in (
-        ("adacur.search.opening", "opened_scorer"),
+        ("adacur.search.scorer_names", "opened_scorer"),
         ("adacur.search.first_stages", "load_retriever"),
         ("adacur.retrievers.dense", "reopen_encoder"),
         ("adacur.index.folder", "ScoreBlocks"),
