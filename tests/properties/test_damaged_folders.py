@@ -18,6 +18,7 @@ import pytest
 
 import adacur
 from adacur import AdacurError
+from adacur.core.errors import DamagedIndex
 from adacur.index import verify
 from tests.living_world import Encoder, item, query, score
 
@@ -136,3 +137,19 @@ def test_a_mutated_file_gives_an_answer_or_an_error_of_ours(folders, name: str, 
     assert not raw, f"{len(raw)} of {TRIES}:\n" + "\n".join(raw[:10])
     assert refused > TRIES / 10
     use(original, change=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("n_parts", 0), ("n_parts", -1), ("n_parts", 1), ("leading", "x"), ("variance", -1)]
+)
+def test_compressed_features_that_do_not_fit_together_are_damage(
+    folders, tmp_path: Path, name: str, value: Any
+) -> None:
+    path = shutil.copytree(folders["built"], tmp_path / "copied.adacur")
+    file = path / "gaussian" / "features.json"
+    settings = json.loads(file.read_bytes())
+    changed = settings[name] != value and (name != "leading" or settings["n_parts"] != 2)
+    file.write_text(json.dumps(settings | {name: value}))
+    if changed:
+        with pytest.raises(DamagedIndex), adacur.load(path, scorer=score, encoder=Encoder()) as index:
+            index.search("which red thing", k=2, budget=12, first="bm25")

@@ -523,11 +523,15 @@ def _arrays(folder: Path, settings: dict[str, Any], anchors: AnchorScores) -> Fe
         PackedRows(array(f"part{number}", mapped=True), optional(f"part{number}_scales", mapped=True))
         for number in range(settings["n_parts"])
     ]
+    centre, mixing = array("centre"), optional("mixing")
+    widths = {len(centre), sum(part.shape[1] for part in parts)} | (set() if mixing is None else {len(mixing)})
+    if not parts or len(widths) > 1 or (settings["leading"] and len(parts) != 2):
+        raise ValueError(f"{len(parts)} parts, {sorted(widths)} columns and leading {settings['leading']!r} do not fit")
     return Features(
         anchors=tuple(query.id for query in anchors.anchor_queries),
         scale=ScoreScale(array("scale_scores"), array("scale_rarities")),
         means=array("means", mapped=True),
-        factors=ItemFactors(parts, array("centre"), mixing=optional("mixing"), leading=bool(settings["leading"])),
+        factors=ItemFactors(parts, centre, mixing=mixing, leading=bool(settings["leading"])),
         anchor_vectors=optional("anchor_vectors"),
         trust=array("trust"),
         **numbers,
