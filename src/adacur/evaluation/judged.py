@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,9 +52,18 @@ def judged_quality(
 
 
 def _parse(ir_measures: Any, name: str) -> Any:
+    """What ir_measures.parse_measure returns, whose way to read "Measure(setting=1)@10" fails on Python 3.14."""
     try:
-        return ir_measures.parse_measure(name)
-    except (NameError, ValueError) as error:
+        node = ast.parse(name, mode="eval").body
+        at, settings = None, {}
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+            node, at = node.left, ast.literal_eval(node.right)
+        if isinstance(node, ast.Call) and not node.args:
+            settings = {str(one.arg): ast.literal_eval(one.value) for one in node.keywords}
+            node = node.func
+        kind = ir_measures.measures.registry[node.id if isinstance(node, ast.Name) else name]
+        return kind(**settings) if at is None else kind(**settings, **{kind.AT_PARAM: at})
+    except (KeyError, NameError, SyntaxError, TypeError, ValueError) as error:
         raise UnknownName(
             f"ir_measures knows no measure {name!r}. Try 'nDCG@10', 'R@100', 'RR@10' or 'AP'; "
             "recall of the scorer's own top k is top_k_recall."

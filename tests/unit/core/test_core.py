@@ -171,5 +171,5 @@ def test_hits_read_like_a_sequence() -> None:
 
 
 def test_a_missing_extra_says_what_to_install() -> None:
-    with pytest.raises(MissingExtra, match=r"pip install 'adacur\[onnx\]'"):
+    with pytest.raises(MissingExtra, match=r" install .*\[onnx\]'"):
         require("a_module_nobody_wrote", extra="onnx")

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import ast
+import warnings
+
+import ir_measures
 import numpy as np
 import pytest
 
 from adacur import Hits, Query
 from adacur.core.errors import DuplicateId, InputError, UnknownName
-from adacur.evaluation import judged_quality
+from adacur.evaluation import judged, judged_quality
 
 
 def hits(query: str, *ids: str) -> Hits:
@@ -63,6 +67,17 @@ def test_a_query_that_is_answered_twice_is_refused() -> None:
 def test_a_measure_that_nobody_knows_is_refused(measure) -> None:
     with pytest.raises(UnknownName, match="knows no measure"):
         judged_quality([hits("q", "a")], {"q": {"a": 1}}, measures=[measure])
+
+
+@pytest.mark.parametrize("name", ["nDCG@10", "AP(rel=2)@5", "RR", "ERR@20", "nDCG(dcg='exp-log2')@3", "IPrec@0.1"])
+def test_measures_are_read_as_ir_measures_reads_them_and_on_python_3_14_too(name, monkeypatch) -> None:
+    with warnings.catch_warnings(action="ignore"):
+        known = ir_measures.parse_measure(name) if hasattr(ast, "Num") else None
+        for gone in ("Num", "Str", "NameConstant"):
+            monkeypatch.delattr(ast, gone, raising=False)
+    read = judged._parse(ir_measures, name)
+    assert str(read) == name
+    assert known is None or read == known
 
 
 def test_a_measure_that_lacks_its_cutoff_is_refused() -> None:

@@ -448,7 +448,7 @@ def test_a_copy_goes_there_and_back_with_all_it_has(s3_url, s3_endpoint, tmp_pat
 
 def test_without_the_extra_the_line_that_installs_it_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'adacur\[object-store\]'"):
+    with pytest.raises(MissingExtra, match=r" install .*\[object-store\]'"):
         adacur.load(f"s3://{BUCKET}/my.adacur")
 
 
