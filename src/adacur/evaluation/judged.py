@@ -57,7 +57,7 @@ def _parse(ir_measures: Any, name: str) -> Any:
         node = ast.parse(name, mode="eval").body
         at, settings = None, {}
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
-            node, at = node.left, ast.literal_eval(node.right)
+            at, node = ast.literal_eval(node.right), node.left
         if isinstance(node, ast.Call) and not node.args:
             settings = {str(one.arg): ast.literal_eval(one.value) for one in node.keywords}
             node = node.func
