@@ -50,7 +50,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def search(folder: Path, *options: object) -> dict[str, Any]:
-    done = run("search", "i.adacur", QUESTION, "-k", 3, "--json", *options, cwd=folder)
+    done = run("search", "i.adacur", "--scorer", "my_scorer:score", QUESTION, "-k", 3, "--json", *options, cwd=folder)
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
@@ -85,7 +85,7 @@ def test_every_method_keeps_to_the_pool(shop: Path, method: str) -> None:
     ],
 )
 def test_a_pool_that_cannot_be_is_refused(shop: Path, options: tuple[object, ...], says: str) -> None:
-    done = run("search", "i.adacur", QUESTION, "-k", 3, *options, cwd=shop)
+    done = run("search", "i.adacur", "--scorer", "my_scorer:score", QUESTION, "-k", 3, *options, cwd=shop)
 
     assert done.returncode == 1
     assert says in done.stderr

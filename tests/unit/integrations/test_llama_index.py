@@ -121,7 +121,7 @@ def test_two_ways_to_filter_at_once_are_refused(index: AnchorIndex) -> None:
 def test_what_nobody_can_use_is_refused(index: AnchorIndex) -> None:
     with pytest.raises(InputError, match="from_path"):
         AdacurRetriever("small.adacur")
-    with pytest.raises(InputError, match="no use for budgt"):
+    with pytest.raises(InputError, match="does not take budgt"):
         AdacurRetriever(index, budgt=3).retrieve(QUERY)
     with pytest.raises(ValueError, match="topn"):
         AdacurReranker(scorer=shared_words, topn=3)

@@ -135,7 +135,7 @@ def test_what_has_no_text_is_not_found_and_finds_nothing() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"budgt": 30}, "no use for budgt"),
+        ({"budgt": 30}, "does not take budgt"),
         ({"k": 20, "budget": 10}, "k must not exceed the budget"),
         ({"method": "magic"}, "no method 'magic'"),
         ({"method": "axn"}, "no such first stage"),
