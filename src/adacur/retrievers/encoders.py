@@ -8,18 +8,17 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from adacur.core.arrays import FloatArray
-from adacur.core.errors import InputError, NotTrusted
+from adacur.core.errors import InputError
 from adacur.core.extras import require
 from adacur.data import fetch, names
 from adacur.retrievers.saved import index_of
-from adacur.scorers.checkpoints import check_names_no_code, quiet
+from adacur.scorers.checkpoints import check_names_no_code, checkpoint_folder, quiet
 from adacur.scorers.consent import check_consent
 from adacur.scorers.int8_products import PRECISE
 from adacur.scorers.weights import settings_hash
@@ -219,23 +218,22 @@ class SentenceTransformerEncoder:
         item_prefix: str = "",
         batch_size: int | None = None,
     ) -> None:
-        source = None
+        source = folder = None
         if isinstance(model, str | Path):
             sentence_transformers = require("sentence_transformers", extra="sentence-transformers")
-            source = str(Path(model).resolve()) if Path(model).exists() else str(model)
-            if Path(source).is_dir():
-                check_names_no_code(Path(source))
+            folder = checkpoint_folder(model)
+            check_names_no_code(folder)
+            source = str(folder.resolve()) if Path(model).is_dir() else str(model)
             with quiet(require("transformers", extra="sentence-transformers")):
-                model = sentence_transformers.SentenceTransformer(source)
+                model = sentence_transformers.SentenceTransformer(str(folder))
         self._model = model
         # A tokenizer fails ('Already borrowed') where calls overlap and one changes its padding; the forwards that
         # follow would only compete for the same cores.
         self._lock = threading.Lock()
         # 32 texts leave a GPU idle; on the CPU more would only be padded more.
         self._batch_size = batch_size or (256 if getattr(model.device, "type", "cpu") == "cuda" else 32)
-        # encode_query and encode_document came with sentence-transformers 5.
-        self._encode_query: Callable[..., Any] = getattr(model, "encode_query", model.encode)
-        self._encode_document: Callable[..., Any] = getattr(model, "encode_document", model.encode)
+        self._encode_query: Callable[..., Any] = model.encode_query
+        self._encode_document: Callable[..., Any] = model.encode_document
         self.dimension = len(self._encode_query("dimension", show_progress_bar=False))
         self.card = EncoderCard(
             kind="sentence-transformers",
@@ -246,7 +244,7 @@ class SentenceTransformerEncoder:
             query_prefix=query_prefix,
             item_prefix=item_prefix,
             max_tokens=model.max_seq_length,
-            settings=settings_hash(Path(source)) if source and Path(source).is_dir() else None,
+            settings=None if folder is None else settings_hash(folder),
         )
 
     def encode_queries(self, texts: Sequence[str]) -> FloatArray:
@@ -340,7 +338,6 @@ def reopen_encoder(card: EncoderCard, *, instead: str, folder: Path | None, trus
     source = card.source
     if source is not None and source not in names() and folder is not None:
         check_consent(source, what="encoder", folder=index_of(folder), trust=trust)
-        _check_guarded(card, trust=trust)
     # A path of another machine is no help, but a name that everybody can fetch is.
     if source and not Path(source).exists() and (name := Path(source).name) in names():
         source = str(fetch(name))
@@ -351,19 +348,6 @@ def reopen_encoder(card: EncoderCard, *, instead: str, folder: Path | None, trus
             f"The encoder of this retriever ({card.kind}, {card.source!r}) cannot be opened: {error} "
             f"Pass it: {instead}."
         ) from error
-
-
-def _check_guarded(card: EncoderCard, *, trust: bool) -> None:
-    """Before version 6.2 sentence-transformers imported whatever class a model of the hub named."""
-    if trust or card.kind != "sentence-transformers" or Path(str(card.source)).exists():
-        return
-    installed = metadata.version("sentence-transformers")
-    if tuple(int(part) for part in installed.split(".")[:2]) < (6, 2):
-        raise NotTrusted(
-            f"The encoder {card.source!r} comes from the hub, and sentence-transformers {installed} would run code "
-            "that it names. Upgrade to 6.2, give the encoder yourself (encoder=…, --encoder), or say that you trust "
-            "the folder (trust=True, --trust)."
-        )
 
 
 def _hash_of_file(path: Path) -> str:

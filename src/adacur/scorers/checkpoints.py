@@ -36,13 +36,13 @@ def checkpoint_folder(name_or_folder: str | Path) -> Path:
     if Path(name_or_folder).is_dir():
         return Path(name_or_folder)
     hub = require("huggingface_hub", extra="torch")
-    name, files = str(name_or_folder), ["*.json", "*.txt", "*.model", "*.jinja", "*.safetensors"]
+    # Of a module beside the transformer the weights may come in the old format alone.
+    files = ["*.json", "*.txt", "*.model", "*.jinja", "*.safetensors", "*/pytorch_model*.bin"]
+    name = str(name_or_folder)
     try:
         folder = Path(hub.snapshot_download(name, allow_patterns=files))
         if not any(folder.glob("*.safetensors")):
-            folder = Path(
-                hub.snapshot_download(name, allow_patterns=[*files, "pytorch_model*.bin", "*/pytorch_model*.bin"])
-            )
+            folder = Path(hub.snapshot_download(name, allow_patterns=[*files, "pytorch_model*.bin"]))
     except (OSError, ValueError) as error:
         raise FetchError(f"The model {name!r} is no folder here and could not be fetched: {error}") from error
     return folder
@@ -96,8 +96,8 @@ def check_names_no_code(folder: Path) -> None:
         if not str(name).startswith(own):
             raise InputError(
                 f"A model's folder may name classes of sentence-transformers and torch; {path} names {name!r}, whose "
-                "code would be run. If you trust it, open the model yourself and give the object: "
-                "adacur.scorer(CrossEncoder(…, trust_remote_code=True))."
+                "code would be run. If you trust it, open the model yourself, with trust_remote_code=True, and give "
+                "the object to adacur.scorer or adacur.SentenceTransformerEncoder."
             )
 
 

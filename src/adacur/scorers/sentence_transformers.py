@@ -193,13 +193,12 @@ def _opened(library: Any, folder: Path, *, device: str | None) -> Any:
         )
     transformers = require("transformers", extra=_EXTRA)
     bars = transformers.utils.logging
-    # From version 5 on a checkpoint in half precision is run in half precision, and its logits tie.
-    is_new = int(transformers.__version__.split(".")[0]) >= 5
-    whole = {"model_kwargs": {"dtype": require("torch", extra=_EXTRA).float32}} if is_new else {}
+    # By default a checkpoint in half precision is run in half precision, and its logits tie.
+    whole = {"dtype": require("torch", extra=_EXTRA).float32}
     show_progress = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()
     try:
-        model = library.CrossEncoder(str(folder), device=device, **whole)
+        model = library.CrossEncoder(str(folder), device=device, model_kwargs=whole)
     except Exception as error:
         raise InputError(f"{folder} cannot be read as a sentence-transformers CrossEncoder: {error}") from error
     finally:

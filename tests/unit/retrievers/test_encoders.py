@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -95,6 +98,25 @@ def test_sentence_transformers_encode_by_path_or_as_an_object() -> None:
     expected = model.encode(["query: river"], normalize_embeddings=True)
     np.testing.assert_allclose(by_path.encode_queries(["river"]), expected, atol=1e-5)
     assert by_path.encode_items([]).shape == (0, 384)
+
+
+def test_by_its_hub_name_an_encoder_is_what_it_is_by_its_folder(monkeypatch) -> None:
+    pytest.importorskip("sentence_transformers")
+    hub, folder = pytest.importorskip("huggingface_hub"), fetch("all-MiniLM-L6-v2")
+    monkeypatch.setattr(hub, "snapshot_download", lambda name, **_: str(folder))
+    by_name, by_path = SentenceTransformerEncoder("org/encoder"), SentenceTransformerEncoder(folder)
+    assert by_name.card == replace(by_path.card, source="org/encoder")
+    assert by_name.card.settings is not None
+
+
+def test_an_encoder_of_the_hub_runs_no_code_that_it_names(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("sentence_transformers")
+    hub = pytest.importorskip("huggingface_hub")
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "evil.Module"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    monkeypatch.setattr(hub, "snapshot_download", lambda name, **_: str(tmp_path))
+    with pytest.raises(InputError, match=r"evil\.Module"):
+        SentenceTransformerEncoder("org/evil")
 
 
 def test_the_mean_of_a_sentence_transformer_s_tokens_is_its_vector() -> None:
