@@ -340,17 +340,20 @@ def _parse(data: Mapping[str, Any]) -> Manifest:
 
 
 def _origin(data: Any) -> Origin | None:
-    """How the build was asked for, shown to whoever continues it: nothing but plain printable words."""
+    """How the build was requested; without its command where that cannot be shown as it is."""
     if data is None:
         return None
-    id_field, texts, command = data["id_field"], data["text_fields"], data["command"]
-    words = [id_field or "", *(texts or ()), *command, data["folder"]]
+    id_field, texts, command, folder = (data[name] for name in ("id_field", "text_fields", "command", "folder"))
     lists = isinstance(command, list) and (texts is None or isinstance(texts, list))
-    if not lists or not all(isinstance(word, str) and word.isprintable() for word in words):
-        raise ValueError("origin must hold fields and a command, in printable words")
+    if not lists or not all(isinstance(word, str) for word in (id_field or "", *(texts or ()), *command, folder)):
+        raise ValueError("origin must hold fields and a command, in words")
     if command and command[0] != "build":
         raise ValueError(f"origin has the command {command[0]!r}, not 'build'")
-    return Origin(id_field, None if texts is None else tuple(texts), tuple(command), data["folder"])
+    # Users paste what is shown: a control character, or one that turns the direction of writing, would deceive them. A
+    # path or a column may have such characters, or a no-break space, for all that.
+    if not all(word.isprintable() for word in (*command, folder)):
+        command, folder = [], ""
+    return Origin(id_field, None if texts is None else tuple(texts), tuple(command), folder)
 
 
 def _part_path(part: Mapping[str, Any]) -> str:
