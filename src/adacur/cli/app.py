@@ -27,6 +27,7 @@ from adacur.cli.messages import (
     megabytes,
     note,
     pace,
+    plain,
     print_json,
     print_table,
     say,
@@ -515,7 +516,7 @@ def build(
         )
         size = {"n_items": n_items, "n_anchors": len(asked), "devices": cost.devices}
         block_items = block_items or block_items_for(cost.pairs_per_second, **size, dtype=dtype)
-    with log_as_notes("adacur.build"), warnings_as_notes():
+    with log_as_notes("adacur.build"):
         built = adacur.build(
             collection,
             asked or 0,
@@ -678,23 +679,20 @@ def tune(
 
     if judged is not None and qrels is None:
         raise InputError("--judged names the queries of judgements; give these with --qrels FILE.")
-    with warnings_as_notes():
-        if qrels is not None:
-            tune_judged_command(
-                index,
-                qrels=qrels,
-                judged=judged,
-                ks=k or [10],
-                budgets=budget or [100],
-                seed=seed,
-                as_json=as_json,
-                scorer=scorer,
-                trust=trust,
-            )
-            return
-        tune_command(
-            index, ks=k or [10], budgets=budget or [100], queries=queries, seed=seed, as_json=as_json, trust=trust
+    if qrels is not None:
+        tune_judged_command(
+            index,
+            qrels=qrels,
+            judged=judged,
+            ks=k or [10],
+            budgets=budget or [100],
+            seed=seed,
+            as_json=as_json,
+            scorer=scorer,
+            trust=trust,
         )
+        return
+    tune_command(index, ks=k or [10], budgets=budget or [100], queries=queries, seed=seed, as_json=as_json, trust=trust)
 
 
 @app.command(epilog="Example: adacur inspect my.adacur")
@@ -719,11 +717,10 @@ def inspect(
             return
         for one in listed:
             # Tabs and line ends of a text would look like those of the list; rich makes spaces of every tab.
-            typer.echo(f"{one['id']}\t{' '.join(one['text'].split())}")
+            typer.echo(f"{plain(one['id'])}\t{plain(' '.join(one['text'].split()))}")
         return
     manifest = folder.manifest
-    with warnings_as_notes():
-        tunings = read_tunings(folder.home, anchor_queries=folder.anchor_queries)
+    tunings = read_tunings(folder.home, anchor_queries=folder.anchor_queries)
     size = stored_size(folder.path) or _size(folder.path)
     compressed = _size(folder.home / COMPRESSED)
     sparsity = read_sparsity(folder.path)
@@ -933,8 +930,7 @@ def evaluate(
         "max_item_tokens": max_item_tokens,
     }
     given = {name: value for name, value in own.items() if value is not None}
-    with warnings_as_notes():
-        done = evaluate_command(what, given, output=output, trec=trec, as_json=as_json)
+    done = evaluate_command(what, given, output=output, trec=trec, as_json=as_json)
     if not done:
         raise typer.Exit(1)
 
@@ -997,8 +993,7 @@ def reproduce(
     failures = []
     for one in experiment_names(name):
         tell(f"{one} …")
-        with warnings_as_notes():
-            made = reproduce_one(one, folder, sources=sources)
+        made = reproduce_one(one, folder, sources=sources)
         failures += [f"{one}: {failure}" for failure in made.failed]
         if as_json:
             print_json(made.as_dict())
@@ -1030,12 +1025,11 @@ def demo(
     if as_json:
         from adacur.search.shipped import open_wikivital
 
-        with warnings_as_notes():
-            index = open_wikivital()
-            for question in query or QUESTIONS:
-                searched = index.search(question, k, budget=budget, first=first)
-                reranked = index.search(question, k, budget=budget, first=first, method="rerank")
-                print_json({"query": question, "adacur": searched, "rerank": reranked})
+        index = open_wikivital()
+        for question in query or QUESTIONS:
+            searched = index.search(question, k, budget=budget, first=first)
+            reranked = index.search(question, k, budget=budget, first=first, method="rerank")
+            print_json({"query": question, "adacur": searched, "rerank": reranked})
         return
     show(query or [], budget=budget, k=k, first=first, build_too=build_too)
 

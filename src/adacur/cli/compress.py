@@ -6,7 +6,7 @@ from dataclasses import asdict
 from shlex import quote
 from typing import Any
 
-from adacur.cli.messages import megabytes, note, print_json, say, tell, warnings_as_notes
+from adacur.cli.messages import megabytes, note, print_json, say, tell
 
 __all__ = ["compress_command", "drop_command"]
 
@@ -15,7 +15,7 @@ def compress_command(index: str, *, as_json: bool, **options: Any) -> None:
     """Compress an index folder and print sizes and recall before and after."""
     import adacur
 
-    with warnings_as_notes(), note.status("compressing, and searching for held-out anchor queries …"):
+    with note.status("compressing, and searching for held-out anchor queries …"):
         done = adacur.compress(index, **options)
     if as_json:
         print_json({"index": str(index), **asdict(done)})

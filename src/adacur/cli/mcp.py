@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from adacur.cli.messages import tell, warnings_as_notes
+from adacur.cli.messages import tell
 from adacur.cli.opening import Trust
 from adacur.core.extras import require
 
@@ -59,7 +59,7 @@ def mcp(
     # Before models are opened, and before anybody is told that they are served.
     usual = usual_search(k=k, budget=budget, max_budget=max_budget, names=("-k", "--budget", "--max-budget"))
     options = {} if first is None else {"first": first}
-    with warnings_as_notes(), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         with _printing_to_stderr():
             opened = stack.enter_context(adacur.load(index, scorer=scorer, trust=trust, cache=cache))
             if first is not None and first != "random":

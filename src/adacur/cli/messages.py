@@ -38,6 +38,7 @@ __all__ = [
     "megabytes",
     "note",
     "pace",
+    "plain",
     "print_json",
     "print_table",
     "say",
@@ -56,7 +57,7 @@ class _PlainConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """What is printed, with control characters of the text shown as such."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(_CONTROL.sub("\ufffd", segment.text), segment.style)
+            yield segment if segment.control else Segment(plain(segment.text), segment.style)
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -78,13 +79,18 @@ def say(message: str) -> None:
     answer.print(Text(message), soft_wrap=True)
 
 
+def plain(text: str) -> str:
+    """A text of others for a terminal, with its control characters shown as such."""
+    return _CONTROL.sub("\ufffd", text)
+
+
 def print_table(table: Table) -> None:
     """A table of a result: as wide as the terminal, and wider than one where there is none."""
     if answer.is_terminal or "COLUMNS" in os.environ:
         answer.print(table)
     else:
         # No terminal, no width: rich would cut at 80.
-        Console(highlight=False, emoji=False, width=_WIDTH_OF_FILES).print(table)
+        _PlainConsole(highlight=False, emoji=False, width=_WIDTH_OF_FILES).print(table)
 
 
 def counted(n: int, one: str, several: str) -> str:
@@ -128,13 +134,12 @@ def warnings_as_notes() -> Iterator[None]:
     """Show warnings as notes instead of Python's two lines of source."""
     with warnings.catch_warnings():
         warnings.simplefilter("default")
-        if not isinstance(warnings.showwarning, _Notes):
-            warnings.showwarning = _Notes()
+        warnings.showwarning = _Notes()
         yield
 
 
 class _Notes:
-    """What a reader says of a file is told once, however often a command reads the file."""
+    """Shows what a reader says of a file once, however often a command reads the file."""
 
     def __init__(self) -> None:
         self._of_files: set[str] = set()

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from adacur.cli.messages import note, print_json, say, tell, warnings_as_notes
+from adacur.cli.messages import note, print_json, say, tell
 from adacur.cli.opening import Trust, opened_encoder
 
 __all__ = ["add_refresh_command"]
@@ -37,7 +37,7 @@ def refresh(
     import adacur
 
     dual = None if encoder is None else opened_encoder(encoder)
-    with warnings_as_notes(), note.status("predicting what was not scored …"):
+    with note.status("predicting what was not scored …"):
         done = adacur.refresh(index, log, limit=limit, fewest_scored=fewest_scored, encoder=dual, trust=trust)
     if as_json:
         print_json({"index": str(index), **asdict(done)})

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from adacur.cli.messages import note, say, tell, warnings_as_notes
+from adacur.cli.messages import note, say, tell
 from adacur.cli.opening import Trust
 from adacur.core.errors import InputError
 from adacur.core.extras import require
@@ -132,7 +132,7 @@ def serve_command(
     places = named_places(indexes)
     # Told before models are opened, which may take a while.
     at = listening(host, port)
-    with at, warnings_as_notes():
+    with at:
         if not places:
             places = {"wikivital": _shipped()}
         with note.status(f"opening {', '.join(places)} …"):

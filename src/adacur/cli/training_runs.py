@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
-from adacur.cli.messages import KEPT, answer, duration, log_as_notes, note, print_json, say, tell, warnings_as_notes
+from adacur.cli.messages import KEPT, duration, log_as_notes, note, print_json, print_table, say, tell
 from adacur.cli.opening import DEFAULT_ENCODER, cut_flag, opened_encoder, opened_scorer
 from adacur.cli.train import DEFAULT_BASE
 from adacur.core.errors import AdacurError, InputError, MissingExtra, UnknownName
@@ -59,7 +59,7 @@ _IR_DATASETS = "irds:"
 def in_words_of_the_command(asked: Mapping[str, Any]) -> Iterator[None]:
     """Tell what the library logs and warns of, name options as flags in its errors, and say what Ctrl-C leaves."""
     try:
-        with log_as_notes("adacur.training"), warnings_as_notes():
+        with log_as_notes("adacur.training"):
             yield
     except AdacurError as error:
         error.args = (_with_flags(str(error), asked),)
@@ -326,7 +326,7 @@ def _show(trained: Trained, asked: Mapping[str, Any], *, was_finished: bool, the
     table.add_column("after", justify="right")
     for name, value in fitted.best.items():
         table.add_row(name, f"{fitted.before[name]:.3f}", f"{value:.3f}")
-    answer.print(table)
+    print_table(table)
     why = ", when no check had been better for long enough" if fitted.stopped_early else ""
     say(
         f"{asked['out']}: the model after {fitted.best_update} of {fitted.updates} updates{why}. "

@@ -9,7 +9,7 @@ from dataclasses import asdict, fields
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from adacur.cli.messages import answer, note, print_json, say, tell
+from adacur.cli.messages import note, print_json, print_table, say, tell
 from adacur.core.errors import InputError
 from adacur.index import home_of, place_named
 from adacur.search.settings import default_settings
@@ -93,7 +93,7 @@ def _show(tuning: Tuning) -> None:
         table.add_column("calls", justify="right")
         for one in tuning.predictions:
             table.add_row(one.method, f"{one.recall:.3f}", f"{one.low:.3f} … {one.high:.3f}", str(tuning.budget))
-        answer.print(table)
+        print_table(table)
         say(
             "By definition: every item is scored."
             if tuning.is_exact

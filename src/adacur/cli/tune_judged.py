@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from adacur.cli.messages import answer, print_json, say, tell
+from adacur.cli.messages import print_json, print_table, say, tell
 from adacur.cli.tune import ks_within, tell_beyond
 from adacur.core.errors import InputError
 from adacur.core.records import Query
@@ -96,7 +96,7 @@ def _show(tuning: JudgedTuning) -> None:
             f"{one.calls:.0f}",
             style="bold" if one == tuning.chosen else None,
         )
-    answer.print(table)
+    print_table(table)
     say(tuning.verdict)
     wanted = {"fuse": tuning.chosen.fuse or None, "pool": tuning.chosen.pool, "stop-when": tuning.chosen.stop_when}
     given = " ".join(f"--{name} {value:g}" for name, value in wanted.items() if value is not None)

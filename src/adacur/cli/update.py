@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from adacur.cli.messages import KEPT, counted, log_as_notes, note, print_json, say, tell, warnings_as_notes
+from adacur.cli.messages import KEPT, counted, log_as_notes, note, print_json, say, tell
 from adacur.cli.opening import Trust
 from adacur.core.errors import InputError
 from adacur.data import ItemFile, read_queries
@@ -180,7 +180,7 @@ def _items(index: AnchorIndex, file: Path, id_field: str | None, text_field: lis
 
 def _change(index: Path, change: Callable[[], Change]) -> Change:
     try:
-        with log_as_notes("adacur.change"), warnings_as_notes():
+        with log_as_notes("adacur.change"):
             return change()
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"{index} is as it was. {KEPT}") from None

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.table import Table
+from rich.text import Text
 
 import adacur
 from adacur import Dense
@@ -191,10 +193,14 @@ def test_an_encoder_that_a_folder_names_takes_the_same_consent(tmp_path: Path, k
 
 
 def test_the_texts_of_a_folder_give_the_terminal_no_orders(wiki: Path, capsys) -> None:
-    from adacur.cli.messages import failed, say, tell
+    from adacur.cli.messages import failed, print_table, say, tell
 
+    text = "red \x1b]0;title\x07 \x1b[31m \x9b31m \r thing"
     for write in (say, tell, failed):
-        write("red \x1b]0;title\x07 \x1b[31m \x9b31m \r thing")
+        write(text)
+    table = Table("item")
+    table.add_row(Text(text))
+    print_table(table)
     told = "".join(capsys.readouterr())
     assert "title" in told
     assert not set(told) & {"\x1b", "\x9b", "\x07", "\r"}
