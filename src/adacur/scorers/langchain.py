@@ -11,7 +11,7 @@ from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError
 from adacur.core.records import Pair
 from adacur.scorers.function import FunctionScorer
-from adacur.scorers.function_code import HOW_TO_GIVE_A_KEY
+from adacur.scorers.function_code import unreadable
 
 __all__ = ["LangChainScorer"]
 
@@ -39,11 +39,8 @@ class LangChainScorer:
 
     @property
     def code(self) -> str:
-        """Refused: what the object does cannot be read, and its name may be another's too."""
-        raise InputError(
-            f"What the LangChain cross-encoder {self.card.name!r} does cannot be read, and others may have its name. "
-            + HOW_TO_GIVE_A_KEY
-        )
+        """Refused: what the object does cannot be read."""
+        raise unreadable(f"the LangChain cross-encoder {self.card.name!r}")
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""

@@ -15,7 +15,7 @@ from adacur.core.protocols import ScorerCard
 from adacur.core.records import Pair
 from adacur.core.scores import check_scores
 from adacur.scorers.asking import asking
-from adacur.scorers.function_code import HOW_TO_GIVE_A_KEY
+from adacur.scorers.function_code import unreadable
 
 __all__ = ["RerankersScorer"]
 
@@ -46,11 +46,8 @@ class RerankersScorer:
 
     @property
     def code(self) -> str:
-        """Refused: what the object does cannot be read, and its name may be another's too."""
-        raise InputError(
-            f"What the ranker {self.card.name!r} does cannot be read, and others may have its name. "
-            + HOW_TO_GIVE_A_KEY
-        )
+        """Refused: what the object does cannot be read."""
+        raise unreadable(f"the ranker {self.card.name!r}")
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
