@@ -35,9 +35,18 @@ def open_text(file: Path) -> IO[str]:
 
 
 def _open_bytes(file: Path) -> gzip.GzipFile | io.BufferedReader:
+    return gzip.open(file) if _is_gzip(file) else file.open("rb")
+
+
+def _is_gzip(file: Path) -> bool:
     with file.open("rb") as start:
-        is_gzip = file.suffix == ".gz" or start.read(len(_GZIP)) == _GZIP
-    return gzip.open(file) if is_gzip else file.open("rb")
+        return file.suffix == ".gz" or start.read(len(_GZIP)) == _GZIP
+
+
+def _over(file: Path, command: str) -> str:
+    """A command of the shell over the content of a file."""
+    path = quote(str(file))
+    return f"gunzip -c {path} | {command}" if _is_gzip(file) else f"{command} {path}"
 
 
 @contextmanager
@@ -64,7 +73,7 @@ def _not_utf8(file: Path, error: UnicodeDecodeError) -> FileFormatError:
                 return FileFormatError(
                     f"{file}, line {number}: not UTF-8: byte 0x{line[found.start]:02x} at offset "
                     f"{offset + found.start:,}. If it is {name}, convert it: "
-                    f"iconv -f {code} -t utf8 {quote(str(file))} > new{file.suffix}"
+                    f"{_over(file, f'iconv -f {code} -t utf8')} > new{Path(file.name.removesuffix('.gz')).suffix}"
                 )
             offset += len(line)
     return FileFormatError(f"{file} is not UTF-8 ({error}).")
@@ -107,6 +116,8 @@ def json_rows(lines: IO[str], file: Path) -> Iterator[tuple[int, dict[str, Any]]
         return
     try:
         rows = json.load(lines)
+    except UnicodeDecodeError:
+        raise
     except ValueError as error:
         raise FileFormatError(f"{file}: not JSON ({error}).") from error
     for number, row in enumerate(rows, 1):
@@ -116,4 +127,5 @@ def json_rows(lines: IO[str], file: Path) -> Iterator[tuple[int, dict[str, Any]]
 
 
 def _jq(file: Path, *, array: bool) -> str:
-    return f"jq -c {quote('.[]' if array else '.')} {quote(str(file))} > new.jsonl"
+    each = quote(".[]" if array else ".")
+    return f"{_over(file, f'jq -c {each}')} > new.jsonl"

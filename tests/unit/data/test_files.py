@@ -271,8 +271,12 @@ def test_bytes_that_are_not_utf8_are_named_by_line_and_place_in_the_file(tmp_pat
     bad = content + '{"_id": "x", "text": "caf\xe9"}\n'.encode("latin-1")
     path.write_bytes(gzip.compress(bad) if suffix else bad)
     at = f"{bad.index(0xE9):,}"
-    with pytest.raises(FileFormatError, match=rf"line 251: .*0xe9 at offset {at}.*iconv -f latin1 -t utf8 .*latin"):
+    mend = f"gunzip -c {path} | iconv -f latin1 -t utf8 > " if suffix else f"iconv -f latin1 -t utf8 {path} > "
+    with pytest.raises(FileFormatError, match=rf"line 251: .*0xe9 at offset {at}.*: {re.escape(mend)}new\.jsonl"):
         list(read_items(path))
+    (tmp_path / "array.json").write_bytes('[{"_id": "x", "text": "caf\xe9"}]'.encode("latin-1"))
+    with pytest.raises(FileFormatError, match=r"line 1: .*0xe9 at offset 26.*iconv -f latin1 -t utf8"):
+        list(read_items(tmp_path / "array.json"))
     (tmp_path / "excel.csv").write_bytes("id,text\n1,caf\xe9\n".encode("utf-16"))
     with pytest.raises(FileFormatError, match=r"line 1: .*iconv -f utf-16 -t utf8"):
         list(read_items(tmp_path / "excel.csv"))
