@@ -405,8 +405,8 @@ def _scored(items: list[Item], queries: list[Query], *, scorer: Scorer, path: Pa
             check_scorer(folder, scorer)
     except WrongScorer as error:
         raise WrongScorer(
-            f"{str(error).partition(' Use the scorer')[0]} Give the results of this scorer a folder of their own: "
-            "--output (-o), or `folder` under [output] of the spec."
+            f"{error} The results of each scorer need a folder of their own: --output (-o), or `folder` under [output] "
+            "of the spec."
         ) from error
     return np.ascontiguousarray(folder.matrix.T)
 
