@@ -272,6 +272,8 @@ def _check_journal(folder: Path) -> None:
                 raise _damaged(folder, "its journal names another file")
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise _damaged(folder, f"its journal cannot be read ({error})") from error
 
 
 def _check_schema(connection: sqlite3.Connection, folder: Path) -> None:
