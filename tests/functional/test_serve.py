@@ -451,7 +451,15 @@ def test_recall_that_cannot_be_had_is_told_with_the_reason(client):
     with TestClient(create_app({"bare": bare})) as other:
         response = other.get("/v1/indexes/bare/recall")
         assert (response.status_code, error_of(response)) == (404, "no_recall")
-        assert other.get("/v1/indexes").json()["indexes"][0]["methods"] == ["gaussian", "rerank", "exact"]
+        assert other.get("/v1/indexes").json()["indexes"][0]["methods"] == ["rerank", "exact"]
+
+
+def test_without_anchor_queries_the_first_stage_is_re_ranked():
+    bare = AnchorIndex.from_items(world_index().items, scorer=TextScorer())
+    asked = {"query": "a ship near an island", "k": 4, "budget": 40, "stream": True}
+    with TestClient(create_app({"bare": bare})) as client:
+        (_, start), *_ = events(client.post("/v1/search", json=asked).text)
+        assert start["method"] == "rerank"
 
 
 DOCUMENTS = ["a ship on a river", "a painter", "an island", "a ship"]

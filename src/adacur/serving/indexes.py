@@ -51,7 +51,8 @@ class Served:
         return tuple(
             name
             for name in METHODS
-            if (name not in ("adacur", "anncur") or self.index.anchor_queries)
+            if (name != "gaussian" or self.index.default_method == "gaussian")
+            and (name not in ("adacur", "anncur") or self.index.anchor_queries)
             and (name != "axn" or "dense" in self.index.first_stages)
         )
 
@@ -116,9 +117,10 @@ def asked_of(served: Mapping[str, Served], asked: SearchRequest, *, settings: Se
         most = int(settings.seconds * 1000)
         raise Refusal(422, "deadline_over_limit", f"deadline_ms may be at most {most} here; got {asked.deadline_ms}.")
     allowed = _filter(asked.filter)
-    options: dict[str, Any] = {
+    options: dict[str, Any] = {"method": asked.method or index.index.default_method}
+    options |= {
         name: getattr(asked, name)
-        for name in ("method", "rounds", "first", "pool", "stop_when", "fuse", "seed")
+        for name in ("rounds", "first", "pool", "stop_when", "fuse", "seed")
         if getattr(asked, name) is not None
     }
     if allowed is not None:

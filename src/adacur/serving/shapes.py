@@ -29,7 +29,7 @@ Words = Annotated[str, StringConstraints(pattern=r"\S")]
 
 # Beyond what any list can hold, and within what every library counts with.
 _MOST = 2**31 - 1
-# An object of more is no request, and pydantic would describe what is wrong with each.
+# An object of more is not a request, and pydantic would describe what is wrong with each.
 _MOST_FIELDS = 100
 
 
@@ -131,9 +131,10 @@ class SearchRequest(_Asked):
     k: Count = Field(10, description="How many items to return; not more than the budget.")
     budget: Count = Field(100, description="Scorer calls per query: never one more.")
     rounds: Count | None = Field(None, description="Rounds the budget is spent in; default: 5, or as tuned.")
-    method: Method = Field(
-        "gaussian",
-        description="gaussian (the default), adacur (the paper's), anncur, axn, rerank, or exact (every item).",
+    method: Method | None = Field(
+        None,
+        description="gaussian, adacur (the paper's), anncur, axn, rerank, or exact (every item); default: gaussian, or "
+        "rerank where the index has neither anchor queries nor dense vectors.",
     )
     first: Name | None = Field(None, description="The first stage to start from; `/v1/indexes` lists them.")
     pool: Size | None = Field(None, description="Search only the first stage's best N; at least k.")
