@@ -10,7 +10,7 @@ import pathlib
 import re
 import sys
 from collections.abc import Iterator
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,13 +24,15 @@ HOW_TO_GIVE_A_KEY = (
     "with that scorer instead of cache=… (--cache)."
 )
 
+_PYTHONS = re.compile(r"__\w+__")
+
 
 def code_digest(function: Any) -> str:
     """A digest that two functions share only if they do the same; InputError where that cannot be read.
 
-    Read are the code, defaults, what is closed over and the globals of the function, of the functions of its module
-    that it calls, and of partials. What comes from other modules is known by its name. Values are read as they are
-    now, and only those that can be read in full: numbers, texts, lists and dictionaries of them.
+    Read are the code, defaults, what is closed over and the globals of the function, of the functions and classes of
+    its module that it uses, and of partials. What comes from other modules is known by its name. Values are read as
+    they are now, and only those that can be read in full: numbers, texts, lists and dictionaries of them.
     """
     reader = _Reader()
     reader.read(function, "it")
@@ -67,7 +69,7 @@ class _Reader:
             self._add(kind.__name__, repr(value))
             return
         # What may hold itself. Tuples may not, and which equal ones are one object differs from run to run.
-        if kind in (FunctionType, functools.partial, list, dict):
+        if kind in (FunctionType, functools.partial, list, dict) or isinstance(value, type):
             if id(value) in self._seen:
                 self._add("again", str(self._seen[id(value)][0]))
                 return
@@ -90,6 +92,8 @@ class _Reader:
             self._read_all((part for pair in value.items() for part in pair), f"a value in {what}")
         elif kind in (set, frozenset) and all(type(part) in (int, float, str, bytes) for part in value):
             self._add(kind.__name__, repr(sorted(value, key=repr)))
+        elif isinstance(value, type) and self._module in (None, value.__module__):
+            self._read_class(value, what)
         elif kind is ModuleType:
             self._add("module", value.__name__)
         elif isinstance(value, np.generic):
@@ -126,6 +130,22 @@ class _Reader:
             if name in function.__globals__:
                 self._add("global", name)
                 self.read(function.__globals__[name], f"the global {name!r} that {function.__name__!r} uses")
+        self._module = outer
+
+    def _read_class(self, value: type, what: str) -> None:
+        outer, self._module = self._module, value.__module__
+        self._add("class", value.__qualname__)
+        self._read_all(value.__bases__, what)
+        for name, member in sorted(vars(value).items()):
+            own = member.__func__ if isinstance(member, staticmethod | classmethod) else member
+            # Python's own notes on a class are not what it does, and slots hold nothing yet.
+            if (_PYTHONS.fullmatch(name) and not isinstance(own, FunctionType)) or isinstance(
+                own, MemberDescriptorType
+            ):
+                continue
+            self._add("member", name)
+            parts = (own.fget, own.fset, own.fdel) if isinstance(own, property) else (own,)
+            self._read_all(parts, f"{name!r} of the class {value.__name__!r}")
         self._module = outer
 
     def _read_code(self, code: CodeType, what: str) -> None:

@@ -908,6 +908,12 @@ def with_global(value):
     return namespace["f"]
 
 
+def with_class(body):
+    namespace = {"__name__": "mine"}
+    exec(f"class Model:\n    {body}\ndef f(pairs):\n    return [Model().value()] * len(pairs)", namespace)
+    return namespace["f"]
+
+
 class Constant:
     def __init__(self, value) -> None:
         self.value = value
@@ -934,6 +940,14 @@ READABLE = {
     "decorators": (calling(constant), negating(constant)),
     "decorated functions": (calling(constant), calling(doubled)),
     "globals": (with_global([1, 2]), with_global([2, 2])),
+    "methods of classes": (
+        with_class("def value(self): return 1.0"),
+        with_class("def value(self): return 2.0"),
+    ),
+    "constants of classes": (
+        with_class("weight = 1.0; value = lambda self: self.weight"),
+        with_class("weight = 2.0; value = lambda self: self.weight"),
+    ),
 }
 UNREADABLE = {
     "closures over arrays": (closing_over(np.ones(3)), closing_over(np.ones(4))),
@@ -988,6 +1002,30 @@ def test_what_a_function_does_reads_the_same_in_another_process(tmp_path, monkey
     ]
     monkeypatch.syspath_prepend(tmp_path)
     assert {run.stdout.strip() for run in told} == {opened_scorer("read_twice:score").code}
+
+
+def test_classes_that_a_function_uses_can_be_read() -> None:
+    class Base:
+        __slots__ = ("text",)
+
+        @property
+        def words(self):
+            return self.text.split()
+
+    @dataclasses.dataclass(frozen=True)
+    class Counted(Base):
+        text: str
+        least: int = 1
+
+        def __post_init__(self) -> None:
+            super().__init__()
+
+        @staticmethod
+        def of(text):
+            return Counted(text)
+
+    digests = [FunctionScorer(lambda pairs: [len(Counted.of(q).words) for q, _ in pairs]).code for _ in "ab"]
+    assert digests[0] == digests[1]
 
 
 def test_a_function_that_calls_itself_can_be_read() -> None:
