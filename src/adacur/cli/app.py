@@ -299,7 +299,7 @@ def estimate(
     collection = _collection(items, id_field=id_field, text_fields=text_field, limit=limit)
     sample, n_items = _sample(collection, _SAMPLE_ITEMS)
     queries = _anchors(sample, anchors, None, default=min(_SAMPLE_QUERIES, len(sample)), seed=0)
-    # What `build` takes where it is not told.
+    # What `build` takes by default.
     usual = min(_DEFAULT_ANCHORS, n_items) if anchors is None else len(queries)
     if n_anchors is not None:
         wanted = [n_anchors]

@@ -110,7 +110,7 @@ def check_texts(kind: str, id_: object, text: object) -> None:
 
 
 def check_item(item: object) -> None:
-    """Refuse what is no item, or has no text to score."""
+    """Refuse what is not an item, or has no text to score."""
     if not isinstance(item, Item):
         raise InputError(f"Items are Item(id, text) records; got {type(item).__name__}: {str(item)[:60]!r}.")
     check_texts("Item", item.id, item.text)

@@ -26,7 +26,7 @@ class CollectionSpec:
     """Where a collection comes from: scores, a BEIR folder or a name to fetch, ZeShEL, ir_datasets, or files.
 
     Beside `scores`, the other sources bring texts and judgements. `zeshel` is a folder of which `world` is taken, its
-    mentions marked by `tags` or not; `ir_dataset` is an id. `sample` takes so many of the items: those judged for the
+    mentions marked by `tags` or not; `ir_dataset` is an id. `sample` takes that number of items: those judged for the
     test queries, and others at random.
     """
 

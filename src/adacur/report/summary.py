@@ -61,7 +61,7 @@ def summary(panel: Panel, *, rival: str = "rerank") -> str:
             f"{budget:,} calls are the middle of the budgets that leave at least half of the items unscored; the "
             "tables have the others."
         )
-    # What searches use by default is told of even where another method came out best.
+    # The default method has its say even where another came out best.
     usual = [run for run in contest if run.method == _DEFAULT_METHOD and names[run] != names[best]]
     parts += [_everywhere(run, names, panel, rival=rival, measures=[*recalls, JUDGED]) for run in (best, *usual[:1])]
     return " ".join(part for part in parts if part)

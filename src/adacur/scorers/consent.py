@@ -51,7 +51,7 @@ def check_consent(source: str, *, what: str, folder: Path, trust: bool) -> None:
         return
     raise NotTrusted(
         f"{str(folder)!r} names its {what} as {source!r}: {why}. A folder alone does not decide that. Give the {what} "
-        f"yourself, {what}={source!r} in Python or --{what} {source} in a command; or, if you trust whoever made the "
+        f"yourself, {what}={source!r} in Python or --{what} {source} in a command; or, if you trust the maker of the "
         "folder, trust=True or --trust."
     )
 

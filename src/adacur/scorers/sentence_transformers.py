@@ -178,8 +178,8 @@ class SentenceTransformersScorer:
             "modules": [(type(module).__name__, getattr(module, "get_config_dict", dict)()) for module in modules],
             "config": config and with_effect(config.to_dict()),
         }
-        told = json.dumps(known, sort_keys=True, default=lambda value: type(value).__name__)
-        return hashlib.sha256(told.encode()).hexdigest()[:32]
+        content = json.dumps(known, sort_keys=True, default=lambda value: type(value).__name__)
+        return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
 def _opened(library: Any, folder: Path, *, device: str | None) -> Any:

@@ -129,11 +129,14 @@ def _parsed(entry: Mapping[str, Any]) -> Tuning:
             raise ValueError(f"{name} is {value!r}, not a count")
     predictions = tuple(Prediction(**prediction) for prediction in entry["predictions"])
     gain = None if entry["gain"] is None else Gain(**entry["gain"])
-    for told in (*predictions, *(() if gain is None else (gain,))):
+    for expected in (*predictions, *(() if gain is None else (gain,))):
         if not all(
-            isinstance(share, int | float) and math.isfinite(share) for share in (told.recall, told.low, told.high)
+            isinstance(share, int | float) and math.isfinite(share)
+            for share in (expected.recall, expected.low, expected.high)
         ):
-            raise ValueError(f"an expected recall is {told.recall!r}, between {told.low!r} and {told.high!r}")
+            raise ValueError(
+                f"an expected recall is {expected.recall!r}, between {expected.low!r} and {expected.high!r}"
+            )
     return Tuning(
         k=entry["k"],
         budget=entry["budget"],
