@@ -127,7 +127,7 @@ from typer.testing import CliRunner
 items = [adacur.Item(f"i{n}", "x" * (n % 83 + 1)) for n in range(300)]
 anchors = ["one anchor", "another one"]
 adacur.build(items, anchors, scorer=lengths.score, path="index", progress=False, tune=False).close()
-command = ["search", "index", "what now", "--json", "-k", "3", "--budget", "20"]
+command = ["search", "index", "what now", "--json", "-k", "3", "--budget", "20", "--trust"]
 with adacur.load("index", scorer=lengths.score) as local:
     expected = local.search("what now", 3, budget=20).ids
 

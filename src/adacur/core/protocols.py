@@ -12,7 +12,6 @@ from adacur.core.records import Item, Pair, Query
 from adacur.core.results import Hits
 
 __all__ = [
-    "SATURATING",
     "Acquisition",
     "AnchorScores",
     "Approximation",
@@ -31,9 +30,6 @@ __all__ = [
     "ScorerCard",
     "UncertainApproximation",
 ]
-
-
-SATURATING = "saturating products"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +52,11 @@ class ScorerCard:
     settings: str | None = None
     arithmetic: str | None = None
 
+    @property
+    def saturates(self) -> bool:
+        """Whether int8 products were cut off where this scorer ran."""
+        return self.arithmetic == "saturating products"
+
     def __str__(self) -> str:
         """One line for people."""
         parts = (
@@ -63,7 +64,7 @@ class ScorerCard:
             self.backend,
             self.dtype,
             # What is as it should be is not worth a word, and differs from one processor to the next.
-            self.arithmetic if self.arithmetic == SATURATING else None,
+            self.arithmetic if self.saturates else None,
             f"up to {self.max_tokens} tokens" if self.max_tokens else None,
             f"items cut to {self.max_item_tokens} tokens" if self.max_item_tokens else None,
             f"from {self.source}" if self.source else None,

@@ -35,7 +35,7 @@ from adacur.core.errors import (
     StorageFull,
     StorageUnavailable,
 )
-from adacur.core.protocols import SATURATING, AnchorScores, Scorer, ScorerCard
+from adacur.core.protocols import AnchorScores, Scorer, ScorerCard
 from adacur.core.records import Item, Pair, Query, as_queries, check_item
 from adacur.core.scores import check_scores
 from adacur.engines import Engine, InThisProcess, WorkersLost
@@ -737,7 +737,7 @@ def _check_same(
 
 def _comparable(card: ScorerCard) -> ScorerCard:
     """A card without what may differ between the machines of one build."""
-    return replace(card, source=None, arithmetic=card.arithmetic if card.arithmetic == SATURATING else None)
+    return replace(card, source=None, arithmetic=card.arithmetic if card.saturates else None)
 
 
 def _other_settings(manifest: Manifest, *, card: ScorerCard | None, dtype: str) -> list[str]:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from adacur.core.extras import require
-from adacur.core.protocols import SATURATING
 
 __all__ = ["PRECISE", "int8_products"]
 
@@ -33,7 +32,7 @@ def int8_products() -> str:
     """
     if _is_exact(precise=False):
         return "exact products"
-    return "exact products, widened" if _is_exact(precise=True) else SATURATING
+    return "exact products, widened" if _is_exact(precise=True) else "saturating products"
 
 
 def _is_exact(*, precise: bool) -> bool:
