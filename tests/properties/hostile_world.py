@@ -2,6 +2,8 @@
 
 Run as a program: `python -m tests.properties.hostile_world INDEX SANDBOX TRIES`. SANDBOX becomes the current folder,
 with victims and an importable module in it; what was touched, imported, called or contacted is printed as JSON.
+
+Every target lies in the sandbox or is not there, so that a defect that these folders find harms nobody's files.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ PATHS = (
         "parts/../../victim",
         "parts/..",
         "parts/.",
-        "/",
+        "/no-such-folder-of-tests",
         "",
         "./../victim",
         "victim",
@@ -167,7 +169,7 @@ def tamper(index: Path, sandbox: Path, rng: np.random.Generator) -> str:
     if kind == "link":
         there = [path for path in sorted(index.rglob("*")) if path != index]
         place = one([*there, index / "manifest.json.partial", index / "tuned.json.partial", index / "notes.txt"])
-        target = one((sandbox / "victim", sandbox / "victim" / "secret.txt", sandbox, Path("..") / "victim", Path("/")))
+        target = one((sandbox / "victim", sandbox / "victim" / "secret.txt", sandbox, Path("..") / "victim"))
         if place.is_dir():
             shutil.rmtree(place)
         place.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 import adacur
 from tests.living_world import Encoder, item, query, score
 
-TRIES = int(os.environ.get("ADACUR_FUZZ", "60"))
+TRIES = int(os.environ.get("ADACUR_FUZZ", "40"))
 
 
 def test_a_hostile_folder_reaches_nothing_outside_itself(tmp_path: Path) -> None:

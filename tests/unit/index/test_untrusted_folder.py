@@ -25,7 +25,7 @@ OUTSIDE = (
     "parts/../../victim",
     "parts/..",
     "..",
-    "/",
+    "/no-such-folder",
     "",
     "parts/",
     "parts/a/b",
