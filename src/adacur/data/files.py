@@ -24,6 +24,8 @@ _FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".parquet")
 _QRELS = (".tsv", ".txt", ".qrels", ".tsv.gz", ".txt.gz")
 # The csv module's own limit of 131,072 characters is less than some texts have.
 _LONGEST_CELL = 2**31 - 1
+_DELIMITERS = (",", ";", "\t", "|")
+_JUDGEMENTS = {"query-id", "corpus-id", "score"}
 _ENDS_OF_SENTENCES = tuple(".!?…:;。！？")
 
 
@@ -51,9 +53,17 @@ class _Fields:
     def known(self) -> set[str]:
         return {*self.ids, *self.texts, "title", self.id_field or "", *(self.text_fields or ())}
 
-    def of_items(self, option: str, flag: str) -> str:
-        """An option by its name, and by that which commands have for it; those have none for queries."""
-        return f"{option} ({flag})" if self.titled else option
+    @property
+    def naming_id(self) -> str:
+        """How the field of the id is named; commands have an option for it for items alone."""
+        return "id_field (--id-field)" if self.titled else "id_field of read_queries, or call it 'id' in the file"
+
+    @property
+    def naming_text(self) -> str:
+        """How the fields of the text are named."""
+        if self.titled:
+            return "text_fields (--text-field)"
+        return "text_fields of read_queries, or call it 'text' in the file"
 
 
 def read_items(
@@ -103,7 +113,8 @@ def joined(parts: Iterable[str]) -> str:
     text = ""
     for part in parts:
         if part.strip():
-            text = f"{text}{' ' if text.rstrip().endswith(_ENDS_OF_SENTENCES) else '. '}{part}" if text else part
+            before = text.rstrip()
+            text = f"{before}{' ' if before.endswith(_ENDS_OF_SENTENCES) else '. '}{part}" if text else part
     return text
 
 
@@ -184,7 +195,7 @@ def _records(
             if id_ in first_seen:
                 raise DuplicateId(
                     f"{where}: the id {id_!r} is already on line {first_seen[id_]}. Ids must be unique; "
-                    f"remove one of the two, or choose another {fields.of_items('id_field', '--id-field')}."
+                    f"remove one of the two{', or choose another id_field (--id-field)' if fields.titled else ''}."
                 )
             first_seen[id_] = line
             text, used = _text(row, fields, where)
@@ -200,10 +211,10 @@ def _records(
     if not n_given:
         raise EmptyInput(
             f"{file}: none of its {len(first_seen):,} records has text in {_list(used)}. Name the right fields with "
-            f"{fields.of_items('text_fields', '--text-field')}."
+            f"{fields.naming_text}."
         )
     if left_out is None:
-        warn_left_out(file, without_text, kind=fields.kinds[0], kinds=fields.kinds[1])
+        warn_left_out(file, without_text, kind=fields.kinds[0], kinds=fields.kinds[1], stacklevel=3)
 
 
 def _has_no_id(row: dict[str, Any], fields: _Fields) -> bool:
@@ -218,11 +229,14 @@ def _id(row: dict[str, Any], fields: _Fields, where: str) -> tuple[str, str]:
     name = next((name for name in names if name in row), None)
     if name is None:
         near = did_you_mean(fields.id_field, row) if fields.id_field else ""
-        or_number = f"; or name the text with {fields.of_items('text_fields', '--text-field')} to number the lines"
+        or_number = "; or name the text with text_fields (--text-field) to number the lines"
+        # Who named both, as the origin of an index does, learns of both at once.
+        no_text = [text for text in fields.text_fields or () if text not in row]
+        and_text = f" Nor is there {_one_of(no_text)} for the text: see {fields.naming_text}." if no_text else ""
         raise FileFormatError(
             f"{where}: no id. Expected {_one_of(names)}; found {_list(row)}.{near} "
-            f"Name the right one with {fields.of_items('id_field', '--id-field')}"
-            f"{'' if fields.id_field else or_number}."
+            f"Name the right one with {fields.naming_id}"
+            f"{or_number if fields.titled and not fields.id_field else ''}.{and_text}"
         )
     value = row[name]
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
@@ -244,7 +258,7 @@ def _text(row: dict[str, Any], fields: _Fields, where: str) -> tuple[str, tuple[
     if absent or not used:
         raise FileFormatError(
             f"{where}: no text. Expected {_one_of(absent)}; found {_list(row)}.{near} "
-            f"Name the right ones with {fields.of_items('text_fields', '--text-field')}."
+            f"Name the right ones with {fields.naming_text}."
         )
     parts = []
     for name in used:
@@ -292,17 +306,21 @@ def _parquet_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _table_rows(lines: IO[str], file: Path, fields: _Fields, *, tabs: bool) -> Iterator[tuple[int, dict[str, Any]]]:
     csv.field_size_limit(_LONGEST_CELL)
+    blank_and_first: list[str] = []
+    for line in lines:
+        blank_and_first.append(line)
+        if line.strip():
+            break
+    first_line = blank_and_first[-1] if blank_and_first else ""
+    delimiter = "\t" if tabs and "\t" in first_line else _delimiter(first_line, fields, default="\t" if tabs else ",")
     # TSV files in the wild (MS MARCO, BEIR) carry bare quotation marks.
-    if tabs:
-        reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-    else:
-        blank_and_first: list[str] = []
-        for line in lines:
-            blank_and_first.append(line)
-            if line.strip():
-                break
-        delimiter = _delimiter(blank_and_first[-1] if blank_and_first else "", fields)
-        reader = csv.reader(itertools.chain(blank_and_first, lines), delimiter=delimiter, strict=True)
+    bare = tabs and delimiter == "\t"
+    reader = csv.reader(
+        itertools.chain(blank_and_first, lines),
+        delimiter=delimiter,
+        quoting=csv.QUOTE_NONE if bare else csv.QUOTE_MINIMAL,
+        strict=True,
+    )
     header: list[str] = []
     for row in reader:
         if not any(cell.strip() for cell in row):
@@ -311,7 +329,7 @@ def _table_rows(lines: IO[str], file: Path, fields: _Fields, *, tabs: bool) -> I
             if _is_plain_pair(row, fields):
                 header = ["id", "text"]
             else:
-                header = _header(row, fields, f"{file}, line {reader.line_num}", separator="\t" if tabs else ",")
+                header = _header(row, fields, f"{file}, line {reader.line_num}", separator=delimiter)
                 continue
         if len(row) != len(header):
             raise FileFormatError(
@@ -338,37 +356,48 @@ def _header(row: Sequence[str], fields: _Fields, where: str, *, separator: str) 
     usual |= {name.lower(): name for name in (fields.id_field, *(fields.text_fields or ())) if name is not None}
     header = [cell if (name := usual.get(cell.lower(), cell)) in cells else name for cell in cells]
     if not fields.are_named and not fields.known & set(header):
+        if set(cells) >= _JUDGEMENTS:
+            raise FileFormatError(f"{where}: {_list(cells)} are the columns of judgements (qrels), not of items.")
         example = "text" if len(cells) == 1 else f"id{separator}text"
-        as_lines = f", or save it as .txt: a {fields.kinds[0]} per line" if len(cells) == 1 else ""
+        as_lines = f", or save it as .txt: one {fields.kinds[0]} per line" if len(cells) == 1 else ""
+        if fields.titled:
+            naming = f"Name the text with {fields.naming_text} and the id with {fields.naming_id}"
+        else:
+            naming = "Call them 'id' and 'text' in that line, or name them to read_queries (id_field, text_fields)"
         raise FileFormatError(
-            f"{where}: a table begins with the names of its columns, and none of {_list(cells)} is a known one. Name "
-            f"the text with {fields.of_items('text_fields', '--text-field')} and the id with "
-            f"{fields.of_items('id_field', '--id-field')}; without an id, lines are numbered. If this line is a record"
-            f", put a line of names above it, such as {example!r}{as_lines}."
+            f"{where}: a table begins with the names of its columns, and none of {_list(cells)} is a known one. "
+            f"{naming}; without an id, lines are numbered. If this line is a record, put a line of names above it, "
+            f"such as {example!r}{as_lines}."
         )
     return header
 
 
-def _delimiter(first_line: str, fields: _Fields) -> str:
-    """The comma, unless another sign is what makes a known name appear in the header.
+def _delimiter(first_line: str, fields: _Fields, *, default: str) -> str:
+    """The sign that splits the header into the most known names, then into the most cells; in doubt the usual one.
 
     Spreadsheets of many countries export "comma-separated" values with semicolons or tabs.
     """
-    known = {name.strip().lower() for name in fields.known}
-    for sign in ",;\t":
+    known = {name.strip().lower() for name in fields.known} - {""}
+
+    def fit(sign: str) -> tuple[int, bool, int]:
         try:
             cells = next(csv.reader([first_line], delimiter=sign), [])
         except csv.Error:
-            continue
-        if any(cell.strip().lower() in known for cell in cells):
-            return sign
-    return ","
+            return 0, False, 0
+        return sum(cell.strip().lower() in known for cell in cells), _is_plain_pair(cells, fields), len(cells)
+
+    return max((default, *_DELIMITERS), key=fit)
 
 
 def _find(path: str | Path, stem: str) -> Path:
     path = Path(path)
     if path.is_dir():
         found = next((path / name for name in (f"{stem}.jsonl", f"{stem}.jsonl.gz") if (path / name).is_file()), None)
+        manifest = path / "manifest.json"
+        if found is None and manifest.is_file() and "adacur_index" in manifest.read_text(errors="replace"):
+            raise FileFormatError(
+                f"The folder {path} is an index, not a collection. Give the file or folder that holds the items."
+            )
         if found is None:
             raise FileFormatError(f"The folder {path} holds no {stem}.jsonl or {stem}.jsonl.gz, as a BEIR folder does.")
         return found

@@ -157,7 +157,13 @@ def test_items_without_a_word_are_left_out_and_told_at_the_end(tmp_path) -> None
 
 @pytest.mark.parametrize(
     ("title", "text"),
-    [("shells .", "shells . Bent."), ("Who?", "Who? Bent."), ("Shells", "Shells. Bent."), ("", "Bent.")],
+    [
+        ("shells .", "shells . Bent."),
+        ("Who?", "Who? Bent."),
+        ("Shells", "Shells. Bent."),
+        ("Shells ", "Shells. Bent."),
+        ("", "Bent."),
+    ],
 )
 def test_a_title_that_ends_as_a_sentence_gets_no_second_stop(tmp_path, title, text) -> None:
     path = write(tmp_path / "items.jsonl", lines({"_id": "a", "title": title, "text": "Bent."}))
@@ -351,3 +357,53 @@ def test_a_csv_of_another_country_is_read_by_its_header(tmp_path, sign) -> None:
 def test_semicolons_inside_texts_separate_nothing(tmp_path, content, texts) -> None:
     (tmp_path / "items.csv").write_text(content)
     assert [item.text for item in read_items(tmp_path / "items.csv")] == texts
+
+
+@pytest.mark.parametrize(("name", "sign"), [("a.csv", ";"), ("a.csv", "|"), ("a.csv", "\t"), ("a.tsv", ";")])
+def test_unknown_columns_are_told_apart_whatever_separates_them(tmp_path, name, sign) -> None:
+    header = ["Artikelnr", "Betreff", "Loesung", "Bereich"]
+    path = write(tmp_path / name, f"{sign.join(header)}\n{sign.join(['7', 'Hinge', 'Turn, then pull.', 'Doors'])}\n")
+    with pytest.raises(FileFormatError, match="'Artikelnr', 'Betreff', 'Loesung', 'Bereich'"):
+        list(read_items(path))
+    with pytest.raises(FileFormatError, match="Did you mean 'Loesung'"):
+        list(read_items(path, id_field="Artikelnr", text_fields=["Losung"]))
+    (item,) = read_items(path, id_field="Artikelnr", text_fields=["Loesung"])
+    assert (item.id, item.text) == ("7", "Turn, then pull.")
+
+
+def test_a_pair_without_a_header_may_be_separated_by_semicolons(tmp_path) -> None:
+    assert list(read_items(write(tmp_path / "a.csv", "1;Turn, then pull.\n"))) == [Item("1", "Turn, then pull.")]
+
+
+def test_queries_without_known_columns_get_a_remedy_that_commands_have_too(tmp_path) -> None:
+    for content in ("q7\twho is it\n", "id\twho is it\n7\twhere\n", "who is it\ttext\n7\twhere\n"):
+        with pytest.raises(FileFormatError, match=r"'id'|'text'") as error:
+            list(read_queries(write(tmp_path / "noheader.tsv", content)))
+        assert "in that line" in str(error.value) or "in the file" in str(error.value)
+        assert "--" not in str(error.value)
+
+
+def test_judgements_given_as_items_are_recognised(tmp_path) -> None:
+    with pytest.raises(FileFormatError, match=r"judgements \(qrels\)"):
+        list(read_items(write(tmp_path / "test.tsv", "query-id\tcorpus-id\tscore\nq1\td1\t1\n")))
+
+
+def test_an_absent_id_and_an_absent_text_are_named_at_once(tmp_path) -> None:
+    path = write(tmp_path / "new.jsonl", lines({"_id": "a", "text": "A city."}))
+    with pytest.raises(FileFormatError, match=r"'ticket'.*'body'.*--text-field"):
+        list(read_items(path, id_field="ticket", text_fields=["body"]))
+
+
+def test_a_warning_about_a_file_points_to_the_caller(tmp_path) -> None:
+    path = write(tmp_path / "items.jsonl", lines({"_id": "a", "text": "A city."}, {"_id": "b", "text": ""}))
+    with pytest.warns(DataWarning) as left_out:
+        list(read_items(path))
+    with pytest.warns(DataWarning) as numbered:
+        list(read_items(write(tmp_path / "a.csv", "title,text\nRome,A city.\n")))
+    assert [one.filename for one in (*left_out, *numbered)] == [__file__, __file__]
+
+
+def test_an_index_given_as_a_collection_is_recognised(tmp_path) -> None:
+    write(tmp_path / "manifest.json", '{"type": "adacur_index"}')
+    with pytest.raises(FileFormatError, match="an index"):
+        list(read_items(tmp_path))
