@@ -84,7 +84,36 @@ def test_judgements_of_items_that_are_not_in_the_index_are_counted(folder: Path)
     (folder / "some.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *rows]) + "\n")
     told = run("tune", folder / "lamps.adacur", "--qrels", folder / "some.tsv", "--budget", 5000)
     assert told.returncode == 0, told.stderr
-    assert f"3 of the {len(rows)} relevant judgements" in told.stderr
+    assert f"3 of {len(rows)} judgements" in told.stderr
     assert "'gone27'" in told.stderr
-    assert f"2 of the {N_ANCHORS} queries have no other" in told.stderr
+    assert f"any other relevant item: 2 of {N_ANCHORS}" in told.stderr
     assert f"a budget of 5,000 is taken as {N_ITEMS}" in told.stderr
+
+
+def test_an_index_without_anchor_queries_is_refused_before_any_call_with_the_way_to_get_some(tmp_path: Path) -> None:
+    (tmp_path / "counted.py").write_text(
+        "def score(pairs):\n"
+        "    with open('calls.txt', 'a') as calls:\n"
+        "        calls.write('x' * len(pairs))\n"
+        "    return [0.0 for _ in pairs]\n"
+    )
+    items = "".join(json.dumps({"id": f"i{n}", "text": f"lamp w{n}"}) + "\n" for n in range(60))
+    (tmp_path / "items.jsonl").write_text(items)
+    (tmp_path / "judged.jsonl").write_text(items.replace('"i', '"q'))
+    (tmp_path / "qrels.tsv").write_text("".join(f"q{n}\ti{n}\t1\n" for n in range(60)))
+
+    def here(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [ADACUR, *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    built = here("build", "items.jsonl", "bare.adacur", "-n", 0, "--first", "bm25", "--scorer", "counted:score")
+    assert built.returncode == 0, built.stderr
+    (tmp_path / "calls.txt").unlink(missing_ok=True)
+    for judged in ((), ("--judged", "judged.jsonl")):
+        refused = here(
+            "tune", "bare.adacur", "--qrels", "qrels.tsv", *judged, "--budget", 20, "--scorer", "counted:score"
+        )
+        assert refused.returncode == 1
+        assert "add-anchors bare.adacur" in refused.stderr
+        assert "None" not in refused.stderr
+    assert not (tmp_path / "calls.txt").exists()

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from adacur.cli.messages import print_json, print_table, say, tell
 from adacur.cli.tune import ks_within, tell_beyond
-from adacur.core.errors import InputError
+from adacur.core.errors import EmptyInput, InputError
 from adacur.core.records import Query
 from adacur.data import read_qrels, read_queries
 from adacur.evaluation import JudgedTuning, calls_to_tune_fuse, tune_fuse
@@ -37,15 +37,17 @@ def tune_judged_command(
     wanted = ks_within(budgets, ks)
     judgements = read_qrels(qrels)
     opened = adacur.load(index, check=judged is not None, scorer=scorer, trust=trust)
+    opened.check_anchors("Choosing by judgements")
     asked = list(read_queries(judged)) if judged else list(opened.anchor_queries)
     known = [query for query in asked if query.id in judgements]
+    if not asked:
+        raise EmptyInput(f"{judged} has no queries.")
     if not known:
         whose = f"among the {len(asked)} queries in {judged}" if judged else "an anchor query"
         raise InputError(
             f"None of the {len(judgements)} judged queries in {qrels} is {whose}: their ids are such as "
-            f"{next(iter(judgements), None)!r}, and those of {'the file' if judged else 'anchor queries'} such as "
-            f"{asked[0].id if asked else None!r}. "
-            + ("Check the ids." if judged else "Give their texts with --judged FILE.")
+            f"{next(iter(judgements))!r}, and those of {'the file' if judged else 'anchor queries'} such as "
+            f"{asked[0].id!r}. " + ("Check the ids." if judged else "Give their texts with --judged FILE.")
         )
     asked = known
     tell_beyond(budgets, n_items=len(opened))
@@ -54,7 +56,7 @@ def tune_judged_command(
         budget = min(budget, len(opened))
         calls = calls_to_tune_fuse(opened, asked, budget=budget)
         tell(
-            f"{len(asked)} judged queries; {calls // budget} of them are no anchor queries and cost {budget} calls "
+            f"{len(asked)} judged queries; {calls // budget} of them are not anchor queries and cost {budget} calls "
             f"each{f' for each of {len(fitting)} k' if len(fitting) > 1 else ''}: {calls * len(fitting):,} in all."
             if calls
             else f"{len(asked)} judged queries, all of them anchor queries: no scorer call is made."
@@ -75,15 +77,15 @@ def _tell_absent(index: AnchorIndex, asked: Sequence[Query], judgements: Mapping
     if missing:
         without = sum(bool(ids) and not any(id_ in there for id_ in ids) for ids in relevant.values())
         tell(
-            f"{len(missing):,} of the {sum(map(len, relevant.values())):,} relevant judgements of these queries are of "
-            f"items that are not in the index (e.g. {missing[0]!r}), so no search can find them; "
-            f"{without:,} of the {len(asked):,} queries have no other."
+            f"Relevant items that are not in the index (e.g. {missing[0]!r}), so that no search can find them: "
+            f"{len(missing):,} of {sum(map(len, relevant.values())):,} judgements. Queries without any other relevant "
+            f"item: {without:,} of {len(asked):,}."
         )
 
 
 def _show(tuning: JudgedTuning) -> None:
     table = Table(show_edge=False, pad_edge=False)
-    for name in ("fuse", "pool", "stop", tuning.measure, "difference", "± error", "calls"):
+    for name in ("fuse", "pool", "stop", tuning.measure, "difference", "standard error", "calls"):
         table.add_column(name, justify="right")
     for one in tuning.tried:
         table.add_row(

@@ -69,10 +69,15 @@ class JudgedTuning:
                 f"Leave the order to the scorer: {self.measure} is {plain.quality:.3f} {seen}, and no weight of the "
                 f"first stage gains more than one standard error; {alone}."
             )
-        said = f"{given}: {self.measure} {plain.quality:.3f} → {best.quality:.3f} {seen} (± {best.error:.3f}); {alone}."
+        said = f"{given}: {self.measure} {plain.quality:.3f} → {best.quality:.3f} {seen} ({self._interval}); {alone}."
         if best.quality < self.first_alone:
             said += " That is more than the search reaches: the scorer may not be worth its calls here."
         return said
+
+    @property
+    def _interval(self) -> str:
+        mean, reach = self.chosen.difference, 1.96 * self.chosen.error
+        return f"difference {mean:+.3f}, 95 % interval {mean - reach:+.3f} to {mean + reach:+.3f}"
 
 
 def calls_to_tune_fuse(index: AnchorIndex, queries: Sequence[Query], *, budget: int) -> int:
@@ -91,7 +96,7 @@ def tune_fuse(
     weights: Sequence[float] = _WEIGHTS,
     pools: Sequence[int] | None = None,
     stops: Sequence[float] = _STOPS,
-    measure: str = "nDCG@10",
+    measure: str | None = None,
     seed: int = 0,
 ) -> JudgedTuning:
     """Choose `fuse`, `pool` and `stop_when` of "gaussian" searches by the judgements of these queries.
@@ -100,8 +105,10 @@ def tune_fuse(
     scores are known; such a query is searched for as if it were new. A weight is chosen where it gains more than one
     standard error over none, query by query; a pool (by default one, two or five budgets) where it does so over the
     weight alone; the earliest stop that loses next to nothing. A pool is judged by leaving out what lies beyond it: a
-    search inside it would spend the calls there instead.
+    search inside it would spend the calls there instead. `measure` is by default nDCG of the k hits.
     """
+    index.check_anchors("Choosing by judgements")
+    measure = measure or f"nDCG@{k}"
     judged = [query for query in queries if any(grade > 0 for grade in qrels.get(query.id, {}).values())]
     if len(judged) < FEWEST_JUDGED:
         raise EmptyInput(

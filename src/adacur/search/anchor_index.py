@@ -420,7 +420,7 @@ class AnchorIndex:
             raise InputError(
                 "Compressed features are kept in an index folder; save this index first: index.save(path)."
             )
-        self._check_anchors("Compressing")
+        self.check_anchors("Compressing")
         self._check_exact()
         dense = self.first_stage("dense") if "dense" in self._first else None
         vectors = ItemVectors.of(dense, self.items) if isinstance(dense, Dense) else None
@@ -481,7 +481,7 @@ class AnchorIndex:
         """
         self._check_open()
         self._check_whole()
-        self._check_anchors("Tuning")
+        self.check_anchors("Tuning")
         # A damaged file is told before the work and not after it.
         _ = self.tunings
         anchors, first, gaussian = self._truth()
@@ -738,7 +738,8 @@ class AnchorIndex:
         finally:
             self._logged(plan, seen)
 
-    def _check_anchors(self, what: str) -> None:
+    def check_anchors(self, what: str) -> None:
+        """Refuse what needs anchor queries where there are none, and say how to get them."""
         if not self.anchor_queries:
             where = "INDEX" if self.path is None else place_named(self.path)
             raise InputError(

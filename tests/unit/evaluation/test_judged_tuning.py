@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur import AnchorIndex, Item, MatrixRetriever, MatrixScorer, Query
+from adacur import AnchorIndex, FunctionScorer, Item, MatrixRetriever, MatrixScorer, Query
 from adacur.core.errors import EmptyInput, InputError
 from adacur.evaluation import calls_to_tune_fuse, judged_quality, tune_fuse
 
@@ -97,3 +97,31 @@ def test_few_judged_queries_and_no_first_stage_are_refused() -> None:
     )
     with pytest.raises(InputError, match="has none"):
         tune_fuse(bare, list(index.anchor_queries), qrels)
+
+
+def test_an_index_without_anchor_queries_is_refused_before_any_call() -> None:
+    class Counted:
+        calls = 0
+
+        def __call__(self, pairs):
+            self.calls += len(pairs)
+            return [0.0 for _ in pairs]
+
+    scorer = Counted()
+    index, queries, qrels = world(scorer_error=1.0, first_error=1.0)
+    items = index.items.at(range(N_ITEMS))
+    bare = AnchorIndex.from_items(items, scorer=FunctionScorer(scorer), first={"dense": index.first_stage("dense")})
+    with pytest.raises(InputError, match="add-anchors"):
+        tune_fuse(bare, queries, qrels)
+    assert scorer.calls == 0
+
+
+def test_quality_is_that_of_the_k_hits_and_the_difference_has_its_interval() -> None:
+    index, queries, qrels = world(scorer_error=1.5, first_error=1.5, n_new=0)
+    tuning = tune_fuse(index, queries, qrels, k=5, budget=60)
+    assert tuning.measure == "nDCG@5"
+    best = tuning.chosen
+    assert best.fuse > 0
+    assert "95 %" in tuning.verdict
+    assert f"{best.difference - 1.96 * best.error:+.3f}" in tuning.verdict
+    assert f"{best.difference + 1.96 * best.error:+.3f}" in tuning.verdict
