@@ -147,9 +147,7 @@ def _show(outcome: Outcome, spec: Spec) -> None:
         tell("Means over the test queries, with 95 % intervals. recall@k: share of the scorer's own k best.")
         runs = [stored.run for stored in outcome.runs]
         for panel in panels(pooled(runs)):
-            tell(f"{panel.title}. {summary(panel)}")
-            if said := worth(panel):
-                tell(said)
+            tell(" ".join(filter(None, (f"{panel.title}.", worth(panel), summary(panel)))))
         if any(run.settings.get("budget", k) < k <= run.made["items"] for run in runs for k in spec.ks):
             tell("Where the budget is smaller than k, recall@k cannot pass budget / k.")
 

@@ -215,7 +215,7 @@ def _page(
     skipped: Sequence[Path],
 ) -> str:
     said = "".join(
-        f"<p><b>{escape(p.title)}.</b> {_prose(f'{summary(p, rival=rival)} {worth(p, rival=rival)}')}</p>" for p in own
+        f"<p><b>{escape(p.title)}.</b> {_prose(f'{worth(p, rival=rival)} {summary(p, rival=rival)}')}</p>" for p in own
     )
     drawn = "".join(_figure(chart, svg) for chart, svg in figures)
     shown = ""

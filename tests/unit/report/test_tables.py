@@ -14,7 +14,7 @@ from adacur.core.errors import EmptyInput
 from adacur.evaluation import Run, bootstrap_interval
 from adacur.report import collection_table, cost_table, difference_table, measure_table, panels, summary
 from adacur.report.measures import band_words, error_measures, number
-from adacur.report.summary import worth
+from adacur.report.summary import FEWEST_TO_TELL, worth
 from adacur.report.tables import Cell
 from tests.unit.report.stored_runs import contest, run
 
@@ -227,8 +227,8 @@ def test_the_summary_says_who_finds_how_much_more_and_how_sure_that_is() -> None
     assert text.startswith(
         "At 100 calls gaussian finds .800 of the scorer's top 10, rerank .600 (difference .200, 95 % .200 to .200)."
     )
-    assert "nDCG@10 on 20 judged queries: gaussian .504, rerank .504 (difference .000" in text
-    assert "do not tell the two apart" in text
+    assert "nDCG@10 on 20 judged queries: gaussian .504, rerank .504 (no difference)." in text
+    assert "noise" not in text
     assert "gaussian is ahead of rerank in 2, behind in 0 and not told apart in 2" in text
 
 
@@ -259,12 +259,44 @@ def test_whether_an_index_is_worth_it_follows_from_the_same_comparisons() -> Non
         (panel,) = panels([*runs, *(run("rerank", recall=0.6, budget=b) for b in (50, 100))])
         return worth(panel)
 
-    assert "Yes" in said_of(0.6, 0.8)
+    assert "Yes" in said_of(0.7, 0.8)
     assert "No: " in said_of(0.4, 0.6)
-    assert "depends" in said_of(0.4, 0.8)
-    assert "30 queries cannot tell" in said_of(0.6, 0.6)
+    assert "depends" in said_of(0.4, 0.9)
+    assert "No: " in said_of(0.6, 0.6)
     (alone,) = panels([run("gaussian", budget=50)])
     assert worth(alone) == ""
+
+
+def test_an_index_is_not_worth_it_where_re_ranking_another_first_stage_finds_as_much() -> None:
+    own = [run("gaussian", recall=0.8, budget=b, first="bm25") for b in (50, 100)]
+    weak = [run("rerank", recall=0.5, budget=b, first="bm25") for b in (50, 100)]
+    strong = [run("rerank", recall=0.8, budget=b, first="dense") for b in (50, 100)]
+    (panel,) = panels([*own, *weak])
+    assert "Yes" in worth(panel)
+    (panel,) = panels([*own, *weak, *strong])
+    assert "Yes" not in worth(panel)
+    assert "rerank (dense first)" in worth(panel)
+
+
+def test_one_comparison_of_many_does_not_make_an_index_worth_it() -> None:
+    recalls = {25: 0.7, 50: 0.6, 100: 0.6, 200: 0.6}
+    own = [run("gaussian", recall=recall, budget=b) for b, recall in recalls.items()]
+    (panel,) = panels([*own, *(run("rerank", recall=0.6, budget=b) for b in recalls)])
+    assert "Yes" not in worth(panel)
+    assert "ahead in 1, behind in 0 of 4" in worth(panel)
+
+
+def test_too_few_queries_cannot_tell_whether_an_index_is_worth_it() -> None:
+    (panel,) = panels([run("gaussian", recall=0.9, budget=50, n=5), run("rerank", recall=0.2, budget=50, n=5)])
+    assert "5 queries cannot tell" in worth(panel)
+    assert str(FEWEST_TO_TELL) in worth(panel)
+
+
+@pytest.mark.parametrize(("ndcg", "moves"), [(0.7, "rises"), (0.5, "does not rise"), (0.3, "falls")])
+def test_the_verdict_says_what_judged_quality_does(ndcg: float, moves: str) -> None:
+    (panel,) = panels([run("gaussian", budget=50, ndcg=ndcg), run("rerank", recall=0.2, budget=50)])
+    assert "Yes, by recall" in worth(panel)
+    assert f"nDCG@10 {moves}" in worth(panel)
 
 
 def test_the_default_is_told_of_where_another_method_came_out_best() -> None:
