@@ -837,13 +837,14 @@ def test_items_are_added_by_the_fields_that_the_index_was_built_with(folder: Pat
 # ── searching ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_exact_search_ignores_a_budget_and_says_so(shop: Path) -> None:
+def test_exact_search_keeps_within_a_budget_and_ignores_rounds_and_first(shop: Path) -> None:
     asked = ("search", "whole.adacur", *SCORED, "a comet", "--k", 3, "--json")
     plain = here(*asked, "--method", "exact", cwd=shop)
-    ran = here(*asked, "--method", "exact", "--budget", 10, "--rounds", 2, "--first", "bm25", cwd=shop)
+    ran = here(*asked, "--method", "exact", "--budget", N_ITEMS, "--rounds", 2, "--first", "bm25", cwd=shop)
     assert [answer["hits"] for answer in ran.json()] == [answer["hits"] for answer in plain.json()]
-    assert f"scores all {N_ITEMS} items; --budget and --rounds and --first made no difference" in ran.err
+    assert f"scores all {N_ITEMS} items; --rounds and --first made no difference" in ran.err
     assert "made no difference" not in plain.err
+    here(*asked, "--method", "exact", "--budget", 10, cwd=shop).refused(str(N_ITEMS), "10")
 
 
 def test_a_small_budget_lowers_the_k_that_nobody_asked_for(shop: Path) -> None:

@@ -23,8 +23,8 @@ _USUAL_K, _USUAL_BUDGET = 10, 100
 # Questions that share scorer calls, and then are answered together.
 _TOGETHER = 16
 _PAIRS_PER_STEP = 64
-# What comparing methods leaves on the command line; exact search is the same with and without.
-_IDLE_IN_EXACT = ("budget", "rounds", "first")
+# What comparing methods leaves on the command line; exact search is the same with and without. A budget is a wall.
+_IDLE_IN_EXACT = ("rounds", "first")
 
 
 def search_command(

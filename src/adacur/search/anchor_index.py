@@ -857,8 +857,8 @@ class AnchorIndex:
         calls = budget.calls if isinstance(budget, Budget) else budget
         if calls is not None and (not is_whole(calls) or calls < len(self.items)):
             raise BudgetError(
-                f"Method 'exact' scores all {len(self.items):,} items, and the budget is {calls}. Leave budget out, or "
-                "choose a method that searches within one."
+                f"Method 'exact' scores all {len(self.items):,} items, and a budget of {calls} does not cover them. "
+                "Leave the budget out, or choose another method."
             )
 
     def _gaussian(self) -> Gaussian:

@@ -231,7 +231,7 @@ def load(
     `log` is the file of a `SearchLog`: what every search pays for is written there, with the text of its query, for
     `adacur.refresh` to make anchor queries of. Without it nothing is.
 
-    `shards` spreads the items over so many Ray actors (extra `ray`), on the cluster at `address` or on
+    `shards` spreads the items over that number of Ray actors (extra `ray`), on the cluster at `address` or on
     this machine; each reads only its own part of the folder, which all machines must see under the same path. Searches
     find the same as without. Such an index searches and does nothing else; close it to end the actors.
     """
