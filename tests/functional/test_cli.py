@@ -904,3 +904,36 @@ def test_tables_in_files_are_wider_than_a_terminal_of_old(
     table.add_row("word " * 28)
     messages.print_table(table)
     assert "word " * 28 in capsys.readouterr().out
+
+
+def test_a_collection_searched_and_an_index_built_from_are_told_apart(shop: Path, folder: Path) -> None:
+    here("search", "beir", "hello", cwd=shop).refused("collection", "adacur build beir beir.adacur")
+    here("build", shop / "whole.adacur", "x.adacur", *SCORED, cwd=folder).refused("is an index")
+    (folder / "other").mkdir()
+    ran = here("search", "other", "hello", cwd=folder)
+    ran.refused("manifest.json")
+    assert "there" not in ran.err
+
+
+def test_a_first_stage_that_is_missing_is_added_by_the_same_build_without_scoring(folder: Path) -> None:
+    assert build(folder, "a.adacur", "--first", "bm25").code == 0
+    here("search", "a.adacur", "comet", "--first", "tfidf", *SCORED, cwd=folder).refused("tfidf", "adacur build")
+    again = build(folder, "a.adacur", "--first", "bm25,tfidf", MOOD="raise")
+    assert (again.code, "no block was scored again" in again.out + again.err) == (0, True)
+    assert here("search", "a.adacur", "comet", "--first", "tfidf", *SCORED, cwd=folder).code == 0
+
+
+def test_an_order_that_blends_the_first_stage_in_is_said_below_the_table(shop: Path) -> None:
+    options = ("search", "whole.adacur", "comet", *SCORED, "--first", "bm25")
+    assert "fuse=2" in here(*options, "--fuse", "2", cwd=shop).err
+    assert "fuse" not in here(*options, cwd=shop).err
+
+
+def test_only_warnings_meant_for_users_are_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    with messages.warnings_as_notes():
+        for kind in (ResourceWarning, DeprecationWarning, UserWarning):
+            warnings.warn(kind.__name__, kind, stacklevel=1)
+    err = capsys.readouterr().err
+    assert "Note: UserWarning" in err
+    assert "Resource" not in err
+    assert "Deprecation" not in err

@@ -131,9 +131,10 @@ def interrupted(command: str | None = None, kept: str = "") -> None:
 
 @contextlib.contextmanager
 def warnings_as_notes() -> Iterator[None]:
-    """Show warnings as notes instead of Python's two lines of source."""
+    """Show warnings meant for users, as all of adacur's are, as notes instead of Python's two lines of source."""
     with warnings.catch_warnings():
-        warnings.simplefilter("default")
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("default", UserWarning)
         warnings.showwarning = _Notes()
         yield
 
@@ -230,7 +231,10 @@ def seconds_line(hits: Hits) -> str:
     seconds = hits.trace.seconds
     in_order = sorted(seconds, key=lambda step: _STEPS.index(step) if step in _STEPS else len(_STEPS))
     steps = "  ".join(f"{step} {seconds[step]:.3f} s" for step in in_order)
-    return f"{hits.trace.calls} scorer calls{_STOPPED.get(hits.trace.stopped, '')}  {steps}"
+    # Where hits are not in the order of the scores shown, the reason is said.
+    weight = hits.trace.settings.get("fuse")
+    order = f"The order blends the first stage in (fuse={weight:g}).\n" if weight else ""
+    return f"{order}{hits.trace.calls} scorer calls{_STOPPED.get(hits.trace.stopped, '')}  {steps}"
 
 
 def duration(seconds: float) -> str:

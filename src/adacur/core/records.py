@@ -45,7 +45,10 @@ def as_query(query: Query | str) -> Query:
         digest = hashlib.blake2b(query.encode(errors="replace"), digest_size=8).hexdigest()
         query = Query(id=f"q-{digest}", text=query)
     if not isinstance(query, Query):
-        raise InputError(f"A query is a text or a Query(id, text); got {type(query).__name__}.")
+        raise InputError(
+            f"A query is a text or a Query(id, text); got {type(query).__name__}."
+            f"{' search_batch takes a list of queries.' if isinstance(query, list | tuple) else ''}"
+        )
     check_texts("Query", query.id, query.text)
     if not query.text.strip():
         raise EmptyInput(f"Query {query.id!r} has no text. Give it at least one word.")
@@ -112,7 +115,10 @@ def check_texts(kind: str, id_: object, text: object) -> None:
 def check_item(item: object) -> None:
     """Refuse what is not an item, or has no text to score."""
     if not isinstance(item, Item):
-        raise InputError(f"Items are Item(id, text) records; got {type(item).__name__}: {str(item)[:60]!r}.")
+        raise InputError(
+            "Items are Item(id, text) records, or a list of plain texts, or the path of a file; got "
+            f"{type(item).__name__}: {str(item)[:60]!r}."
+        )
     check_texts("Item", item.id, item.text)
     if not item.text.strip():
         raise EmptyInput(f"Item {item.id!r} has no text. Give it at least one word, or leave it out.")

@@ -217,8 +217,16 @@ def _load(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
                 f"The sparse build of {folder} has not finished; what it has done lies in {unfinished}: remove that "
                 f"folder to begin anew. {how_to_continue(origin)}"
             ) from None
-        what = f"it has no {name}" if folder.exists() else "it does not exist"
-        raise NotAnIndex(f"{folder} is not an index folder: {what}. Build one there, or check the path.") from None
+        if any((folder / corpus).is_file() for corpus in ("corpus.jsonl", "corpus.jsonl.gz")):
+            what = "it is a collection, with a corpus.jsonl"
+            remedy = f"Build an index of it first: adacur build {shlex.quote(str(folder))} " + shlex.quote(
+                f"{folder.resolve().name}.adacur"
+            )
+        elif folder.exists():
+            what, remedy = f"it has no {name}", "Check the path, or build an index at another one."
+        else:
+            what, remedy = "it does not exist", "Build one there, or check the path."
+        raise NotAnIndex(f"{folder} is not an index folder: {what}. {remedy}") from None
     except NotADirectoryError:
         what = "is a file" if folder.is_file() else "would lie in a file"
         raise NotAnIndex(f"{folder} is not an index folder: it {what}. Check the path.") from None

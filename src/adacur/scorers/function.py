@@ -142,7 +142,8 @@ class FunctionScorer:
     def _failed(self, error: Exception, batch: Sequence[Pair]) -> ScorerFailed:
         return ScorerFailed(
             f"The scorer function {self.card.name!r} raised {type(error).__name__}: {error} "
-            f"(on {len(batch)} pairs, the first of query {batch[0][0].id!r} and item {batch[0][1].id!r})."
+            f"(on {len(batch)} {'pair' if len(batch) == 1 else 'pairs'}, "
+            f"the first of query {batch[0][0].id!r} and item {batch[0][1].id!r})."
         )
 
 

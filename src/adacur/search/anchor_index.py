@@ -661,7 +661,8 @@ class AnchorIndex:
                 raise UnknownName(
                     f"This index has no first stage {name!r}.{did_you_mean(name, self.first_stages)} "
                     f"It has: {', '.join(self.first_stages)}. "
-                    "Others are chosen when the index is built."
+                    "Others are chosen when the index is built. Unless it was changed since, the same `adacur build` "
+                    "with them named as well (--first bm25,dense) adds them, and no anchor query is scored again."
                 )
             entry = self._first[name]
             if not isinstance(entry, Retriever):

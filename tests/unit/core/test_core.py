@@ -10,7 +10,7 @@ from adacur.core.budget import Budget, even_split
 from adacur.core.errors import BudgetError, DuplicateId, EmptyInput, InputError, MissingExtra, NonFiniteScore
 from adacur.core.extras import require
 from adacur.core.ranking import best_positions
-from adacur.core.records import Item, ItemList, Query, as_queries, as_query
+from adacur.core.records import Item, ItemList, Query, as_queries, as_query, check_item
 from adacur.core.results import Hits
 from adacur.core.scores import check_grid, check_scores
 from adacur.core.seeds import item_keys, stream_key, uniform
@@ -173,3 +173,11 @@ def test_hits_read_like_a_sequence() -> None:
 def test_a_missing_extra_says_what_to_install() -> None:
     with pytest.raises(MissingExtra, match=r" install .*\[onnx\]'"):
         require("a_module_nobody_wrote", extra="onnx")
+
+
+def test_what_is_not_a_query_or_an_item_is_refused_with_what_works() -> None:
+    with pytest.raises(InputError, match=r"list.*search_batch"):
+        as_query(["who", "where"])  # type: ignore[arg-type]
+    for item in (("a", "A city."), {"id": "a", "text": "A city."}):
+        with pytest.raises(InputError, match=r"Item\(id, text\).*plain texts.*path"):
+            check_item(item)

@@ -164,7 +164,7 @@ def test_the_first_batch_to_fail_is_named_and_cancels_the_others(ask) -> None:
             ended.append(len(pairs[0][0]))
 
     with pytest.raises(
-        ScorerFailed, match=r"ZeroDivisionError: by nought \(on 1 pairs, .*'q2' and item 'i2'\)"
+        ScorerFailed, match=r"ZeroDivisionError: by nought \(on 1 pair, .*'q2' and item 'i2'\)"
     ) as caught:
         ask(FunctionScorer(third_fails, batch_size=1, concurrency=4))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
