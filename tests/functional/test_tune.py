@@ -112,3 +112,29 @@ def test_a_k_beyond_every_budget_is_refused(index: Path) -> None:
     assert done.returncode == 1
     assert "a budget must be at least k; got --k 50 and --budget 20" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_several_k_and_budgets_go_with_commas_and_what_is_no_number_is_named(index: Path) -> None:
+    done = run("tune", index, "-k", "1,15", "--budget", "10,5000", "--budget", 30, "--json")
+    assert done.returncode == 0, done
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(one["k"], one["budget"]) for one in told] == [(1, 10), (1, 80), (15, 80), (1, 30), (15, 30)]
+    for wrong in ("5;10", "0,5", "5,"):
+        refused = run("tune", index, "-k", wrong)
+        assert refused.returncode == 1
+        assert f"'{wrong}'" in refused.stderr
+        assert "-k 25,50" in refused.stderr
+
+
+def test_too_few_anchor_queries_are_refused_once_with_how_to_add_more_and_a_build_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    items = [Item(f"d{n}", f"the {WORDS[n % 7]} of town {n}") for n in range(120)]
+    anchors = [Query(f"q{n}", f"a {WORDS[n % 7]} {n}") for n in range(5)]
+    with caplog.at_level("INFO", logger="adacur"):
+        adacur.build(items, anchors, scorer=score, path=tmp_path / "few", progress=False).close()
+    assert "Not tuned: 5 anchor queries" in caplog.text
+    refused = run("tune", tmp_path / "few", "--k", 5, "--budget", 20)
+    assert refused.returncode == 1
+    assert refused.stdout == ""
+    assert "at least 15 more: adacur add-anchors" in " ".join(refused.stderr.split())

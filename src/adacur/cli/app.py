@@ -646,10 +646,12 @@ def search(
 def tune(
     index: IndexPath,
     k: Annotated[
-        list[int] | None, typer.Option("-k", "--k", min=1, help="For the best k; may be repeated; default: 10.")
+        list[str] | None,
+        typer.Option("-k", "--k", metavar="INTEGER", help="For the best k; several with commas; default: 10."),
     ] = None,
     budget: Annotated[
-        list[int] | None, typer.Option(min=1, help="Scorer calls per question; may be repeated; default: 100.")
+        list[str] | None,
+        typer.Option(metavar="INTEGER", help="Scorer calls per question; several with commas; default: 100."),
     ] = None,
     queries: Annotated[int, typer.Option(min=1, help="How many anchor queries to replay, at most.")] = 100,
     qrels: Annotated[
@@ -677,6 +679,7 @@ def tune(
     from adacur.cli.tune import tune_command
     from adacur.cli.tune_judged import tune_judged_command
 
+    ks, budgets = _whole_numbers("-k", k or ["10"]), _whole_numbers("--budget", budget or ["100"])
     if judged is not None and qrels is None:
         raise InputError("--judged names the queries of judgements; give these with --qrels FILE.")
     if qrels is not None:
@@ -684,15 +687,15 @@ def tune(
             index,
             qrels=qrels,
             judged=judged,
-            ks=k or [10],
-            budgets=budget or [100],
+            ks=ks,
+            budgets=budgets,
             seed=seed,
             as_json=as_json,
             scorer=scorer,
             trust=trust,
         )
         return
-    tune_command(index, ks=k or [10], budgets=budget or [100], queries=queries, seed=seed, as_json=as_json, trust=trust)
+    tune_command(index, ks=ks, budgets=budgets, queries=queries, seed=seed, as_json=as_json, trust=trust)
 
 
 @app.command(epilog="Example: adacur inspect my.adacur")
@@ -1090,6 +1093,17 @@ def _encoding(stages: Sequence[str], encoder: Any) -> list[Encode]:
 def _check_dtype(dtype: str) -> None:
     if dtype not in _DTYPES:
         raise InputError(f"Scores are stored as {' or '.join(_DTYPES)}; got --dtype {dtype}.")
+
+
+def _whole_numbers(option: str, given: Sequence[str]) -> list[int]:
+    """What an option lists, with commas or by being repeated."""
+    try:
+        numbers = [int(part) for text in given for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise InputError(f"{option} takes whole numbers from 1 up, such as {option} 25,50; got {' '.join(given)!r}.")
+    return numbers
 
 
 def _sizes(text: str) -> list[int]:

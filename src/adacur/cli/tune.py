@@ -14,7 +14,7 @@ from adacur.core.errors import InputError
 from adacur.index import home_of, place_named
 from adacur.search.settings import default_settings
 from adacur.search.tuned import TUNED, reach_of, read_tunings
-from adacur.search.tuning import FEWEST_QUERIES, Tuning
+from adacur.search.tuning import Tuning
 
 __all__ = ["ks_within", "tell_beyond", "tune_command", "tuned_line"]
 
@@ -41,13 +41,8 @@ def tune_command(
             print_json(asdict(tuning) | {"verdict": tuning.verdict})
         else:
             _show(tuning)
-    chosen = [one for one in made if one.predictions and not one.is_exact]
-    if not any(one.predictions for one in made):
-        tell(
-            f"{index} has {len(opened.anchor_queries)} anchor queries, and at most {queries} were to be replayed; "
-            f"{FEWEST_QUERIES} are needed."
-        )
-    elif not chosen:
+    chosen = [one for one in made if not one.is_exact]
+    if not chosen:
         tell("There was nothing to choose, so nothing is stored.")
     elif chosen[-1] in read_tunings(home, anchor_queries=opened.anchor_queries):
         tell(f"Stored in {place_named(home)}/{TUNED}; used by searches {'; '.join(map(_served, chosen))}.")

@@ -485,6 +485,9 @@ class AnchorIndex:
         # A damaged file is told before the work and not after it.
         _ = self.tunings
         anchors, first, gaussian = self._truth()
+        # A budget of every item is exact, whatever was replayed.
+        if budget < len(self):
+            self._check_enough(len(anchors.anchor_queries), queries)
         replay = self._replay
         if replay is None or not replay.serves(first, gaussian, queries=queries, seed=seed):
             replay = Replay(anchors, first=first, approximator=gaussian, queries=queries, seed=seed)
@@ -746,6 +749,21 @@ class AnchorIndex:
             raise InputError(
                 f"{what} needs anchor queries, and this index has none. Give it some: adacur add-anchors {where} "
                 "QUERIES, or index.add_anchors(queries) in Python."
+            )
+
+    def _check_enough(self, there: int, queries: int) -> None:
+        """Refuse to tune by so few anchor queries that noise would choose."""
+        if there < FEWEST_QUERIES:
+            where = "INDEX" if self.path is None else place_named(self.path)
+            raise InputError(
+                f"Tuning needs at least {FEWEST_QUERIES} anchor queries, and this index has {there}. Give it at least "
+                f"{FEWEST_QUERIES - there} more: adacur add-anchors {where} QUERIES, or index.add_anchors(queries) in "
+                "Python."
+            )
+        if queries < FEWEST_QUERIES:
+            raise InputError(
+                f"Tuning replays at least {FEWEST_QUERIES} anchor queries; got queries = {queries}. Leave it out, or "
+                f"let it be from {FEWEST_QUERIES} to {there}."
             )
 
     def _check_exact(self, queries: Sequence[Query] | None = None) -> None:

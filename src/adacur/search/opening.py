@@ -195,7 +195,11 @@ def _origin(items: Iterable[Item], command: Sequence[str]) -> Origin | None:
 
 def _tune_quickly(index: AnchorIndex, *, seed: int) -> None:
     # A smaller index has nothing to choose between: all its items are scored, or chance decides.
-    if len(index) > _USUAL_BUDGET and len(index.anchor_queries) >= FEWEST_QUERIES:
+    if len(index) <= _USUAL_BUDGET or not index.anchor_queries:
+        return
+    if len(index.anchor_queries) < FEWEST_QUERIES:
+        _log.info("Not tuned: %d anchor queries, and %d are needed.", len(index.anchor_queries), FEWEST_QUERIES)
+    else:
         tuning = index.tune(k=_USUAL_K, budget=_USUAL_BUDGET, queries=_QUICK_QUERIES, seed=seed, quick=True)
         _log.info("%s", tuning.verdict)
 

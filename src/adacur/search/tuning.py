@@ -172,8 +172,6 @@ def tune(
         kept = replace(kept, budget=replay.n_items)
         certain = tuple(Prediction(method, 1.0, 1.0, 1.0) for method in ("gaussian", *_RIVALS))
         return replace(kept, n_queries=n_queries, predictions=certain, gain=Gain(0.0, 0.0, 0.0))
-    if n_queries < FEWEST_QUERIES:
-        return kept
     choices = _QUICK if quick else _FULL
     passes = 1 if quick else 2
     at_most = 1 + len(_RIVALS) + passes * sum(len(values) - 1 for values in choices.values())

@@ -286,7 +286,7 @@ def test_what_one_machine_adds_to_an_index_the_others_find(s3_url, another_machi
     assert kept_open.first_stages == ("random",)
     another_machine("a")
     here = adacur.build(ITEMS, ANCHORS, scorer=score, path=s3_url, first=["bm25"], progress=False)
-    here.tune(k=5, budget=30, queries=10)
+    here.tune(k=5, budget=30, queries=20, quick=True)
     here.compress(rank=4, k=5, budget=30)
     another_machine("b")
     there = adacur.load(s3_url, scorer=score)
@@ -323,7 +323,7 @@ def test_a_copy_in_the_cache_that_lost_files_is_fetched_again(s3_url):
     (folder / "first" / "bm25" / "ids.json").unlink()
     (folder / "items.sqlite").write_bytes(b"")
     assert verify(s3_url).ok
-    adacur.load(s3_url).tune(k=5, budget=30, queries=10)
+    adacur.load(s3_url).tune(k=5, budget=30, queries=20, quick=True)
     assert sorted(ObjectPlace(s3_url).names()) == sorted([*objects, "tuned.json"])
 
 
@@ -337,7 +337,7 @@ def test_what_could_not_be_put_into_the_store_is_put_there_next_time(s3_url, s3_
         assert adacur.load(s3_url).first_stages == ("bm25", "random")
         down = False
         monkeypatch.setattr(adacur.BM25, "build", None)
-        adacur.load(s3_url).tune(k=5, budget=30, queries=10)
+        adacur.load(s3_url).tune(k=5, budget=30, queries=20, quick=True)
         assert ObjectPlace(s3_url).read("first/bm25/checksums.json")
 
 
@@ -384,7 +384,7 @@ def test_an_index_that_may_only_be_read_is_opened_searched_and_tuned(s3_url, s3_
     with Proxy(s3_endpoint, lambda _, method, path: None if method in ("GET", "HEAD") else 403) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         index = adacur.load(s3_url, scorer=score)
-        index.tune(k=5, budget=30, queries=10)
+        index.tune(k=5, budget=30, queries=20, quick=True)
         assert [one.k for one in index.tunings] == [5]
         assert len(index.search("text 3", 5, budget=30)) == 5
         assert ObjectPlace(s3_url).read("tuned.json") is None

@@ -14,7 +14,7 @@ import pytest
 
 import adacur
 from adacur import AdaCUR, AnchorIndex, Budget, Gaussian, Item, MatrixRetriever, MatrixScorer, PseudoInverse, Query
-from adacur.core.errors import BudgetError, DamagedIndex, NewerFormat
+from adacur.core.errors import BudgetError, DamagedIndex, InputError, NewerFormat
 from adacur.evaluation import top_k_recall
 from adacur.index import AnchorTable, locked
 from adacur.search.settings import GaussianSettings, default_settings
@@ -197,13 +197,17 @@ def test_a_method_that_has_not_failed_yet_may_still_fail(replayed) -> None:
     assert 0.8 < perfect.low < 1
 
 
-def test_too_few_anchor_queries_keep_the_defaults_and_promise_nothing(make_world) -> None:
-    _, index, _ = replayed_world(make_world, n_anchors=19)
-    tuning = index.tune(k=5, budget=20)
-    assert (tuning.n_queries, tuning.predictions, tuning.gain) == (0, (), None)
-    assert tuning.is_default
-    assert "20 are needed" in tuning.verdict
-    assert nearest_tuning([tuning], k=5, budget=20, first="matrix") is None
+def test_too_few_anchor_queries_are_refused_with_the_number_needed_and_how_to_add_them(make_world) -> None:
+    _, index, _ = replayed_world(make_world, n_anchors=17)
+    with pytest.raises(InputError, match=r"at least 20 anchor queries.* has 17.*at least 3 more.*add-anchors"):
+        index.tune(k=5, budget=20)
+    assert index.tunings == ()
+    assert index.tune(k=5, budget=len(index)).is_exact
+
+
+def test_too_few_queries_to_replay_are_refused(replayed) -> None:
+    with pytest.raises(InputError, match="queries = 19"):
+        replayed[1].tune(k=5, budget=20, queries=19)
 
 
 def test_a_budget_of_all_items_is_certain_and_nothing_is_kept(replayed) -> None:
