@@ -131,10 +131,11 @@ def interrupted(command: str | None = None, kept: str = "") -> None:
 
 @contextlib.contextmanager
 def warnings_as_notes() -> Iterator[None]:
-    """Show warnings meant for users, as all of adacur's are, as notes instead of Python's two lines of source."""
+    """Show the warnings that Python shows users, as all of adacur's are, as notes instead of two lines of source."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        warnings.simplefilter("default", UserWarning)
+        for shown in (UserWarning, RuntimeWarning, FutureWarning):
+            warnings.simplefilter("default", shown)
         warnings.showwarning = _Notes()
         yield
 
