@@ -121,41 +121,43 @@ class ScoreBlocks:
     def read(self, block: int) -> FloatArray:
         """A block, or an error that names it: missing, unreadable, or with a score that is not a number."""
         rows = self._manifest.block(block)
-        what = ""
+        self._check_size(block)
         try:
             with _telling(self._place, self.chunk(block)):
                 values: FloatArray = np.asarray(self._array[rows.start : rows.stop])
         except StorageUnavailable:
             raise
         except _UNREADABLE as error:
-            what = f"its chunk cannot be read ({error})"
-        else:
-            if np.isfinite(values).all():
-                return values
-            what = "it holds scores that are not numbers" if self._has(block) else "its chunk is missing"
-        raise DamagedIndex(
-            f"Block {block} (items {rows.start} to {rows.stop - 1}) of {self._place} is damaged: {what}, "
-            f"file {self.chunk(block)}. {_REMEDY}"
-        )
+            raise self._damaged(block, f"its chunk cannot be read ({error})") from error
+        if np.isfinite(values).all():
+            return values
+        is_there = isinstance(self._place, Path) or self._place.read(self.chunk(block)) is not None
+        raise self._damaged(block, "it holds scores that are not numbers" if is_there else "its chunk is missing")
 
     def check_sizes(self) -> None:
         """Refuse a chunk that is missing or cut short, without reading any; in a store they are not looked at."""
+        for block in range(self._manifest.n_blocks):
+            self._check_size(block)
+
+    def _check_size(self, block: int) -> None:
+        # Zarr takes memory for a whole chunk, as large as the metadata say, before it looks for the file.
         if isinstance(self._place, ObjectPlace):
             return
         manifest = self._manifest
         expected = manifest.block_items * manifest.n_anchors * np.dtype(manifest.dtype).itemsize
-        for block in range(manifest.n_blocks):
-            try:
-                size = (self._place / self.chunk(block)).stat().st_size
-            except OSError:
-                size = 0
-            if size < expected:
-                self.read(block)
+        try:
+            size = (self._place / self.chunk(block)).stat().st_size
+        except OSError:
+            raise self._damaged(block, "its chunk is missing") from None
+        if size < expected:
+            raise self._damaged(block, f"its chunk cannot be read (it has {size} bytes, fewer than {expected})")
 
-    def _has(self, block: int) -> bool:
-        if isinstance(self._place, Path):
-            return (self._place / self.chunk(block)).is_file()
-        return self._place.read(self.chunk(block)) is not None
+    def _damaged(self, block: int, what: str) -> DamagedIndex:
+        rows = self._manifest.block(block)
+        return DamagedIndex(
+            f"Block {block} (items {rows.start} to {rows.stop - 1}) of {self._place} is damaged: {what}, "
+            f"file {self.chunk(block)}. {_REMEDY}"
+        )
 
     def tidy(self) -> None:
         """Remove half-written files beside the chunks; only when nobody writes, since they may be somebody's."""

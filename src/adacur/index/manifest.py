@@ -57,7 +57,7 @@ _PART = re.compile(r"\.|parts/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _TYPE = "adacur_index"
 _STATUSES = ("building", "complete")
 # What JSON of another shape, or nested too deeply, makes the reading of it raise.
-_FOREIGN = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
+_FOREIGN = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +207,9 @@ def keep_first_manifest(index: Path, manifest: Manifest) -> None:
 def _load(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
     file = folder / name
     try:
+        if file.exists() and not file.is_file():
+            # Whoever opens a pipe waits for its other end.
+            raise NotAnIndex(f"{folder} is not an index folder: {name} is not a file.")
         text = file.read_bytes().decode()
     except FileNotFoundError:
         if folder.name and (unfinished := work_folder(folder)).exists():

@@ -12,7 +12,7 @@ from adacur.core.errors import AdacurError, DamagedIndex
 from adacur.index.blocks import SCORES, ScoreBlocks, digest_scores
 from adacur.index.checksums import check_files
 from adacur.index.folder import COMPRESSED, first_stage_folders
-from adacur.index.items import DATABASE, connect, digest_texts, read_texts
+from adacur.index.items import DATABASE, check_room, connect, digest_texts, read_texts
 from adacur.index.manifest import MANIFEST, Manifest, read_part_manifest
 from adacur.index.mirror import located
 from adacur.index.versions import EXACT, ROWS, hold_version, read_parts
@@ -64,11 +64,17 @@ def verify(path: str | Path) -> Report:
 def _verify(index: Path, home: Path, manifest: Manifest) -> Report:
     problems: list[Problem] = []
     checked = blocks = 0
-    for part in [record.path for record in manifest.parts] or ["."]:
+    for part in list(dict.fromkeys(record.path for record in manifest.parts)) or ["."]:
         try:
             own = read_part_manifest(index, part) if manifest.parts else manifest
         except AdacurError as error:
             problems.append(Problem(_within(index, index / part, MANIFEST), str(error)))
+            continue
+        try:
+            # Before as many blocks are looked for as the manifest says.
+            check_room(index / part, own)
+        except AdacurError as error:
+            problems.append(Problem(_within(index, index / part, DATABASE), str(error)))
             continue
         recorded: dict[int, tuple[str, int]] = {}
         found = [*_check_database(index / part, own, recorded), *_check_blocks(index / part, own, recorded)]

@@ -80,6 +80,9 @@ class Part:
 def read_parts(index: Path, home: Path, manifest: Manifest) -> list[Part]:
     """The parts of a version."""
     parts = []
+    # Files have room for what a part counts, once: a manifest could name a part a million times.
+    if len({record.path for record in manifest.parts}) < len(manifest.parts):
+        raise DamagedIndex(f"{home} names one of its parts more than once. Restore the folder from a copy.")
     for number, record in enumerate(manifest.parts):
         own = read_part_manifest(index, record.path)
         # Before an array as long as the manifest says is made.
@@ -265,8 +268,8 @@ class _PartScores:
 
 
 def _check_tiled(parts: Sequence[Part], home: Path, manifest: Manifest) -> None:
-    """Every score of a version lies in exactly one part."""
-    cells = 0
+    """Every score of a version lies in exactly one part, and every item in one or more."""
+    cells = places = 0
     for part in parts:
         rows, columns = part.rows[part.rows >= 0], part.columns[part.columns >= 0]
         fits = (
@@ -282,8 +285,10 @@ def _check_tiled(parts: Sequence[Part], home: Path, manifest: Manifest) -> None:
                 f"What {home} says of the part {part.path!r} does not fit it. Restore the folder from a copy."
             )
         cells += len(rows) * len(columns)
-    if cells != manifest.n_items * manifest.n_anchors:
+        places += len(rows)
+    # Without anchor queries there are no scores that would tell.
+    if places < manifest.n_items or cells != manifest.n_items * manifest.n_anchors:
         raise DamagedIndex(
-            f"The parts of {home} hold {cells} scores that count; its manifest says {manifest.n_items} × "
-            f"{manifest.n_anchors}. Restore the folder from a copy."
+            f"The parts of {home} hold {places} items and {cells} scores that count; its manifest says "
+            f"{manifest.n_items} items × {manifest.n_anchors} anchor queries. Restore the folder from a copy."
         )

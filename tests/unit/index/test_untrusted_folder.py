@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import adacur
-from adacur.core.errors import AdacurError, DamagedIndex, IndexFolderError
-from adacur.index import IndexFolder, verify
+from adacur.core.errors import AdacurError, DamagedIndex, IndexFolderError, NotAnIndex
+from adacur.index import IndexFolder, is_finished, verify
 from adacur.index.copying import version_files
 from adacur.index.links import check_inside
 from adacur.index.updates import _delete
@@ -268,3 +268,65 @@ def test_parts_that_overlap_and_leave_gaps_are_damage(changed: Path) -> None:
     file.write_text(json.dumps(content))
     with pytest.raises(DamagedIndex):
         adacur.load(changed)
+
+
+def edited(file: Path, **fields: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_bytes()) | fields))
+
+
+def test_a_part_counts_once_however_often_a_manifest_names_it(changed: Path) -> None:
+    first = json.loads((current(changed) / "manifest.json").read_bytes())["parts"][0]
+    edited(current(changed) / "manifest.json", parts=[first] * 100_000)
+    with pytest.raises(DamagedIndex, match="more than once"):
+        adacur.load(changed)
+    assert len(verify(changed).problems) == 1
+
+
+def test_items_that_no_part_holds_take_no_memory_where_there_are_no_scores(tmp_path: Path) -> None:
+    path = tmp_path / "wiki.adacur"
+    with adacur.build([item(n) for n in range(12)], 0, scorer=score, path=path, progress=False) as index:
+        index.add([item(20)], progress=False)
+    edited(current(path) / "manifest.json", n_items=2**46)
+    with pytest.raises(DamagedIndex, match=str(2**46)):
+        adacur.load(path)
+
+
+def test_a_chunk_that_is_missing_is_told_before_memory_is_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "wiki.adacur"
+    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
+    folder = IndexFolder.open(path)
+    shutil.rmtree(path / "scores.zarr" / "c")
+    monkeypatch.setattr("zarr.Array.__getitem__", lambda *_: pytest.fail("zarr was asked for a chunk"))
+    with pytest.raises(DamagedIndex, match="missing"):
+        _ = folder.matrix
+    with pytest.raises(DamagedIndex, match="missing"):
+        folder.scores_between(0, 3)
+    assert [problem.block for problem in verify(path).problems] == [0]
+
+
+def test_verify_looks_for_no_more_blocks_than_the_files_have_room_for(tmp_path: Path) -> None:
+    path = tmp_path / "wiki.adacur"
+    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
+    edited(path / "manifest.json", n_items=2**40, block_items=1)
+    grid = {"name": "regular", "configuration": {"chunk_shape": [1, 4]}}
+    edited(path / "scores.zarr" / "zarr.json", shape=[2**40, 4], chunk_grid=grid)
+    (problem,) = verify(path).problems
+    assert str(2**40) in problem.what
+
+
+def test_a_remembered_score_beyond_all_floats_is_one_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "wiki.adacur"
+    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
+    edited(path / "manifest.json", probes=[{"item": 0, "anchor": 0, "score": 10**400}])
+    with pytest.raises(IndexFolderError, match=r"manifest\.json"):
+        adacur.load(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_manifest_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "wiki.adacur").mkdir()
+    os.mkfifo(tmp_path / "wiki.adacur" / "manifest.json")
+    with pytest.raises(NotAnIndex, match="not a file"):
+        is_finished(tmp_path / "wiki.adacur")
