@@ -60,7 +60,8 @@ class _PlainConsole(Console):
             yield segment if segment.control else Segment(plain(segment.text), segment.style)
 
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# Half a surrogate pair, which JSON can spell, cannot be printed at all.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 # Texts of others pass through here: nothing in them is an emoji code or a number to colour.
 answer = _PlainConsole(highlight=False, emoji=False)
 note = _PlainConsole(highlight=False, emoji=False, stderr=True)
@@ -177,7 +178,9 @@ class _Told(logging.Handler):
 def print_json(value: Any) -> None:
     """A result for machines."""
     is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    sys.stdout.write(json.dumps(as_json(value), ensure_ascii=not is_utf8) + "\n")
+    text = json.dumps(as_json(value), ensure_ascii=not is_utf8)
+    # JSON spells out the control characters of ASCII; terminals obey others too.
+    sys.stdout.write(_CONTROL.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text) + "\n")
 
 
 def as_json(value: Any) -> Any:

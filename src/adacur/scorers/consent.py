@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -49,9 +50,11 @@ def check_consent(source: str, *, what: str, folder: Path, trust: bool) -> None:
         why = f"no path ({error})"
     if why is None:
         return
+    # To be pasted as it is, so that nothing in it is a word to the shell or an order to the terminal.
+    typed = shlex.quote(source) if source.isprintable() else "…"
     raise NotTrusted(
         f"{str(folder)!r} names its {what} as {source!r}: {why}. A folder alone does not decide that. Give the {what} "
-        f"yourself, {what}={source!r} in Python or --{what} {source} in a command; or, if you trust the maker of the "
+        f"yourself, {what}={source!r} in Python or --{what} {typed} in a command; or, if you trust the maker of the "
         "folder, trust=True or --trust."
     )
 

