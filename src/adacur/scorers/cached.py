@@ -339,6 +339,9 @@ class _ScoreFile:
             with self._connected() as connection:
                 rows = connection.execute(_FIND, (b"".join(some), len(some), self._scorer)).fetchall()
             for number, score in rows:
+                # SQLite keeps a text in a column of bytes as a text.
+                if not isinstance(score, bytes) or len(score) not in (2, 4, 8):
+                    raise FileFormatError(f"{self._path} holds a score that is no number. Give another path.")
                 found[start + number] = score
         return found
 
@@ -430,6 +433,12 @@ class _ScoreFile:
             raise FileFormatError(
                 f"{self._path} is a score cache of format {version}, and this adacur knows format {_VERSION}. "
                 "Upgrade adacur, or give another path."
+            )
+        # A view or a trigger is SQL of somebody else, run by a look-up.
+        tables = connection.execute("SELECT type, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+        if any(kind != "table" or sql not in _SCHEMA for kind, sql in tables):
+            raise FileFormatError(
+                f"{self._path} holds tables that no score cache has. Give another path; it is left alone."
             )
         return True
 

@@ -706,6 +706,33 @@ def test_a_database_of_something_else_is_refused_and_left_alone(path) -> None:
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE TRIGGER t AFTER INSERT ON scores BEGIN DELETE FROM scores; END",
+        "CREATE VIEW v AS SELECT * FROM scores",
+        "CREATE TABLE others (a TEXT)",
+    ],
+)
+def test_a_cache_with_sql_of_somebody_else_is_refused(path, statement) -> None:
+    Cached(Recording(), path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute(statement)
+    connection.close()
+    with pytest.raises(FileFormatError, match="no score cache has"):
+        Cached(Recording(), path)
+
+
+def test_a_stored_score_that_is_a_text_is_one_clear_error(path) -> None:
+    with Cached(Recording(), path) as cached:
+        cached.score(PAIRS)
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE scores SET score = 'high'")
+    connection.close()
+    with Cached(Recording(), path) as cached, pytest.raises(FileFormatError, match="no number"):
+        cached.score(PAIRS)
+
+
 def test_a_cache_of_another_format_is_refused(path) -> None:
     Cached(Recording(), path).close()
     with sqlite3.connect(path) as connection:
