@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,13 +86,18 @@ def check_names_no_code(folder: Path) -> None:
     named: list[tuple[Path, object, str]] = [
         (folder / "modules.json", module.get("type"), "sentence_transformers.") for module in _modules(folder)
     ]
-    for path in sorted({*folder.glob("*config.json"), *folder.glob("*/*config.json")}):
+    places = [str(module.get("path") or "") for module in _modules(folder)]
+    # A module may lie deeper, and behind a link of the hub's cache.
+    for path in sorted({*folder.glob("*/*config.json"), *folder.rglob("*config.json")}):
         settings = json_in(path.parent, path.name)
         types = settings.get("types")
+        places += map(str, types) if isinstance(types, dict) else ()
         named += [(path, of, "sentence_transformers.") for of in (types.values() if isinstance(types, dict) else ())]
         kept = (("activation_function", "torch."), ("tokenizer_class", "sentence_transformers."))
         # Transformers has a field tokenizer_class too, which is a plain name.
         named += [(path, settings[key], own) for key, own in kept if "." in str(settings.get(key) or "")]
+    if outside := [place for place in places if Path(place).is_absolute() or ".." in re.split(r"[/\\]", place)]:
+        raise InputError(f"The modules of a model lie in its folder; {folder} names {outside[0]!r}.")
     for path, name, own in named:
         if not str(name).startswith(own):
             raise InputError(

@@ -13,6 +13,7 @@ import pytest
 import adacur
 from adacur.core.errors import InputError, MissingExtra
 from adacur.scorers import OnnxCrossEncoder, SentenceTransformersScorer, TorchCrossEncoder, scorer
+from adacur.scorers.checkpoints import check_names_no_code
 from tests.unit.scorers.tiny_models import CHAT_TEMPLATE, PAIRS, tiny_decoder, tiny_modular, tiny_onnx, tiny_transformer
 
 torch = pytest.importorskip("torch")
@@ -162,6 +163,22 @@ def test_code_that_a_folder_names_is_not_run(tmp_path, monkeypatch, file, change
     with pytest.raises(InputError, match=r"names '(evil\.Module|os\.system)'.*trust_remote_code"):
         getattr(adacur, opens)(str(folder)) if opens == "scorer" else adacur.search.opening.encoder(str(folder))
     assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "named"),
+    [
+        ("2_Dense/deep/er/config.json", {"activation_function": "evil.Module"}, r"'evil\.Module'"),
+        ("modules.json", [{"path": "../evil", "type": "sentence_transformers.models.Dense"}], r"'\.\./evil'"),
+        ("modules.json", [{"path": "/evil", "type": "sentence_transformers.models.Dense"}], "'/evil'"),
+        ("a/router_config.json", {"types": {"b/../../evil": "sentence_transformers.models.Dense"}}, "evil"),
+    ],
+)
+def test_modules_are_looked_at_however_deep_they_lie_and_lie_in_the_folder(tmp_path, file, content, named) -> None:
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text(json.dumps(content))
+    with pytest.raises(InputError, match=named):
+        check_names_no_code(tmp_path)
 
 
 def test_a_classifier_trained_on_plain_pairs_has_no_template_of_its_base(tmp_path) -> None:
