@@ -95,7 +95,7 @@ def json_lines(lines: IO[str], file: Path) -> Iterator[tuple[int, dict[str, Any]
             raise FileFormatError(
                 f"{where}: not JSON ({error.msg}, column {error.pos + 1}). Each line must be one object.{remedy}"
             ) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise FileFormatError(f"{where}: not JSON ({error}).") from error
         if not isinstance(row, dict):
             remedy = f" To make lines of an array: {_jq(file, array=True)}" if isinstance(row, list) else ""
@@ -118,7 +118,7 @@ def json_rows(lines: IO[str], file: Path) -> Iterator[tuple[int, dict[str, Any]]
         rows = json.load(lines)
     except UnicodeDecodeError:
         raise
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FileFormatError(f"{file}: not JSON ({error}).") from error
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):

@@ -223,6 +223,8 @@ def test_records_are_read_one_by_one(tmp_path) -> None:
     ("name", "content", "error", "message"),
     [
         ("a.jsonl", '{"_id": "a", "text": "x"}\n{', FileFormatError, r"a\.jsonl, line 2: not JSON"),
+        ("a.jsonl", "[" * 200_000 + "\n", FileFormatError, r"line 1: not JSON .*recursion"),
+        ("a.json", "[" * 200_000, FileFormatError, r"a\.json: not JSON .*recursion"),
         ("a.jsonl", "[1]\n", FileFormatError, r"line 1: each line must be a JSON object; got list.*jq -c '\.\[\]'"),
         ("a.jsonl", "[\n {}]\n", FileFormatError, r"line 1: not JSON .*column \d+.*jq -c '\.\[\]' .*a\.jsonl"),
         ("a.jsonl", "{\n}\n", FileFormatError, r"line 1: not JSON .*column 2.*jq -c \. .*a\.jsonl"),
