@@ -27,6 +27,7 @@ from adacur.core.errors import IndexFolderError, IndexMismatch, InputError, Scor
 from adacur.core.protocols import Items, Scorer, ScorerCard
 from adacur.core.records import Item, Query
 from adacur.core.scores import check_scores
+from adacur.data.stored import read_json
 from adacur.index.build import IT_IS_FINISHED, Progress, build_scores, check_not_lost, locked, save_table
 from adacur.index.checksums import write_checksums
 from adacur.index.folder import IndexFolder, is_finished
@@ -101,11 +102,15 @@ class Sparsity:
 def read_sparsity(home: Path) -> Sparsity | None:
     """How an index was scored; None where every pair was."""
     try:
-        data = json.loads((home / EXACT / _ABOUT).read_text(encoding="utf-8"))
-        return Sparsity(**{name: data[name] for name in Sparsity.__slots__})
+        data = read_json(home / EXACT / _ABOUT)
+        found = {name: data[name] for name in Sparsity.__slots__}
+        kinds = {name: (int, float) if name == "random_share" else (int,) for name in found}
+        if wrong := [name for name, value in found.items() if type(value) not in kinds[name]]:
+            raise ValueError(f"{wrong[0]} is {found[wrong[0]]!r}, not a number")
+        return Sparsity(**found)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise IndexFolderError(f"{home / EXACT / _ABOUT} cannot be read ({error}). Restore it from a copy.") from error
 
 

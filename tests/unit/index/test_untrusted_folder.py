@@ -16,6 +16,7 @@ from adacur.core.errors import AdacurError, DamagedIndex, IndexFolderError, NotA
 from adacur.index import IndexFolder, is_finished, verify
 from adacur.index.copying import version_files
 from adacur.index.links import check_inside
+from adacur.index.sparse import read_sparsity
 from adacur.index.updates import _delete
 from tests.living_world import build, item, query, score
 
@@ -330,3 +331,13 @@ def test_a_manifest_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "wiki.adacur" / "manifest.json")
     with pytest.raises(NotAnIndex, match="not a file"):
         is_finished(tmp_path / "wiki.adacur")
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 200_000, '{"per_query": "many", "random_share": 0.1, "seed": 0, "calls": 1}', "[]"]
+)
+def test_what_an_index_says_of_its_sparsity_is_numbers_or_one_clear_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "exact").mkdir()
+    (tmp_path / "exact" / "about.json").write_text(content)
+    with pytest.raises(IndexFolderError, match=r"about\.json"):
+        read_sparsity(tmp_path)
