@@ -124,7 +124,7 @@ def test_a_client_that_does_not_read_loses_its_turn(browser, monkeypatch):
     index = AnchorIndex.from_items(items, scorer=lambda pairs: [float(len(item) % 7) for _, item in pairs])
     settings = ServerSettings(concurrency=1, queue=0, seconds=0.3)
     with serving(create_app({"w": index}, settings=settings)) as url:
-        asked = {"query": "a", "k": 20, "budget": 20, "rounds": 20, "stream": True}
+        asked = {"query": "a", "method": "gaussian", "k": 20, "budget": 20, "rounds": 20, "stream": True}
         connection = raw_request(url, asked)
         while browser.post(f"{url}/v1/search", json=asked).status_code != 429:
             pass
