@@ -290,6 +290,8 @@ def _build(
 ) -> Path:
     mirror = Mirror.of(folder)
     in_store = mirror is not None and mirror.is_building
+    # What is finished is compared before anybody opens it.
+    check_no_links(folder)
     manifest = None if in_store else _begun(folder)
     if manifest is not None and manifest.status == "complete":
         _check_same(folder, manifest, items, anchors, check=check, card=card, dtype=dtype)

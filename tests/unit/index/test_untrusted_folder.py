@@ -123,6 +123,19 @@ def test_a_build_writes_through_no_link_that_lies_where_it_begins(tmp_path: Path
     assert secret.read_text() == "TOP SECRET"
 
 
+def test_a_build_compares_itself_with_no_database_that_a_finished_folder_links_to(tmp_path: Path) -> None:
+    path, others = tmp_path / "wiki.adacur", tmp_path / "others.sqlite"
+    build(path, [item(1)], [query(1)]).close()
+    (path / "items.sqlite").rename(others)
+    changed = sqlite3.connect(others)
+    changed.execute("UPDATE items SET text = 'TOP SECRET'")
+    changed.commit()
+    changed.close()
+    (path / "items.sqlite").symlink_to(others)
+    with pytest.raises(DamagedIndex, match="is a link"):
+        build(path, [item(1)], [query(1)])
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes in folders")
 def test_a_pipe_in_a_folder_is_refused_instead_of_waited_for(changed: Path) -> None:
     (changed / "manifest.json").unlink()
