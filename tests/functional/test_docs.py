@@ -67,8 +67,6 @@ DECIMAL = re.compile(rf"(?<![\w.])[-−]?(?:\d[\d,]*)?\.\d+(?:e[-+]?\d+)?(?![\d.
 INTERVAL = re.compile(r"[(\[][-−]?[\d.]+(?:–|, )[-−]?[\d.]+[)\]]")
 # int8 scores differ by up to half a logit between processors, and the rehearsal moves them by three tenths.
 MOST_BETWEEN_PROCESSORS = 0.8
-# Recalls and other shares: a few places of a small example.
-MOST_BETWEEN_SHARES = 0.3
 WIDTH = 88
 # Each has a test that starts it as a process; importing everything anew for each example would prove nothing more.
 RUN_HERE = (
@@ -125,8 +123,7 @@ class Line:
 
     def agrees_with(self, other: Line) -> bool:
         return self.words == other.words and all(
-            abs(ours - theirs)
-            <= (MOST_BETWEEN_SHARES if 0 <= min(ours, theirs) <= max(ours, theirs) <= 1 else MOST_BETWEEN_PROCESSORS)
+            abs(ours - theirs) <= MOST_BETWEEN_PROCESSORS
             for ours, theirs in zip(self.decimals, other.decimals, strict=False)
         )
 

@@ -125,13 +125,15 @@ def test_a_client_that_does_not_read_loses_its_turn(browser, monkeypatch):
     settings = ServerSettings(concurrency=1, queue=0, seconds=0.3)
     with serving(create_app({"w": index}, settings=settings)) as url:
         asked = {"query": "a", "method": "gaussian", "k": 20, "budget": 20, "rounds": 20, "stream": True}
-        connection = raw_request(url, asked)
-        while browser.post(f"{url}/v1/search", json=asked).status_code != 429:
-            pass
+        connections = [raw_request(url, asked)]
+        while browser.post(f"{url}/v1/search", json=asked | {"k": 1}).status_code != 429:
+            # On a busy machine it may have lost its turn before anybody looked.
+            connections.append(raw_request(url, asked))
         while (response := browser.post(f"{url}/v1/search", json=asked | {"k": 1})).status_code == 429:
             time.sleep(0.02)
         assert response.status_code == 200
-        connection.close()
+        for connection in connections:
+            connection.close()
 
 
 def test_a_large_body_without_a_length_is_refused_before_it_is_all_read(browser):

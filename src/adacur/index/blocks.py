@@ -141,9 +141,9 @@ class ScoreBlocks:
 
     def _check_size(self, block: int) -> None:
         # Zarr takes memory for a whole chunk, as large as the metadata say, before it looks for the file.
-        if isinstance(self._place, ObjectPlace):
-            return
         manifest = self._manifest
+        if isinstance(self._place, ObjectPlace) or not manifest.n_anchors:
+            return
         expected = manifest.block_items * manifest.n_anchors * np.dtype(manifest.dtype).itemsize
         try:
             size = (self._place / self.chunk(block)).stat().st_size

@@ -53,7 +53,7 @@ def test_batch_iter_and_async_give_the_same_answer(index, world) -> None:
 def test_exact_search_takes_a_budget_that_covers_every_item(index, world) -> None:
     hits = index.search(world.test[0], k=5, method="exact", budget=len(world.items))
     assert hits.ids == index.search(world.test[0], k=5, method="exact").ids
-    with pytest.raises(BudgetError, match=f"scores all {len(world.items):,} items, and the budget is 10"):
+    with pytest.raises(BudgetError, match="scores all 200 items, and a budget of 10"):
         index.search(world.test[0], k=5, method="exact", budget=Budget(10))
 
 
@@ -345,7 +345,7 @@ def test_an_item_without_a_word_is_refused_by_build_and_from_items_alike(text, t
         AnchorIndex.from_items(items, scorer=scorer)
     with pytest.raises(EmptyInput, match="'i1' has no text"):
         adacur.build(items, ["a query"], scorer=scorer, path=tmp_path / "i.adacur", progress=False)
-    with pytest.raises(InputError, match=r"Item\(id, text\) records; got int: '7'"):
+    with pytest.raises(InputError, match=r"got int: '7'"):
         AnchorIndex.from_items([7], scorer=scorer)
 
 
