@@ -25,7 +25,7 @@ from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, Item, MatrixRetriever, M
 from adacur.core.protocols import Retriever
 from adacur.data import fetch, read_items, read_queries
 from adacur.evaluation import bootstrap_interval, top_k_recall
-from adacur.retrievers import BM25, MultiVector, OnnxEncoder, TfIdf, bge_small
+from adacur.first_stages import BM25, MultiVector, OnnxEncoder, TfIdf, bge_small
 
 
 def main() -> None:

@@ -337,8 +337,8 @@ def on_a_device(path: Path, *, device: str, queries: int) -> None:
 
 def compressing(path: Path, n_items: int, *, domain: str) -> None:
     """Write anchor scores and embeddings block by block, compress them, and tell seconds and memory."""
-    from adacur.retrievers import EncoderCard
-    from adacur.retrievers.saved import write_ids, write_settings
+    from adacur.first_stages import EncoderCard
+    from adacur.first_stages.saved import write_ids, write_settings
 
     manifest = write_items(path, n_items, N_ANCHORS)
     blocks = ScoreBlocks.create(path, manifest)
@@ -367,7 +367,7 @@ class Numbers:
 
     @property
     def card(self) -> Any:
-        from adacur.retrievers import EncoderCard
+        from adacur.first_stages import EncoderCard
 
         return EncoderCard(kind="numbers", dimension=DIMENSIONS)
 

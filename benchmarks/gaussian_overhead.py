@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from adacur.acquisition import TopK
-from adacur.approximation import Features, Gaussian, ItemFactors, ScoreScale
+from adacur.approximation import Features, Gaussian, ItemFactors, ScoreScale, TopK
 from adacur.approximation.packed_rows import DeviceRows
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Item, Query

@@ -24,8 +24,8 @@ import torch
 
 from adacur.core.records import Item, Query
 from adacur.scorers import TorchCrossEncoder
-from adacur.scorers import torch as torch_scorer
-from adacur.scorers.pair_tokens import PairTokenizer
+from adacur.scorers.cross_encoders import torch as torch_scorer
+from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from score_folders import ScoreFolder, read_score_folder
 
 from adacur import AnchorIndex, Dense, Hits, MatrixScorer, Query
 from adacur.evaluation import JudgedTuning, bootstrap_interval, judged_quality, top_k_recall, tune_fuse
-from adacur.retrievers.encoders import EncoderCard
+from adacur.first_stages.encoders import EncoderCard
 
 ALL = 1_000_000
 K = 10

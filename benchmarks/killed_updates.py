@@ -29,8 +29,8 @@ from tqdm import tqdm
 
 import adacur
 from adacur import AnchorIndex, Item, Query
+from adacur.first_stages.saved import read_ids
 from adacur.index import IndexFolder
-from adacur.retrievers.saved import read_ids
 
 OPERATIONS = ("add", "remove", "replace", "add_anchors", "drop_anchors", "compact")
 WORDS = ("red", "green", "blue", "round", "square", "heavy", "light", "old", "new", "odd")

@@ -22,7 +22,7 @@ import adacur
 from adacur import AdaCUR, AnchorIndex, Budget, Gaussian, Query, Rerank
 from adacur.data import fetch, pseudo_queries, wikivital
 from adacur.evaluation import bootstrap_interval, top_k_recall
-from adacur.retrievers import bge_small
+from adacur.first_stages import bge_small
 
 SHIPPED = Path(adacur.__file__).parent / "data" / "shipped" / "wikivital" / "scores.npy"
 

@@ -21,8 +21,7 @@ import numpy as np
 from score_folders import ScoreFolder, read_score_folder
 
 from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, Exact, Gaussian, Hits, Rerank, Softmax, TopK, Uniform
-from adacur.acquisition import Oracle
-from adacur.approximation import EmbeddingRegression
+from adacur.approximation import EmbeddingRegression, Oracle
 from adacur.core.protocols import Acquisition
 from adacur.data import read_qrels
 from adacur.evaluation import bootstrap_interval, judged_quality, top_k_recall

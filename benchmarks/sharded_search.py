@@ -27,8 +27,8 @@ import adacur
 from adacur import AnchorIndex, Budget, Dense, Hits
 from adacur.core.products import blas_threads
 from adacur.engines.standing import StandingHere
+from adacur.first_stages import EncoderCard
 from adacur.index import IndexFolder
-from adacur.retrievers import EncoderCard
 from adacur.search import opening
 from adacur.search.sharded import open_shards
 

@@ -10,7 +10,7 @@ import numpy as np
 
 import adacur
 from adacur import AnchorIndex, Hits, Item, Query
-from adacur.retrievers import EncoderCard
+from adacur.first_stages import EncoderCard
 
 METHODS = ("gaussian", "adacur", "anncur", "axn", "rerank", "exact")
 WORDS = ("red", "green", "blue", "round", "square", "heavy", "light", "ancient", "modern", "odd")

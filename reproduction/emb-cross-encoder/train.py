@@ -26,7 +26,7 @@ from adacur import AnchorIndex, Dense, Item, OnnxCrossEncoder, Query, TorchCross
 from adacur.core.records import ItemList
 from adacur.data import JudgedCollection, read_beir, split_queries
 from adacur.experiments import Testbed
-from adacur.retrievers.encoders import SentenceTransformerEncoder
+from adacur.first_stages.encoders import SentenceTransformerEncoder
 from adacur.scorers import export_onnx, make_emb_cross_encoder, save_emb_cross_encoder
 from adacur.training import TeacherScores, TrainingSettings, distill, train_cross_encoder, train_dual_encoder
 from adacur.training.candidates import found_by

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from adacur.acquisition import Oracle, Softmax, TopK, Uniform
-    from adacur.approximation import EmbeddingRegression, Gaussian, PseudoInverse
+    from adacur.approximation import EmbeddingRegression, Gaussian, Oracle, PseudoInverse, Softmax, TopK, Uniform
     from adacur.core.budget import Budget
     from adacur.core.errors import AdacurError
     from adacur.core.records import Item, Query
     from adacur.core.results import Hit, Hits, Round, Trace
     from adacur.data import pseudo_queries, read_items, read_queries
-    from adacur.index import DriftWarning, estimate, verify
-    from adacur.retrievers import (
+    from adacur.first_stages import (
         BM25,
         Dense,
         MatrixRetriever,
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
         SentenceTransformerEncoder,
         TfIdf,
     )
+    from adacur.index import DriftWarning, estimate, verify
     from adacur.scorers import (
         Cached,
         CacheWarning,
@@ -87,11 +86,11 @@ _ROOM_OF = {
     "AdaCUR": "search",
     "AdacurError": "core.errors",
     "AnchorIndex": "search",
-    "BM25": "retrievers",
+    "BM25": "first_stages",
     "Budget": "core.budget",
     "CacheWarning": "scorers",
     "Cached": "scorers",
-    "Dense": "retrievers",
+    "Dense": "first_stages",
     "DriftWarning": "index",
     "EmbHead": "scorers",
     "EmbeddingRegression": "approximation",
@@ -104,37 +103,37 @@ _ROOM_OF = {
     "HttpScorer": "scorers",
     "Item": "core.records",
     "LangChainScorer": "scorers",
-    "MatrixRetriever": "retrievers",
+    "MatrixRetriever": "first_stages",
     "MatrixScorer": "scorers",
     "Metered": "scorers",
-    "MultiVector": "retrievers",
+    "MultiVector": "first_stages",
     "OnnxCrossEncoder": "scorers",
-    "OnnxEncoder": "retrievers",
-    "Oracle": "acquisition",
+    "OnnxEncoder": "first_stages",
+    "Oracle": "approximation",
     "ProbabilityWarning": "scorers",
     "PseudoInverse": "approximation",
     "PyTerrierScorer": "scorers",
     "Query": "core.records",
-    "RandomRetriever": "retrievers",
+    "RandomRetriever": "first_stages",
     "Rerank": "search",
     "RerankersScorer": "scorers",
     "Round": "core.results",
-    "SentenceTransformerEncoder": "retrievers",
+    "SentenceTransformerEncoder": "first_stages",
     "SentenceTransformersScorer": "scorers",
     "SharedBatches": "scorers",
     "SearchLog": "search",
     "SearchLogWarning": "search",
-    "Softmax": "acquisition",
+    "Softmax": "approximation",
     "TeacherScores": "training",
-    "TfIdf": "retrievers",
-    "TopK": "acquisition",
+    "TfIdf": "first_stages",
+    "TopK": "approximation",
     "TorchCrossEncoder": "scorers",
     "Trace": "core.results",
     "Trained": "training",
     "TrainingSettings": "training",
     "Tuning": "search",
     "TuningWarning": "search",
-    "Uniform": "acquisition",
+    "Uniform": "approximation",
     "build": "search",
     "compress": "search",
     "distill": "training",

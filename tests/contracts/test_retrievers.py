@@ -11,7 +11,7 @@ import pytest
 from adacur.core.errors import EmptyInput, InputError
 from adacur.core.protocols import Retriever, SavedRetriever
 from adacur.core.records import Item, Query
-from adacur.retrievers import (
+from adacur.first_stages import (
     BM25,
     Dense,
     EncoderCard,

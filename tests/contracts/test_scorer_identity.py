@@ -19,9 +19,16 @@ from adacur.core.records import Item, Query
 from adacur.index import DriftWarning
 from adacur.index.probes import same_scorer
 from adacur.scorers import Cached, FunctionScorer, HttpScorer, Metered, scorer
-from adacur.scorers import onnx as onnx_scorer
+from adacur.scorers.cross_encoders import onnx as onnx_scorer
 from tests.rerank_servers import RerankServer
-from tests.unit.scorers.tiny_models import CHAT_TEMPLATE, WORDS, tiny_decoder, tiny_modular, tiny_onnx, tiny_transformer
+from tests.unit.scorers.cross_encoders.tiny_models import (
+    CHAT_TEMPLATE,
+    WORDS,
+    tiny_decoder,
+    tiny_modular,
+    tiny_onnx,
+    tiny_transformer,
+)
 
 PAIR = (Query("q", "w1 w2"), Item("i", "w3 W4 w5"))
 ITEMS = [Item(f"i{n}", " ".join(WORDS[(3 * n + step) % 40].upper() for step in range(n % 7 + 2))) for n in range(40)]

@@ -35,7 +35,7 @@ from adacur.scorers import (
     scorer as opened_scorer,
 )
 from tests.rerank_servers import RerankServer
-from tests.unit.scorers.tiny_models import ITEMS, PAIRS, QUERIES, tiny_emb, tiny_onnx, tiny_transformer
+from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, tiny_emb, tiny_onnx, tiny_transformer
 
 # PyTerrier 1.1 calls pandas 3 in ways that pandas 4 will not take.
 pytestmark = pytest.mark.filterwarnings("ignore:The inplace keyword")

@@ -30,7 +30,7 @@ from adacur.core.extras import install_command
 from adacur.data import read_beir
 from adacur.training import cross_encoder, distillation, dual_encoder
 from tests.functional.test_cli import ADACUR, Ran, environment, here, run, write_lines
-from tests.unit.scorers.tiny_models import WORDS, made_once_in, tiny_transformer
+from tests.unit.scorers.cross_encoders.tiny_models import WORDS, made_once_in, tiny_transformer
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")

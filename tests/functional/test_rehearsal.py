@@ -16,7 +16,7 @@ PROGRAM = """
 import json
 import adacur
 from adacur.data import fetch
-from adacur.retrievers import bge_small
+from adacur.first_stages import bge_small
 
 queries = [adacur.Query("a", "who discovered penicillin?"), adacur.Query("b", "a planet with rings")]
 items = [adacur.Item(text, text) for text in ("Alexander Fleming", "Saturn is a planet with rings of ice and rock.")]

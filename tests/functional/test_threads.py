@@ -18,7 +18,7 @@ from adacur.data import fetch, wikivital
 from adacur.index import IndexFolder, blocks
 from adacur.scorers import OnnxCrossEncoder, TorchCrossEncoder
 from adacur.scorers.shared_batches import SharedBatches
-from tests.unit.scorers.tiny_models import WORDS, tiny_onnx, tiny_transformer
+from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_onnx, tiny_transformer
 
 THREADS = 8
 QUESTIONS = [f"who or what is {name}?" for name in ("the sun", "a king", "honey", "Rome", "music", "the sea", "war")]
@@ -86,7 +86,7 @@ def test_eight_threads_search_a_folder_with_the_real_model_like_one_and_open_eve
     for module, function in (
         ("adacur.search.scorer_names", "opened_scorer"),
         ("adacur.search.first_stages", "load_retriever"),
-        ("adacur.retrievers.dense", "reopen_encoder"),
+        ("adacur.first_stages.dense", "reopen_encoder"),
         ("adacur.index.folder", "ScoreBlocks"),
     ):
         target = importlib.import_module(module)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from adacur import ANNCUR, AdaCUR, Budget, MatrixRetriever, Softmax, TopK
-from adacur.acquisition import Oracle
-from adacur.approximation import EmbeddingRegression
+from adacur.approximation import EmbeddingRegression, Oracle
 from adacur.core.seeds import item_keys
 from adacur.search.methods import without_anchors
 from tests.reference import literal

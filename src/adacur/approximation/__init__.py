@@ -1,9 +1,11 @@
-"""How the scores of all items follow from a few exact ones."""
+"""How the scores of all items follow from a few exact ones, and which items to score next."""
 
+from adacur.approximation.acquisition import Softmax, TopK, Uniform
 from adacur.approximation.embedding_regression import EmbeddingRegression
 from adacur.approximation.gaussian import Features, Gaussian
 from adacur.approximation.item_factors import ItemFactors
 from adacur.approximation.item_lists import ItemLists
+from adacur.approximation.oracle import Oracle
 from adacur.approximation.packed_rows import PackedRows, Storage
 from adacur.approximation.pseudo_inverse import PseudoInverse
 from adacur.approximation.score_scale import ScoreScale
@@ -14,8 +16,12 @@ __all__ = [
     "Gaussian",
     "ItemFactors",
     "ItemLists",
+    "Oracle",
     "PackedRows",
     "PseudoInverse",
     "ScoreScale",
+    "Softmax",
     "Storage",
+    "TopK",
+    "Uniform",
 ]

@@ -61,7 +61,7 @@ from adacur.data import (
     read_queries,
     wikivital,
 )
-from adacur.scorers.weights import json_in
+from adacur.scorers.cross_encoders.weights import json_in
 
 if TYPE_CHECKING:
     from adacur.index import Encode, Estimate

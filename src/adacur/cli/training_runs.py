@@ -299,7 +299,7 @@ class _FirstStage:
         return self._built.search(queries, k)
 
     def _build(self) -> Retriever:
-        from adacur.retrievers import BM25, Dense, TfIdf
+        from adacur.first_stages import BM25, Dense, TfIdf
 
         if self.name == "bm25":
             return BM25.build(self._items)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from adacur.acquisition import Oracle, Softmax, TopK
-from adacur.approximation import EmbeddingRegression, Gaussian
+from adacur.approximation import EmbeddingRegression, Gaussian, Oracle, Softmax, TopK
 from adacur.core.budget import Budget
 from adacur.core.errors import InputError, UnknownName
 from adacur.core.protocols import Acquisition, AnchorScores, Approximator, Retriever

@@ -45,7 +45,7 @@ from adacur.report import (
     scatter,
 )
 from adacur.report.measures import JUDGED, error_measures, recall_measures
-from adacur.scorers.weights import json_in
+from adacur.scorers.cross_encoders.weights import json_in
 
 __all__ = ["EXPERIMENTS", "Experiment", "Reproduced", "Sources", "experiment_names", "reproduce"]
 

@@ -40,8 +40,8 @@ from adacur.experiments.testbed import (
     first_stage_names,
     is_scored,
 )
+from adacur.first_stages import TokenEncoder
 from adacur.index import Estimate, estimate
-from adacur.retrievers import TokenEncoder
 from adacur.search import encoder as open_encoder
 from adacur.search import scorer as open_scorer
 

@@ -31,8 +31,8 @@ from adacur.core.records import Item, ItemList, Query
 from adacur.core.results import Hits
 from adacur.core.scores import check_grid
 from adacur.core.spelling import did_you_mean
+from adacur.first_stages import BM25, Dense, Encoder, MatrixRetriever, MultiVector, TfIdf, TokenEncoder
 from adacur.index import AnchorTable, Progress, build_scores, check_scorer, is_finished
-from adacur.retrievers import BM25, Dense, Encoder, MatrixRetriever, MultiVector, TfIdf, TokenEncoder
 from adacur.scorers import MatrixScorer
 from adacur.search import AnchorIndex
 

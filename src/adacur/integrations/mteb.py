@@ -20,7 +20,7 @@ from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
 from adacur.core.results import Hits
 from adacur.data import pseudo_queries
-from adacur.retrievers import Dense, RandomRetriever
+from adacur.first_stages import Dense, RandomRetriever
 from adacur.search import AnchorIndex, build
 from adacur.search import encoder as open_encoder
 from adacur.search import scorer as open_scorer

@@ -17,10 +17,10 @@ from adacur.core.errors import EmptyInput, FileFormatError, InputError, UnknownN
 from adacur.core.extras import require
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.results import Hits
+from adacur.first_stages import Dense
 from adacur.index import AnchorTable, IndexFolder, check_scorer, save_table, write_manifest
 from adacur.index.copying import version_files
 from adacur.index.mirror import refuse_url
-from adacur.retrievers import Dense
 from adacur.search import AnchorIndex, SearchOptions, load
 from adacur.search import encoder as opened_encoder
 from adacur.search import scorer as opened_scorer

@@ -7,26 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from adacur.scorers.cached import Cached, CacheWarning
-    from adacur.scorers.emb_cross_encoder import (
+    from adacur.scorers.cross_encoders.emb_cross_encoder import (
         EmbHead,
         load_emb_cross_encoder,
         make_emb_cross_encoder,
         save_emb_cross_encoder,
     )
+    from adacur.scorers.cross_encoders.onnx import OnnxCrossEncoder
+    from adacur.scorers.cross_encoders.onnx_export import export_onnx
+    from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
     from adacur.scorers.function import FunctionScorer
     from adacur.scorers.grid import ascore, score_grid
     from adacur.scorers.http import HttpScorer, ProbabilityWarning
     from adacur.scorers.langchain import LangChainScorer
     from adacur.scorers.matrix import MatrixScorer
     from adacur.scorers.metered import Metered
-    from adacur.scorers.onnx import OnnxCrossEncoder
-    from adacur.scorers.onnx_export import export_onnx
     from adacur.scorers.opening import scorer
     from adacur.scorers.pyterrier import PyTerrierScorer
     from adacur.scorers.rerankers import RerankersScorer
     from adacur.scorers.sentence_transformers import SentenceTransformersScorer
     from adacur.scorers.shared_batches import SharedBatches
-    from adacur.scorers.torch import TorchCrossEncoder
 
 __all__ = [
     "CacheWarning",
@@ -58,22 +58,22 @@ _MODULES = {
     "ProbabilityWarning": "http",
     "SharedBatches": "shared_batches",
     "Cached": "cached",
-    "EmbHead": "emb_cross_encoder",
+    "EmbHead": "cross_encoders.emb_cross_encoder",
     "FunctionScorer": "function",
     "HttpScorer": "http",
     "LangChainScorer": "langchain",
     "MatrixScorer": "matrix",
     "Metered": "metered",
-    "OnnxCrossEncoder": "onnx",
+    "OnnxCrossEncoder": "cross_encoders.onnx",
     "PyTerrierScorer": "pyterrier",
     "RerankersScorer": "rerankers",
     "SentenceTransformersScorer": "sentence_transformers",
-    "TorchCrossEncoder": "torch",
+    "TorchCrossEncoder": "cross_encoders.torch",
     "ascore": "grid",
-    "export_onnx": "onnx_export",
-    "load_emb_cross_encoder": "emb_cross_encoder",
-    "make_emb_cross_encoder": "emb_cross_encoder",
-    "save_emb_cross_encoder": "emb_cross_encoder",
+    "export_onnx": "cross_encoders.onnx_export",
+    "load_emb_cross_encoder": "cross_encoders.emb_cross_encoder",
+    "make_emb_cross_encoder": "cross_encoders.emb_cross_encoder",
+    "save_emb_cross_encoder": "cross_encoders.emb_cross_encoder",
     "score_grid": "grid",
     "scorer": "opening",
 }

@@ -13,9 +13,9 @@ from adacur.core.errors import InputError, MissingExtra, UnknownName, UnknownOpt
 from adacur.core.extras import require
 from adacur.core.protocols import Scorer
 from adacur.core.spelling import did_you_mean
-from adacur.scorers.checkpoints import beyond_plain_pairs, checkpoint_folder, has_chat_template
-from adacur.scorers.emb_cross_encoder import EmbHead
-from adacur.scorers.weights import json_in
+from adacur.scorers.cross_encoders.checkpoints import beyond_plain_pairs, checkpoint_folder, has_chat_template
+from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead
+from adacur.scorers.cross_encoders.weights import json_in
 
 __all__ = ["is_function_name", "scorer"]
 

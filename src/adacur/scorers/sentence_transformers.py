@@ -22,9 +22,9 @@ from adacur.core.protocols import Reopening, ScorerCard
 from adacur.core.records import Pair
 from adacur.core.scores import check_scores
 from adacur.scorers.asking import asking
-from adacur.scorers.checkpoints import beyond_plain_pairs, check_names_no_code, checkpoint_folder
-from adacur.scorers.pair_tokens import PairTokenizer
-from adacur.scorers.weights import weights_hash, with_effect
+from adacur.scorers.cross_encoders.checkpoints import beyond_plain_pairs, check_names_no_code, checkpoint_folder
+from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
+from adacur.scorers.cross_encoders.weights import weights_hash, with_effect
 
 __all__ = ["SentenceTransformersScorer"]
 

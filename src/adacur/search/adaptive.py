@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from adacur.acquisition import TopK, Uniform
+from adacur.approximation import TopK, Uniform
 from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
 from adacur.core.errors import InputError, ScoreCountError
 from adacur.core.protocols import Acquisition, Approximation, UncertainApproximation

@@ -34,6 +34,7 @@ from adacur.core.records import Item, ItemList, Query, as_queries, check_item
 from adacur.core.results import Hits
 from adacur.core.spelling import did_you_mean
 from adacur.data import ItemFile, as_items
+from adacur.first_stages import Dense
 from adacur.index import (
     AnchorTable,
     Drift,
@@ -47,7 +48,6 @@ from adacur.index import (
     prune,
     save_table,
 )
-from adacur.retrievers import Dense
 from adacur.search import rounds as loop
 from adacur.search.compression import (
     Compression,

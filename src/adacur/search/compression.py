@@ -27,8 +27,8 @@ from adacur.core.records import Item, ItemList, Query
 from adacur.core.results import Hits
 from adacur.core.seeds import item_keys, stream_key, uniform
 from adacur.data.stored import read_array, read_json
+from adacur.first_stages import Dense, read_settings
 from adacur.index import COMPRESSED, AnchorTable, locked, read_manifest, write_checksums
-from adacur.retrievers import Dense, read_settings
 from adacur.scorers import MatrixScorer
 from adacur.search.methods import AdaCUR
 from adacur.search.settings import GaussianSettings

@@ -19,8 +19,8 @@ from adacur.core.extras import require
 from adacur.core.protocols import Items, Retriever, SavedRetriever
 from adacur.core.records import Item, ItemList
 from adacur.core.spelling import did_you_mean
+from adacur.first_stages import BM25, Dense, MultiVector, TfIdf, TokenEncoder, load_retriever, read_settings
 from adacur.index import first_stage_folders, locked, read_manifest, write_checksums, write_manifest
-from adacur.retrievers import BM25, Dense, MultiVector, TfIdf, TokenEncoder, load_retriever, read_settings
 
 __all__ = [
     "FirstStage",

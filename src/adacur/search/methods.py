@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from adacur.acquisition import TopK
-from adacur.approximation import PseudoInverse
+from adacur.approximation import PseudoInverse, TopK
 from adacur.core.budget import Budget, check_k, even_split
 from adacur.core.errors import BudgetError, InputError
 from adacur.core.protocols import Acquisition, AnchorScores, Approximator, Collection, Retriever, Scorer

@@ -15,8 +15,8 @@ from adacur.core.protocols import Retriever, Scorer, ScorerCard
 from adacur.core.records import Item, Query
 from adacur.core.spelling import did_you_mean
 from adacur.data import ItemFile, as_items, fetch, names, pseudo_queries
+from adacur.first_stages import bge_small
 from adacur.index import Drift, IndexFolder, Origin, Progress, build_scores, check_scorer, is_finished
-from adacur.retrievers import bge_small
 from adacur.scorers import Cached
 from adacur.scorers.consent import check_consent, check_not_from_here
 from adacur.scorers.opening import is_function_name
@@ -52,7 +52,7 @@ def encoder(source: Any) -> Any:
     if source == "bge-small-en-v1.5":
         return bge_small(fetch(source))
     if isinstance(source, str | Path):
-        from adacur.retrievers import SentenceTransformerEncoder
+        from adacur.first_stages import SentenceTransformerEncoder
 
         if source not in names() and not Path(source).exists() and "/" not in str(source):
             raise UnknownName(

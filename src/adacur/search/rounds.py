@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 import numpy as np
 
-from adacur.acquisition import Uniform
+from adacur.approximation import Uniform
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import BudgetError, EmptyInput, InputError
 from adacur.core.protocols import Items, Retriever

@@ -21,8 +21,8 @@ from adacur.core.products import row_products
 from adacur.core.protocols import Acquisition
 from adacur.core.seeds import item_keys
 from adacur.core.spans import span_length, span_moments
+from adacur.first_stages import Dense, load_retriever
 from adacur.index import COMPRESSED, IndexFolder
-from adacur.retrievers import Dense, load_retriever
 from adacur.search.compression import is_compressed, read_features
 
 __all__ = [

@@ -19,8 +19,16 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from adacur.acquisition import Softmax, TopK, Uniform
-from adacur.approximation import EmbeddingRegression, Features, Gaussian, ItemFactors, ScoreScale
+from adacur.approximation import (
+    EmbeddingRegression,
+    Features,
+    Gaussian,
+    ItemFactors,
+    ScoreScale,
+    Softmax,
+    TopK,
+    Uniform,
+)
 from adacur.approximation.gaussian import EmbedQueries, Outline
 from adacur.approximation.item_factors import n_in_front
 from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
@@ -31,10 +39,10 @@ from adacur.core.records import Query, as_queries
 from adacur.core.results import Hits
 from adacur.core.spans import span_length, standard_deviation
 from adacur.engines.standing import Opener, Standing, StandingActors
+from adacur.first_stages import Dense
+from adacur.first_stages.dense import QUERIES_AT_ONCE
+from adacur.first_stages.ranking import best_first
 from adacur.index import IndexFolder, place_named
-from adacur.retrievers import Dense
-from adacur.retrievers.dense import QUERIES_AT_ONCE
-from adacur.retrievers.ranking import best_first
 from adacur.search.compression import is_compressed, read_features
 from adacur.search.prospects import RANKS_THAT_COUNT, Chosen, Wish, rises
 from adacur.search.shard import DIGITS, Kind, NotExtracted, Recipe, Shard, Winners, WishHere, edition_of

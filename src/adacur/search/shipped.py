@@ -17,9 +17,9 @@ import numpy as np
 from adacur.core.errors import DamagedIndex
 from adacur.core.protocols import ScorerCard
 from adacur.data import cache_folder, fetch, pseudo_queries, wikivital
+from adacur.first_stages import Dense, bge_small
 from adacur.index import AnchorTable, IndexFolder, save_table
 from adacur.index.items import digest_texts
-from adacur.retrievers import Dense, bge_small
 from adacur.search.anchor_index import AnchorIndex
 from adacur.search.first_stages import add_first_stages, save_first_stage
 from adacur.search.opening import load

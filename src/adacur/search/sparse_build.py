@@ -15,11 +15,11 @@ from adacur.core.protocols import Items, Scorer
 from adacur.core.ranking import best_positions
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.seeds import stream_key, uniform
+from adacur.first_stages import Dense
 from adacur.index import IndexFolder, Origin, Progress, is_finished
 from adacur.index.mirror import located, refuse_url
 from adacur.index.sparse import SparseBuild, Sparsity, read_sparsity
 from adacur.index.table import distinct_anchors
-from adacur.retrievers import Dense
 from adacur.search.first_stages import FirstStage, add_first_stages, open_first_stages
 
 __all__ = ["RANDOM_SHARE", "build_sparse", "check_not_sparse", "check_random_share", "check_sparse", "dense_among"]

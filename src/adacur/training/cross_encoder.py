@@ -14,9 +14,9 @@ from adacur.core.errors import InputError
 from adacur.core.extras import require
 from adacur.core.protocols import Retriever, Scorer
 from adacur.data import JudgedCollection
-from adacur.scorers.checkpoints import check_is_fast, checkpoint_folder, quiet, written_whole
-from adacur.scorers.emb_cross_encoder import EmbHead, make_emb_cross_encoder, save_emb_cross_encoder
-from adacur.scorers.pair_tokens import PairTokenizer, TokenPairs, chosen_max_tokens
+from adacur.scorers.cross_encoders.checkpoints import check_is_fast, checkpoint_folder, quiet, written_whole
+from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead, make_emb_cross_encoder, save_emb_cross_encoder
+from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenPairs, chosen_max_tokens
 from adacur.training.candidates import found_by, hard_negatives
 from adacur.training.fitting import check_device, fit
 from adacur.training.judged_queries import LearningData, distinct_texts, learning_data, with_equal_texts

@@ -15,7 +15,7 @@ from adacur.core.errors import InputError
 from adacur.core.extras import require
 from adacur.core.protocols import Items
 from adacur.core.records import Item, ItemList, Query
-from adacur.scorers.checkpoints import checkpoint_folder
+from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder
 from adacur.training.dual_encoder import MinedNegatives, first_stage_depth
 from adacur.training.fitting import check_device, fit
 from adacur.training.judged_queries import JudgedQueries, learnt_and_held_out

@@ -16,7 +16,7 @@ from adacur.core.errors import InputError
 from adacur.core.extras import require
 from adacur.core.protocols import Items, Retriever
 from adacur.data import JudgedCollection
-from adacur.scorers.checkpoints import checkpoint_folder
+from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder
 from adacur.training.candidates import hard_negatives, shown
 from adacur.training.fitting import check_device, fit
 from adacur.training.judged_queries import JudgedQueries, learning_data, with_equal_texts

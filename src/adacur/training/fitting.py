@@ -12,7 +12,7 @@ from typing import Any
 
 from adacur.core.errors import InputError
 from adacur.core.extras import require
-from adacur.scorers.checkpoints import quiet
+from adacur.scorers.cross_encoders.checkpoints import quiet
 from adacur.training.examples import Examples
 from adacur.training.run_folder import RunFolder, step_of
 from adacur.training.settings import TrainingSettings

@@ -11,7 +11,7 @@ import numpy as np
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.extras import require
 from adacur.core.protocols import Items
-from adacur.scorers.pair_tokens import TokenPairs, TokenTexts
+from adacur.scorers.cross_encoders.pair_tokens import TokenPairs, TokenTexts
 from adacur.training.candidates import shown
 from adacur.training.judged_queries import JudgedQueries
 

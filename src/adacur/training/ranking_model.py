@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from adacur.core.arrays import FloatArray
-from adacur.scorers.pair_tokens import TokenPairs
+from adacur.scorers.cross_encoders.pair_tokens import TokenPairs
 from adacur.training.token_rows import chunks_of_like_length
 
 __all__ = ["RankingModel"]

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from adacur.core.errors import InputError
 from adacur.core.protocols import Retriever
-from adacur.scorers.weights import weights_hash
+from adacur.scorers.cross_encoders.weights import weights_hash
 
 __all__ = ["RunFolder", "check_may_write", "facts_of_base", "facts_of_first", "model_hash", "step_of"]
 

@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import InputError
 from adacur.core.protocols import Items
-from adacur.scorers.checkpoints import quiet, written_whole
-from adacur.scorers.pair_tokens import chosen_max_tokens
-from adacur.scorers.weights import json_in
+from adacur.scorers.cross_encoders.checkpoints import quiet, written_whole
+from adacur.scorers.cross_encoders.pair_tokens import chosen_max_tokens
+from adacur.scorers.cross_encoders.weights import json_in
 from adacur.training.judged_queries import distinct_texts
 from adacur.training.run_folder import RunFolder
 from adacur.training.token_rows import TokenRows

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur.acquisition import TopK
-from adacur.approximation import ItemFactors, ItemLists, PackedRows
+from adacur.approximation import ItemFactors, ItemLists, PackedRows, TopK
 from adacur.core.errors import InputError
 
 RNG = np.random.default_rng(0)

@@ -12,8 +12,8 @@ import pytest
 
 from adacur.core.errors import AdacurError, EmptyInput, FileFormatError, InputError, UnknownName
 from adacur.experiments.reproduction import EXPERIMENTS, Sources, experiment_names, reproduce
+from adacur.first_stages import EncoderCard
 from adacur.report import read_runs
-from adacur.retrievers import EncoderCard
 
 REPRODUCTION = Path(__file__).parents[3] / "reproduction"
 RUNS = """

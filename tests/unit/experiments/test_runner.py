@@ -15,8 +15,8 @@ from adacur.experiments import METHODS, Asked, Spec, evaluate, measured_run, wri
 from adacur.experiments.runner import run_settings
 from adacur.experiments.sources import live_split, open_testbed, read_records
 from adacur.experiments.spec import AnchorsSpec, CollectionSpec, MethodSpec
+from adacur.first_stages import OnnxEncoder
 from adacur.report import read_runs
-from adacur.retrievers import OnnxEncoder
 from tests.unit.retrievers.conftest import tiny_model
 
 

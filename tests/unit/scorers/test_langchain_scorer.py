@@ -6,7 +6,7 @@ import pytest
 from adacur.core.errors import InputError, NonFiniteScore, ScoreCountError, ScorerFailed
 from adacur.core.records import Item, Query
 from adacur.scorers import LangChainScorer, SentenceTransformersScorer
-from tests.unit.scorers.tiny_models import PAIRS, tiny_transformer
+from tests.unit.scorers.cross_encoders.tiny_models import PAIRS, tiny_transformer
 
 cross_encoders = pytest.importorskip("langchain_core.cross_encoders")
 

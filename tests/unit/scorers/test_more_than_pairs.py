@@ -13,8 +13,15 @@ import pytest
 import adacur
 from adacur.core.errors import InputError, MissingExtra
 from adacur.scorers import OnnxCrossEncoder, SentenceTransformersScorer, TorchCrossEncoder, scorer
-from adacur.scorers.checkpoints import check_names_no_code
-from tests.unit.scorers.tiny_models import CHAT_TEMPLATE, PAIRS, tiny_decoder, tiny_modular, tiny_onnx, tiny_transformer
+from adacur.scorers.cross_encoders.checkpoints import check_names_no_code
+from tests.unit.scorers.cross_encoders.tiny_models import (
+    CHAT_TEMPLATE,
+    PAIRS,
+    tiny_decoder,
+    tiny_modular,
+    tiny_onnx,
+    tiny_transformer,
+)
 
 torch = pytest.importorskip("torch")
 library = pytest.importorskip("sentence_transformers")

@@ -25,7 +25,7 @@ from adacur.scorers import (
     scorer,
 )
 from tests.rerank_servers import RerankServer, logit_of
-from tests.unit.scorers.tiny_models import tiny_onnx, tiny_transformer
+from tests.unit.scorers.cross_encoders.tiny_models import tiny_onnx, tiny_transformer
 
 PAIR = (Query("q", "xx"), Item("i", "yyy"))
 

@@ -7,7 +7,7 @@ import pytest
 from adacur.core.errors import DuplicateId, InputError, NonFiniteScore, ScoreCountError, ScorerFailed
 from adacur.core.records import Item, Query
 from adacur.scorers import PyTerrierScorer
-from tests.unit.scorers.tiny_models import PAIRS
+from tests.unit.scorers.cross_encoders.tiny_models import PAIRS
 
 pt = pytest.importorskip("pyterrier")
 # PyTerrier 1.1 calls pandas 3 in ways that pandas 4 will not take.

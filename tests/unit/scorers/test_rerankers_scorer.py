@@ -6,7 +6,7 @@ import pytest
 from adacur.core.errors import InputError, ScoreCountError, ScorerFailed
 from adacur.core.records import Item, Query
 from adacur.scorers import RerankersScorer, TorchCrossEncoder
-from tests.unit.scorers.tiny_models import PAIRS, tiny_transformer
+from tests.unit.scorers.cross_encoders.tiny_models import PAIRS, tiny_transformer
 
 rerankers = pytest.importorskip("rerankers")
 ranking = pytest.importorskip("rerankers.models.ranker")

@@ -10,7 +10,7 @@ from adacur.core.errors import InputError, ScorerFailed, TextTooLong
 from adacur.core.records import Item, Query
 from adacur.scorers import SentenceTransformersScorer, TorchCrossEncoder
 from tests.real_models import torch_cross_encoder
-from tests.unit.scorers.tiny_models import PAIRS, WORDS, tiny_transformer
+from tests.unit.scorers.cross_encoders.tiny_models import PAIRS, WORDS, tiny_transformer
 
 torch = pytest.importorskip("torch")
 library = pytest.importorskip("sentence_transformers")

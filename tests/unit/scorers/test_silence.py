@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.unit.scorers.tiny_models import tiny_emb, tiny_transformer
+from tests.unit.scorers.cross_encoders.tiny_models import tiny_emb, tiny_transformer
 
 for library in ("torch", "transformers", "sentence_transformers", "onnxscript"):
     pytest.importorskip(library)

@@ -12,10 +12,10 @@ import pytest
 import adacur
 from adacur import AnchorIndex, Dense
 from adacur.core.errors import BudgetError, DamagedIndex, IndexMismatch, InputError, NewerFormat
+from adacur.first_stages.encoders import EncoderCard
+from adacur.first_stages.saved import StoredIds
 from adacur.index import IndexFolder
 from adacur.index.items import StoredItems
-from adacur.retrievers.encoders import EncoderCard
-from adacur.retrievers.saved import StoredIds
 from adacur.search import Exact, compression
 from tests.conftest import World, make_world
 

@@ -8,7 +8,7 @@ import pytest
 from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, Dense, MatrixRetriever, Metered, Uniform
 from adacur.approximation import EmbeddingRegression
 from adacur.core.errors import BudgetError, InputError
-from adacur.retrievers.encoders import EncoderCard
+from adacur.first_stages.encoders import EncoderCard
 from adacur.search.methods import held_out_split, without_anchors
 
 

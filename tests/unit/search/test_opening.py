@@ -25,7 +25,7 @@ from adacur.index import Origin, locked
 from adacur.scorers import Cached
 from adacur.search.first_stages import save_first_stage
 from tests.rerank_servers import RerankServer
-from tests.unit.scorers.tiny_models import tiny_transformer
+from tests.unit.scorers.cross_encoders.tiny_models import tiny_transformer
 
 WORDS = ["river", "castle", "engine", "violin", "glacier", "market", "orchid", "comet", "treaty", "harbour"]
 ITEMS = [Item(f"{a}-{b}", f"the {a} by the {b}", {"title": a}) for a in WORDS for b in WORDS if a != b]

@@ -19,10 +19,10 @@ from adacur.core.errors import (
     WrongScorer,
 )
 from adacur.core.protocols import ScorerCard
+from adacur.first_stages.encoders import EncoderCard
 from adacur.index import IndexFolder, verify
 from adacur.index.manifest import read_manifest, work_folder
 from adacur.index.sparse import read_sparsity
-from adacur.retrievers.encoders import EncoderCard
 
 N_ITEMS, N_ANCHORS, DIMENSION = 300, 40, 8
 _DRAWS = np.random.default_rng(3)

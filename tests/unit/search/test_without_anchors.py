@@ -11,7 +11,7 @@ import pytest
 import adacur
 from adacur import AnchorIndex, Item, Query
 from adacur.core.errors import EmptyInput, InputError, UnknownName, WrongScorer
-from adacur.retrievers import BM25, Dense
+from adacur.first_stages import BM25, Dense
 from tests.living_world import Encoder
 
 KINDS = ("river", "castle", "lamp", "violin", "glacier", "market", "bridge", "orchard", "harbour", "engine")

@@ -21,7 +21,7 @@ from adacur.training.fitting import check_device
 from adacur.training.judged_queries import learning_data
 from adacur.training.ranking_quality import ranking_quality
 from adacur.training.run_folder import RunFolder
-from tests.unit.scorers.tiny_models import WORDS, tiny_transformer
+from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_transformer
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")

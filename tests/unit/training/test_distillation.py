@@ -16,7 +16,7 @@ from adacur.training import TrainingSettings
 from adacur.training.distillation import TeacherExamples, distill, paper_settings
 from adacur.training.teacher_scores import TeacherScores
 from adacur.training.tower_options import TowerOptions
-from tests.unit.scorers.tiny_models import tiny_transformer
+from tests.unit.scorers.cross_encoders.tiny_models import tiny_transformer
 from tests.unit.training.word_worlds import word_index
 
 torch = pytest.importorskip("torch")

@@ -16,7 +16,7 @@ from adacur.training import TrainingSettings
 from adacur.training.dual_encoder import MinedNegatives, retrieval_quality, train_dual_encoder
 from adacur.training.judged_queries import JudgedQueries, learning_data, with_equal_texts
 from adacur.training.tower_options import TowerOptions
-from tests.unit.scorers.tiny_models import WORDS, tiny_transformer
+from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_transformer
 from tests.unit.training.word_worlds import word_collection
 
 torch = pytest.importorskip("torch")

@@ -10,7 +10,7 @@ import pytest
 from adacur import BM25, AnchorIndex, Item, MatrixRetriever, MatrixScorer, Query, build
 from adacur.core.errors import DuplicateId, EmptyInput, FileFormatError, InputError, NonFiniteScore, UnknownName
 from adacur.core.records import ItemList
-from adacur.retrievers.encoders import EncoderCard
+from adacur.first_stages.encoders import EncoderCard
 from adacur.training.teacher_scores import TeacherScores
 
 ITEMS = [Item(f"i{n}", f"item {n}") for n in range(9)]

@@ -6,7 +6,7 @@ import numpy as np
 
 from adacur import AnchorIndex, Item, Query
 from adacur.data import JudgedCollection
-from tests.unit.scorers.tiny_models import WORDS
+from tests.unit.scorers.cross_encoders.tiny_models import WORDS
 
 N_ITEMS = 60
 FILLERS = WORDS[30:]

@@ -1,0 +1,172 @@
+"""BM25 over words, by bm25s."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adacur.core.budget import check_k
+from adacur.core.errors import DamagedIndex, EmptyInput, UnknownName
+from adacur.core.records import Item, Query, as_queries
+from adacur.core.results import Hits
+from adacur.data.stored import read_json
+from adacur.first_stages.ranking import best_first, check_ids
+from adacur.first_stages.saved import read_ids, read_settings, unreadable_is_damage, write_settings
+
+__all__ = ["BM25"]
+
+
+class BM25:
+    """Lucene's BM25 (k1 1.5, b 0.75). Items that share no word with the query are not returned."""
+
+    name = "bm25"
+
+    def __init__(
+        self, ids: Sequence[str], model: Any, *, stemmer: str | None, stopwords: str | list[str] | None
+    ) -> None:
+        self._ids = ids
+        self._model = model
+        self._stemmer = stemmer
+        self._stopwords = stopwords
+
+    @classmethod
+    def build(
+        cls,
+        items: Iterable[Item],
+        *,
+        stemmer: str | None = "english",
+        stopwords: str | Sequence[str] | None = "english",
+    ) -> BM25:
+        """Index the items, read once. `stemmer` is a Snowball language; `stopwords` a language or the words."""
+        import bm25s
+
+        stopwords = stopwords if isinstance(stopwords, str | None) else list(stopwords)
+        ids: list[str] = []
+
+        def texts() -> Iterator[str]:
+            for item in items:
+                ids.append(item.id)
+                yield item.text
+
+        tokens = _tokenise(texts(), stemmer=stemmer, stopwords=stopwords, return_ids=True)
+        checked = check_ids(ids)
+        if not tokens.vocab:
+            raise EmptyInput(
+                "BM25 needs words of two letters or more that are not stopwords; no item has one. "
+                "Try stopwords=None, or another first stage."
+            )
+        # bm25s numbers words in the order of a set, which differs between processes; sorted, equal input
+        # writes equal files.
+        vocabulary = {word: number for number, word in enumerate(sorted(tokens.vocab))}
+        renumbered = {old: vocabulary[word] for word, old in tokens.vocab.items()}
+        model = bm25s.BM25()
+        model.index(
+            ([[renumbered[token] for token in words] for words in tokens.ids], vocabulary),
+            create_empty_token=False,
+            show_progress=False,
+        )
+        return cls(checked, model, stemmer=stemmer, stopwords=stopwords)
+
+    def rebuilt(self, items: Iterable[Item]) -> BM25:
+        """Other items, with the same settings."""
+        return BM25.build(items, stemmer=self._stemmer, stopwords=self._stopwords)
+
+    def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
+        """At most k items per query that share a word with it."""
+        check_k(k)
+        queries = as_queries(queries)
+        words = _tokenise(
+            [query.text for query in queries], stemmer=self._stemmer, stopwords=self._stopwords, return_ids=False
+        )
+        return [self._search(query, words_, k) for query, words_ in zip(queries, words, strict=True)]
+
+    def _search(self, query: Query, words: list[str], k: int) -> Hits:
+        known = [word for word in words if word in self._model.vocab_dict]
+        if not known:
+            return Hits(query=query, ids=(), scores=np.zeros(0, dtype=np.float32))
+        try:
+            scores = np.asarray(self._model.get_scores(known))
+        except IndexError as error:
+            raise DamagedIndex(f"The BM25 files name an item that is not there ({error}). Build it again.") from error
+        best = best_first(scores, self._ids, min(k, int(np.count_nonzero(scores > 0))))
+        return Hits(query=query, ids=tuple(self._ids[position] for position in best), scores=scores[best])
+
+    def save(self, folder: str | Path) -> None:
+        """Write bm25s's own files, the ids and the settings."""
+        folder = Path(folder)
+        self._model.save(folder / "bm25s", show_progress=False)
+        write_settings(
+            folder, kind=self.name, ids=self._ids, settings={"stemmer": self._stemmer, "stopwords": self._stopwords}
+        )
+
+    @classmethod
+    def load(cls, folder: str | Path) -> BM25:
+        """Open a saved BM25; its postings stay on disk, memory-mapped."""
+        import bm25s
+
+        folder = Path(folder)
+        settings = read_settings(folder)
+        with unreadable_is_damage(folder, "BM25"):
+            _check_parameters(folder / "bm25s")
+            model = bm25s.BM25.load(folder / "bm25s", mmap=True, show_progress=False)
+            _check_postings(model)
+            ids = read_ids(folder)
+            stemmer, stopwords = settings["stemmer"], settings["stopwords"]
+            words = stopwords if isinstance(stopwords, list) else [stopwords]
+            if not all(isinstance(word, str | None) for word in (stemmer, *words)):
+                raise ValueError(f"stemmer is {stemmer!r} and stopwords are {stopwords!r}")
+        n_items = model.scores["num_docs"]
+        if len(ids) != n_items:
+            raise DamagedIndex(f"The BM25 files in {folder} disagree: {len(ids)} ids, {n_items} items. Build it again.")
+        return cls(ids, model, stemmer=stemmer, stopwords=stopwords)
+
+
+def _check_parameters(folder: Path) -> None:
+    """Refuse settings that `build` does not choose: some would have bm25s compile code, or trust numbers unchecked."""
+    given = read_json(folder / "params.index.json")
+    chosen = {"method": "lucene", "idf_method": "lucene", "dtype": "float32", "int_dtype": "int32", "backend": "numpy"}
+    numbers = ("k1", "b", "delta", "num_docs")
+    if other := sorted(set(given) - {*chosen, *numbers, "version"}):
+        raise ValueError(f"there is no parameter {other[0]!r}")
+    for name, value in chosen.items():
+        if given.get(name, value) != value:
+            raise ValueError(f"the parameter {name} is {given[name]!r}, not {value!r}")
+    for name in numbers:
+        if isinstance(given.get(name, 1), bool) or not isinstance(given.get(name, 1), int | float):
+            raise ValueError(f"the parameter {name} is {given[name]!r}, not a number")
+
+
+def _check_postings(model: Any) -> None:
+    data, indices, starts = (model.scores[name] for name in ("data", "indices", "indptr"))
+    if data.dtype.kind != "f" or indices.dtype.kind != "i" or starts.dtype.kind != "i":
+        raise ValueError(f"the postings are {data.dtype}, {indices.dtype} and {starts.dtype}")
+    if starts[0] != 0 or (np.diff(starts) < 0).any() or not starts[-1] == len(data) == len(indices):
+        raise ValueError(f"{len(data)} scores and {len(indices)} items do not fit the words")
+    numbers = model.vocab_dict.values()
+    if not all(type(number) is int and 0 <= number < len(starts) - 1 for number in numbers):
+        raise ValueError(f"a word has a number that is not among the {len(starts) - 1} of the postings")
+
+
+def _tokenise(texts: Iterable[str], *, stemmer: str | None, stopwords: str | list[str] | None, return_ids: bool) -> Any:
+    import bm25s
+    import Stemmer
+
+    if stemmer is not None and stemmer not in Stemmer.algorithms(aliases=True):
+        raise UnknownName(f"No stemmer is called {stemmer!r}; known: {', '.join(Stemmer.algorithms())}, or None.")
+    try:
+        bm25s.tokenize([], stopwords=stopwords, show_progress=False)
+    except ValueError as error:
+        raise UnknownName(
+            f"No list of stopwords is called {stopwords!r}. Pass the words themselves, or None."
+        ) from error
+    return bm25s.tokenize(
+        texts,
+        stopwords=stopwords,
+        # A new stemmer per call: PyStemmer's objects must not be shared between threads.
+        stemmer=None if stemmer is None else Stemmer.Stemmer(stemmer),
+        return_ids=return_ids,
+        show_progress=False,
+    )

@@ -1,0 +1,365 @@
+"""Encoders: text to one vector, or to one vector per token, that say how near a query and an item are."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+
+from adacur.core.arrays import FloatArray
+from adacur.core.errors import InputError
+from adacur.core.extras import require
+from adacur.data import fetch, names
+from adacur.first_stages.saved import index_of
+from adacur.scorers.consent import check_consent
+from adacur.scorers.cross_encoders.checkpoints import check_names_no_code, checkpoint_folder, quiet
+from adacur.scorers.cross_encoders.int8_products import PRECISE
+from adacur.scorers.cross_encoders.weights import settings_hash
+
+__all__ = [
+    "Encoder",
+    "EncoderCard",
+    "OnnxEncoder",
+    "SentenceTransformerEncoder",
+    "TokenEncoder",
+    "bge_small",
+    "check_same_encoder",
+    "open_encoder",
+    "read_card",
+    "reopen_encoder",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderCard:
+    """Who an encoder is, as a saved retriever remembers it.
+
+    `source` is what opens it again (a folder or a name), `weights` a hash of its weights and `settings` one of its
+    tokenizer and configuration; None where there is none. `kind` "onnx" and "sentence-transformers" can be opened
+    again, any other must be passed.
+    """
+
+    kind: str
+    dimension: int
+    source: str | None = None
+    weights: str | None = None
+    pooling: str | None = None
+    normalise: bool | None = None
+    query_prefix: str = ""
+    item_prefix: str = ""
+    max_tokens: int | None = None
+    settings: str | None = None
+
+
+def read_card(data: Any) -> EncoderCard:
+    """The card in the settings of a saved retriever; ValueError where they hold something else."""
+    card = EncoderCard(**data)
+    texts = (card.kind, card.query_prefix, card.item_prefix)
+    names_ = (card.source, card.weights, card.pooling, card.settings)
+    if not all(isinstance(text, str) for text in texts) or not all(isinstance(name, str | None) for name in names_):
+        raise ValueError(f"the encoder is {data!r}")
+    counts = (card.dimension, 1 if card.max_tokens is None else card.max_tokens)
+    if not isinstance(card.normalise, bool | None) or not all(type(count) is int and count > 0 for count in counts):
+        raise ValueError(f"the encoder is {data!r}")
+    return card
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """Queries and items to float32 vectors of one dimension."""
+
+    @property
+    def dimension(self) -> int: ...
+
+    @property
+    def card(self) -> EncoderCard: ...
+
+    def encode_queries(self, texts: Sequence[str]) -> FloatArray:
+        """Shape (texts, dimension)."""
+        ...
+
+    def encode_items(self, texts: Sequence[str]) -> FloatArray:
+        """Shape (texts, dimension)."""
+        ...
+
+
+@runtime_checkable
+class TokenEncoder(Protocol):
+    """Queries and items to float32 vectors of all their tokens, those of prefixes and special tokens too."""
+
+    @property
+    def card(self) -> EncoderCard: ...
+
+    def encode_query_tokens(self, texts: Sequence[str]) -> list[FloatArray]:
+        """Per text, shape (tokens, token dimension)."""
+        ...
+
+    def encode_item_tokens(self, texts: Sequence[str]) -> list[FloatArray]:
+        """Per text, shape (tokens, token dimension)."""
+        ...
+
+
+class OnnxEncoder:
+    """A transformer in ONNX with its `tokenizer.json`, on the CPU.
+
+    A vector never depends on the texts encoded with it: int8 models quantise activations per tensor, so
+    that a batch would change its members. Each text is one inference on one core; `threads` of them run
+    side by side (all cores by default).
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        pooling: Literal["cls", "mean"] = "cls",
+        normalise: bool = True,
+        query_prefix: str = "",
+        item_prefix: str = "",
+        max_tokens: int = 512,
+        threads: int | None = None,
+    ) -> None:
+        if pooling not in ("cls", "mean"):
+            raise InputError(f"pooling is 'cls' or 'mean'; got {pooling!r}.")
+        onnxruntime = require("onnxruntime", extra="onnx")
+        tokenizers = require("tokenizers", extra="onnx")
+        folder = Path(folder).resolve()
+        model = next((path for path in (folder / "model.onnx", folder / "onnx" / "model.onnx") if path.is_file()), None)
+        if model is None or not (folder / "tokenizer.json").is_file():
+            raise InputError(f"An ONNX encoder is a folder with model.onnx and tokenizer.json; {folder} is not.")
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(max_tokens)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.add_session_config_entry(PRECISE, "1")
+        self._session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        self._inputs = {tensor.name for tensor in self._session.get_inputs()}
+        self._threads = threads or os.cpu_count() or 1
+        self._pooling = pooling
+        self._normalise = normalise
+        self.dimension = len(self._vector("dimension"))
+        self.card = EncoderCard(
+            kind="onnx",
+            dimension=self.dimension,
+            source=str(folder),
+            weights=_hash_of_file(model),
+            pooling=pooling,
+            normalise=normalise,
+            query_prefix=query_prefix,
+            item_prefix=item_prefix,
+            max_tokens=max_tokens,
+            settings=settings_hash(folder, files=["tokenizer.json"]),
+        )
+
+    def encode_queries(self, texts: Sequence[str]) -> FloatArray:
+        """Shape (texts, dimension), float32."""
+        return self._encode(self.card.query_prefix, texts)
+
+    def encode_items(self, texts: Sequence[str]) -> FloatArray:
+        """Shape (texts, dimension), float32."""
+        return self._encode(self.card.item_prefix, texts)
+
+    def encode_query_tokens(self, texts: Sequence[str]) -> list[FloatArray]:
+        """Per text, shape (tokens, dimension), float32: the model's last states as they are."""
+        return self._encode_tokens(self.card.query_prefix, texts)
+
+    def encode_item_tokens(self, texts: Sequence[str]) -> list[FloatArray]:
+        """Per text, shape (tokens, dimension), float32: the model's last states as they are."""
+        return self._encode_tokens(self.card.item_prefix, texts)
+
+    def _encode(self, prefix: str, texts: Sequence[str]) -> FloatArray:
+        vectors = np.zeros((len(texts), self.dimension), dtype=np.float32)
+        with ThreadPoolExecutor(self._threads) as pool:
+            for row, vector in enumerate(pool.map(self._vector, [prefix + text for text in texts])):
+                vectors[row] = vector
+        return vectors
+
+    def _encode_tokens(self, prefix: str, texts: Sequence[str]) -> list[FloatArray]:
+        with ThreadPoolExecutor(self._threads) as pool:
+            return list(pool.map(self._states, [prefix + text for text in texts]))
+
+    def _vector(self, text: str) -> FloatArray:
+        states = self._states(text)
+        vector: FloatArray = states[0] if self._pooling == "cls" else states.mean(axis=0)
+        return vector / max(float(np.linalg.norm(vector)), 1e-12) if self._normalise else vector
+
+    def _states(self, text: str) -> FloatArray:
+        encoding = self._tokenizer.encode(text)
+        columns = {
+            "input_ids": encoding.ids,
+            "attention_mask": encoding.attention_mask,
+            "token_type_ids": encoding.type_ids,
+        }
+        feed = {name: np.array([column], dtype=np.int64) for name, column in columns.items() if name in self._inputs}
+        states: FloatArray = self._session.run(None, feed)[0][0]
+        return states
+
+
+class SentenceTransformerEncoder:
+    """A sentence-transformers model, by name, path or as an object.
+
+    Uses the model's own query and document prompts where it has them. Texts share padded batches, so a
+    vector may differ in its last digits between batches.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        normalise: bool = False,
+        query_prefix: str = "",
+        item_prefix: str = "",
+        batch_size: int | None = None,
+    ) -> None:
+        source = folder = None
+        if isinstance(model, str | Path):
+            sentence_transformers = require("sentence_transformers", extra="sentence-transformers")
+            folder = checkpoint_folder(model)
+            check_names_no_code(folder)
+            source = str(folder.resolve()) if Path(model).is_dir() else str(model)
+            with quiet(require("transformers", extra="sentence-transformers")):
+                model = sentence_transformers.SentenceTransformer(str(folder))
+        self._model = model
+        # A tokenizer fails ('Already borrowed') where calls overlap and one changes its padding; the forwards that
+        # follow would only compete for the same cores.
+        self._lock = threading.Lock()
+        # 32 texts leave a GPU idle; on the CPU more would only be padded more.
+        self._batch_size = batch_size or (256 if getattr(model.device, "type", "cpu") == "cuda" else 32)
+        self._encode_query: Callable[..., Any] = model.encode_query
+        self._encode_document: Callable[..., Any] = model.encode_document
+        self.dimension = len(self._encode_query("dimension", show_progress_bar=False))
+        self.card = EncoderCard(
+            kind="sentence-transformers",
+            dimension=self.dimension,
+            source=source,
+            weights=_hash_of_tensors(model.state_dict()),
+            normalise=normalise,
+            query_prefix=query_prefix,
+            item_prefix=item_prefix,
+            max_tokens=model.max_seq_length,
+            settings=None if folder is None else settings_hash(folder),
+        )
+
+    def encode_queries(self, texts: Sequence[str]) -> FloatArray:
+        """Shape (texts, dimension), float32."""
+        return self._encode(self._encode_query, self.card.query_prefix, texts)
+
+    def encode_items(self, texts: Sequence[str]) -> FloatArray:
+        """Shape (texts, dimension), float32."""
+        return self._encode(self._encode_document, self.card.item_prefix, texts)
+
+    def encode_query_tokens(self, texts: Sequence[str]) -> list[FloatArray]:
+        """Per text, shape (tokens, token dimension), float32: the model's last states as they are."""
+        return self._encode_tokens(self._encode_query, self.card.query_prefix, texts)
+
+    def encode_item_tokens(self, texts: Sequence[str]) -> list[FloatArray]:
+        """Per text, shape (tokens, token dimension), float32: the model's last states as they are."""
+        return self._encode_tokens(self._encode_document, self.card.item_prefix, texts)
+
+    def _encode_tokens(self, encode: Callable[..., Any], prefix: str, texts: Sequence[str]) -> list[FloatArray]:
+        if not texts:
+            return []
+        with self._lock:
+            # The token embeddings that sentence-transformers cuts itself keep padding on the left.
+            outputs = encode(
+                [prefix + text for text in texts],
+                batch_size=self._batch_size,
+                output_value=None,
+                show_progress_bar=False,
+            )
+        return [output["token_embeddings"][output["attention_mask"].bool()].float().cpu().numpy() for output in outputs]
+
+    def _encode(self, encode: Callable[..., Any], prefix: str, texts: Sequence[str]) -> FloatArray:
+        if not texts:
+            return np.zeros((0, self.dimension), dtype=np.float32)
+        with self._lock:
+            vectors = encode(
+                [prefix + text for text in texts],
+                batch_size=self._batch_size,
+                normalize_embeddings=self.card.normalise,
+                convert_to_numpy=True,
+                show_progress_bar=False,
+            )
+        return np.asarray(vectors, dtype=np.float32)
+
+
+def bge_small(folder: str | Path, *, threads: int | None = None) -> OnnxEncoder:
+    """bge-small-en-v1.5 in ONNX, used as its authors say."""
+    return OnnxEncoder(
+        folder,
+        pooling="cls",
+        normalise=True,
+        query_prefix="Represent this sentence for searching relevant passages: ",
+        threads=threads,
+    )
+
+
+def check_same_encoder(given: EncoderCard, built: EncoderCard | None) -> None:
+    """Refuse an encoder whose item vectors would not be the stored ones, as far as the cards tell."""
+    for field in ("weights", "settings", "pooling", "normalise", "item_prefix", "max_tokens"):
+        then, now = getattr(built, field, None), getattr(given, field, None)
+        if then is not None and now is not None and then != now:
+            raise InputError(
+                f"The items were encoded with {field} {then!r}; this encoder has {now!r}. "
+                "Pass the encoder the retriever was built with, or build it again."
+            )
+
+
+def open_encoder(card: EncoderCard) -> Encoder:
+    """The encoder a card describes; OSError, ValueError or MissingExtra where it cannot be opened."""
+    if card.source is None or card.kind not in ("onnx", "sentence-transformers"):
+        raise InputError(f"A card of kind {card.kind!r} with source {card.source!r} does not say how to open it.")
+    if card.kind == "onnx":
+        return OnnxEncoder(
+            card.source,
+            pooling="mean" if card.pooling == "mean" else "cls",
+            normalise=bool(card.normalise),
+            query_prefix=card.query_prefix,
+            item_prefix=card.item_prefix,
+            max_tokens=card.max_tokens or 512,
+        )
+    return SentenceTransformerEncoder(
+        card.source, normalise=bool(card.normalise), query_prefix=card.query_prefix, item_prefix=card.item_prefix
+    )
+
+
+def reopen_encoder(card: EncoderCard, *, instead: str, folder: Path | None, trust: bool) -> Encoder:
+    """The encoder that a saved retriever remembers; `instead` says how to pass it by hand.
+
+    What the `folder` of the retriever names is weights, or takes `trust`.
+    """
+    source = card.source
+    if source is not None and source not in names() and folder is not None:
+        check_consent(source, what="encoder", folder=index_of(folder), trust=trust)
+    # A path of another machine is no help, but a name that everybody can fetch is.
+    if source and not Path(source).exists() and (name := Path(source).name) in names():
+        source = str(fetch(name))
+    try:
+        return open_encoder(replace(card, source=source))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"The encoder of this retriever ({card.kind}, {card.source!r}) cannot be opened: {error} "
+            f"Pass it: {instead}."
+        ) from error
+
+
+def _hash_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _hash_of_tensors(tensors: dict[str, Any]) -> str:
+    torch = require("torch", extra="sentence-transformers")
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        # As bytes, since numpy has no bfloat16.
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return "sha256:" + digest.hexdigest()

@@ -1,0 +1,176 @@
+"""First stages at rest: a folder with `retriever.json`, the ids and what the kind adds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from adacur.core.errors import AdacurError, DamagedIndex, NewerFormat, NotAnIndex, UnknownName
+from adacur.data.stored import read_array, read_json
+
+if TYPE_CHECKING:
+    from adacur.first_stages.bm25 import BM25
+    from adacur.first_stages.dense import Dense
+    from adacur.first_stages.multi_vector import MultiVector
+    from adacur.first_stages.tfidf import TfIdf
+
+__all__ = [
+    "StoredIds",
+    "index_of",
+    "load_retriever",
+    "read_ids",
+    "read_settings",
+    "unreadable_is_damage",
+    "write_ids",
+    "write_settings",
+]
+
+_FORMAT = 1
+_TEXT, _ENDS = "ids.utf8", "ids_ends.npy"
+
+
+def load_retriever(folder: str | Path, **options: Any) -> BM25 | Dense | MultiVector | TfIdf:
+    """Open what a retriever's `save` wrote; `options` go to its `load`."""
+    kind = read_settings(folder)["kind"]
+    if kind == "bm25":
+        from adacur.first_stages.bm25 import BM25
+
+        return BM25.load(folder, **options)
+    if kind == "dense":
+        from adacur.first_stages.dense import Dense
+
+        return Dense.load(folder, **options)
+    if kind == "multi-vector":
+        from adacur.first_stages.multi_vector import MultiVector
+
+        return MultiVector.load(folder, **options)
+    if kind == "tfidf":
+        from adacur.first_stages.tfidf import TfIdf
+
+        return TfIdf.load(folder, **options)
+    raise UnknownName(
+        f"{folder} holds a retriever of kind {kind!r}; known kinds: 'bm25', 'dense', 'multi-vector', 'tfidf'."
+    )
+
+
+def write_settings(folder: Path, *, kind: str, ids: Iterable[str] | None = None, settings: dict[str, Any]) -> None:
+    """Write settings, and ids where they are given; called last: without `retriever.json` a folder is unfinished."""
+    if ids is not None:
+        (folder / "ids.json").write_text(json.dumps(list(ids), ensure_ascii=False), encoding="utf-8")
+    content = {"kind": kind, "format": _FORMAT} | settings
+    (folder / "retriever.json").write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
+def read_settings(folder: str | Path) -> dict[str, Any]:
+    """The content of `retriever.json`."""
+    path = Path(folder) / "retriever.json"
+    try:
+        content = read_json(path)
+    except (OSError, ValueError) as error:
+        raise NotAnIndex(f"{folder} holds no saved retriever: {path.name} cannot be read ({error}).") from error
+    if not isinstance(content, dict) or "kind" not in content or not isinstance(content.get("format"), int):
+        raise NotAnIndex(f"{path} does not describe a retriever: it needs 'kind' and 'format'.")
+    if content["format"] > _FORMAT:
+        raise NewerFormat(
+            f"{folder} has format {content['format']}; this adacur reads up to {_FORMAT}. Upgrade adacur."
+        )
+    return content
+
+
+@contextlib.contextmanager
+def unreadable_is_damage(folder: Path, what: str) -> Iterator[None]:
+    """Tell whatever files of another shape make the reading of a saved retriever raise as damage to its folder."""
+    try:
+        yield
+    except AdacurError:
+        raise
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, MemoryError) as error:
+        said = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) and error.args else str(error)
+        raise DamagedIndex(f"The {what} files in {folder} cannot be read ({said}). Build it again.") from error
+
+
+def read_ids(folder: str | Path) -> Sequence[str]:
+    """The item ids, in the order of the rows; left on the disk where `write_ids` made that possible."""
+    folder = Path(folder)
+    if (folder / _ENDS).exists():
+        return StoredIds(folder)
+    ids = read_json(folder / "ids.json")
+    if not isinstance(ids, list) or not all(isinstance(id_, str) for id_ in ids):
+        raise ValueError("ids.json must hold a list of texts")
+    # Half a surrogate pair is text to JSON and to nobody else.
+    "".join(ids).encode()
+    return tuple(ids)
+
+
+def write_ids(folder: Path, ids: Iterable[str]) -> None:
+    """Write ids so that each can be read by itself: millions of them in memory would take half a gigabyte."""
+    lengths: list[int] = []
+    # Aside first: the ids may be read from the very files that are written.
+    with (folder / f".{_TEXT}").open("wb") as file:
+        for id_ in ids:
+            encoded = id_.encode()
+            file.write(encoded)
+            lengths.append(len(encoded))
+    np.save(folder / f".{_ENDS}", np.cumsum(lengths, dtype=np.int64))
+    for name in (_TEXT, _ENDS):
+        os.replace(folder / f".{name}", folder / name)
+
+
+def index_of(folder: Path) -> Path:
+    """The index that a saved retriever is the first stage of, in INDEX/first or a version's; or its own folder."""
+    parts = folder.resolve().parts
+    if len(parts) < 2 or parts[-2] != "first":
+        return folder
+    home = folder.resolve().parent.parent
+    return home.parent.parent if home.parent.name == "versions" else home
+
+
+class StoredIds(Sequence[str]):
+    """Item ids in a folder, memory-mapped and read one at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._ends = read_array(folder / _ENDS, kind="i", mapped=True)
+        if len(self._ends) and (self._ends[0] < 0 or (np.diff(self._ends) < 0).any()):
+            raise ValueError(f"{_ENDS} does not ascend")
+        size = (folder / _TEXT).stat().st_size
+        expected = int(self._ends[-1]) if len(self._ends) else 0
+        if size != expected:
+            raise ValueError(f"{_TEXT} has {size} bytes and not {expected}")
+        self._text = np.memmap(folder / _TEXT, dtype=np.uint8, mode="r") if size else np.empty(0, dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, position: int) -> str: ...
+
+    @overload
+    def __getitem__(self, position: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, position: int | slice) -> str | Sequence[str]:
+        if isinstance(position, slice):
+            return [self[at] for at in range(*position.indices(len(self)))]
+        at = range(len(self))[position]
+        return _decoded(self._text[int(self._ends[at - 1]) if at else 0 : int(self._ends[at])].tobytes())
+
+    def __iter__(self) -> Iterator[str]:
+        begin = 0
+        for start in range(0, len(self), 65_536):
+            ends = self._ends[start : start + 65_536].tolist()
+            text, first = self._text[begin : ends[-1]].tobytes(), begin
+            for end in ends:
+                yield _decoded(text[begin - first : end - first])
+                begin = end
+
+
+def _decoded(text: bytes) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise DamagedIndex(f"{_TEXT} holds an id that is not UTF-8 ({error}). Build the first stage again.") from error

@@ -1,0 +1,219 @@
+"""Folders of transformers models: found, read without a word on the terminal, written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from adacur.core.errors import FetchError, FileFormatError, InputError, StorageFull
+from adacur.core.extras import require
+from adacur.scorers.cross_encoders.weights import json_in
+
+__all__ = [
+    "beyond_plain_pairs",
+    "check_is_fast",
+    "check_names_no_code",
+    "checkpoint_folder",
+    "has_chat_template",
+    "load_classifier",
+    "quiet",
+    "written_whole",
+]
+
+# What a folder may hold, and what it must, for a new model to take its place.
+_MODEL_SUFFIXES = {".json", ".safetensors", ".bin", ".onnx", ".data", ".txt", ".model", ".md", ".jinja"}
+_MODEL_FILES = ("config.json", "modules.json", "model.onnx")
+
+
+def checkpoint_folder(name_or_folder: str | Path) -> Path:
+    """The folder of a model; a hub model is fetched unless the hub's cache has it."""
+    if Path(name_or_folder).is_dir():
+        return Path(name_or_folder)
+    hub = require("huggingface_hub", extra="torch")
+    # Of a module beside the transformer the weights may come in the old format alone.
+    files = ["*.json", "*.txt", "*.model", "*.jinja", "*.safetensors", "*/pytorch_model*.bin"]
+    name = str(name_or_folder)
+    try:
+        folder = Path(hub.snapshot_download(name, allow_patterns=files))
+        if not any(folder.glob("*.safetensors")):
+            folder = Path(hub.snapshot_download(name, allow_patterns=[*files, "pytorch_model*.bin"]))
+    except (OSError, ValueError) as error:
+        raise FetchError(f"The model {name!r} is no folder here and could not be fetched: {error}") from error
+    return folder
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Whether the tokenizer of a model writes what it is given into a template."""
+    kept_in = [folder, *(path for path in folder.glob("*_Transformer") if path.is_dir())]
+    return any(
+        json_in(place, "tokenizer_config.json").get("chat_template")
+        or json_in(place, "chat_template.json").get("chat_template")
+        or any(place.glob("*.jinja"))
+        for place in kept_in
+    )
+
+
+def beyond_plain_pairs(folder: Path) -> str | None:
+    """Why the model in a folder would score a plain pair of texts wrongly, as a clause; None where it would not.
+
+    Such models run in sentence-transformers, which knows their templates, prompts and modules.
+    """
+    modules = _modules(folder)
+    types = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
+    if types and types != ["Transformer"]:
+        return f"has the modules {', '.join(map(repr, types))} and not a transformer alone"
+    if has_chat_template(folder):
+        return "writes pairs into the chat template of its tokenizer"
+    if (prompt := json_in(folder, "config_sentence_transformers.json").get("default_prompt_name")) is not None:
+        return f"puts the prompt {prompt!r} before its texts"
+    if (made_for := _architecture(folder)).endswith("ForCausalLM"):
+        return f"is a language model, {made_for}"
+    return None
+
+
+def check_names_no_code(folder: Path) -> None:
+    """Refuse a sentence-transformers folder that names classes of other packages, or Python files of its own.
+
+    Before version 6, sentence-transformers ran the code of a local folder without asking.
+    """
+    named: list[tuple[Path, object, str]] = [
+        (folder / "modules.json", module.get("type"), "sentence_transformers.") for module in _modules(folder)
+    ]
+    places = [str(module.get("path") or "") for module in _modules(folder)]
+    # A module may lie deeper, and behind a link of the hub's cache.
+    for path in sorted({*folder.glob("*/*config.json"), *folder.rglob("*config.json")}):
+        settings = json_in(path.parent, path.name)
+        types = settings.get("types")
+        places += map(str, types) if isinstance(types, dict) else ()
+        named += [(path, of, "sentence_transformers.") for of in (types.values() if isinstance(types, dict) else ())]
+        kept = (("activation_function", "torch."), ("tokenizer_class", "sentence_transformers."))
+        # Transformers has a field tokenizer_class too, which is a plain name.
+        named += [(path, settings[key], own) for key, own in kept if "." in str(settings.get(key) or "")]
+    if outside := [place for place in places if Path(place).is_absolute() or ".." in re.split(r"[/\\]", place)]:
+        raise InputError(f"The modules of a model lie in its folder; {folder} names {outside[0]!r}.")
+    for path, name, own in named:
+        if not str(name).startswith(own):
+            raise InputError(
+                f"A model's folder may name classes of sentence-transformers and torch; {path} names {name!r}, whose "
+                "code would be run. If you trust it, open the model yourself, with trust_remote_code=True, and give "
+                "the object to adacur.scorer or adacur.SentenceTransformerEncoder."
+            )
+
+
+def _modules(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "modules.json"
+    if not path.is_file():
+        return []
+    try:
+        modules = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FileFormatError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise FileFormatError(f"{path} must be a list of modules, each an object with its type; it is something else.")
+    return modules
+
+
+def _architecture(folder: Path) -> str:
+    made_for = json_in(folder, "config.json").get("architectures")
+    return str(made_for[0]) if isinstance(made_for, list) and made_for else ""
+
+
+def load_classifier(folder: Path) -> tuple[Any, Any]:
+    """Tokenizer and model of a cross-encoder whose head is a classifier with one label, and that takes plain pairs."""
+    if (why := beyond_plain_pairs(folder)) is not None:
+        raise InputError(
+            f"The model in {folder} {why}; scored as a plain pair, every score would be wrong. Open it with "
+            "adacur.scorer(…), which runs it in sentence-transformers."
+        )
+    transformers = require("transformers", extra="torch")
+    try:
+        with quiet(transformers):
+            # Without a value, transformers asks at the terminal whether it may run the folder's code.
+            no_code = {"trust_remote_code": False}
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **no_code)
+            labels = transformers.AutoConfig.from_pretrained(folder, **no_code).num_labels
+            if labels == 1:
+                model, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
+                    folder, output_loading_info=True, **no_code
+                )
+    except Exception as error:
+        raise InputError(f"{folder} cannot be read as a transformers cross-encoder: {error}") from error
+    if labels != 1:
+        raise InputError(
+            f"A cross-encoder gives one logit per pair; {folder} has {labels} labels. Classifiers with several labels "
+            "and dual encoders cannot be used as scorers."
+        )
+    if loading["missing_keys"]:
+        raise InputError(
+            f"The checkpoint in {folder} lacks the weights {sorted(loading['missing_keys'])}, which would be random. "
+            "It is not a cross-encoder."
+        )
+    check_is_fast(tokenizer, folder)
+    return tokenizer, model
+
+
+def check_is_fast(tokenizer: Any, folder: Path) -> None:
+    """Refuse tokenizers that are Python alone: they cannot be asked without transformers."""
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise InputError(f"A scorer needs a fast tokenizer (tokenizer.json); {folder} has {type(tokenizer).__name__}.")
+
+
+@contextmanager
+def quiet(transformers: Any) -> Iterator[None]:
+    """Transformers without progress bars, and without reports of weights that nobody asked for."""
+    logging = transformers.utils.logging
+    shows_progress, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shows_progress:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def written_whole(folder: Path) -> Iterator[Path]:
+    """An empty folder that becomes `folder` when the block ends without an error, in place of an older model."""
+    if folder.exists() and not _is_empty_or_a_model(folder):
+        raise InputError(
+            f"A model is written to a new folder, or in place of an older model; {folder} holds something else. "
+            "Name another folder."
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished, replaced = (folder.with_name(f".{folder.name}.{os.getpid()}.{why}") for why in ("unfinished", "old"))
+    for left_over in folder.parent.glob(f".{folder.name}.*.unfinished"):
+        shutil.rmtree(left_over)
+    unfinished.mkdir()
+    try:
+        yield unfinished
+    except BaseException as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        # Safetensors tells a full disk in words alone.
+        if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
+            raise StorageFull(f"The disk that holds {folder} is full; nothing was written. Free some space.") from error
+        raise
+    if folder.exists():
+        folder.rename(replaced)
+    unfinished.rename(folder)
+    for left_over in folder.parent.glob(f".{folder.name}.*.old"):
+        shutil.rmtree(left_over, ignore_errors=True)
+
+
+def _is_empty_or_a_model(folder: Path) -> bool:
+    files = [path for path in folder.rglob("*") if not path.is_dir()]
+    return folder.is_dir() and (
+        not files
+        or (
+            any((folder / name).is_file() for name in _MODEL_FILES)
+            and all(path.suffix in _MODEL_SUFFIXES for path in files)
+        )
+    )

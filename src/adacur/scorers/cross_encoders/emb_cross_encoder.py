@@ -1,0 +1,183 @@
+"""[EMB] cross-encoders: made from any encoder, kept in Hugging Face's layout, read again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from adacur.core.budget import is_whole
+from adacur.core.errors import FileFormatError, InputError
+from adacur.core.extras import require
+from adacur.scorers.cross_encoders.checkpoints import check_is_fast, checkpoint_folder, quiet, written_whole
+from adacur.scorers.cross_encoders.weights import json_in
+
+__all__ = ["EmbHead", "load_emb_cross_encoder", "make_emb_cross_encoder", "save_emb_cross_encoder"]
+
+_KEY = "adacur_emb_head"
+
+
+@dataclass(frozen=True, slots=True)
+class EmbHead:
+    """Scores are mean(h[query_start], h[query_end]) · h[item]: dot products of the vectors of tags in the pair.
+
+    `item_position` is where every item begins, as in checkpoints that had their query side padded to so many tokens
+    (the paper's authors: 128); None where an item follows its query.
+    """
+
+    query_start: str = "[unused0]"
+    query_end: str = "[unused1]"
+    item: str = "[unused2]"
+    item_position: int | None = None
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(tag, str) and tag.strip() for tag in self.tags) or len(set(self.tags)) < 3:
+            raise InputError(f"The tags of an [EMB] head are three different words; got {self.tags}.")
+        if self.item_position is not None and not (is_whole(self.item_position) and self.item_position >= 8):
+            raise InputError(
+                f"item_position is a whole number that leaves room for a query (8 or more), or None; got "
+                f"{self.item_position!r}."
+            )
+
+    @property
+    def tags(self) -> tuple[str, str, str]:
+        return self.query_start, self.query_end, self.item
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> EmbHead | None:
+        """The head that a model's config.json tells of; None for models with another."""
+        if _KEY not in config:
+            return None
+        try:
+            return cls(**config[_KEY])
+        except (TypeError, InputError) as error:
+            raise FileFormatError(f"{_KEY!r} in config.json is no [EMB] head: {config[_KEY]!r} ({error}).") from error
+
+    def to_config(self) -> dict[str, Any]:
+        """What a model's config.json says of it."""
+        return {_KEY: asdict(self)}
+
+
+_PAPER_HEAD = EmbHead()
+
+
+def make_emb_cross_encoder(
+    name_or_folder: str | Path, *, head: EmbHead = _PAPER_HEAD, add_tags: bool = False
+) -> tuple[Any, Any]:
+    """Tokenizer and module of an untrained [EMB] cross-encoder over any encoder; a head of its own is left behind.
+
+    Tags become special tokens of the tokenizer and keep the ids that they have in its vocabulary. Those that it lacks
+    are added with random vectors, the same each time, if `add_tags` says so.
+    """
+    folder = _transformer_in(checkpoint_folder(name_or_folder))
+    tokenizer, body = _encoder(folder)
+    known = tokenizer.get_vocab()
+    missing = [tag for tag in head.tags if tag not in known]
+    if missing and not add_tags:
+        raise InputError(
+            f"An [EMB] head needs its tags in the vocabulary; that of {name_or_folder} lacks {', '.join(missing)}. "
+            "Let them be added (add_tags), or name three that it has in an EmbHead."
+        )
+    _register(tokenizer, head)
+    if missing:
+        _make_room(body, len(tokenizer))
+    return tokenizer, _module(tokenizer, body, head, folder)
+
+
+def load_emb_cross_encoder(folder: str | Path) -> tuple[Any, Any]:
+    """Tokenizer and module from a folder that `save_emb_cross_encoder` wrote."""
+    folder = Path(folder)
+    head = EmbHead.from_config(json_in(folder, "config.json"))
+    if head is None:
+        raise InputError(
+            f"An [EMB] cross-encoder's config.json has the key {_KEY!r}; that in {folder} has not. "
+            "make_emb_cross_encoder makes one from any encoder."
+        )
+    tokenizer, body = _encoder(folder)
+    if missing := [tag for tag in head.tags if tag not in tokenizer.get_vocab()]:
+        raise InputError(f"The tokenizer in {folder} lacks the tags {', '.join(missing)} that its config.json names.")
+    _register(tokenizer, head)
+    return tokenizer, _module(tokenizer, body, head, folder)
+
+
+def save_emb_cross_encoder(module: Any, tokenizer: Any, folder: str | Path) -> None:
+    """Write a folder that `TorchCrossEncoder` opens, and whose encoder transformers.AutoModel loads by itself.
+
+    It appears whole or not at all; an older model of that name is replaced.
+    """
+    with written_whole(Path(folder)) as unfinished, quiet(require("transformers", extra="torch")):
+        module.base_model.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        config = json_in(unfinished, "config.json") | module.head.to_config()
+        (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _transformer_in(folder: Path) -> Path:
+    # Older sentence-transformers folders keep their encoder in a folder "0_Transformer".
+    inner = folder / "0_Transformer"
+    return inner if (inner / "config.json").is_file() else folder
+
+
+def _encoder(folder: Path) -> tuple[Any, Any]:
+    """Tokenizer and body in float32."""
+    require("torch", extra="torch")
+    transformers = require("transformers", extra="torch")
+    try:
+        with quiet(transformers):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+            if transformers.AutoConfig.from_pretrained(folder).is_encoder_decoder:
+                raise InputError("An [EMB] head reads an encoder, and this is one with a decoder. Take another base.")
+            body, loading = _body(transformers, folder)
+    except Exception as error:
+        raise InputError(f"{folder} cannot be read as a transformers encoder: {error}") from error
+    # A pooler is not read by this head, and not every encoder can be had without.
+    if missing := sorted(name for name in loading["missing_keys"] if not name.startswith("pooler.")):
+        raise InputError(f"The checkpoint in {folder} lacks the weights {missing}, which would be random.")
+    check_is_fast(tokenizer, folder)
+    return tokenizer, body.float()
+
+
+def _body(transformers: Any, folder: Path) -> Any:
+    try:
+        return transformers.AutoModel.from_pretrained(folder, output_loading_info=True, add_pooling_layer=False)
+    except TypeError:
+        return transformers.AutoModel.from_pretrained(folder, output_loading_info=True)
+
+
+def _register(tokenizer: Any, head: EmbHead) -> None:
+    """Make one id of a tag that a text spells, whatever stands around it."""
+    added_token = require("tokenizers", extra="torch").AddedToken
+    tokenizer.add_tokens([added_token(tag, special=True, normalized=False) for tag in head.tags], special_tokens=True)
+
+
+def _make_room(body: Any, n_tokens: int) -> None:
+    torch = require("torch", extra="torch")
+    known = body.get_input_embeddings().weight.shape[0]
+    if n_tokens <= known:
+        return
+    body.resize_token_embeddings(n_tokens, mean_resizing=False)
+    with torch.no_grad():
+        weight = body.get_input_embeddings().weight
+        # Not from the global generator: the same base gives the same model.
+        noise = torch.randn(weight[known:].shape, generator=torch.Generator().manual_seed(0))
+        weight[known:] = weight[:known].mean(0) + noise * weight[:known].std(0)
+
+
+def _module(tokenizer: Any, body: Any, head: EmbHead, folder: Path) -> Any:
+    from adacur.scorers.cross_encoders.emb_module import EmbCrossEncoder
+
+    if head.item_position is not None and "token_type_ids" not in tokenizer.model_input_names:
+        raise InputError(
+            f"item_position={head.item_position} needs token types, which tell where an item begins; the tokenizer in "
+            f"{folder} makes none. Use item_position=None."
+        )
+    start, end, item = (tokenizer.convert_tokens_to_ids(tag) for tag in head.tags)
+    rows = body.get_input_embeddings().weight.shape[0]
+    if max(start, end, item) >= rows:
+        raise InputError(
+            f"A tag's id must lie below the {rows} tokens that the model in {folder} has vectors for; those of "
+            f"{', '.join(head.tags)} are {start}, {end} and {item}. Its tokenizer is another model's."
+        )
+    return EmbCrossEncoder(body, head=head, tag_ids=(start, end, item)).eval()

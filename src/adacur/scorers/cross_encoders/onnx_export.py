@@ -1,0 +1,140 @@
+"""Cross-encoders as ONNX graphs, for CPUs without torch."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from adacur.core.errors import InputError
+from adacur.core.extras import require
+from adacur.core.records import Item, Query
+from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder, load_classifier, quiet, written_whole
+from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead, load_emb_cross_encoder
+from adacur.scorers.cross_encoders.onnx import OnnxCrossEncoder
+from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
+from adacur.scorers.cross_encoders.weights import json_in
+
+__all__ = ["export_onnx"]
+
+# Of different lengths, and alone as well as together: a graph that froze a size fails on them.
+_PROBES = [
+    (Query("short", "a"), Item("short", "b")),
+    (Query("long", "a b b a"), Item("long", "b a a " * 4)),
+    (Query("other", "a b"), Item("other", "b b a " * 2)),
+]
+_LARGEST_DIFFERENCE = 1e-3
+
+
+def export_onnx(name_or_folder: str | Path, target: str | Path, *, int8: bool = False, opset: int = 18) -> None:
+    """Write a folder that `OnnxCrossEncoder` opens from one that `TorchCrossEncoder` opens, [EMB] or single-label.
+
+    Scores of the graph are compared with torch's before it is kept. `int8` quantises weights, and activations while
+    it runs: a quarter of the size, faster, and scores that move. `target` is new, or empty.
+    """
+    for module in ("torch", "transformers", "onnx", "onnxscript", "onnxruntime"):
+        require(module, extra="training")
+    target = Path(target)
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+        raise InputError(f"A graph is written to a new or an empty folder; {target} holds something. Name another.")
+    folder = checkpoint_folder(name_or_folder)
+    _check_scores_pairs(folder)
+    with written_whole(target) as unfinished, quiet(require("transformers", extra="training")):
+        graph = unfinished / "model.onnx"
+        shutil.copy(folder / "config.json", unfinished)
+        _write_graph(folder, graph, opset=opset)
+        _compare(folder, graph)
+        if int8:
+            _quantise(graph)
+
+
+def _check_scores_pairs(folder: Path) -> None:
+    kind = json_in(folder, "config_sentence_transformers.json").get("model_type")
+    if (folder / "modules.json").is_file() and kind != "CrossEncoder":
+        raise InputError(
+            f"{folder} is a dual encoder: it embeds each text by itself and scores no pairs, so that there is nothing "
+            "to export. It serves as it is, as the encoder of a dense first stage (adacur build --first dense "
+            "--encoder); a cross-encoder can be trained from it (adacur train cross-encoder --base)."
+        )
+
+
+def _write_graph(folder: Path, graph: Path, *, opset: int) -> None:
+    """The graph and the tokenizer's files beside it."""
+    torch = require("torch", extra="training")
+    head = EmbHead.from_config(json_in(folder, "config.json"))
+    tokenizer, model = (load_classifier if head is None else load_emb_cross_encoder)(folder)
+    tokenizer.save_pretrained(graph.parent)
+    model = model.float().eval()
+    # Written out as plain products, attention can be run, fused and quantised by every version of the runtime.
+    model.base_model.set_attn_implementation("eager")
+    words = " ".join(head.tags) if head else "a b c"
+    inputs = dict(tokenizer([words, words], [words, words], return_tensors="pt", return_token_type_ids=True))
+    names = [name for name in tokenizer.model_input_names if name in inspect.signature(model.forward).parameters]
+    with _without_a_word():
+        program = torch.onnx.export(
+            model,
+            kwargs={name: inputs[name] for name in names},
+            input_names=names,
+            output_names=["logits"],
+            dynamic_shapes={name: {0: "pairs", 1: "tokens"} for name in names},
+            opset_version=opset,
+            dynamo=True,
+            verbose=False,
+        )
+        program.save(graph)
+
+
+def _compare(folder: Path, graph: Path) -> None:
+    with TorchCrossEncoder(folder, device="cpu", dtype="float32") as torch_scorer, OnnxCrossEncoder(graph) as ours:
+        expected, scores = torch_scorer.score(_PROBES), ours.score(_PROBES)
+    difference = float(np.abs(scores - expected).max())
+    if difference > _LARGEST_DIFFERENCE * max(1.0, float(np.abs(expected).max())):
+        raise InputError(
+            f"The ONNX graph of {folder} must score as torch does; {len(_PROBES)} pairs differ by up to "
+            f"{difference:.2g}: {scores.tolist()} and {expected.tolist()}. This model cannot be exported."
+        )
+
+
+def _quantise(graph: Path) -> None:
+    quantization = require("onnxruntime.quantization", extra="training")
+    onnx = require("onnx", extra="training")
+    model = onnx.load(graph)
+    # The quantiser turns weights round, and would find the shapes that the exporter noted contradicted.
+    del model.graph.value_info[:]
+    for file in graph.parent.glob("model.onnx*"):
+        file.unlink()
+    with _without_a_word():
+        # Seven bits: with eight, processors without VNNI overflow and score otherwise.
+        quantization.quantize_dynamic(
+            model, graph, weight_type=quantization.QuantType.QInt8, per_channel=True, reduce_range=True
+        )
+
+
+@contextmanager
+def _without_a_word() -> Iterator[None]:
+    """Exporter and quantiser without their warnings, which concern their own authors."""
+    exporter, root = logging.getLogger("torch.onnx"), logging.getLogger()
+    level = exporter.level
+
+    def is_not_the_quantisers(record: logging.LogRecord) -> bool:
+        return "onnxruntime" not in record.pathname
+
+    # The quantiser logs on the root logger, which would configure itself for want of a handler.
+    silent = logging.NullHandler()
+    exporter.setLevel(logging.ERROR)
+    root.addHandler(silent)
+    root.addFilter(is_not_the_quantisers)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        exporter.setLevel(level)
+        root.removeHandler(silent)
+        root.removeFilter(is_not_the_quantisers)

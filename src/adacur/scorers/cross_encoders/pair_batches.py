@@ -1,0 +1,135 @@
+"""Batches of pairs whose token ids are joined on the device, from texts that were sent there once."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from adacur.core.arrays import IntArray
+from adacur.scorers.cross_encoders.packed_encoder import PackedTokens
+from adacur.scorers.cross_encoders.pair_tokens import TokenPairs
+
+__all__ = ["PairBatches"]
+
+
+class PairBatches:
+    """Pairs in order of their length, longest first; a batch is a range of that order.
+
+    The host decides only where a batch ends; it never waits for the device.
+    """
+
+    def __init__(self, torch: Any, pairs: TokenPairs, *, device: Any, pad_id: int) -> None:
+        self._torch, self._device, self._pad_id = torch, device, pad_id
+        lengths = pairs.lengths
+        # Short integers are sorted by radix, many times faster than long ones.
+        short = lengths.astype(np.int16) if lengths.max() < 2**15 else lengths
+        order = np.argsort(-short, kind="stable")
+        self._lengths = lengths[order]
+        self._ends = np.cumsum(self._lengths)
+        self.order = self._sent(order, torch.int64)
+        self._query_of = self._sent(pairs.query_of[order], torch.int64)
+        self._item_of = self._sent(pairs.item_of[order], torch.int64)
+
+        texts, template = pairs.texts, pairs.texts.template
+        heads, head_types = zip(*texts.heads, strict=True)
+        item_types = [np.full(len(item), template.item_type) for item in texts.items]
+        # One long row: every head, every item, and the suffix.
+        self._ids = self._sent(np.concatenate((*heads, *texts.items, template.suffix)), torch.int64)
+        self._types = self._sent(np.concatenate((*head_types, *item_types, template.suffix_types)), torch.int64)
+        starts = list(accumulate((len(part) for part in (*heads, *texts.items)), initial=0))
+        self._head_starts = self._sent(np.array(starts[: len(heads)]), torch.int64)
+        self._item_starts = self._sent(np.array(starts[len(heads) : -1]), torch.int64)
+        self._suffix_start = starts[-1]
+        self._head_lengths = self._sent(texts.head_lengths, torch.int64)
+        self._item_lengths = self._sent(texts.item_lengths, torch.int64)
+        self._rooms = self._sent(texts.rooms, torch.int64)
+        self._suffix_length = len(template.suffix)
+        self._item_position: int | None = None
+        self._query_tags: Any = None
+        if texts.tags is not None:
+            self._item_position = texts.tags.item_position
+            self._query_tags = self._sent(texts.tags.queries, torch.int64)
+            self._item_tags = self._sent(texts.tags.items, torch.int64)
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def tokens(self, start: int, end: int) -> int:
+        """How many tokens these pairs have."""
+        return int(self._ends[end - 1] - (self._ends[start - 1] if start else 0))
+
+    def packed_end(self, start: int, *, tokens: int) -> int:
+        """Where a batch of at most so many tokens ends that begins here; it holds one pair at least."""
+        before = self._ends[start - 1] if start else 0
+        return max(start + 1, int(np.searchsorted(self._ends, before + tokens, side="right")))
+
+    def padded_end(self, start: int, *, tokens: int) -> int:
+        """The same, counting padding, which is kept below a tenth of a pair unless the batch is small."""
+        longest = int(self._lengths[start])
+        end = min(len(self), start + max(1, tokens // longest))
+        enough = start + max(1, tokens // (8 * longest))
+        return min(end, enough + int(np.count_nonzero(self._lengths[enough:end] * 10 >= longest * 9)))
+
+    def packed(self, start: int, end: int, *, rows: int) -> PackedTokens:
+        """These pairs one behind the other, and filler up to `rows` tokens; wanted are tags, or else first tokens."""
+        torch = self._torch
+        query, item, head_length, kept = self._parts(start, end)
+        n_tokens = self.tokens(start, end)
+        lengths = head_length + kept + self._suffix_length
+        ends = torch.cumsum(lengths, 0)
+        starts = ends - lengths
+        pair = torch.repeat_interleave(lengths, output_size=n_tokens)
+        place_in_pair = torch.arange(n_tokens, device=self._device) - starts[pair]
+        place = self._place(place_in_pair, query[pair], item[pair], head_length[pair], kept[pair])
+        position, wanted = place_in_pair, starts[:, None]
+        if self._item_position is not None:
+            after_head = place_in_pair - head_length[pair]
+            position = torch.where(after_head < 0, place_in_pair, after_head + self._item_position)
+        if self._query_tags is not None:
+            item_tags = head_length + torch.minimum(self._item_tags[item], kept - 1)
+            wanted = wanted + torch.cat((self._query_tags[query], item_tags[:, None]), 1)
+        filler = (0, rows - n_tokens)
+        pad = torch.nn.functional.pad
+        return PackedTokens(
+            ids=pad(self._ids[place], filler, value=self._pad_id),
+            types=pad(self._types[place], filler),
+            positions=pad(position, filler),
+            starts=pad(ends, (1, 0)).to(torch.int32),
+            longest=int(self._lengths[start]),
+            wanted=wanted,
+        )
+
+    def padded(self, start: int, end: int) -> dict[str, Any]:
+        """These pairs as model inputs, padded on the right to the longest."""
+        torch = self._torch
+        query, item, head_length, kept = (part[:, None] for part in self._parts(start, end))
+        position = torch.arange(int(self._lengths[start]), device=self._device)[None, :]
+        is_token = position < head_length + kept + self._suffix_length
+        place = self._place(position, query, item, head_length, kept).clamp(max=len(self._ids) - 1)
+        return {
+            "input_ids": self._ids[place].masked_fill(~is_token, self._pad_id),
+            "attention_mask": is_token.to(torch.int64),
+            "token_type_ids": self._types[place].masked_fill(~is_token, 0),
+        }
+
+    def _parts(self, start: int, end: int) -> tuple[Any, Any, Any, Any]:
+        query, item = self._query_of[start:end], self._item_of[start:end]
+        kept = self._torch.minimum(self._item_lengths[item], self._rooms[query])
+        return query, item, self._head_lengths[query], kept
+
+    def _place(self, position: Any, query: Any, item: Any, head_length: Any, kept: Any) -> Any:
+        """Where in the long row the token at `position` of a pair stands."""
+        where = self._torch.where
+        in_tail = position - head_length
+        in_item = self._item_starts[item] + in_tail
+        if self._query_tags is not None:
+            # A tag behind all that is kept takes the last place.
+            in_item = where(in_tail == kept - 1, in_item + (self._item_tags[item] - in_tail).clamp(min=0), in_item)
+        in_item = where(in_tail < kept, in_item, self._suffix_start + in_tail - kept)
+        return where(in_tail < 0, self._head_starts[query] + position, in_item)
+
+    def _sent(self, array: IntArray, dtype: Any) -> Any:
+        # Half the bytes on the way.
+        return self._torch.from_numpy(np.ascontiguousarray(array, np.int32)).to(self._device).to(dtype)

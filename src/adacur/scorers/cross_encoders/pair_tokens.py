@@ -1,0 +1,364 @@
+"""Pairs of texts as token ids: each text tokenised once, the query never cut."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from adacur.core.arrays import IntArray
+from adacur.core.errors import InputError, TextTooLong
+from adacur.core.records import Item, Pair, Query
+from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead
+
+__all__ = [
+    "LEAST_ITEM_TOKENS",
+    "PairTemplate",
+    "PairTokenizer",
+    "TagPlaces",
+    "TokenArray",
+    "TokenPairs",
+    "TokenTexts",
+    "chosen_max_tokens",
+    "padded",
+]
+
+TokenArray = npt.NDArray[np.int64]
+
+LEAST_ITEM_TOKENS = 16
+_TEXTS_PER_CALL = 1024
+_DEFAULT_MAX_TOKENS = 512
+# Their position embeddings start after the padding id, so that 514 of them hold 512 tokens.
+_POSITIONS_AFTER_PADDING = {
+    "camembert",
+    "data2vec-text",
+    "ibert",
+    "longformer",
+    "luke",
+    "mpnet",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairTemplate:
+    """How a model wants a pair: prefix, query, middle, item, suffix, and the token types of each part."""
+
+    prefix: TokenArray
+    middle: TokenArray
+    suffix: TokenArray
+    prefix_types: TokenArray
+    middle_types: TokenArray
+    suffix_types: TokenArray
+    query_type: int
+    item_type: int
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> PairTemplate:
+        """The template of a `tokenizers.Tokenizer` without padding, read off one small pair."""
+        encoding = tokenizer.encode("a", "b")
+        ids, types = np.array(encoding.ids, np.int64), np.array(encoding.type_ids, np.int64)
+        sides = encoding.sequence_ids
+        query, item = ([at for at, side in enumerate(sides) if side == wanted] for wanted in (0, 1))
+        if not query or not item or query[-1] > item[0]:
+            raise InputError(
+                "A cross-encoder's tokenizer joins a pair as query, then item; this one made "
+                f"{encoding.tokens} of ('a', 'b')."
+            )
+        prefix, middle, suffix = slice(0, query[0]), slice(query[-1] + 1, item[0]), slice(item[-1] + 1, None)
+        return cls(
+            prefix=ids[prefix],
+            middle=ids[middle],
+            suffix=ids[suffix],
+            prefix_types=types[prefix],
+            middle_types=types[middle],
+            suffix_types=types[suffix],
+            query_type=int(types[query[0]]),
+            item_type=int(types[item[0]]),
+        )
+
+    @property
+    def n_special(self) -> int:
+        return len(self.prefix) + len(self.middle) + len(self.suffix)
+
+    def head(self, query: TokenArray) -> tuple[TokenArray, TokenArray]:
+        """Ids and types of everything before the item."""
+        query_types = np.full(len(query), self.query_type, np.int64)
+        return (
+            np.concatenate((self.prefix, query, self.middle)),
+            np.concatenate((self.prefix_types, query_types, self.middle_types)),
+        )
+
+    def tail(self, item: TokenArray) -> tuple[TokenArray, TokenArray]:
+        """Ids and types of the item and everything after it."""
+        item_types = np.full(len(item), self.item_type, np.int64)
+        return np.concatenate((item, self.suffix)), np.concatenate((item_types, self.suffix_types))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TagPlaces:
+    """Where the tags of an [EMB] head stand: `queries` (queries, 2) counts in a pair, `items` in an item's own tokens.
+
+    `item_position` is the head's.
+    """
+
+    queries: IntArray
+    items: IntArray
+    item_position: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenTexts:
+    """Tokenised queries and items, one entry per record; `rooms[i]` tokens of an item fit beside query i."""
+
+    template: PairTemplate
+    heads: list[tuple[TokenArray, TokenArray]]
+    rooms: IntArray
+    items: list[TokenArray]
+    tags: TagPlaces | None = None
+
+    @property
+    def head_lengths(self) -> IntArray:
+        return np.array([len(ids) for ids, _ in self.heads], np.intp)
+
+    @property
+    def item_lengths(self) -> IntArray:
+        return np.array([len(item) for item in self.items], np.intp)
+
+    def with_items(self, start: int, end: int) -> TokenTexts:
+        """The same queries with these items alone."""
+        tags = self.tags and replace(self.tags, items=self.tags.items[start:end])
+        return replace(self, items=self.items[start:end], tags=tags)
+
+    def pair(self, query: int, item: int) -> tuple[TokenArray, TokenArray]:
+        """Ids and types of one pair, the item cut to the room that the query leaves."""
+        head_ids, head_types = self.heads[query]
+        tag_at = 0 if self.tags is None else int(self.tags.items[item])
+        tail_ids, tail_types = self.template.tail(_cut(self.items[item], int(self.rooms[query]), tag_at=tag_at))
+        return np.concatenate((head_ids, tail_ids)), np.concatenate((head_types, tail_types))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenPairs:
+    """Tokenised pairs: pair i joins query `query_of[i]` with item `item_of[i]` of `texts`."""
+
+    texts: TokenTexts
+    query_of: IntArray
+    item_of: IntArray
+
+    def __len__(self) -> int:
+        return len(self.query_of)
+
+    @property
+    def lengths(self) -> IntArray:
+        """Tokens per pair, special ones included."""
+        kept = np.minimum(self.texts.item_lengths[self.item_of], self.texts.rooms[self.query_of])
+        return self.texts.head_lengths[self.query_of] + kept + len(self.texts.template.suffix)
+
+    def padded(self, positions: Iterable[int], *, pad_id: int) -> dict[str, TokenArray]:
+        """Model inputs for these pairs, padded on the right to the longest."""
+        return padded([self.texts.pair(self.query_of[at], self.item_of[at]) for at in positions], pad_id=pad_id)
+
+
+class PairTokenizer:
+    """Turns queries and items into ids that fit a model; safe to share between threads.
+
+    For an [EMB] `head`, a query stands between its tags and an item behind its own, unless the text holds them already
+    ("left [unused0] mention [unused1] right", "title [unused2] text"). The limits count them. An item's tag is never
+    cut away: behind a title longer than its room it takes the last place.
+    """
+
+    def __init__(
+        self, tokenizer: Any, *, max_tokens: int, max_item_tokens: int | None = None, head: EmbHead | None = None
+    ) -> None:
+        # A copy of our own: truncation or padding set elsewhere in mid-call is what 'Already borrowed' complains of.
+        self._tokenizer = type(tokenizer).from_str(tokenizer.to_str())
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._lock = threading.Lock()
+        self.template = PairTemplate.of(self._tokenizer)
+        self.max_tokens = max_tokens
+        self.max_item_tokens = max_item_tokens
+        self.pad_id: int = (tokenizer.padding or {}).get("pad_id", 0)
+        self.head = head
+        self._tags = None if head is None else _tag_ids(self._tokenizer, head)
+        self._item_position = None if head is None else head.item_position
+        types = self.template.query_type, self.template.item_type
+        if self._item_position is not None and types != (0, 1):
+            raise InputError(
+                f"item_position={self._item_position} needs a tokenizer that marks a query by token type 0 and an item "
+                f"by 1; this one has {types}. Use item_position=None."
+            )
+        query_tokens = 1 if head is None else 3
+        least = LEAST_ITEM_TOKENS + (
+            self.template.n_special + query_tokens
+            if self._item_position is None
+            else self._item_position + len(self.template.suffix)
+        )
+        if max_tokens < least:
+            raise InputError(f"max_tokens must be at least {least} to hold a query and an item; got {max_tokens}.")
+        least_item = 1 if head is None else 2
+        if max_item_tokens is not None and max_item_tokens < least_item:
+            raise InputError(
+                f"max_item_tokens must be at least {least_item}, or None for no limit; got {max_item_tokens}."
+            )
+
+    def pairs(self, pairs: Sequence[Pair]) -> TokenPairs:
+        """These pairs."""
+        queries, query_of = _distinct([query for query, _ in pairs])
+        items, item_of = _distinct([item for _, item in pairs])
+        return TokenPairs(self.texts(queries, items), query_of, item_of)
+
+    def grid(self, queries: Sequence[Query], items: Sequence[Item]) -> TokenPairs:
+        """Every query with every item, query by query."""
+        query_of = np.repeat(np.arange(len(queries)), len(items))
+        return TokenPairs(self.texts(queries, items), query_of, np.tile(np.arange(len(items)), len(queries)))
+
+    def texts(self, queries: Sequence[Query], items: Sequence[Item]) -> TokenTexts:
+        """Each distinct text tokenised once."""
+        query_tokens = self._tokens([query.text for query in queries])
+        item_tokens = self._tokens([item.text for item in items])
+        tags = None
+        if self._tags is not None:
+            query_tokens, query_places = _queries_with_tags(queries, query_tokens, self._tags)
+            item_tokens, item_places = _items_with_tag(item_tokens, self._tags[2], most=self.max_item_tokens)
+            tags = TagPlaces(len(self.template.prefix) + query_places, item_places, self._item_position)
+        rooms = [self._room(query, tokens) for query, tokens in zip(queries, query_tokens, strict=True)]
+        return TokenTexts(
+            template=self.template,
+            heads=[self.template.head(tokens) for tokens in query_tokens],
+            rooms=np.array(rooms, np.intp),
+            items=[tokens[: self.max_item_tokens] for tokens in item_tokens],
+            tags=tags,
+        )
+
+    def _room(self, query: Query, tokens: TokenArray) -> int:
+        if self._item_position is not None:
+            most = self._item_position - len(self.template.prefix) - len(self.template.middle)
+            if len(tokens) > most:
+                raise TextTooLong(
+                    f"An item begins at position {self._item_position} of this model, so a query may have {most} "
+                    f"tokens, its tags included; query {query.id!r} has {len(tokens)}. Shorten the query."
+                )
+            return self.max_tokens - self._item_position - len(self.template.suffix)
+        room = self.max_tokens - self.template.n_special - len(tokens)
+        if room < LEAST_ITEM_TOKENS:
+            raise TextTooLong(
+                f"A query must leave {LEAST_ITEM_TOKENS} of the model's {self.max_tokens} tokens for an item, so it "
+                f"may have {self.max_tokens - self.template.n_special - LEAST_ITEM_TOKENS}; query {query.id!r} has "
+                f"{len(tokens)}. Shorten the query, or raise max_tokens if the model allows it."
+            )
+        return room
+
+    def _tokens(self, texts: Sequence[str]) -> list[TokenArray]:
+        distinct = list(dict.fromkeys(texts))
+        tokens: dict[str, TokenArray] = {}
+        for start in range(0, len(distinct), _TEXTS_PER_CALL):
+            some = distinct[start : start + _TEXTS_PER_CALL]
+            # Half a surrogate pair, as crawled JSON has them, cannot be encoded; it must not end a long build.
+            clean = [text.encode(errors="replace").decode() for text in some]
+            with self._lock:
+                encodings = self._tokenizer.encode_batch_fast(clean, add_special_tokens=False)
+            tokens.update(zip(some, (np.array(encoding.ids, np.int64) for encoding in encodings), strict=True))
+        return [tokens[text] for text in texts]
+
+
+def padded(rows: Sequence[tuple[TokenArray, TokenArray]], *, pad_id: int) -> dict[str, TokenArray]:
+    """Rows of (ids, types) as model inputs, padded on the right to the longest."""
+    ids = np.full((len(rows), max(len(row) for row, _ in rows)), pad_id, np.int64)
+    mask, types = np.zeros_like(ids), np.zeros_like(ids)
+    for at, (row, row_types) in enumerate(rows):
+        ids[at, : len(row)] = row
+        types[at, : len(row)] = row_types
+        mask[at, : len(row)] = 1
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+
+
+def chosen_max_tokens(asked: int | None, *, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> int:
+    """Tokens per pair: as asked, by default 512 or what the model can take; asking for more than that is refused."""
+    limit = config.get("max_position_embeddings")
+    if isinstance(limit, int) and config.get("model_type") in _POSITIONS_AFTER_PADDING:
+        limit -= (config.get("pad_token_id") or 0) + 1
+    if not isinstance(limit, int) or limit < 1:
+        # Tokenizers without a limit write 10^30 here.
+        limit = int(min(tokenizer_config.get("model_max_length") or 10**9, 10**9))
+    if asked is None:
+        return min(_DEFAULT_MAX_TOKENS, limit)
+    if not 1 <= asked <= limit:
+        raise InputError(f"max_tokens must lie between 1 and the model's limit of {limit}; got {asked}.")
+    return asked
+
+
+def _tag_ids(tokenizer: Any, head: EmbHead) -> tuple[int, int, int]:
+    """Ids of the tags; the tokenizer, our own copy, makes one token of each from here on."""
+    ids = [tokenizer.token_to_id(tag) for tag in head.tags]
+    if None in ids:
+        missing = [tag for tag, id_ in zip(head.tags, ids, strict=True) if id_ is None]
+        raise InputError(f"An [EMB] head needs its tags in the tokenizer's vocabulary; it lacks {', '.join(missing)}.")
+    tokenizer.add_special_tokens(list(head.tags))
+    start, end, item = ids
+    return start, end, item
+
+
+def _queries_with_tags(
+    queries: Sequence[Query], tokens: Sequence[TokenArray], tags: tuple[int, int, int]
+) -> tuple[list[TokenArray], IntArray]:
+    """Tokens with the tags, and where they stand, (queries, 2)."""
+    start, end, item = tags
+    tagged: list[TokenArray] = []
+    places = np.empty((len(queries), 2), np.intp)
+    for number, (query, row) in enumerate(zip(queries, tokens, strict=True)):
+        if not np.isin(row, tags).any():
+            tagged.append(np.concatenate(([start], row, [end])))
+            places[number] = 0, len(row) + 1
+            continue
+        starts, ends = np.flatnonzero(row == start), np.flatnonzero(row == end)
+        if not len(starts) or not len(ends) or starts[0] > ends[0] or item in row:
+            raise InputError(
+                "A query holds both of its tags, start before end, or neither, and never the tag of items; query "
+                f"{query.id!r} is {query.text!r}. Put the tags around the words that are meant, or remove them."
+            )
+        tagged.append(row)
+        places[number] = starts[0], ends[0]
+    return tagged, places
+
+
+def _items_with_tag(tokens: Sequence[TokenArray], tag: int, *, most: int | None) -> tuple[list[TokenArray], IntArray]:
+    """At most so many tokens with the tag, and where it stands; of several the first counts."""
+    tagged: list[TokenArray] = []
+    places = np.zeros(len(tokens), np.intp)
+    for number, row in enumerate(tokens):
+        found = np.flatnonzero(row == tag)
+        if not len(found):
+            tagged.append(np.concatenate(([tag], row))[:most])
+            continue
+        room = len(row) if most is None else most
+        tagged.append(_cut(row, room, tag_at=int(found[0])))
+        places[number] = min(int(found[0]), room - 1)
+    return tagged, places
+
+
+def _cut(tokens: TokenArray, room: int, *, tag_at: int) -> TokenArray:
+    """An item's first tokens; the one at `tag_at` takes the last place rather than fall off."""
+    kept = tokens[:room]
+    return kept if tag_at < room else np.append(kept[:-1], tokens[tag_at])
+
+
+def _distinct(records: Sequence[Any]) -> tuple[list[Any], IntArray]:
+    numbers: dict[str, int] = {}
+    distinct: list[Any] = []
+    of = np.empty(len(records), np.intp)
+    for position, record in enumerate(records):
+        number = numbers.setdefault(record.text, len(numbers))
+        if number == len(distinct):
+            distinct.append(record)
+        of[position] = number
+    return distinct, of

@@ -1,0 +1,337 @@
+"""Cross-encoders with torch and transformers, on a GPU or the CPU."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from adacur.core.arrays import FloatArray
+from adacur.core.errors import InputError, ScorerFailed
+from adacur.core.extras import require
+from adacur.core.protocols import Reopening, ScorerCard
+from adacur.core.records import Item, Pair, Query
+from adacur.core.scores import check_grid, check_scores
+from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder, load_classifier
+from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead, load_emb_cross_encoder
+from adacur.scorers.cross_encoders.packed_encoder import PackedEncoder, compiled_or_plain
+from adacur.scorers.cross_encoders.pair_batches import PairBatches
+from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenPairs, chosen_max_tokens
+from adacur.scorers.cross_encoders.weights import json_in, settings_hash, weights_hash
+
+__all__ = ["TorchCrossEncoder"]
+
+_log = logging.getLogger(__name__)
+_DTYPES = ("float32", "bfloat16", "float16")
+_CPU_BATCH_TOKENS = 4096
+_GPU_BATCH_TOKENS = 65_536
+_LARGE_GPU_BATCH_TOKENS = 262_144
+_LARGE_GPU_BYTES = 32 << 30
+# A grid is cut into parts of so many pairs, to bound the memory that their bookkeeping takes.
+_PAIRS_AT_ONCE = 1 << 22
+# Compiling takes seconds; a scorer that has had this much to do will have more.
+_TOKENS_BEFORE_COMPILING = 20_000_000
+
+
+class TorchCrossEncoder:
+    """A transformers sequence classifier with one label, or an [EMB] cross-encoder; raw float32 logits.
+
+    It comes from a folder or by a hub name; config.json says which kind it is.
+
+    The body runs in `dtype` (by default float16 on CUDA, float32 on the CPU) and the head in float32, since
+    half-precision logits tie. `batch_tokens` bounds the tokens of one forward pass; a device that runs out of memory
+    gets half as many from then on, and a warning is logged. `device` may name several: the scorer itself runs on the
+    first, and an index is built by one process on each; by default these are all CUDA devices there are.
+    BERT, RoBERTa, XLM-R and CamemBERT run without padding; `compiled` lets long runs on CUDA use torch.compile.
+    """
+
+    shares_calls = True
+
+    def __init__(
+        self,
+        name_or_folder: str | Path,
+        *,
+        device: str | Sequence[str] | None = None,
+        dtype: str | None = None,
+        max_tokens: int | None = None,
+        max_item_tokens: int | None = None,
+        batch_tokens: int | None = None,
+        compiled: bool = True,
+        name: str | None = None,
+    ) -> None:
+        self._torch = require("torch", extra="torch")
+        require("transformers", extra="torch")
+        self._devices = _devices(self._torch, device)
+        self._device = self._torch.device(self._devices[0])
+        self._dtype = dtype or ("float16" if self._device.type == "cuda" else "float32")
+        if self._dtype not in _DTYPES:
+            raise InputError(f"dtype is one of {', '.join(_DTYPES)}; got {dtype!r}.")
+        if batch_tokens is not None and batch_tokens < 1:
+            raise InputError(f"batch_tokens must be at least 1; got {batch_tokens}.")
+        self._most_batch_tokens = batch_tokens or _default_batch_tokens(self._torch, self._device)
+        self._batch_tokens = self._most_batch_tokens
+        is_local = Path(name_or_folder).is_dir()
+        self._folder = checkpoint_folder(name_or_folder)
+        self._name = name or (self._folder.resolve().name if is_local else str(name_or_folder))
+        self._source = str(self._folder.resolve()) if is_local else str(name_or_folder)
+        self._options: dict[str, Any] = {
+            "dtype": self._dtype,
+            "max_tokens": max_tokens,
+            "max_item_tokens": max_item_tokens,
+            "batch_tokens": batch_tokens,
+            "compiled": compiled,
+            "name": self._name,
+        }
+
+        head = EmbHead.from_config(json_in(self._folder, "config.json"))
+        tokenizer, model = (load_classifier if head is None else load_emb_cross_encoder)(self._folder)
+        config = model.config.to_dict()
+        self._tokens = PairTokenizer(
+            tokenizer.backend_tokenizer,
+            max_tokens=chosen_max_tokens(
+                max_tokens, config=config, tokenizer_config={"model_max_length": tokenizer.model_max_length}
+            ),
+            max_item_tokens=max_item_tokens,
+            head=head,
+        )
+        pad_id = config.get("pad_token_id")
+        self._pad_id: int = self._tokens.pad_id if pad_id is None else pad_id
+        takes_types = "token_type_ids" in tokenizer.model_input_names
+        model = _with_float32_head(model, getattr(self._torch, self._dtype)).to(self._device).eval()
+        self._forward: Any = _forward(self._torch, model, takes_types=takes_types)
+        self._may_compile = compiled and self._device.type == "cuda"
+        self._tokens_seen = 0
+        # One forward at a time: two at once would need twice the memory and be no faster.
+        self._lock = threading.Lock()
+
+    @cached_property
+    def card(self) -> ScorerCard:
+        files = list(self._folder.glob("*.safetensors")) or list(self._folder.glob("pytorch_model*.bin"))
+        head = {} if self._tokens.head is None else self._tokens.head.to_config()
+        return ScorerCard(
+            name=self._name,
+            backend="torch",
+            weights=weights_hash(files, settings=head),
+            dtype=self._dtype,
+            max_tokens=self._tokens.max_tokens,
+            max_item_tokens=self._tokens.max_item_tokens,
+            source=self._source,
+            settings=settings_hash(self._folder),
+        )
+
+    def score(self, pairs: Sequence[Pair]) -> FloatArray:
+        """One score per pair, in order."""
+        return check_scores(self._scores(self._tokens.pairs(pairs)), pairs)
+
+    def score_grid(self, queries: Sequence[Query], items: Sequence[Item]) -> FloatArray:
+        """Scores of shape (queries, items); each item is tokenised and sent to the device once."""
+        texts = self._tokens.texts(queries, items)
+        scores = np.empty((len(queries), len(items)), np.float32)
+        at_once = max(1, _PAIRS_AT_ONCE // max(1, len(queries)))
+        for start in range(0, len(items), at_once):
+            part = texts.with_items(start, start + at_once)
+            n_items = len(part.items)
+            query_of, item_of = np.repeat(np.arange(len(queries)), n_items), np.tile(np.arange(n_items), len(queries))
+            answers = self._scores(TokenPairs(part, query_of, item_of))
+            scores[:, start : start + n_items] = answers.reshape(len(queries), n_items)
+        return check_grid(scores, queries, items)
+
+    def replicas(self) -> list[Callable[[], TorchCrossEncoder]]:
+        """What opens this scorer on each of its devices, for a process each; none where it has only one."""
+        if len(self._devices) == 1:
+            return []
+        return [partial(TorchCrossEncoder, self._source, device=device, **self._options) for device in self._devices]
+
+    def reopening(self) -> Reopening:
+        """What opens this scorer elsewhere: on one GPU if it is on a GPU here, else on one CPU."""
+        on_gpu = self._device.type == "cuda"
+        return Reopening(
+            partial(TorchCrossEncoder, self._source, device=self._device.type, **self._options),
+            gpus=int(on_gpu),
+            share=1.0 if on_gpu else 1 / self._torch.get_num_threads(),
+        )
+
+    def close(self) -> None:
+        """Free the model; the scorer cannot score any more."""
+        with self._lock:
+            self._forward = None
+            # What was compiled refers to the encoder that holds it, and so to its weights.
+            gc.collect()
+            if self._device.type == "cuda":
+                self._torch.cuda.empty_cache()
+
+    def __enter__(self) -> TorchCrossEncoder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _scores(self, pairs: TokenPairs) -> FloatArray:
+        if not len(pairs):
+            return np.empty(0, np.float32)
+        with self._lock, self._torch.inference_mode():
+            if self._forward is None:
+                raise ScorerFailed(f"The scorer {self._name!r} has been closed. Open it again to score.")
+            batches = PairBatches(self._torch, pairs, device=self._device, pad_id=self._pad_id)
+            scores = self._torch.empty(len(pairs), dtype=self._torch.float32, device=self._device)
+            start = 0
+            while start < len(pairs):
+                end = self._forward.batch_end(batches, start, tokens=self._batch_tokens)
+                logits = self._logits(batches, start, end)
+                if logits is None:
+                    self._take_less(end - start)
+                    continue
+                scores[batches.order[start:end]] = logits
+                start = end
+            answers: FloatArray = scores.cpu().numpy()
+            return answers
+
+    def _logits(self, batches: PairBatches, start: int, end: int) -> Any:
+        """The logits of a batch; None where the device has too little memory for it."""
+        self._tokens_seen += batches.tokens(start, end)
+        compiled = self._may_compile and self._tokens_seen > _TOKENS_BEFORE_COMPILING
+        try:
+            return self._forward.logits(batches, start, end, tokens=self._batch_tokens, compiled=compiled)
+        except self._torch.OutOfMemoryError:
+            return None
+
+    def _take_less(self, n_pairs: int) -> None:
+        if self._device.type == "cuda":
+            self._torch.cuda.empty_cache()
+        if n_pairs == 1:
+            # No batch was small enough: what filled the device is not this scorer, and may be gone by the next call.
+            self._batch_tokens = self._most_batch_tokens
+            raise ScorerFailed(
+                f"The device {self._devices[0]!r} has too little memory left for one pair. Free some, lower "
+                "max_tokens or max_item_tokens, or use device='cpu'."
+            )
+        self._batch_tokens = max(1, self._batch_tokens // 2)
+        _log.warning(
+            "The device %s ran out of memory; batches of %s go on with at most %d tokens.",
+            self._devices[0],
+            self._name,
+            self._batch_tokens,
+        )
+
+
+class _Packed:
+    """The model as an encoder over packed tokens and its own head."""
+
+    def __init__(self, torch: Any, model: Any, *, head: Callable[[Any], Any], takes_types: bool) -> None:
+        self._encoder = PackedEncoder(torch, model.base_model, takes_types=takes_types)
+        self._head = head
+
+    def batch_end(self, batches: PairBatches, start: int, *, tokens: int) -> int:
+        return batches.packed_end(start, tokens=tokens)
+
+    def logits(self, batches: PairBatches, start: int, end: int, *, tokens: int, compiled: bool) -> Any:
+        # Full batches are filled up to one shape, so that there is one graph to compile.
+        compiled = compiled and end < len(batches) and batches.tokens(start, end) <= tokens
+        packed = batches.packed(start, end, rows=tokens if compiled else batches.tokens(start, end))
+        return self._head(self._encoder.vectors(packed, compiled=compiled).float())
+
+
+class _Padded:
+    """Any model as it is, over padded batches."""
+
+    def __init__(self, torch: Any, model: Any, *, takes_types: bool) -> None:
+        self._torch, self._model = torch, model
+        self._takes_types = takes_types and "token_type_ids" in inspect.signature(model.forward).parameters
+        self._compiled: Any = None
+
+    def batch_end(self, batches: PairBatches, start: int, *, tokens: int) -> int:
+        return batches.padded_end(start, tokens=tokens)
+
+    def logits(self, batches: PairBatches, start: int, end: int, *, tokens: int, compiled: bool) -> Any:
+        inputs = batches.padded(start, end)
+        if not self._takes_types:
+            del inputs["token_type_ids"]
+        model = self._compiled_model(inputs) if compiled else self._model
+        return model(**inputs).logits[:, 0].float()
+
+    def _compiled_model(self, inputs: dict[str, Any]) -> Any:
+        if self._compiled is None:
+            self._compiled = compiled_or_plain(self._torch, self._model, dynamic=True, example=inputs)
+        return self._compiled
+
+
+def _forward(torch: Any, model: Any, *, takes_types: bool) -> _Packed | _Padded:
+    if PackedEncoder.can_run(model.base_model):
+        if hasattr(model, "tag_ids"):
+            from adacur.scorers.cross_encoders.emb_module import tag_scores
+
+            return _Packed(torch, model, head=tag_scores, takes_types=takes_types)
+        if hasattr(model, "classifier"):
+            return _Packed(torch, model, head=partial(_classified, model), takes_types=takes_types)
+    return _Padded(torch, model, takes_types=takes_types)
+
+
+def _classified(model: Any, vectors: Any) -> Any:
+    """Logits of a classifier by the vectors of first tokens, (pairs, 1, hidden size)."""
+    pooler = getattr(model.base_model, "pooler", None)
+    # Both heads read the first of the tokens they are given.
+    return model.classifier(vectors if pooler is None else pooler(vectors))[:, 0]
+
+
+def _devices(torch: Any, asked: str | Sequence[str] | None) -> list[str]:
+    if asked is None:
+        return [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
+    names = [asked] if isinstance(asked, str) else list(asked)
+    if not names:
+        raise InputError("device names one torch device or several, such as 'cuda:0'; got none.")
+    for name in names:
+        try:
+            device = torch.device(name)
+        except RuntimeError as error:
+            raise InputError(f"device is a torch device such as 'cpu' or 'cuda:0'; got {name!r}.") from error
+        there = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+        if device.type == "cuda" and (device.index or 0) >= len(there):
+            seen = ", ".join(there) or "no CUDA device"
+            raise InputError(f"device {name!r} was asked for, but torch sees {seen} here. Use that, or device='cpu'.")
+    return names
+
+
+def _default_batch_tokens(torch: Any, device: Any) -> int:
+    if device.type != "cuda":
+        return _CPU_BATCH_TOKENS
+    is_large = torch.cuda.get_device_properties(device).total_memory >= _LARGE_GPU_BYTES
+    return _LARGE_GPU_BATCH_TOKENS if is_large else _GPU_BATCH_TOKENS
+
+
+def _with_float32_head(model: Any, dtype: Any) -> Any:
+    """The model with its body in `dtype` and all behind it in float32."""
+    # The checkpoint may hold half precision already; the head must not pass through `dtype` on its way.
+    model.float()
+    body = model.base_model
+    head = [child for child in model.children() if child is not body]
+    pooler = getattr(body, "pooler", None)
+    if pooler is not None:
+        head.append(pooler)
+    # Rotary frequencies in half precision turn the tokens far into a text by wrong angles.
+    frequencies = {name: buffer for name, buffer in body.named_buffers() if "inv_freq" in name}
+    for child in body.children():
+        if child is not pooler:
+            child.to(dtype)
+    for name, buffer in frequencies.items():
+        owner, _, own_name = name.rpartition(".")
+        setattr(body.get_submodule(owner), own_name, buffer)
+    for module in head:
+        module.register_forward_pre_hook(_in_float32, with_kwargs=True)
+    return model
+
+
+def _in_float32(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def cast(value: Any) -> Any:
+        return value.float() if getattr(value, "is_floating_point", bool)() else value
+
+    return tuple(cast(value) for value in args), {name: cast(value) for name, value in kwargs.items()}

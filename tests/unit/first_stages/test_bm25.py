@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from adacur.core.errors import DamagedIndex, EmptyInput, UnknownName
+from adacur.core.records import Item
+from adacur.first_stages import BM25
+
+ITEMS = [
+    Item("a", "Cats chase mice."),
+    Item("b", "The cat sleeps."),
+    Item("c", "Dogs bark at the moon."),
+]
+
+
+def test_items_without_a_word_of_the_query_are_not_returned() -> None:
+    (hits,) = BM25.build(ITEMS).search(["cat"], 3)
+    assert set(hits.ids) == {"a", "b"}
+    assert (hits.scores > 0).all()
+
+
+@pytest.mark.parametrize("query", ["zebra", "the at", "?!", "x"])
+def test_a_query_without_a_known_word_has_no_hits(query) -> None:
+    (hits,) = BM25.build(ITEMS).search([query], 3)
+    assert hits.ids == ()
+    assert len(hits.scores) == 0
+
+
+def test_without_a_stemmer_only_the_very_word_matches() -> None:
+    (hits,) = BM25.build(ITEMS, stemmer=None).search(["cat"], 3)
+    assert hits.ids == ("b",)
+
+
+def test_stopwords_can_be_kept_or_chosen() -> None:
+    assert BM25.build(ITEMS).search(["the"], 3)[0].ids == ()
+    assert set(BM25.build(ITEMS, stopwords=None).search(["the"], 3)[0].ids) == {"b", "c"}
+    assert BM25.build(ITEMS, stopwords=("moon",)).search(["moon"], 3)[0].ids == ()
+
+
+def test_items_are_read_once_from_any_iterable() -> None:
+    assert BM25.build(item for item in ITEMS).search(["moon"], 3)[0].ids == ("c",)
+
+
+def test_unknown_languages_are_refused() -> None:
+    with pytest.raises(UnknownName, match="english"):
+        BM25.build(ITEMS, stemmer="klingon")
+    with pytest.raises(UnknownName, match="klingon"):
+        BM25.build(ITEMS, stopwords="klingon")
+
+
+def test_items_of_stopwords_alone_are_refused() -> None:
+    with pytest.raises(EmptyInput, match="stopwords=None"):
+        BM25.build([Item("a", "the of and")])
+
+
+def test_nothing_is_printed(capfd, tmp_path) -> None:
+    retriever = BM25.build(ITEMS)
+    retriever.save(tmp_path)
+    BM25.load(tmp_path).search(["cat"], 2)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_equal_items_write_equal_files_in_every_process(tmp_path) -> None:
+    code = (
+        "import sys; from adacur.core.records import Item; from adacur.first_stages import BM25;"
+        "BM25.build([Item(str(n), f'word{n} word{n + 1} common') for n in range(50)]).save(sys.argv[1])"
+    )
+    for seed in ("1", "2"):
+        command = [sys.executable, "-c", code, str(tmp_path / seed)]
+        subprocess.run(command, check=True, env=os.environ | {"PYTHONHASHSEED": seed})
+    files = [path.relative_to(tmp_path / "1") for path in (tmp_path / "1").rglob("*") if path.is_file()]
+    assert len(files) >= 6
+    assert all((tmp_path / "1" / file).read_bytes() == (tmp_path / "2" / file).read_bytes() for file in files)
+
+
+def test_files_that_disagree_are_refused(tmp_path) -> None:
+    BM25.build(ITEMS).save(tmp_path)
+    (tmp_path / "ids.json").write_text(json.dumps(["a", "b"]))
+    with pytest.raises(DamagedIndex, match="2 ids, 3 items"):
+        BM25.load(tmp_path)
+    (tmp_path / "ids.json").unlink()
+    with pytest.raises(DamagedIndex, match="Build it again"):
+        BM25.load(tmp_path)

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adacur.core.errors import DamagedIndex, InputError
+from adacur.core.records import Item
+from adacur.first_stages import Dense, EncoderCard, OnnxEncoder, load_retriever
+
+
+class VectorEncoder:
+    """Reads a vector from its text."""
+
+    dimension = 16
+
+    def __init__(self, weights: str | None = "v1") -> None:
+        self.card = EncoderCard(kind="vectors", dimension=self.dimension, weights=weights)
+
+    def encode_items(self, texts: Sequence[str]) -> np.ndarray:
+        return np.array([np.fromstring(text, sep=" ") for text in texts], dtype=np.float32).reshape(-1, 16)
+
+    encode_queries = encode_items
+
+
+def as_text(vector: np.ndarray) -> str:
+    return " ".join(str(float(value)) for value in vector)
+
+
+RNG = np.random.default_rng(0)
+VECTORS = RNG.normal(size=(20_000, 16)).astype(np.float32)
+IDS = [f"i{row}" for row in range(len(VECTORS))]
+QUERIES = [as_text(vector) for vector in RNG.normal(size=(7, 16)).astype(np.float32)]
+FEW = [Item(id_, as_text(vector)) for id_, vector in zip(IDS[:600], VECTORS, strict=False)]
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("k", [1, 100, 9000])
+def test_it_finds_the_highest_dot_products_of_the_stored_vectors(storage, k) -> None:
+    retriever = Dense.from_embeddings(IDS, VECTORS, encoder=VectorEncoder(), storage=storage)
+    products = retriever.embed_queries(QUERIES).astype(float) @ retriever.embeddings.astype(float).T
+    for row, hits in zip(products, retriever.search(QUERIES, k), strict=True):
+        row = row.astype(np.float32)
+        best = np.lexsort((IDS, -row))[:k]
+        assert hits.ids == tuple(IDS[position] for position in best)
+        np.testing.assert_array_equal(hits.scores, row[best])
+
+
+def test_scores_do_not_depend_on_the_batch_to_the_last_bit() -> None:
+    retriever = Dense.from_embeddings(IDS, VECTORS, encoder=VectorEncoder())
+    together = retriever.search(QUERIES, 50)
+    for query, hits in zip(QUERIES, together, strict=True):
+        (alone,) = retriever.search([query], 50)
+        assert alone.ids == hits.ids
+        assert alone.scores.tobytes() == hits.scores.tobytes()
+
+
+@pytest.mark.parametrize(("storage", "error"), [("float32", 0.0), ("float16", 0.002), ("int8", 0.02)])
+def test_storage_keeps_the_vectors_up_to_its_precision(storage, error) -> None:
+    retriever = Dense.from_embeddings(IDS, VECTORS, storage=storage)
+    assert retriever.embeddings.dtype == np.float32
+    assert np.abs(retriever.embeddings - VECTORS).max() <= error
+
+
+def test_a_zero_vector_survives_int8() -> None:
+    retriever = Dense.from_embeddings(["a", "b"], np.array([[0, 0], [1, 2]]), storage="int8")
+    np.testing.assert_allclose(retriever.embeddings, [[0, 0], [1, 2]], atol=0.01)
+
+
+@pytest.mark.parametrize("storage", ["float16", "int8"])
+def test_embeddings_written_to_a_file_are_those_kept_in_memory(tmp_path, storage) -> None:
+    kept = Dense.build(FEW, encoder=VectorEncoder(), storage=storage)
+    written = Dense.build(iter(FEW), encoder=VectorEncoder(), storage=storage, path=tmp_path / "embeddings.npy")
+    assert np.load(tmp_path / "embeddings.npy").shape == (600, 16)
+    assert (written.embeddings == kept.embeddings).all()
+
+
+def test_saving_over_its_own_file_loses_nothing(tmp_path) -> None:
+    retriever = Dense.build(FEW, encoder=VectorEncoder(), path=tmp_path / "embeddings.npy")
+    before = retriever.embeddings
+    retriever.save(tmp_path)
+    assert (Dense.load(tmp_path, encoder=VectorEncoder()).embeddings == before).all()
+
+
+def test_without_an_encoder_it_says_how_to_pass_one(tmp_path) -> None:
+    retriever = Dense.from_embeddings(IDS[:3], VECTORS[:3])
+    with pytest.raises(InputError, match="came without an encoder"):
+        retriever.search(["river"], 1)
+    retriever.save(tmp_path)
+    with pytest.raises(InputError, match=r"Dense\.load\(.*encoder="):
+        load_retriever(tmp_path).search(["river"], 1)
+
+
+def test_another_encoder_is_refused(tmp_path) -> None:
+    Dense.build(FEW, encoder=VectorEncoder()).save(tmp_path)
+    Dense.load(tmp_path, encoder=VectorEncoder(weights=None))
+    with pytest.raises(InputError, match="weights 'v1'; this encoder has 'v2'"):
+        Dense.load(tmp_path, encoder=VectorEncoder(weights="v2"))
+    narrow = VectorEncoder()
+    narrow.dimension = 8
+    with pytest.raises(InputError, match="16 dimensions; this encoder has 8"):
+        Dense.load(tmp_path, encoder=narrow)
+    pooled = VectorEncoder()
+    pooled.card = replace(pooled.card, pooling="mean")
+    Dense.load(tmp_path, encoder=pooled)
+
+
+def test_vectors_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InputError, match="one row per text"):
+        Dense.from_embeddings(["a", "b"], np.zeros((3, 2)))
+    with pytest.raises(InputError, match="row 1 of 2"):
+        Dense.from_embeddings(["a", "b"], np.array([[0.0, 1.0], [np.nan, 0.0]]))
+    with pytest.raises(InputError, match="got 'int4'"):
+        Dense.from_embeddings(["a"], np.zeros((1, 2)), storage="int4")
+
+
+def test_files_that_disagree_are_refused(tmp_path) -> None:
+    Dense.build(FEW, encoder=VectorEncoder(), storage="int8").save(tmp_path)
+    for name in ("ids.utf8", "ids_ends.npy"):
+        (tmp_path / name).unlink()
+    (tmp_path / "ids.json").write_text(json.dumps(["a", "b"]))
+    with pytest.raises(DamagedIndex, match="2 ids, 600 embeddings"):
+        Dense.load(tmp_path)
+    (tmp_path / "scales.npy").unlink()
+    with pytest.raises(DamagedIndex, match="Build it again"):
+        Dense.load(tmp_path)
+
+
+def test_the_encoder_of_the_card_is_opened_at_the_first_search(tmp_path, tiny_onnx_encoder) -> None:
+    encoder: OnnxEncoder = tiny_onnx_encoder(tmp_path / "model")
+    items = [Item("r", "old river"), Item("c", "old city"), Item("w", "water")]
+    built = Dense.build(items, encoder=encoder)
+    built.save(tmp_path / "saved")
+    loaded = load_retriever(tmp_path / "saved")
+    assert [hits.ids for hits in loaded.search(["river", "city"], 3)] == [
+        hits.ids for hits in built.search(["river", "city"], 3)
+    ]
+
+
+def test_another_tokenizer_prefix_or_limit_under_the_same_weights_is_refused(tmp_path, tiny_model) -> None:
+    folder = tiny_model(tmp_path / "model")
+    own = {"pooling": "mean", "max_tokens": 16}
+    Dense.build([Item("r", "old river")], encoder=OnnxEncoder(folder, **own)).save(tmp_path / "saved")
+    Dense.load(tmp_path / "saved", encoder=OnnxEncoder(folder, **own, query_prefix="query: "))
+    for changed in ({"max_tokens": 8}, {"item_prefix": "old "}):
+        with pytest.raises(InputError, match=f"encoded with {next(iter(changed))}"):
+            Dense.load(tmp_path / "saved", encoder=OnnxEncoder(folder, **(own | changed)))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["normalizer"] = {"type": "Lowercase"}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(InputError, match="encoded with settings"):
+        Dense.load(tmp_path / "saved", encoder=OnnxEncoder(folder, **own))
+    settings = tmp_path / "saved" / "retriever.json"
+    before = json.loads(settings.read_text())
+    del before["encoder"]["settings"]
+    settings.write_text(json.dumps(before))
+    Dense.load(tmp_path / "saved", encoder=OnnxEncoder(folder, **own))
+
+
+def test_a_lost_or_changed_model_is_refused_at_the_first_search(tmp_path, tiny_onnx_encoder) -> None:
+    model: Path = tmp_path / "model"
+    Dense.build([Item("r", "old river")], encoder=tiny_onnx_encoder(model)).save(tmp_path / "saved")
+    tiny_onnx_encoder(model, seed=1)
+    with pytest.raises(InputError, match="weights"):
+        load_retriever(tmp_path / "saved").search(["river"], 1)
+    shutil.rmtree(model)
+    with pytest.raises(InputError, match=r"cannot be opened: .* Pass it: adacur\.load\(path, encoder="):
+        load_retriever(tmp_path / "saved").search(["river"], 1)

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from adacur.core.errors import InputError
+from adacur.data import fetch
+from adacur.first_stages import Encoder, OnnxEncoder, SentenceTransformerEncoder, TokenEncoder, bge_small
+
+
+def table_of(encoder: OnnxEncoder, *words: str) -> np.ndarray:
+    ids = np.array([[encoder._tokenizer.token_to_id(word) for word in words]])
+    return encoder._session.run(None, {"input_ids": ids})[0][0]
+
+
+def test_mean_pooling_averages_the_tokens_and_no_padding(tmp_path, tiny_model) -> None:
+    encoder = OnnxEncoder(tiny_model(tmp_path), pooling="mean", normalise=False)
+    expected = table_of(encoder, "[CLS]", "old", "city", "[SEP]").mean(axis=0)
+    np.testing.assert_allclose(encoder.encode_items(["old city"])[0], expected, rtol=1e-6)
+
+
+def test_cls_pooling_takes_the_first_token_and_normalises(tmp_path, tiny_model) -> None:
+    encoder = OnnxEncoder(tiny_model(tmp_path), pooling="cls")
+    expected = table_of(encoder, "[CLS]")[0]
+    np.testing.assert_allclose(encoder.encode_items(["old city"])[0], expected / np.linalg.norm(expected), rtol=1e-6)
+
+
+def test_tokens_are_the_states_of_prefix_text_and_special_tokens(tmp_path, tiny_model) -> None:
+    encoder = OnnxEncoder(tiny_model(tmp_path), query_prefix="query: ", item_prefix="old ")
+    query, short = encoder.encode_query_tokens(["river city", "water"])
+    assert (query == table_of(encoder, "[CLS]", "query", ":", "river", "city", "[SEP]")).all()
+    assert (short == table_of(encoder, "[CLS]", "query", ":", "water", "[SEP]")).all()
+    assert (encoder.encode_item_tokens(["city"])[0] == table_of(encoder, "[CLS]", "old", "city", "[SEP]")).all()
+    assert encoder.encode_item_tokens([]) == []
+
+
+def test_prefixes_go_before_queries_or_items_alone(tmp_path, tiny_model) -> None:
+    folder = tiny_model(tmp_path)
+    plain = OnnxEncoder(folder, pooling="mean")
+    prefixed = OnnxEncoder(folder, pooling="mean", query_prefix="query: ", item_prefix="old ")
+    assert (prefixed.encode_queries(["river"]) == plain.encode_queries(["query: river"])).all()
+    assert (prefixed.encode_items(["river"]) == plain.encode_items(["old river"])).all()
+
+
+def test_texts_are_cut_at_max_tokens(tmp_path, tiny_model) -> None:
+    encoder = OnnxEncoder(tiny_model(tmp_path), pooling="mean", max_tokens=4)
+    assert (encoder.encode_items(["old city river water"]) == encoder.encode_items(["old city"])).all()
+
+
+def test_a_card_says_who_the_encoder_is(tmp_path, tiny_model) -> None:
+    one, other = OnnxEncoder(tiny_model(tmp_path / "a")), OnnxEncoder(tiny_model(tmp_path / "b", seed=1))
+    assert isinstance(one, Encoder)
+    assert one.dimension == one.card.dimension == 8
+    assert one.card.source == str((tmp_path / "a").resolve())
+    assert one.card.weights != other.card.weights
+    assert one.card.weights == OnnxEncoder(tmp_path / "a", pooling="mean").card.weights
+
+
+def test_no_texts_give_no_rows(tmp_path, tiny_model) -> None:
+    assert OnnxEncoder(tiny_model(tmp_path)).encode_queries([]).shape == (0, 8)
+
+
+def test_a_folder_without_a_model_and_unknown_pooling_are_refused(tmp_path) -> None:
+    with pytest.raises(InputError, match=r"model\.onnx and tokenizer\.json"):
+        OnnxEncoder(tmp_path)
+    with pytest.raises(InputError, match="'cls' or 'mean'; got 'max'"):
+        OnnxEncoder(tmp_path, pooling="max")
+
+
+def test_a_vector_does_not_depend_on_its_batch_even_in_int8() -> None:
+    encoder = bge_small(fetch("bge-small-en-v1.5"))
+    texts = ["river", "The Thames is a river that flows through London. " * 20, "who discovered penicillin?"]
+    together = encoder.encode_items(texts)
+    assert all((encoder.encode_items([text])[0] == row).all() for text, row in zip(texts, together, strict=True))
+    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, rtol=1e-5)
+
+
+def test_bge_small_puts_the_answer_first() -> None:
+    encoder = bge_small(fetch("bge-small-en-v1.5"))
+    items = encoder.encode_items(["Paris is the capital of France.", "Fleming discovered penicillin in 1928."])
+    scores = encoder.encode_queries(["who discovered penicillin?"]) @ items.T
+    assert scores[0, 1] > scores[0, 0] + 0.1
+
+
+def test_sentence_transformers_encode_by_path_or_as_an_object() -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    folder = fetch("all-MiniLM-L6-v2")
+    by_path = SentenceTransformerEncoder(folder, normalise=True, query_prefix="query: ")
+    model = sentence_transformers.SentenceTransformer(str(folder))
+    as_object = SentenceTransformerEncoder(model)
+    assert isinstance(by_path, Encoder)
+    assert by_path.dimension == 384
+    assert by_path.card.weights == as_object.card.weights
+    assert (by_path.card.source, as_object.card.source) == (str(folder.resolve()), None)
+    expected = model.encode(["query: river"], normalize_embeddings=True)
+    np.testing.assert_allclose(by_path.encode_queries(["river"]), expected, atol=1e-5)
+    assert by_path.encode_items([]).shape == (0, 384)
+
+
+def test_by_its_hub_name_an_encoder_is_what_it_is_by_its_folder(monkeypatch) -> None:
+    pytest.importorskip("sentence_transformers")
+    hub, folder = pytest.importorskip("huggingface_hub"), fetch("all-MiniLM-L6-v2")
+    monkeypatch.setattr(hub, "snapshot_download", lambda name, **_: str(folder))
+    by_name, by_path = SentenceTransformerEncoder("org/encoder"), SentenceTransformerEncoder(folder)
+    assert by_name.card == replace(by_path.card, source="org/encoder")
+    assert by_name.card.settings is not None
+
+
+def test_an_encoder_of_the_hub_runs_no_code_that_it_names(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("sentence_transformers")
+    hub = pytest.importorskip("huggingface_hub")
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "evil.Module"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    monkeypatch.setattr(hub, "snapshot_download", lambda name, **_: str(tmp_path))
+    with pytest.raises(InputError, match=r"evil\.Module"):
+        SentenceTransformerEncoder("org/evil")
+
+
+def test_the_mean_of_a_sentence_transformer_s_tokens_is_its_vector() -> None:
+    pytest.importorskip("sentence_transformers")
+    encoder = SentenceTransformerEncoder(fetch("all-MiniLM-L6-v2"), query_prefix="query: ")
+    texts = ["river", "The Thames is a river that flows through London.", "old city"]
+    assert isinstance(encoder, TokenEncoder)
+    for tokens, vectors in (
+        (encoder.encode_query_tokens(texts), encoder.encode_queries(texts)),
+        (encoder.encode_item_tokens(texts), encoder.encode_items(texts)),
+    ):
+        assert all(states.dtype == np.float32 for states in tokens)
+        means = np.array([states.mean(axis=0) for states in tokens])
+        np.testing.assert_allclose(means / np.linalg.norm(means, axis=1, keepdims=True), vectors, atol=1e-5)
+    assert [len(states) for states in encoder.encode_item_tokens(texts)] == [3, 12, 4]
+    assert encoder.encode_item_tokens([]) == []

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import adacur.first_stages
+from adacur.core.errors import NewerFormat, NotAnIndex, UnknownName
+from adacur.first_stages import load_retriever
+from adacur.first_stages.saved import StoredIds, read_ids, write_ids
+
+
+def test_an_unknown_kind_names_the_known_ones(tmp_path) -> None:
+    (tmp_path / "retriever.json").write_text(json.dumps({"kind": "splade", "format": 1}))
+    with pytest.raises(UnknownName, match=r"'splade'; known kinds: 'bm25', 'dense', 'multi-vector', 'tfidf'"):
+        load_retriever(tmp_path)
+
+
+def test_a_later_format_asks_for_an_upgrade(tmp_path) -> None:
+    (tmp_path / "retriever.json").write_text(json.dumps({"kind": "bm25", "format": 2}))
+    with pytest.raises(NewerFormat, match="Upgrade"):
+        load_retriever(tmp_path)
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", "{}"])
+def test_a_folder_without_a_description_is_refused(tmp_path, content) -> None:
+    if content is not None:
+        (tmp_path / "retriever.json").write_text(content)
+    with pytest.raises(NotAnIndex):
+        load_retriever(tmp_path)
+
+
+def test_importing_the_room_costs_numpy_only() -> None:
+    code = (
+        "import sys, adacur.first_stages as room; [getattr(room, name) for name in room.__all__];"
+        "heavy = {'bm25s', 'Stemmer', 'onnxruntime', 'tokenizers', 'torch', 'sentence_transformers', 'sklearn'};"
+        "heavy.add('scipy');"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_only_what_is_listed_can_be_imported() -> None:
+    assert dir(adacur.first_stages) == sorted(adacur.first_stages.__all__)
+    with pytest.raises(AttributeError, match="Splade"):
+        _ = adacur.first_stages.Splade
+
+
+def test_ids_are_read_one_at_a_time_from_the_disk(tmp_path) -> None:
+    ids = ("a", "", "schön", "日本", "x" * 1000)
+    write_ids(tmp_path, ids)
+    stored = read_ids(tmp_path)
+    assert isinstance(stored, StoredIds)
+    assert tuple(stored) == ids
+    assert [stored[at] for at in (-1, 0, 1, 2, 3)] == ["x" * 1000, "a", "", "schön", "日本"]
+    assert list(stored[1:4]) == ["", "schön", "日本"]
+    with pytest.raises(IndexError):
+        stored[5]
+    # Over the very files that are read.
+    write_ids(tmp_path, stored)
+    assert tuple(read_ids(tmp_path)) == ids
+
+
+def test_many_ids_are_read_in_blocks(tmp_path) -> None:
+    ids = tuple(str(number) for number in range(150_000))
+    write_ids(tmp_path, ids)
+    assert tuple(read_ids(tmp_path)) == ids
+    (tmp_path / "ids.utf8").write_bytes(b"short")
+    with pytest.raises(ValueError, match="5 bytes"):
+        read_ids(tmp_path)

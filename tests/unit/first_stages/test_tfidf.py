@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from adacur.core.errors import DamagedIndex, EmptyInput, InputError, MissingExtra, UnknownName
+from adacur.core.records import Item
+from adacur.first_stages import TfIdf
+
+ITEMS = [
+    Item("a", "Cats chase mice, and mice chase cheese."),
+    Item("b", "The cat sleeps."),
+    Item("c", "Dogs bark at the moon."),
+    Item("d", "The moon shines on sleeping dogs and on the cat."),
+]
+QUERIES = ["the cat and the moon", "mice mice cheese", "do dogs sleep?"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({}, {}),
+        ({"ngrams": (1, 2), "sublinear": True}, {"ngram_range": (1, 2), "sublinear_tf": True}),
+        ({"stopwords": "english"}, {"stop_words": "english"}),
+        ({"analyzer": "char", "ngrams": (2, 3)}, {"analyzer": "char", "ngram_range": (2, 3)}),
+        ({"analyzer": "char_wb", "ngrams": (3, 5)}, {"analyzer": "char_wb", "ngram_range": (3, 5)}),
+    ],
+)
+def test_scores_are_the_dot_products_of_scikit_learn_s_vectors(ours, theirs) -> None:
+    text = pytest.importorskip("sklearn.feature_extraction.text")
+    vectorizer = text.TfidfVectorizer(**theirs)
+    items = vectorizer.fit_transform([item.text for item in ITEMS]).toarray()
+    expected = vectorizer.transform(QUERIES).toarray() @ items.T
+    for row, hits in zip(expected, TfIdf.build(ITEMS, **ours).search(QUERIES, 4), strict=True):
+        assert set(hits.ids) == {item.id for item, score in zip(ITEMS, row, strict=True) if score > 0}
+        np.testing.assert_allclose(hits.scores, np.sort(row)[::-1][: len(hits)], rtol=1e-6)
+
+
+def test_an_item_asked_for_by_its_own_text_scores_one() -> None:
+    for item in ITEMS:
+        (hits,) = TfIdf.build(ITEMS).search([item.text], 1)
+        assert hits.ids == (item.id,)
+        assert hits.scores[0] == pytest.approx(1)
+
+
+def test_letters_find_what_is_misspelt() -> None:
+    assert TfIdf.build(ITEMS).search(["chese"], 1)[0].ids == ()
+    assert TfIdf.build(ITEMS, analyzer="char_wb", ngrams=(2, 3)).search(["chese"], 1)[0].ids == ("a",)
+
+
+@pytest.mark.parametrize("query", ["zebra", "?!", "x"])
+def test_a_query_without_a_known_term_has_no_hits(query) -> None:
+    (hits,) = TfIdf.build(ITEMS).search([query], 3)
+    assert hits.ids == ()
+    assert len(hits.scores) == 0
+
+
+def test_stopwords_can_be_dropped_or_chosen() -> None:
+    assert set(TfIdf.build(ITEMS).search(["the"], 4)[0].ids) == {"b", "c", "d"}
+    assert TfIdf.build(ITEMS, stopwords="english").search(["the"], 4)[0].ids == ()
+    assert TfIdf.build(ITEMS, stopwords=("moon",)).search(["moon"], 4)[0].ids == ()
+
+
+def test_items_are_read_once_from_any_iterable() -> None:
+    assert TfIdf.build(item for item in ITEMS).search(["cheese"], 3)[0].ids == ("a",)
+
+
+def test_settings_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(InputError, match="word, char, char_wb; got 'words'"):
+        TfIdf.build(ITEMS, analyzer="words")
+    with pytest.raises(InputError, match=r"got \(3, 2\)"):
+        TfIdf.build(ITEMS, ngrams=(3, 2))
+    with pytest.raises(UnknownName, match="'klingon'; 'english' is"):
+        TfIdf.build(ITEMS, stopwords="klingon")
+    with pytest.raises(InputError, match="know no stopwords"):
+        TfIdf.build(ITEMS, analyzer="char", stopwords="english")
+    with pytest.raises(EmptyInput, match="stopwords=None"):
+        TfIdf.build([Item("a", "the of and")], stopwords="english")
+
+
+def test_settings_survive_the_disk_and_postings_stay_on_it(tmp_path) -> None:
+    built = TfIdf.build(ITEMS, analyzer="char_wb", ngrams=(2, 4), sublinear=True)
+    built.save(tmp_path)
+    loaded = TfIdf.load(tmp_path)
+    assert isinstance(loaded._weights, np.memmap)
+    for one, other in zip(built.search(QUERIES, 4), loaded.search(QUERIES, 4), strict=True):
+        assert one.ids == other.ids
+        assert one.scores.tobytes() == other.scores.tobytes()
+
+
+def test_files_that_disagree_are_refused(tmp_path) -> None:
+    TfIdf.build(ITEMS).save(tmp_path)
+    (tmp_path / "ids.json").write_text(json.dumps(["a", "b"]))
+    with pytest.raises(DamagedIndex, match="'ids': 2"):
+        TfIdf.load(tmp_path)
+    TfIdf.build(ITEMS).save(tmp_path)
+    np.save(tmp_path / "weights.npy", np.zeros(3, dtype=np.float32))
+    with pytest.raises(DamagedIndex, match="'weights': 3"):
+        TfIdf.load(tmp_path)
+    (tmp_path / "terms.json").unlink()
+    with pytest.raises(DamagedIndex, match="Build it again"):
+        TfIdf.load(tmp_path)
+
+
+def test_without_scikit_learn_the_install_line_is_told(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(MissingExtra, match=r"sklearn is not installed.* install .*\[tfidf\]'"):
+        TfIdf.build(ITEMS)

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adacur.core.errors import InputError
+from adacur.core.records import Item, Query
+from adacur.data import fetch
+from adacur.scorers import (
+    OnnxCrossEncoder,
+    TorchCrossEncoder,
+    export_onnx,
+    make_emb_cross_encoder,
+    save_emb_cross_encoder,
+    scorer,
+)
+from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_export, tiny_transformer
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("onnxscript")
+
+
+def pairs_of_all_lengths(n: int) -> list[tuple[Query, Item]]:
+    """Pairs of 6 to 61 tokens."""
+    rng = np.random.default_rng(0)
+
+    def text(most: int) -> str:
+        return " ".join(rng.choice(WORDS, rng.integers(1, most)))
+
+    return [(Query(f"q{at}", text(18)), Item(f"i{at}", text(38))) for at in range(n)]
+
+
+PAIRS = pairs_of_all_lengths(200)
+
+
+@pytest.fixture(scope="module", params=["bert-emb", "bert-cls", "roberta-emb", "bert-emb-at-24"])
+def exported(request, tmp_path_factory) -> tuple[Path, Path]:
+    """A checkpoint and its export."""
+    return tiny_export(tmp_path_factory, request.param)
+
+
+def written_as(graph: Path, monkeypatch) -> None:
+    """Exports write this graph from now on, in place of the seconds that torch takes; what comes after is real."""
+
+    def copied(_: Path, target: Path, *, opset: int) -> None:
+        shutil.copytree(graph, target.parent, dirs_exist_ok=True)
+
+    monkeypatch.setattr("adacur.scorers.cross_encoders.onnx_export._write_graph", copied)
+
+
+def test_the_export_scores_as_torch_does(exported) -> None:
+    checkpoint, graph = exported
+    with TorchCrossEncoder(checkpoint, device="cpu", dtype="float32") as torch_scorer:
+        expected = torch_scorer.score(PAIRS)
+    assert np.ptp(expected) > 0.1
+    with scorer(graph, threads=1) as opened:
+        assert isinstance(opened, OnnxCrossEncoder)
+        np.testing.assert_allclose(opened.score(PAIRS), expected, atol=1e-3)
+        # Together as well as alone.
+        inputs = opened._tokens.pairs(PAIRS).padded(range(len(PAIRS)), pad_id=opened._tokens.pad_id)
+        np.testing.assert_allclose(opened._logits(inputs, opened._session)[:, 0], expected, atol=1e-3)
+        assert opened.card.dtype == "float32"
+
+
+@pytest.mark.parametrize("exported", ["bert-emb", "bert-cls"], indirect=True)
+def test_an_int8_export_is_smaller_and_keeps_the_order_roughly(exported, tmp_path, monkeypatch) -> None:
+    checkpoint, graph = exported
+    written_as(graph, monkeypatch)
+    export_onnx(checkpoint, tmp_path / "small", int8=True)
+    with OnnxCrossEncoder(graph) as whole, OnnxCrossEncoder(tmp_path / "small") as small:
+        ranks = [np.argsort(np.argsort(opened.score(PAIRS))) for opened in (whole, small)]
+        assert (whole.card.dtype, small.card.dtype) == ("float32", "int8")
+    assert np.corrcoef(*ranks)[0, 1] > 0.8
+    sizes = [{file.name: file.stat().st_size for file in folder.iterdir()} for folder in (graph, tmp_path / "small")]
+    assert sizes[0].keys() == sizes[1].keys()
+    assert sizes[1]["model.onnx"] < sizes[0]["model.onnx"]
+
+
+@pytest.mark.parametrize("exported", ["bert-emb"], indirect=True)
+def test_the_card_of_an_export_knows_the_head(exported, tmp_path) -> None:
+    folder = shutil.copytree(exported[1], tmp_path / "graph")
+    cards = []
+    for tag in ("[unused2]", "w3"):
+        config = json.loads((folder / "config.json").read_text())
+        config["adacur_emb_head"]["item"] = tag
+        (folder / "config.json").write_text(json.dumps(config))
+        with OnnxCrossEncoder(folder) as opened:
+            cards.append(opened.card)
+    assert cards[0].weights != cards[1].weights
+
+
+def test_what_is_no_cross_encoder_is_not_exported(tmp_path) -> None:
+    with pytest.raises(InputError, match="has 2 labels"):
+        export_onnx(tiny_transformer(tmp_path / "two", labels=2), tmp_path / "graph")
+    assert [path.name for path in tmp_path.iterdir()] == ["two"]
+
+
+def test_a_dual_encoder_is_told_from_a_cross_encoder_and_what_it_is_good_for(tmp_path) -> None:
+    with pytest.raises(InputError, match=r"is a dual encoder.*--encoder.*train cross-encoder --base"):
+        export_onnx(fetch("all-MiniLM-L6-v2"), tmp_path / "graph")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_holds_something_is_not_exported_over(tmp_path) -> None:
+    model = tiny_transformer(tmp_path / "checkpoint")
+    weights = (model / "model.safetensors").read_bytes()
+    with pytest.raises(InputError, match=r"new or an empty folder; .*checkpoint holds something"):
+        export_onnx(model, model)
+    assert (model / "model.safetensors").read_bytes() == weights
+    assert not (model / "model.onnx").exists()
+
+
+@pytest.mark.parametrize("exported", ["bert-cls"], indirect=True)
+def test_a_graph_that_scores_otherwise_is_not_kept(exported, tmp_path, monkeypatch) -> None:
+    _, graph = exported
+    written_as(graph, monkeypatch)
+    # Other random weights than those of the graph.
+    other = tiny_transformer(tmp_path / "checkpoint", "distilbert")
+    with pytest.raises(InputError, match="must score as torch does"):
+        export_onnx(other, tmp_path / "graph")
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+
+def test_a_real_encoder_under_the_papers_head_is_exported(tmp_path) -> None:
+    tokenizer, module = make_emb_cross_encoder(fetch("all-MiniLM-L6-v2"))
+    assert module.tag_ids == (1, 2, 3)
+    save_emb_cross_encoder(module, tokenizer, tmp_path / "emb")
+    export_onnx(tmp_path / "emb", tmp_path / "graph")
+    items = ["Penicillin was discovered by Alexander Fleming.", "Paris is in France. " * 12, "bananas " * 600]
+    pairs = [(Query(text, text), Item(item, item)) for text in ("who?", "capital of france") for item in items]
+    with (
+        TorchCrossEncoder(tmp_path / "emb", device="cpu") as torch_scorer,
+        OnnxCrossEncoder(tmp_path / "graph") as ours,
+    ):
+        np.testing.assert_allclose(ours.score(pairs), torch_scorer.score(pairs), atol=1e-3)

@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adacur.core.errors import InputError, ScorerFailed
+from adacur.core.records import Item, Query
+from adacur.data import fetch
+from adacur.scorers import OnnxCrossEncoder
+from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, tiny_onnx, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def int8_folder(tmp_path_factory) -> Path:
+    return tiny_onnx(tmp_path_factory.mktemp("int8"), dynamic=True)
+
+
+@pytest.fixture(scope="module")
+def float_folder(tmp_path_factory) -> Path:
+    return tiny_onnx(tmp_path_factory.mktemp("float"))
+
+
+# Enough for the rival shapes of two threads; twice the longest queries, so that lengths repeat and runs are shared.
+MANY = [(Query(f"{query.id}-{copy}", query.text), item) for copy in range(2) for query, item in PAIRS]
+
+
+def alone(scorer: OnnxCrossEncoder, pairs) -> np.ndarray:
+    return np.concatenate([scorer.score([pair]) for pair in pairs])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_a_dynamic_int8_score_does_not_depend_on_its_batch(int8_folder, threads) -> None:
+    with OnnxCrossEncoder(int8_folder, threads=threads) as scorer:
+        together = scorer.score(PAIRS)
+        np.testing.assert_array_equal(together, alone(scorer, PAIRS))
+        np.testing.assert_array_equal(together[::-1], scorer.score(PAIRS[::-1]))
+
+
+def test_a_real_int8_score_does_not_depend_on_its_batch() -> None:
+    folder = fetch("ms-marco-MiniLM-L-12-v2")
+    texts = ["Penicillin was discovered by Alexander Fleming.", "Paris is in France. " * 12, "", "bananas"]
+    pairs = [(Query(q, q), Item(i, i)) for q in ("who discovered penicillin?", "capital of france") for i in texts]
+    with OnnxCrossEncoder(folder) as scorer, OnnxCrossEncoder(folder, threads=1) as other:
+        together = scorer.score(pairs)
+        np.testing.assert_array_equal(together, alone(other, pairs))
+        assert together.dtype == np.float32
+        assert together[0] > 5 > -5 > together[3]
+        assert scorer.card.dtype == "int8"
+        assert scorer.card.max_tokens == 512
+
+
+def test_a_float_model_is_batched_and_its_scores_agree(float_folder) -> None:
+    with OnnxCrossEncoder(float_folder) as scorer:
+        np.testing.assert_allclose(scorer.score(PAIRS), alone(scorer, PAIRS), atol=1e-5)
+        assert scorer.card.dtype == "float32"
+
+
+def test_a_float_score_does_not_depend_on_its_run(float_folder) -> None:
+    with OnnxCrossEncoder(float_folder, threads=2) as scorer:
+        raced = scorer.score(MANY)
+        assert scorer._rivals == [scorer._shape]
+        np.testing.assert_array_equal(raced, scorer.score(MANY))
+        np.testing.assert_array_equal(raced, alone(scorer, MANY))
+
+
+def test_runs_are_shared_only_by_models_whose_scores_stay_the_same_to_the_last_bit(float_folder, int8_folder) -> None:
+    for folder in (float_folder, int8_folder):
+        with OnnxCrossEncoder(folder, threads=2) as scorer:
+            assert not scorer._sharing_changes_nothing()
+            scorer.score(MANY)
+            assert scorer._shape.tokens == 1
+
+
+class CountingSession:
+    """A session that remembers the shape of every run."""
+
+    def __init__(self, session) -> None:
+        self.session = session
+        self.shapes: list[tuple[int, int]] = []
+
+    def run(self, outputs, fed):
+        self.shapes.append(fed["input_ids"].shape)
+        assert fed["attention_mask"].all()
+        return self.session.run(outputs, fed)
+
+
+@pytest.mark.parametrize("folder", ["int8_folder", "float_folder"])
+@pytest.mark.parametrize("cores", [2, 4])
+def test_the_shape_is_chosen_while_every_pair_is_run_once_and_without_padding(
+    folder, cores, request, monkeypatch
+) -> None:
+    # The probe, which finds that the tiny graph may not share runs, would be counted too.
+    monkeypatch.setattr(OnnxCrossEncoder, "_sharing_changes_nothing", lambda self: True)
+    monkeypatch.setattr("adacur.scorers.cross_encoders.onnx._cores", lambda: cores)
+    many = MANY * 3
+    with OnnxCrossEncoder(request.getfixturevalue(folder)) as scorer, OnnxCrossEncoder(scorer._file, threads=1) as one:
+        expected, tolerance = alone(one, PAIRS), 0 if folder == "int8_folder" else 1e-4
+        scorer._session = CountingSession(scorer._session)
+        rivals = list(scorer._rivals)
+        np.testing.assert_allclose(scorer.score(many), np.tile(expected, 6), rtol=0, atol=tolerance)
+        assert sum(pairs for pairs, _ in scorer._session.shapes) == len(many)
+        assert len(rivals) == (1 + (folder == "float_folder")) * cores // 2
+        assert scorer._rivals == [scorer._shape]
+        assert scorer._shape in rivals
+        if folder == "int8_folder":
+            assert {pairs for pairs, _ in scorer._session.shapes} == {1}
+
+
+def test_a_small_call_chooses_nothing_and_given_threads_are_kept(float_folder, int8_folder) -> None:
+    with OnnxCrossEncoder(float_folder, threads=2) as scorer:
+        scorer.score(PAIRS[:20])
+        assert len(scorer._rivals) == 2
+        assert {shape.workers for shape in scorer._rivals} == {2}
+    with OnnxCrossEncoder(int8_folder, threads=64) as scorer:
+        assert [shape.workers for shape in scorer._rivals] == [64]
+        assert np.isfinite(scorer.score(PAIRS)).all()
+
+
+def test_eight_threads_get_what_one_gets_while_the_shape_is_being_chosen(int8_folder, float_folder) -> None:
+    for folder in (int8_folder, float_folder):
+        with OnnxCrossEncoder(folder, threads=2) as serial, OnnxCrossEncoder(folder, threads=2) as shared:
+            expected = serial.score(MANY)
+            with ThreadPoolExecutor(8) as callers:
+                for scores in callers.map(shared.score, [MANY] * 8):
+                    np.testing.assert_array_equal(scores, expected)
+
+
+def score_in_child(scorer: OnnxCrossEncoder, answers) -> None:
+    answers.put(scorer.score(PAIRS))
+    scorer.close()
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_and_its_parent_both_score(int8_folder) -> None:
+    with OnnxCrossEncoder(int8_folder, threads=2) as scorer:
+        expected = scorer.score(PAIRS)
+        fork = multiprocessing.get_context("fork")
+        answers = fork.Queue()
+        child = fork.Process(target=score_in_child, args=(scorer, answers), daemon=True)
+        child.start()
+        np.testing.assert_array_equal(answers.get(timeout=30), expected)
+        child.join(30)
+        assert child.exitcode == 0
+        np.testing.assert_array_equal(scorer.score(PAIRS), expected)
+
+
+def test_closing_ends_calls_under_way_in_other_threads_with_a_clear_error(int8_folder) -> None:
+    scorer = OnnxCrossEncoder(int8_folder, threads=2)
+    first_run, go_on = threading.Event(), threading.Event()
+
+    class WaitingSession:
+        def __init__(self, session) -> None:
+            self.session = session
+
+        def run(self, outputs, fed):
+            first_run.set()
+            assert go_on.wait(30)
+            return self.session.run(outputs, fed)
+
+    scorer._session = WaitingSession(scorer._session)
+    with ThreadPoolExecutor(4) as callers:
+        calls = [callers.submit(scorer.score, PAIRS) for _ in range(3)]
+        assert first_run.wait(30)
+        closing = callers.submit(scorer.close)
+        while scorer._session is not None:
+            pass
+        go_on.set()
+        closing.result(30)
+        for call in calls:
+            with pytest.raises(ScorerFailed, match="has been closed"):
+                call.result(30)
+    scorer.close()
+
+
+def test_an_input_the_graph_lacks_is_not_fed(tmp_path) -> None:
+    with OnnxCrossEncoder(tiny_onnx(tmp_path, "roberta", types=False)) as scorer:
+        assert scorer.score_grid(QUERIES, ITEMS).shape == (len(QUERIES), len(ITEMS))
+
+
+def test_a_graph_below_its_tokenizer_is_opened_by_file(float_folder, tmp_path) -> None:
+    (tmp_path / "onnx").mkdir()
+    shutil.copy(float_folder / "model.onnx", tmp_path / "onnx" / "graph.onnx")
+    shutil.copy(float_folder / "tokenizer.json", tmp_path)
+    with (
+        OnnxCrossEncoder(tmp_path / "onnx" / "graph.onnx", name="mine") as scorer,
+        OnnxCrossEncoder(float_folder) as same,
+    ):
+        assert scorer.card.name == "mine"
+        assert scorer.card.weights == same.card.weights
+        np.testing.assert_array_equal(scorer.score(PAIRS), same.score(PAIRS))
+
+
+def test_weights_beside_the_graph_count(float_folder, tmp_path) -> None:
+    shutil.copytree(float_folder, tmp_path / "other")
+    (tmp_path / "other" / "model.onnx_data").write_bytes(b"weights")
+    with OnnxCrossEncoder(tmp_path / "other") as other, OnnxCrossEncoder(float_folder) as scorer:
+        assert other.card.weights != scorer.card.weights
+
+
+def test_two_labels_are_refused(tmp_path) -> None:
+    with pytest.raises(InputError, match=r"one logit per pair.*shape \(1, 2\)"):
+        OnnxCrossEncoder(tiny_onnx(tmp_path, labels=2))
+
+
+@pytest.mark.parametrize("damage", [lambda _: b"", lambda _: b"not a graph", lambda graph: graph[: len(graph) // 2]])
+def test_an_unreadable_graph_is_refused(float_folder, tmp_path, damage) -> None:
+    tiny_tokenizer("bert").save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "model.onnx").write_bytes(damage((float_folder / "model.onnx").read_bytes()))
+    with pytest.raises(InputError, match="cannot be read as an ONNX model"):
+        OnnxCrossEncoder(tmp_path)
+
+
+def test_a_graph_without_the_weights_beside_it_is_refused(float_folder, tmp_path) -> None:
+    onnx = pytest.importorskip("onnx")
+    shutil.copy(float_folder / "tokenizer.json", tmp_path)
+    onnx.save_model(
+        onnx.load(float_folder / "model.onnx"),
+        tmp_path / "model.onnx",
+        save_as_external_data=True,
+        location="model.onnx_data",
+        size_threshold=1000,
+    )
+    with OnnxCrossEncoder(tmp_path) as scorer, OnnxCrossEncoder(float_folder) as same:
+        np.testing.assert_array_equal(scorer.score(PAIRS), same.score(PAIRS))
+    (tmp_path / "model.onnx_data").unlink()
+    with pytest.raises(InputError, match=r"cannot be read as an ONNX model.*model\.onnx_data"):
+        OnnxCrossEncoder(tmp_path)
+
+
+def test_spaces_and_very_long_texts_have_scores() -> None:
+    with OnnxCrossEncoder(fetch("ms-marco-MiniLM-L-12-v2"), threads=2) as scorer:
+        query = Query("q", "who discovered penicillin?")
+        items = [Item("spaces", "   \n "), Item("long", "penicillin " * 9_100), Item("empty", "")]
+        spaces, long, empty = scorer.score([(query, item) for item in items])
+        assert spaces == empty < long
+
+
+def test_what_is_missing_or_damaged_is_said(float_folder, tmp_path) -> None:
+    with pytest.raises(InputError, match="it holds none"):
+        OnnxCrossEncoder(tmp_path)
+    for name in ("one.onnx", "two.onnx"):
+        shutil.copy(float_folder / "model.onnx", tmp_path / name)
+    with pytest.raises(InputError, match=r"one\.onnx', 'two\.onnx'\]; name one"):
+        OnnxCrossEncoder(tmp_path)
+    with pytest.raises(InputError, match=r"needs a tokenizer\.json"):
+        OnnxCrossEncoder(tmp_path / "one.onnx")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(InputError, match="cannot be read as a tokenizer"):
+        OnnxCrossEncoder(tmp_path / "one.onnx")
+    with pytest.raises(InputError, match="threads is a whole number of at least 1"):
+        OnnxCrossEncoder(float_folder, threads=0)
+
+
+def test_a_closed_scorer_says_so_and_keeps_its_card(int8_folder) -> None:
+    with OnnxCrossEncoder(int8_folder) as scorer:
+        pass
+    with pytest.raises(ScorerFailed, match="closed"):
+        scorer.score(PAIRS)
+    assert scorer.card.backend == "onnx"
+
+
+def test_a_failing_graph_is_reported_with_its_cause(float_folder, tmp_path) -> None:
+    shutil.copy(float_folder / "model.onnx", tmp_path)
+    tokenizer = tiny_tokenizer("bert")
+    tokenizer.add_tokens(["beyond"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with OnnxCrossEncoder(tmp_path) as scorer, pytest.raises(ScorerFailed, match="failed on 1 pairs"):
+        scorer.score([(QUERIES[0], Item("i", "beyond"))])
