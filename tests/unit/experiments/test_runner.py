@@ -17,7 +17,7 @@ from adacur.experiments.sources import live_split, open_testbed, read_records
 from adacur.experiments.spec import AnchorsSpec, CollectionSpec, MethodSpec
 from adacur.first_stages import OnnxEncoder
 from adacur.report import read_runs
-from tests.unit.retrievers.conftest import tiny_model
+from tests.unit.first_stages.conftest import tiny_model
 
 
 def spec(tmp_path, **changes) -> Spec:

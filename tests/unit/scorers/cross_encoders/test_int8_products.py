@@ -6,7 +6,8 @@ import pytest
 import adacur
 from adacur.core.records import Item, Query
 from adacur.index import DriftWarning
-from adacur.scorers import OnnxCrossEncoder, int8_products
+from adacur.scorers import OnnxCrossEncoder
+from adacur.scorers.cross_encoders import int8_products
 from adacur.scorers.cross_encoders import onnx as onnx_scorer
 from tests.unit.scorers.cross_encoders.tiny_models import PAIRS, WORDS, tiny_onnx
 
