@@ -14,10 +14,10 @@ $(VENV)/demo.stamp: pyproject.toml constraints.txt
 	$(INSTALL) -e '.[onnx,serving]'
 	@touch $@
 
-$(VENV)/dev.stamp: pyproject.toml constraints.txt
+$(VENV)/dev.stamp: pyproject.toml lab/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) torch==2.13.0
-	$(INSTALL) -e '.[dev]'
+	$(INSTALL) -e '.[dev]' -e lab
 	@touch $@ $(VENV)/demo.stamp $(VENV)/docs.stamp
 
 $(VENV)/docs.stamp: pyproject.toml constraints.txt
@@ -65,8 +65,8 @@ check: $(VENV)/dev.stamp ## Lint, types and the rooms' imports.
 	$(BIN)/lint-imports
 
 bench: $(VENV)/dev.stamp ## Overhead of a search, and recall by replay where score folders are given: make bench SCORES="dir dir".
-	$(BIN)/python benchmarks/search_overhead.py
-	$(if $(SCORES),$(BIN)/python benchmarks/recall_at_budget.py $(foreach dir,$(SCORES),--scores $(dir)))
+	$(BIN)/python lab/benchmarks/search_overhead.py
+	$(if $(SCORES),$(BIN)/python lab/benchmarks/recall_at_budget.py $(foreach dir,$(SCORES),--scores $(dir)))
 
 docs: $(VENV)/docs.stamp ## Build the documentation into site/; a warning is an error.
 	$(BIN)/python docs/build.py

@@ -44,9 +44,9 @@ def pages() -> dict[Path, Path]:
             files[file] = path.with_suffix(".md")
         elif file.suffix in (".md", ".png", ".svg", ".css"):
             files[file] = path
-    for file in sorted((ROOT / "reproduction").glob("**/*")):
-        # reproduction/ itself is the page docs/reproduction.md.
-        path = Path("experiments") / file.relative_to(ROOT / "reproduction")
+    for file in sorted((ROOT / "lab/reproduction").glob("**/*")):
+        # lab/reproduction/ itself is the page docs/reproduction.md.
+        path = Path("experiments") / file.relative_to(ROOT / "lab/reproduction")
         if file.name == "README.md":
             files[file] = path.with_name("index.md")
         elif file.name == "table.md" or file.suffix == ".png":

@@ -72,7 +72,7 @@ def test_the_sdist_holds_what_a_build_needs(built: Path) -> None:
         names = [name.partition("/")[2] for name in archive.getnames()]
     top = {name.split("/")[0] for name in names}
     assert {"src", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff"} <= top
-    assert top.isdisjoint({"tests", "docs", "reproduction", "benchmarks", "shared", ".venv", "build", "site"})
+    assert top.isdisjoint({"tests", "docs", "lab", "shared", ".venv", "build", "site"})
 
 
 def test_the_readme_of_the_package_has_no_link_that_leads_nowhere(metadata: Message) -> None:

@@ -51,7 +51,7 @@ DOCUMENTS = [ROOT / "README.md", *(page for page in PAGES if page.parent.name !=
 EVERY_PAGE = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
     *PAGES,
-    *sorted((ROOT / "reproduction").rglob("README.md")),
+    *sorted((ROOT / "lab" / "reproduction").rglob("README.md")),
 ]
 
 FENCE = re.compile(
@@ -253,8 +253,8 @@ def commands_of(block: Block) -> Iterator[Shown]:
 def run_commands(block: Block, servers: Servers) -> Iterator[Shown]:
     for shown in commands_of(block):
         line, text = shown.example, shown.shown
-        if line.startswith("adacur reproduce ") and not Path("reproduction").exists():
-            shutil.copytree(ROOT / "reproduction", "reproduction")
+        if line.startswith("adacur reproduce ") and not Path("lab").exists():
+            shutil.copytree(ROOT / "lab/reproduction", "lab/reproduction")
         if line.split()[:2] == ["adacur", "serve"]:
             servers.start(line, shown)
         elif line.startswith("adacur") or (line.startswith("curl") and servers.running):
@@ -419,7 +419,7 @@ def test_every_command_is_run_or_names_an_extra_or_target_that_exists(document: 
 def test_every_link_and_file_that_a_page_names_exists(page: Path) -> None:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     links = {link for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in link}
-    files = set(re.findall(r"`((?:src|tests|benchmarks|reproduction|docs)/[\w./-]+)`", text))
+    files = set(re.findall(r"`((?:src|tests|lab|docs)/[\w./-]+)`", text))
     for link in links:
         assert (page.parent / link).exists(), f"{page.name} links to {link}"
     for file in files:

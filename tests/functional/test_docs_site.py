@@ -176,7 +176,7 @@ def test_every_name_in_the_table_from_the_paper_exists() -> None:
     assert len(names) > 40
     for name in names:
         resolve(name)
-    for file in re.findall(r"\]\(\.\./(reproduction/[\w-]+)/README\.md\)", text):
+    for file in re.findall(r"\]\(\.\./(lab/reproduction/[\w-]+)/README\.md\)", text):
         assert (ROOT / file / "spec.toml").exists() or (ROOT / file / "table.md").exists(), file
 
 
@@ -193,7 +193,7 @@ def test_links_that_leave_the_site_become_text_and_others_follow_their_page() ->
     source = ROOT / "docs/train.md"
     for written, on_the_site in (
         ("[a](tune.md#b)", "[a](tune.md#b)"),
-        ("[a](../reproduction/oracles/README.md)", "[a](experiments/oracles/index.md)"),
+        ("[a](../lab/reproduction/oracles/README.md)", "[a](experiments/oracles/index.md)"),
         ("[a](../CHANGELOG.md)", "[a](changelog.md)"),
         ("[a](notebooks/look-inside-a-search.ipynb)", "[a](notebooks/look-inside-a-search.md)"),
         ("[`a`](../pyproject.toml)", "`a`"),

@@ -19,7 +19,7 @@ from adacur.index import home_of
 from tests import living_world as world
 from tests.living_world import Counted, build, found, item, query
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "killed_updates.py"
+BENCHMARK = Path(__file__).parents[2] / "lab" / "benchmarks" / "killed_updates.py"
 SCORER = ("--scorer", "tests.living_world:score")
 
 

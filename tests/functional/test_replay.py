@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "recall_at_budget.py"
+BENCHMARK = Path(__file__).parents[2] / "lab" / "benchmarks" / "recall_at_budget.py"
 # Top-1, Top-10 and Top-100 recall: 500 anchors, the first 100 test queries, dense first batch, 5 rounds, B = 100.
 KNOWN = {
     "scifact": {"adacur": (0.950, 0.854, 0.503), "rerank": (0.950, 0.790, 0.393)},

@@ -962,7 +962,7 @@ def report(
         say(f"{written.page}: {written.n_runs} runs, {len(written.files) - 1} figures and tables beside it.")
 
 
-@app.command(epilog="Example: adacur reproduce recall-vs-rounds --folder reproduction")
+@app.command(epilog="Example: adacur reproduce recall-vs-rounds")
 def reproduce(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME|all", help="An experiment of the paper; without one, they are listed.")
@@ -973,7 +973,7 @@ def reproduce(
     data: Annotated[
         Path | None, typer.Option(help="With --scores: folders of texts and judgements by collection.")
     ] = None,
-    folder: Annotated[Path, typer.Option(help="The repository's folder of experiments.")] = Path("reproduction"),
+    folder: Annotated[Path, typer.Option(help="The repository's folder of experiments.")] = Path("lab/reproduction"),
     as_json: Json = False,
 ) -> None:
     """Draw an experiment of the paper from stored results; with --scores, make what is missing of them first.

@@ -139,8 +139,8 @@ def _tables(folder: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise FileFormatError(
-            f"There is no {file}. Experiments live in the folder reproduction/ of adacur's repository; give the path "
-            "to it: --folder PATH."
+            f"There is no {file}. Experiments live in the folder lab/reproduction/ of adacur's repository; give "
+            "its path: --folder PATH."
         ) from error
     except (OSError, ValueError) as error:
         raise FileFormatError(f"{file} cannot be read: {error}.") from error
