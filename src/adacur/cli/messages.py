@@ -10,16 +10,15 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, is_dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from adacur.core.as_json import as_json
 from adacur.core.errors import AdacurError
 from adacur.core.results import Hits
 from adacur.data import DataWarning
@@ -27,7 +26,6 @@ from adacur.data import DataWarning
 __all__ = [
     "KEPT",
     "answer",
-    "as_json",
     "counted",
     "duration",
     "explained",
@@ -181,30 +179,6 @@ def print_json(value: Any) -> None:
     text = json.dumps(as_json(value), ensure_ascii=not is_utf8)
     # JSON spells out the control characters of ASCII; terminals obey others too.
     sys.stdout.write(_CONTROL.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text) + "\n")
-
-
-def as_json(value: Any) -> Any:
-    """Records, arrays and hits as plain JSON values."""
-    if isinstance(value, Hits):
-        from adacur.serving.answers import hits_of  # a hit looks the same from the shell and from the server
-
-        return {
-            "query": as_json(value.query),
-            "hits": hits_of(value),
-            "calls": value.trace.calls,
-            "stopped": value.trace.stopped,
-            "seconds": value.trace.seconds,
-            "settings": dict(value.trace.settings),
-        }
-    if is_dataclass(value) and not isinstance(value, type):
-        return as_json(asdict(value))
-    if isinstance(value, Mapping):
-        return {str(key): as_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_json(item) for item in value]
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    return value
 
 
 def hits_table(hits: Hits, *, title: str, width: int | None = None, ids: bool = False, full: bool = False) -> Table:

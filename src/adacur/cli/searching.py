@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from adacur.cli.messages import as_json, hits_table, print_json, print_table, seconds_line, tell
+from adacur.cli.messages import hits_table, print_json, print_table, seconds_line, tell
 from adacur.core.arrays import FloatArray
+from adacur.core.as_json import as_json
 from adacur.core.protocols import Scorer, ScorerCard
 from adacur.core.records import Pair, Query
 from adacur.core.results import Hits

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from adacur.core.as_json import as_json, hit_rows
 from adacur.core.protocols import Items
 from adacur.core.results import Hits, Round
 
-__all__ = ["found", "hits_of", "plain", "round_event", "sse"]
+__all__ = ["found", "round_event", "sse"]
 
 _TITLE_CHARS = 80
-
-
-def hits_of(hits: Hits) -> list[dict[str, Any]]:
-    """The hits, best first."""
-    return [
-        {
-            "id": hit.id,
-            "score": hit.score,
-            "rank": hit.rank,
-            "round": hit.round,
-            "text": hit.item.text if hit.item else None,
-            "metadata": plain(hit.item.metadata) if hit.item else {},
-            **({} if hit.fused is None else {"fused": hit.fused}),
-        }
-        for hit in hits
-    ]
 
 
 def found(hits: Hits, *, items: Items, trace: bool, stopped: str) -> dict[str, Any]:
@@ -37,7 +20,7 @@ def found(hits: Hits, *, items: Items, trace: bool, stopped: str) -> dict[str, A
     rounds = hits.trace.rounds
     return {
         "query": hits.query.text,
-        "hits": hits_of(hits),
+        "hits": hit_rows(hits),
         "calls": hits.trace.calls,
         "stopped": stopped,
         "seconds": hits.trace.seconds,
@@ -57,7 +40,7 @@ def traced(hits: Hits, *, items: Items) -> list[dict[str, Any]]:
 
 def round_event(hits: Hits, *, items: Items) -> dict[str, Any]:
     """The last round of a search under way, and the top k so far."""
-    return _round(hits.trace.rounds[-1], calls=hits.trace.calls, items=items) | {"hits": hits_of(hits)}
+    return _round(hits.trace.rounds[-1], calls=hits.trace.calls, items=items) | {"hits": hit_rows(hits)}
 
 
 def _round(one: Round, *, calls: int, items: Items) -> dict[str, Any]:
@@ -70,7 +53,7 @@ def _round(one: Round, *, calls: int, items: Items) -> dict[str, Any]:
             {
                 "id": item.id,
                 "title": str(item.metadata.get("title") or " ".join(item.text.split())[:_TITLE_CHARS]),
-                "predicted": plain(guess),
+                "predicted": as_json(guess),
                 "exact": exact,
             }
             for item, guess, exact in scored
@@ -78,21 +61,6 @@ def _round(one: Round, *, calls: int, items: Items) -> dict[str, Any]:
         "seconds": dict(one.seconds),
         "expected_recall": one.expected_recall,
     }
-
-
-def plain(value: Any) -> Any:
-    """A value that JSON has: metadata may hold anything that a file did, numbers that are none included."""
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(one) for one in value]
-    if isinstance(value, np.ndarray | np.generic):
-        return plain(value.tolist())
-    return str(value)
 
 
 def sse(event: str, data: str) -> bytes:

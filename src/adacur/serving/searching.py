@@ -14,10 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from adacur.core.as_json import hit_rows
 from adacur.core.errors import AdacurError, EmptyInput
 from adacur.core.records import Query
 from adacur.core.results import Hits, Trace
-from adacur.serving.answers import found, hits_of, round_event, sse
+from adacur.serving.answers import found, round_event, sse
 from adacur.serving.failures import Refusal, as_refusal
 from adacur.serving.indexes import Asked
 from adacur.serving.requests import ClientGone, unless_gone
@@ -94,7 +95,7 @@ class Search:
         """What an error leaves of it."""
         if self.last is None:
             return {"hits": [], "calls": 0}
-        return {"hits": hits_of(self.last), "calls": self.calls}
+        return {"hits": hit_rows(self.last), "calls": self.calls}
 
 
 async def search_all(searches: list[Search]) -> list[dict[str, Any]]:

@@ -4,14 +4,15 @@ import json
 
 import numpy as np
 
-from adacur.serving.answers import plain, sse
+from adacur.core.as_json import as_json
+from adacur.serving.answers import sse
 from adacur.serving.failures import as_refusal
 from adacur.serving.reference import reference_page
 
 
 def test_every_value_becomes_one_that_json_has():
     odd = {1: (float("nan"), np.float32(2), {"x"}), "a": np.array([1.5, float("inf")]), "b": object, "c": True}
-    told = json.loads(json.dumps(plain(odd), allow_nan=False))
+    told = json.loads(json.dumps(as_json(odd), allow_nan=False))
     assert told["1"] == [None, 2.0, ["x"]]
     assert told["a"] == [1.5, None]
     assert told["c"] is True
