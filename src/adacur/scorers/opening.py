@@ -1,4 +1,8 @@
-"""From a path, a name, a URL or an object to a scorer."""
+"""The door for scorers: from an object, a function, a path, a URL or a name to a scorer.
+
+Library, command line and server all open scorers here; `adacur.first_stages.opening.encoder` is its twin for encoders.
+What an index folder may name without the user's consent is decided in consent.py, before this door is reached.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from adacur.core.errors import InputError, MissingExtra, UnknownName, UnknownOption
-from adacur.core.extras import require
+from adacur.core.extras import install_command, require
 from adacur.core.protocols import Scorer
 from adacur.core.spelling import did_you_mean
+from adacur.data.catalogue import fetch, names
 from adacur.scorers.cross_encoders.checkpoints import beyond_plain_pairs, checkpoint_folder, has_chat_template
 from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead
 from adacur.scorers.cross_encoders.weights import json_in
 
-__all__ = ["is_function_name", "scorer"]
+__all__ = ["imported", "is_function_name", "scorer"]
 
 _log = logging.getLogger("adacur.scorers")
 
@@ -26,10 +31,11 @@ _URL = re.compile(r"https?://", re.IGNORECASE)
 _NEARLY_URL = re.compile(r"[A-Za-z]\w*:/|[\w.-]+:\d+(/|$)")
 _FUNCTION = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_ONNX_EXPORT = Path("onnx", "model.onnx")
 
-# Objects of other libraries are known by the package and the name of a class among their ancestors: whoever has such
-# an object has imported its library, and nobody else should pay for that.
-_HOSTS = {
+# Objects of other libraries are recognised by the package and name of a base class, so that a library is imported
+# only where an object of it exists, and then it is imported already.
+_ADAPTERS = {
     ("sentence_transformers", "CrossEncoder"): "SentenceTransformersScorer",
     ("langchain_core", "BaseCrossEncoder"): "LangChainScorer",
     ("rerankers", "BaseRanker"): "RerankersScorer",
@@ -48,7 +54,7 @@ _LABELS = (
     "sentence_transformers.CrossEncoder"
 )
 # In this order: a SentenceTransformer is a torch module too.
-_NEAR_MISSES = {
+_NOT_SCORERS = {
     ("sentence_transformers", "SentenceTransformer"): _DUAL_ENCODER,
     ("sentence_transformers", "SparseEncoder"): _DUAL_ENCODER,
     ("sentence_transformers", "MultiVectorEncoder"): _DUAL_ENCODER,
@@ -59,27 +65,34 @@ _NEAR_MISSES = {
     ("torch", "Module"): _NO_TOKENIZER,
     ("transformers", "Pipeline"): _LABELS,
 }
+_WHAT_TO_GIVE = (
+    "Give a scorer; a function of (query text, item text) pairs, or its 'module:function'; a sentence-transformers "
+    "CrossEncoder, a LangChain cross-encoder, a rerankers ranker or a PyTerrier transformer; a name that `adacur fetch` "
+    "lists; an .onnx file or the folder of a model; a hub name 'org/name'; or a URL (http:// or https://)."
+)
 
 
 def scorer(source: Any, **options: Any) -> Scorer:
-    """The scorer that `source` stands for; `options` go to its class. What was opened is logged (INFO).
+    """Open a scorer; `options` go to its class, and what was opened is logged (INFO, "adacur.scorers").
 
-    - a scorer: as it is;
+    `source` is one of:
+
+    - a scorer: returned as it is;
+    - a function of (query text, item text) pairs, plain or async: `FunctionScorer`;
+    - a sentence-transformers CrossEncoder, a LangChain cross-encoder, a rerankers ranker or a PyTerrier transformer;
+    - "module:name" of any of these objects;
+    - a name that `adacur fetch` lists, such as "ms-marco-MiniLM-L-12-v2", fetched if needed;
     - an .onnx file, or a folder with one: `OnnxCrossEncoder`;
-    - a folder with config.json and weights, [EMB] cross-encoders included, or a hub name "org/name":
-      `TorchCrossEncoder`; one that only sentence-transformers can run (several modules, a prompt, a chat template):
-      `SentenceTransformersScorer`;
-    - a URL: `HttpScorer`;
-    - a sentence-transformers CrossEncoder, a LangChain cross-encoder, a ranker of rerankers, a PyTerrier transformer:
-      `SentenceTransformersScorer`, `LangChainScorer`, `RerankersScorer`, `PyTerrierScorer`;
-    - any other callable, plain or async: `FunctionScorer`;
-    - "module:name": any of these objects, imported.
+    - a folder with config.json and weights, or a hub name "org/name": `TorchCrossEncoder`, or, for models with several
+      modules, a prompt or a chat template, `SentenceTransformersScorer`. Without torch, the checkpoint's
+      onnx/model.onnx, where there is one: `OnnxCrossEncoder`;
+    - the URL of a rerank server: `HttpScorer`.
     """
     if isinstance(source, Scorer) and not isinstance(source, type):
         if options:
             raise InputError(f"This scorer is open already and takes no options; got {sorted(options)}.")
         return source
-    opened = _named(source, options) if isinstance(source, str | Path) else _of_object(source, options)
+    opened = _from_name(source, options) if isinstance(source, str | Path) else _from_object(source, options)
     if _log.isEnabledFor(logging.INFO):
         # The card of a large model takes seconds: its weights are hashed.
         _log.info("Scorer: %s", opened.card)
@@ -87,67 +100,99 @@ def scorer(source: Any, **options: Any) -> Scorer:
 
 
 def is_function_name(source: str) -> bool:
-    """Whether a source is "module:name", and no path that exists."""
+    """Whether a source is "module:name" rather than an existing path."""
     return _FUNCTION.fullmatch(source) is not None and not Path(source).exists()
 
 
-def _named(source: str | Path, options: dict[str, Any]) -> Scorer:
-    if _URL.match(str(source)):
+def imported(source: str, *, what: str = "scorer") -> Any:
+    """The object that "module:name" names; `what` it is for is said in errors."""
+    module, _, name = source.partition(":")
+    try:
+        value: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        # A module that is there but lacks one of its own imports must not be reported as absent.
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise UnknownName(
+            f"The module {module!r} of the {what} {source!r} cannot be imported. It is looked for where Python looks "
+            "for modules; the command line looks in the current folder too."
+        ) from error
+    where = getattr(value, "__file__", None) or "built in"
+    for part in name.split("."):
+        if not hasattr(value, part):
+            near = did_you_mean(part, [known for known in dir(value) if not known.startswith("_")])
+            raise UnknownName(f"Module {module!r} ({where}) has no {name!r}.{near}")
+        value = getattr(value, part)
+    return value
+
+
+def _from_name(source: str | Path, options: dict[str, Any]) -> Scorer:
+    text = str(source)
+    if _URL.match(text):
         return _open("HttpScorer", source, options)
-    path = Path(source)
+    path = fetch(text) if text in names() else Path(source)
     if path.suffix == ".onnx" if path.is_file() else any(path.glob("*.onnx")):
         return _open("OnnxCrossEncoder", path, options)
     has_weights = any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin"))
     if (path / "modules.json").is_file() or ((path / "config.json").is_file() and has_weights):
-        return _checkpoint(path, path, options)
+        return _from_checkpoint(path, path, options)
     if path.is_dir():
         raise UnknownName(
-            f"The folder {str(source)!r} holds no model: no .onnx file, and no config.json with weights (*.safetensors "
-            "or pytorch_model*.bin). Name the folder that does."
+            f"The folder {text!r} has no model in it: no .onnx file, and no config.json with weights (*.safetensors or "
+            "pytorch_model*.bin). Name the folder that does."
         )
     if path.suffix == ".py" and path.exists():
         raise UnknownName(
-            f"{str(source)!r} is a Python file; name the function in it as '{path.stem}:function', where "
+            f"{text!r} is a Python file; name the function in it as '{path.stem}:function', where "
             f"`import {path.stem}` works."
         )
     if path.exists():
-        raise UnknownName(f"The file {str(source)!r} is not a model. Give an .onnx file or the folder of a model.")
-    if function := _FUNCTION.fullmatch(str(source)):
-        return _imported(str(source), function["module"], function["name"], options)
-    if _NEARLY_URL.match(str(source)):
-        raise UnknownName(f"{str(source)!r} looks like a URL, but begins with neither http:// nor https://.")
-    if not _HUB_NAME.fullmatch(str(source)):
-        raise UnknownName(
-            f"There is no file or folder {str(source)!r} here, and it is no other name of a scorer: a name that "
-            "`adacur fetch` lists, a hub name 'org/name', 'module:function', or a URL."
-        )
-    # What no class takes is told before anything is fetched.
+        raise UnknownName(f"The file {text!r} is not a model. Give an .onnx file or the folder of a model.")
+    if _FUNCTION.fullmatch(text):
+        value = imported(text)
+        if isinstance(value, Scorer | str | Path):
+            return scorer(value, **options)
+        return _from_object(value, {"source": text} | options)
+    if _NEARLY_URL.match(text):
+        raise UnknownName(f"{text!r} looks like a URL, but begins with neither http:// nor https://.")
+    if _HUB_NAME.fullmatch(text):
+        return _from_hub(text, options)
+    raise UnknownName(f"There is no scorer called {text!r}.{did_you_mean(text, names())} {_WHAT_TO_GIVE}")
+
+
+def _from_hub(name: str, options: dict[str, Any]) -> Scorer:
+    # An option that no class takes is refused before anything is downloaded.
     if options.keys() - {*_options_of("SentenceTransformersScorer"), *_options_of("TorchCrossEncoder")}:
-        _check_options("TorchCrossEncoder", source, options)
-    try:
-        # Before gigabytes are fetched that nothing here could run.
-        for module in ("torch", "transformers"):
-            require(module, extra="torch")
-        return _checkpoint(checkpoint_folder(source), source, options)
-    except MissingExtra as error:
+        _check_options("TorchCrossEncoder", name, options)
+    if (missing := _missing("torch", "transformers")) is None:
+        return _from_checkpoint(checkpoint_folder(name), name, options)
+    taken_for = f"There is no folder {name!r} here, so it is taken for the name of a hub model."
+    if _missing("onnxruntime", "tokenizers") is not None:
         raise MissingExtra(
-            f"There is no folder {str(source)!r} here, so it is taken for the name of a hub model. {error}"
-        ) from error
+            f"{taken_for} {missing} Or, for a model with an ONNX export: {install_command('onnx')}", name="torch"
+        )
+    folder = checkpoint_folder(name, onnx=True)
+    if not (folder / _ONNX_EXPORT).is_file():
+        raise MissingExtra(f"{taken_for} It has no ONNX export ({_ONNX_EXPORT}). {missing}", name="torch")
+    return _from_checkpoint(folder, name, options)
 
 
-def _checkpoint(folder: Path, source: str | Path, options: dict[str, Any]) -> Scorer:
-    """The scorer of a checkpoint's folder, `source` being that folder or the hub's name of it."""
+def _from_checkpoint(folder: Path, source: str | Path, options: dict[str, Any]) -> Scorer:
+    """The scorer of a checkpoint's folder, `source` being that folder or its hub name."""
     is_modular = (folder / "modules.json").is_file()
     if is_modular and json_in(folder, "config_sentence_transformers.json").get("model_type") != "CrossEncoder":
         raise InputError(f"The model in {folder} {_DUAL_ENCODER}.")
     why = None if EmbHead.from_config(json_in(folder, "config.json")) else beyond_plain_pairs(folder)
     if why is None:
-        # A lone transformer is a transformers checkpoint, and this the faster way to run it.
+        if (folder / _ONNX_EXPORT).is_file() and _missing("torch", "transformers") is not None:
+            name = {"name": source} if isinstance(source, str) else {}
+            return _open("OnnxCrossEncoder", folder / _ONNX_EXPORT, name | options)
+        # A lone transformer is a transformers checkpoint, and this is the faster way to run it.
         return _open("TorchCrossEncoder", source, options)
     if not is_modular and not has_chat_template(folder):
         raise InputError(
-            f"The model {str(source)!r} {why}, without a chat template: how it wants a pair to be written is not "
-            "known. Give a sentence_transformers.CrossEncoder with its template, or a function that asks the model."
+            f"The model {str(source)!r} {why}, without a chat template: how it expects a pair to be written is not "
+            "known. Give a sentence_transformers.CrossEncoder with its template, or a function that calls the model."
         )
     try:
         return _open("SentenceTransformersScorer", source, options)
@@ -155,14 +200,14 @@ def _checkpoint(folder: Path, source: str | Path, options: dict[str, Any]) -> Sc
         raise MissingExtra(f"The model {str(source)!r} {why}, which takes sentence-transformers. {error}") from error
 
 
-def _of_object(source: Any, options: dict[str, Any]) -> Scorer:
+def _from_object(source: Any, options: dict[str, Any]) -> Scorer:
     if isinstance(source, type):
         raise InputError(f"{source.__name__} is a class. Give an object of it: scorer({source.__name__}(…)).")
     ancestors = {(ancestor.__module__.split(".")[0], ancestor.__name__) for ancestor in type(source).__mro__}
-    for known, kind in _HOSTS.items():
+    for known, kind in _ADAPTERS.items():
         if known in ancestors:
             return _open(kind, source, options)
-    for known, what in _NEAR_MISSES.items():
+    for known, what in _NOT_SCORERS.items():
         if known in ancestors:
             raise InputError(f"An object of type {type(source).__name__} {what}.")
     if callable(source):
@@ -172,8 +217,9 @@ def _of_object(source: Any, options: dict[str, Any]) -> Scorer:
             f"An object of type {type(source).__name__} has `score` but no `card`, so an index could not tell whose "
             "scores it holds. Give it one: card = adacur.core.protocols.ScorerCard(name=…, backend=…)."
         )
-    # Not its repr: that may hold a key.
-    raise _unknown("None" if source is None else f"an object of type {type(source).__name__}")
+    # Its type, not its repr: that may hold a key.
+    what = "None" if source is None else f"an object of type {type(source).__name__}"
+    raise UnknownName(f"There is no scorer for {what}. {_WHAT_TO_GIVE}")
 
 
 def _open(kind: str, source: Any, options: dict[str, Any]) -> Scorer:
@@ -185,52 +231,27 @@ def _open(kind: str, source: Any, options: dict[str, Any]) -> Scorer:
 def _check_options(kind: str, source: Any, options: dict[str, Any]) -> None:
     known = _options_of(kind)
     if unknown := sorted(options.keys() - set(known)):
+        shown = f"an object of type {type(source).__name__}"
+        if isinstance(source, str | Path):
+            # A URL may carry a key.
+            shown = "a URL" if _URL.match(str(source)) else repr(str(source))
         raise UnknownOption(
-            f"{kind}, which {_shown(source)} opens as, has no option {unknown[0]!r}.{did_you_mean(unknown[0], known)} "
+            f"{kind}, which {shown} opens as, has no option {unknown[0]!r}.{did_you_mean(unknown[0], known)} "
             f"It takes {', '.join(known)}."
         )
 
 
 def _options_of(kind: str) -> list[str]:
     opens = getattr(importlib.import_module("adacur.scorers"), kind)
-    return [
-        option.name for option in inspect.signature(opens).parameters.values() if option.kind is option.KEYWORD_ONLY
-    ]
+    parameters = inspect.signature(opens).parameters.values()
+    return [option.name for option in parameters if option.kind is option.KEYWORD_ONLY]
 
 
-def _shown(source: Any) -> str:
-    if isinstance(source, str | Path):
-        # A URL may carry a key.
-        return "a URL" if _URL.match(str(source)) else repr(str(source))
-    return f"an object of type {type(source).__name__}"
-
-
-def _imported(source: str, module: str, name: str, options: dict[str, Any]) -> Scorer:
+def _missing(*modules: str) -> MissingExtra | None:
+    """The error of the first of these modules that is not installed."""
     try:
-        found: Any = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        # A module that is there but misses one of its own imports must not be reported as absent.
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise UnknownName(
-            f"No module {module!r} can be imported (for the scorer {source!r}). It is looked for where Python looks "
-            "for modules; the command line looks in the current folder too."
-        ) from error
-    for part in name.split("."):
-        if not hasattr(found, part):
-            where = getattr(importlib.import_module(module), "__file__", None) or "built in"
-            near = did_you_mean(part, [known for known in dir(found) if not known.startswith("_")])
-            raise UnknownName(f"Module {module!r} ({where}) has no {name!r}.{near}")
-        found = getattr(found, part)
-    if isinstance(found, Scorer | str | Path):
-        return scorer(found, **options)
-    return _of_object(found, {"source": source} | options)
-
-
-def _unknown(what: str) -> UnknownName:
-    return UnknownName(
-        f"There is no scorer for {what}. Give a scorer, a function of (query text, item text) pairs, "
-        "'module:function', a sentence-transformers CrossEncoder, a LangChain cross-encoder, a rerankers ranker, a "
-        "PyTerrier transformer, an .onnx file or a folder with one, a folder with config.json and model weights "
-        "(*.safetensors or pytorch_model*.bin), a hub name 'org/name', or a URL that begins with http:// or https://."
-    )
+        for module in modules:
+            require(module, extra="torch")
+    except MissingExtra as error:
+        return error
+    return None

@@ -48,6 +48,7 @@ from adacur.index import (
     prune,
     save_table,
 )
+from adacur.scorers.opening import scorer as as_scorer
 from adacur.search import rounds as loop
 from adacur.search.compression import (
     Compression,
@@ -64,7 +65,6 @@ from adacur.search.living import Change, ScoringBar, add_anchor_queries, add_ite
 from adacur.search.methods import ANNCUR, AdaCUR, Exact, Rerank, without_anchors
 from adacur.search.plan import Filter, Plan
 from adacur.search.replay import AnchorScorer, AsIfNew
-from adacur.search.scorer_names import scorer as as_scorer
 from adacur.search.search_log import SearchLog
 from adacur.search.settings import default_settings
 from adacur.search.sharded import ShardedDense, Shards

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from adacur.approximation import Storage
-from adacur.core.errors import InputError, UnknownName, UnknownOption
+from adacur.core.errors import InputError, UnknownOption
 from adacur.core.protocols import Retriever, Scorer, ScorerCard
 from adacur.core.records import Item, Query
-from adacur.core.spelling import did_you_mean
-from adacur.data import ItemFile, as_items, fetch, names, pseudo_queries
-from adacur.first_stages import bge_small
+from adacur.data import ItemFile, as_items, names, pseudo_queries
+from adacur.first_stages.opening import encoder
 from adacur.index import Drift, IndexFolder, Origin, Progress, build_scores, check_scorer, is_finished
 from adacur.scorers import Cached
 from adacur.scorers.consent import check_consent, check_not_from_here
-from adacur.scorers.opening import is_function_name
+from adacur.scorers.opening import is_function_name, scorer
 from adacur.search.anchor_index import AnchorIndex, Reopen
 from adacur.search.compression import Compression
 from adacur.search.first_stages import (
@@ -31,7 +30,6 @@ from adacur.search.first_stages import (
     open_first_stages,
 )
 from adacur.search.living import ScoringBar
-from adacur.search.scorer_names import scorer
 from adacur.search.search_log import SearchLog
 from adacur.search.sharded import Shards, open_shards
 from adacur.search.sparse_build import RANDOM_SHARE, build_sparse, check_not_sparse, check_random_share, check_sparse
@@ -45,22 +43,6 @@ _log = logging.getLogger("adacur.build")
 _USUAL_K, _USUAL_BUDGET = 10, 100
 _QUICK_QUERIES = 50
 _SCORES_TO_TUNE_BY = 100_000_000
-
-
-def encoder(source: Any) -> Any:
-    """Open a dual encoder: "bge-small-en-v1.5" (fetched if need be), a sentence-transformers name or folder, or one."""
-    if source == "bge-small-en-v1.5":
-        return bge_small(fetch(source))
-    if isinstance(source, str | Path):
-        from adacur.first_stages import SentenceTransformerEncoder
-
-        if source not in names() and not Path(source).exists() and "/" not in str(source):
-            raise UnknownName(
-                f"There is no encoder called {str(source)!r}.{did_you_mean(str(source), names())} Give "
-                "'bge-small-en-v1.5', the folder or hub name 'org/name' of a sentence-transformers model, or an object."
-            )
-        return SentenceTransformerEncoder(fetch(source) if source in names() else source)
-    return source
 
 
 def build(

@@ -32,20 +32,21 @@ _MODEL_SUFFIXES = {".json", ".safetensors", ".bin", ".onnx", ".data", ".txt", ".
 _MODEL_FILES = ("config.json", "modules.json", "model.onnx")
 
 
-def checkpoint_folder(name_or_folder: str | Path) -> Path:
-    """The folder of a model; a hub model is fetched unless the hub's cache has it."""
+def checkpoint_folder(name_or_folder: str | Path, *, onnx: bool = False) -> Path:
+    """The folder of a model; a hub model is fetched unless the hub's cache has it, with `onnx` its onnx/model.onnx."""
     if Path(name_or_folder).is_dir():
         return Path(name_or_folder)
-    hub = require("huggingface_hub", extra="torch")
+    hub = require("huggingface_hub", extra="onnx" if onnx else "torch")
+    files = ["*.json", "*.txt", "*.model", "*.jinja"]
     # Of a module beside the transformer the weights may come in the old format alone.
-    files = ["*.json", "*.txt", "*.model", "*.jinja", "*.safetensors", "*/pytorch_model*.bin"]
+    files += ["onnx/model.onnx*"] if onnx else ["*.safetensors", "*/pytorch_model*.bin"]
     name = str(name_or_folder)
     try:
         folder = Path(hub.snapshot_download(name, allow_patterns=files))
-        if not any(folder.glob("*.safetensors")):
+        if not onnx and not any(folder.glob("*.safetensors")):
             folder = Path(hub.snapshot_download(name, allow_patterns=[*files, "pytorch_model*.bin"]))
     except (OSError, ValueError) as error:
-        raise FetchError(f"The model {name!r} is no folder here and could not be fetched: {error}") from error
+        raise FetchError(f"The model {name!r} is not a folder here and could not be fetched: {error}") from error
     return folder
 
 
