@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         SentenceTransformerEncoder,
         TfIdf,
     )
+    from adacur.first_stages.opening import encoder
     from adacur.index import DriftWarning, estimate, verify
     from adacur.scorers import (
         Cached,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         SharedBatches,
         TorchCrossEncoder,
         export_onnx,
+        scorer,
     )
     from adacur.search import (
         ANNCUR,
@@ -60,10 +62,8 @@ if TYPE_CHECKING:
         TuningWarning,
         build,
         compress,
-        encoder,
         load,
         refresh,
-        scorer,
     )
     from adacur.training import (
         TeacherScores,
@@ -137,7 +137,7 @@ _ROOM_OF = {
     "build": "search",
     "compress": "search",
     "distill": "training",
-    "encoder": "search",
+    "encoder": "first_stages.opening",
     "estimate": "index",
     "export_onnx": "scorers",
     "from_pretrained": "integrations.hub",
@@ -147,7 +147,7 @@ _ROOM_OF = {
     "push_to_hub": "integrations.hub",
     "read_items": "data",
     "read_queries": "data",
-    "scorer": "search",
+    "scorer": "scorers",
     "train_cross_encoder": "training",
     "train_dual_encoder": "training",
     "verify": "index",

@@ -41,9 +41,9 @@ from adacur.experiments.testbed import (
     is_scored,
 )
 from adacur.first_stages import TokenEncoder
+from adacur.first_stages.opening import encoder as open_encoder
 from adacur.index import Estimate, estimate
-from adacur.search import encoder as open_encoder
-from adacur.search import scorer as open_scorer
+from adacur.scorers import scorer as open_scorer
 
 __all__ = [
     "LiveSplit",

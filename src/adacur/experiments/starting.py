@@ -13,7 +13,7 @@ from typing import Any
 from adacur.core.errors import InputError
 from adacur.experiments.sources import check_runs, live_split, read_records, sampled, scoring_cost
 from adacur.experiments.spec import AnchorsSpec, CollectionSpec, Spec, spec_text
-from adacur.search import scorer as open_scorer
+from adacur.scorers import scorer as open_scorer
 
 __all__ = ["is_edited", "starting_spec"]
 

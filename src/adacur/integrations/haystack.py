@@ -26,8 +26,8 @@ from adacur.integrations.documents import (
     score_of,
     search,
 )
+from adacur.scorers import scorer as open_scorer
 from adacur.search import AnchorIndex, load
-from adacur.search import scorer as open_scorer
 
 require("haystack", extra="haystack")
 

@@ -23,7 +23,7 @@ from adacur.integrations.documents import (
     score_of,
     search,
 )
-from adacur.search import scorer as open_scorer
+from adacur.scorers import scorer as open_scorer
 
 require("langchain_core", extra="langchain")
 

@@ -24,8 +24,8 @@ from adacur.integrations.documents import (
     score_of,
     search,
 )
+from adacur.scorers import scorer as open_scorer
 from adacur.search import AnchorIndex, SearchOptions
-from adacur.search import scorer as open_scorer
 
 require("llama_index", extra="llama-index")
 

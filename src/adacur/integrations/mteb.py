@@ -21,9 +21,9 @@ from adacur.core.records import Item, Query
 from adacur.core.results import Hits
 from adacur.data import pseudo_queries
 from adacur.first_stages import Dense, RandomRetriever
+from adacur.first_stages.opening import encoder as open_encoder
+from adacur.scorers import scorer as open_scorer
 from adacur.search import AnchorIndex, build
-from adacur.search import encoder as open_encoder
-from adacur.search import scorer as open_scorer
 
 __all__ = ["AdacurSearch"]
 

@@ -18,12 +18,12 @@ from adacur.core.extras import require
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.results import Hits
 from adacur.first_stages import Dense
+from adacur.first_stages.opening import encoder as opened_encoder
 from adacur.index import AnchorTable, IndexFolder, check_scorer, save_table, write_manifest
 from adacur.index.copying import version_files
 from adacur.index.mirror import refuse_url
+from adacur.scorers import scorer as opened_scorer
 from adacur.search import AnchorIndex, SearchOptions, load
-from adacur.search import encoder as opened_encoder
-from adacur.search import scorer as opened_scorer
 from adacur.search.first_stages import FirstStage, add_first_stages, check_first_stages
 from adacur.search.refresh import complete_searches
 

@@ -67,8 +67,8 @@ _NOT_SCORERS = {
 }
 _WHAT_TO_GIVE = (
     "Give a scorer; a function of (query text, item text) pairs, or its 'module:function'; a sentence-transformers "
-    "CrossEncoder, a LangChain cross-encoder, a rerankers ranker or a PyTerrier transformer; a name that `adacur fetch` "
-    "lists; an .onnx file or the folder of a model; a hub name 'org/name'; or a URL (http:// or https://)."
+    "CrossEncoder, a LangChain cross-encoder, a rerankers ranker or a PyTerrier transformer; a name that `adacur "
+    "fetch` lists; an .onnx file or the folder of a model; a hub name 'org/name'; or a URL (http:// or https://)."
 )
 
 

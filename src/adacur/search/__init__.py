@@ -5,7 +5,7 @@ from adacur.search.anchor_index import AnchorIndex, SearchOptions
 from adacur.search.compression import Compression
 from adacur.search.living import Change
 from adacur.search.methods import ANNCUR, AdaCUR, Exact, Rerank
-from adacur.search.opening import build, compress, encoder, load, scorer
+from adacur.search.opening import build, compress, load
 from adacur.search.refresh import Refreshed, refresh
 from adacur.search.search_log import SearchLog, SearchLogWarning
 from adacur.search.settings import GaussianSettings
@@ -30,8 +30,6 @@ __all__ = [
     "TuningWarning",
     "build",
     "compress",
-    "encoder",
     "load",
     "refresh",
-    "scorer",
 ]

@@ -35,6 +35,7 @@ from adacur.core.results import Hits
 from adacur.core.spelling import did_you_mean
 from adacur.data import ItemFile, as_items
 from adacur.first_stages import Dense
+from adacur.first_stages.opening import encoder as open_encoder
 from adacur.index import (
     AnchorTable,
     Drift,
@@ -206,15 +207,13 @@ class AnchorIndex:
         several of these, or objects by name; "random" for none. With a dense one searches predict from its item
         vectors; else there is nothing to predict from, and its best are re-ranked.
         """
-        from adacur.search import opening
-
         given = list(as_items(items))
         for item in given:
             check_item(item)
         held = ItemList(given)
-        stages = stages_in_memory(first, held, encoder=opening.encoder(encoder), progress=progress)
+        stages = stages_in_memory(first, held, encoder=open_encoder(encoder), progress=progress)
         table = AnchorTable(held, (), np.empty((len(held), 0), dtype=np.float32))
-        opened = None if scorer is None else opening.scorer(scorer)
+        opened = None if scorer is None else as_scorer(scorer)
         return cls(table, scorer=opened, first=stages, card=opened.card if opened else None)
 
     @property

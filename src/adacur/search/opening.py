@@ -35,7 +35,7 @@ from adacur.search.sharded import Shards, open_shards
 from adacur.search.sparse_build import RANDOM_SHARE, build_sparse, check_not_sparse, check_random_share, check_sparse
 from adacur.search.tuning import FEWEST_QUERIES
 
-__all__ = ["build", "compress", "encoder", "load", "scorer"]
+__all__ = ["build", "compress", "load"]
 
 _log = logging.getLogger("adacur.build")
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import adacur.scorers
-from adacur.core.errors import FileFormatError, InputError, UnknownName, UnknownOption
+from adacur.core.errors import FileFormatError, InputError, MissingExtra, UnknownName, UnknownOption
 from adacur.core.extras import install_command
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Item, Query
@@ -257,7 +257,7 @@ def test_what_nobody_knows_is_refused(source) -> None:
 
 
 def test_the_refusal_lists_what_is_accepted_and_shows_no_object(tmp_path) -> None:
-    with pytest.raises(UnknownName, match=r"'module:function'.*\.onnx.*config\.json.*'org/name'.*https://"):
+    with pytest.raises(UnknownName, match=r"'module:function'.*\.onnx.*'org/name'.*https://"):
         scorer(None)
     with pytest.raises(UnknownName, match="an object of type dict") as refused:
         scorer({"api_key": "secret"})
@@ -267,10 +267,10 @@ def test_the_refusal_lists_what_is_accepted_and_shows_no_object(tmp_path) -> Non
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("empty", "The folder .*empty' holds no model: no .onnx file"),
+        ("empty", "empty.*no .onnx file"),
         ("notes.jsonl", "The file .*notes.jsonl' is not a model"),
-        ("no/such/folder", "There is no file or folder 'no/such/folder' here"),
-        ("/nowhere/model", "There is no file or folder '/nowhere/model' here"),
+        ("no/such/folder", "no/such/folder"),
+        ("/nowhere/model", "/nowhere/model"),
         ("127.0.0.1:8765", "looks like a URL, but begins with neither"),
         ("htp://127.0.0.1:8765", "looks like a URL, but begins with neither"),
         ("http:/127.0.0.1:8765", "looks like a URL, but begins with neither"),
@@ -335,6 +335,60 @@ def test_a_module_that_misses_an_import_of_its_own_is_not_called_absent(tmp_path
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
         scorer("needs_more:f")
+
+
+def test_a_name_of_the_catalogue_opens_wherever_a_scorer_is_taken(monkeypatch, tmp_path) -> None:
+    name = "ms-marco-MiniLM-L-12-v2"
+    monkeypatch.setattr("adacur.scorers.opening.fetch", lambda asked: tiny_onnx(tmp_path / asked, dynamic=True))
+    with scorer(name) as opened:
+        assert isinstance(opened, OnnxCrossEncoder)
+        assert opened.card.name == name
+    index = adacur.AnchorIndex.from_items([Item("a", "w1"), Item("b", "w2")], scorer=name)
+    assert index.scorer.card.name == name
+
+
+@pytest.fixture
+def without_torch(monkeypatch):
+    for module in ("torch", "transformers"):
+        monkeypatch.setitem(sys.modules, module, None)
+
+
+def hub_model(tmp_path, monkeypatch, *, export: bool) -> list[list[str]]:
+    """A hub with one model; returns the patterns that downloads are made with."""
+    folder = tiny_onnx(tmp_path / "snapshot")
+    (folder / "onnx").mkdir()
+    (folder / "model.onnx").rename(folder / "onnx" / ("model.onnx" if export else "other.txt"))
+    patterns: list[list[str]] = []
+
+    def snapshot_download(name, *, allow_patterns):
+        patterns.append(allow_patterns)
+        return str(folder)
+
+    monkeypatch.setattr(pytest.importorskip("huggingface_hub"), "snapshot_download", snapshot_download)
+    return patterns
+
+
+def test_without_torch_a_hub_name_opens_the_onnx_export_of_its_checkpoint(tmp_path, monkeypatch, without_torch) -> None:
+    patterns = hub_model(tmp_path, monkeypatch, export=True)
+    with scorer("org/name") as opened:
+        assert isinstance(opened, OnnxCrossEncoder)
+        assert opened.card.name == "org/name"
+    assert not any("safetensors" in pattern for pattern in patterns[0]), "weights that nothing here can run"
+
+
+def test_without_torch_and_without_an_export_the_missing_extra_is_named(tmp_path, monkeypatch, without_torch) -> None:
+    hub_model(tmp_path, monkeypatch, export=False)
+    with pytest.raises(MissingExtra, match=r"org/name.*onnx/model\.onnx") as refused:
+        scorer("org/name")
+    assert install_command("torch") in str(refused.value)
+
+
+def test_with_no_runtime_at_all_both_extras_are_named(monkeypatch, without_torch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(MissingExtra) as refused:
+        scorer("org/name")
+    assert install_command("torch") in str(refused.value)
+    assert install_command("onnx") in str(refused.value)
 
 
 def test_every_public_name_can_be_imported() -> None:
