@@ -1,6 +1,6 @@
 """One machine and more items than memory: what a compressed index of HotpotQA's size costs to search.
 
-    python lab/benchmarks/five_million.py [--items 5233329] [--folder FOLDER] [--ivf]
+    python lab/benchmarks/five_million.py [--items 5233329] [--folder FOLDER]
     python lab/benchmarks/five_million.py --device cuda
     python lab/benchmarks/five_million.py --compress 100000 400000
 
@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 import adacur
-from adacur.approximation import ItemLists, PackedRows
+from adacur.approximation import PackedRows
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Item, Query
 from adacur.core.results import Hits
@@ -272,14 +272,6 @@ def on_the_cpu(path: Path, *, queries: int, cold: bool) -> None:
         f"{leading.values.nbytes / seconds / 1e9:.1f} GB/s, {ROUNDS - 1} rounds that predict)"
     )
     print(f"{'peak memory of its own':>30} {memory.own:>8,.0f} MB, and {memory.mapped:,.0f} MB of mapped files")
-    if features.lists is not None:
-        whole = np.median(processors[1:])
-        for share in (32, 16, 8):
-            probe = max(1, len(features.lists) // share)
-            clock, processors, _ = zip(*searched(path, device=None, queries=queries, probe=probe), strict=True)
-            less = whole / np.median(processors[1:])
-            what = f"probe={probe} of {len(features.lists)} lists"
-            print(f"{what:>30} {told(clock[1:], processors[1:])}: {less:.1f} times fewer processor seconds")
 
 
 def told(clock: Any, processors: Any) -> str:
@@ -287,16 +279,6 @@ def told(clock: Any, processors: Any) -> str:
         f"{np.median(clock):>8.3f} s  (best {min(clock):.3f}; processor seconds {np.median(processors):.3f}, best "
         f"{min(processors):.3f}; {len(clock)} queries)"
     )
-
-
-def in_lists(path: Path) -> None:
-    """Keep the items in lists too, as `adacur compress --ivf` does."""
-    features = read_features(path, adacur.load(path, check=False))
-    started = time.perf_counter()
-    lists = ItemLists.of(features.factors, features.means)
-    for name in ("centroids", "starts", "positions", "sample"):
-        np.save(path / "gaussian" / f"lists_{name}.npy", getattr(lists, name))
-    print(f"{len(lists)} lists made in {time.perf_counter() - started:.0f} s")
 
 
 def on_a_device(path: Path, *, device: str, queries: int) -> None:
@@ -399,17 +381,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--queries", type=int, default=8)
     parser.add_argument("--folder", type=Path, help="where to write the index, and to leave it")
     parser.add_argument("--device", help="e.g. cuda: the features lie there")
-    parser.add_argument("--ivf", action="store_true", help="keep the items in lists too, and probe a few of them")
     parser.add_argument("--compress", type=int, nargs="+", metavar="ITEMS", help="compress so many items instead")
-    parser.add_argument("--step", choices=("lists", "cold", "warm", "device", "compress"), help=argparse.SUPPRESS)
+    parser.add_argument("--step", choices=("cold", "warm", "device", "compress"), help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.step:
         if given.step == "device":
             on_a_device(given.folder, device=given.device, queries=given.queries)
         elif given.step == "compress":
             compressed(given.folder)
-        elif given.step == "lists":
-            in_lists(given.folder)
         else:
             on_the_cpu(given.folder, queries=given.queries, cold=given.step == "cold")
         return
@@ -451,8 +430,6 @@ def main(arguments: list[str] | None = None) -> None:
             f"{'index':>30} {features / 1e9:>8.2f} GB of features ({features / n_items:.0f} bytes an item), "
             f"{texts / 1e9:.2f} GB of ids and texts"
         )
-        if given.ivf and not (folder / "gaussian" / "lists_starts.npy").exists():
-            apart("lists", folder)
         if given.device:
             apart("device", folder)
         else:

@@ -8,8 +8,6 @@ import sys
 
 import pytest
 
-import adacur
-from adacur import Item, Query
 from tests.conftest import make_world
 
 WORLD = make_world(n_items=300, n_anchors=60, rank=12, noise=0.3)
@@ -62,43 +60,3 @@ def test_what_cannot_be_done_is_refused_and_nothing_is_written(folder, options, 
     assert says in ran.stderr
     assert "Traceback" not in ran.stderr
     assert not (folder / "my.adacur" / "gaussian").exists()
-
-
-def test_what_probing_costs_is_told_per_number_of_lists(folder) -> None:
-    ran = run(folder, "--rank", 20, "-k", 5, "--budget", 40, "--ivf")
-    assert ran.returncode == 0, ran.stderr
-    assert "With probe=4 of 17 lists (25%)" in " ".join(ran.stdout.split())
-    told = json.loads(run(folder, "--rank", 20, "-k", 5, "--budget", 40, "--lists", 12, "--json").stdout)
-    assert (told["lists"], told["probed"][-1]["probe"]) == (12, 3)
-
-
-def test_a_search_looks_into_as_many_lists_as_it_is_told(tmp_path, monkeypatch) -> None:
-    (tmp_path / "lengths_of_the_list_tests.py").write_text(
-        "def score(pairs):\n    return [float(len(query) * int(text) % 97) for query, text in pairs]\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    items = [Item(f"i{number}", str(number)) for number in range(200)]
-    anchors = [Query(f"a{number}", "x" * (number + 1)) for number in range(30)]
-    built = adacur.build(
-        items, anchors, scorer="lengths_of_the_list_tests:score", path=tmp_path / "my.adacur", progress=False
-    )
-    built.close()
-    question = (
-        "--scorer",
-        "lengths_of_the_list_tests:score",
-        "a question",
-        "-k",
-        3,
-        "--budget",
-        20,
-        "--probe",
-        2,
-        "--json",
-    )
-    refused = run(tmp_path, *question, command="search")
-    assert refused.returncode == 1
-    assert "adacur compress INDEX --ivf" in " ".join(refused.stderr.split())
-    assert run(tmp_path, "--rank", 10, "-k", 3, "--budget", 20, "--ivf").returncode == 0
-    told = json.loads(run(tmp_path, *question, command="search").stdout)
-    assert "probe=2" in told["settings"]["approximator"]
-    assert (len(told["hits"]), told["calls"]) == (3, 20)

@@ -81,7 +81,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             index.remove(["i3"])
             index.add_anchors([query(30)], progress=False)
         index.tune(k=2, budget=12, queries=20, quick=True)
-        index.compress(rank=8, k=2, budget=12, lists=None)
+        index.compress(rank=8, k=2, budget=12)
         index.close()
         made[name] = path
     return made

@@ -4,7 +4,6 @@ from adacur.approximation.acquisition import Softmax, TopK, Uniform
 from adacur.approximation.embedding_regression import EmbeddingRegression
 from adacur.approximation.gaussian import Features, Gaussian
 from adacur.approximation.item_factors import ItemFactors
-from adacur.approximation.item_lists import ItemLists
 from adacur.approximation.oracle import Oracle
 from adacur.approximation.packed_rows import PackedRows, Storage
 from adacur.approximation.pseudo_inverse import PseudoInverse
@@ -15,7 +14,6 @@ __all__ = [
     "Features",
     "Gaussian",
     "ItemFactors",
-    "ItemLists",
     "Oracle",
     "PackedRows",
     "PseudoInverse",

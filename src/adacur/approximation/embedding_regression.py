@@ -16,7 +16,6 @@ import numpy as np
 
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import InputError
-from adacur.core.products import row_products
 from adacur.core.protocols import AnchorScores
 from adacur.core.records import Query
 
@@ -106,7 +105,7 @@ class _Regressed:
         # One product per query: an answer must not depend on the size of its batch.
         for index, row in enumerate(predicted):
             vector, constant = self._fitted(index)
-            row_products(self._embeddings, vector.astype(row.dtype), out=row)
+            np.dot(self._embeddings, vector.astype(row.dtype), out=row)
             row += row.dtype.type(constant)
         return predicted
 
@@ -130,7 +129,7 @@ class _Regressed:
             vector, constant = self._fitted(index)
             for start in range(0, len(row), _ROWS_PER_BLOCK):
                 block = self._embeddings[start : start + _ROWS_PER_BLOCK].astype(np.float64)
-                row[start : start + len(block)] = row_products(block, vector) + constant
+                row[start : start + len(block)] = block @ vector + constant
         return predicted
 
     def _fitted(self, index: int) -> tuple[FloatArray, float]:

@@ -30,7 +30,6 @@ import numpy as np
 
 from adacur.approximation.growing_cholesky import GrowingCholesky
 from adacur.approximation.item_factors import ItemFactors
-from adacur.approximation.item_lists import ItemLists
 from adacur.approximation.packed_rows import PackedRows, Room, Rows, RowSource, Storage, check_storage, in_memory
 from adacur.approximation.score_scale import ScoreScale
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
@@ -39,9 +38,8 @@ from adacur.core.errors import InputError
 from adacur.core.extras import require
 from adacur.core.protocols import AnchorScores, BlockedScores
 from adacur.core.records import Query
-from adacur.core.spans import span_length, span_sums
 
-__all__ = ["EmbedQueries", "Features", "Gaussian", "Outline", "rows_at", "vector_sums"]
+__all__ = ["EmbedQueries", "Features", "Gaussian", "Outline", "rows_at"]
 
 _ROWS_PER_BLOCK = 4096
 # Variance of a query's own level, which lifts all items alike, relative to that of an item's score.
@@ -113,7 +111,6 @@ class Gaussian:
         self.rescale = rescale
         self.centre = centre
         self.device = device
-        self.probe: int | None = None
         self._kept = _Kept(given=features if features is None or device is None else features.on(device))
 
     def adjusted(self, *, noise: float, embedding_weight: float | None, locality: float | None) -> Gaussian:
@@ -121,22 +118,6 @@ class Gaussian:
         # Not made anew: that would read all embeddings, and searches come here each time.
         other = copy.copy(self)
         other._set(noise=noise, embedding_weight=embedding_weight, locality=locality)
-        return other
-
-    def probing(self, probe: int) -> Gaussian:
-        """The same, predicting for the items in the `probe` most promising lists only."""
-        lists = None if self._kept.given is None else self._kept.given.lists
-        if lists is None:
-            raise InputError(
-                "probe searches the most promising lists of items, and this index has none. Make them: "
-                "adacur compress INDEX --ivf."
-            )
-        if self.device is not None:
-            raise InputError(f"probe is for searches without a device; this index lies on {self.device!r}.")
-        if not 1 <= probe <= len(lists):
-            raise InputError(f"probe is at least 1 and at most the number of lists, {len(lists)}; got {probe}.")
-        other = copy.copy(self)
-        other.probe = probe
         return other
 
     def _set(self, *, noise: float, embedding_weight: float | None, locality: float | None) -> None:
@@ -162,7 +143,6 @@ class Gaussian:
         if self._kept.given is not None:
             parts.append("features: " + " + ".join(str(part.shape[1]) for part in self._kept.given.factors.parts))
         parts += [f"device={self.device!r}"] * (self.device is not None)
-        parts += [f"probe={self.probe}"] * (self.probe is not None)
         return f"Gaussian({', '.join(parts)})"
 
     @property
@@ -276,8 +256,7 @@ class Gaussian:
     def _extracted(self, anchors: AnchorScores) -> Features:
         matrix = anchors.matrix
         outline = self._outline(anchors, scores_at=matrix.__getitem__)
-        length = span_length(len(matrix))
-        means, residuals, squares = self.explained(matrix, outline, length=length)
+        means, residuals, squares = self._explained(matrix, outline)
         parts = [PackedRows(residuals)]
         if self._item_vectors is not None:
             whole = self.embeddings
@@ -289,18 +268,16 @@ class Gaussian:
             variance=outline.variance(squares, len(matrix)),
         )
 
-    def explained(
-        self, matrix: FloatArray, outline: Outline, *, length: int
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Means of items, what is left of their scores, and the sum of its squares in each span of this length."""
+    def _explained(self, matrix: FloatArray, outline: Outline) -> tuple[FloatArray, FloatArray, float]:
+        """Means of items, what is left of their scores, and the sum of its squares."""
         means, residuals = np.zeros(len(matrix), dtype=matrix.dtype), np.empty_like(matrix)
-        squares, start = np.empty(len(matrix)), 0
-        for own, block in self._residual_blocks(iter([matrix]), outline, height=min(length, _ROWS_PER_BLOCK)):
+        squares, start = 0.0, 0
+        for own, block in self._residual_blocks(iter([matrix]), outline):
             rows = slice(start, start + len(own))
             means[rows], residuals[rows] = own, block
-            squares[rows] = np.square(block, dtype=np.float64).sum(axis=1)
+            squares += float(np.square(block, dtype=np.float64).sum())
             start += len(own)
-        return means, residuals, span_sums(squares, length)
+        return means, residuals, squares
 
     def _outline(self, anchors: AnchorScores, *, scores_at: Callable[[IntArray], FloatArray]) -> Outline:
         """What is known before features are made, from a sample of the scores and all embeddings."""
@@ -309,45 +286,30 @@ class Gaussian:
         if self.rescale and n_anchors:
             sample = ScoreScale.sample(anchors.items.keys, n_anchors=n_anchors)
             scale = ScoreScale.of(scores_at(sample))
-        sums = None
+        middle: FloatArray = np.empty(0)
+        embedding_variance = 0.0
         if self._item_vectors is not None:
             n_vectors = self._item_vectors.shape[0]
             if n_vectors != n_items:
                 raise InputError(f"One embedding per item is needed; got {n_vectors} for {n_items} items.")
-            sums = vector_sums(self._item_vectors, length=span_length(n_items))
-        return self.outline(anchors.anchor_queries, scale=scale, n_items=n_items, sums=sums)
-
-    def outline(
-        self,
-        anchor_queries: Sequence[Query],
-        *,
-        scale: ScoreScale,
-        n_items: int,
-        sums: tuple[FloatArray, FloatArray] | None,
-    ) -> Outline:
-        """What features are made with; `sums` are those of the embeddings, as `vector_sums` has them."""
-        n_anchors = len(anchor_queries)
-        vectors = self._vectors(anchor_queries) if n_anchors else None
+            middle, embedding_variance = _moments(self._item_vectors)
+        vectors = self._vectors(anchors.anchor_queries) if n_anchors else None
         spread, trust = None, np.zeros(n_anchors)
         if vectors is not None:
             # What the others say of an anchor query, without itself, in closed form: residual = (K + ρ)⁻¹ y / diagonal.
             inverse = np.linalg.inv(_kernel(vectors, vectors) + self.query_noise * np.eye(n_anchors))
             trust = np.diag(inverse).copy()
             spread = inverse / trust[:, None]
-        middle, embedding_variance = np.empty(0), 0.0
-        if sums is not None:
-            middle = sums[0].sum(axis=0) / n_items
-            embedding_variance = max(0.0, float(sums[1].sum()) / n_items - float(middle @ middle))
         return Outline(scale, vectors, spread, trust, middle, embedding_variance)
 
     def _residual_blocks(
-        self, scores: Iterator[FloatArray], outline: Outline, *, height: int = _ROWS_PER_BLOCK
+        self, scores: Iterator[FloatArray], outline: Outline
     ) -> Iterator[tuple[FloatArray, FloatArray]]:
         """Means of items, and what is left of their scores that neither these nor the other anchor queries explain."""
         for stored in scores:
             turn = None if outline.spread is None else outline.spread.T.astype(stored.dtype)
-            for start in range(0, len(stored), height):
-                block = outline.scale.rarity(stored[start : start + height])
+            for start in range(0, len(stored), _ROWS_PER_BLOCK):
+                block = outline.scale.rarity(stored[start : start + _ROWS_PER_BLOCK])
                 means = block.mean(axis=1) if self.centre and outline.n_anchors else np.zeros(len(block))
                 block -= means[:, None]
                 residuals = block.astype(stored.dtype)
@@ -382,7 +344,6 @@ class Gaussian:
             per_dimension=weight * variance / features.embedding_variance if weight else 0.0,
             level=_LEVEL * variance if self.centre else 0.0,
             noise=max(self.noise, _LEAST_NOISE) * variance * (1 + weight),
-            probe=self.probe,
         )
 
     def _vectors(self, queries: Sequence[Query]) -> FloatArray | None:
@@ -424,9 +385,9 @@ class Outline:
         """Factors of what is left of the scores and, where there are any, of the embeddings."""
         return ItemFactors(parts, np.concatenate([np.zeros(self.n_anchors), self.middle]))
 
-    def variance(self, squares: FloatArray, n_items: int) -> float:
-        """The mean variance of a score, given the sums of squares of what is left of them."""
-        return float(squares.sum()) / n_items / self.n_anchors if self.n_anchors else 0.0
+    def variance(self, squares: float, n_items: int) -> float:
+        """The mean variance of a score, given the sum of squares of what is left of them."""
+        return squares / n_items / self.n_anchors if self.n_anchors else 0.0
 
     def features(
         self, anchor_queries: Sequence[Query], *, means: FloatArray, factors: ItemFactors, variance: float
@@ -460,7 +421,7 @@ class Features:
 
     The first `len(trust)` features of an item belong to the anchor queries, the rest to its embedding; `variance` and
     `embedding_variance` are the means over the items. `device_means` are the means where predictions are made; `keys`
-    are the items' random keys and `lists` the items in lists of those alike, where they are kept with the features.
+    are the items' random keys, where they are kept with the features.
     """
 
     anchors: tuple[str, ...]
@@ -473,7 +434,6 @@ class Features:
     embedding_variance: float
     device_means: Any = None
     keys: KeyArray | None = None
-    lists: ItemLists | None = None
 
     @property
     def nbytes(self) -> int:
@@ -501,7 +461,6 @@ class _Prior:
     per_dimension: float
     level: float
     noise: float
-    probe: int | None
 
     def posterior(self, vector: FloatArray | None, *, without: _Without | None = None) -> _Posterior:
         """What is expected of a query with this vector, told nothing yet."""
@@ -600,12 +559,6 @@ class _Conditioned:
             # Searches use a row of these like an array.
             return [  # type: ignore[return-value]
                 DeviceRow(features.factors.predictions(query.weights, means=features.device_means).add_(query.level))
-                for query in self._queries
-            ]
-        if self._prior.probe is not None and features.lists is not None:
-            lists, factors, means = features.lists, features.factors, features.means
-            return [  # type: ignore[return-value]
-                lists.row(factors, query.weights, means=means, level=query.level, probe=self._prior.probe)
                 for query in self._queries
             ]
         if self._together:
@@ -724,19 +677,18 @@ class _Posterior:
         return self._without.rows(rows), means - rows @ self._without.shift
 
 
-def vector_sums(rows: RowSource, *, length: int) -> tuple[FloatArray, FloatArray]:
-    """The sum of each span of rows, of this length, and of their squares; float64."""
+def _moments(rows: RowSource) -> tuple[FloatArray, float]:
+    """The mean of all rows, and their mean squared distance from it, in float64."""
     n_rows, width = rows.shape
-    n_spans = -(-n_rows // length)
-    sums, squares = np.zeros((n_spans, width)), np.zeros(n_spans)
-    height = min(length, _ROWS_PER_BLOCK)
-    for start in range(0, n_rows, height):
-        block = rows.rows(np.arange(start, min(start + height, n_rows)))
+    total, squares = np.zeros(width), 0.0
+    for start in range(0, n_rows, _ROWS_PER_BLOCK):
+        block = rows.rows(np.arange(start, min(start + _ROWS_PER_BLOCK, n_rows)))
         if not np.isfinite(block).all():
-            raise InputError("Embeddings are finite numbers, a row per item; some are not finite.")
-        sums[start // length] += block.sum(axis=0, dtype=np.float64)
-        squares[start // length] += float(np.square(block, dtype=np.float64).sum())
-    return sums, squares
+            raise InputError("Embeddings must be finite numbers, a row per item; some are not finite.")
+        total += block.sum(axis=0, dtype=np.float64)
+        squares += float(np.square(block, dtype=np.float64).sum())
+    mean = total / n_rows
+    return mean, max(0.0, squares / n_rows - float(mean @ mean))
 
 
 def _score_blocks(anchors: AnchorScores) -> Iterator[FloatArray]:

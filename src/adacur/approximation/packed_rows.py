@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, Protocol
@@ -11,7 +13,6 @@ import numpy as np
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import InputError
 from adacur.core.extras import require
-from adacur.core.products import blas_threads, row_products
 
 __all__ = ["DeviceRows", "PackedRows", "Room", "RowSource", "Rows", "Storage", "check_storage", "in_memory"]
 
@@ -22,7 +23,6 @@ _NUMBERS_PER_BLOCK = 131_072
 # Fewer are multiplied before a second thread has started.
 _NUMBERS_PER_THREAD = 4_000_000
 _ROWS_PER_TRANSFER = 65_536
-_ROWS_AT_A_TIME = 4
 # What a float16 leaves of a number is smaller by so much.
 _LOWER_HALF = 2.0**11
 
@@ -129,19 +129,15 @@ class PackedRows:
 
     def product(self, weights: FloatArray, positions: IntArray | None = None) -> FloatArray:
         """Every row · weights, or those at these positions."""
-        n_rows = len(self.values if positions is None else positions)
-        if positions is not None and n_rows % _ROWS_AT_A_TIME:
-            # Whole groups of rows that BLAS takes at a time: then it does not matter who else is among them.
-            positions = np.concatenate([positions, np.repeat(positions[-1:], -n_rows % _ROWS_AT_A_TIME)])
         if not self._is_narrow:
             rows = self.values if positions is None else self.values[positions]
-            return row_products(rows, weights.astype(self.values.dtype))[:n_rows]
+            return np.asarray(rows @ weights.astype(self.values.dtype))
         product = np.empty(len(self.values) if positions is None else len(positions), dtype=np.float32)
         weights = weights.astype(np.float32)
 
         def multiply(span: range) -> None:
             for rows, block in self._blocks(np.float32, positions, span):
-                row_products(block, weights, out=product[rows])
+                np.dot(block, weights, out=product[rows])
             if self.scales is not None:
                 own = slice(span.start, span.stop)
                 product[own] *= self.scales[own if positions is None else positions[own]]
@@ -153,7 +149,7 @@ class PackedRows:
             # Threads that end with the product, since a pool that is kept does not survive a fork.
             with ThreadPoolExecutor(len(spans)) as threads:
                 list(threads.map(multiply, spans))
-        return product[:n_rows]
+        return product
 
     def products(self, weights: FloatArray) -> FloatArray:
         """The same for many weights, shape (weights, rows): faster, and rounded by the size of the batch."""
@@ -169,18 +165,19 @@ class PackedRows:
         """The same in float64."""
         product = np.empty(len(self.values))
         for rows, block in self._blocks(np.float64):
-            row_products(block, weights, out=product[rows])
+            np.dot(block, weights, out=product[rows])
         return product if self.scales is None else product * self.scales
 
     @property
     def _height(self) -> int:
         """Rows of a block."""
-        return max(1, _NUMBERS_PER_BLOCK // max(1, self.shape[1]) // _ROWS_AT_A_TIME) * _ROWS_AT_A_TIME
+        # BLAS multiplies four rows at a time, and the rest more slowly.
+        return max(4, _NUMBERS_PER_BLOCK // max(1, self.shape[1]) // 4 * 4)
 
     def _spans(self, n_rows: int) -> list[range]:
         """Starts of blocks, a share for each thread that has enough to do."""
         starts = range(0, n_rows, self._height)
-        n_threads = max(1, min(blas_threads(), n_rows * self.values.shape[1] // _NUMBERS_PER_THREAD))
+        n_threads = max(1, min(_blas_threads(), n_rows * self.values.shape[1] // _NUMBERS_PER_THREAD))
         share = max(1, -(-len(starts) // n_threads))
         return [starts[at : at + share] for at in range(0, len(starts), share)] or [starts]
 
@@ -285,3 +282,14 @@ def _multiplies_bytes(device: Any) -> bool:
     except ImportError:
         return False
     return runs_on(device)
+
+
+@functools.cache
+def _blas_threads() -> int:
+    """The threads that BLAS runs on: the cores of this process, or fewer where the environment says so."""
+    limits = [os.environ.get(name, "") for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")]
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # Not on macOS, nor on Windows.
+        cores = os.cpu_count() or 1
+    return min([cores, *(int(number) for number in limits if number.isdecimal() and int(number))])

@@ -9,7 +9,6 @@ import numpy as np
 
 from adacur.approximation.least_squares import GrowingLeastSquares
 from adacur.core.arrays import FloatArray, IntArray
-from adacur.core.products import row_products
 from adacur.core.protocols import AnchorScores
 from adacur.core.records import Query
 
@@ -64,7 +63,7 @@ class _QueryEmbeddings:
         # One product per query: a product for the whole batch rounds differently with the batch's size, and an
         # answer must not depend on its neighbours.
         for row, solve in zip(predicted, self._solves, strict=True):
-            row_products(self._items, solve.solution.astype(self._items.dtype), out=row)
+            np.dot(self._items, solve.solution.astype(self._items.dtype), out=row)
         return predicted
 
     @property
@@ -87,5 +86,5 @@ class _QueryEmbeddings:
         for start in range(0, len(self._items), _ROWS_PER_BLOCK):
             block = self._items[start : start + _ROWS_PER_BLOCK].astype(np.float64)
             for row, solution in zip(predicted, solutions, strict=True):
-                row_products(block, solution, out=row[start : start + len(block)])
+                np.dot(block, solution, out=row[start : start + len(block)])
         return predicted

@@ -591,10 +591,6 @@ def search(
         float | None,
         typer.Option(help="Stop a question early once its top k is expected to have this recall, e.g. 0.98."),
     ] = None,
-    probe: Annotated[
-        int | None,
-        typer.Option(help="Look only into the N most promising lists of items, which `adacur compress --ivf` makes."),
-    ] = None,
     seed: Seed = 0,
     scorer: Annotated[
         str | None, typer.Option(help="Another backend of the scorer that built the index; default: that scorer.")
@@ -604,12 +600,6 @@ def search(
     log: Annotated[
         Path | None,
         typer.Option(help="A file that keeps questions and what was scored for them, for `adacur refresh`."),
-    ] = None,
-    shards: Annotated[
-        int | None, typer.Option(help="Spread the items over N Ray actors; finds the same as without.")
-    ] = None,
-    address: Annotated[
-        str | None, typer.Option(help="The Ray cluster that holds the shards; default: one started here.")
     ] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Also write the hits to this file, as a TREC run.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Show the whole text of each item.")] = False,
@@ -631,15 +621,10 @@ def search(
         "fuse": fuse,
         "deadline": deadline,
         "stop_when": stop_when,
-        "probe": probe,
     }
     options = {name: value for name, value in limits.items() if value is not None} | {"seed": seed}
-    opened = adacur.load(index, scorer=scorer, trust=trust, cache=cache, log=log, shards=shards, address=address)
-    try:
-        search_command(opened, asked, k=k, method=method, options=options, run=run, full=full, json=as_json)
-    finally:
-        if shards is not None:
-            opened.close()
+    opened = adacur.load(index, scorer=scorer, trust=trust, cache=cache, log=log)
+    search_command(opened, asked, k=k, method=method, options=options, run=run, full=full, json=as_json)
 
 
 @app.command(epilog="Example: adacur tune my.adacur --k 10 --budget 100")
@@ -846,10 +831,6 @@ def compress(
     storage: Annotated[str, typer.Option(help="int8, float16 (for a GPU) or float32.")] = "int8",
     k: Annotated[int, typer.Option("-k", "--k", min=1, help="Measure the recall of the best k …")] = 10,
     budget: Annotated[int, typer.Option(min=1, help="… within so many calls.")] = 100,
-    ivf: Annotated[
-        bool, typer.Option("--ivf", help="Keep items in lists too, for searches that look into a few of them.")
-    ] = False,
-    lists: Annotated[int | None, typer.Option(min=1, help="So many lists (default: the root of the items).")] = None,
     drop: Annotated[bool, typer.Option("--drop", help="Go back: remove what was compressed before.")] = False,
     trust: Trust = False,
     seed: Seed = 0,
@@ -862,7 +843,7 @@ def compress(
         drop_command(index, as_json=as_json)
     else:
         chosen = {"rank": rank, "storage": storage, "k": k, "budget": budget, "seed": seed, "trust": trust}
-        compress_command(index, lists=lists or (0 if ivf else None), as_json=as_json, **chosen)
+        compress_command(index, as_json=as_json, **chosen)
 
 
 add_update_commands(app)

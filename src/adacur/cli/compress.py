@@ -29,11 +29,6 @@ def compress_command(index: str, *, as_json: bool, **options: Any) -> None:
         f"{done.recall_before:.3f}; it loses {done.lost:.3f}, between {done.low:.3f} and {done.high:.3f} with 95 % "
         f"confidence."
     )
-    for probed in done.probed:
-        say(
-            f"With probe={probed.probe} of {done.lists} lists ({probed.share:.0%}): {probed.recall:.3f}; it loses "
-            f"{probed.lost:.3f} ± {probed.margin:.3f} more."
-        )
     tell(
         f"Measured on {done.queries} held-out anchor queries among {done.items:,} items, without a scorer call. The "
         "scores stay in the folder; "

@@ -54,8 +54,8 @@ class DeviceRow:
         """A row of its own."""
         return DeviceRow(self.tensor.clone())
 
-    def std(self) -> float:
-        """As numpy counts it: over all values, none taken off."""
+    def std(self, dtype: Any = None) -> float:
+        """Of all values, in their precision, whatever `dtype` says."""
         return float(self.tensor.std(correction=0))
 
     def among_largest(self, n: int) -> IntArray:

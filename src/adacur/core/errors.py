@@ -24,7 +24,6 @@ AdacurError
 │   ├── DamagedIndex                   a flipped byte, a missing chunk, a NaN
 │   ├── StorageFull                    the disk is full
 │   └── StorageUnavailable             an object store that does not answer, or refuses
-├── ShardLost (RuntimeError)           a part of an index on several machines that cannot be asked any more
 ├── TrainingFailed (RuntimeError)      a loss that is no number, a checkpoint that could not be written
 ├── FetchError (ConnectionError)       a model or collection could not be fetched
 └── MissingExtra (ImportError)         an optional dependency is not installed
@@ -53,7 +52,6 @@ __all__ = [
     "ScoreCountError",
     "ScorerError",
     "ScorerFailed",
-    "ShardLost",
     "StorageFull",
     "StorageUnavailable",
     "TextTooLong",
@@ -158,10 +156,6 @@ class StorageFull(IndexFolderError):
 
 class StorageUnavailable(IndexFolderError):
     """The object store does not answer, or refuses."""
-
-
-class ShardLost(AdacurError, RuntimeError):
-    """A part of an index on several machines cannot be asked any more."""
 
 
 class TrainingFailed(AdacurError, RuntimeError):

@@ -15,7 +15,7 @@ from adacur.core.ranking import best_positions
 from adacur.core.records import Query
 from adacur.core.results import Round, Trace
 from adacur.core.seeds import stream_key
-from adacur.search.prospects import RANKS_THAT_COUNT, LocalProspects, Prospects, Wish
+from adacur.search.prospects import RANKS_THAT_COUNT, LocalProspects, Prospects, Request
 from adacur.search.stopping import SHORTLIST, expected_recall
 
 __all__ = ["RANKS_THAT_COUNT", "AdaptiveSearch"]
@@ -238,8 +238,8 @@ class AdaptiveSearch:
 
     def _shortlists(self, indices: Sequence[int]) -> list[FloatArray]:
         """What the most promising unscored items of these queries are predicted, the first stage's say included."""
-        wishes = [
-            Wish(
+        requests = [
+            Request(
                 index,
                 min(SHORTLIST, self._prospects.n_left(index)),
                 acquisition=TopK(),
@@ -248,7 +248,7 @@ class AdaptiveSearch:
             )
             for index in indices
         ]
-        return [chosen.raised for chosen in self._prospects.choose(wishes)]
+        return [chosen.raised for chosen in self._prospects.choose(requests)]
 
     def _first_batch(self, sizes: Sequence[int]) -> list[IntArray]:
         return self._topped_up([self._of_first_stage(index, size) for index, size in enumerate(sizes)], sizes)
@@ -260,8 +260,8 @@ class AdaptiveSearch:
     def _topped_up(self, chosen: list[IntArray], sizes: Sequence[int]) -> list[IntArray]:
         """The chosen positions, and a uniform sample of the rest where they are too few."""
         short = [index for index, (own, size) in enumerate(zip(chosen, sizes, strict=True)) if len(own) < size]
-        wishes = [
-            Wish(
+        requests = [
+            Request(
                 index,
                 sizes[index] - len(chosen[index]),
                 acquisition=Uniform(),
@@ -270,7 +270,7 @@ class AdaptiveSearch:
             )
             for index in short
         ]
-        for index, more in zip(short, self._prospects.choose(wishes) if wishes else (), strict=True):
+        for index, more in zip(short, self._prospects.choose(requests) if requests else (), strict=True):
             chosen[index] = np.concatenate([chosen[index], more.positions])
         return chosen
 
@@ -280,8 +280,8 @@ class AdaptiveSearch:
     def _next_batch(self, sizes: Sequence[int]) -> list[IntArray]:
         assert self._acquisition is not None
         chosen = [self._of_first_stage(index, round(self._first_share * size)) for index, size in enumerate(sizes)]
-        wishes = [
-            Wish(
+        requests = [
+            Request(
                 index,
                 size - len(chosen[index]),
                 acquisition=self._acquisition,
@@ -292,8 +292,8 @@ class AdaptiveSearch:
             for index, size in enumerate(sizes)
             if size
         ]
-        for wish, predicted in zip(wishes, self._prospects.choose(wishes), strict=True):
-            chosen[wish.query] = np.concatenate([chosen[wish.query], predicted.positions])
+        for request, predicted in zip(requests, self._prospects.choose(requests), strict=True):
+            chosen[request.query] = np.concatenate([chosen[request.query], predicted.positions])
         # Scores beyond the range of floats make predictions that nobody can rank; the budget is spent all the same.
         return self._topped_up(chosen, sizes)
 

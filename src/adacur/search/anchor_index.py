@@ -16,7 +16,7 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
-from adacur.approximation import EmbeddingRegression, Gaussian, PseudoInverse, Storage
+from adacur.approximation import EmbeddingRegression, Gaussian, Storage
 from adacur.core.arrays import BoolArray, FloatArray
 from adacur.core.budget import Budget, check_k, is_whole
 from adacur.core.errors import BudgetError, IndexLocked, InputError, ScorerFailed, UnknownName
@@ -68,7 +68,6 @@ from adacur.search.plan import Filter, Plan
 from adacur.search.replay import AnchorScorer, AsIfNew
 from adacur.search.search_log import SearchLog
 from adacur.search.settings import default_settings
-from adacur.search.sharded import ShardedDense, Shards
 from adacur.search.tuned import keep_tuning, nearest_tuning, read_tunings, with_tuning
 from adacur.search.tuning import FEWEST_QUERIES, Replay, Tuning, first_name, tune
 
@@ -86,7 +85,7 @@ _PREDICTING = _EVERY | {"approximator", "approximate_scores", "keep_predictions"
 _ADAPTIVE = _PREDICTING | {"acquisition", "first_batch", "first_share", "first_weight", "fuse", "stop_when"}
 # What each method can use; anything else is refused rather than ignored.
 _OPTIONS = {
-    "gaussian": (_ADAPTIVE - {"approximator"}) | {"probe"},
+    "gaussian": _ADAPTIVE - {"approximator"},
     "adacur": _ADAPTIVE,
     "anncur": _PREDICTING | {"split"},
     "axn": _ADAPTIVE,
@@ -119,7 +118,6 @@ class SearchOptions(TypedDict, total=False):
     fuse: float | None
     approximate_scores: bool
     keep_predictions: bool
-    probe: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +134,7 @@ class AnchorIndex:
     Made by `adacur.build`, `adacur.load` or `AnchorIndex.from_arrays`. `first` maps names to first stages, or to
     functions that open them when they are first used; likewise `scorer` may be a function that opens one. `reopen`
     lets the index follow its own changes; `recognised` says that the scorer is known to be the one that built it.
-    What searches paid for is written to `log`. Where there are `shards`, they hold the scores, features and dense
-    vectors that searches go through.
+    What searches paid for is written to `log`.
     """
 
     def __init__(
@@ -153,10 +150,8 @@ class AnchorIndex:
         reopen: Reopen | None = None,
         recognised: bool = False,
         log: SearchLog | None = None,
-        shards: Shards | None = None,
     ) -> None:
         self._anchors = anchors
-        self._shards = shards
         self._scorer = scorer
         self._first = dict(first or {})
         self._card = card
@@ -229,7 +224,6 @@ class AnchorIndex:
     @property
     def matrix(self) -> FloatArray:
         """R_anc, item-major: shape (items, anchor queries)."""
-        self._check_whole()
         return self._anchors.matrix
 
     def exact_cells(self) -> BoolArray | None:
@@ -298,8 +292,6 @@ class AnchorIndex:
           its best 100 counts as much as an exact score e^fuse times as rare. Hits are then ordered by `fused`;
         - `stop_when`: end a query's search early, after the round by which its top k is expected to have this recall
           (0.98, say; "gaussian", or "adacur" with a `Gaussian`). `budget` stays the most that is spent;
-        - `probe`: predict only for the items of so many lists, the most promising ones in each round ("gaussian", on an
-          index compressed with lists: `compress(lists=…)`): faster, and it may miss some;
         - `filter`: a function of an item, or a collection of ids; `seed` (0);
         - `approximator` and `acquisition` (objects), `split` (ANNCUR's share of anchor items);
         - `approximate_scores` (Ŝ of all items in the trace), `keep_predictions` (Ŝ of every round in the trace).
@@ -314,7 +306,6 @@ class AnchorIndex:
 
     def replay(self, queries: Sequence[Query], k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]:
         """Like `search_batch` for anchor queries, each as if it had never been one; no scorer is called."""
-        self._check_whole()
         self._check_exact(queries)
         with self._in_use():
             plan = self._plan(k, AnchorScorer(self._anchors), **options)
@@ -385,7 +376,6 @@ class AnchorIndex:
     def save(self, path: str | Path) -> None:
         """Write this index to a new folder, with the first stages that can be saved (BM25 and Dense can)."""
         self._check_open()
-        self._check_whole()
         if not all(self._exact_anchors()):
             # In a new folder predicted scores would pass for the scorer's.
             raise InputError(f"Some scores of this index are predicted; copy its folder {self.path} instead.")
@@ -402,7 +392,6 @@ class AnchorIndex:
         storage: Storage = "int8",
         k: int = 10,
         budget: int = 100,
-        lists: int | None = None,
         seed: int = 0,
     ) -> Compression:
         """Keep the features of "gaussian" searches in the folder, in less memory, and measure what that costs.
@@ -410,10 +399,8 @@ class AnchorIndex:
         Of the anchor scores, what the dense first stage's vectors do not explain is kept in `rank` dimensions, and all
         in `storage` ("int8", "float16" or "float32"). Opened again, the index is then searched without reading its
         scores. The cost is the recall of the best k at this budget on held-out anchor queries; no scorer is called.
-        With `lists` (0: the root of the number of items) searches may `probe`, and what that costs is measured as well.
         """
         self._check_open()
-        self._check_whole()
         self._check_writable()
         if self.path is None:
             raise InputError(
@@ -434,7 +421,6 @@ class AnchorIndex:
             storage=storage,
             k=k,
             budget=budget,
-            lists=lists,
             seed=seed,
         )
         self._approximator = None
@@ -443,7 +429,6 @@ class AnchorIndex:
     def decompress(self) -> bool:
         """Remove what `compress` wrote; False where there was nothing."""
         self._check_open()
-        self._check_whole()
         self._check_writable()
         dropped = self._home is not None and drop_features(self._home)
         self._approximator = None
@@ -479,7 +464,6 @@ class AnchorIndex:
         at most.
         """
         self._check_open()
-        self._check_whole()
         self.check_anchors("Tuning")
         # A damaged file is told before the work and not after it.
         _ = self.tunings
@@ -591,7 +575,6 @@ class AnchorIndex:
 
     def _change(self, ask: Callable[[Update], None], *, progress: bool = False) -> Change:
         self._check_open()
-        self._check_whole()
         self._check_writable()
         if self.path is None or self._reopen is None:
             raise InputError(
@@ -683,9 +666,6 @@ class AnchorIndex:
             self._replay = None
             self._approximator = None
             self._regression = None
-            shards, self._shards = self._shards, None
-        if shards is not None:
-            shards.close()
         if callable(close := getattr(scorer, "close", None)):
             close()
 
@@ -700,12 +680,6 @@ class AnchorIndex:
     def _check_open(self) -> None:
         if self._closed:
             raise InputError("This index has been closed. Open it again with adacur.load(path).")
-
-    def _check_whole(self) -> None:
-        if self._shards is not None:
-            raise InputError(
-                "The scores of this index lie in shards, which only search. Open it without: adacur.load(path)."
-            )
 
     def _check_writable(self) -> None:
         if self._read_only:
@@ -821,8 +795,6 @@ class AnchorIndex:
             raise InputError(
                 f"Method {method!r} does not take {', '.join(useless)}. It takes: {', '.join(sorted(takes))}."
             )
-        if self._shards is not None:
-            _check_for_shards(given)
         if method in ("adacur", "anncur") and not self.anchor_queries and "approximator" not in given:
             raise InputError(
                 f"Method {method!r} predicts from anchor queries, and this index has none. Use 'gaussian' or 'axn' "
@@ -839,7 +811,7 @@ class AnchorIndex:
                 first=self._first_or_default(given.get("first")) if fused else None,
                 fuse=self._fused(given["fuse"]) if fused else None,
             )
-            return replace(exact.plan, shards=self._shards)
+            return exact.plan
         rounds_given = "rounds" in given or isinstance(given.get("budget"), Budget)
         budget = _budget(given.pop("budget", 100), given.pop("rounds", None), given.pop("deadline", None))
         budget.check_k(k)
@@ -851,7 +823,7 @@ class AnchorIndex:
             if not rounds_given:
                 budget = replace(budget, rounds=min(budget.calls, settings.rounds))
             own = {
-                "approximator": _probing(settings.approximator(self._gaussian()), given.pop("probe", None)),
+                "approximator": settings.approximator(self._gaussian()),
                 "first_batch": settings.first_batch,
                 "first_share": settings.first_share,
                 "first_weight": settings.first_weight,
@@ -861,14 +833,11 @@ class AnchorIndex:
             given["approximator"] = self._embedding_regression()
         if "fuse" in given:
             given["fuse"] = self._fused(given["fuse"])
-        anchors = self._anchors if self._shards is None else self._shards.anchors
-        anchors = without_anchors(anchors) if method == "axn" else anchors
+        anchors = without_anchors(self._anchors) if method == "axn" else self._anchors
         plan = _METHODS[method](index=anchors, scorer=scorer or self.scorer, budget=budget, first=first, **given).plan
         if method == "gaussian" and (keys := self._gaussian().keys) is not None:
             plan = replace(plan, items=KeyedItems(plan.items, keys))
-        return replace(
-            plan, shards=self._shards, method=method, tuned_for=None if tuning is None else (tuning.k, tuning.budget)
-        )
+        return replace(plan, method=method, tuned_for=None if tuning is None else (tuning.k, tuning.budget))
 
     def _check_exact_budget(self, budget: int | Budget | None) -> None:
         """A budget is a wall for exact search too: one that does not cover every item is refused."""
@@ -884,10 +853,7 @@ class AnchorIndex:
         dense = self.first_stage("dense") if "dense" in self._first else None
         with self._opening:
             if self._approximator is None:
-                if self._shards is not None:
-                    embed_queries = dense.embed_queries if isinstance(dense, Dense) and dense.has_encoder else None
-                    self._approximator = self._shards.gaussian(embed_queries)
-                elif self._home is not None and is_compressed(self._home):
+                if self._home is not None and is_compressed(self._home):
                     features = read_features(self._home, self)
                     embed_queries = dense.embed_queries if isinstance(dense, Dense) and dense.has_encoder else None
                     self._approximator = Gaussian(embed_queries=embed_queries, features=features, device=self._device)
@@ -908,26 +874,19 @@ class AnchorIndex:
         with self._opening:
             # What is learned from the anchor scores is the same for every weight.
             if self._fusion is None:
-                self._fusion = (
-                    Fusion.fit(self._anchors, weight=1.0)
-                    if self._shards is None
-                    else Fusion.of(self._shards.score_sample(), weight=1.0)
-                )
+                self._fusion = Fusion.fit(self._anchors, weight=1.0)
             return replace(self._fusion, weight=weight)
 
     def _embedding_regression(self) -> EmbeddingRegression:
         with self._opening:
             if self._regression is None:
                 dense = self.first_stage("dense") if "dense" in self._first else None
-                if not isinstance(dense, Dense) or not self._has_vectors(dense):
+                if not isinstance(dense, Dense) or set(dense.ids) != set(self.items.ids):
                     raise InputError(
                         "Method 'axn' predicts from a dual encoder's vectors of all items, and this index has no such "
                         f"first stage; it has: {', '.join(self.first_stages)}. Build it with first=['dense'] and an "
                         "encoder, or pass approximator=EmbeddingRegression(…)."
                     )
-                if self._shards is not None:
-                    self._regression = self._shards.embedding_regression(dense)
-                    return self._regression
                 # One copy for both; compressed features hold none, and are not to be asked for here.
                 compressed = self._home is not None and is_compressed(self._home)
                 shared = None if compressed else self._gaussian().embeddings
@@ -943,29 +902,7 @@ class AnchorIndex:
         # No retriever is needed to start at random: a search without candidates draws its own.
         if first == "random" and "random" not in self._first:
             return None
-        stage = self.first_stage(first)
-        if self._shards is not None and self._shards.has_vectors and isinstance(stage, Dense):
-            return ShardedDense(stage, self._shards)
-        return stage
-
-    def _has_vectors(self, dense: Dense) -> bool:
-        """Whether the dense first stage has a vector of every item, and of nothing else."""
-        return set(dense.ids) == set(self.items.ids) if self._shards is None else self._shards.has_vectors
-
-
-def _check_for_shards(options: Mapping[str, Any]) -> None:
-    """Refuse what only whoever holds all items can do."""
-    if not isinstance(options.get("approximator", PseudoInverse()), PseudoInverse):
-        raise InputError(
-            "This approximator predicts for items that it holds itself; an index in shards is searched with its own, "
-            "or with PseudoInverse(). Leave approximator out, or open the index without shards."
-        )
-    if "probe" in options:
-        raise InputError("probe goes through lists of all items; open the index without shards to use them.")
-
-
-def _probing(gaussian: Gaussian, probe: int | None) -> Gaussian:
-    return gaussian if probe is None else gaussian.probing(probe)
+        return self.first_stage(first)
 
 
 def _budget(budget: int | Budget, rounds: int | None, deadline: float | None) -> Budget:

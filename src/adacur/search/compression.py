@@ -8,19 +8,18 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from adacur.approximation import Features, Gaussian, ItemFactors, ItemLists, PackedRows, ScoreScale, Storage
+from adacur.approximation import Features, Gaussian, ItemFactors, PackedRows, ScoreScale, Storage
 from adacur.approximation.gaussian import EmbedQueries, rows_at
 from adacur.approximation.packed_rows import Room, RowSource, check_storage
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
 from adacur.core.budget import Budget, check_k
 from adacur.core.errors import AdacurError, DamagedIndex, IndexMismatch, InputError, NewerFormat
-from adacur.core.extras import require
 from adacur.core.protocols import AnchorScores, Items, Retriever
 from adacur.core.ranking import best_positions
 from adacur.core.records import Item, ItemList, Query
@@ -37,7 +36,6 @@ __all__ = [
     "Compression",
     "ItemVectors",
     "KeyedItems",
-    "Probed",
     "compress_features",
     "drop_features",
     "is_compressed",
@@ -47,10 +45,8 @@ __all__ = [
 FEWEST_ANCHORS = 20
 # Recall is measured among as many items as have so many scores: 100 MB, held about five times.
 _SCORES_TO_MEASURE_BY = 25_000_000
-_SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4)
 _FORMAT = 1
 _SETTINGS = "features.json"
-_LISTS = ("centroids", "starts", "positions", "sample")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +71,6 @@ class Compression:
     low: float
     high: float
     items: int = 0
-    lists: int = 0
-    probed: tuple[Probed, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Probed:
-    """What predicting for the items of `probe` lists only costs, beside the compressed features and all items.
-
-    `share` is that of the lists that are probed; `lost` has the margin of a 95 % interval.
-    """
-
-    probe: int
-    share: float
-    recall: float
-    lost: float
-    margin: float
 
 
 def compress_features(
@@ -105,7 +85,6 @@ def compress_features(
     storage: Storage,
     k: int,
     budget: int,
-    lists: int | None = None,
     queries: int = 100,
     seed: int = 0,
 ) -> Compression:
@@ -115,16 +94,12 @@ def compress_features(
     features go to the disk as they are made. Up to `queries` of the anchor queries, at most half, are held out by a
     seeded draw and searched for with features of the others, as they are and compressed; of many items, among a sample
     that fits into memory. No scorer is called.
-
-    With `lists` (0: the root of the number of items), items are also kept in so many lists for searches that `probe`,
-    and what these miss is measured too, at several shares of the lists.
     """
-    _check(anchors, rank=rank, storage=storage, k=k, budget=budget, lists=lists)
+    _check(anchors, rank=rank, storage=storage, k=k, budget=budget)
     remembered = embed_queries and _Remembered(embed_queries)
     with locked(path):
-        before, after, by_share, n_measured = _recalls(
+        before, after, n_measured = _recalls(
             anchors,
-            lists=lists,
             vectors=vectors,
             embed_queries=remembered,
             first=first,
@@ -142,11 +117,6 @@ def compress_features(
             gaussian = Gaussian(embeddings=vectors, embed_queries=remembered)
             features = gaussian.compressed(anchors, rank=rank, storage=storage, room=_on_disk(folder))
             np.save(folder / "keys.npy", anchors.items.keys)
-            n_lists = 0
-            if lists is not None:
-                own = ItemLists.of(features.factors, features.means, n_lists=lists or None, seed=seed)
-                _save_lists(own, folder)
-                n_lists = len(own)
             # Scores, as much again for what the regression leaves of them, vectors in float32, and means.
             width, wide = len(anchors.anchor_queries), features.means.itemsize
             per_item = 2 * width * wide + (0 if vectors is None else vectors.shape[1] * 4) + wide
@@ -164,17 +134,6 @@ def compress_features(
                 low=float(lost.mean()) - margin,
                 high=float(lost.mean()) + margin,
                 items=n_measured,
-                lists=n_lists,
-                probed=tuple(
-                    Probed(
-                        probe=max(1, round(share * n_lists)),
-                        share=share,
-                        recall=float(recall.mean()),
-                        lost=float((after - recall).mean()),
-                        margin=_margin(after - recall),
-                    )
-                    for share, recall in by_share.items()
-                ),
             )
             _save(features, folder, settings=_belongs_to(path) | {"compression": asdict(compression)})
             write_checksums(folder)
@@ -282,7 +241,6 @@ def read_features(path: Path, anchors: AnchorScores) -> Features:
         raise IndexMismatch(f"{folder} was made when the index had another {' and another '.join(other)}. {remedy}")
     counts = {len(features.means), *(part.shape[0] for part in features.factors.parts)}
     counts |= set() if features.keys is None else {len(features.keys)}
-    counts |= set() if features.lists is None else {len(features.lists.positions)}
     if counts != {len(anchors.items)} or len(features.trust) != len(anchors.anchor_queries):
         raise DamagedIndex(f"{folder} holds {counts} rows for {len(anchors.items)} items. {remedy}")
     return features
@@ -300,12 +258,8 @@ def _margin(differences: FloatArray) -> float:
     return float(1.96 * differences.std(ddof=1) / len(differences) ** 0.5)
 
 
-def _check(anchors: AnchorScores, *, rank: int, storage: Storage, k: int, budget: int, lists: int | None) -> None:
+def _check(anchors: AnchorScores, *, rank: int, storage: Storage, k: int, budget: int) -> None:
     """Refuse before the work what could not be done after it."""
-    if lists is not None:
-        require("faiss", extra="faiss")
-        if not 0 <= lists <= len(anchors.items):
-            raise InputError(f"lists are at most as many as the items, {len(anchors.items)}; got {lists}.")
     check_k(k)
     Budget(calls=budget, rounds=1).check_k(k)
     check_storage(storage)
@@ -329,14 +283,10 @@ def _recalls(
     storage: Storage,
     k: int,
     budget: int,
-    lists: int | None,
     queries: int,
     seed: int,
-) -> tuple[FloatArray, FloatArray, dict[float, FloatArray], int]:
-    """Top-k-Recall of each held-out anchor query: features as they are, compressed, and by the share of lists probed.
-
-    The last is among how many items.
-    """
+) -> tuple[FloatArray, FloatArray, int]:
+    """Top-k-Recall of each held-out anchor query: features as they are, and compressed; and among how many items."""
     keys = item_keys(query.id for query in anchors.anchor_queries)
     draws = uniform(stream_key(seed, "held out"), keys)
     held_out = np.sort(best_positions(draws, min(queries, len(keys) // 2), keys=keys))
@@ -377,14 +327,7 @@ def _recalls(
     gaussian = Gaussian(embeddings=embeddings, embed_queries=embed_queries)
     features = gaussian.compressed(rest, rank=rank, storage=storage)
     compressed = Gaussian(embed_queries=embed_queries, features=features)
-    before, after, by_share = recalls(gaussian), recalls(compressed), {}
-    if lists is not None:
-        # Of fewer items, fewer lists: as many items to a list, and the same share of them probed.
-        n_lists = round(lists * len(sample) / len(anchors.items)) if lists else round(len(sample) ** 0.5)
-        own = ItemLists.of(features.factors, features.means, n_lists=max(1, n_lists), seed=seed)
-        listed = Gaussian(embed_queries=embed_queries, features=replace(features, lists=own))
-        by_share = {share: recalls(listed.probing(max(1, round(share * len(own))))) for share in _SHARES}
-    return before, after, by_share, len(sample)
+    return recalls(gaussian), recalls(compressed), len(sample)
 
 
 def _sample(anchors: AnchorScores, *, seed: int) -> IntArray:
@@ -504,11 +447,6 @@ def _save(features: Features, folder: Path, *, settings: dict[str, Any]) -> None
     (folder / _SETTINGS).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
-def _save_lists(lists: ItemLists, folder: Path) -> None:
-    for name in _LISTS:
-        np.save(folder / f"lists_{name}.npy", getattr(lists, name))
-
-
 def _arrays(folder: Path, settings: dict[str, Any], anchors: AnchorScores) -> Features:
     def array(name: str, *, mapped: bool = False) -> Any:
         return read_array(folder / f"{name}.npy", kind="fiu", ndim=None, mapped=mapped)
@@ -537,7 +475,4 @@ def _arrays(folder: Path, settings: dict[str, Any], anchors: AnchorScores) -> Fe
         **numbers,
         # Absent from what was compressed before keys were kept.
         keys=optional("keys", mapped=True),
-        lists=ItemLists(*(array(f"lists_{name}", mapped=name == "positions") for name in _LISTS))
-        if (folder / "lists_starts.npy").exists()
-        else None,
     )

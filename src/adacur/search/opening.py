@@ -31,7 +31,6 @@ from adacur.search.first_stages import (
 )
 from adacur.search.living import ScoringBar
 from adacur.search.search_log import SearchLog
-from adacur.search.sharded import Shards, open_shards
 from adacur.search.sparse_build import RANDOM_SHARE, build_sparse, check_not_sparse, check_random_share, check_sparse
 from adacur.search.tuning import FEWEST_QUERIES
 
@@ -195,8 +194,6 @@ def load(
     cache: str | Path | None = None,
     device: str | None = None,
     log: str | Path | None = None,
-    shards: int | None = None,
-    address: str | None = None,
     trust: bool = False,
 ) -> AnchorIndex:
     """Open an index folder.
@@ -216,35 +213,13 @@ def load(
 
     `log` is the file of a `SearchLog`: what every search pays for is written there, with the text of its query, for
     `adacur.refresh` to make anchor queries of. Without it nothing is.
-
-    `shards` spreads the items over that number of Ray actors (extra `ray`), on the cluster at `address` or on
-    this machine; each reads only its own part of the folder, which all machines must see under the same path. Searches
-    find the same as without. Such an index searches and does nothing else; close it to end the actors.
     """
-    if address is not None and shards is None:
-        raise InputError(f"address is where shards are held; give shards=… (--shards) too. Got address={address!r}.")
     folder = IndexFolder.open(path)
     # A file that is no log is told before a search is paid for.
     kept = None if log is None else SearchLog(log)
     opened = None if scorer is None else _cached(_open_as_built(scorer, folder.manifest.scorer), cache)
     dual = _open_encoder(encoder)
-    spread = None if shards is None else open_shards(folder, shards=shards, address=address, device=device)
-    try:
-        return _opened(
-            folder,
-            scorer=opened,
-            encoder=dual,
-            check=check,
-            cache=cache,
-            device=device,
-            log=kept,
-            shards=spread,
-            trust=trust,
-        )
-    except BaseException:
-        if spread is not None:
-            spread.close()
-        raise
+    return _opened(folder, scorer=opened, encoder=dual, check=check, cache=cache, device=device, log=kept, trust=trust)
 
 
 def compress(
@@ -254,7 +229,6 @@ def compress(
     storage: Storage = "int8",
     k: int = 10,
     budget: int = 100,
-    lists: int | None = None,
     encoder: Any = None,
     seed: int = 0,
     trust: bool = False,
@@ -264,7 +238,7 @@ def compress(
     `encoder` and `trust` are those of `load`.
     """
     with load(path, encoder=encoder, trust=trust) as index:
-        return index.compress(rank=rank, storage=storage, k=k, budget=budget, lists=lists, seed=seed)
+        return index.compress(rank=rank, storage=storage, k=k, budget=budget, seed=seed)
 
 
 # `build` and `load` take arguments of these names.
@@ -282,7 +256,6 @@ def _opened(
     device: str | None = None,
     built: bool = False,
     log: SearchLog | None = None,
-    shards: Shards | None = None,
     drift: Drift | None = None,
     trust: bool = False,
 ) -> AnchorIndex:
@@ -306,7 +279,6 @@ def _opened(
         reopen=Reopen(scorer=named_scorer, first=first_stages),
         recognised=check or built,
         log=log,
-        shards=shards,
     )
 
 

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from adacur.core.arrays import BoolArray, IntArray
 from adacur.core.errors import BudgetError, InputError
-from adacur.core.protocols import Acquisition, AnchorScores, Approximation, Approximator, Items, Retriever, Scorer
+from adacur.core.protocols import Acquisition, AnchorScores, Approximator, Items, Retriever, Scorer
 from adacur.core.records import Item
 from adacur.search.fusion import Fusion
-from adacur.search.prospects import Prospects
 
-__all__ = ["Filter", "Plan", "ProspectsElsewhere"]
+__all__ = ["Filter", "Plan"]
 
 Filter = Callable[[Item], bool] | Collection[str]
-
-
-class ProspectsElsewhere(Protocol):
-    """What holds the items where this process does not."""
-
-    def prospects(
-        self,
-        candidates: Sequence[IntArray],
-        *,
-        allowed: BoolArray | None,
-        approximation: Approximation | None,
-        first_weight: float,
-    ) -> Prospects:
-        """Prospects of queries with these candidates of the first stage, among items that are allowed, or all."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +24,7 @@ class Plan:
     the best of `first`, or a uniform sample; later rounds take what `acquisition` chooses from the predictions, which
     `first_weight` raises for what the first stage ranks high. `fuse` orders what was scored. `tuned_for` names the k
     and the budget that the settings were tuned for, where they were. `stop_when` is the expected recall of a query's
-    top k that ends its search before the budget does. Prospects are held by `shards` where there are any.
+    top k that ends its search before the budget does.
     """
 
     method: str
@@ -65,7 +48,6 @@ class Plan:
     stop_when: float | None = None
     approximate_scores: bool = False
     keep_predictions: bool = False
-    shards: ProspectsElsewhere | None = None
 
     def __post_init__(self) -> None:
         if self.pool is not None and self.pool < 1:

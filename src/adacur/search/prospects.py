@@ -1,4 +1,4 @@
-"""What may still be scored for each query, and what is predicted of it: held here, or asked for elsewhere."""
+"""What may still be scored for each query, and what is predicted of it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 
 from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
 from adacur.core.protocols import Acquisition, Approximation
-from adacur.core.spans import span_length, span_moments, standard_deviation
 
-__all__ = ["RANKS_THAT_COUNT", "Chosen", "LocalProspects", "Prospects", "Wish", "rises"]
+__all__ = ["RANKS_THAT_COUNT", "Chosen", "LocalProspects", "Prospects", "Request"]
 
 # Beyond this rank the first stage has no say in what is scored next.
 RANKS_THAT_COUNT = 1000
@@ -28,7 +27,7 @@ def _nothing() -> IntArray:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Wish:
+class Request:
     """`n` unscored items of the query at this place in the batch, as `acquisition` chooses them.
 
     None of `without` is among them. Predictions are raised for `known`, the first stage's positions, best first.
@@ -77,8 +76,8 @@ class Prospects(Protocol):
         """Predict anew, from what the approximation has been told."""
         ...
 
-    def choose(self, wishes: Sequence[Wish]) -> list[Chosen]:
-        """What is wished for, of what is left; fewer where there are fewer that can be told apart."""
+    def choose(self, requests: Sequence[Request]) -> list[Chosen]:
+        """What is requested, of what is left; fewer where there are fewer that can be told apart."""
         ...
 
     def predicted_at(self, positions: Sequence[IntArray]) -> list[FloatArray]:
@@ -139,21 +138,23 @@ class LocalProspects:
         assert self._approximation is not None
         self._predicted = self._approximation.predict()
 
-    def choose(self, wishes: Sequence[Wish]) -> list[Chosen]:
-        """What is wished for, of what is left."""
-        return [self._choose(wish) for wish in wishes]
+    def choose(self, requests: Sequence[Request]) -> list[Chosen]:
+        """What is requested, of what is left."""
+        return [self._choose(request) for request in requests]
 
-    def _choose(self, wish: Wish) -> Chosen:
-        unscored = self._unscored[wish.query]
-        if len(wish.without):
+    def _choose(self, request: Request) -> Chosen:
+        unscored = self._unscored[request.query]
+        if len(request.without):
             unscored = unscored.copy()
-            unscored[wish.without] = False
+            unscored[request.without] = False
         else:
             # Whoever chooses must not be able to have an item scored twice.
             unscored = unscored.view()
             unscored.flags.writeable = False
-        raised = np.empty(0) if self._predicted is None else self._raised(self._predicted[wish.query], wish.known)
-        positions = wish.acquisition.choose(raised, unscored=unscored, n=wish.n, keys=self._keys, stream=wish.stream)
+        raised = np.empty(0) if self._predicted is None else self._raised(self._predicted[request.query], request.known)
+        positions = request.acquisition.choose(
+            raised, unscored=unscored, n=request.n, keys=self._keys, stream=request.stream
+        )
         return Chosen(positions, raised if self._predicted is None else raised[positions])
 
     def predicted_at(self, positions: Sequence[IntArray]) -> list[FloatArray]:
@@ -180,30 +181,13 @@ class LocalProspects:
         values = predicted[known]
         with np.errstate(over="ignore", invalid="ignore"):
             height = float(values[0])
-            spread = (
-                standard_deviation(span_moments(predicted, span_length(len(predicted))))
-                if isinstance(predicted, np.ndarray)
-                else float(predicted.std())
-            )
-        rise = rises(len(known), weight=self._first_weight, spread=spread, height=height, dtype=predicted.dtype)
-        if rise is None:
+            spread = float(predicted.std(dtype=np.float64))
+        if spread <= _ROUNDING * abs(height):
+            # Predictions that are all alike say nothing: the first stage alone leads.
+            spread = max(1.0, abs(height))
+        unit = self._first_weight * spread
+        if not np.isfinite(unit):
             return predicted
         raised = predicted.copy()
-        raised[known] = values + rise
+        raised[known] = values + (unit * _RISE[: len(known)]).astype(predicted.dtype)
         return raised
-
-
-def rises(
-    n_known: int, *, weight: float, spread: float, height: float, dtype: np.dtype[np.floating]
-) -> FloatArray | None:
-    """By how much the predictions of the first stage's first so many are raised; None for not at all.
-
-    `spread` is the standard deviation of all predictions, `height` the prediction of the first stage's best.
-    """
-    if spread <= _ROUNDING * abs(height):
-        # Predictions that are all alike say nothing: the first stage alone leads.
-        spread = max(1.0, abs(height))
-    unit = weight * spread
-    if not np.isfinite(unit):
-        return None
-    return np.asarray((unit * _RISE[:n_known]).astype(dtype))

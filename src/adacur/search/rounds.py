@@ -22,7 +22,7 @@ from adacur.scorers.grid import ascore
 from adacur.search.adaptive import AdaptiveSearch
 from adacur.search.fusion import LISTED, listed_by
 from adacur.search.plan import Filter, Plan
-from adacur.search.prospects import RANKS_THAT_COUNT, LocalProspects, Prospects, Wish
+from adacur.search.prospects import RANKS_THAT_COUNT, LocalProspects, Request
 
 __all__ = ["asearch", "asearch_iter", "search", "search_iter"]
 
@@ -31,8 +31,6 @@ __all__ = ["asearch", "asearch_iter", "search", "search_iter"]
 _PREDICTIONS_AT_ONCE = 50_000_000
 _PAIRS_AT_ONCE = 200_000
 _SQUARES_AT_ONCE = 25_000_000
-# Where features are fetched from shards, those of the scored items are kept here.
-_ROWS_AT_ONCE = 20_000
 _ITEMS_PER_FILTER_BLOCK = 4096
 _SHARE_OF_TIME_LEFT = 0.8
 
@@ -105,8 +103,6 @@ def _start(plan: Plan, queries: Sequence[Query | str], k: int) -> Iterator[_Lock
     calls = min(plan.calls, n_items)
     together = min(_PAIRS_AT_ONCE // calls, _PREDICTIONS_AT_ONCE // n_items)
     together = max(1, min(together, _SQUARES_AT_ONCE // calls**2) if plan.approximator else together)
-    if plan.shards is not None:
-        together = max(1, min(together, _ROWS_AT_ONCE // calls))
     for start in range(0, len(asked), together):
         yield _LockStep(plan, asked[start : start + together], k, allowed=allowed, started=started)
 
@@ -139,7 +135,12 @@ class _LockStep:
                 self._first_scores = [listed_by(hits, plan.items, allowed=allowed)[1] for hits in found]
         self._candidates = candidates
         first_stage_seconds = time.monotonic() - asked_first_stage
-        self._prospects = prospects = self._all_prospects(allowed)
+        self._prospects = prospects = LocalProspects(
+            [allowed] * len(queries),
+            keys=plan.items.keys,
+            approximation=self._approximation,
+            first_weight=plan.first_weight,
+        )
         if plan.pool is not None:
             self._limit_to_pool(plan.pool)
         self._search = AdaptiveSearch(
@@ -256,27 +257,11 @@ class _LockStep:
         order = best_positions(fused, self._k, keys=self._prospects.keys_at(positions))
         return positions[order], scores[order], rounds[order], fused[order]
 
-    def _all_prospects(self, allowed: BoolArray) -> Prospects:
-        plan, n_queries = self._plan, len(self._queries)
-        if plan.shards is not None:
-            return plan.shards.prospects(
-                self._candidates,
-                allowed=None if plan.filter is None else allowed,
-                approximation=self._approximation,
-                first_weight=plan.first_weight,
-            )
-        return LocalProspects(
-            [allowed] * n_queries,
-            keys=plan.items.keys,
-            approximation=self._approximation,
-            first_weight=plan.first_weight,
-        )
-
     def _limit_to_pool(self, size: int) -> None:
         """The first stage's best, topped up at random like any first stage that returns too few."""
         pools = [found[:size] for found in self._candidates]
-        wishes = [
-            Wish(
+        requests = [
+            Request(
                 number,
                 size - len(pool),
                 acquisition=Uniform(),
@@ -286,8 +271,8 @@ class _LockStep:
             for number, (query, pool) in enumerate(zip(self._queries, pools, strict=True))
             if len(pool) < size
         ]
-        for wish, more in zip(wishes, self._prospects.choose(wishes) if wishes else (), strict=True):
-            pools[wish.query] = np.concatenate([pools[wish.query], more.positions])
+        for request, more in zip(requests, self._prospects.choose(requests) if requests else (), strict=True):
+            pools[request.query] = np.concatenate([pools[request.query], more.positions])
         self._prospects.limit(pools)
 
     def _tell(self) -> None:

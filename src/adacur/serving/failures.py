@@ -15,7 +15,6 @@ from adacur.core.errors import (
     InputError,
     NonFiniteScore,
     ScorerError,
-    ShardLost,
     TextTooLong,
     UnknownName,
 )
@@ -76,8 +75,6 @@ def as_refusal(error: Exception) -> Refusal:
             return Refusal(status, code, str(error))
     if isinstance(error, ScorerError):
         return Refusal(502, "scorer_failed", "The scorer failed. The server's log says why, under this request's id.")
-    if isinstance(error, ShardLost):
-        return Refusal(503, "index_unavailable", "A part of the index cannot be reached now.")
     return Refusal(500, "internal", "Something unexpected happened. The server's log has it, under this request's id.")
 
 

@@ -144,7 +144,7 @@ def test_products_are_the_same_on_any_number_of_threads(dtype, monkeypatch) -> N
     products = []
     monkeypatch.setattr(packed_rows, "_NUMBERS_PER_THREAD", 200_000)
     for cores in (1, 2, 3, 16):
-        monkeypatch.setattr(packed_rows, "blas_threads", lambda cores=cores: cores)
+        monkeypatch.setattr(packed_rows, "_blas_threads", lambda cores=cores: cores)
         assert len(rows._spans(30_011)) == min(cores, 12)
         products.append((rows.product(weights), rows.product(weights, some)))
     np.testing.assert_allclose(products[0][0], rows.precise_product(weights), rtol=1e-3, atol=0.01)

@@ -269,11 +269,10 @@ def test_dropping_removes_what_a_killed_compression_left(path) -> None:
     assert not list(path.glob(".gaussian.*"))
 
 
-@pytest.mark.parametrize("file", ["keys", "lists_positions"])
-def test_keys_or_lists_of_other_items_are_refused(path, file) -> None:
-    compress(path, lists=10)
-    np.save(path / "gaussian" / f"{file}.npy", np.load(path / "gaussian" / f"{file}.npy")[:-1])
-    with pytest.raises(DamagedIndex, match="300 items"):
+def test_keys_of_other_items_are_refused(path) -> None:
+    compress(path)
+    np.save(path / "gaussian" / "keys.npy", np.load(path / "gaussian" / "keys.npy")[:-1])
+    with pytest.raises(DamagedIndex, match="300"):
         found(opened(path))
 
 
@@ -296,44 +295,8 @@ def test_fusing_reads_the_scores_a_block_at_a_time(path, monkeypatch) -> None:
     assert [hits.ids for hits in again] == [hits.ids for hits in exact]
 
 
-@pytest.mark.parametrize("wrong", [{"rank": 0}, {"storage": "int4"}, {"budget": 5, "k": 6}, {"lists": 301}])
+@pytest.mark.parametrize("wrong", [{"rank": 0}, {"storage": "int4"}, {"budget": 5, "k": 6}])
 def test_what_cannot_be_done_is_refused_before_anything_is_read(path, wrong, monkeypatch) -> None:
     monkeypatch.setattr(compression, "_recalls", lambda *_, **__: pytest.fail("the work had begun"))
     with pytest.raises((InputError, BudgetError)):
         compress(path, **wrong)
-
-
-def test_probing_every_list_finds_what_all_items_find(path) -> None:
-    compress(path)
-    before = found(opened(path))
-    done = compress(path, lists=0)
-    assert done.lists == 17
-    assert [probed.probe for probed in done.probed] == [1, 1, 2, 4]
-    index = opened(path)
-    assert found(index) == before
-    assert [hits.ids for hits in index.search_batch(WORLD.test, 10, budget=60, probe=17)] == before
-    few = index.search(WORLD.test[0], 10, budget=60, probe=2)
-    assert "probe=2" in str(few.trace.settings["approximator"])
-    assert len(few) == 10
-    assert [len(round_.positions) for round_ in few.trace.rounds] == [18, 11, 11, 10, 10]
-
-
-def test_what_probing_loses_is_measured(path) -> None:
-    done = compress(path, lists=20)
-    recalls = [probed.recall for probed in done.probed]
-    assert done.lists == 20
-    assert recalls[-1] >= recalls[0]
-    for probed in done.probed:
-        assert probed.lost == pytest.approx(done.recall_after - probed.recall)
-        assert probed.margin >= 0
-
-
-def test_probing_without_lists_or_too_many_is_refused(path) -> None:
-    compress(path)
-    with pytest.raises(InputError, match="--ivf"):
-        opened(path).search(WORLD.test[0], 10, budget=60, probe=2)
-    compress(path, lists=10)
-    with pytest.raises(InputError, match="number of lists, 10; got 11"):
-        opened(path).search(WORLD.test[0], 10, budget=60, probe=11)
-    with pytest.raises(InputError, match="probe"):
-        opened(path).search(WORLD.test[0], 10, budget=60, probe=2, method="adacur")
