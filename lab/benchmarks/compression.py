@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from score_folders import read_score_folder
 
-from adacur import AdaCUR, Budget, Gaussian
+from adacur import AdaCUR, Budget, GaussianModel
 from adacur.evaluation import top_k_recall
 from adacur.index import AnchorTable
 from adacur.search.settings import default_settings
@@ -37,13 +37,13 @@ def main() -> None:
     for path in given.scores:
         folder = read_score_folder(path, n_anchors=500, n_queries=given.queries, held_out=given.held_out)
         table = AnchorTable.from_arrays(items=folder.items, anchor_queries=folder.anchors, scores=folder.anchor_scores)
-        full = Gaussian(embeddings=folder.item_embeddings, embed_queries=folder.embed_queries)
+        full = GaussianModel(embeddings=folder.item_embeddings, embed_queries=folder.embed_queries)
         approximators = {"full": full}
         sizes = {"full": table.matrix.nbytes + full.features_of(table).nbytes}
         for rank, storage in variants:
             features = full.compressed(table, rank=rank, storage=storage)
             sizes[f"{rank} {storage}"] = features.nbytes
-            approximators[f"{rank} {storage}"] = Gaussian(embed_queries=folder.embed_queries, features=features)
+            approximators[f"{rank} {storage}"] = GaussianModel(embed_queries=folder.embed_queries, features=features)
         for name, approximator in approximators.items():
             missed = []
             for budget in BUDGETS:

@@ -7,7 +7,7 @@ Reads folders of exact scores (see score_folders.py). Each search is the default
 rounds asked for, with `stop_when` and without; "evenly" is the recall lost if every query had been given the mean
 number of calls instead. Intervals are 95 % bootstrap intervals over the queries of a folder.
 --held-out replays the last anchor queries against the others in place of the test queries, and --fit prints the
-constants of `Gaussian`'s chance_above that are likeliest on all --scores, each of a folder's k weighing alike: choose
+constants of `GaussianModel`'s chance_above that are likeliest on all --scores, each of a folder's k weighing alike: choose
 on held-out queries, report on test queries.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from score_folders import ScoreFolder, read_score_folder
 
-from adacur import AdaCUR, AnchorIndex, Budget, Gaussian, Hits
+from adacur import AdaCUR, AnchorIndex, Budget, GaussianModel, Hits
 from adacur.evaluation import bootstrap_interval
 from adacur.search import AdaptiveSearch, rounds
 from adacur.search.settings import default_settings
@@ -55,7 +55,7 @@ class Watched(AdaptiveSearch):
 
 
 def searched(
-    index: AnchorIndex, folder: ScoreFolder, approximator: Gaussian, *, k: int, budget: Budget, stop_when: float
+    index: AnchorIndex, folder: ScoreFolder, approximator: GaussianModel, *, k: int, budget: Budget, stop_when: float
 ) -> list[Hits]:
     settings = default_settings(k)
     return AdaCUR(
@@ -94,9 +94,9 @@ def measure(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of calls saved and recall lost, and rows of what was expected beside what was measured."""
     index = AnchorIndex.from_arrays(items=folder.items, anchor_queries=folder.anchors, scores=folder.anchor_scores)
-    approximator = Gaussian()
+    approximator = GaussianModel()
     if embeddings:
-        approximator = Gaussian(embeddings=folder.item_embeddings, embed_queries=folder.embed_queries)
+        approximator = GaussianModel(embeddings=folder.item_embeddings, embed_queries=folder.embed_queries)
     Watched.truth = dict(zip((query.id for query in folder.test), folder.test_scores, strict=True))
     rows, reliability = [], []
     for k, calls, n_rounds in itertools.product(ks, budgets, rounds_of):

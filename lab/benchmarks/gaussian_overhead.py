@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from adacur.approximation import Features, Gaussian, ItemFactors, ScoreScale, TopK
+from adacur.approximation import Features, GaussianModel, ItemFactors, ScoreScale, TopK
 from adacur.approximation.packed_rows import DeviceRows
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Item, Query
@@ -93,12 +93,12 @@ def on_the_cpu(
     def embed_queries(queries: Any) -> np.ndarray:
         return vectors[[int(query.id) for query in queries]]
 
-    full = Gaussian(embeddings=embeddings, embed_queries=embed_queries)
+    full = GaussianModel(embeddings=embeddings, embed_queries=embed_queries)
     approximators = {"full": (full, full.features_of(index))}
     for rank, storage in ((256, "float32"), (128, "int8")):
         features = full.compressed(index, rank=min(rank, n_anchors), storage=storage)
         approximators[f"rank {rank} {storage}"] = (
-            Gaussian(embed_queries=embed_queries, features=features),
+            GaussianModel(embed_queries=embed_queries, features=features),
             features,
         )
 
@@ -115,7 +115,7 @@ def on_the_cpu(
         )
         return clock() - started - lookup.seconds
 
-    def searched(approximator: Gaussian) -> float:
+    def searched(approximator: GaussianModel) -> float:
         lookup = ClockedLookup(exact, clock)
         method = AdaCUR(
             index=index,
@@ -191,7 +191,7 @@ def on_a_device(
         variance=1.0,
         embedding_variance=0.0,
     )
-    gaussian = Gaussian(features=features, device=device)
+    gaussian = GaussianModel(features=features, device=device)
     anchors = SimpleNamespace(
         items=range(n_items), anchor_queries=[Query(anchor, "anchor") for anchor in features.anchors]
     )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from score_folders import ScoreFolder, read_score_folder
 
-from adacur import AdaCUR, AnchorIndex, Budget, Gaussian
+from adacur import AdaCUR, AnchorIndex, Budget, GaussianModel
 from adacur.evaluation import top_k_recall
 
 FIRST_WEIGHT = {"first_weight": 0.25}
@@ -35,7 +35,7 @@ def measured(folder: ScoreFolder, index: AnchorIndex, name: str, *, budgets: lis
     """The mean of 1 − recall over budgets and k."""
     without, spending = PARTS[name]
     given = {"embeddings": folder.item_embeddings, "embed_queries": folder.embed_queries} | without
-    approximator = Gaussian(**given)
+    approximator = GaussianModel(**given)
     missed = []
     for calls in budgets:
         hits = AdaCUR(

@@ -20,7 +20,7 @@ import numpy as np
 from recall_at_budget import numbers
 from score_folders import ScoreFolder, read_score_folder
 
-from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, Gaussian, MatrixRetriever, Rerank
+from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, GaussianModel, MatrixRetriever, Rerank
 from adacur.evaluation import top_k_recall
 from adacur.search.settings import GaussianSettings, default_settings
 from adacur.search.tuning import Replay, tune
@@ -29,7 +29,7 @@ from adacur.search.tuning import Replay, tune
 class Measured:
     """Searches for the test queries of a folder, each made once."""
 
-    def __init__(self, folder: ScoreFolder, index: AnchorIndex, gaussian: Gaussian) -> None:
+    def __init__(self, folder: ScoreFolder, index: AnchorIndex, gaussian: GaussianModel) -> None:
         self._folder = folder
         self._index = index
         self._gaussian = gaussian
@@ -63,7 +63,7 @@ def measure(
 ) -> list[dict[str, Any]]:
     """One row per budget, k and method."""
     index = AnchorIndex.from_arrays(items=folder.items, anchor_queries=folder.anchors, scores=folder.anchor_scores)
-    gaussian = Gaussian(embeddings=folder.item_embeddings, embed_queries=folder.embed_queries)
+    gaussian = GaussianModel(embeddings=folder.item_embeddings, embed_queries=folder.embed_queries)
     nearness = folder.anchor_embeddings @ folder.item_embeddings.T
     first = MatrixRetriever(queries=folder.anchors, items=folder.items, scores=nearness)
     replay = Replay(index, first=first, approximator=gaussian, queries=queries)

@@ -19,7 +19,7 @@ import numpy as np
 from score_folders import ScoreFolder, read_score_folder
 
 import adacur
-from adacur import AdaCUR, AnchorIndex, Budget, Gaussian, Query, Rerank
+from adacur import AdaCUR, AnchorIndex, Budget, GaussianModel, Query, Rerank
 from adacur.data import fetch, pseudo_queries, wikivital
 from adacur.evaluation import bootstrap_interval, top_k_recall
 from adacur.first_stages import bge_small
@@ -84,7 +84,7 @@ def main() -> None:
                 scorer=folder.scorer,
                 budget=budget,
                 first=folder.dense,
-                approximator=Gaussian(
+                approximator=GaussianModel(
                     embeddings=folder.item_embeddings,
                     embed_queries=looked_up(folder, vectors[name]) if name in vectors else None,
                 ),

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from score_folders import ScoreFolder, read_score_folder
 
-from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, Exact, Gaussian, Hits, Rerank, Softmax, TopK, Uniform
+from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, Exact, GaussianModel, Hits, Rerank, Softmax, TopK, Uniform
 from adacur.approximation import EmbeddingRegression, Oracle
 from adacur.core.protocols import Acquisition
 from adacur.data import read_qrels
@@ -77,14 +77,14 @@ def gaussian(index: AnchorIndex, folder: ScoreFolder, budget: Budget, k: int) ->
     ).search(folder.test, k)
 
 
-_approximators: dict[int, Gaussian] = {}
+_approximators: dict[int, GaussianModel] = {}
 
 
-def approximator_of(index: AnchorIndex, folder: ScoreFolder) -> Gaussian:
+def approximator_of(index: AnchorIndex, folder: ScoreFolder) -> GaussianModel:
     """One per index: what it extracts from the anchor scores is the same for every budget."""
     if id(index) not in _approximators:
         _approximators.clear()
-        _approximators[id(index)] = Gaussian(embeddings=folder.item_embeddings, embed_queries=folder.embed_queries)
+        _approximators[id(index)] = GaussianModel(embeddings=folder.item_embeddings, embed_queries=folder.embed_queries)
     return _approximators[id(index)]
 
 

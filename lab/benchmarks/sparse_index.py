@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from score_folders import ScoreFolder, read_score_folder
 
-from adacur import AdaCUR, AnchorIndex, Budget, EmbeddingRegression, Gaussian, MatrixRetriever, MatrixScorer, Query
+from adacur import AdaCUR, AnchorIndex, Budget, EmbeddingRegression, GaussianModel, MatrixRetriever, MatrixScorer, Query
 from adacur.approximation.completion import Completion, ScoredItems
 from adacur.core.ranking import best_positions
 from adacur.core.seeds import stream_key, uniform
@@ -79,7 +79,7 @@ def recalls(
     return found
 
 
-def with_past_searches(folder: ScoreFolder, gaussian: Gaussian, *, n_past: int, calls: int) -> AnchorIndex:
+def with_past_searches(folder: ScoreFolder, gaussian: GaussianModel, *, n_past: int, calls: int) -> AnchorIndex:
     """A few anchor queries with all their scores, and searches for the others as further rows."""
     few, past = folder.anchors[:FEW_ANCHORS], folder.anchors[FEW_ANCHORS : FEW_ANCHORS + n_past]
     rows = slice(FEW_ANCHORS, FEW_ANCHORS + len(past))
@@ -168,8 +168,8 @@ def ways(folder: ScoreFolder, budgets: Sequence[int]) -> dict[str, Callable[[], 
         anchors: list[Query] = folder.anchors[: len(scores)]
         return AnchorIndex.from_arrays(items=folder.items, anchor_queries=anchors, scores=scores)
 
-    def gaussian() -> Gaussian:
-        return Gaussian(embeddings=folder.item_embeddings, embed_queries=folder.embed_queries)
+    def gaussian() -> GaussianModel:
+        return GaussianModel(embeddings=folder.item_embeddings, embed_queries=folder.embed_queries)
 
     def searched(index: AnchorIndex) -> Recalls:
         return recalls(folder, index, approximator=gaussian(), budgets=budgets, first_weight=FIRST_WEIGHT)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from adacur.approximation import EmbeddingRegression, Gaussian, Oracle, PseudoInverse, Softmax, TopK, Uniform
+    from adacur.approximation import EmbeddingRegression, GaussianModel, Oracle, PseudoInverse, Softmax, TopK, Uniform
     from adacur.core.budget import Budget
     from adacur.core.errors import AdacurError
     from adacur.core.records import Item, Query
@@ -96,7 +96,7 @@ _ROOM_OF = {
     "EmbeddingRegression": "approximation",
     "Exact": "search",
     "FunctionScorer": "scorers",
-    "Gaussian": "approximation",
+    "GaussianModel": "approximation",
     "GaussianSettings": "search",
     "Hit": "core.results",
     "Hits": "core.results",
@@ -168,7 +168,7 @@ __all__ = [
     "EmbeddingRegression",
     "Exact",
     "FunctionScorer",
-    "Gaussian",
+    "GaussianModel",
     "GaussianSettings",
     "Hit",
     "Hits",

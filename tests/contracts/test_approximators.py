@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur import Gaussian, PseudoInverse
+from adacur import GaussianModel, PseudoInverse
 from adacur.approximation import EmbeddingRegression
 from tests.conftest import make_world
 
@@ -19,12 +19,12 @@ def embed_queries(queries):
 
 APPROXIMATORS = [
     PseudoInverse(),
-    Gaussian(),
-    Gaussian(embeddings=EMBEDDINGS),
-    Gaussian(embeddings=EMBEDDINGS, embed_queries=embed_queries),
-    Gaussian(embed_queries=embed_queries, locality=float("inf"), rescale=False),
-    Gaussian(noise=1e-5, rescale=False, centre=False),
-    Gaussian(embeddings=(100 * EMBEDDINGS).astype(np.int8), embedding_weight=2.0),
+    GaussianModel(),
+    GaussianModel(embeddings=EMBEDDINGS),
+    GaussianModel(embeddings=EMBEDDINGS, embed_queries=embed_queries),
+    GaussianModel(embed_queries=embed_queries, locality=float("inf"), rescale=False),
+    GaussianModel(noise=1e-5, rescale=False, centre=False),
+    GaussianModel(embeddings=(100 * EMBEDDINGS).astype(np.int8), embedding_weight=2.0),
     EmbeddingRegression(EMBEDDINGS, blend=0),
     EmbeddingRegression(EMBEDDINGS, embed_queries=embed_queries),
     EmbeddingRegression((100 * EMBEDDINGS).astype(np.int8), embed_queries=embed_queries, ridge=1e-6),
@@ -79,7 +79,9 @@ def test_queries_may_be_told_different_numbers_of_scores(approximator) -> None:
     assert np.isfinite(state.predict()).all()
 
 
-@pytest.mark.parametrize("approximator", [PseudoInverse(), Gaussian(noise=0, rescale=False, centre=False)], ids=repr)
+@pytest.mark.parametrize(
+    "approximator", [PseudoInverse(), GaussianModel(noise=0, rescale=False, centre=False)], ids=repr
+)
 def test_enough_exact_scores_recover_a_low_rank_matrix(approximator) -> None:
     world = make_world(rank=8, n_anchors=20)
     state = approximator.begin(world.index, world.test)

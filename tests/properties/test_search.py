@@ -16,7 +16,7 @@ from adacur import (
     AnchorIndex,
     Budget,
     Exact,
-    Gaussian,
+    GaussianModel,
     MatrixScorer,
     Metered,
     Rerank,
@@ -48,7 +48,7 @@ def run(world: World, method: str, budget: Budget, *, k: int, queries=None, scor
     elif method == "rerank":
         searcher = Rerank(index=index, scorer=scorer, budget=budget, first=first, seed=seed)
     elif method == "gaussian":
-        approximator = Gaussian(embeddings=world.item_embeddings)
+        approximator = GaussianModel(embeddings=world.item_embeddings)
         searcher = AdaCUR(
             index=index,
             scorer=scorer,

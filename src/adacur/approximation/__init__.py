@@ -2,7 +2,7 @@
 
 from adacur.approximation.acquisition import Softmax, TopK, Uniform
 from adacur.approximation.embedding_regression import EmbeddingRegression
-from adacur.approximation.gaussian import Features, Gaussian
+from adacur.approximation.gaussian import Features, GaussianModel
 from adacur.approximation.item_factors import ItemFactors
 from adacur.approximation.oracle import Oracle
 from adacur.approximation.packed_rows import PackedRows, Storage
@@ -12,7 +12,7 @@ from adacur.approximation.score_scale import ScoreScale
 __all__ = [
     "EmbeddingRegression",
     "Features",
-    "Gaussian",
+    "GaussianModel",
     "ItemFactors",
     "Oracle",
     "PackedRows",

@@ -39,7 +39,7 @@ from adacur.core.extras import require
 from adacur.core.protocols import AnchorScores, BlockedScores
 from adacur.core.records import Query
 
-__all__ = ["EmbedQueries", "Features", "Gaussian", "Outline", "rows_at"]
+__all__ = ["EmbedQueries", "Features", "GaussianModel", "Outline", "rows_at"]
 
 _ROWS_PER_BLOCK = 4096
 # Variance of a query's own level, which lifts all items alike, relative to that of an item's score.
@@ -60,7 +60,7 @@ _FEWEST_ERRORS = 10
 EmbedQueries = Callable[[Sequence[Query]], FloatArray]
 
 
-class Gaussian:
+class GaussianModel:
     """Predict by the mean and covariance of the anchor queries' scores and, where given, embeddings.
 
     - `embeddings`: of the items, in the order of the index, as an array, or as rows that only `compressed` reads, a
@@ -113,7 +113,7 @@ class Gaussian:
         self.device = device
         self._kept = _Kept(given=features if features is None or device is None else features.on(device))
 
-    def adjusted(self, *, noise: float, embedding_weight: float | None, locality: float | None) -> Gaussian:
+    def adjusted(self, *, noise: float, embedding_weight: float | None, locality: float | None) -> GaussianModel:
         """The same with other settings, which mean what they mean above, sharing what depends on the index alone."""
         # Not made anew: that would read all embeddings, and searches come here each time.
         other = copy.copy(self)
@@ -143,7 +143,7 @@ class Gaussian:
         if self._kept.given is not None:
             parts.append("features: " + " + ".join(str(part.shape[1]) for part in self._kept.given.factors.parts))
         parts += [f"device={self.device!r}"] * (self.device is not None)
-        return f"Gaussian({', '.join(parts)})"
+        return f"GaussianModel({', '.join(parts)})"
 
     @property
     def keys(self) -> KeyArray | None:

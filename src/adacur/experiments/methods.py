@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from adacur.approximation import EmbeddingRegression, Gaussian, Oracle, Softmax, TopK
+from adacur.approximation import EmbeddingRegression, GaussianModel, Oracle, Softmax, TopK
 from adacur.core.budget import Budget
 from adacur.core.errors import InputError, UnknownName
 from adacur.core.protocols import Acquisition, AnchorScores, Approximator, Retriever
@@ -92,7 +92,7 @@ def _gaussian(testbed: Testbed, settings: Settings, asked: Asked) -> Answers:
             "embeddings": testbed.item_embeddings,
             "embed_queries": testbed.embed_queries if has_vectors else None,
         }
-    return _adaptive(testbed, settings, asked, approximator=Gaussian(**kernel))
+    return _adaptive(testbed, settings, asked, approximator=GaussianModel(**kernel))
 
 
 def _adacur(testbed: Testbed, settings: Settings, asked: Asked) -> Answers:

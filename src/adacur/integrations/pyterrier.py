@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
 import numpy as np
 
-from adacur.approximation import Gaussian
+from adacur.approximation import GaussianModel
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import EmptyInput, FileFormatError, InputError, UnknownName
 from adacur.core.extras import require
@@ -252,10 +252,10 @@ def _check_missing(missing: Any, anchors: Sequence[Query], *, n_items: int, inco
 def _add_predicted(index: AnchorIndex, table: AnchorTable, queries: Sequence[Query], scores: FloatArray) -> None:
     """Add anchor queries that were scored against some items only."""
     dense = index.first_stage("dense") if "dense" in index.first_stages else None
-    gaussian = Gaussian()
+    gaussian = GaussianModel()
     if isinstance(dense, Dense):
         embed_queries = dense.embed_queries if dense.has_encoder else None
-        gaussian = Gaussian(embeddings=dense.embeddings_of(index.items.ids), embed_queries=embed_queries)
+        gaussian = GaussianModel(embeddings=dense.embeddings_of(index.items.ids), embed_queries=embed_queries)
     where = [np.flatnonzero(~np.isnan(row)) for row in scores]
     known = [row[own].astype(np.float64) for row, own in zip(scores, where, strict=True)]
     values, exact = complete_searches(gaussian, table, queries, where, known)

@@ -60,7 +60,7 @@ class AdaptiveSearch:
         if stop_when is not None and not isinstance(approximation, UncertainApproximation):
             raise InputError(
                 "stop_when needs predictions that know how far they may be off, and those of this method do not. "
-                "Search with method='gaussian', or with method='adacur' and approximator=Gaussian(…)."
+                "Search with method='gaussian', or with method='adacur' and approximator=GaussianModel(…)."
             )
         self._queries = queries
         self._candidates = candidates

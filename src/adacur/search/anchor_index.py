@@ -16,7 +16,7 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
-from adacur.approximation import EmbeddingRegression, Gaussian, Storage
+from adacur.approximation import EmbeddingRegression, GaussianModel, Storage
 from adacur.core.arrays import BoolArray, FloatArray
 from adacur.core.budget import Budget, check_k, is_whole
 from adacur.core.errors import BudgetError, IndexLocked, InputError, ScorerFailed, UnknownName
@@ -158,7 +158,7 @@ class AnchorIndex:
         # Entered again by a first stage that needs the scorer to open.
         self._opening = threading.RLock()
         self._closed = False
-        self._approximator: Gaussian | None = None
+        self._approximator: GaussianModel | None = None
         self._fusion: Fusion | None = None
         self._regression: EmbeddingRegression | None = None
         self._device = device
@@ -291,7 +291,7 @@ class AnchorIndex:
         - `fuse`: the first stage's weight in the final order (0; 0.5 is a good first try): one standard deviation among
           its best 100 counts as much as an exact score e^fuse times as rare. Hits are then ordered by `fused`;
         - `stop_when`: end a query's search early, after the round by which its top k is expected to have this recall
-          (0.98, say; "gaussian", or "adacur" with a `Gaussian`). `budget` stays the most that is spent;
+          (0.98, say; "gaussian", or "adacur" with a `GaussianModel`). `budget` stays the most that is spent;
         - `filter`: a function of an item, or a collection of ids; `seed` (0);
         - `approximator` and `acquisition` (objects), `split` (ANNCUR's share of anchor items);
         - `approximate_scores` (Ŝ of all items in the trace), `keep_predictions` (Ŝ of every round in the trace).
@@ -750,7 +750,7 @@ class AnchorIndex:
                 "on queries of your own, or on an index that was built without sparse."
             )
 
-    def _truth(self) -> tuple[AnchorScores, Retriever | None, Gaussian]:
+    def _truth(self) -> tuple[AnchorScores, Retriever | None, GaussianModel]:
         """What replays may search on: the anchor queries whose every score is the scorer's.
 
         The others are left out altogether, for their predicted scores have seen those of the queries replayed.
@@ -848,7 +848,7 @@ class AnchorIndex:
                 "Leave the budget out, or choose another method."
             )
 
-    def _gaussian(self) -> Gaussian:
+    def _gaussian(self) -> GaussianModel:
         """The Gaussian approximator of this index, with the dense first stage's embeddings where there is one."""
         dense = self.first_stage("dense") if "dense" in self._first else None
         with self._opening:
@@ -856,17 +856,19 @@ class AnchorIndex:
                 if self._home is not None and is_compressed(self._home):
                     features = read_features(self._home, self)
                     embed_queries = dense.embed_queries if isinstance(dense, Dense) and dense.has_encoder else None
-                    self._approximator = Gaussian(embed_queries=embed_queries, features=features, device=self._device)
+                    self._approximator = GaussianModel(
+                        embed_queries=embed_queries, features=features, device=self._device
+                    )
                 else:
                     self._approximator = self._full_gaussian(device=self._device)
             return self._approximator
 
-    def _full_gaussian(self, *, device: str | None = None) -> Gaussian:
+    def _full_gaussian(self, *, device: str | None = None) -> GaussianModel:
         dense = self.first_stage("dense") if "dense" in self._first else None
         if not isinstance(dense, Dense) or set(dense.ids) != set(self.items.ids):
-            return Gaussian(device=device)
+            return GaussianModel(device=device)
         embed_queries = dense.embed_queries if dense.has_encoder else None
-        return Gaussian(embeddings=dense.embeddings_of(self.items.ids), embed_queries=embed_queries, device=device)
+        return GaussianModel(embeddings=dense.embeddings_of(self.items.ids), embed_queries=embed_queries, device=device)
 
     def _fused(self, weight: float) -> Fusion | None:
         if not weight:

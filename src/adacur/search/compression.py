@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from adacur.approximation import Features, Gaussian, ItemFactors, PackedRows, ScoreScale, Storage
+from adacur.approximation import Features, GaussianModel, ItemFactors, PackedRows, ScoreScale, Storage
 from adacur.approximation.gaussian import EmbedQueries, rows_at
 from adacur.approximation.packed_rows import Room, RowSource, check_storage
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
@@ -114,7 +114,7 @@ def compress_features(
         lost = before - after
         margin = _margin(lost)
         with _unfinished(path) as folder:
-            gaussian = Gaussian(embeddings=vectors, embed_queries=remembered)
+            gaussian = GaussianModel(embeddings=vectors, embed_queries=remembered)
             features = gaussian.compressed(anchors, rank=rank, storage=storage, room=_on_disk(folder))
             np.save(folder / "keys.npy", anchors.items.keys)
             # Scores, as much again for what the regression leaves of them, vectors in float32, and means.
@@ -308,7 +308,7 @@ def _recalls(
     wanted = min(k, exact.shape[1])
     thresholds = np.partition(exact, -wanted, axis=1)[:, -wanted]
 
-    def recalls(approximator: Gaussian) -> FloatArray:
+    def recalls(approximator: GaussianModel) -> FloatArray:
         hits = AdaCUR(
             index=rest,
             scorer=scorer,
@@ -324,9 +324,9 @@ def _recalls(
         return np.asarray(np.minimum(found, wanted) / wanted)
 
     embeddings = None if vectors is None else vectors.rows(sample).astype(np.float32, copy=False)
-    gaussian = Gaussian(embeddings=embeddings, embed_queries=embed_queries)
+    gaussian = GaussianModel(embeddings=embeddings, embed_queries=embed_queries)
     features = gaussian.compressed(rest, rank=rank, storage=storage)
-    compressed = Gaussian(embed_queries=embed_queries, features=features)
+    compressed = GaussianModel(embed_queries=embed_queries, features=features)
     return recalls(gaussian), recalls(compressed), len(sample)
 
 

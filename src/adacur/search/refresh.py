@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from adacur.approximation import Gaussian
+from adacur.approximation import GaussianModel
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import InputError, WrongScorer
 from adacur.core.protocols import AnchorScores, ScorerCard
@@ -109,7 +109,7 @@ def refresh(
 
 
 def complete_searches(
-    gaussian: Gaussian,
+    gaussian: GaussianModel,
     anchors: AnchorScores,
     queries: Sequence[Query],
     positions: Sequence[IntArray],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from adacur.approximation import Gaussian
+from adacur.approximation import GaussianModel
 
 __all__ = ["GaussianSettings", "default_settings"]
 
@@ -13,7 +13,7 @@ __all__ = ["GaussianSettings", "default_settings"]
 class GaussianSettings:
     """How `method="gaussian"` predicts and spends.
 
-    `noise`, `embedding_weight` and `locality` are the approximator's (`Gaussian`; None: by the number of anchor
+    `noise`, `embedding_weight` and `locality` are the approximator's (`GaussianModel`; None: by the number of anchor
     queries). `first_batch` is the first round's share of the budget (None: as much as any other), `first_share` the
     first stage's share of each later round, and `first_weight` its say beside the predictions.
     """
@@ -26,7 +26,7 @@ class GaussianSettings:
     first_share: float = 0.0
     first_weight: float = 0.25
 
-    def approximator(self, gaussian: Gaussian) -> Gaussian:
+    def approximator(self, gaussian: GaussianModel) -> GaussianModel:
         """This approximator with these settings."""
         return gaussian.adjusted(noise=self.noise, embedding_weight=self.embedding_weight, locality=self.locality)
 

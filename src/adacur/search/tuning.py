@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from adacur.approximation import Gaussian
+from adacur.approximation import GaussianModel
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.budget import Budget
 from adacur.core.errors import InputError
@@ -268,7 +268,13 @@ class Replay:
     """
 
     def __init__(
-        self, anchors: AnchorScores, *, first: Retriever | None, approximator: Gaussian, queries: int, seed: int = 0
+        self,
+        anchors: AnchorScores,
+        *,
+        first: Retriever | None,
+        approximator: GaussianModel,
+        queries: int,
+        seed: int = 0,
     ) -> None:
         keys = item_keys(query.id for query in anchors.anchor_queries)
         draws = uniform(stream_key(seed, "held out"), keys)
@@ -294,7 +300,7 @@ class Replay:
         """The first stage that the queries start from."""
         return first_name(self._first)
 
-    def serves(self, first: Retriever | None, approximator: Gaussian, *, queries: int, seed: int) -> bool:
+    def serves(self, first: Retriever | None, approximator: GaussianModel, *, queries: int, seed: int) -> bool:
         """Whether a new replay of these would be no other than this one."""
         same = first is self._first and approximator is self._gaussian
         return same and (queries, seed) == (self._asked, self.seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur import AnchorIndex, Gaussian, PseudoInverse
+from adacur import AnchorIndex, GaussianModel, PseudoInverse
 from adacur.approximation.score_scale import ScoreScale
 from adacur.core.errors import InputError
 from adacur.search.methods import without_anchors
@@ -27,7 +27,7 @@ def told(approximator, world, positions):
 def test_with_every_part_left_out_it_is_the_paper_s_pseudo_inverse(n_told) -> None:
     world = make_world(n_anchors=20, noise=0.5)
     positions = np.random.default_rng(0).permutation(len(world.items))[:n_told]
-    bare = told(Gaussian(noise=0, rescale=False, centre=False), world, positions)
+    bare = told(GaussianModel(noise=0, rescale=False, centre=False), world, positions)
     paper = told(PseudoInverse(), world, positions)
     assert bare.predict() == pytest.approx(paper.predict(), abs=2e-4)
 
@@ -36,7 +36,7 @@ def test_the_prediction_is_the_conditional_mean_written_out() -> None:
     world = make_world(n_items=40, n_anchors=12, n_test=1, noise=0.5)
     embeddings = np.random.default_rng(3).normal(size=(40, 4))
     positions = np.array([3, 17, 25, 31])
-    gaussian = Gaussian(
+    gaussian = GaussianModel(
         embeddings=embeddings,
         embed_queries=embed_queries,
         noise=0.2,
@@ -77,17 +77,17 @@ def test_the_prediction_is_the_conditional_mean_written_out() -> None:
 def test_items_that_embed_alike_share_what_one_of_them_scored() -> None:
     world = make_world(n_items=30, n_anchors=5, n_test=1)
     world.test_scores[0, 2] = 50.0
-    plain = told(Gaussian(), world, np.array([2])).predict()[0]
+    plain = told(GaussianModel(), world, np.array([2])).predict()[0]
     twin = int(plain.argmin())
     embeddings = np.random.default_rng(0).normal(size=(30, 8))
     embeddings[twin] = embeddings[2]
-    embedded = told(Gaussian(embeddings=embeddings, embedding_weight=20.0), world, np.array([2])).predict()[0]
+    embedded = told(GaussianModel(embeddings=embeddings, embedding_weight=20.0), world, np.array([2])).predict()[0]
     assert set(np.argsort(-embedded)[:2].tolist()) == {2, twin}
 
 
 def test_without_anchor_queries_the_embeddings_alone_predict() -> None:
     world = make_world(n_items=200, n_anchors=2, n_test=4, rank=6)
-    state = Gaussian(embeddings=world.item_embeddings, noise=0.01).begin(without_anchors(world.index), world.test)
+    state = GaussianModel(embeddings=world.item_embeddings, noise=0.01).begin(without_anchors(world.index), world.test)
     seen = np.arange(60)
     state.tell([seen] * 4, [scores[seen] for scores in world.test_scores])
     for predicted, exact in zip(state.predict(), world.test_scores, strict=True):
@@ -101,14 +101,14 @@ def test_an_anchor_query_like_the_new_one_leads_before_anything_is_scored() -> N
     def like_the_fifth(queries):
         return np.stack([embed_queries([nearest if query is world.test[0] else query])[0] for query in queries])
 
-    state = Gaussian(embed_queries=like_the_fifth, query_noise=1e-3).begin(world.index, world.test)
+    state = GaussianModel(embed_queries=like_the_fifth, query_noise=1e-3).begin(world.index, world.test)
     expected = world.index.matrix[:, 4]
     assert state.predict_precisely()[0] == pytest.approx(expected, abs=0.1)
 
 
 def test_chances_rise_with_the_prediction_and_fall_with_the_score_to_beat() -> None:
     world = make_world(n_items=50, n_anchors=30, n_test=1, noise=1.0)
-    state = told(Gaussian(), world, np.arange(20))
+    state = told(GaussianModel(), world, np.arange(20))
     predicted = np.sort(state.predict()[0][20:])
     best = np.array([50.0, 0.0, -50.0])
     chances = state.chance_above(0, predicted, best, ranks=np.array([1, 2, 3]))
@@ -124,7 +124,7 @@ def test_chances_do_not_depend_on_the_unit_of_the_scores() -> None:
     wide = AnchorIndex.from_arrays(
         items=world.items, anchor_queries=world.index.anchor_queries, scores=1000 * world.index.matrix.T
     )
-    plain, stretched = (Gaussian(rescale=False).begin(index, world.test) for index in (world.index, wide))
+    plain, stretched = (GaussianModel(rescale=False).begin(index, world.test) for index in (world.index, wide))
     plain.tell([np.arange(20)], [world.test_scores[0, :20]])
     stretched.tell([np.arange(20)], [1000 * world.test_scores[0, :20]])
     ranks = np.array([1])
@@ -143,7 +143,7 @@ def test_settings_can_be_changed_without_extracting_the_features_again() -> None
         return embed_queries(queries)
 
     index = world.index
-    first = Gaussian(embed_queries=counted)
+    first = GaussianModel(embed_queries=counted)
     first.begin(index, world.test)
     other = first.adjusted(noise=3.0, embedding_weight=None, locality=None)
     assert (first.noise, other.noise) == (0.3, 3.0)
@@ -152,20 +152,20 @@ def test_settings_can_be_changed_without_extracting_the_features_again() -> None
     assert calls == [len(world.test)]
     seen = np.arange(5)
     state.tell([seen] * len(world.test), [scores[seen] for scores in world.test_scores])
-    afresh = told(Gaussian(embed_queries=counted, noise=3.0), world, seen)
+    afresh = told(GaussianModel(embed_queries=counted, noise=3.0), world, seen)
     assert state.predict().tolist() == afresh.predict().tolist()
 
 
 def test_a_setting_given_none_is_chosen_by_the_number_of_anchor_queries_again() -> None:
     world = make_world()
-    own = Gaussian(embeddings=world.item_embeddings, embedding_weight=9.0, locality=5.0)
-    seen, usual = np.arange(5), Gaussian(embeddings=world.item_embeddings)
+    own = GaussianModel(embeddings=world.item_embeddings, embedding_weight=9.0, locality=5.0)
+    seen, usual = np.arange(5), GaussianModel(embeddings=world.item_embeddings)
     again = own.adjusted(noise=usual.noise, embedding_weight=None, locality=None)
     assert told(again, world, seen).predict().tolist() == told(usual, world, seen).predict().tolist()
 
 
 def test_adjusting_settings_does_not_read_the_embeddings_again() -> None:
-    gaussian = Gaussian(embeddings=np.ones((3, 2), dtype=np.float32))
+    gaussian = GaussianModel(embeddings=np.ones((3, 2), dtype=np.float32))
     # Refused, whenever they are read.
     gaussian.embeddings[:] = np.nan
     assert gaussian.adjusted(noise=1.0, embedding_weight=2.0, locality=3.0).embedding_weight == 2.0
@@ -176,7 +176,7 @@ def test_adjusting_settings_does_not_read_the_embeddings_again() -> None:
 def test_one_anchor_query_cannot_be_left_out() -> None:
     world = make_world(n_anchors=1)
     with pytest.raises(InputError, match="two anchor queries"):
-        Gaussian().replay(world.index, np.array([0]))
+        GaussianModel().replay(world.index, np.array([0]))
 
 
 @pytest.mark.parametrize(
@@ -192,10 +192,10 @@ def test_one_anchor_query_cannot_be_left_out() -> None:
 )
 def test_settings_that_make_no_sense_are_refused(wrong) -> None:
     with pytest.raises(InputError, match=f"{next(iter(wrong))}|Embeddings"):
-        Gaussian(**wrong)
+        GaussianModel(**wrong)
 
 
 def test_query_vectors_that_do_not_fit_are_refused() -> None:
     world = make_world()
     with pytest.raises(InputError, match="a finite vector per query"):
-        Gaussian(embed_queries=lambda queries: np.ones((1, 3))).begin(world.index, world.test)
+        GaussianModel(embed_queries=lambda queries: np.ones((1, 3))).begin(world.index, world.test)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from adacur import Budget, Gaussian
+from adacur import Budget, GaussianModel
 from adacur.core.device_row import DeviceRow
 from adacur.core.errors import InputError
 from adacur.search.methods import AdaCUR
@@ -22,8 +22,8 @@ def embed_queries(queries):
     return np.stack([VECTORS[int(query.id[1:]) + 60 * (query.id[0] == "t")] for query in queries])
 
 
-def gaussian(**options) -> Gaussian:
-    return Gaussian(embeddings=WORLD.item_embeddings.astype(np.float32), embed_queries=embed_queries, **options)
+def gaussian(**options) -> GaussianModel:
+    return GaussianModel(embeddings=WORLD.item_embeddings.astype(np.float32), embed_queries=embed_queries, **options)
 
 
 def told(approximator, anchors=None):
@@ -46,7 +46,7 @@ def found(approximator, **options):
 
 def test_features_of_full_rank_predict_what_the_scores_predict() -> None:
     full = gaussian().compressed(WORLD.index, rank=60, storage="float32")
-    given = Gaussian(embed_queries=embed_queries, features=full)
+    given = GaussianModel(embed_queries=embed_queries, features=full)
     assert told(given).predict() == pytest.approx(told(gaussian()).predict(), abs=1e-4)
     assert found(given) == found(gaussian())
 
@@ -56,7 +56,9 @@ def test_fewer_dimensions_than_the_scores_have_predict_worse_and_enough_predict_
 
     def off(rank: int) -> float:
         features = gaussian().compressed(WORLD.index, rank=rank, storage="int8")
-        return float(np.abs(told(Gaussian(embed_queries=embed_queries, features=features)).predict() - exact).mean())
+        return float(
+            np.abs(told(GaussianModel(embed_queries=embed_queries, features=features)).predict() - exact).mean()
+        )
 
     assert off(50) < off(20) < off(2)
     assert off(50) < 0.1 * exact.std()
@@ -64,12 +66,12 @@ def test_fewer_dimensions_than_the_scores_have_predict_worse_and_enough_predict_
 
 def test_given_features_spare_the_scores_of_their_index_and_of_no_other() -> None:
     features = gaussian().compressed(WORLD.index, rank=30)
-    given = Gaussian(embed_queries=embed_queries, features=features)
+    given = GaussianModel(embed_queries=embed_queries, features=features)
     unread = SimpleNamespace(items=WORLD.index.items, anchor_queries=WORLD.index.anchor_queries)
     assert np.isfinite(told(given, unread).predict()).all()
     other = make_world(n_items=400, n_anchors=40, noise=0.3, seed=5)
     assert told(given, other.index).predict() == pytest.approx(
-        told(Gaussian(embed_queries=embed_queries), other.index).predict()
+        told(GaussianModel(embed_queries=embed_queries), other.index).predict()
     )
 
 
@@ -80,8 +82,8 @@ def test_a_rank_of_nothing_is_refused() -> None:
 
 def test_a_repr_names_columns_and_device() -> None:
     features = gaussian().compressed(WORLD.index, rank=30)
-    assert "features: 11 + 31" in repr(Gaussian(features=features))
-    assert "embedding_weight=auto" in repr(Gaussian(features=features))
+    assert "features: 11 + 31" in repr(GaussianModel(features=features))
+    assert "embedding_weight=auto" in repr(GaussianModel(features=features))
 
 
 @pytest.mark.parametrize("first_weight", [0.0, 0.25])
@@ -98,8 +100,8 @@ def test_a_search_on_a_device_scores_the_items_that_numpy_would(first_weight) ->
 def test_compressed_features_search_on_a_device_too() -> None:
     pytest.importorskip("torch")
     features = gaussian().compressed(WORLD.index, rank=30, storage="float16")
-    host = Gaussian(embed_queries=embed_queries, features=features)
-    device = Gaussian(embed_queries=embed_queries, features=features, device="cpu")
+    host = GaussianModel(embed_queries=embed_queries, features=features)
+    device = GaussianModel(embed_queries=embed_queries, features=features, device="cpu")
     assert found(device, first_weight=0.25) == found(host, first_weight=0.25)
     trace = told(device).predict_precisely()
     assert trace == pytest.approx(told(host).predict_precisely(), abs=1e-3)

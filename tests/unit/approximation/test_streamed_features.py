@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from adacur.approximation import Gaussian, PackedRows, packed_rows
+from adacur.approximation import GaussianModel, PackedRows, packed_rows
 from adacur.core.errors import InputError
 from tests.conftest import make_world
 
@@ -38,7 +38,7 @@ def embed_queries(queries):
 
 
 def gaussian(**options):
-    return Gaussian(embed_queries=embed_queries, **({"embeddings": EMBEDDINGS} | options))
+    return GaussianModel(embed_queries=embed_queries, **({"embeddings": EMBEDDINGS} | options))
 
 
 BLOCKED = Blocked(WORLD.index.items, WORLD.anchors, lambda start, stop: WORLD.index.matrix[start:stop])

@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from adacur import AnchorIndex, FunctionScorer, Gaussian, Item, Metered, Query
+from adacur import AnchorIndex, FunctionScorer, GaussianModel, Item, Metered, Query
 from adacur.core.errors import BudgetError, InputError, NonFiniteScore, ScorerError, ScorerFailed
 from adacur.core.protocols import ScorerCard
 from adacur.scorers.shared_batches import shared_batches
@@ -111,7 +111,7 @@ def test_nothing_of_a_search_runs_on_the_event_loop_s_thread(world) -> None:
             method="adacur",
             first="noisy",
             filter=allowed,
-            approximator=Watched(Gaussian(), "begin"),
+            approximator=Watched(GaussianModel(), "begin"),
             approximate_scores=True,
         )
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from adacur import AdaCUR, AnchorIndex, Budget, Exact, Hits, Item, MatrixRetriever, Query, Rerank
-from adacur.approximation import Gaussian
+from adacur.approximation import GaussianModel
 from adacur.core.errors import InputError, UnknownName
 from adacur.experiments.trec import write_trec
 from adacur.search.fusion import LISTED, Fusion
@@ -177,7 +177,7 @@ def test_fuse_needs_a_first_stage_anchor_scores_and_scores_of_the_first_stage(in
             scorer=world.scorer,
             budget=BUDGET,
             first=world.noisy_first(),
-            approximator=Gaussian(),
+            approximator=GaussianModel(),
             fuse=1.0,
         )
 

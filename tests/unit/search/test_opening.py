@@ -247,7 +247,7 @@ def test_a_dense_stage_over_some_of_the_items_lends_no_embeddings() -> None:
         items=ITEMS, anchor_queries=ANCHORS, scores=scores, scorer=overlap, first={"dense": some}
     )
     hits = index.search("violin", k=3, budget=20, first="random")
-    assert hits.trace.settings["approximator"] == "Gaussian(noise=0.3, no embeddings)"
+    assert hits.trace.settings["approximator"] == "GaussianModel(noise=0.3, no embeddings)"
 
 
 def test_a_dense_stage_in_another_order_lends_each_item_its_own_embedding() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adacur import AdaCUR, AnchorIndex, Budget, Gaussian, Item, MatrixRetriever, MatrixScorer, Metered, Query
+from adacur import AdaCUR, AnchorIndex, Budget, GaussianModel, Item, MatrixRetriever, MatrixScorer, Metered, Query
 from adacur.core.errors import BudgetError, InputError
 from adacur.evaluation import top_k_recall
 from adacur.search.stopping import expected_recall
@@ -183,7 +183,7 @@ def test_predictions_that_know_no_chance_are_refused_before_a_call_is_made(metho
     with pytest.raises(InputError, match=r"those of this method do not.*method='gaussian'"):
         index.search(QUERIES[0], k=5, budget=60, method=method, stop_when=0.9)
     assert index.scorer.calls == 0
-    ours = index.search(QUERIES[0], k=5, budget=120, method=method, approximator=Gaussian(), stop_when=0.9)
+    ours = index.search(QUERIES[0], k=5, budget=120, method=method, approximator=GaussianModel(), stop_when=0.9)
     assert ours.trace.stopped == "settled"
 
 
@@ -201,7 +201,7 @@ def test_a_share_that_is_none_is_refused(stop_when) -> None:
             scorer=easy_and_hard().scorer,
             budget=Budget(calls=50),
             first=easy_and_hard().first_stage("bm25"),
-            approximator=Gaussian(),
+            approximator=GaussianModel(),
             stop_when=stop_when,
         )
 

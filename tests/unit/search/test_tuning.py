@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import adacur
-from adacur import AdaCUR, AnchorIndex, Budget, Gaussian, Item, MatrixRetriever, MatrixScorer, PseudoInverse, Query
+from adacur import AdaCUR, AnchorIndex, Budget, GaussianModel, Item, MatrixRetriever, MatrixScorer, PseudoInverse, Query
 from adacur.core.errors import BudgetError, DamagedIndex, InputError, NewerFormat
 from adacur.evaluation import top_k_recall
 from adacur.index import AnchorTable, locked
@@ -70,7 +70,7 @@ def stored(make_world, path: Path) -> AnchorIndex:
 
 def test_a_replayed_query_is_searched_as_on_an_index_without_it(replayed) -> None:
     world, index, first = replayed
-    replay = Replay(index, first=first, approximator=Gaussian(), queries=10)
+    replay = Replay(index, first=first, approximator=GaussianModel(), queries=10)
     recalls = replay.recalls("adacur", k=8, budget=25)
     for query, position, recall in zip(replay.queries, replay.positions, recalls, strict=True):
         exact = world.anchor_scores[position][None]
@@ -92,9 +92,9 @@ def test_the_gaussian_leaves_an_anchor_query_out_as_if_it_had_never_been_there(m
     position = 17
     query = world.anchors[position]
     rest = without(world.index, position)
-    new = Gaussian(**given).begin(rest, [query])
-    replayed = Gaussian(**given).replay(world.index, np.array([position, 3]))
-    known = Gaussian(**given).begin(world.index, [query])
+    new = GaussianModel(**given).begin(rest, [query])
+    replayed = GaussianModel(**given).replay(world.index, np.array([position, 3]))
+    known = GaussianModel(**given).begin(world.index, [query])
     np.testing.assert_allclose(replayed.predict()[0], new.predict()[0], atol=1e-5)
     for start in (0, 40):
         where = np.arange(start, start + 8)
@@ -135,7 +135,7 @@ def test_tuning_calls_no_scorer_and_predicts_four_methods(replayed) -> None:
 
 def test_what_is_chosen_is_no_worse_than_the_defaults_on_the_replayed_queries(replayed) -> None:
     _, index, first = replayed
-    replay = Replay(index, first=first, approximator=Gaussian(), queries=40)
+    replay = Replay(index, first=first, approximator=GaussianModel(), queries=40)
     for k, budget in ((1, 10), (5, 20), (20, 40)):
         tuning = tune(replay, k=k, budget=budget)
         chosen = replay.recalls(tuning.settings, k=k, budget=budget)
@@ -439,7 +439,7 @@ def test_predictions_hold_on_real_scores(shared_folder: Path) -> None:
     index = AnchorIndex.from_arrays(items=bed.items, anchor_queries=bed.anchor_queries, scores=bed.anchor_scores)
     vectors = np.concatenate([bed.anchor_embeddings, bed.query_embeddings])
     rows = {query.id: row for row, query in enumerate([*bed.anchor_queries, *bed.test_queries])}
-    gaussian = Gaussian(
+    gaussian = GaussianModel(
         embeddings=bed.item_embeddings, embed_queries=lambda queries: vectors[[rows[query.id] for query in queries]]
     )
     first = MatrixRetriever(
