@@ -583,7 +583,6 @@ def raw(address: str, path: str, **headers: str) -> http.client.HTTPResponse:
         "/page//etc/passwd",
         "/page/%2fetc%2fpasswd",
         "/page/main.js%00",
-        "/page/main.js/",
         "/page/..\\page.py",
         "/page/",
         "/page/nothing.js",

@@ -14,87 +14,107 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from adacur.serving.failures import Refusal, as_refusal, stopping
+from adacur.serving.failures import ClientGone, Refusal, as_refusal, stopping
 from adacur.serving.metrics import Metrics
-from adacur.serving.requests import ClientGone
 from adacur.serving.settings import ServerSettings
 
-__all__ = ["Door", "noted"]
+__all__ = ["Door", "notes_of"]
 
 _OPEN = {"/", "/healthz", "/readyz", "/docs", "/openapi.json", "/favicon.ico"}
-# An id that a proxy gave is kept, if it is one: it goes into headers and logs.
+# An id that a proxy gave goes into headers and logs, so it must look like one.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
-# An IPv6 address has colons of its own, and brackets around them.
+# An IPv6 address contains colons, and stands in brackets.
 _HOST = re.compile(r"(\[(?P<address>[^\]]*)\]|(?P<name>[^:\[\]]*))(:[0-9]*)?")
 _SECONDS_FOR_A_BODY = 30.0
-# What nginx writes down when a client hangs up.
-_GONE = 499
+# What nginx logs when a client hangs up.
+_CLIENT_GONE = 499
 
 
-def noted(scope: Scope) -> dict[str, Any]:
-    """What the log line of this request will hold beside the usual."""
+def notes_of(scope: Scope) -> dict[str, Any]:
+    """What the log line of this request will hold beside the usual fields."""
     notes: dict[str, Any] = scope.setdefault("adacur.notes", {})
     return notes
 
 
 class Door:
-    """Lets requests in, and sees to it that each gets one clear answer: nothing an application raises goes past it."""
+    """Middleware around everything: checks requests, and turns whatever the application raises into one answer."""
 
     def __init__(self, app: ASGIApp, *, settings: ServerSettings, metrics: Metrics, log: Any, policy: str) -> None:
         self._app = app
         self._settings = settings
-        self._policy = policy
         self._metrics = metrics
         self._log = log
+        self._policy = policy
         self._keys = [_digest(key) for key in settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        verb = scope["method"]
-        if verb == "HEAD":
-            # As GET: what is answered has no body then, and that the server sees to.
-            scope = {**scope, "method": "GET"}
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
-        notes = noted(scope)
-        started = time.perf_counter()
-        answer = _Answer(send, request_id, self._policy)
-        failure: Exception | None = None
+        line = {"request_id": request_id, "verb": scope["method"], "path": scope["path"][:200]}
+        if scope["method"] == "HEAD":
+            # Answered like GET; the server leaves the body out.
+            scope = {**scope, "method": "GET"}
+        notes, started = notes_of(scope), time.perf_counter()
+        status: int | None = None
+        failure: BaseException | None = None
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message).update(
+                    {
+                        "X-Request-Id": request_id,
+                        "X-Content-Type-Options": "nosniff",
+                        "Content-Security-Policy": self._policy,
+                        "Referrer-Policy": "no-referrer",
+                    }
+                )
+            await send(message)
+
         try:
             self._check_host(scope, headers.get("host", ""))
-            # An application that has this one under a path of its own says so in root_path.
+            # An application that mounts this one under a path says so in root_path.
             self._check_key(scope["path"].removeprefix(scope.get("root_path", "")), headers)
-            await self._app(scope, await self._with_body(scope, headers, receive), answer.send)
+            await self._app(scope, await self._with_body(scope, headers, receive), answer)
         except ClientGone:
-            answer.status = _GONE
+            status = _CLIENT_GONE
         except Exception as error:
             refusal = as_refusal(error)
             notes["error"] = refusal.code
-            if refusal.status >= 500 and not isinstance(error, Refusal):
-                failure = error
-            elif isinstance(error.__cause__, Exception) and refusal.status >= 500:
-                failure = error.__cause__
-            if answer.status is None:
-                await refusal.response()(scope, receive, answer.send)
+            if refusal.status >= 500:
+                failure = error.__cause__ if isinstance(error, Refusal) else error
+            if status is None:
+                await refusal.response()(scope, receive, answer)
         except asyncio.CancelledError:
-            # The grace of a stop is over.
-            if answer.status is None:
+            # The grace period of a stop is over.
+            if status is None:
                 notes["error"] = "stopping"
-                await stopping().response()(scope, receive, answer.send)
+                await stopping().response()(scope, receive, answer)
             raise
         finally:
-            self._write_down(scope, verb, request_id, answer.status, time.perf_counter() - started, failure)
+            # A stream has sent its status before it can fail.
+            failure = notes.pop("failure", failure)
+            line |= {"status": status or _CLIENT_GONE, "seconds": round(time.perf_counter() - started, 4)}
+            line |= {"client": scope["client"][0] if scope.get("client") else None, **notes}
+            self._count(scope, line)
+            if failure is not None:
+                self._log.error("request", **line, exc_info=failure)
+            else:
+                self._log.info("request", **line)
 
     def _check_host(self, scope: Scope, given: str) -> None:
-        """Refuse a request whose Host is a name that this server is not known by.
+        """Refuse a request whose Host is not a name of this server.
 
-        A web page can have its own name point at 127.0.0.1: then a browser takes this server for the page's own, and
-        only the Host header tells. Starlette's middleware has one list for all addresses that a server listens at.
+        A web page can have its name point at 127.0.0.1: then a browser takes this server for the page's origin, and
+        only the Host header shows it. Starlette's middleware has one list for all addresses that a server listens at.
         """
-        name = _without_port(given).lower()
+        host = _HOST.fullmatch(given)
+        name = (given if host is None else host["address"] or host["name"]).lower()
         arrived_at = str((scope.get("server") or ("",))[0])
         # Only browsers can be misled, and they always send a Host.
         if name in ("", "localhost", arrived_at, *self._settings.allowed_hosts) or _is_loopback(name):
@@ -113,104 +133,52 @@ class Door:
         bearer = headers.get("authorization", "")
         given = bearer[7:].strip() if bearer[:7].lower() == "bearer " else headers.get("x-api-key", "")
         digest = _digest(given)
-        # Every key is compared, and whole: how long it takes tells nothing of them.
+        # All keys are compared in full: the time it takes says nothing about them.
         if not sum([hmac.compare_digest(digest, key) for key in self._keys]):
             raise Refusal(
                 401,
-                "key_needed" if not given else "wrong_key",
+                "wrong_key" if given else "key_needed",
                 f"{'This key is not known here' if given else 'This server asks for a key'}. Send it as "
                 "Authorization: Bearer KEY, or as X-API-Key: KEY.",
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
     async def _with_body(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
-        """The same connection with its whole body read, unless that is too large."""
-        if scope["method"] in ("GET", "HEAD", "OPTIONS"):
+        """The same connection with its whole body read, unless that is too large or too slow."""
+        if scope["method"] in ("GET", "OPTIONS"):
             return receive
         most = self._settings.max_body_bytes
-        said = headers.get("content-length", "")
-        if said.isdecimal() and int(said[:20]) > most:
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > most:
             raise _too_large(most)
-        parts: list[bytes] = []
-        size = 0
+        body = bytearray()
         try:
             async with asyncio.timeout(_SECONDS_FOR_A_BODY):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise ClientGone
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    if size > most:
+                    body += message.get("body", b"")
+                    if len(body) > most:
                         raise _too_large(most)
                     if not message.get("more_body", False):
                         break
         except TimeoutError:
-            raise Refusal(
-                408,
-                "slow_body",
-                f"The body did not arrive within {_SECONDS_FOR_A_BODY:g} s.",
-                headers={"Connection": "close"},
-            ) from None
-        waiting = [b"".join(parts)]
+            rule = f"The body must arrive within {_SECONDS_FOR_A_BODY:g} s."
+            raise Refusal(408, "slow_body", rule, headers={"Connection": "close"}) from None
+        unread = [bytes(body)]
 
-        async def again() -> Message:
-            if waiting:
-                return {"type": "http.request", "body": waiting.pop(), "more_body": False}
-            return await receive()
+        async def read_again() -> Message:
+            return {"type": "http.request", "body": unread.pop()} if unread else await receive()
 
-        return again
+        return read_again
 
-    def _write_down(
-        self, scope: Scope, verb: str, request_id: str, status: int | None, seconds: float, failure: Exception | None
-    ) -> None:
+    def _count(self, scope: Scope, line: dict[str, Any]) -> None:
         route = getattr(scope.get("route"), "path", None) or "other"
-        notes = noted(scope)
-        # A stream has sent its status before anything could fail.
-        failure = notes.pop("failure", failure)
-        told = status or _GONE
-        self._metrics.requests.labels(route, told).inc()
-        self._metrics.request_seconds.labels(route).observe(seconds)
-        if "error" in notes:
-            self._metrics.refused.labels(notes["error"]).inc()
-        line = {
-            "request_id": request_id,
-            "verb": verb,
-            "path": scope["path"][:200],
-            "status": told,
-            "seconds": round(seconds, 4),
-            "client": scope["client"][0] if scope.get("client") else None,
-            **notes,
-        }
-        if failure is not None:
-            self._log.error("request", **line, exc_info=failure)
-        else:
-            self._log.info("request", **line)
-
-
-class _Answer:
-    """What is sent, and how it began."""
-
-    def __init__(self, send: Send, request_id: str, policy: str) -> None:
-        self._send = send
-        self._request_id = request_id
-        self._policy = policy
-        self.status: int | None = None
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            headers = MutableHeaders(scope=message)
-            headers["X-Request-Id"] = self._request_id
-            headers["X-Content-Type-Options"] = "nosniff"
-            headers["Content-Security-Policy"] = self._policy
-            headers["Referrer-Policy"] = "no-referrer"
-        await self._send(message)
-
-
-def _without_port(host: str) -> str:
-    found = _HOST.fullmatch(host)
-    return host if found is None else found["address"] or found["name"]
+        self._metrics.requests.labels(route, line["status"]).inc()
+        self._metrics.request_seconds.labels(route).observe(line["seconds"])
+        if "error" in line:
+            self._metrics.refused.labels(line["error"]).inc()
 
 
 def _is_loopback(host: str) -> bool:
@@ -227,9 +195,5 @@ def _digest(key: str) -> bytes:
 
 
 def _too_large(most: int) -> Refusal:
-    return Refusal(
-        413,
-        "body_too_large",
-        f"A body may have at most {most:,} bytes here. Send less, or in several requests.",
-        headers={"Connection": "close"},
-    )
+    message = f"A body may have at most {most:,} bytes here. Send less, or several requests."
+    return Refusal(413, "body_too_large", message, headers={"Connection": "close"})

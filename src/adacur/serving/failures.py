@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from adacur.core.errors import (
@@ -19,10 +21,10 @@ from adacur.core.errors import (
     UnknownName,
 )
 
-__all__ = ["Refusal", "as_refusal", "json_answer", "stopping"]
+__all__ = ["ClientGone", "Refusal", "as_refusal", "json_answer", "stopping"]
 
-# The most telling class first: an error is told by the first that it is.
-_TOLD: tuple[tuple[type[AdacurError], int, str], ...] = (
+# The first class that an error is an instance of counts, so that narrower classes stand before wider ones.
+_LIBRARY_ERRORS: tuple[tuple[type[AdacurError], int, str], ...] = (
     (BudgetError, 422, "budget"),
     (EmptyInput, 422, "empty_input"),
     (TextTooLong, 422, "text_too_long"),
@@ -30,6 +32,16 @@ _TOLD: tuple[tuple[type[AdacurError], int, str], ...] = (
     (UnknownName, 422, "unknown_name"),
     (NonFiniteScore, 502, "scorer_failed"),
 )
+_ROUTER_ERRORS = {
+    400: ("malformed_json", "The body cannot be read as JSON."),
+    404: ("not_found", "There is nothing at this address. /docs lists the addresses."),
+    405: ("method_not_allowed", "This address does not take this HTTP method. /docs lists what it takes."),
+}
+_MOST_FAULTS = 3
+
+
+class ClientGone(Exception):
+    """The client hung up before its answer was complete."""
 
 
 class Refusal(Exception):
@@ -59,18 +71,23 @@ class Refusal(Exception):
 
 
 def stopping() -> Refusal:
-    """What everybody is told who comes, or still waits, when a server ends."""
+    """The answer to requests that arrive, or still wait, while the server stops."""
     return Refusal(503, "stopping", "This server is being stopped. Try another one.", headers={"Retry-After": "5"})
 
 
 def as_refusal(error: Exception) -> Refusal:
     """What to tell a client of an error.
 
-    What other people's code says may name files, hosts or keys: it goes to the log, and the client learns where.
+    Messages of other people's code may name files, hosts or keys: they go to the log, and the client learns where.
     """
     if isinstance(error, Refusal):
         return error
-    for kind, status, code in _TOLD:
+    if isinstance(error, RequestValidationError):
+        return _invalid(error)
+    if isinstance(error, HTTPException):
+        code, message = _ROUTER_ERRORS.get(error.status_code, ("refused", str(error.detail)))
+        return Refusal(error.status_code, code, message, headers=error.headers)
+    for kind, status, code in _LIBRARY_ERRORS:
         if isinstance(error, kind):
             return Refusal(status, code, str(error))
     if isinstance(error, ScorerError):
@@ -78,7 +95,34 @@ def as_refusal(error: Exception) -> Refusal:
     return Refusal(500, "internal", "Something unexpected happened. The server's log has it, under this request's id.")
 
 
+def _invalid(error: RequestValidationError) -> Refusal:
+    """A body or a parameter that does not have its shape; `loc` begins with the part of the request."""
+    if isinstance(error.body, bytes):
+        # This also keeps foreign web pages from posting here: browsers ask before they send JSON to another origin.
+        return Refusal(415, "not_json", "The body must be JSON, with the header Content-Type: application/json.")
+    faults: Sequence[Mapping[str, Any]] = error.errors()
+    if faults[0]["type"] == "json_invalid":
+        return Refusal(400, *_ROUTER_ERRORS[400])
+    code = next((code for fault in faults if (code := _limit_code(fault)) is not None), "invalid_request")
+    shown = [f"{_place(fault['loc'][1:])}: {fault['msg']}" for fault in faults[:_MOST_FAULTS]]
+    more = f" ({len(faults) - len(shown)} more)" if len(faults) > len(shown) else ""
+    return Refusal(422, code, f"{'; '.join(shown)}{more}.")
+
+
+def _limit_code(fault: Mapping[str, Any]) -> str | None:
+    if fault["type"] == "string_too_long":
+        return "text_too_long"
+    if fault["type"] not in ("less_than_equal", "too_long"):
+        return None
+    return f"{next(part for part in reversed(fault['loc']) if isinstance(part, str))}_over_limit"
+
+
+def _place(where: tuple[int | str, ...]) -> str:
+    # Names may come from the client: characters that cannot be written are not repeated.
+    return ".".join(str(part).encode(errors="replace").decode()[:60] for part in where) or "body"
+
+
 def json_answer(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """JSON that every reader takes: no NaN."""
+    """JSON that every reader takes: no NaN, and no half of a character."""
     body = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(errors="replace")
     return Response(body, status_code=status, headers=dict(headers or {}), media_type="application/json")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -19,81 +19,42 @@ _RECALLS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0)
 
 
 class Metrics:
-    """Counters of one server, in a registry of its own: two servers in one process do not mix."""
+    """Counters of one server, in a separate registry: two servers in one process do not mix."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter("adacur_requests", "Requests answered.", ["route", "status"], registry=registry)
-        self.request_seconds = Histogram(
-            "adacur_request_seconds",
-            "From the first byte in to the last byte out.",
-            ["route"],
-            buckets=_SECONDS,
-            registry=registry,
+        self.registry = CollectorRegistry()
+
+        def counter(name: str, meaning: str, *labels: str) -> Counter:
+            return Counter(f"adacur_{name}", meaning, labels, registry=self.registry)
+
+        def gauge(name: str, meaning: str, *labels: str) -> Gauge:
+            return Gauge(f"adacur_{name}", meaning, labels, registry=self.registry)
+
+        def histogram(name: str, meaning: str, *labels: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
+            return Histogram(f"adacur_{name}", meaning, labels, buckets=buckets, registry=self.registry)
+
+        self.requests = counter("requests", "Requests answered.", "route", "status")
+        self.request_seconds = histogram("request_seconds", "From the first byte in to the last byte out.", "route")
+        self.refused = counter("refused", "Requests refused, by the code of the error.", "code")
+        self.in_flight = gauge("searches_in_flight", "Searches and re-rankings under way.")
+        self.waiting = gauge("searches_waiting", "Requests that wait for their turn.")
+        self.scorer_calls = counter("scorer_calls", "Calls of a scorer.", "scorer")
+        self.scorer_pairs = histogram("scorer_pairs_per_call", "Pairs in one scorer call.", "scorer", buckets=_PAIRS)
+        self.scorer_seconds = histogram("scorer_call_seconds", "Seconds of one call of a scorer.", "scorer")
+        self.scorer_failures = counter("scorer_failures", "Calls of a scorer that failed.", "scorer")
+        self.pairs_waiting = gauge("scorer_pairs_waiting", "Pairs that wait for their scores.", "scorer")
+        self.search_calls = counter("search_calls", "Scores that searches paid for.", "index", "method")
+        self.step_seconds = counter("search_step_seconds", "Seconds of searches in each step.", "index", "step")
+        self.stopped = counter("searches", "Searches, by what ended them.", "index", "method", "stopped")
+        self.expected_recall = histogram(
+            "search_expected_recall", "Recall expected at the end, with stop_when.", "index", buckets=_RECALLS
         )
-        self.refused = Counter(
-            "adacur_refused", "Requests refused, by the code of the error.", ["code"], registry=registry
-        )
-        self.in_flight = Gauge("adacur_searches_in_flight", "Searches and re-rankings under way.", registry=registry)
-        self.waiting = Gauge("adacur_searches_waiting", "Requests in line for their turn.", registry=registry)
-        self.scorer_calls = Counter("adacur_scorer_calls", "Calls of a scorer.", ["scorer"], registry=registry)
-        self.scorer_pairs = Histogram(
-            "adacur_scorer_pairs_per_call",
-            "Pairs that one call of a scorer answered.",
-            ["scorer"],
-            buckets=_PAIRS,
-            registry=registry,
-        )
-        self.scorer_seconds = Histogram(
-            "adacur_scorer_call_seconds",
-            "Seconds of one call of a scorer.",
-            ["scorer"],
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.scorer_failures = Counter(
-            "adacur_scorer_failures", "Calls of a scorer that failed.", ["scorer"], registry=registry
-        )
-        self.pairs_waiting = Gauge(
-            "adacur_scorer_pairs_waiting",
-            "Pairs asked of a scorer and not answered yet.",
-            ["scorer"],
-            registry=registry,
-        )
-        self.search_calls = Counter(
-            "adacur_search_calls",
-            "Scores that searches paid for from their budgets.",
-            ["index", "method"],
-            registry=registry,
-        )
-        self.step_seconds = Counter(
-            "adacur_search_step_seconds",
-            "Seconds that searches spent in each step.",
-            ["index", "step"],
-            registry=registry,
-        )
-        self.stopped = Counter(
-            "adacur_searches",
-            "Searches that ended, by what ended them.",
-            ["index", "method", "stopped"],
-            registry=registry,
-        )
-        self.expected_recall = Histogram(
-            "adacur_search_expected_recall",
-            "Recall that searches with stop_when expected at their end.",
-            ["index"],
-            buckets=_RECALLS,
-            registry=registry,
-        )
-        self.predicted_recall = Gauge(
-            "adacur_index_predicted_recall",
-            "Recall that tuning predicts for this k and budget.",
-            ["index", "method", "k", "budget"],
-            registry=registry,
+        self.predicted_recall = gauge(
+            "index_predicted_recall", "Recall that tuning predicts.", "index", "method", "k", "budget"
         )
 
     def count_search(self, index: str, method: str, hits: Hits | None, *, stopped: str) -> None:
-        """One query's search, at its end; without hits where that came before the first."""
+        """One query's search, at its end; without hits if it ended before the first round."""
         self.stopped.labels(index, method, stopped).inc()
         if hits is None:
             return
@@ -105,12 +66,12 @@ class Metrics:
                 self.expected_recall.labels(index).observe(one.expected_recall)
                 break
 
-    def tell_tunings(self, index: str, tunings: Iterable[Tuning]) -> None:
-        """What an index is expected to find."""
+    def set_tunings(self, index: str, tunings: Iterable[Tuning]) -> None:
+        """The recall that an index is expected to reach."""
         for tuning in tunings:
             for one in tuning.predictions:
                 self.predicted_recall.labels(index, one.method, tuning.k, tuning.budget).set(one.recall)
 
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
+        """All counters, as Prometheus reads them."""
         return generate_latest(self.registry)

@@ -5,47 +5,46 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
 import numpy as np
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.types import Receive, Scope, Send
 
-from adacur.core.as_json import hit_rows
+from adacur.core.as_json import as_json, hit_rows
 from adacur.core.errors import AdacurError, EmptyInput
+from adacur.core.protocols import Items
 from adacur.core.records import Query
-from adacur.core.results import Hits, Trace
-from adacur.serving.answers import found, round_event, sse
-from adacur.serving.failures import Refusal, as_refusal
-from adacur.serving.indexes import Asked
-from adacur.serving.requests import ClientGone, unless_gone
+from adacur.core.results import Hits, Round, Trace
+from adacur.serving.failures import ClientGone, Refusal, as_refusal
+from adacur.serving.indexes import SearchPlan
 from adacur.serving.turns import Turns
 
-__all__ = ["EventStream", "Search", "search_all"]
+__all__ = ["Search", "SearchStream", "search_all"]
 
-# Proxies hang up on a connection that says nothing, and a slow scorer may take longer than they wait.
+# Proxies close a silent connection, and a slow scorer may take longer than they wait.
 _SECONDS_OF_SILENCE = 15.0
 _SECONDS_TO_READ = 30.0
+_TITLE_CHARS = 80
 
 
 class Search:
-    """One query on its way; `last` is what it has found by now."""
+    """One query on its way; `last` holds its hits so far."""
 
-    def __init__(self, asked: Asked, query: Query, *, started: float, seconds: float) -> None:
-        self.asked = asked
+    def __init__(self, plan: SearchPlan, query: Query, *, started: float, seconds: float) -> None:
+        self.plan = plan
         self.query = query
         self.last: Hits | None = None
-        # What ended it, once it has begun: as its answer says, or "failed", "refused", or nobody waited for the end.
+        # What ended it, once it has begun: as its answer says, or "failed", "refused", "unfinished".
         self.stopped: str | None = None
         self._started = started
         self.seconds = seconds
 
     @property
     def calls(self) -> int:
-        """Scorer calls that it has the answers of."""
+        """Scorer calls whose scores it has received."""
         return 0 if self.last is None else self.last.trace.calls
 
     @property
@@ -53,23 +52,22 @@ class Search:
         """What is left of the time of its request."""
         return max(0.0, self.seconds - (time.monotonic() - self._started))
 
-    async def run(self, told: Callable[[Hits], Awaitable[None]] | None = None) -> None:
+    async def run(self, on_round: Callable[[Hits], Awaitable[None]] | None = None) -> None:
         """Search to the end, or until the time of the request is over."""
         self.stopped = "unfinished"
         try:
             async with asyncio.timeout(self.seconds_left):
-                spent = self.seconds - self.seconds_left
-                async with aclosing(self.asked.rounds(self.query, spent=spent)) as rounds:
+                async with aclosing(self.plan.rounds(self.query, waited=self.seconds - self.seconds_left)) as rounds:
                     async for hits in rounds:
                         self.last = hits
-                        if told is not None:
-                            await told(hits)
+                        if on_round is not None:
+                            await on_round(hits)
             if self.last is not None:
                 self.stopped = self.last.trace.stopped
         except EmptyInput:
-            if "filter" not in self.asked.options:
+            if "filter" not in self.plan.options:
                 raise
-            # Nothing that may be found: no error to a client, whose filter is what a person chose on a page.
+            # No item passes the filter: not an error to a client, whose filter is what a person chose on a page.
             self.last = Hits(self.query, ids=(), scores=np.empty(0), trace=Trace(stopped="exhausted"))
             self.stopped = "exhausted"
         except TimeoutError as error:
@@ -79,117 +77,147 @@ class Search:
                     504,
                     "out_of_time",
                     f"Nothing was scored within {self.seconds:g} s, the most that a request may take here. "
-                    "Ask for a smaller budget or for more rounds, or try again when the server is less busy.",
+                    "Ask for a smaller budget or more rounds, or try again when the server is less busy.",
                 ) from error
         except Exception as error:
             self.stopped = "failed" if as_refusal(error).status >= 500 else "refused"
             raise
 
-    def found(self) -> dict[str, Any]:
-        """The answer so far."""
+    def answer(self) -> dict[str, Any]:
+        """The answer, at the end."""
         assert self.last is not None
-        assert self.stopped is not None
-        return found(self.last, items=self.asked.served.index.items, trace=self.asked.trace, stopped=self.stopped)
+        rounds = self.last.trace.rounds
+        return {
+            "query": self.query.text,
+            "hits": hit_rows(self.last),
+            "calls": self.calls,
+            "stopped": self.stopped,
+            "seconds": self.last.trace.seconds,
+            "expected_recall": next((one.expected_recall for one in reversed(rounds) if one.expected_recall), None),
+            **({"trace": self._trace(self.last)} if self.plan.trace else {}),
+        }
 
-    def partly(self) -> dict[str, Any]:
+    def round_event(self, hits: Hits) -> dict[str, Any]:
+        """The last round, and the top k so far."""
+        items = self.plan.served.index.items
+        return _round(hits.trace.rounds[-1], calls=hits.trace.calls, items=items) | {"hits": hit_rows(hits)}
+
+    def partial(self) -> dict[str, Any]:
         """What an error leaves of it."""
-        if self.last is None:
-            return {"hits": [], "calls": 0}
-        return {"hits": hit_rows(self.last), "calls": self.calls}
+        return {"hits": [] if self.last is None else hit_rows(self.last), "calls": self.calls}
+
+    def _trace(self, hits: Hits) -> list[dict[str, Any]]:
+        calls = np.cumsum([len(one.positions) for one in hits.trace.rounds]).tolist()
+        items = self.plan.served.index.items
+        return [_round(one, calls=so_far, items=items) for one, so_far in zip(hits.trace.rounds, calls, strict=True)]
+
+
+def _round(one: Round, *, calls: int, items: Items) -> dict[str, Any]:
+    predicted = [None] * len(one.positions) if one.predicted is None else np.asarray(one.predicted).tolist()
+    scored = zip(items.at(one.positions.tolist()), predicted, np.asarray(one.exact).tolist(), strict=True)
+    return {
+        "number": one.number,
+        "calls": calls,
+        "items": [
+            {
+                "id": item.id,
+                "title": str(item.metadata.get("title") or " ".join(item.text.split())[:_TITLE_CHARS]),
+                "predicted": as_json(guess),
+                "exact": exact,
+            }
+            for item, guess, exact in scored
+        ],
+        "seconds": dict(one.seconds),
+        "expected_recall": one.expected_recall,
+    }
 
 
 async def search_all(searches: list[Search]) -> list[dict[str, Any]]:
-    """The answers of several queries, which share the scorer's batches with each other and with everybody else."""
+    """The answers of several queries, which share scorer calls with each other and with other requests."""
     tasks = [asyncio.ensure_future(search.run()) for search in searches]
     try:
         await asyncio.gather(*tasks)
     except AdacurError as error:
         refusal = as_refusal(error)
         if refusal.status >= 500:
-            (first, *others) = searches
-            partly = {"results": [one.partly() for one in searches]} if others else first.partly()
-            refusal.more = {**refusal.more, **partly}
+            partial = [one.partial() for one in searches]
+            refusal.more = {**refusal.more, **(partial[0] if len(partial) == 1 else {"results": partial})}
         raise refusal from error
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return await asyncio.to_thread(lambda: [search.found() for search in searches])
+    return await asyncio.to_thread(lambda: [search.answer() for search in searches])
 
 
-class EventStream(Response):
-    """A search as server-sent events: start, round after round, and done or error."""
+class SearchStream(EventSourceResponse):
+    """A search as server-sent events: start, round after round, and done or error.
 
-    media_type = "text/event-stream"
+    FastAPI streams by itself only from routes that do nothing else; here one route answers in JSON too, and a
+    request that is refused must have its status.
+    """
 
     def __init__(
-        self,
-        search: Search,
-        *,
-        turns: Turns,
-        settings: Mapping[str, Any],
-        ended: Callable[[Exception | None], None],
+        self, search: Search, *, turns: Turns, settings: dict[str, Any], ended: Callable[[Exception | None], None]
     ) -> None:
-        # A proxy that gathers a whole answer before it passes it on would spoil it.
-        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
+        # A proxy that gathers a whole answer before it passes it on would spoil the stream.
+        super().__init__(self._events(), headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         self._search = search
         self._turns = turns
-        self._settings = dict(settings)
+        self._settings = settings
         self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await unless_gone(Request(scope, receive), self._answer(send))
-
-    async def _answer(self, send: Send) -> None:
-        async with self._turns.one(within=self._search.seconds):
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            silence = asyncio.ensure_future(self._break_silence(send))
+        async def stream() -> None:
             try:
                 async with asyncio.timeout(self._search.seconds_left + _SECONDS_TO_READ):
-                    await self._events(send)
+                    await self.stream_response(send)
             except TimeoutError:
-                # Who does not read what it asked for must not keep its turn for ever.
+                # A client that does not read its answer must not keep its turn.
                 raise ClientGone from None
-            finally:
-                silence.cancel()
-                await asyncio.gather(silence, return_exceptions=True)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _events(self, send: Send) -> None:
-        search = self._search
-        served = search.asked.served
+        async with aclosing(self.body_iterator):  # type: ignore[type-var]
+            await self._turns.run(stream, receive=receive, seconds=self._search.seconds)
 
-        async def tell(event: str, content: dict[str, Any]) -> None:
+    async def _events(self) -> AsyncIterator[bytes]:
+        """The events of the search, and comments while there are none."""
+        events: asyncio.Queue[bytes | None] = asyncio.Queue(1)
+        working = asyncio.ensure_future(self._run(events))
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(_SECONDS_OF_SILENCE):
+                        event = await events.get()
+                except TimeoutError:
+                    event = KEEPALIVE_COMMENT
+                if event is None:
+                    return
+                yield event
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+
+    async def _run(self, events: asyncio.Queue[bytes | None]) -> None:
+        search, index = self._search, self._search.plan.served
+
+        async def put(event: str, content: dict[str, Any]) -> None:
             line = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-            await send({"type": "http.response.body", "body": sse(event, line), "more_body": True})
+            # An item's text may hold half of a character, which cannot be encoded.
+            await events.put(format_sse_event(event=event, data_str=line.encode(errors="replace").decode()))
 
-        async def tell_round(hits: Hits) -> None:
-            await tell("round", await asyncio.to_thread(round_event, hits, items=served.index.items))
+        async def put_round(hits: Hits) -> None:
+            await put("round", await asyncio.to_thread(search.round_event, hits))
 
-        await tell(
-            "start",
-            {
-                "index": served.name,
-                "n_items": len(served.index),
-                "k": search.asked.k,
-                "budget": self._settings["budget"],
-                "method": self._settings["method"],
-                "settings": self._settings,
-            },
-        )
+        start = {"index": index.name, "n_items": len(index.index), "k": search.plan.k}
+        start |= {name: self._settings[name] for name in ("budget", "method")}
         failure: Exception | None = None
         try:
-            await search.run(tell_round)
-            await tell("done", await asyncio.to_thread(search.found) | {"index": served.name})
+            await put("start", start | {"settings": self._settings})
+            await search.run(put_round)
+            await put("done", await asyncio.to_thread(search.answer) | {"index": index.name})
         except Exception as error:
             failure = error
-            await tell("error", as_refusal(error).body() | search.partly())
+            await put("error", as_refusal(error).body() | search.partial())
         finally:
             self._ended(failure)
-
-    @staticmethod
-    async def _break_silence(send: Send) -> None:
-        while True:
-            await asyncio.sleep(_SECONDS_OF_SILENCE)
-            await send({"type": "http.response.body", "body": b": searching\n\n", "more_body": True})
+        await events.put(None)

@@ -1,29 +1,56 @@
-"""Whose turn it is: so many requests at a time, some more in line, and the rest are asked to come back."""
+"""Turns: a limited number of requests run at a time, some more wait, and the rest are asked to come back."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
-from adacur.serving.failures import Refusal, stopping
+from starlette.types import Receive
+
+from adacur.serving.failures import ClientGone, Refusal, stopping
 
 __all__ = ["Turns"]
 
+Answer = TypeVar("Answer")
+
 
 class Turns:
-    """`concurrency` at a time, `queue` in line; 429 for whoever comes then, 503 for everybody once `stop` is called."""
+    """`concurrency` requests at a time and `queue` waiting; further ones get 429, and 503 once `stop` is called."""
 
     def __init__(self, *, concurrency: int, queue: int) -> None:
         self._free = asyncio.Semaphore(concurrency)
-        self._most = queue
+        self._queue = queue
         self.waiting = 0
         self.running = 0
         self.is_stopping = False
 
+    async def run(self, work: Callable[[], Awaitable[Answer]], *, receive: Receive, seconds: float) -> Answer:
+        """The result of some work, in turn; the work is cancelled when the client hangs up first.
+
+        Waiting for a turn for more than `seconds` is answered with 504.
+        """
+
+        async def in_turn() -> Answer:
+            async with self.one(within=seconds):
+                return await work()
+
+        working = asyncio.ensure_future(in_turn())
+        leaving = asyncio.ensure_future(_hung_up(receive))
+        try:
+            await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise ClientGone
+            return working.result()
+        finally:
+            for task in (working, leaving):
+                task.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
+
     @asynccontextmanager
     async def one(self, *, within: float | None = None) -> AsyncIterator[None]:
-        """A turn of one's own; 504 where it does not come within so many seconds."""
+        """One turn; 504 if it does not come within this many seconds."""
         self.check()
         self.waiting += 1
         try:
@@ -31,7 +58,7 @@ class Turns:
                 await self._free.acquire()
         except TimeoutError as error:
             raise Refusal(
-                504, "out_of_time", f"It was not this request's turn within {within:g} s. Try again later."
+                504, "out_of_time", f"This request did not get its turn within {within:g} s. Try again later."
             ) from error
         finally:
             self.waiting -= 1
@@ -43,22 +70,23 @@ class Turns:
             self._free.release()
 
     def check(self) -> None:
-        """Refuse whom there is no room for."""
+        """Refuse a request that would have to wait beyond the queue, or that arrives while the server stops."""
         if self.is_stopping:
             raise stopping()
-        if self._free.locked() and self.waiting >= self._most:
-            raise Refusal(
-                429,
-                "too_busy",
-                f"{self.running} requests are under way and {self.waiting} wait. Try again in a second.",
-                headers={"Retry-After": "1"},
-            )
+        if self._free.locked() and self.waiting >= self._queue:
+            message = f"{self.running} requests are under way and {self.waiting} wait. Try again in a second."
+            raise Refusal(429, "too_busy", message, headers={"Retry-After": "1"})
 
     def stop(self) -> None:
-        """Take nobody new."""
+        """Take no new requests."""
         self.is_stopping = True
 
     async def all_done(self) -> None:
-        """Wait for those who were let in."""
+        """Wait for the requests that were let in."""
         while self.running or self.waiting:
             await asyncio.sleep(0.02)
+
+
+async def _hung_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

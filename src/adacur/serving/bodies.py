@@ -1,0 +1,229 @@
+"""The bodies of requests, with the limits of the server built in: FastAPI checks them and describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    create_model,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from adacur.core.spelling import did_you_mean
+from adacur.serving.settings import ServerSettings
+
+__all__ = ["rerank_request", "search_request"]
+
+# More than any list can hold, and within what every library counts with.
+_LARGEST = 2**31 - 1
+_MOST_METADATA_FIELDS = 100
+
+
+# Looking for similar names would keep the server busy for seconds with a name of a megabyte.
+Name = Annotated[str, StringConstraints(max_length=1000)]
+Plain = str | int | float | bool
+_METHOD: Any = Literal["gaussian", "adacur", "anncur", "axn", "rerank", "exact"]
+
+
+def search_request(
+    settings: ServerSettings, *, indexes: Sequence[str] = (), first_stages: Sequence[str] = ()
+) -> type[BaseModel]:
+    """The body of a search, with the names of indexes and first stages where they may be told."""
+    default = settings.defaults()
+    text = _text(settings.max_query_chars)
+    filter_: Any = create_model(
+        "SearchFilter",
+        __base__=_Body,
+        __doc__="Which items may be found: these ids, or those whose metadata have these values; or both.",
+        ids=(
+            _list_of(str, most=settings.max_filter_values) | None,
+            Field(None, description="Only these items."),
+        ),
+        metadata=(
+            Annotated[
+                dict[str, Plain | Annotated[list[Plain], Field(fail_fast=True)]],
+                Field(min_length=1),
+                _few_values(settings.max_filter_values),
+            ]
+            | None,
+            Field(None, description="Only items whose field has this value, or one of these values."),
+        ),
+    )
+    return create_model(
+        "SearchRequest",
+        __base__=_SearchBody,
+        __doc__="A search: a query, or several, and how much may be spent on each.",
+        index=(_one_of(indexes) | None, Field(None, description="Which index; default: the first that is served.")),
+        query=(text | None, Field(None, description="The question. Either this or `queries`.")),
+        queries=(
+            _list_of(text, most=settings.max_queries) | None,
+            Field(None, description="Several questions, each with the whole budget."),
+        ),
+        k=(
+            _count(settings.max_k),
+            Field(default["k"], description="How many items to return; at most the budget."),
+        ),
+        budget=(
+            _count(settings.max_budget),
+            Field(default["budget"], description="Scorer calls per query: never one more."),
+        ),
+        deadline_ms=(
+            _count(int(settings.seconds * 1000)) | None,
+            Field(None, description="Milliseconds after which to return the best hits so far."),
+        ),
+        first=(
+            _one_of(first_stages) | None,
+            Field(None, description="The first stage to start from; `/v1/indexes` lists them."),
+        ),
+        pool=(
+            _count() | None,
+            Field(None, description="Search only the first stage's best N; at least k."),
+        ),
+        fuse=(
+            Annotated[float, Field(ge=0, le=1000)] | None,
+            Field(None, description="The first stage's weight in the final order; try 0.5."),
+        ),
+        method=(
+            _METHOD | None,
+            Field(None, description="The search method; default: gaussian, or rerank without anchor queries."),
+        ),
+        rounds=(_count(settings.max_rounds) | None, Field(None, description="Rounds")),
+        seed=(Annotated[int, Field(ge=0)] | None, Field(None, description="Same seed, same answer.")),
+        stop_when=(Annotated[float, Field(gt=0, lt=1)] | None, Field(None, description="Stop early")),
+        filter=(filter_ | None, Field(None, description="Which items may be found; default: all.")),
+        trace=(bool, Field(False, description="Return every round: what was scored, predicted and exact.")),
+        stream=(
+            bool,
+            Field(False, description="Answer with a server-sent event per round (one query only); also by `Accept`."),
+        ),
+    )
+
+
+def rerank_request(settings: ServerSettings) -> type[BaseModel]:
+    """The body of a re-ranking: the fields of Jina, vLLM and Cohere together."""
+    text = Annotated[str, StringConstraints(max_length=settings.max_document_chars)]
+    document = create_model("TextDocument", __base__=_ForeignBody, text=(text, ...))
+    return create_model(
+        "RerankRequest",
+        __base__=_ForeignBody,
+        __doc__="Documents to score exactly for a query.",
+        model=(
+            Name | None,
+            Field(None, description="An index, or a scorer's name; default: the first index's scorer."),
+        ),
+        query=(_text(settings.max_query_chars), ...),
+        documents=(_list_of(text | document, most=settings.max_documents), ...),
+        top_n=(_count() | None, Field(None, description="Return only the best N.")),
+        return_documents=(bool | None, Field(None, description="Return the texts too (Jina, vLLM); default: true.")),
+        max_tokens_per_doc=(
+            _count() | None,
+            Field(None, description="Cut documents after N words; the scorer's tokens are not counted."),
+        ),
+        raw_scores=(bool, Field(False, description="The scorer's logits instead of 1 / (1 + exp(-logit)).")),
+        use_activation=(bool, Field(True, description="vLLM's name for the same: false asks for logits.")),
+    )
+
+
+class _Body(BaseModel):
+    """Values are taken literally: "10" is not a number, and an unknown field is an error."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, value: Any) -> Any:
+        # One error, whatever the number of unknown fields: an error for each of a million takes a server's memory.
+        if isinstance(value, dict) and (unknown := next((name for name in value if name not in cls.model_fields), "")):
+            name = unknown[:60].encode(errors="replace").decode()
+            near = did_you_mean(name, cls.model_fields)
+            raise PydanticCustomError("unknown_field", "unknown field '{name}'.{near}", {"name": name, "near": near})
+        return value
+
+
+class _SearchBody(_Body):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": ["query"], "properties": {"query": {"type": "string"}, "queries": {"type": "null"}}},
+                {
+                    "required": ["queries"],
+                    "properties": {"queries": {"type": "array"}, "query": {"type": "null"}, "stream": {"const": False}},
+                },
+            ],
+            "examples": [
+                {"query": "who discovered penicillin?", "k": 3, "budget": 50},
+                {"query": "who discovered penicillin?", "budget": 100, "stream": True},
+                {"queries": ["first novel", "first film"], "k": 5},
+            ],
+        }
+    )
+
+    @model_validator(mode="after")
+    def _check_queries(self) -> _SearchBody:
+        given: Any = self
+        if (given.query is None) == (given.queries is None):
+            raise PydanticCustomError("queries", "give either query, one text, or queries, a list of texts")
+        if given.stream and given.query is None:
+            raise PydanticCustomError("queries", "a stream answers one query: give query, not queries")
+        return self
+
+
+class _ForeignBody(BaseModel):
+    """Clients of other services send fields that only those know."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+def _whole(value: Any) -> Any:
+    """JSON has one kind of number: 10.0 is 10."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _count(most: int = _LARGEST, *, least: int = 1) -> Any:
+    # The bounds come first: behind a validator, they would not be described.
+    return Annotated[int, Field(ge=least, le=most), BeforeValidator(_whole)]
+
+
+def _text(most: int) -> Any:
+    """A text with at least one character that is not a space: nothing else can be scored."""
+    return Annotated[str, StringConstraints(pattern=r"\S", max_length=most)]
+
+
+def _one_of(names: Sequence[str]) -> Any:
+    """A name. Unknown ones are refused later, with those that are near; the description lists what there is."""
+    return Annotated[Name, WithJsonSchema({"type": "string", "enum": list(names)})] if names else Name
+
+
+def _list_of(kind: Any, *, most: int) -> Any:
+    """A list whose length is checked before its elements, and of whose elements only the first wrong one is named."""
+    return Annotated[list[kind], Field(min_length=1, max_length=most, fail_fast=True), _at_most(most, len)]
+
+
+def _few_values(most: int) -> BeforeValidator:
+    """The same for the fields of a filter, and for the values of all of them together."""
+
+    def size(fields: Any) -> int:
+        if isinstance(fields, list):
+            return 0  # refused for what it is
+        if len(fields) > _MOST_METADATA_FIELDS:
+            return most + len(fields)
+        return sum(len(one) if isinstance(one, list) else 1 for one in fields.values())
+
+    return _at_most(most, size)
+
+
+def _at_most(most: int, size: Any) -> BeforeValidator:
+    def check(value: Any) -> Any:
+        if isinstance(value, list | dict) and (length := size(value)) > most:
+            raise PydanticCustomError("too_long", "at most {most} here, got {length}", {"most": most, "length": length})
+        return value
+
+    return BeforeValidator(check)
