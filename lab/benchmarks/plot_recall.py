@@ -3,7 +3,7 @@
     python lab/benchmarks/plot_recall.py lab/benchmarks/results/recall_at_budget.json docs/recall.png [--k 10]
 
 One panel per domain: Top-k-Recall against scorer calls, with 95 % bootstrap intervals over the queries. The results
-hold means, not the values per query that `adacur.report.curves` draws from; methods look as they do there.
+hold means, not the values per query that `adacur_lab.report.curves` draws from; methods look as they do there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from adacur.report.styles import styles
+from adacur_lab.report.styles import styles
 
 LABELS = {
     "gaussian": "adacur's default (Gaussian), dense first",

@@ -1,4 +1,4 @@
-"""Folders of exact scores, as `adacur.experiments.Testbed.from_score_folder` reads and documents them."""
+"""Folders of exact scores, as `adacur_lab.experiments.Testbed.from_score_folder` reads and documents them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from adacur import Item, MatrixRetriever, MatrixScorer, Query
-from adacur.experiments import Testbed
+from adacur_lab.experiments import Testbed
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from adacur.approximation import EmbeddingRegression, GaussianModel, Oracle, PseudoInverse, Softmax, TopK, Uniform
+    from adacur.approximation import EmbeddingRegression, GaussianModel, PseudoInverse, Softmax, TopK, Uniform
     from adacur.core.budget import Budget
     from adacur.core.errors import AdacurError
     from adacur.core.records import Item, Query
@@ -109,7 +109,6 @@ _ROOM_OF = {
     "MultiVector": "first_stages",
     "OnnxCrossEncoder": "scorers",
     "OnnxEncoder": "first_stages",
-    "Oracle": "approximation",
     "ProbabilityWarning": "scorers",
     "PseudoInverse": "approximation",
     "PyTerrierScorer": "scorers",
@@ -181,7 +180,6 @@ __all__ = [
     "MultiVector",
     "OnnxCrossEncoder",
     "OnnxEncoder",
-    "Oracle",
     "ProbabilityWarning",
     "PseudoInverse",
     "PyTerrierScorer",

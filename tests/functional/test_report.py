@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from tests.unit.report.stored_runs import contest, run
+from stored_runs import contest, run
 
 ADACUR = Path(sys.executable).with_name("adacur")
 

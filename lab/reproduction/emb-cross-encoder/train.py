@@ -25,12 +25,12 @@ import numpy as np
 from adacur import AnchorIndex, Dense, Item, OnnxCrossEncoder, Query, TorchCrossEncoder
 from adacur.core.records import ItemList
 from adacur.data import JudgedCollection, read_beir, split_queries
-from adacur.experiments import Testbed
 from adacur.first_stages.encoders import SentenceTransformerEncoder
 from adacur.scorers import export_onnx, make_emb_cross_encoder, save_emb_cross_encoder
 from adacur.training import TeacherScores, TrainingSettings, distill, train_cross_encoder, train_dual_encoder
 from adacur.training.candidates import found_by
 from adacur.training.ranking_quality import ranking_quality
+from adacur_lab.experiments import Testbed
 
 SHORTLIST = 64
 QUERIES_AT_ONCE = 100

@@ -4,7 +4,6 @@ from adacur.approximation.acquisition import Softmax, TopK, Uniform
 from adacur.approximation.embedding_regression import EmbeddingRegression
 from adacur.approximation.gaussian import Features, GaussianModel
 from adacur.approximation.item_factors import ItemFactors
-from adacur.approximation.oracle import Oracle
 from adacur.approximation.packed_rows import PackedRows, Storage
 from adacur.approximation.pseudo_inverse import PseudoInverse
 from adacur.approximation.score_scale import ScoreScale
@@ -14,7 +13,6 @@ __all__ = [
     "Features",
     "GaussianModel",
     "ItemFactors",
-    "Oracle",
     "PackedRows",
     "PseudoInverse",
     "ScoreScale",

@@ -1,39 +1,37 @@
-"""What is measured, kept apart from how things are found."""
+"""Whether it helps on one's own data: measures, an evaluation of several methods, and the report.
 
-from adacur.evaluation.anchor_spectrum import Spectrum, spectrum
-from adacur.evaluation.cost import search_cost
-from adacur.evaluation.first_stage import first_stage_ceiling, phantom_share
+- recall.py, judged.py: what is measured.
+- collection.py: what it is measured on; evaluating.py: the runs, each stored once (runs.py).
+- significance.py, comparison.py, report.py: how certain it is, side by side, in words and as a page.
+"""
+
+from adacur.evaluation.comparison import Row, compare, verdict
+from adacur.evaluation.evaluating import Evaluation, Start, evaluate
 from adacur.evaluation.judged import judged_quality
 from adacur.evaluation.judged_tuning import JudgedChoice, JudgedTuning, calls_to_tune_fuse, tune_fuse
-from adacur.evaluation.prediction import approximation_error, predictions
 from adacur.evaluation.recall import top_k_recall
+from adacur.evaluation.report import write_report
 from adacur.evaluation.runs import Run
-from adacur.evaluation.significance import (
-    PairedDifference,
-    bootstrap_interval,
-    holm,
-    paired_difference,
-    sign_flip_test,
-)
+from adacur.evaluation.significance import PairedDifference, bootstrap_interval, paired_difference
+from adacur.evaluation.trec import write_trec
 
 __all__ = [
+    "Evaluation",
     "JudgedChoice",
     "JudgedTuning",
     "PairedDifference",
+    "Row",
     "Run",
-    "Spectrum",
-    "approximation_error",
+    "Start",
     "bootstrap_interval",
     "calls_to_tune_fuse",
-    "first_stage_ceiling",
-    "holm",
+    "compare",
+    "evaluate",
     "judged_quality",
     "paired_difference",
-    "phantom_share",
-    "predictions",
-    "search_cost",
-    "sign_flip_test",
-    "spectrum",
     "top_k_recall",
     "tune_fuse",
+    "verdict",
+    "write_report",
+    "write_trec",
 ]

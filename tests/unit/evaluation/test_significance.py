@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adacur.core.errors import DuplicateId, EmptyInput, InputError
-from adacur.evaluation import Run, bootstrap_interval, holm, paired_difference, sign_flip_test
+from adacur.evaluation import Run, bootstrap_interval, paired_difference
 
 NAN = float("nan")
 

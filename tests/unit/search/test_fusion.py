@@ -6,7 +6,7 @@ import pytest
 from adacur import AdaCUR, AnchorIndex, Budget, Exact, Hits, Item, MatrixRetriever, Query, Rerank
 from adacur.approximation import GaussianModel
 from adacur.core.errors import InputError, UnknownName
-from adacur.experiments.trec import write_trec
+from adacur.evaluation.trec import write_trec
 from adacur.search.fusion import LISTED, Fusion
 from adacur.search.methods import without_anchors
 

@@ -212,7 +212,7 @@ def test_a_random_start_is_refused() -> None:
 
 
 def test_expectations_hold_on_real_scores(shared_folder: Path) -> None:
-    from adacur.experiments import Testbed
+    from adacur_lab.experiments import Testbed
 
     bed = Testbed.from_score_folder(shared_folder / "scores" / "scifact", n_queries=60)
     assert bed.item_embeddings is not None

@@ -433,7 +433,7 @@ def test_a_build_with_too_few_anchor_queries_is_left_untuned(tmp_path: Path) -> 
 
 
 def test_predictions_hold_on_real_scores(shared_folder: Path) -> None:
-    from adacur.experiments import Testbed
+    from adacur_lab.experiments import Testbed
 
     bed = Testbed.from_score_folder(shared_folder / "scores" / "scifact", n_queries=100)
     index = AnchorIndex.from_arrays(items=bed.items, anchor_queries=bed.anchor_queries, scores=bed.anchor_scores)

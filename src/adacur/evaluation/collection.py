@@ -1,0 +1,233 @@
+"""What is evaluated on: a BEIR folder, a sample of it, its anchor and test queries, and how many fit into the time."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from adacur.core.errors import EmptyInput, FileFormatError, InputError
+from adacur.core.protocols import Scorer
+from adacur.core.records import Item, Query
+from adacur.data import pseudo_queries, read_items, read_qrels, read_queries, split_queries
+from adacur.data.left_out import warn_left_out
+from adacur.index import Estimate, estimate
+
+__all__ = ["Collection", "Sizes", "Split", "choose_sizes", "read_collection", "sample", "scoring_cost", "split"]
+
+_FEWEST_QUERIES, _MOST_QUERIES = 5, 30
+_FEWEST_ANCHORS, _MOST_ANCHORS = 10, 100
+_SHARE_OF_TESTS = 0.4
+_TIMED_QUERIES = 10
+_FEWEST_ITEMS, _QUERIES_OF_A_SAMPLE = 200, 40
+_SAMPLE_ITEMS, _SAMPLE_QUERIES = 512, 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Collection:
+    """Items, queries and judgements by query and item id; `qrels` is empty where nothing is judged.
+
+    `left_out` has the ids of items without text, which are not among the items. `sampled_from` is the number of items
+    before a sample was taken.
+    """
+
+    name: str
+    items: Sequence[Item]
+    queries: Sequence[Query]
+    qrels: Mapping[str, Mapping[str, int]]
+    left_out: Sequence[str] = ()
+    sampled_from: int | None = None
+
+    @property
+    def digest(self) -> str:
+        """A hash of the items' ids and texts."""
+        digest = hashlib.blake2b(digest_size=4)
+        for item in self.items:
+            digest.update(f"{item.id}\0{item.text}\0".encode(errors="surrogatepass"))
+        return digest.hexdigest()
+
+    def missing(self) -> list[str]:
+        """The ids of judged items that are not among the items."""
+        known = {item.id for item in self.items}
+        return [
+            id_ for id_ in dict.fromkeys(id_ for grades in self.qrels.values() for id_ in grades) if id_ not in known
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Numbers of anchor queries, test queries and items (None: all); `folder` is what they were chosen for."""
+
+    anchors: int
+    queries: int
+    items: int | None
+    folder: str
+
+    @classmethod
+    def read(cls, file: Path) -> Sizes | None:
+        """The sizes of an earlier evaluation in the same place."""
+        if not file.exists():
+            return None
+        try:
+            return cls(**json.loads(file.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise FileFormatError(f"{file} cannot be read: {error}. Delete it to choose sizes again.") from error
+
+    def write(self, file: Path) -> None:
+        """Keep them, so that an interrupted evaluation goes on with the same queries."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Anchor and test queries; `pseudo` anchors were cut from the items."""
+
+    anchors: Sequence[Query]
+    test: Sequence[Query]
+    pseudo: bool = False
+
+
+def read_collection(folder: str | Path) -> Collection:
+    """Read a BEIR folder: corpus.jsonl, queries.jsonl and, for judged quality, qrels/test.tsv."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(
+            f"There is no folder {folder}. Give a BEIR folder: corpus.jsonl, queries.jsonl and, for judged quality, "
+            "qrels/test.tsv."
+        )
+    left_out: list[str] = []
+    items = tuple(read_items(folder, left_out=left_out))
+    warn_left_out(folder.resolve().name, left_out)
+    collection = Collection(
+        name=folder.resolve().name,
+        items=items,
+        queries=tuple(read_queries(folder)),
+        qrels=read_qrels(folder) if any(folder.glob("qrels*")) else {},
+        left_out=left_out,
+    )
+    if not collection.queries:
+        raise EmptyInput(f"{folder} has no queries, so nothing can be evaluated.")
+    judged = {id_ for grades in collection.qrels.values() for id_ in grades}
+    if judged and len(missing := collection.missing()) == len(judged):
+        raise InputError(
+            f"None of the {len(judged):,} judged items is in the corpus of {collection.name!r} (e.g. {missing[0]!r}; "
+            f"its items have ids such as {items[0].id!r}). Check the ids."
+        )
+    return collection
+
+
+def choose_sizes(
+    collection: Collection,
+    folder: str | Path,
+    *,
+    scorer: Scorer,
+    minutes: float,
+    anchors: int | None,
+    queries: int | None,
+    items: int | None,
+) -> Sizes:
+    """Fill in the sizes that are not given, so that scoring takes about this long; the scorer is timed for seconds.
+
+    Where not even the fewest queries fit, a sample of the items is taken.
+    """
+    if not minutes > 0:
+        raise InputError(f"minutes must be positive: the time that scoring may take; got {minutes}.")
+    n_all = len(collection.items)
+    if anchors is None or queries is None:
+        pace = scoring_cost(collection, collection.queries, scorer=scorer, n_queries=_TIMED_QUERIES).pairs_per_second
+        pairs = pace * 60 * minutes
+        if items is None and pairs < ((queries or _FEWEST_QUERIES) + (anchors or _FEWEST_ANCHORS)) * n_all:
+            affordable_items = max(_FEWEST_ITEMS, int(pairs / _QUERIES_OF_A_SAMPLE))
+            # Most of the items would take as long as all of them.
+            items = affordable_items if 2 * affordable_items <= n_all else None
+        affordable = int(pairs / min(items or n_all, n_all))
+        if queries is None:
+            queries = max(_FEWEST_QUERIES, min(round(_SHARE_OF_TESTS * affordable), _MOST_QUERIES))
+        if anchors is None:
+            anchors = max(_FEWEST_ANCHORS, min(affordable - queries, _MOST_ANCHORS))
+    items = None if items is None or items >= n_all else items
+    return Sizes(anchors, queries, items, str(Path(folder).resolve()))
+
+
+def scoring_cost(collection: Collection, queries: Sequence[Query], *, scorer: Scorer, n_queries: int) -> Estimate:
+    """What it costs to score all items for this number of queries like these; takes seconds of scoring."""
+    step = max(1, len(collection.items) // _SAMPLE_ITEMS)
+    return estimate(
+        collection.items[::step][:_SAMPLE_ITEMS],
+        queries[:_SAMPLE_QUERIES],
+        scorer=scorer,
+        n_items=len(collection.items),
+        n_anchors=(n_queries,),
+        most_calls=max(16, len(collection.items) * n_queries // 100),
+    )[0]
+
+
+def sample(collection: Collection, n: int | None, *, n_test: int, seed: int) -> Collection:
+    """At least n of the items: all that are judged for the test queries, and others at random.
+
+    Only the judgements of the test queries are kept: the items that others were judged by may be gone. The name tells
+    the size, since runs on a sample are not comparable with runs on all items.
+    """
+    if n is None or n >= len(collection.items):
+        return collection
+    test = _test_queries(collection, n_test, seed)
+    qrels = {query.id: collection.qrels[query.id] for query in test if query.id in collection.qrels}
+    judged = {id_ for grades in qrels.values() for id_ in grades}
+    needed = [place for place, item in enumerate(collection.items) if item.id in judged]
+    others = [place for place, item in enumerate(collection.items) if item.id not in judged]
+    drawn = np.random.default_rng(seed).permutation(len(others))[: max(0, n - len(needed))]
+    places = sorted([*needed, *(others[at] for at in drawn.tolist())])
+    return replace(
+        collection,
+        name=f"{collection.name}-{n}-items",
+        items=tuple(collection.items[place] for place in places),
+        qrels=qrels,
+        sampled_from=len(collection.items),
+    )
+
+
+def split(collection: Collection, *, n_anchors: int, n_test: int, seed: int) -> Split:
+    """Anchor and test queries without a text in common; test queries are judged ones where there are any.
+
+    Where too few queries are left to be anchors, pseudo-queries are, unless the items do not yield as many.
+    """
+    test = _test_queries(collection, n_test, seed)
+    if not n_anchors:
+        return Split((), test)
+    taken = {_plain(query.text) for query in test}
+    left = [query for query in collection.queries if _plain(query.text) not in taken]
+    n_left = len({_plain(query.text) for query in left})
+    if n_left < n_anchors:
+        try:
+            return Split(_pseudo_anchors(collection.items, n_anchors, taken, seed=seed), test, pseudo=True)
+        except InputError:
+            if not n_left:
+                raise
+    return Split(split_queries(left, anchors=min(n_anchors, n_left), test=0, seed=seed).anchors, test)
+
+
+def _test_queries(collection: Collection, n: int, seed: int) -> Sequence[Query]:
+    """The choice does not depend on the items, so that a sample has the test queries of the whole."""
+    judged = [query for query in collection.queries if collection.qrels.get(query.id)]
+    candidates = judged or collection.queries
+    return split_queries(candidates, anchors=0, test=min(n, len(candidates)), seed=seed).test
+
+
+def _pseudo_anchors(items: Sequence[Item], n: int, taken: set[str], *, seed: int) -> list[Query]:
+    """Pseudo-queries without the test queries' texts: such an anchor would give the answer away."""
+    chosen = [query for query in pseudo_queries(items, n, seed=seed) if _plain(query.text) not in taken]
+    if len(chosen) < n:
+        with contextlib.suppress(InputError):
+            more = pseudo_queries(items, n + len(taken), seed=seed)
+            chosen = [query for query in more if _plain(query.text) not in taken][:n]
+    return chosen
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split())

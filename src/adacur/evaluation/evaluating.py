@@ -1,0 +1,373 @@
+"""One evaluation: every item is scored once for a few queries, then every method is replayed and stored."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adacur import __version__
+from adacur.core.arrays import FloatArray
+from adacur.core.budget import check_k
+from adacur.core.errors import EmptyInput, InputError, UnknownName, WrongScorer
+from adacur.core.extras import install_command
+from adacur.core.protocols import Retriever, Scorer
+from adacur.core.records import Item, Query
+from adacur.core.spelling import did_you_mean
+from adacur.evaluation.collection import (
+    Collection,
+    Sizes,
+    Split,
+    choose_sizes,
+    read_collection,
+    sample,
+    scoring_cost,
+    split,
+)
+from adacur.evaluation.comparison import JUDGED
+from adacur.evaluation.judged import judged_quality
+from adacur.evaluation.recall import top_k_recall
+from adacur.evaluation.runs import Run
+from adacur.first_stages import BM25, Dense
+from adacur.first_stages.opening import encoder as open_encoder
+from adacur.index import Estimate, Progress, build_scores, check_scorer, is_finished
+from adacur.scorers import MatrixScorer
+from adacur.scorers import scorer as open_scorer
+from adacur.search import AnchorIndex
+
+__all__ = ["DEFAULT_METHODS", "Evaluation", "Start", "evaluate"]
+
+DEFAULT_METHODS = ("gaussian", "adacur", "anncur", "rerank", "exact")
+_METHODS = ("gaussian", "adacur", "anncur", "axn", "rerank", "exact")
+_WITHOUT_ANCHORS = ("axn", "rerank", "exact")
+_FIRST_STAGES = ("bm25", "dense", "random")
+_JUDGED_DEPTH = 10
+_ENCODER = "bge-small-en-v1.5"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What is about to be evaluated; `cost` is None where everything is scored already.
+
+    `notes` say, in a sentence each, what does not fit the collection.
+    """
+
+    collection: str
+    scorer: Scorer
+    n_items: int
+    n_test: int
+    n_anchors: int
+    pseudo_anchors: bool
+    cost: Estimate | None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The runs, the files that hold them, how many were `reused`, and which failed: settings and the error."""
+
+    runs: tuple[Run, ...]
+    files: tuple[Path, ...]
+    reused: int
+    failed: tuple[tuple[Mapping[str, Any], Exception], ...] = ()
+
+
+def evaluate(
+    folder: str | Path,
+    *,
+    scorer: Any,
+    output: str | Path,
+    methods: Sequence[str] = DEFAULT_METHODS,
+    budgets: Sequence[int] = (25, 50, 100),
+    ks: Sequence[int] | None = None,
+    first: Sequence[str] = ("bm25",),
+    encoder: Any = None,
+    anchors: int | None = None,
+    queries: int | None = None,
+    items: int | None = None,
+    minutes: float = 5.0,
+    seed: int = 0,
+    progress: bool = True,
+    on_start: Callable[[Start], None] | None = None,
+) -> Evaluation:
+    """Compare search methods on a BEIR folder, by recall of the scorer's own top k and by judgements.
+
+    - scorer: a scorer, or what `adacur.scorer` opens.
+    - output: the folder for scores and runs; the same call continues there after an interruption.
+    - methods, budgets, first: every combination is a run. A budget above the number of items is that number.
+    - ks: recall at each of these; by default 1 and 10.
+    - encoder: the dual encoder of the first stage "dense".
+    - anchors, queries, items: sizes; those that are not given follow from `minutes`, the time that scoring may take.
+    - seed: splits the queries, draws the sample of items, and seeds the searches.
+    - on_start: called before anything is scored.
+
+    What cannot run is refused before anything is scored; a run that fails later stops no other.
+    """
+    collection = read_collection(folder)
+    _check_names(methods, _METHODS, "method")
+    _check_names(first, _FIRST_STAGES, "first stage")
+    scorer = open_scorer(scorer)
+    encoder = open_encoder(encoder or _ENCODER) if "dense" in first else None
+    output = Path(output)
+    sizes = _sizes(collection, folder, output, scorer, minutes, anchors, queries, items)
+    collection = sample(collection, sizes.items, n_test=sizes.queries, seed=seed)
+    n_anchors = sizes.anchors if any(name not in _WITHOUT_ANCHORS for name in methods) else 0
+    queries_of = split(collection, n_anchors=n_anchors, n_test=sizes.queries, seed=seed)
+    ks = sorted(set(ks if ks is not None else (1, min(10, len(collection.items)))))
+    _check_ks(ks, collection)
+    scores = output / "scores" / f"{collection.name}-{collection.digest}-{_card_digest(scorer)}"
+    if on_start is not None:
+        on_start(_start(collection, queries_of, scorer, budgets, scores))
+    sizes.write(output / "sizes.json")
+    exact = _scored(collection, queries_of.test, scorer=scorer, path=scores, progress=progress)
+    known = _scored(collection, queries_of.anchors, scorer=scorer, path=scores, progress=progress)
+    index = AnchorIndex.from_arrays(
+        items=collection.items,
+        anchor_queries=queries_of.anchors,
+        scores=known,
+        scorer=MatrixScorer(queries=queries_of.test, items=collection.items, scores=exact),
+        first=_first_stages(collection, first, encoder=encoder, folder=output / "first", progress=progress),
+    )
+    replay = _Replay(collection, queries_of, exact, index, ks=ks, seed=seed, scored_by=str(_plain_card(scorer)))
+    runs, files, failed, reused = [], [], [], 0
+    for settings in _combinations(methods, budgets, first, len(collection.items)):
+        file = output / "runs" / collection.name / f"{replay.name(settings, encoder)}.json"
+        try:
+            if file.exists() and replay.is_whole(run := Run.load(file)):
+                reused += 1
+            else:
+                run = replay.run(settings)
+                run.save(file)
+            runs.append(run)
+            files.append(file)
+        except Exception as error:
+            failed.append((settings, error))
+    return Evaluation(tuple(runs), tuple(files), reused, tuple(failed))
+
+
+@dataclass(frozen=True, eq=False)
+class _Replay:
+    """Searches of the test queries that look scores up, and what they are measured by."""
+
+    collection: Collection
+    split: Split
+    exact: FloatArray
+    index: AnchorIndex
+    ks: Sequence[int]
+    seed: int
+    scored_by: str
+
+    def run(self, settings: Mapping[str, Any]) -> Run:
+        """Search with these settings and measure."""
+        judged = self._judged()
+        depth = min(max(*self.ks, _JUDGED_DEPTH if judged else 1), settings.get("budget", len(self.collection.items)))
+        options = {name: value for name, value in settings.items() if name in ("method", "budget", "first")}
+        options |= {"seed": self.seed} if settings["method"] != "exact" else {}
+        found = self.index.search_batch(self.split.test, depth, **options)
+        done = found[0].trace.settings
+        paid = len(self.split.anchors) if settings["method"] not in _WITHOUT_ANCHORS else 0
+        measures = {f"recall@{k}": top_k_recall(found, self.exact, k=k) for k in self.ks}
+        if judged and find_spec("ir_measures"):
+            measures |= judged_quality(found, judged, measures=[JUDGED])
+        measures["calls"] = np.array([float(hits.trace.calls) for hits in found])
+        measures["index_calls"] = np.full(len(found), float(paid * len(self.collection.items)))
+        rounds = {"rounds": done["rounds"]} if "budget" in settings and "rounds" in done else {}
+        return Run(
+            collection=self.collection.name,
+            method=settings["method"],
+            settings={**settings, **rounds, **({"anchors": paid} if paid else {}), "seed": self.seed},
+            query_ids=tuple(query.id for query in self.split.test),
+            measures=measures,
+            made={
+                "adacur": __version__,
+                "at": datetime.now(UTC).isoformat(timespec="seconds"),
+                "items": len(self.collection.items),
+                "scorer": self.scored_by,
+                **({"pseudo_anchors": self.split.pseudo} if paid else {}),
+            },
+        )
+
+    def name(self, settings: Mapping[str, Any], encoder: Any) -> str:
+        """A file name that people can read, with a hash of all that the run depends on."""
+        encoded = _card_digest(encoder) if settings.get("first") == "dense" else ""
+        key = [self._digest(), dict(settings), list(self.ks), self.seed, encoded]
+        digest = hashlib.blake2b(json.dumps(key).encode(), digest_size=5).hexdigest()
+        return re.sub(r"[^\w.-]+", "_", "-".join(map(str, [*settings.values(), digest])))
+
+    def is_whole(self, run: Run) -> bool:
+        """Whether a stored run has the judged quality that can be measured by now."""
+        return JUDGED in run.measures or not self._judged() or not find_spec("ir_measures")
+
+    def _judged(self) -> dict[str, Mapping[str, int]]:
+        qrels = self.collection.qrels
+        return {query.id: qrels[query.id] for query in self.split.test if qrels.get(query.id)}
+
+    def _digest(self) -> str:
+        digest = hashlib.blake2b(self.collection.digest.encode(), digest_size=8)
+        for records in (self.split.anchors, self.split.test):
+            digest.update(_digest_of(records).encode())
+        digest.update(np.ascontiguousarray(self.exact).data)
+        digest.update(np.ascontiguousarray(self.index.matrix).data)
+        digest.update(json.dumps(self._judged(), sort_keys=True).encode())
+        return digest.hexdigest()
+
+
+def _combinations(
+    methods: Sequence[str], budgets: Sequence[int], first: Sequence[str], n_items: int
+) -> Iterator[dict[str, Any]]:
+    affordable = sorted({min(budget, n_items) for budget in budgets})
+    for budget, method, stage in product(affordable, dict.fromkeys(methods), dict.fromkeys(first)):
+        if method != "exact":
+            yield {"method": method, "budget": budget, "first": stage}
+    if "exact" in methods:
+        yield {"method": "exact"}
+
+
+def _check_names(names: Sequence[str], known: Sequence[str], kind: str) -> None:
+    if not names:
+        raise EmptyInput(f"Give at least one {kind}: {', '.join(known)}.")
+    for name in names:
+        if name not in known:
+            raise UnknownName(f"Unknown {kind} {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}.")
+
+
+def _check_ks(ks: Sequence[int], collection: Collection) -> None:
+    for k in ks:
+        check_k(k)
+    if max(ks) > len(collection.items):
+        raise InputError(
+            f"k must be at most the number of items: {collection.name!r} has {len(collection.items):,}; got {max(ks)}."
+        )
+
+
+def _sizes(
+    collection: Collection,
+    folder: str | Path,
+    output: Path,
+    scorer: Scorer,
+    minutes: float,
+    anchors: int | None,
+    queries: int | None,
+    items: int | None,
+) -> Sizes:
+    """The sizes that are given, those of an earlier evaluation in the same place, or new ones."""
+    before = Sizes.read(output / "sizes.json")
+    if before is not None and before.folder != str(Path(folder).resolve()):
+        raise InputError(f"{output} holds the evaluation of {before.folder}. Choose another output for {folder}.")
+    if before is not None and anchors is None and queries is None and items is None:
+        return before
+    return choose_sizes(
+        collection, folder, scorer=scorer, minutes=minutes, anchors=anchors, queries=queries, items=items
+    )
+
+
+def _start(collection: Collection, queries_of: Split, scorer: Scorer, budgets: Sequence[int], scores: Path) -> Start:
+    every = [*queries_of.test, *queries_of.anchors]
+    parts = (queries_of.test, queries_of.anchors)
+    scored = all(is_finished(scores / _digest_of(queries)) for queries in parts if queries)
+    return Start(
+        collection=collection.name,
+        scorer=scorer,
+        n_items=len(collection.items),
+        n_test=len(queries_of.test),
+        n_anchors=len(queries_of.anchors),
+        pseudo_anchors=queries_of.pseudo,
+        cost=None if scored else scoring_cost(collection, every, scorer=scorer, n_queries=len(every)),
+        notes=tuple(_notes(collection, queries_of.test, budgets)),
+    )
+
+
+def _notes(collection: Collection, test: Sequence[Query], budgets: Sequence[int]) -> Iterator[str]:
+    n_items = len(collection.items)
+    if collection.sampled_from is not None:
+        yield (
+            f"This is a sample of {n_items:,} of the {collection.sampled_from:,} items, with all that are judged for "
+            "the test queries. Searching fewer items is easier: expect lower numbers, and larger differences between "
+            "methods, on the whole collection."
+        )
+    if not any(collection.qrels.get(query.id) for query in test):
+        yield f"No test query is judged (qrels/test.tsv), so {JUDGED} is left out."
+    elif not find_spec("ir_measures"):
+        yield f"ir_measures is not installed, so {JUDGED} is left out. To have it: {install_command('evaluation')}"
+    if missing := collection.missing():
+        without_text = sum(id_ in set(collection.left_out) for id_ in missing)
+        yield (
+            f"{len(missing):,} judged items cannot be found: {len(missing) - without_text:,} are not in the corpus, "
+            f"{without_text:,} have no text (e.g. {missing[0]!r})."
+        )
+    if max(budgets) > n_items:
+        yield f"Budgets above the {n_items:,} items are taken as {n_items:,}."
+
+
+def _scored(
+    collection: Collection, queries: Sequence[Query], *, scorer: Scorer, path: Path, progress: bool
+) -> FloatArray:
+    """Scores of shape (queries, items), from the folder that keeps them; other queries have another folder."""
+    if not queries:
+        return np.empty((0, len(collection.items)), dtype=np.float32)
+    target = path / _digest_of(queries)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    was_finished = is_finished(target)
+    try:
+        with _bar(progress and not was_finished) as show:
+            folder = build_scores(collection.items, queries, scorer=scorer, path=target, progress=show)
+        if was_finished:
+            check_scorer(folder, scorer)
+    except WrongScorer as error:
+        raise WrongScorer(f"{error} Each scorer needs a folder for its results: choose another output (-o).") from error
+    return np.ascontiguousarray(folder.matrix.T)
+
+
+@contextmanager
+def _bar(shown: bool) -> Iterator[Callable[[Progress], None] | None]:
+    from tqdm import tqdm
+
+    with tqdm(total=0, unit=" pairs", unit_scale=True, desc="scoring", disable=not shown) as bar:
+
+        def show(progress: Progress) -> None:
+            bar.total = progress.pairs
+            bar.update(progress.pairs_done - bar.n)
+
+        yield show if shown else None
+
+
+def _first_stages(
+    collection: Collection, names: Sequence[str], *, encoder: Any, folder: Path, progress: bool
+) -> dict[str, Retriever]:
+    stages: dict[str, Retriever] = {}
+    if "bm25" in names:
+        stages["bm25"] = BM25.build(collection.items)
+    if "dense" in names:
+        target = folder / f"dense-{collection.digest}-{_card_digest(encoder)}"
+        if not target.exists():
+            partial = target.with_name(f".{target.name}.partial")
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            Dense.build(collection.items, encoder=encoder, progress=progress).save(partial)
+            partial.rename(target)
+        stages["dense"] = Dense.load(target, encoder=encoder)
+    return stages
+
+
+def _plain_card(model: Any) -> Any:
+    return replace(model.card, source=None)
+
+
+def _card_digest(model: Any) -> str:
+    return hashlib.blake2b(repr(_plain_card(model)).encode(), digest_size=4).hexdigest()
+
+
+def _digest_of(records: Sequence[Query] | Sequence[Item]) -> str:
+    digest = hashlib.blake2b(digest_size=6)
+    for record in records:
+        digest.update(f"{record.id}\0{record.text}\0".encode(errors="surrogatepass"))
+    return f"{len(records)}-{digest.hexdigest()}"

@@ -1,0 +1,185 @@
+"""The report: one HTML page that needs nothing but itself."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adacur.core.errors import EmptyInput
+from adacur.core.extras import require
+from adacur.evaluation.comparison import JUDGED, Mean, Row, compare, measures_of, verdict
+from adacur.evaluation.runs import Run
+from adacur.evaluation.significance import PairedDifference
+
+__all__ = ["write_report"]
+
+# The palette of Okabe & Ito: told apart by colour-blind readers; markers tell them apart in grey.
+_STYLES = {
+    "gaussian": ("#d55e00", "o"),
+    "adacur": ("#0072b2", "s"),
+    "axn": ("#aa4499", "X"),
+    "anncur": ("#009e73", "D"),
+    "rerank": ("#333333", "^"),
+    "exact": ("#8c8c8c", "8"),
+}
+_DASHES = ("-", "--", ":", "-.")
+
+
+def write_report(runs: Sequence[Run], page: str | Path, *, rival: str = "rerank") -> Path:
+    """Write the runs of one evaluation as a page: in words, as figures and as tables.
+
+    - page: the file to write; its folder is made if need be.
+    - rival: the method that the others are compared with, at the same budget and first stage.
+    """
+    if not runs:
+        raise EmptyInput("There is no run to report.")
+    page = Path(page)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    rows, measures = compare(runs, rival=rival), measures_of(runs)
+    made = runs[0].made
+    anchors = max((row.anchors or 0 for row in rows), default=0)
+    kind = " pseudo-queries as" if any(run.made.get("pseudo_anchors") for run in runs) else ""
+    title = f"adacur: {runs[0].collection}"
+    head = (
+        f"{made['items']:,} items, {len(runs[0].query_ids)} test queries, {anchors}{kind} anchor queries. "
+        f"Scorer: {made.get('scorer') or 'unknown'}."
+    )
+    content = [
+        f"<h1>{escape(title)}</h1><p class=lead>{escape(head)}</p>",
+        f"<h2>In words</h2><p>{escape(verdict(runs, rival=rival)) or 'There is no rival to compare with.'}</p>",
+        "<h2>Recall and judged quality by budget</h2>",
+        _figure(rows, measures),
+        f"<h2>Every run</h2>{_measure_table(rows, measures)}",
+        f"<h2>Difference to {escape(rival)}, at the same budget and first stage</h2>{_difference_table(rows, measures)}",
+        f"<h2>How it was measured</h2><p>{escape(_method_of_measuring(made))}</p>",
+    ]
+    page.write_text(_PAGE.format(title=escape(title), style=_STYLE, content="\n".join(content)), encoding="utf-8")
+    return page
+
+
+def _figure(rows: Sequence[Row], measures: Sequence[str]) -> str:
+    """A panel per measure, a line with its interval per method and first stage; exact search is a level line."""
+    require("matplotlib", extra="report")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.6 * len(measures), 3.6), layout="constrained")
+    panels = np.atleast_1d(figure.subplots(1, len(measures), squeeze=False)[0])
+    for panel, measure in zip(panels, measures, strict=True):
+        _draw(panel, rows, measure)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(5, max(1, len(labels))), frameon=False)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    data = base64.b64encode(drawn.getvalue()).decode()
+    says = "Means over the test queries against scorer calls per query; bands are 95 % intervals."
+    return (
+        f'<figure class=scroll><img alt="{says} The numbers are in the tables below." '
+        f'src="data:image/svg+xml;base64,{data}"></figure><p class=soft>{says}</p>'
+    )
+
+
+def _draw(panel: Any, rows: Sequence[Row], measure: str) -> None:
+    stages = list(dict.fromkeys(row.first for row in rows if row.first))
+    for name in dict.fromkeys(row.name for row in rows):
+        line = [(row, row.means[measure]) for row in rows if row.name == name and measure in row.means]
+        if not line:
+            continue
+        row = line[0][0]
+        colour, marker = _STYLES.get(row.method, ("#882255", "P"))
+        if row.budget is None:
+            panel.axhline(line[0][1].mean, color=colour, linestyle=":", label=name)
+            continue
+        budgets = [one.budget for one, _ in line]
+        dashes = _DASHES[stages.index(row.first) % len(_DASHES)] if row.first in stages else "-"
+        panel.plot(budgets, [mean.mean for _, mean in line], dashes, color=colour, marker=marker, label=name)
+        panel.fill_between(
+            budgets, [mean.low for _, mean in line], [mean.high for _, mean in line], color=colour, alpha=0.12, lw=0
+        )
+    panel.set(title=_words(measure), xlabel="scorer calls per query")
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _words(measure: str) -> str:
+    k = measure.removeprefix("recall@")
+    return measure if k == measure else f"recall of the scorer's top {k}"
+
+
+def _price_cells(row: Row) -> list[str]:
+    paid = f"{row.paid:,}" if row.paid else "0"
+    values = (row.budget, row.rounds, row.anchors)
+    return [row.method, row.first or "", *("" if value is None else f"{value:,}" for value in values), paid]
+
+
+_PRICE = ["method", "first stage", "budget", "rounds", "anchor queries", "calls paid beforehand"]
+
+
+def _measure_table(rows: Sequence[Row], measures: Sequence[str]) -> str:
+    def cell(mean: Mean | None) -> str:
+        return "" if mean is None else f"{mean} on {mean.n}"
+
+    body = [[*_price_cells(row), *(cell(row.means.get(name)) for name in measures)] for row in rows]
+    return _table([*_PRICE, *(f"{_words(name)}, 95 % interval, queries" for name in measures)], body)
+
+
+def _difference_table(rows: Sequence[Row], measures: Sequence[str]) -> str:
+    def cell(found: PairedDifference | None) -> str:
+        if found is None:
+            return ""
+        mark = " ▲" if found.low > 0 else " ▼" if found.high < 0 else ""
+        return f"{found.difference:+.3f} ({found.low:+.3f} to {found.high:+.3f}) on {found.n_queries}{mark}"
+
+    compared = [row for row in rows if row.differences]
+    if not compared:
+        return "<p>No run of the rival shares a budget and a first stage with another run.</p>"
+    body = [[*_price_cells(row), *(cell(row.differences.get(name)) for name in measures)] for row in compared]
+    note = "<p class=soft>▲ and ▼: the whole interval is above or below zero.</p>"
+    return _table([*_PRICE, *map(_words, measures)], body) + note
+
+
+def _table(headers: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th scope=col>{escape(name)}</th>" for name in headers)
+    lines = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>" for cells in body)
+    return f'<div class=scroll tabindex=0 role=region aria-label="table"><table><tr>{head}</tr>{lines}</table></div>'
+
+
+def _method_of_measuring(made: Any) -> str:
+    return (
+        "Recall of the scorer's top k is the share of its own k best items, by its exact scores of all items, that a "
+        f"search found within its calls; among equal scores any counts. {JUDGED} is computed from the judgements "
+        "(qrels) of the same hits. The two stand together because a search that finds more of what the scorer likes "
+        "need not please people. Intervals are percentile bootstraps over the queries (2,000 resamples), differences "
+        "are paired by query. Calls paid beforehand are anchor queries × items, once for all searches. Pseudo-queries "
+        f"are cut from the items; real queries as anchors usually give higher recall. Made with adacur {made['adacur']}."
+    )
+
+
+_STYLE = """
+:root{--ink:#1d1d1f;--soft:#5c5c66;--line:#d9d9e0;--tint:#f5f5f8;--page:#fff}
+@media (prefers-color-scheme:dark){:root{--ink:#ececf0;--soft:#a9a9b5;--line:#3a3a44;--tint:#26262c;--page:#18181b}}
+body{font:16px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page);max-width:72rem;margin:2rem auto;padding:0 1rem}
+h1{font-size:1.6rem}h2{font-size:1.15rem;margin-top:2rem}.lead,.soft{color:var(--soft)}
+.scroll{overflow-x:auto;border:1px solid var(--line);border-radius:8px;margin:.75rem 0}figure.scroll{background:#fff}
+table{border-collapse:collapse;width:100%;font-size:.875rem;font-variant-numeric:tabular-nums}
+th,td{padding:.35rem .55rem;text-align:left;vertical-align:baseline}td{white-space:nowrap;border-top:1px solid var(--line)}
+th{background:var(--tint)}figure img{display:block;margin:0 auto;max-width:100%;min-width:32rem}
+"""
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+{content}
+</body>
+</html>
+"""
