@@ -7,7 +7,7 @@ Reads folders of exact scores (see score_folders.py). Each search is the default
 rounds asked for, with `stop_when` and without; "evenly" is the recall lost if every query had been given the mean
 number of calls instead. Intervals are 95 % bootstrap intervals over the queries of a folder.
 --held-out replays the last anchor queries against the others in place of the test queries, and --fit prints the
-constants of `GaussianModel`'s chance_above that are likeliest on all --scores, each of a folder's k weighing alike: choose
+constants of `GaussianModel`'s chance_above that are likeliest on all --scores, each k of a folder alike: choose
 on held-out queries, report on test queries.
 """
 

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 
 from adacur_lab.experiments import Spec, Testbed
+from tests.conftest import make_world_fixture, shared_folder, world
+
+__all__ = ["make_world_fixture", "shared_folder", "world"]
 
 # Forty small lessons on nine subjects; who asks about a subject means its lessons.
 SUBJECTS = ("tides", "bees", "bridges", "clouds", "glass", "rivers", "salt", "trains", "wool")

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from adacur.core.errors import InputError, NonFiniteScore
-from adacur.evaluation import anchor_spectrum
-from adacur_lab.measures import spectrum
+from adacur_lab.measures import anchor_spectrum, spectrum
 
 
 @pytest.mark.parametrize("shape", [(300, 20), (20, 20), (7, 20), (1, 1)])

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from adacur import Query, Softmax, TopK, Uniform
-from adacur.approximation import Oracle
 from adacur.core.errors import BudgetError, InputError, NonFiniteScore, UnknownName
 from adacur.core.protocols import Retriever
+from adacur_lab.oracle import Oracle
 
 
 def make(world, **options) -> Oracle:

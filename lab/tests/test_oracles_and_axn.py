@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from adacur import ANNCUR, AdaCUR, Budget, MatrixRetriever, Softmax, TopK
-from adacur.approximation import EmbeddingRegression, Oracle
+from adacur.approximation import EmbeddingRegression
 from adacur.core.seeds import item_keys
 from adacur.search.methods import without_anchors
+from adacur_lab.oracle import Oracle
 from tests.reference import literal
 
 

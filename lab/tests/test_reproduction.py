@@ -15,7 +15,7 @@ from adacur.first_stages import EncoderCard
 from adacur_lab.experiments.reproduction import EXPERIMENTS, Sources, experiment_names, reproduce
 from adacur_lab.report import read_runs
 
-REPRODUCTION = Path(__file__).parents[3] / "reproduction"
+REPRODUCTION = Path(__file__).parents[1] / "reproduction"
 RUNS = """
 collections = ["world"]
 [anchors]

@@ -11,7 +11,7 @@ from adacur.core.errors import FileFormatError, InputError, MissingExtra, Unknow
 from adacur_lab.experiments import Spec, evaluate, spec_text
 from adacur_lab.experiments.sources import read_records
 
-ZESHEL = Path(__file__).parents[2] / "fixtures" / "zeshel"
+ZESHEL = Path(__file__).parents[2] / "tests" / "fixtures" / "zeshel"
 SCORER = {"source": "nobody:knows"}
 SCORES = {"collection": {"scores": "scores"}}
 

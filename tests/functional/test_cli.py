@@ -45,8 +45,6 @@ COMMANDS = (
     "search",
     "tune",
     "evaluate",
-    "report",
-    "reproduce",
     "inspect",
     "compress",
     "add",
@@ -887,8 +885,8 @@ def test_results_of_an_evaluation_lie_beside_its_folder(shop: Path, tmp_path: Pa
     shutil.copy(shop / "my_scorers.py", tmp_path / "my_scorers.py")
     options = ("--scorer", "my_scorers:score", "--methods", "rerank", "--budgets", 5, "--queries", 2)
     assert here("evaluate", "data/beir", *options, cwd=tmp_path).code == 0
-    assert (tmp_path / "data" / "beir-results" / "spec.toml").exists()
-    here("evaluate", shop / "items.jsonl", cwd=tmp_path).refused("items.jsonl", "BEIR folder", ".toml")
+    assert (tmp_path / "data" / "beir-results" / "runs").exists()
+    here("evaluate", shop / "items.jsonl", cwd=tmp_path).refused("items.jsonl", "BEIR folder")
 
 
 def test_a_name_that_is_only_begun_is_guessed_and_what_is_here_is_told(shop: Path, tmp_path: Path) -> None:

@@ -79,7 +79,6 @@ RUN_HERE = (
     "verify",
     "tune",
     "evaluate",
-    "report",
     "train",
 )
 

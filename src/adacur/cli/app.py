@@ -16,7 +16,6 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from adacur import __version__
-from adacur.cli import messages
 from adacur.cli.copy import add_copy_command
 from adacur.cli.mcp import add_mcp_command
 from adacur.cli.messages import (
@@ -853,142 +852,68 @@ add_mcp_command(app)
 add_copy_command(app)
 
 
-@app.command(epilog="Example: adacur evaluate my-beir-folder --scorer ms-marco-MiniLM-L-12-v2")
+@app.command(epilog="Example: adacur evaluate my-beir-folder --report report.html")
 def evaluate(
-    what: Annotated[
-        Path, typer.Argument(metavar="SPEC|FOLDER", help="A spec (.toml), or a BEIR folder to begin with.")
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A BEIR folder: corpus.jsonl, queries.jsonl, qrels/test.tsv.")
     ],
-    scorer: Annotated[
-        str | None, typer.Option(help=f"With a folder: the scorer, as for build; default: {DEFAULT_SCORER}.")
-    ] = None,
-    methods: Annotated[
-        str | None, typer.Option(help="With a folder; default: gaussian,adacur,anncur,rerank,exact.")
-    ] = None,
-    budgets: Annotated[str | None, typer.Option(help="With a folder: scorer calls; default: 25,50,100.")] = None,
-    k: Annotated[str | None, typer.Option("-k", "--k", help="With a folder: recall at these k; default: 1,10.")] = None,
-    first: Annotated[
-        str | None, typer.Option(help="With a folder: first stages, as for build, with commas; default: bm25.")
-    ] = None,
-    encoder: Annotated[str | None, typer.Option(help="With a folder: dual encoder of the dense first stage.")] = None,
-    anchors: Annotated[int | None, typer.Option(min=1, help="With a folder: how many anchor queries.")] = None,
-    queries: Annotated[int | None, typer.Option(min=1, help="With a folder: how many test queries.")] = None,
+    scorer: ScorerName = DEFAULT_SCORER,
+    methods: Annotated[str, typer.Option(help="Search methods, with commas.")] = "gaussian,adacur,anncur,rerank,exact",
+    budgets: Annotated[str, typer.Option(help="Scorer calls per query.")] = "25,50,100",
+    k: Annotated[str | None, typer.Option("-k", "--k", help="Recall at these k; default: 1,10.")] = None,
+    first: Annotated[str, typer.Option(help="First stages, with commas: bm25, dense, random.")] = "bm25",
+    encoder: Annotated[str | None, typer.Option(help="Dual encoder of the first stage dense.")] = None,
+    anchors: Annotated[int | None, typer.Option(min=1, help="Number of anchor queries.")] = None,
+    queries: Annotated[int | None, typer.Option(min=1, help="Number of test queries.")] = None,
     n_items: Annotated[
         int | None,
-        typer.Option(
-            "--items",
-            min=1,
-            help="With a folder: evaluate on a sample of N items, among them those judged for the test queries; "
-            "default: all, or as many as the minutes allow.",
-        ),
+        typer.Option("--items", min=1, help="A sample of N items; default: all, if time allows."),
     ] = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option(help="With a folder: choose all three so that scoring takes so long; default: 5."),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="With a folder: splits the queries, seeds the runs.")] = None,
+    minutes: Annotated[float, typer.Option(help="Time for scoring, where sizes are not given.")] = 5.0,
+    seed: Annotated[int, typer.Option(min=0, help="Splits the queries and seeds the searches.")] = 0,
     max_item_tokens: MaxItemTokens = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder for the results; a folder FOLDER gets FOLDER-results.")
+        Path | None, typer.Option("-o", "--output", help="Folder for scores and runs; default: FOLDER-results.")
     ] = None,
-    trec: Annotated[bool, typer.Option("--trec", help="Also write each run's hits as a TREC run file.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Also write this HTML page.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure search methods on a collection, each run stored once. Interrupt it at will: the same command continues.
+    """Compare search methods on your data: recall of the scorer's own best, and judged quality, by budget.
 
-    A spec says what to run. A BEIR folder needs none: the spec that was used is written beside the results.
+    Interrupt it at any time: the same command continues.
     """
     from adacur.cli.evaluation import evaluate_command
 
-    own = {
-        "scorer": scorer,
-        "methods": methods,
-        "budgets": budgets,
-        "k": k,
-        "first": first,
-        "encoder": encoder,
-        "anchors": anchors,
-        "queries": queries,
-        "items": n_items,
-        "minutes": minutes,
-        "seed": seed,
-        "max_item_tokens": max_item_tokens,
-    }
-    given = {name: value for name, value in own.items() if value is not None}
-    done = evaluate_command(what, given, output=output, trec=trec, as_json=as_json)
+    done = evaluate_command(
+        folder,
+        scorer=opened_scorer(scorer, max_item_tokens),
+        methods=_listed(methods),
+        budgets=_numbers("--budgets", budgets),
+        ks=None if k is None else _numbers("-k", k),
+        first=_listed(first),
+        encoder=encoder,
+        anchors=anchors,
+        queries=queries,
+        items=n_items,
+        minutes=minutes,
+        seed=seed,
+        output=output,
+        report=report,
+        as_json=as_json,
+    )
     if not done:
         raise typer.Exit(1)
 
 
-@app.command(epilog="Example: adacur report runs/ -o report/")
-def report(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of stored runs, searched to its depths.")],
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The folder to write; default: FOLDER/report.")
-    ] = None,
-    rival: Annotated[str, typer.Option(help="The method that the others are compared with.")] = "rerank",
-    as_json: Json = False,
-) -> None:
-    """Draw stored runs: one HTML page that needs nothing but itself, figures (PNG, SVG) and tables (CSV, Markdown)."""
-    from adacur.report import write_report
-
-    with note.status("drawing …"):
-        written = write_report(folder, output, rival=rival)
-    if written.skipped:
-        tell(f"{len(written.skipped)} JSON files are no stored runs and were left out.")
-    if as_json:
-        skipped = [str(file) for file in written.skipped]
-        files = [str(file) for file in written.files]
-        print_json({"page": str(written.page), "runs": written.n_runs, "skipped": skipped, "files": files})
-    else:
-        say(f"{written.page}: {written.n_runs} runs, {len(written.files) - 1} figures and tables beside it.")
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
-@app.command(epilog="Example: adacur reproduce recall-vs-rounds")
-def reproduce(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME|all", help="An experiment of the paper; without one, they are listed.")
-    ] = None,
-    scores: Annotated[
-        Path | None, typer.Option(help="Folders of exact scores by collection: compute what is not stored yet.")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="With --scores: folders of texts and judgements by collection.")
-    ] = None,
-    folder: Annotated[Path, typer.Option(help="The repository's folder of experiments.")] = Path("lab/reproduction"),
-    as_json: Json = False,
-) -> None:
-    """Draw an experiment of the paper from stored results; with --scores, make what is missing of them first.
-
-    Interrupt it at will: the same command continues.
-    """
-    from adacur.experiments.reproduction import EXPERIMENTS, Sources, experiment_names
-    from adacur.experiments.reproduction import reproduce as reproduce_one
-
-    if name is None:
-        if as_json:
-            print_json({one: experiment.claim for one, experiment in EXPERIMENTS.items()})
-        else:
-            for one, experiment in EXPERIMENTS.items():
-                say(f"{one}. The paper: {experiment.claim}")
-        return
-    if (scores is None) != (data is None):
-        raise InputError("--scores and --data go together: the scores, and the texts and judgements of the same items.")
-    sources = None if scores is None or data is None else Sources(scores, data)
-    failures = []
-    for one in experiment_names(name):
-        tell(f"{one} …")
-        made = reproduce_one(one, folder, sources=sources)
-        failures += [f"{one}: {failure}" for failure in made.failed]
-        if as_json:
-            print_json(made.as_dict())
-        else:
-            say(f"{one}. The paper: {made.claim}")
-            say(f"  {', '.join(str(file) for file in made.files)}")
-            say(f"  {folder / one / 'README.md'} says what came out here.")
-    for failure in failures:
-        messages.failed(failure)
-    if failures:
-        raise typer.Exit(1)
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{option} must be a list of whole numbers such as 25,50; got {text!r}.") from None
 
 
 @app.command(epilog="Example: adacur demo --query 'who painted the Mona Lisa?' --budget 50")

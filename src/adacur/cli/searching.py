@@ -70,7 +70,7 @@ def search_command(
             sys.stdout.flush()
             found += some if run is not None else ()
     if run is not None:
-        from adacur.experiments.trec import write_trec
+        from adacur.evaluation import write_trec
 
         write_trec(run, found, tag=str(found[0].trace.settings["method"]))
         tell(f"{run}: a TREC run of {len(found):,} {'question' if len(found) == 1 else 'questions'}.")

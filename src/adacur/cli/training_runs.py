@@ -16,7 +16,7 @@ from rich.table import Table
 from adacur.cli.messages import KEPT, duration, log_as_notes, note, print_json, print_table, say, tell
 from adacur.cli.opening import DEFAULT_ENCODER, cut_flag, opened_encoder, opened_scorer
 from adacur.cli.train import DEFAULT_BASE
-from adacur.core.errors import AdacurError, InputError, MissingExtra, UnknownName
+from adacur.core.errors import AdacurError, InputError, UnknownName
 from adacur.core.extras import require
 from adacur.core.protocols import Items, Retriever
 from adacur.core.records import Item, ItemList, Query
@@ -315,10 +315,8 @@ def _is_finished(out: str | Path) -> bool:
 
 def _show(trained: Trained, asked: Mapping[str, Any], *, was_finished: bool, then: str) -> None:
     fitted = trained.fitted
-    curves = _drawn(trained)
     if asked["as_json"]:
-        drawn = None if curves is None else str(curves)
-        print_json({"model": str(asked["out"]), **asdict(fitted), "curves": drawn, "was_finished": was_finished})
+        print_json({"model": str(asked["out"]), **asdict(fitted), "was_finished": was_finished})
         return
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("held-out queries")
@@ -332,8 +330,6 @@ def _show(trained: Trained, asked: Mapping[str, Any], *, was_finished: bool, the
         f"{asked['out']}: the model after {fitted.best_update} of {fitted.updates} updates{why}. "
         f"{duration(fitted.seconds)}, {fitted.queries / max(fitted.seconds, 1e-9):,.1f} queries/s."
     )
-    if curves is not None:
-        say(f"{curves}: loss and checks.")
     if was_finished:
         tell("It was finished before: nothing was trained.")
     if not any(_is_better(name, value, than=fitted.before[name]) for name, value in fitted.best.items()):
@@ -343,17 +339,3 @@ def _show(trained: Trained, asked: Mapping[str, Any], *, was_finished: bool, the
 
 def _is_better(measure: str, value: float, *, than: float) -> bool:
     return value < than if measure.endswith(("loss", "error")) else value > than
-
-
-def _drawn(trained: Trained) -> Path | None:
-    from adacur.report import save, training_curves
-
-    target = trained.folder / "training" / "curves.png"
-    if not target.exists():
-        try:
-            figure = training_curves(trained.log, best_update=trained.fitted.best_update)
-            save(figure, target.with_suffix(""), kinds=("png",))
-        except MissingExtra as error:
-            tell(f"No curves are drawn: {error}")
-            return None
-    return target

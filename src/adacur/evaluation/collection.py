@@ -54,9 +54,8 @@ class Collection:
     def missing(self) -> list[str]:
         """The ids of judged items that are not among the items."""
         known = {item.id for item in self.items}
-        return [
-            id_ for id_ in dict.fromkeys(id_ for grades in self.qrels.values() for id_ in grades) if id_ not in known
-        ]
+        judged = dict.fromkeys(id_ for grades in self.qrels.values() for id_ in grades)
+        return [id_ for id_ in judged if id_ not in known]
 
 
 @dataclass(frozen=True, slots=True)

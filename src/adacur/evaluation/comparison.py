@@ -165,7 +165,7 @@ def _difference(left: Run, right: Run, measure: str) -> PairedDifference | None:
 
 
 def _together(pairs: Sequence[tuple[Run, Run]], measures: Sequence[str]) -> tuple[float, float, float, int]:
-    """The mean difference over all pairs of runs and measures, its interval and the queries: one value of each query."""
+    """The mean difference over all pairs of runs and measures, its interval, the queries: one value per query."""
     by_query: dict[str, list[float]] = {}
     for left, right in pairs:
         for measure in measures:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from adacur import __version__
 from adacur.core.arrays import FloatArray
 from adacur.core.budget import check_k
 from adacur.core.errors import EmptyInput, InputError, UnknownName, WrongScorer
@@ -131,12 +131,14 @@ def evaluate(
     sizes.write(output / "sizes.json")
     exact = _scored(collection, queries_of.test, scorer=scorer, path=scores, progress=progress)
     known = _scored(collection, queries_of.anchors, scorer=scorer, path=scores, progress=progress)
-    index = AnchorIndex.from_arrays(
-        items=collection.items,
-        anchor_queries=queries_of.anchors,
-        scores=known,
-        scorer=MatrixScorer(queries=queries_of.test, items=collection.items, scores=exact),
-        first=_first_stages(collection, first, encoder=encoder, folder=output / "first", progress=progress),
+    look_up = MatrixScorer(queries=queries_of.test, items=collection.items, scores=exact)
+    stages = _first_stages(collection, first, encoder=encoder, folder=output / "first", progress=progress)
+    index = (
+        AnchorIndex.from_arrays(
+            items=collection.items, anchor_queries=queries_of.anchors, scores=known, scorer=look_up, first=stages
+        )
+        if n_anchors
+        else AnchorIndex.from_items(collection.items, scorer=look_up, first=stages or "random")
     )
     replay = _Replay(collection, queries_of, exact, index, ks=ks, seed=seed, scored_by=str(_plain_card(scorer)))
     runs, files, failed, reused = [], [], [], 0
@@ -174,22 +176,21 @@ class _Replay:
         options = {name: value for name, value in settings.items() if name in ("method", "budget", "first")}
         options |= {"seed": self.seed} if settings["method"] != "exact" else {}
         found = self.index.search_batch(self.split.test, depth, **options)
-        done = found[0].trace.settings
+        rounds = max(len(hits.trace.rounds) for hits in found)
         paid = len(self.split.anchors) if settings["method"] not in _WITHOUT_ANCHORS else 0
         measures = {f"recall@{k}": top_k_recall(found, self.exact, k=k) for k in self.ks}
         if judged and find_spec("ir_measures"):
             measures |= judged_quality(found, judged, measures=[JUDGED])
         measures["calls"] = np.array([float(hits.trace.calls) for hits in found])
         measures["index_calls"] = np.full(len(found), float(paid * len(self.collection.items)))
-        rounds = {"rounds": done["rounds"]} if "budget" in settings and "rounds" in done else {}
         return Run(
             collection=self.collection.name,
             method=settings["method"],
-            settings={**settings, **rounds, **({"anchors": paid} if paid else {}), "seed": self.seed},
+            settings={**settings, "rounds": rounds, **({"anchors": paid} if paid else {}), "seed": self.seed},
             query_ids=tuple(query.id for query in self.split.test),
             measures=measures,
             made={
-                "adacur": __version__,
+                "adacur": version("adacur"),
                 "at": datetime.now(UTC).isoformat(timespec="seconds"),
                 "items": len(self.collection.items),
                 "scorer": self.scored_by,

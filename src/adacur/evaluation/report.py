@@ -56,7 +56,8 @@ def write_report(runs: Sequence[Run], page: str | Path, *, rival: str = "rerank"
         "<h2>Recall and judged quality by budget</h2>",
         _figure(rows, measures),
         f"<h2>Every run</h2>{_measure_table(rows, measures)}",
-        f"<h2>Difference to {escape(rival)}, at the same budget and first stage</h2>{_difference_table(rows, measures)}",
+        f"<h2>Difference to {escape(rival)} at the same budget and first stage</h2>",
+        _difference_table(rows, measures),
         f"<h2>How it was measured</h2><p>{escape(_method_of_measuring(made))}</p>",
     ]
     page.write_text(_PAGE.format(title=escape(title), style=_STYLE, content="\n".join(content)), encoding="utf-8")
@@ -65,7 +66,7 @@ def write_report(runs: Sequence[Run], page: str | Path, *, rival: str = "rerank"
 
 def _figure(rows: Sequence[Row], measures: Sequence[str]) -> str:
     """A panel per measure, a line with its interval per method and first stage; exact search is a level line."""
-    require("matplotlib", extra="report")
+    matplotlib = require("matplotlib", extra="report")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.6 * len(measures), 3.6), layout="constrained")
@@ -75,7 +76,9 @@ def _figure(rows: Sequence[Row], measures: Sequence[str]) -> str:
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(5, max(1, len(labels))), frameon=False)
     drawn = io.BytesIO()
-    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    # Without a salt the ids in the file differ from one writing to the next.
+    with matplotlib.rc_context({"svg.hashsalt": "adacur"}):
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
     data = base64.b64encode(drawn.getvalue()).decode()
     says = "Means over the test queries against scorer calls per query; bands are 95 % intervals."
     return (
@@ -155,18 +158,20 @@ def _method_of_measuring(made: Any) -> str:
         "(qrels) of the same hits. The two stand together because a search that finds more of what the scorer likes "
         "need not please people. Intervals are percentile bootstraps over the queries (2,000 resamples), differences "
         "are paired by query. Calls paid beforehand are anchor queries × items, once for all searches. Pseudo-queries "
-        f"are cut from the items; real queries as anchors usually give higher recall. Made with adacur {made['adacur']}."
+        f"are cut from the items; real anchor queries usually give higher recall. Made with adacur {made['adacur']}."
     )
 
 
 _STYLE = """
 :root{--ink:#1d1d1f;--soft:#5c5c66;--line:#d9d9e0;--tint:#f5f5f8;--page:#fff}
 @media (prefers-color-scheme:dark){:root{--ink:#ececf0;--soft:#a9a9b5;--line:#3a3a44;--tint:#26262c;--page:#18181b}}
-body{font:16px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page);max-width:72rem;margin:2rem auto;padding:0 1rem}
+body{font:16px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page);max-width:72rem;
+margin:2rem auto;padding:0 1rem}
 h1{font-size:1.6rem}h2{font-size:1.15rem;margin-top:2rem}.lead,.soft{color:var(--soft)}
 .scroll{overflow-x:auto;border:1px solid var(--line);border-radius:8px;margin:.75rem 0}figure.scroll{background:#fff}
 table{border-collapse:collapse;width:100%;font-size:.875rem;font-variant-numeric:tabular-nums}
-th,td{padding:.35rem .55rem;text-align:left;vertical-align:baseline}td{white-space:nowrap;border-top:1px solid var(--line)}
+th,td{padding:.35rem .55rem;text-align:left;vertical-align:baseline}
+td{white-space:nowrap;border-top:1px solid var(--line)}
 th{background:var(--tint)}figure img{display:block;margin:0 auto;max-width:100%;min-width:32rem}
 """
 

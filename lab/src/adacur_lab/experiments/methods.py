@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from adacur.approximation import EmbeddingRegression, GaussianModel, Oracle, Softmax, TopK
+from adacur.approximation import EmbeddingRegression, GaussianModel, Softmax, TopK
 from adacur.core.budget import Budget
 from adacur.core.errors import InputError, UnknownName
 from adacur.core.protocols import Acquisition, AnchorScores, Approximator, Retriever
@@ -17,6 +17,7 @@ from adacur.search import ANNCUR, AdaCUR, Exact, Rerank
 from adacur.search.fusion import Fusion
 from adacur.search.methods import held_out_splits, without_anchors
 from adacur_lab.experiments.testbed import Testbed
+from adacur_lab.oracle import Oracle
 
 __all__ = ["METHODS", "Answers", "Asked", "Method", "method"]
 

@@ -31,8 +31,8 @@ from adacur.data import (
 )
 from adacur.data.left_out import warn_left_out
 from adacur.first_stages import TokenEncoder
-from adacur.index import Estimate, estimate
 from adacur.first_stages.opening import encoder as open_encoder
+from adacur.index import Estimate, estimate
 from adacur.scorers import scorer as open_scorer
 from adacur_lab.experiments.methods import method
 from adacur_lab.experiments.spec import CollectionSpec, Spec

@@ -1,0 +1,236 @@
+"""An evaluation of a BEIR folder, its runs and the page."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adacur.core.errors import AdacurError, InputError, UnknownName, WrongScorer
+from adacur.evaluation import Run, Start, compare, evaluate, evaluating, write_report
+from adacur.evaluation import collection as collections
+from adacur.scorers import scorer as opened
+
+PLACES = ("harbour", "mill", "orchard", "quarry", "station", "tower", "valley")
+SIZES = {"anchors": 15, "queries": 6, "budgets": (10, 20), "progress": False}
+
+
+def score(pairs):
+    return [len(set(a.split()) & set(b.split())) + zlib.crc32((a + b).encode()) / 2**32 for a, b in pairs]
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Path:
+    folder = tmp_path / "places"
+    (folder / "qrels").mkdir(parents=True)
+    items = [{"_id": f"d{n}", "text": f"the {PLACES[n % 7]} by the {PLACES[n * 3 % 7]}, plot {n}"} for n in range(60)]
+    queries = [{"_id": f"q{n}", "text": f"who lives near the {PLACES[n % 7]} and plot {n}"} for n in range(40)]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    (folder / "queries.jsonl").write_text("".join(json.dumps(query) + "\n" for query in queries))
+    (folder / "qrels" / "test.tsv").write_text("".join(f"q{n}\td{n % 7}\t1\n" for n in range(12)))
+    return folder
+
+
+@pytest.fixture
+def run_it(places, tmp_path):
+    def run_it(**options):
+        return evaluate(places, scorer=score, output=tmp_path / "out", **(SIZES | options))
+
+    return run_it
+
+
+def test_every_combination_is_a_stored_run_with_recall_judged_quality_and_prices(run_it, tmp_path) -> None:
+    done = run_it()
+    assert not done.failed
+    assert [(run.method, run.settings.get("budget")) for run in done.runs] == [
+        *((method, budget) for budget in (10, 20) for method in ("gaussian", "adacur", "anncur", "rerank")),
+        ("exact", None),
+    ]
+    for run, file in zip(done.runs, done.files, strict=True):
+        assert file.is_relative_to(tmp_path / "out" / "runs" / "places")
+        stored = Run.load(file)
+        assert stored.settings == run.settings
+        assert {"recall@1", "recall@10", "nDCG@10", "calls", "index_calls"} <= set(run.measures)
+        assert run.measures["calls"].max() <= run.settings.get("budget", 60)
+        uses_anchors = run.method in ("gaussian", "adacur", "anncur")
+        assert set(run.measures["index_calls"]) == {900.0 if uses_anchors else 0.0}
+    assert set(done.runs[-1].measures["recall@10"]) == {1.0}
+
+
+def test_what_is_stored_is_reused_and_neither_scored_nor_searched_again(run_it) -> None:
+    first = run_it()
+    again = run_it(budgets=(10, 20, 30))
+    assert again.reused == len(first.runs)
+    assert len(again.runs) == len(first.runs) + 4
+    by_file = dict(zip(again.files, again.runs, strict=True))
+    for file, run in zip(first.files, first.runs, strict=True):
+        for name, values in run.measures.items():
+            assert np.allclose(by_file[file].measures[name], values, atol=1e-6)
+
+
+def test_sizes_of_an_interrupted_evaluation_are_kept(places, tmp_path) -> None:
+    options = {"scorer": score, "output": tmp_path / "out", "methods": ["rerank"], "progress": False}
+    first = evaluate(places, queries=5, anchors=7, **options)
+    again = evaluate(places, **options)
+    assert again.runs[0].query_ids == first.runs[0].query_ids
+    other = places.rename(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="elsewhere"):
+        evaluate(other, **options)
+
+
+def test_before_scoring_it_says_what_will_be_evaluated_and_what_it_costs(run_it) -> None:
+    seen: list[Start] = []
+    run_it(on_start=seen.append, budgets=(10, 500), methods=["gaussian", "rerank"])
+    (start,) = seen
+    assert (start.collection, start.n_items, start.n_test, start.n_anchors) == ("places", 60, 6, 15)
+    assert not start.pseudo_anchors
+    assert start.cost is not None
+    assert start.cost.pairs == 60 * 21
+    assert any("60" in note for note in start.notes)
+    run_it(on_start=seen.append, budgets=(5,), methods=["gaussian"])
+    assert seen[1].cost is None
+
+
+def test_no_anchor_is_scored_where_no_method_uses_any(run_it) -> None:
+    seen: list[Start] = []
+    run_it(on_start=seen.append, methods=["rerank", "exact"])
+    assert seen[0].n_anchors == 0
+
+
+def test_pseudo_queries_are_anchors_where_too_few_queries_are_left(run_it) -> None:
+    seen: list[Start] = []
+    done = run_it(anchors=50, methods=["adacur", "rerank"], on_start=seen.append)
+    assert seen[0].pseudo_anchors
+    assert done.runs[0].made["pseudo_anchors"]
+    assert "pseudo_anchors" not in done.runs[1].made
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "value"),
+    [
+        ({"methods": ["gausian"]}, UnknownName, "gaussian"),
+        ({"first": ["dnse"]}, UnknownName, "dense"),
+        ({"ks": [61]}, InputError, "61"),
+        ({"ks": [0]}, InputError, "0"),
+        ({"methods": []}, AdacurError, "rerank"),
+        ({"anchors": None, "minutes": 0}, InputError, "0"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_is_scored(run_it, tmp_path, options, error, value) -> None:
+    with pytest.raises(error, match=value):
+        run_it(**options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_not_there_and_judgements_of_other_items_are_refused(places, tmp_path) -> None:
+    with pytest.raises(InputError, match="nowhere"):
+        evaluate(tmp_path / "nowhere", scorer=score, output=tmp_path / "out")
+    (places / "qrels" / "test.tsv").write_text("q1\tx7\t1\n")
+    with pytest.raises(InputError, match="x7"):
+        evaluate(places, scorer=score, output=tmp_path / "out")
+
+
+def test_a_run_that_fails_stops_no_other(run_it) -> None:
+    done = run_it(methods=["axn", "rerank"])
+    assert [settings["method"] for settings, _ in done.failed] == ["axn", "axn"]
+    assert [run.method for run in done.runs] == ["rerank", "rerank"]
+
+
+def test_a_sample_keeps_every_item_that_is_judged_and_has_a_name_with_its_size(places, run_it) -> None:
+    done = run_it(items=20, ks=[1, 5])
+    assert {run.collection for run in done.runs} == {"places-20-items"}
+    assert done.runs[0].made["items"] == 20
+    whole = collections.read_collection(places)
+    sampled = collections.sample(whole, 20, n_test=6, seed=0)
+    judged = {id_ for grades in sampled.qrels.values() for id_ in grades}
+    ids = [item.id for item in sampled.items]
+    assert judged <= set(ids)
+    assert ids == [item.id for item in whole.items if item.id in set(ids)]
+    assert sampled.sampled_from == 60
+    assert collections.sample(whole, 4000, n_test=6, seed=0) is whole
+
+
+def test_where_the_fewest_queries_do_not_fit_a_sample_is_taken(places, monkeypatch) -> None:
+    monkeypatch.setattr(collections, "_FEWEST_ITEMS", 20)
+    options = {"scorer": opened(score), "minutes": 1e-9, "anchors": None, "queries": None, "items": None}
+    sizes = collections.choose_sizes(collections.read_collection(places), places, **options)
+    assert (sizes.items, sizes.queries, sizes.anchors) == (20, 5, 10)
+    # Most of the items would take as long as all of them.
+    monkeypatch.setattr(collections, "_FEWEST_ITEMS", 31)
+    assert collections.choose_sizes(collections.read_collection(places), places, **options).items is None
+
+
+def test_without_judgements_recall_is_measured_and_a_note_says_so(places, run_it) -> None:
+    (places / "qrels" / "test.tsv").unlink()
+    (places / "qrels").rmdir()
+    seen: list[Start] = []
+    done = run_it(on_start=seen.append)
+    assert all("nDCG@10" not in run.measures for run in done.runs)
+    assert any("nDCG@10" in note for note in seen[0].notes)
+
+
+def test_judged_quality_is_added_once_it_can_be_measured(run_it, monkeypatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluating, "find_spec", lambda name: None)
+        assert all("nDCG@10" not in run.measures for run in run_it().runs)
+    again = run_it()
+    assert again.reused == 0
+    assert all("nDCG@10" in run.measures for run in again.runs)
+
+
+def test_another_scorer_of_the_same_name_needs_another_folder(places, tmp_path) -> None:
+    options = {"output": tmp_path / "out", "methods": ["rerank"], "queries": 3, "anchors": 5, "progress": False}
+    evaluate(places, scorer=score, **options)
+
+    def other(pairs):
+        return [-float(len(text)) for _, text in pairs]
+
+    other.__name__ = other.__qualname__ = "score"
+    with pytest.raises(WrongScorer, match="-o"):
+        evaluate(places, scorer=other, **options)
+
+
+class _Page(HTMLParser):
+    """What a browser would fetch and run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.fetched += [value or "" for name, value in attrs if name in {"src", "href"}]
+
+
+def test_the_page_needs_nothing_but_itself_and_names_every_price(run_it, tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    done = run_it(queries=12)
+    page = write_report(done.runs, tmp_path / "new" / "report.html")
+    text = page.read_text(encoding="utf-8")
+    read = _Page()
+    read.feed(text)
+    assert read.tags.isdisjoint({"script", "link", "iframe"})
+    assert read.fetched
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in read.fetched)
+    for word in ("budget", "rounds", "anchor queries", "first stage", "calls paid beforehand", "95 % interval", "900"):
+        assert word in text
+    for row in compare(done.runs):
+        assert all(str(mean) in text for mean in row.means.values())
+    again = write_report(done.runs, tmp_path / "again.html").read_text(encoding="utf-8")
+    assert again == text
+
+
+def test_names_from_outside_cannot_break_the_page(tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    values = {"recall@10": np.full(20, 0.5), "calls": np.full(20, 5.0)}
+    run = Run(
+        "<b>town</b>", "rerank", {"budget": 5, "first": "<i>x"}, tuple(map(str, range(20))), values,
+        {"items": 9, "adacur": "0", "scorer": "<script>"},
+    )  # fmt: skip
+    text = write_report([run], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert not any(tag in text for tag in ("<b>town", "<i>x", "<script>"))
