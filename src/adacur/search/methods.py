@@ -32,7 +32,7 @@ class AdaCUR:
     The first batch is the best of `first`, or a uniform sample where there is none, and takes a share `first_batch` of
     the budget where that is more than any other round's. A `first_share` of each later round
     goes to the first stage's next best, and `first_weight` raises the predictions of what it ranks high, by the
-    logarithm of the rank; `stop_when` (with `GaussianModel`) ends a query's search once its top k is expected to have that
+    logarithm of the rank; `stop_when` (`GaussianModel`) ends a query's search once its top k is expected to have that
     recall; `fuse` blends the first stage's scores into the final order (see `Fusion`). The paper does
     none of these.
     """
