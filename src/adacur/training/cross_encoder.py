@@ -17,23 +17,23 @@ from adacur.data import JudgedCollection
 from adacur.scorers.cross_encoders.checkpoints import check_is_fast, checkpoint_folder, quiet, written_whole
 from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead, make_emb_cross_encoder, save_emb_cross_encoder
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenPairs, chosen_max_tokens
-from adacur.training.candidates import found_by, hard_negatives
 from adacur.training.fitting import check_device, fit
-from adacur.training.judged_queries import LearningData, distinct_texts, learning_data, with_equal_texts
-from adacur.training.pair_examples import PairExamples
-from adacur.training.ranking_quality import ranking_quality
-from adacur.training.run_folder import RunFolder, facts_of_base, facts_of_first
+from adacur.training.judged_queries import (
+    LearningData,
+    distinct_texts,
+    first_stage_positions,
+    hard_negatives,
+    learning_data,
+    with_equal_texts,
+)
+from adacur.training.run_folder import RunFolder, Trained, facts_of_base, facts_of_first
 from adacur.training.settings import TrainingSettings
-from adacur.training.teachers import close_all, mean_scores
-from adacur.training.trained import Trained
+from adacur.training.teacher_scores import mean_scores
 
-__all__ = ["CrossEncoderHead", "train_cross_encoder"]
+__all__ = ["CrossEncoderHead", "ranking_quality", "train_cross_encoder"]
 
 CrossEncoderHead = Literal["emb", "cls"]
 _DEFAULT_SETTINGS = TrainingSettings()
-# A CPU gains by less padding; a GPU waits for each chunk to be launched: 1.6 steps of 1,024 pairs a second with 8, 6.4
-# with 2.
-_MOST_CHUNKS = {"cpu": 8, "cuda": 2}
 
 
 def train_cross_encoder(
@@ -47,7 +47,6 @@ def train_cross_encoder(
     negatives: int = 63,
     depth: int = 200,
     teachers: Sequence[Scorer] = (),
-    close_teachers: bool = False,
     settings: TrainingSettings = _DEFAULT_SETTINGS,
     held_out: int | None = None,
     shortlist: int = 64,
@@ -56,26 +55,31 @@ def train_cross_encoder(
     device: str | None = None,
     progress: bool = False,
 ) -> Trained:
-    """Train a cross-encoder on the judged queries of a collection and write it to `folder`; a killed run goes on.
+    """Train a cross-encoder on the judged queries of a collection and write it to `folder`; a killed run continues.
 
-    Each step shows queries with a relevant item and `negatives` of the `depth` best that `first` finds and nobody calls
-    relevant, drawn anew for every epoch; the loss is the cross-entropy over them. With `teachers` it is the squared
-    distance to their mean scores. Checks rank the first stage's `shortlist` for held-out queries: the best model is the
-    one with the highest "mrr", or with the lowest "error", the squared distance to the teachers.
+    Each step shows queries with a relevant item and hard negatives, drawn anew for every epoch; the loss is the
+    cross-entropy over them, or with teachers the squared distance to their mean scores. Checks rank a shortlist of the
+    first stage for held-out queries; the best model has the highest "mrr", or with teachers the lowest "error".
 
-    `head` is "emb" (a dot product of tag tokens, the paper's), an `EmbHead` with other tags, or "cls" (transformers'
-    linear layer on the first token). `base` is any encoder; a cross-encoder keeps its head if that is "cls".
-
-    `close_teachers` closes them once their scores are read, where they would hold memory that the training can use.
+    - `base`: any encoder; a cross-encoder keeps its head if `head` is "cls"
+    - `first`: finds the negatives and the shortlists
+    - `head`: "emb" (the paper's dot product of tag tokens), an `EmbHead` with other tags, or "cls" (a linear layer)
+    - `add_tags`: give the tokenizer the tags of the head
+    - `negatives` per relevant item, drawn from the `depth` best of the first stage that are not relevant
+    - `teachers`: scorers to learn from
+    - `held_out`: queries to check with; by default a tenth, at most 200
+    - `shortlist`: items of a check
+    - `max_tokens`, `max_item_tokens`: where pairs and items are cut
+    - `device`: "cpu" or "cuda"
     """
     torch = require("torch", extra="training")
     if negatives < 1 or depth < negatives or shortlist < 2:
         raise InputError(
-            "A step needs 1 negative or more, drawn from at least as many (depth), and a check a shortlist of 2 or "
-            f"more; got {negatives} negatives, depth {depth} and shortlist {shortlist}."
+            "negatives must be at least 1, depth at least negatives and shortlist at least 2; got negatives="
+            f"{negatives}, depth={depth}, shortlist={shortlist}."
         )
     if isinstance(head, str) and head not in ("emb", "cls"):
-        raise InputError(f"head is 'emb', 'cls' or an EmbHead; got {head!r}.")
+        raise InputError(f"head must be 'emb', 'cls' or an EmbHead; got {head!r}.")
     data = learning_data(collection, held_out=held_out, seed=settings.seed)
     place = check_device(torch, device, settings)
     base_folder = checkpoint_folder(base)
@@ -96,7 +100,7 @@ def train_cross_encoder(
         "settings": asdict(settings),
     }
     with RunFolder(folder, made_from) as run:
-        if (finished := Trained.read(run)) is not None:
+        if (finished := run.result) is not None:
             return finished
         # A new head is drawn from it.
         torch.manual_seed(settings.seed)
@@ -111,17 +115,17 @@ def train_cross_encoder(
             max_item_tokens=max_item_tokens,
             head=emb_head,
         )
-        from adacur.training.ranking_model import RankingModel
+        from adacur.training.ranking_model import TOKENS_AT_ONCE, PairExamples, RankingModel
 
         takes_types = "token_type_ids" in tokenizer.model_input_names
         model = RankingModel(cross_encoder, squared=bool(teachers), takes_types=takes_types)
-        shortlists = found_by(first, data.held_out.queries, data.items, depth=shortlist)
+        shortlists = first_stage_positions(first, data.held_out.queries, data.items, depth=shortlist)
         if not any(map(len, shortlists)):
             raise InputError(
                 f"A check ranks what the first stage finds, which is nothing for {len(shortlists)} held-out queries. "
-                "Take another first stage."
+                "Use another first stage."
             )
-        # An item with the text of a relevant one is no negative.
+        # An item with the text of a relevant one is not a negative.
         judged = with_equal_texts(data.learnt, distinct_texts(data.items)[1])
         pools = hard_negatives(first, judged, data.items, depth=depth, seed=settings.seed)
         taught: list[FloatArray] | None = None
@@ -135,8 +139,6 @@ def train_cross_encoder(
                 cache=run.teachers,
                 progress=progress,
             )
-            if close_teachers:
-                close_all(teachers)
         examples = PairExamples(
             judged,
             pools,
@@ -145,10 +147,10 @@ def train_cross_encoder(
             negatives=negatives,
             seed=settings.seed,
             pad_id=tokens.pad_id,
-            most_chunks=_MOST_CHUNKS[place.type],
+            most_tokens=TOKENS_AT_ONCE[place.type],
             taught=None if taught is None else taught[: len(judged)],
         )
-        fitted = fit(
+        trained = fit(
             model,
             examples,
             settings=settings,
@@ -166,7 +168,29 @@ def train_cross_encoder(
             progress=progress,
         )
         _publish(run, cross_encoder.cpu(), tokenizer, is_emb=emb_head is not None)
-        return Trained.write(run, fitted)
+        return run.finish(trained)
+
+
+def ranking_quality(
+    scores: Sequence[FloatArray], shortlists: Sequence[IntArray], relevant: Sequence[IntArray]
+) -> dict[str, float]:
+    """Means over queries: `accuracy` (a relevant item comes first), `mrr`, and `found`, the share of queries whose
+    shortlist holds a relevant item at all, which bounds both.
+
+    Among equal scores the relevant item comes last, so that a model that cannot tell does not gain.
+    """
+    ranks = []
+    for of_query, shortlist, right in zip(scores, shortlists, relevant, strict=True):
+        is_right = np.isin(shortlist, right)
+        best = of_query[is_right].max(initial=-np.inf)
+        # Not ">=": comparisons with NaN are false.
+        ranks.append(1 + int(np.count_nonzero(~(of_query[~is_right] < best))) if is_right.any() else 0)
+    found = np.array(ranks)
+    return {
+        "accuracy": float(np.mean(found == 1)),
+        "mrr": float(np.mean([1 / rank if rank else 0.0 for rank in ranks])),
+        "found": float(np.mean(found > 0)),
+    }
 
 
 def _untrained(folder: Path, head: CrossEncoderHead | EmbHead, *, add_tags: bool) -> tuple[Any, Any, EmbHead | None]:
@@ -203,7 +227,7 @@ def _check(
     tokens: PairTokenizer,
     taught: FloatArray | None,
 ) -> Callable[[], Mapping[str, float]]:
-    judged, sizes = data.held_out, [len(own) for own in shortlists]
+    judged, sizes = data.held_out, [len(shortlist) for shortlist in shortlists]
     places, item_of = np.unique(np.concatenate(shortlists), return_inverse=True)
     texts = tokens.texts(judged.queries, data.items.at(places))
     pairs = TokenPairs(texts, np.repeat(np.arange(len(judged)), sizes), item_of)

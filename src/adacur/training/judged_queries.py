@@ -1,4 +1,4 @@
-"""What is learnt from and what is checked with: queries, each with the positions of its relevant items."""
+"""Queries with their relevant items, split into those to learn from and those to check with, and hard negatives."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ import numpy as np
 
 from adacur.core.arrays import IntArray
 from adacur.core.errors import InputError
-from adacur.core.protocols import Items
+from adacur.core.protocols import Items, Retriever
 from adacur.core.records import ItemList, Query
+from adacur.core.seeds import stream_key, uniform
 from adacur.data import JudgedCollection, split_queries
 
 __all__ = [
     "JudgedQueries",
     "LearningData",
     "distinct_texts",
+    "drawn_items",
+    "first_stage_positions",
+    "hard_negatives",
     "learning_data",
-    "learnt_and_held_out",
+    "split_for_learning",
     "with_equal_texts",
 ]
 
@@ -65,25 +69,20 @@ def learning_data(collection: JudgedCollection, *, held_out: int | None = None, 
         for query in collection.judged
     }
     usable = [query for query in collection.judged if len(relevant[query.id])]
+    if len(usable) < 2:
+        raise InputError(
+            "Learning needs at least 2 queries with a relevant item (a grade above 0 for an item of the collection); "
+            f"{len(usable)} of the {len(relevant)} judged queries of {collection.name!r} have one."
+        )
     if len(usable) < len(relevant):
         example = next(id_ for id_, positions in relevant.items() if not len(positions))
-        if not usable:
-            raise InputError(
-                f"Learning needs queries with a relevant item: a grade above 0 for an item of the collection. None of "
-                f"the {len(relevant)} judged queries of {collection.name!r} has one; {example!r} is judged "
-                f"{dict(collection.qrels[example])}."
-            )
         _log.warning(
             "%d of %d judged queries have no relevant item here and are left out, such as %r.",
             len(relevant) - len(usable),
             len(relevant),
             example,
         )
-    if len(usable) < 2:
-        raise InputError(
-            f"Learning needs at least 2 judged queries, one of them to check with; there is {len(usable)}."
-        )
-    learnt, checked = learnt_and_held_out(usable, held_out=held_out, seed=seed)
+    learnt, checked = split_for_learning(usable, held_out=held_out, seed=seed)
     digest = hashlib.blake2b(digest_size=16)
     texts = [(record.id, record.text) for part in (collection.items, learnt, checked) for record in part]
     for id_, text in texts:
@@ -96,7 +95,7 @@ def learning_data(collection: JudgedCollection, *, held_out: int | None = None, 
     )
 
 
-def learnt_and_held_out(
+def split_for_learning(
     queries: Sequence[Query], *, held_out: int | None, seed: int
 ) -> tuple[Sequence[Query], Sequence[Query]]:
     """Queries to learn from and queries to check with, at random; no text is in both."""
@@ -119,12 +118,53 @@ def distinct_texts(items: Items) -> tuple[list[str], IntArray]:
 
 def with_equal_texts(judged: JudgedQueries, row_of: IntArray) -> JudgedQueries:
     """The same queries; relevant are also the items whose text is that of a relevant one."""
-    order = np.argsort(row_of, kind="stable")
-    bounds = np.searchsorted(row_of[order], np.arange(row_of.max() + 2))
-    return JudgedQueries(
-        judged.queries,
-        [
-            np.concatenate([order[bounds[row] : bounds[row + 1]] for row in np.unique(row_of[relevant])])
-            for relevant in judged.relevant
-        ],
-    )
+    relevant = [np.flatnonzero(np.isin(row_of, row_of[of_query])) for of_query in judged.relevant]
+    for query, of_query in zip(judged.queries, relevant, strict=True):
+        if len(of_query) == len(row_of):
+            raise InputError(
+                f"Learning needs an item that is not relevant; all {len(row_of)} items are relevant to {query.id!r}."
+            )
+    return JudgedQueries(judged.queries, relevant)
+
+
+def first_stage_positions(first: Retriever, queries: Sequence[Query], items: Items, *, depth: int) -> list[IntArray]:
+    """Per query, the positions of the first stage's best items, best first: at most `depth`."""
+    return [items.positions(hits.ids) for hits in first.search(queries, min(depth, len(items)))]
+
+
+def hard_negatives(first: Retriever, judged: JudgedQueries, items: Items, *, depth: int, seed: int) -> list[IntArray]:
+    """Per query, `depth` items that are not relevant: the first stage's best, and random ones where it finds fewer.
+
+    All queries get as many, and so fewer than asked where the collection is small.
+    """
+    most_relevant = max(map(len, judged.relevant))
+    depth = min(depth, len(items) - most_relevant)
+    found = first_stage_positions(first, judged.queries, items, depth=depth + most_relevant)
+    return [
+        _topped_up(pool[~np.isin(pool, relevant)][:depth], depth, without=relevant, items=items, seed=seed, query=query)
+        for pool, relevant, query in zip(found, judged.relevant, judged.queries, strict=True)
+    ]
+
+
+def drawn_items(
+    relevant: IntArray, pool: IntArray | None, *, negatives: int, items: Items, seed: int, epoch: int, query: Query
+) -> IntArray:
+    """A relevant item at random, first, and `negatives` of the pool; the draw depends on seed, epoch and query alone.
+
+    A run that was killed draws the same again.
+    """
+
+    def drawn(what: str, of: IntArray, n: int) -> IntArray:
+        order = uniform(stream_key(seed, what, str(epoch), query.id), items.keys[of])
+        return of[np.argsort(order, kind="stable")[:n]]
+
+    one = drawn("relevant", relevant, 1)
+    return one if pool is None else np.concatenate((one, drawn("negatives", pool, negatives)))
+
+
+def _topped_up(pool: IntArray, n: int, *, without: IntArray, items: Items, seed: int, query: Query) -> IntArray:
+    if len(pool) == n:
+        return pool
+    others = np.argsort(uniform(stream_key(seed, "more negatives", query.id), items.keys), kind="stable")
+    fresh = others[~np.isin(others, np.concatenate((pool, without)))]
+    return np.concatenate((pool, fresh[: n - len(pool)]))

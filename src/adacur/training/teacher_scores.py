@@ -1,9 +1,8 @@
-"""What a teacher thinks: for some queries, the scores of some items."""
+"""Scores that teachers give to items, for a student to learn from; each pair is paid for once."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,23 +12,24 @@ import numpy as np
 
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.budget import is_whole
-from adacur.core.errors import DuplicateId, EmptyInput, FileFormatError, InputError
+from adacur.core.errors import DuplicateId, EmptyInput, InputError
 from adacur.core.protocols import AnchorScores, Items, Retriever, Scorer
 from adacur.core.records import Query, as_queries, first_repeat
-from adacur.data.lines import existing, json_lines, open_text, reading
-from adacur.training.candidates import found_by
-from adacur.training.teachers import mean_scores
+from adacur.core.scores import check_scores
+from adacur.scorers.cached import Cached
+from adacur.training.judged_queries import first_stage_positions
 
-__all__ = ["TeacherScores"]
+__all__ = ["TeacherScores", "mean_scores"]
 
 _log = logging.getLogger(__name__)
-_QUERIES_AT_ONCE = 64
 _FEWEST = 2
+_QUERIES_AT_ONCE = 64
+_PAIRS_AT_ONCE = 16_384
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TeacherScores:
-    """Queries and, for each, positions of items and their scores, in any order: two different ones at least.
+    """Queries and, for each, positions of items and their scores, in any order: at least two different scores.
 
     `of_all_items` says that these are the best of all items: no other scores higher than any of them.
     """
@@ -46,7 +46,7 @@ class TeacherScores:
                 f"{len(self.positions)} lists of positions and {len(self.scores)} of scores."
             )
         if not self.queries:
-            raise EmptyInput("A teacher without a query teaches nothing. Give at least one.")
+            raise EmptyInput("A teacher needs at least one query.")
         ids = [query.id for query in self.queries]
         if len(set(ids)) < len(ids):
             raise DuplicateId(f"Query ids must be unique; {first_repeat(ids)!r} occurs more than once.")
@@ -61,11 +61,11 @@ class TeacherScores:
         """The best items of each anchor query: the index holds their exact scores, so nothing is scored."""
         _check_top(top, index.items)
         if not len(index.anchor_queries):
-            raise EmptyInput("This index has no anchor queries, so that it holds no scores to learn from.")
+            raise EmptyInput("This index has no anchor queries, so it holds no scores to learn from.")
         cells = getattr(index, "exact_cells", lambda: None)()
         if cells is not None and not cells.all():
             raise InputError(
-                "Some scores of this index are predicted, and only the scorer's own are worth learning from. Use "
+                "Some scores of this index are predicted, and only exact ones are worth learning from. Use "
                 "TeacherScores.from_scorers, or an index in which every pair was scored."
             )
         positions: list[IntArray] = []
@@ -76,7 +76,7 @@ class TeacherScores:
                 best = best[np.lexsort((best, -row[best]))]
                 positions.append(best)
                 scores.append(row[best])
-        return _told_apart(index.anchor_queries, positions, scores, of_all_items=True)
+        return cls._usable(index.anchor_queries, positions, scores, of_all_items=True)
 
     @classmethod
     def from_scorers(
@@ -94,61 +94,44 @@ class TeacherScores:
 
         With `cache`, a file, no pair is paid for twice.
         """
-        asked = as_queries(queries)
-        if not scorers or not asked:
-            raise EmptyInput(f"There must be a scorer and a query to learn from; got {len(scorers)} and {len(asked)}.")
+        all_queries = as_queries(queries)
+        if not scorers or not all_queries:
+            raise EmptyInput(f"Learning needs a scorer and a query; got {len(scorers)} and {len(all_queries)}.")
         _check_top(top, items)
-        found = found_by(first, asked, items, depth=top)
-        enough = [place for place, own in enumerate(found) if len(own) >= _FEWEST]
+        lists = first_stage_positions(first, all_queries, items, depth=top)
+        # A query that shares no word with any item, as BM25 sees it, must not end it for all others.
+        enough = [place for place, positions in enumerate(lists) if len(positions) >= _FEWEST]
         if not enough:
-            _check_number(asked[0], len(found[0]))
-        if len(enough) < len(asked):
-            # A query that shares no word with any item, as BM25 sees it, must not end it for all others.
-            left_out = [query for query, own in zip(asked, found, strict=True) if len(own) < _FEWEST]
-            _warn_of(left_out, len(asked), f"the first stage finds fewer than {_FEWEST} items for them")
-        asked, positions = [asked[place] for place in enough], [found[place] for place in enough]
-        scores = mean_scores(
-            scorers, asked, positions, items, cache=None if cache is None else Path(cache), progress=progress
+            raise InputError(f"The first stage finds fewer than {_FEWEST} items for each of {len(lists)} queries.")
+        learnt, positions = [all_queries[place] for place in enough], [lists[place] for place in enough]
+        if len(learnt) < len(all_queries):
+            _warn(all_queries, learnt, f"the first stage finds fewer than {_FEWEST} items for them")
+        return cls._usable(
+            learnt, positions, mean_scores(scorers, learnt, positions, items, cache=cache, progress=progress)
         )
-        return _told_apart(asked, positions, scores)
 
     @classmethod
-    def read(cls, file: str | Path, items: Items) -> TeacherScores:
-        """Scores from JSON lines: {"query": {"id": "q1", "text": "…"}, "items": ["i1", "i2"], "scores": [7, 2]}.
+    def _usable(
+        cls,
+        queries: Sequence[Query],
+        positions: Sequence[IntArray],
+        scores: Sequence[FloatArray],
+        *,
+        of_all_items: bool = False,
+    ) -> TeacherScores:
+        """Without the queries whose items all score alike: one of them must not end it for all others."""
+        # If none is usable, the check of the first one names the reason.
+        places = [place for place, of_query in enumerate(scores) if of_query.min() != of_query.max()] or [0]
+        if len(places) < len(queries):
+            _warn(queries, [queries[place] for place in places], "all of their items have one score")
+        return _at(places, queries, positions, scores, of_all_items)
 
-        Where every line has "of_all_items": true, they are the best of all.
-        """
-        file = existing(Path(file))
-        queries: list[Query] = []
-        positions: list[IntArray] = []
-        scores: list[FloatArray] = []
-        of_all_items = True
-        with reading(file), open_text(file) as lines:
-            for number, row in json_lines(lines, file):
-                try:
-                    query = Query(row["query"]["id"], row["query"]["text"])
-                    ids, values = list(row["items"]), np.array(row["scores"], np.float64)
-                except (KeyError, TypeError, ValueError) as error:
-                    raise FileFormatError(
-                        f"{file}, line {number}: a line has a query with id and text, items (ids) and scores "
-                        f"(numbers); {type(error).__name__}: {error}."
-                    ) from error
-                queries += as_queries([query])
-                positions.append(items.positions(ids))
-                scores.append(values)
-                of_all_items = of_all_items and row.get("of_all_items") is True
-        return cls(queries, positions, scores, of_all_items=of_all_items)
-
-    def write(self, file: str | Path, items: Items) -> None:
-        """Write what `read` reads."""
-        with Path(file).open("w", encoding="utf-8") as opened:
-            for query, positions, scores in zip(self.queries, self.positions, self.scores, strict=True):
-                row = {
-                    "query": {"id": query.id, "text": query.text},
-                    "items": [items.ids[position] for position in positions],
-                    "scores": [float(score) for score in scores],
-                } | ({"of_all_items": True} if self.of_all_items else {})
-                opened.write(json.dumps(row, ensure_ascii=False) + "\n")
+    def part(self, queries: Sequence[Query]) -> TeacherScores:
+        """The scores for these of the queries, in their order."""
+        place_of = {query.id: place for place, query in enumerate(self.queries)}
+        return _at(
+            [place_of[query.id] for query in queries], self.queries, self.positions, self.scores, self.of_all_items
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -160,58 +143,72 @@ class TeacherScores:
         return digest.hexdigest()
 
 
-def _told_apart(
+def _at(
+    places: Sequence[int],
     queries: Sequence[Query],
     positions: Sequence[IntArray],
     scores: Sequence[FloatArray],
-    *,
-    of_all_items: bool = False,
+    of_all_items: bool,
 ) -> TeacherScores:
-    """Without the queries whose items all score alike: one of them must not end it for all others."""
-    told = [place for place, own in enumerate(scores) if own.min() != own.max()]
-    if 0 < len(told) < len(queries):
-        left_out = [query for query, own in zip(queries, scores, strict=True) if own.min() == own.max()]
-        _warn_of(left_out, len(queries), "all of their items have one score")
-    kept = told or range(len(queries))
     return TeacherScores(
-        [queries[place] for place in kept],
-        [positions[place] for place in kept],
-        [scores[place] for place in kept],
-        of_all_items=of_all_items,
+        [queries[place] for place in places],
+        [positions[place] for place in places],
+        [scores[place] for place in places],
+        of_all_items,
     )
 
 
-def _warn_of(left_out: Sequence[Query], n_queries: int, why: str) -> None:
-    _log.warning("%d of %d queries are left out, such as %r: %s.", len(left_out), n_queries, left_out[0].id, why)
+def mean_scores(
+    teachers: Sequence[Scorer],
+    queries: Sequence[Query],
+    positions: Sequence[IntArray],
+    items: Items,
+    *,
+    cache: str | Path | None,
+    progress: bool = False,
+) -> list[FloatArray]:
+    """Per query, the teachers' mean score of the items at these positions.
+
+    With `cache`, each score is written there as it comes, so that nothing is paid twice after a kill.
+    """
+    from tqdm import tqdm
+
+    sizes = [len(of_query) for of_query in positions]
+    query_of, item_of = np.repeat(np.arange(len(queries)), sizes), np.concatenate([*positions, np.empty(0, np.intp)])
+    total = np.zeros(len(item_of), np.float32)
+    with tqdm(total=len(teachers) * len(item_of), desc="teach", unit=" pairs", disable=not progress) as bar:
+        for teacher in teachers:
+            scorer = teacher if cache is None else Cached(teacher, cache)
+            for start in range(0, len(item_of), _PAIRS_AT_ONCE):
+                part = slice(start, start + _PAIRS_AT_ONCE)
+                some = [queries[query] for query in query_of[part]]
+                pairs = list(zip(some, items.at(item_of[part].astype(int)), strict=True))
+                total[part] += check_scores(scorer.score(pairs), pairs)
+                bar.update(len(pairs))
+    return np.split(total / max(1, len(teachers)), np.cumsum(sizes)[:-1])
+
+
+def _warn(queries: Sequence[Query], usable: Sequence[Query], why: str) -> None:
+    ids = {query.id for query in usable}
+    example = next(query.id for query in queries if query.id not in ids)
+    _log.warning("%d of %d queries are left out, such as %r: %s.", len(queries) - len(ids), len(queries), example, why)
 
 
 def _check(query: Query, positions: IntArray, scores: FloatArray) -> None:
-    if positions.shape != scores.shape or positions.ndim != 1:
+    if positions.shape != scores.shape or positions.ndim != 1 or len(positions) < _FEWEST:
         raise InputError(
-            f"A teacher gives one score per item; for query {query.id!r} there are positions of shape "
-            f"{positions.shape} and scores of shape {scores.shape}."
+            f"A teacher must give one score for each of at least {_FEWEST} items; for query {query.id!r} there are "
+            f"positions of shape {positions.shape} and scores of shape {scores.shape}."
         )
-    _check_number(query, len(positions))
     if len(np.unique(positions)) < len(positions) or positions.min() < 0:
-        raise InputError(f"A teacher scores an item once; the positions for query {query.id!r} repeat, or are below 0.")
-    if not np.isfinite(scores).all():
-        worst = int(np.flatnonzero(~np.isfinite(scores))[0])
+        raise InputError(f"Positions for query {query.id!r} must differ and be at least 0; got {positions.tolist()}.")
+    if not np.isfinite(scores).all() or scores.min() == scores.max():
         raise InputError(
-            f"A teacher's scores are finite; that of query {query.id!r} and the item at position {positions[worst]} is "
-            f"{scores[worst]}."
+            f"Scores for query {query.id!r} must be finite and not all equal; got {scores.tolist()}. Leave the query "
+            "out, or use raw scores rather than saturated ones."
         )
-    if scores.min() == scores.max():
-        raise InputError(
-            f"A teacher tells items apart; its {len(scores)} scores for query {query.id!r} are all {scores[0]:g}. "
-            "Leave the query out, or take raw scores rather than saturated ones."
-        )
-
-
-def _check_number(query: Query, n: int) -> None:
-    if n < _FEWEST:
-        raise InputError(f"A query needs at least {_FEWEST} scored items to learn from; {query.id!r} has {n}.")
 
 
 def _check_top(top: int, items: Items) -> None:
     if not (is_whole(top) and 2 <= top <= len(items)):
-        raise InputError(f"top lies between 2 and the number of items, here {len(items)}; got {top!r}.")
+        raise InputError(f"top must lie between 2 and the number of items, {len(items)}; got {top!r}.")

@@ -1,9 +1,9 @@
-"""A dual encoder together with its loss; imported only where one is trained, since it brings torch."""
+"""A dual encoder with its loss; imported only where one is trained, as it needs torch."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,26 +21,28 @@ from adacur.scorers.cross_encoders.checkpoints import quiet, written_whole
 from adacur.scorers.cross_encoders.pair_tokens import chosen_max_tokens
 from adacur.scorers.cross_encoders.weights import json_in
 from adacur.training.judged_queries import distinct_texts
+from adacur.training.ranking_model import untied
 from adacur.training.run_folder import RunFolder
-from adacur.training.token_rows import TokenRows
-from adacur.training.tower_options import TowerOptions
+from adacur.training.settings import TowerOptions
 
-__all__ = ["TowerItems", "TowerPair"]
+__all__ = ["TowerExamples", "TowerItems", "TowerPair"]
 
 Side = Literal["query", "item"]
-_MODULES = "modules.json"
+# Place and epoch of a query, and the items mined for it: positions to show, target probabilities, and the text rows
+# that must not count against them (None: only the shown positions count).
+Draw = Callable[[int, int, IntArray | None], tuple[IntArray, FloatArray, IntArray | None]]
 _NORMALISED_SCALE = 20.0
-# What a step keeps for the way back: on a GPU some 10 GB of a BERT-base.
-_TOKENS_AT_ONCE = {"cpu": 8192, "cuda": 32_768}
+# Texts encoded at once: their activations stay in memory until the gradients are known.
+_TEXTS_AT_ONCE = {"cpu": 128, "cuda": 512}
 _SCORES_AT_ONCE = 2**26
-# Low enough for no weight in a softmax, and finite, so that times zero it is no NaN.
+# Low enough for no weight in a softmax, and finite: minus infinity times zero is NaN.
 _NOT_COUNTED = -1e9
 
 
 class TowerPair(torch.nn.Module):  # type: ignore[misc]
     """Queries and items to vectors, by two towers or by one; nearness is `scale` times the dot product.
 
-    `half` encodes in bfloat16 on a GPU where nothing is learnt: for checks and to mine negatives.
+    `half` encodes in bfloat16 on a GPU for checks and mining, where nothing is learnt.
     """
 
     def __init__(
@@ -82,52 +84,70 @@ class TowerPair(torch.nn.Module):  # type: ignore[misc]
         }
         return cls(query, item, prompts=prompts, scale=options.scale, half=half)
 
-    def tokens(self, side: Side, texts: Sequence[str]) -> TokenRows:
-        """Texts as the tower of this side reads them."""
-        transformer = self._towers[side][0]
-        return TokenRows.of(
-            texts,
-            tokenizer=transformer.tokenizer,
-            max_tokens=transformer.max_seq_length,
-            prefix=self._prompts[side],
-        )
+    def tokens(self, side: Side, texts: Sequence[str]) -> tuple[list[dict[str, Any]], IntArray]:
+        """Texts as chunks of tensors, the longest first; places[i] is where text i stands in them."""
+        transformer, prompt = self._towers[side][0], self._prompts[side]
+        longest_first = np.argsort([-len(text) for text in texts], kind="stable")
+        places = np.empty_like(longest_first)
+        places[longest_first] = np.arange(len(texts))
+        at_once = _TEXTS_AT_ONCE[self._device.type]
+        chunks = []
+        for start in range(0, len(texts), at_once):
+            some = [prompt + texts[at] for at in longest_first[start : start + at_once]]
+            encoded = transformer.tokenizer(
+                # Half a surrogate pair, as crawled JSON has them, cannot be encoded; it must not end a training.
+                [text.encode(errors="replace").decode() for text in some],
+                padding=True,
+                truncation=True,
+                max_length=transformer.max_seq_length,
+                return_tensors="pt",
+            )
+            chunks.append({name: encoded[name] for name in ("input_ids", "attention_mask")})
+        return chunks, places
 
     def forward(
-        self, queries: list[dict[str, Any]], query_places: Any, items: list[dict[str, Any]], targets: Any, counted: Any
+        self,
+        queries: list[dict[str, Any]],
+        query_places: Any,
+        items: list[dict[str, Any]],
+        item_places: Any,
+        targets: Any,
+        counted: Any,
     ) -> dict[str, Any]:
         """Cross-entropy between `targets`, probabilities of the items for each query, and the softmax of the scores of
         those that are `counted`; both are of shape (queries, items)."""
         self.steps += 1
-        query_vectors, item_vectors = self._encoded("query", queries)[query_places], self._encoded("item", items)
+        query_vectors = self._encoded("query", queries)[query_places]
+        item_vectors = self._encoded("item", items)[item_places]
         # Half precision would make large dot products tie.
         with torch.autocast(query_vectors.device.type, enabled=False):
             scores = self.scale * query_vectors.float() @ item_vectors.float().T
             return {"loss": torch.nn.functional.cross_entropy(scores.masked_fill(~counted, _NOT_COUNTED), targets)}
 
-    def vectors(self, side: Side, texts: TokenRows) -> Any:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return untied(super().state_dict(*args, **kwargs))
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        # Vectors that were kept belong to the weights before.
+        self.steps += 1
+        return super().load_state_dict(*args, **kwargs)
+
+    def vectors(self, side: Side, texts: Sequence[str]) -> Any:
         """All texts as float32 vectors on the model's device, without gradients."""
-        # Without gradients a layer's activations are gone with the next.
-        chunks, places = texts.chunks(np.arange(len(texts)), most_tokens=4 * self.tokens_at_once)
         device = self._device
         half = self._half and device.type == "cuda" and torch.cuda.is_bf16_supported()
         was_training = self.training
         self.eval()
         try:
+            chunks, places = self.tokens(side, texts)
             with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=half):
                 parts = [
-                    self._encoded(
-                        side, [{name: tensor.to(device) for name, tensor in _tensors(padded).items()}]
-                    ).float()
-                    for padded in map(texts.padded, chunks)
+                    self._encoded(side, [{name: tensor.to(device) for name, tensor in chunk.items()}]).float()
+                    for chunk in chunks
                 ]
                 return torch.cat(parts)[torch.from_numpy(places).to(device)]
         finally:
             self.train(was_training)
-
-    @property
-    def tokens_at_once(self) -> int:
-        """How many tokens of a step are encoded together."""
-        return _TOKENS_AT_ONCE.get(self._device.type, _TOKENS_AT_ONCE["cpu"])
 
     def publish(self, run: RunFolder) -> None:
         """Write the encoder into the run's folder, whole or not at all, where sentence-transformers finds it."""
@@ -141,7 +161,7 @@ class TowerPair(torch.nn.Module):  # type: ignore[misc]
         return next(self.parameters()).device
 
     def _encoded(self, side: Side, chunks: list[dict[str, Any]]) -> Any:
-        # More than one chunk's activations might not fit; each is computed again on the way back.
+        # Of several chunks the activations might not fit; each is computed again for its gradients.
         if self.training and len(chunks) > 1:
             return torch.cat([checkpoint(self._vectors_of, side, chunk, use_reentrant=False) for chunk in chunks])
         return torch.cat([self._vectors_of(side, chunk) for chunk in chunks])
@@ -154,81 +174,95 @@ class TowerPair(torch.nn.Module):  # type: ignore[misc]
 
 
 class TowerItems:
-    """The items of a collection as a dual encoder reads them; equal texts are one row of tokens, encoded once."""
+    """The items of a collection as a dual encoder sees them; equal texts are one row, encoded once."""
 
     def __init__(self, towers: TowerPair, items: Items) -> None:
-        texts, self.row_of = distinct_texts(items)
+        self.texts, self.row_of = distinct_texts(items)
         self._towers = towers
-        self._tokens = towers.tokens("item", texts)
         self._encoded_last: tuple[int, Any] = (-1, None)
 
     @property
     def vectors(self) -> Any:
-        """One row per item, kept until the next step: a check and the mining after it ask for the same."""
+        """One row per item, kept until the next step: a check and the mining after it use the same."""
         steps, vectors = self._encoded_last
         if steps != self._towers.steps:
-            vectors = self._towers.vectors("item", self._tokens)
+            vectors = self._towers.vectors("item", self.texts)
             vectors = vectors[torch.from_numpy(self.row_of).to(vectors.device)]
             self._encoded_last = self._towers.steps, vectors
         return vectors
+
+    def forget(self) -> None:
+        """Free the memory of the vectors, which a step needs."""
+        self._encoded_last = (-1, None)
 
     def nearest(self, queries: Any, k: int) -> IntArray:
         """Per query vector, the positions of the k items with the highest dot product, best first."""
         items = self.vectors
         at_once = max(1, _SCORES_AT_ONCE // len(items))
         with torch.no_grad():
-            found = [(block @ items.T).topk(k).indices.cpu().numpy() for block in queries.split(at_once)]
-        return np.concatenate(found).astype(np.intp)
+            best = [(block @ items.T).topk(k).indices.cpu().numpy() for block in queries.split(at_once)]
+        return np.concatenate(best).astype(np.intp)
 
     def scores(self, query: Any) -> FloatArray:
-        """What a query vector's softmax is taken over, for every item."""
+        """The logits of all items for a query vector."""
         return np.asarray((self._towers.scale * (self.vectors @ query)).cpu().numpy(), np.float64)
 
-    def step(
-        self,
-        queries: TokenRows,
-        rows: Sequence[int],
-        positions: Sequence[IntArray],
-        targets: Sequence[FloatArray],
-        *,
-        not_against: Sequence[IntArray] | None = None,
-    ) -> dict[str, Any]:
-        """What `TowerPair.forward` takes: queries, each with items and what their probabilities should be.
 
-        A query's items stand against one another; with `not_against` against all items of the step, less those with the
-        texts in these rows.
-        """
-        # A step wants the memory that the vectors of all items take.
-        self._encoded_last = (-1, None)
-        query_chunks, query_places = self._chunks(queries, np.array(rows, np.intp))
-        shown = self.row_of[np.concatenate(positions)]
-        item_chunks, columns = self._chunks(self._tokens, shown)
-        row_in = np.empty(columns.max() + 1, np.intp)
-        row_in[columns] = shown
-        wanted = np.zeros((len(rows), len(row_in)), np.float32)
-        counted = np.zeros(wanted.shape, bool)
-        for at, own in enumerate(np.split(columns, np.cumsum([len(some) for some in positions])[:-1])):
-            np.add.at(wanted[at], own, targets[at])
-            counted[at, own] = True
+class TowerExamples:
+    """Queries, each with the items that `draw` chooses among those mined at the beginning of the epoch."""
+
+    def __init__(
+        self,
+        towers: TowerPair,
+        items: TowerItems,
+        queries: Sequence[str],
+        *,
+        draw: Draw,
+        mine: Callable[[int], Sequence[IntArray] | None],
+    ) -> None:
+        self.towers, self._items, self._queries = towers, items, queries
+        self._draw, self._mine = draw, mine
+        self._epoch = 0
+        self._mined: Sequence[IntArray] | None = None
+
+    def __len__(self) -> int:
+        return len(self._queries)
+
+    def begin_epoch(self, epoch: int) -> None:
+        self._epoch, self._mined = epoch, self._mine(epoch)
+
+    def __getitem__(self, place: int) -> tuple[int, tuple[IntArray, FloatArray, IntArray | None]]:
+        return place, self._draw(place, self._epoch, None if self._mined is None else self._mined[place])
+
+    def collate(self, examples: list[tuple[int, tuple[IntArray, FloatArray, IntArray | None]]]) -> dict[str, Any]:
+        """The arguments of `TowerPair.forward`: each different text of the step once."""
+        self._items.forget()
+        query_chunks, query_places = self.towers.tokens("query", [self._queries[place] for place, _ in examples])
+        row_of = self._items.row_of
+        rows = np.unique(np.concatenate([row_of[positions] for _, (positions, _, _) in examples]))
+        targets = np.zeros((len(examples), len(rows)), np.float32)
+        counted = np.zeros(targets.shape, bool)
+        for at, (_, (positions, probabilities, not_against)) in enumerate(examples):
+            columns = np.searchsorted(rows, row_of[positions])
+            np.add.at(targets[at], columns, probabilities)
+            counted[at, columns] = True
             if not_against is not None:
-                counted[at] = ~np.isin(row_in, not_against[at]) | (wanted[at] > 0)
+                counted[at] = ~np.isin(rows, not_against) | (targets[at] > 0)
+        item_chunks, item_places = self.towers.tokens("item", [self._items.texts[row] for row in rows])
         return {
             "queries": query_chunks,
             "query_places": torch.from_numpy(query_places),
             "items": item_chunks,
-            "targets": torch.from_numpy(wanted),
+            "item_places": torch.from_numpy(item_places),
+            "targets": torch.from_numpy(targets),
             "counted": torch.from_numpy(counted),
         }
-
-    def _chunks(self, texts: TokenRows, rows: IntArray) -> tuple[list[dict[str, Any]], IntArray]:
-        chunks, places = texts.chunks(rows, most_tokens=self._towers.tokens_at_once)
-        return [_tensors(texts.padded(chunk)) for chunk in chunks], places
 
 
 def _is_sentence_transformer(folder: Path) -> bool:
     # Its cross-encoders have the same files, but no vectors of texts.
     kind = json_in(folder, "config_sentence_transformers.json").get("model_type", "SentenceTransformer")
-    return (folder / _MODULES).is_file() and kind == "SentenceTransformer"
+    return (folder / "modules.json").is_file() and kind == "SentenceTransformer"
 
 
 def _apart(modules: list[Any], *, towers: str, base: Path) -> tuple[list[Any], list[Any]]:
@@ -246,12 +280,12 @@ def _apart(modules: list[Any], *, towers: str, base: Path) -> tuple[list[Any], l
         query, item = ([*first.sub_modules[name], *copy.deepcopy(rest)] for name in ("query", "document"))
     for tower in (query, item):
         if not isinstance(tower[0], Transformer):
-            raise InputError(f"A tower begins with a transformer; that of {base} is a {type(tower[0]).__name__}.")
+            raise InputError(f"A tower must begin with a transformer; that of {base} is a {type(tower[0]).__name__}.")
     return query, item
 
 
 def _adapt(tower: list[Any], options: TowerOptions) -> None:
-    """Give a tower the pooling and the length of vectors that were asked for."""
+    """Apply the pooling and normalisation of the options to a tower."""
     pooling = next((at for at, module in enumerate(tower) if isinstance(module, Pooling)), None)
     if options.pooling is not None and pooling is not None:
         tower[pooling] = Pooling(tower[0].get_embedding_dimension(), options.pooling)
@@ -261,19 +295,15 @@ def _adapt(tower: list[Any], options: TowerOptions) -> None:
             tower.append(Normalize())
 
 
-def _max_tokens(transformer: Any, asked: int | None) -> int:
+def _max_tokens(transformer: Any, limit: int | None) -> int:
     longest = transformer.max_seq_length
     return min(
-        longest if asked is None else asked,
-        chosen_max_tokens(asked, config=transformer.config.to_dict(), tokenizer_config={"model_max_length": longest}),
+        longest if limit is None else limit,
+        chosen_max_tokens(limit, config=transformer.config.to_dict(), tokenizer_config={"model_max_length": longest}),
     )
 
 
 def _prompt(model: Any, *names: str) -> str:
-    """What sentence-transformers would put before a text of this kind."""
+    """The prompt that sentence-transformers puts before a text of this kind."""
     name = next((name for name in names if name in model.prompts), model.default_prompt_name)
     return model.prompts.get(name) or ""
-
-
-def _tensors(arrays: dict[str, Any]) -> dict[str, Any]:
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}

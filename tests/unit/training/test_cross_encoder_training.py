@@ -7,7 +7,6 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,16 +16,15 @@ from adacur.core.errors import InputError, TrainingFailed
 from adacur.core.protocols import ScorerCard
 from adacur.data import JudgedCollection
 from adacur.training import TrainingSettings, train_cross_encoder
-from adacur.training.fitting import check_device
+from adacur.training.cross_encoder import ranking_quality
 from adacur.training.judged_queries import learning_data
-from adacur.training.ranking_quality import ranking_quality
 from adacur.training.run_folder import RunFolder
 from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_transformer
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 
-QUICK = TrainingSettings(epochs=3, learning_rate=3e-3, batch_queries=4, checks_per_epoch=2, patience=None)
+QUICK = TrainingSettings(epochs=3, learning_rate=3e-3, batch_queries=4, patience=None)
 
 
 def collection(n_queries: int = 24, n_items: int = 30) -> JudgedCollection:
@@ -66,7 +64,7 @@ def whole(tmp_path_factory, base):
 
 
 def well_trained(folder: Path, base: Path, **options):
-    settings = TrainingSettings(epochs=16, learning_rate=1e-2, batch_queries=4, patience=None)
+    settings = TrainingSettings(epochs=16, learning_rate=1e-2, batch_queries=4, warmup=0.1, patience=None)
     return train(folder, base, settings=settings, **options)
 
 
@@ -89,9 +87,9 @@ def test_what_marks_relevant_items_is_learnt_and_the_model_is_opened_by_its_path
         trained = request.getfixturevalue("judged")
     else:
         trained = well_trained(tmp_path / "model", base, head="emb", add_tags=True)
-    assert trained.fitted.before["mrr"] < 0.6
-    assert trained.fitted.best["mrr"] > 0.95
-    assert trained.fitted.best["found"] == 1
+    assert trained.before["mrr"] < 0.6
+    assert trained.best["mrr"] > 0.95
+    assert trained.best["found"] == 1
     tiny = collection()
     with TorchCrossEncoder(trained.folder, device="cpu") as scorer:
         scores = scorer.score_grid(tiny.queries[:3], tiny.items)
@@ -100,7 +98,7 @@ def test_what_marks_relevant_items_is_learnt_and_the_model_is_opened_by_its_path
     assert not list((trained.folder / "training").glob("checkpoint-*"))
 
 
-def test_a_run_that_ended_in_mid_epoch_goes_on_to_the_same_losses_and_weights(
+def test_a_killed_run_continues_after_its_last_epoch_to_the_same_losses_and_weights(
     tmp_path, base, whole, monkeypatch
 ) -> None:
     checks = 0
@@ -108,7 +106,7 @@ def test_a_run_that_ended_in_mid_epoch_goes_on_to_the_same_losses_and_weights(
     def ended(*args, **kwargs):
         nonlocal checks
         checks += 1
-        if checks == 5:
+        if checks == 3:
             raise KeyboardInterrupt
         return quality(*args, **kwargs)
 
@@ -120,92 +118,46 @@ def test_a_run_that_ended_in_mid_epoch_goes_on_to_the_same_losses_and_weights(
         train(tmp_path / "ended", base)
     monkeypatch.undo()
     # A checkpoint that a kill cut short must not be gone on from.
-    cut = tmp_path / "ended" / "training" / "checkpoint-7"
+    cut = tmp_path / "ended" / "training" / "checkpoint-99"
     cut.mkdir()
     (cut / "model.safetensors").write_bytes(b"cut")
     assert not (tmp_path / "ended" / "config.json").exists()
     resumed = train(tmp_path / "ended", base)
 
     def kept(line):
-        return {name: value for name, value in line.items() if name != "grad_norm"}
+        return {name: value for name, value in line.items() if name != "grad_norm" and not name.startswith("train_")}
 
     assert [kept(line) for line in resumed.log] == [kept(line) for line in whole.log]
-    assert resumed.fitted.queries < whole.fitted.queries
+    assert resumed.queries < whole.queries
     assert same_weights(tmp_path / "ended", whole.folder)
 
 
-def ended_at_the_end(folder: Path, base: Path, monkeypatch, **options) -> tuple[Path, list[dict[str, Any]]]:
-    """A run that was killed behind its last checkpoint; the model that it was about to publish, and its log."""
-    left: list[Any] = []
+def ended_at_the_end(folder: Path, base: Path, monkeypatch, **options) -> Path:
+    """Kill a run after its last checkpoint; the model that it was about to publish."""
+    left: list[Path] = []
 
     def ended(run, model):
-        left.extend([shutil.copytree(model, folder.with_name("unpublished")), run.log])
+        left.append(shutil.copytree(model, folder.with_name("unpublished")))
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "publish", ended)
         with pytest.raises(KeyboardInterrupt):
             train(folder, base, **options)
-    model, log = left
-    return model, log
+    return left[0]
 
 
 def same_weights(one: Path, other: Path) -> bool:
     return (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
 
 
-def test_a_run_that_ended_after_it_had_stopped_early_does_not_train_on(tmp_path, base, monkeypatch) -> None:
-    settings = TrainingSettings(epochs=50, learning_rate=3e-3, batch_queries=8, patience=1)
-    model, log = ended_at_the_end(tmp_path / "ended", base, monkeypatch, settings=settings)
-    resumed = train(tmp_path / "ended", base, settings=settings)
-    assert resumed.fitted.stopped_early
-    assert resumed.log == log
-    assert resumed.fitted.updates == log[-1]["step"] < 2 * 50
-    assert same_weights(tmp_path / "ended", model)
-
-
 def test_the_best_model_is_kept_where_the_folder_was_moved_before_the_run_went_on(tmp_path, base, monkeypatch) -> None:
-    settings = replace(QUICK, epochs=8, checks_per_epoch=1)
-    model, _ = ended_at_the_end(tmp_path / "ended", base, monkeypatch, settings=settings)
+    settings = replace(QUICK, epochs=8)
+    model = ended_at_the_end(tmp_path / "ended", base, monkeypatch, settings=settings)
     (tmp_path / "ended").rename(tmp_path / "moved")
     resumed = train(tmp_path / "moved", base, settings=settings)
-    assert 0 < resumed.fitted.best_update < resumed.fitted.updates
+    assert 0 < resumed.best_update < resumed.updates
     assert same_weights(tmp_path / "moved", model)
-
-
-def test_a_checkpoint_that_a_kill_left_half_removed_is_not_gone_on_from(tmp_path, base, monkeypatch) -> None:
-    """The best one is the first, so that each of the others is removed when the next is there."""
-    from adacur.training import cross_encoder
-
-    def worse_and_worse():
-        values = iter(range(100))
-        return lambda *_: {"mrr": 1 - next(values) / 100}
-
-    monkeypatch.setattr(cross_encoder, "ranking_quality", worse_and_worse())
-    whole = train(tmp_path / "whole", base)
-    remove = shutil.rmtree
-
-    def half(path, *args, **kwargs):
-        if Path(path).name == "checkpoint-4":
-            (Path(path) / "optimizer.pt").unlink()
-            raise KeyboardInterrupt
-        remove(path, *args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(cross_encoder, "ranking_quality", worse_and_worse())
-        patch.setattr(shutil, "rmtree", half)
-        with pytest.raises(KeyboardInterrupt):
-            train(tmp_path / "ended", base)
-    left = {path.name: (path / "whole").exists() for path in (tmp_path / "ended" / "training").glob("checkpoint-*")}
-    assert left == {"checkpoint-2": True, "checkpoint-4": False, "checkpoint-6": True}
-    resumed = train(tmp_path / "ended", base)
-    losses = [[line["loss"] for line in one.log if "loss" in line] for one in (resumed, whole)]
-    assert losses[0] == losses[1]
-
-
-def test_a_single_update_is_not_spent_on_warming_up(tmp_path, base) -> None:
-    log = train(tmp_path / "model", base, settings=TrainingSettings(epochs=1, batch_queries=512)).log
-    assert [line["learning_rate"] for line in log if "learning_rate" in line] == [1e-5]
 
 
 def test_a_base_is_known_by_its_content_and_however_its_path_is_written(tmp_path, monkeypatch) -> None:
@@ -213,10 +165,10 @@ def test_a_base_is_known_by_its_content_and_however_its_path_is_written(tmp_path
     settings = replace(QUICK, epochs=1)
     done = train(tmp_path / "model", base, settings=settings)
     monkeypatch.chdir(tmp_path)
-    assert train(tmp_path / "model", Path("base"), settings=settings).fitted == done.fitted
+    assert train(tmp_path / "model", Path("base"), settings=settings) == done
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps(config | {"hidden_dropout_prob": 0.5}))
-    with pytest.raises(InputError, match="differently: base_weights"):
+    with pytest.raises(InputError, match="base_weights"):
         train(tmp_path / "model", base, settings=settings)
 
 
@@ -230,7 +182,7 @@ def test_token_types_are_left_out_in_training_where_the_scorer_leaves_them_out(t
     (base / "tokenizer_config.json").write_text(json.dumps(config | names))
     checks, quality = [], cross_encoder.ranking_quality
     monkeypatch.setattr(cross_encoder, "ranking_quality", lambda *of: (checks.append(of), quality(*of))[1])
-    settings = replace(QUICK, epochs=1, checks_per_epoch=1)
+    settings = replace(QUICK, epochs=1)
     train(tmp_path / "model", base, head=head, add_tags=True, settings=settings)
     scores, shortlists, _ = checks[-1]
     tiny = collection()
@@ -271,7 +223,7 @@ def test_an_index_is_not_trained_into(tmp_path, base) -> None:
 
 def test_a_model_is_not_written_into_the_one_that_it_starts_from(tmp_path) -> None:
     base = tiny_transformer(tmp_path / "base")
-    with pytest.raises(InputError, match="outside of the one that it starts from"):
+    with pytest.raises(InputError, match="outside"):
         train(base / "out", base)
     assert not (base / "out").exists()
 
@@ -285,15 +237,6 @@ def test_a_first_stage_with_other_weights_is_not_gone_on_with(tmp_path, base) ->
         train(tmp_path / "model", base, first=retrained, settings=replace(QUICK, epochs=1))
 
 
-def test_the_learning_rate_rises_from_the_first_update_on_and_falls_to_nearly_nothing(tmp_path, base) -> None:
-    settings = TrainingSettings(epochs=5, learning_rate=1e-3, batch_queries=8, warmup=0.4)
-    log = train(tmp_path / "model", base, settings=settings).log
-    rates = [line["learning_rate"] for line in log if "learning_rate" in line]
-    np.testing.assert_allclose(
-        rates, 1e-3 * np.array([1 / 5, 2 / 5, 3 / 5, 4 / 5, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
-    )
-
-
 def test_a_folder_with_somebody_elses_model_is_left_alone(tmp_path) -> None:
     base = tiny_transformer(tmp_path / "base")
     with pytest.raises(InputError, match="not trained here"):
@@ -304,7 +247,7 @@ def test_a_folder_that_somebody_calls_training_is_left_alone(tmp_path, base) -> 
     mine = tmp_path / "model" / "training" / "notes.txt"
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
-    with pytest.raises(InputError, match="no training wrote"):
+    with pytest.raises(InputError, match="files that training did not write"):
         train(tmp_path / "model", base)
     assert mine.read_text() == "mine"
 
@@ -326,31 +269,12 @@ def test_teachers_scores_are_learnt_as_they_are_and_paid_once(taught) -> None:
     trained, teacher = taught
     # What is learnt from and what is checked with; no query is in both.
     assert teacher.asked == 16 * 21 + 8 * 12
-    assert trained.fitted.best["error"] < 0.5 < trained.fitted.before["error"]
+    assert trained.best["error"] < 0.5 < trained.before["error"]
     tiny = collection()
     with TorchCrossEncoder(trained.folder, device="cpu") as scorer:
         scores = scorer.score([(tiny.queries[0], item) for item in tiny.items])
     assert np.abs(scores[:24] - 2).mean() < 1
     assert np.abs(scores[24:] + 2).mean() < 1
-
-
-@pytest.mark.parametrize("close", [False, True])
-def test_teachers_are_closed_before_the_training_begins_where_asked_and_never_else(
-    tmp_path, base, monkeypatch, close
-) -> None:
-    from adacur.training import cross_encoder
-
-    teacher = Teacher()
-    happened: list[str] = []
-    score, fit = teacher.score, cross_encoder.fit
-    teacher.score = lambda pairs: (happened.append("scored"), score(pairs))[1]  # type: ignore[method-assign]
-    teacher.close = lambda: happened.append("closed")  # type: ignore[attr-defined]
-    monkeypatch.setattr(cross_encoder, "fit", lambda *args, **of: (happened.append("fit"), fit(*args, **of))[1])
-    options = {"close_teachers": close, "settings": replace(QUICK, epochs=1)}
-    train(tmp_path / "model", base, teachers=[teacher], **options)
-    assert happened == (["scored", "closed", "fit"] if close else ["scored", "fit"])
-    # The last connection to close takes the log of what was written with it.
-    assert not (tmp_path / "model" / "training" / "teachers.sqlite-wal").exists()
 
 
 @pytest.mark.parametrize("by_teacher", [False, True], ids=["judged", "taught"])
@@ -362,8 +286,8 @@ def test_a_training_that_makes_it_worse_keeps_the_base_also_where_it_was_killed_
     ended_at_the_end(tmp_path / "model", good, monkeypatch, **ruinous)
     caplog.clear()
     result = train(tmp_path / "model", good, **ruinous)
-    assert result.fitted.best_update == 0
-    assert result.fitted.best == result.fitted.before
+    assert result.best_update == 0
+    assert result.best == result.before
     assert "No check was as good as the one before training" in caplog.text
     assert same_weights(tmp_path / "model", good)
 
@@ -377,17 +301,17 @@ def test_the_mean_of_two_teachers_is_taught(tmp_path, base) -> None:
 def test_checks_without_progress_end_the_training_and_the_best_model_is_kept(tmp_path, base) -> None:
     settings = TrainingSettings(epochs=50, learning_rate=3e-3, batch_queries=8, patience=2)
     trained = train(tmp_path / "model", base, settings=settings)
-    assert trained.fitted.stopped_early
-    assert trained.fitted.updates == trained.fitted.best_update + 2 * 2
+    assert trained.stopped_early
+    assert trained.updates == trained.best_update + 2 * 2
     checks = [line["mrr"] for line in trained.log if "mrr" in line]
-    assert trained.fitted.best["mrr"] == max(checks[1:])
+    assert trained.best["mrr"] == max(checks[1:])
 
 
 def test_negatives_are_drawn_anew_for_every_epoch_and_alike_for_every_run(tmp_path, base, monkeypatch) -> None:
-    from adacur.training import pair_examples
+    from adacur.training import ranking_model
 
     seen: list[tuple[int, str, tuple[int, ...]]] = []
-    draw = pair_examples.shown
+    draw = ranking_model.drawn_items
 
     def recorded(relevant, pool, **of):
         chosen = draw(relevant, pool, **of)
@@ -395,7 +319,7 @@ def test_negatives_are_drawn_anew_for_every_epoch_and_alike_for_every_run(tmp_pa
         seen.append((of["epoch"], of["query"].id, tuple(chosen[1:])))
         return chosen
 
-    monkeypatch.setattr(pair_examples, "shown", recorded)
+    monkeypatch.setattr(ranking_model, "drawn_items", recorded)
     train(tmp_path / "one", base)
     once, seen[:] = set(seen), []
     train(tmp_path / "two", base)
@@ -408,21 +332,21 @@ def test_negatives_are_drawn_anew_for_every_epoch_and_alike_for_every_run(tmp_pa
 
 
 def test_an_item_with_the_text_of_a_relevant_one_is_no_negative(tmp_path, base, monkeypatch) -> None:
-    from adacur.training import pair_examples
+    from adacur.training import ranking_model
 
     tiny = collection()
     # Every relevant item has a twin that nobody judged.
     items = [*tiny.items, *(Item(f"twin{n}", tiny.items[n].text) for n in range(len(tiny.queries)))]
     twins = JudgedCollection("twins", items, tiny.queries, tiny.qrels)
     shown: list[tuple[str, set[str]]] = []
-    draw = pair_examples.shown
+    draw = ranking_model.drawn_items
 
     def recorded(relevant, pool, **of):
         chosen = draw(relevant, pool, **of)
         shown.append((items[chosen[0]].text, {items[at].text for at in chosen[1:]}))
         return chosen
 
-    monkeypatch.setattr(pair_examples, "shown", recorded)
+    monkeypatch.setattr(ranking_model, "drawn_items", recorded)
     settings = replace(QUICK, epochs=1)
     train_cross_encoder(
         twins, tmp_path / "m", base=base, first=first(twins), head="cls", negatives=60, depth=60, settings=settings
@@ -445,15 +369,15 @@ def test_weights_that_are_no_numbers_end_the_run_before_they_are_checked_and_kep
         nonlocal steps
         steps += 1
         answer = step(self, *args, **kwargs)
-        if steps == 4:
+        if steps == 8:
             with torch.no_grad():
                 self.param_groups[0]["params"][0].fill_(math.nan)
         return answer
 
     monkeypatch.setattr(torch.optim.AdamW, "step", ruined)
-    with pytest.raises(TrainingFailed, match=r"weight.*after 4 updates.*another folder"):
+    with pytest.raises(TrainingFailed, match=r"after 8 updates"):
         train(tmp_path / "model", base)
-    assert [path.name for path in (tmp_path / "model" / "training").glob("checkpoint-*")] == ["checkpoint-2"]
+    assert [path.name for path in (tmp_path / "model" / "training").glob("checkpoint-*")] == ["checkpoint-4"]
 
 
 def test_scores_that_are_no_numbers_rank_last() -> None:
@@ -465,7 +389,7 @@ def test_scores_that_are_no_numbers_rank_last() -> None:
 
 def test_more_queries_in_a_batch_than_there_are_is_one_step_per_epoch(tmp_path, base) -> None:
     trained = train(tmp_path / "model", base, settings=TrainingSettings(epochs=2, batch_queries=512))
-    assert trained.fitted.updates == 2
+    assert trained.updates == 2
 
 
 def test_accumulated_steps_learn_what_one_large_step_does(tmp_path, base) -> None:
@@ -478,7 +402,7 @@ def test_accumulated_steps_learn_what_one_large_step_does(tmp_path, base) -> Non
     )
     large = train(tmp_path / "large", calm, settings=TrainingSettings(batch_queries=8, **common))
     small = train(tmp_path / "small", calm, settings=TrainingSettings(batch_queries=2, accumulate=4, **common))
-    assert small.fitted.updates == large.fitted.updates == 4
+    assert small.updates == large.updates == 4
     losses = [[line["loss"] for line in trained.log if "loss" in line] for trained in (large, small)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=2e-3)
 
@@ -486,9 +410,9 @@ def test_accumulated_steps_learn_what_one_large_step_does(tmp_path, base) -> Non
 @pytest.mark.parametrize(
     ("qrels", "said"),
     [
-        ({"q0": {"i0": 0}, "q1": {"i1": 0}}, "None of the 2 judged queries"),
-        ({"q0": {"elsewhere": 1}}, "None of the 1 judged queries"),
-        ({"q0": {"i0": 1}}, "at least 2 judged queries"),
+        ({"q0": {"i0": 0}, "q1": {"i1": 0}}, "0 of the 2"),
+        ({"q0": {"elsewhere": 1}}, "0 of the 1"),
+        ({"q0": {"i0": 1}}, "1 of the 1"),
     ],
 )
 def test_judgements_without_enough_relevant_items_are_refused(tmp_path, base, qrels, said) -> None:
@@ -502,7 +426,7 @@ def test_judgements_without_enough_relevant_items_are_refused(tmp_path, base, qr
 def test_a_collection_of_nothing_but_relevant_items_is_refused(tmp_path, base) -> None:
     tiny = collection()
     everything = {query.id: {item.id: 1 for item in tiny.items} for query in tiny.queries}
-    with pytest.raises(InputError, match="all 54 items are relevant to query 'q"):
+    with pytest.raises(InputError, match="all 54 items are relevant to 'q"):
         train_cross_encoder(
             JudgedCollection("tiny", tiny.items, tiny.queries, everything),
             tmp_path / "m",
@@ -541,16 +465,18 @@ def test_a_tokenizer_that_is_python_alone_is_refused(tmp_path) -> None:
         train(tmp_path / "model", base)
 
 
-def test_a_device_is_checked_before_anything_is_read_and_has_a_number(tmp_path, base, monkeypatch) -> None:
-    for asked, said in {"abacus": "torch device", "mps": "torch device", "cuda:77": "torch sees"}.items():
-        with pytest.raises(InputError, match=said):
-            train(tmp_path / "model", base, device=asked)
-    with pytest.raises(InputError, match="bfloat16 needs a GPU"):
-        train(tmp_path / "model", base, device="cpu", settings=replace(QUICK, precision="bfloat16"))
+@pytest.mark.parametrize("device", ["abacus", "mps", "cuda:1", "cuda"])
+def test_a_device_is_checked_before_anything_is_read(tmp_path, base, device) -> None:
+    if device == "cuda" and torch.cuda.device_count() == 1:
+        pytest.skip("there is one GPU here")
+    with pytest.raises(InputError, match="CUDA_VISIBLE_DEVICES"):
+        train(tmp_path / "model", base, device=device)
     assert not (tmp_path / "model").exists()
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    for asked, device in {"cuda": "cuda:0", "cuda:1": "cuda:1", "cpu": "cpu"}.items():
-        assert str(check_device(torch, asked, QUICK)) == device
+
+
+def test_bfloat16_on_a_cpu_is_refused(tmp_path, base) -> None:
+    with pytest.raises(InputError, match="bfloat16"):
+        train(tmp_path / "model", base, device="cpu", settings=replace(QUICK, precision="bfloat16"))
 
 
 def test_a_base_without_the_tags_is_refused_with_what_to_do(tmp_path, base) -> None:

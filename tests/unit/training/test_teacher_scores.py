@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
 from adacur import BM25, AnchorIndex, Item, MatrixRetriever, MatrixScorer, Query, build
-from adacur.core.errors import DuplicateId, EmptyInput, FileFormatError, InputError, NonFiniteScore, UnknownName
+from adacur.core.errors import EmptyInput, InputError, NonFiniteScore
 from adacur.core.records import ItemList
 from adacur.first_stages.encoders import EncoderCard
 from adacur.training.teacher_scores import TeacherScores
@@ -80,49 +78,16 @@ def test_scores_in_a_cache_are_paid_for_once(tmp_path) -> None:
     assert teachers[0].fingerprint == teachers[1].fingerprint
 
 
-def test_what_is_written_is_read_again(tmp_path) -> None:
-    items = ItemList(ITEMS)
-    teacher = TeacherScores.from_scorers([scorer()], QUERIES, items, first=first(), top=4)
-    teacher.write(tmp_path / "teacher.jsonl", items)
-    again = TeacherScores.read(tmp_path / "teacher.jsonl", items)
-    assert again.fingerprint == teacher.fingerprint
-    assert TeacherScores(QUERIES, teacher.positions, [-own for own in teacher.scores]).fingerprint != again.fingerprint
-    index = AnchorIndex.from_arrays(items=ITEMS, anchor_queries=QUERIES, scores=SCORES)
-    best_of_all = TeacherScores.from_index(index, top=4)
-    best_of_all.write(tmp_path / "teacher.jsonl", items)
-    again = TeacherScores.read(tmp_path / "teacher.jsonl", items)
-    assert again.of_all_items
-    assert again.fingerprint == best_of_all.fingerprint
-
-
-@pytest.mark.parametrize(
-    ("line", "error", "said"),
-    [
-        ("{}", FileFormatError, "line 2: a line has a query"),
-        ('{"query": {"id": "b", "text": "b"}, "items": ["i1"]}', FileFormatError, "scores"),
-        ('{"query": {"id": "b", "text": "b"}, "items": ["i1", "i2"], "scores": ["x", 1]}', FileFormatError, "numbers"),
-        ('{"query": {"id": "b", "text": "b"}, "items": ["i1", "i99"], "scores": [0, 1]}', UnknownName, "i99"),
-        ('{"query": {"id": "b", "text": "b"}, "items": ["i1", "i2"], "scores": [0, NaN]}', InputError, "'b'.*nan"),
-        ('{"query": {"id": "a", "text": "b"}, "items": ["i1", "i2"], "scores": [0, 1]}', DuplicateId, "'a'"),
-    ],
-)
-def test_a_line_that_cannot_be_used_is_named(tmp_path, line, error, said) -> None:
-    good = {"query": {"id": "a", "text": "a"}, "items": ["i1", "i2"], "scores": [0, 1]}
-    (tmp_path / "teacher.jsonl").write_text(json.dumps(good) + "\n" + line)
-    with pytest.raises(error, match=said):
-        TeacherScores.read(tmp_path / "teacher.jsonl", ItemList(ITEMS))
-
-
 @pytest.mark.parametrize(
     ("positions", "scores", "said"),
     [
-        ([0, 1, 2], [1.0, 1.0, 1.0], "'q0' are all 1"),
-        ([3], [1.0], "at least 2 scored items.*'q0' has 1"),
-        ([0, 4], [1.0, np.nan], "'q0' and the item at position 4 is nan"),
-        ([0, 4], [np.inf, 1.0], "'q0' and the item at position 0 is inf"),
-        ([2, 2], [0.0, 1.0], "repeat"),
-        ([-1, 2], [0.0, 1.0], "below 0"),
-        ([1, 2], [0.0, 1.0, 2.0], "one score per item"),
+        ([0, 1, 2], [1.0, 1.0, 1.0], "'q0'.*1.0, 1.0, 1.0"),
+        ([3], [1.0], "at least 2 items; for query 'q0'"),
+        ([0, 4], [1.0, np.nan], "'q0'.*nan"),
+        ([0, 4], [np.inf, 1.0], "'q0'.*inf"),
+        ([2, 2], [0.0, 1.0], "2, 2"),
+        ([-1, 2], [0.0, 1.0], "-1, 2"),
+        ([1, 2], [0.0, 1.0, 2.0], "shape .3,"),
     ],
 )
 def test_scores_that_teach_nothing_are_refused_with_the_query_named(positions, scores, said) -> None:
@@ -134,9 +99,9 @@ def test_teachers_without_queries_items_or_scorers_are_refused() -> None:
     items = ItemList(ITEMS)
     index = AnchorIndex.from_arrays(items=ITEMS, anchor_queries=QUERIES, scores=SCORES)
     for top in (1, 10, 2.5):
-        with pytest.raises(InputError, match="between 2 and the number of items, here 9"):
+        with pytest.raises(InputError, match="number of items, 9"):
             TeacherScores.from_index(index, top=top)
-        with pytest.raises(InputError, match="between 2 and the number of items, here 9"):
+        with pytest.raises(InputError, match="number of items, 9"):
             TeacherScores.from_scorers([scorer()], QUERIES, items, first=first(), top=top)
     with pytest.raises(EmptyInput, match="no anchor queries"):
         TeacherScores.from_index(AnchorIndex.from_items(ITEMS), top=3)
@@ -144,7 +109,7 @@ def test_teachers_without_queries_items_or_scorers_are_refused() -> None:
         TeacherScores.from_scorers([], QUERIES, items, first=first(), top=3)
     with pytest.raises(EmptyInput, match="got 1 and 0"):
         TeacherScores.from_scorers([scorer()], [], items, first=first(), top=3)
-    with pytest.raises(EmptyInput, match="without a query"):
+    with pytest.raises(EmptyInput, match="at least one query"):
         TeacherScores([], [], [])
     with pytest.raises(InputError, match="2 lists of positions"):
         TeacherScores(QUERIES, [np.arange(3)] * 2, [np.arange(3.0)] * 3)
@@ -153,7 +118,7 @@ def test_teachers_without_queries_items_or_scorers_are_refused() -> None:
 def test_a_first_stage_that_finds_one_item_is_refused_before_anything_is_scored() -> None:
     items = ItemList(ITEMS)
     words = BM25.build([*ITEMS[:8], Item("i8", "rare")])
-    with pytest.raises(InputError, match=r"at least 2 scored items.*has 1"):
+    with pytest.raises(InputError, match="fewer than 2 items"):
         TeacherScores.from_scorers([scorer()], [Query("q0", "rare")], items, first=words, top=3)
 
 
@@ -176,7 +141,7 @@ def test_a_query_whose_items_all_score_alike_is_left_out_with_a_warning(caplog) 
         assert [query.id for query in teacher.queries] == ["q0", "q2"]
         assert teacher.scores[1].tolist() == scores[2, teacher.positions[1]].tolist()
     assert caplog.text.count("1 of 3 queries are left out, such as 'q1': all of their items have one score") == 2
-    with pytest.raises(InputError, match="'q0' are all 0"):
+    with pytest.raises(InputError, match="'q0'.*0.0, 0.0"):
         TeacherScores.from_scorers([scorer(0 * scores)], QUERIES, items, first=first(), top=4)
 
 
