@@ -28,7 +28,7 @@ from filelock import FileLock
 import adacur
 from adacur.core.extras import install_command
 from adacur.data import read_beir
-from adacur.training import cross_encoder, distillation, dual_encoder
+from adacur.training import cross_encoder, dual_encoder
 from tests.functional.test_cli import ADACUR, Ran, environment, here, run, write_lines
 from tests.unit.scorers.cross_encoders.tiny_models import WORDS, made_once_in, tiny_transformer
 
@@ -242,7 +242,7 @@ def test_what_is_not_asked_for_is_as_in_the_library(what: str, shop: Path, tmp_p
     def begun(*_: Any, **__: Any) -> None:
         raise BegunError
 
-    for module in (cross_encoder, dual_encoder, distillation):
+    for module in (cross_encoder, dual_encoder):
         monkeypatch.setattr(module, "fit", begun)
     base, data = shop / "tiny", "i.adacur" if what == "distill" else "beir"
     options = ("--base", base, *(("--head", "cls") if what == "cross-encoder" else ()))

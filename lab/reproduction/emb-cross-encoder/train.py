@@ -27,7 +27,14 @@ from adacur.core.records import ItemList
 from adacur.data import JudgedCollection, read_beir, split_queries
 from adacur.first_stages.encoders import SentenceTransformerEncoder
 from adacur.scorers import export_onnx, make_emb_cross_encoder, save_emb_cross_encoder
-from adacur.training import TeacherScores, TrainingSettings, distill, train_cross_encoder, train_dual_encoder
+from adacur.training import (
+    TeacherScores,
+    TowerOptions,
+    TrainingSettings,
+    distill,
+    train_cross_encoder,
+    train_dual_encoder,
+)
 from adacur.training.candidates import found_by
 from adacur.training.ranking_quality import ranking_quality
 from adacur_lab.experiments import Testbed
@@ -80,7 +87,7 @@ class Work:
 
     def dual(self) -> None:
         """DE_base."""
-        settings = TrainingSettings(epochs=3, learning_rate=2e-5, batch_queries=128, checks_per_epoch=1)
+        settings = TrainingSettings(epochs=3, learning_rate=2e-5, batch_queries=128)
         trained = train_dual_encoder(
             self.learning,
             self.out / "de-base",
@@ -88,7 +95,7 @@ class Work:
             first=self.dense(self.asked.dual_base),
             negatives=3,
             settings=settings,
-            max_item_tokens=self.asked.max_item_tokens,
+            towers=TowerOptions(max_item_tokens=self.asked.max_item_tokens),
         )
         self.tell("de-base", trained)
 
@@ -103,7 +110,6 @@ class Work:
             epochs=self.asked.epochs,
             learning_rate=self.asked.learning_rate,
             batch_queries=self.asked.batch_queries,
-            checks_per_epoch=2,
             warmup=0.1,
         )
         trained = train_cross_encoder(
@@ -117,8 +123,8 @@ class Work:
             settings=settings,
             max_item_tokens=self.asked.max_item_tokens,
         )
-        pairs = trained.fitted.queries * (1 + self.asked.negatives)
-        print(f"{head}: {pairs} pairs, {pairs / trained.fitted.seconds:.0f} a second, checks included")
+        pairs = trained.queries * (1 + self.asked.negatives)
+        print(f"{head}: {pairs} pairs, {pairs / trained.seconds:.0f} a second, checks included")
         self.tell(head, trained)
 
     def score(self) -> None:
@@ -171,7 +177,7 @@ class Work:
                 self.out / name,
                 base=base,
                 settings=settings,
-                max_item_tokens=self.asked.max_item_tokens,
+                towers=TowerOptions(max_item_tokens=self.asked.max_item_tokens),
             )
             self.tell(name, trained)
 

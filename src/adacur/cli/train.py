@@ -154,9 +154,6 @@ Clip = Annotated[float, typer.Option(help="Largest norm of the gradient; 0: no l
 Precision = Annotated[
     str, typer.Option(help="auto, float32 or bfloat16; auto: bfloat16 on a GPU that has it.", rich_help_panel=_TRAINING)
 ]
-ChecksPerEpoch = Annotated[
-    int, typer.Option(help="Checks on held-out queries, each with a checkpoint.", rich_help_panel=_TRAINING)
-]
 Patience = Annotated[
     int,
     typer.Option(min=0, help="Stop after so many checks without a better one; 0: never.", rich_help_panel=_TRAINING),
@@ -202,7 +199,6 @@ def cross_encoder(
     warmup: Warmup = 0.01,
     clip: Clip = 1.0,
     precision: Precision = "auto",
-    checks_per_epoch: ChecksPerEpoch = 1,
     patience: Patience = 3,
     seed: Seed = 0,
     held_out: HeldOut = None,
@@ -238,9 +234,6 @@ def dual_encoder(
     ] = "bm25",
     negatives: Annotated[int, typer.Option(min=0, help="Hard negatives of a query, beside the items of others.")] = 7,
     depth: Annotated[int, typer.Option(help="They are drawn anew each epoch from the best so many.")] = 100,
-    refresh_every: Annotated[
-        int, typer.Option(help="Every so many epochs the dual encoder itself finds new ones.")
-    ] = 1,
     max_query_tokens: MaxQueryTokens = None,
     max_item_tokens: MaxItemTokens = None,
     epochs: Epochs = 4,
@@ -251,7 +244,6 @@ def dual_encoder(
     warmup: Warmup = 0.01,
     clip: Clip = 1.0,
     precision: Precision = "auto",
-    checks_per_epoch: ChecksPerEpoch = 1,
     patience: Patience = 3,
     seed: Seed = 0,
     held_out: HeldOut = None,
@@ -312,7 +304,6 @@ def distill(
     warmup: Warmup = 0.01,
     clip: Clip = 1.0,
     precision: Precision = "auto",
-    checks_per_epoch: ChecksPerEpoch = 1,
     patience: Patience = 3,
     seed: Seed = 0,
     held_out: HeldOut = None,

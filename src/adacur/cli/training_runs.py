@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
@@ -39,6 +39,7 @@ from adacur.data import (
 )
 from adacur.training import (
     TeacherScores,
+    TowerOptions,
     Trained,
     TrainingSettings,
     check_may_write,
@@ -47,7 +48,6 @@ from adacur.training import (
     train_cross_encoder,
     train_dual_encoder,
 )
-from adacur.training.teachers import close_all
 
 __all__ = ["cross_encoder_run", "distill_run", "dual_encoder_run", "in_words_of_the_command"]
 
@@ -98,7 +98,6 @@ def cross_encoder_run(asked: Mapping[str, Any], *, settings: TrainingSettings) -
         negatives=asked["negatives"],
         depth=asked["depth"],
         teachers=[opened_scorer(teacher) for teacher in asked["teacher"] or ()],
-        close_teachers=True,
         settings=settings,
         held_out=asked["held_out"],
         shortlist=asked["shortlist"],
@@ -126,7 +125,6 @@ def dual_encoder_run(asked: Mapping[str, Any], *, settings: TrainingSettings) ->
         first=_FirstStage(asked["first"], collection.items) if is_mined else None,
         negatives=asked["negatives"],
         depth=asked["depth"],
-        refresh_every=asked["refresh_every"],
         settings=settings,
         **_of_towers(asked),
     )
@@ -178,14 +176,14 @@ def _from_scorers(asked: Mapping[str, Any], *, cache: Path) -> tuple[Items, Teac
     tell(f"{len(queries):,} queries × {top} items to score, each pair once: what is known is kept in {cache}.")
     cache.parent.mkdir(parents=True, exist_ok=True)
     taught = TeacherScores.from_scorers(scorers, queries, items, first=first, top=top, cache=cache, progress=True)
-    close_all(scorers)
     return items, taught
 
 
 def _of_towers(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Options that both ways of training a dual encoder take."""
-    names = ("towers", "pooling", "normalise", "scale", "held_out", "max_query_tokens", "max_item_tokens", "device")
-    return {name: asked[name] for name in names} | {"progress": True}
+    names = [field.name for field in fields(TowerOptions)]
+    towers = TowerOptions(**{name: asked[name] for name in names})
+    return {"towers": towers, "held_out": asked["held_out"], "device": asked["device"], "progress": True}
 
 
 def _with_encoder(asked: Mapping[str, Any]) -> str:
@@ -314,27 +312,30 @@ def _is_finished(out: str | Path) -> bool:
 
 
 def _show(trained: Trained, asked: Mapping[str, Any], *, was_finished: bool, then: str) -> None:
-    fitted = trained.fitted
     if asked["as_json"]:
-        print_json({"model": str(asked["out"]), **asdict(fitted), "was_finished": was_finished})
+        print_json({"model": str(asked["out"]), **_facts(trained), "was_finished": was_finished})
         return
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("held-out queries")
     table.add_column("before", justify="right")
     table.add_column("after", justify="right")
-    for name, value in fitted.best.items():
-        table.add_row(name, f"{fitted.before[name]:.3f}", f"{value:.3f}")
+    for name, value in trained.best.items():
+        table.add_row(name, f"{trained.before[name]:.3f}", f"{value:.3f}")
     print_table(table)
-    why = ", when no check had been better for long enough" if fitted.stopped_early else ""
+    why = ", when no check had been better for long enough" if trained.stopped_early else ""
     say(
-        f"{asked['out']}: the model after {fitted.best_update} of {fitted.updates} updates{why}. "
-        f"{duration(fitted.seconds)}, {fitted.queries / max(fitted.seconds, 1e-9):,.1f} queries/s."
+        f"{asked['out']}: the model after {trained.best_update} of {trained.updates} updates{why}. "
+        f"{duration(trained.seconds)}, {trained.queries / max(trained.seconds, 1e-9):,.1f} queries/s."
     )
     if was_finished:
         tell("It was finished before: nothing was trained.")
-    if not any(_is_better(name, value, than=fitted.before[name]) for name, value in fitted.best.items()):
+    if not any(_is_better(name, value, than=trained.before[name]) for name, value in trained.best.items()):
         tell("Nothing was better than before the training. Try another learning rate, or more queries.")
     tell(f"Next: {then}")
+
+
+def _facts(trained: Trained) -> dict[str, Any]:
+    return {name: value for name, value in asdict(trained).items() if name not in ("folder", "log")}
 
 
 def _is_better(measure: str, value: float, *, than: float) -> bool:

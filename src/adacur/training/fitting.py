@@ -58,6 +58,7 @@ def fit(
     torch = require("torch", extra="training")
     transformers = require("transformers", extra="training")
     require("accelerate", extra="training")
+    from tqdm import tqdm
 
     if not len(examples):
         raise InputError("There is no query to learn from.")
@@ -87,7 +88,8 @@ def fit(
         logging_steps=1,
         logging_nan_inf_filter=False,
         report_to="none",
-        disable_tqdm=not progress,
+        # Its bar prints every loss to the standard output.
+        disable_tqdm=True,
         remove_unused_columns=False,
         label_names=[],
         dataloader_pin_memory=place.type == "cuda",
@@ -98,7 +100,8 @@ def fit(
     if last:
         _log.info("Continuing after update %d of %d.", done, total)
     stopping = [] if settings.patience is None else [transformers.EarlyStoppingCallback(settings.patience)]
-    with quiet(transformers), warnings.catch_warnings():
+    bar = tqdm(total=total, initial=done, desc="train", unit=" updates", disable=not progress)
+    with bar, quiet(transformers), warnings.catch_warnings():
         # transformers' own use of what torch has deprecated.
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", FutureWarning)
@@ -109,7 +112,7 @@ def fit(
             train_dataset=examples,
             # Never read, as `evaluate` calls `check`; but without one Trainer does not evaluate.
             eval_dataset=examples,
-            callbacks=[_callback(transformers, run, examples), *stopping],
+            callbacks=[_callback(transformers, run, examples, bar), *stopping],
         )
         trainer.check = check
         trainer.remove_callback(transformers.PrinterCallback)
@@ -215,11 +218,15 @@ def _trainer(transformers: Any) -> Any:
     return CheckedTrainer
 
 
-def _callback(transformers: Any, run: RunFolder, examples: Examples) -> Any:
+def _callback(transformers: Any, run: RunFolder, examples: Examples, bar: Any) -> Any:
     class RunCallback(transformers.TrainerCallback):  # type: ignore[misc]
         def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             # After the last step of an epoch the count can end in .9999.
             examples.begin_epoch(math.floor((state.epoch or 0) + 1e-6))
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float], **_: Any) -> None:
+            bar.update(state.global_step - bar.n)
+            bar.set_postfix({name.removeprefix("eval_"): f"{value:.3g}" for name, value in logs.items()}, refresh=False)
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             run.mark_whole(state.global_step)

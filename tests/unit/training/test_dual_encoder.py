@@ -382,7 +382,7 @@ def test_a_base_that_is_no_encoder_is_refused(tmp_path, base, trained) -> None:
     empty.mkdir()
     with pytest.raises(InputError, match="cannot be read as an encoder"):
         train(tmp_path / "model", empty)
-    with pytest.raises(FetchError, match="no folder here"):
+    with pytest.raises(FetchError, match="nowhere"):
         train(tmp_path / "model", tmp_path / "nowhere")
     with pytest.raises(InputError, match="towers='separate'"):
         train(tmp_path / "other", trained[0].folder, towers="shared")

@@ -141,7 +141,7 @@ def test_a_query_whose_items_all_score_alike_is_left_out_with_a_warning(caplog) 
         assert [query.id for query in teacher.queries] == ["q0", "q2"]
         assert teacher.scores[1].tolist() == scores[2, teacher.positions[1]].tolist()
     assert caplog.text.count("1 of 3 queries are left out, such as 'q1': all of their items have one score") == 2
-    with pytest.raises(InputError, match="'q0'.*0.0, 0.0"):
+    with pytest.raises(InputError, match=r"'q0'.*0.0, 0.0"):
         TeacherScores.from_scorers([scorer(0 * scores)], QUERIES, items, first=first(), top=4)
 
 
