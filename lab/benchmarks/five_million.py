@@ -86,15 +86,15 @@ def write_features(path: Path, manifest: Manifest, *, domain: str) -> None:
     spread = spreads(domain, columns)
     ends = [columns // 4, columns]
 
-    def room(name: str, shape: tuple[int, ...], dtype: str) -> Any:
+    def allocate(name: str, shape: tuple[int, ...], dtype: str) -> Any:
         return np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=np.dtype(dtype), shape=shape)
 
     parts = [
-        PackedRows.unfilled((n_items, stop - start), storage="int8", room=room, name=f"part{number}")
+        PackedRows.unfilled((n_items, stop - start), storage="int8", allocate=allocate, name=f"part{number}")
         for number, (start, stop) in enumerate(zip([0, ends[0]], ends, strict=True))
     ]
-    means = room("means", (n_items,), "float32")
-    keys = room("keys", (n_items,), "uint64")
+    means = allocate("means", (n_items,), "float32")
+    keys = allocate("keys", (n_items,), "uint64")
 
     def fill(start: int) -> None:
         rng = np.random.default_rng([1, start])

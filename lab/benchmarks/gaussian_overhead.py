@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from adacur.approximation import Features, GaussianModel, ItemFactors, ScoreScale, TopK
-from adacur.approximation.packed_rows import DeviceRows
+from adacur.approximation.on_device import DeviceRows
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Item, Query
 from adacur.search.adaptive import AdaptiveSearch
@@ -187,7 +187,7 @@ def on_a_device(
         means=means,
         factors=ItemFactors([rows], np.zeros(dimensions), mixing=mixing),
         anchor_vectors=None,
-        trust=np.zeros(n_anchors),
+        precisions=np.zeros(n_anchors),
         variance=1.0,
         embedding_variance=0.0,
     )

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from adacur.approximation.on_device import DeviceRow
 from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
-from adacur.core.device_row import RankedRow
 from adacur.core.errors import InputError
 from adacur.core.ranking import best_positions
 from adacur.core.seeds import uniform
 
 __all__ = ["Softmax", "TopK", "Uniform"]
 
-# As many of the largest predictions may belong to items scored already before a longer list is asked for.
+# How many of the largest predictions may belong to scored items before a longer list is fetched.
 _SCORED_AT_FIRST = 1000
 
 
@@ -23,24 +23,23 @@ class TopK:
     """The items with the highest predictions."""
 
     def choose(
-        self, predicted: FloatArray | RankedRow, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int
+        self, predicted: FloatArray | DeviceRow, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int
     ) -> IntArray:
         """n unscored positions, best first."""
-        # Arrays first: before Python 3.12 it takes long to ask whether something is of a protocol.
-        if isinstance(predicted, np.ndarray) or not isinstance(predicted, RankedRow):
+        if not isinstance(predicted, DeviceRow):
             return best_positions(np.where(unscored, predicted, -np.inf), n, keys=keys)
         near = _enough(predicted, unscored, n)
         return near[best_positions(np.where(unscored[near], predicted[near], -np.inf), n, keys=keys[near])]
 
 
-def _enough(predicted: RankedRow, unscored: BoolArray, n: int) -> IntArray:
-    """Positions of the largest predictions, so many that the best n unscored ones are among them."""
-    wanted = n + _SCORED_AT_FIRST
+def _enough(predicted: DeviceRow, unscored: BoolArray, n: int) -> IntArray:
+    """Positions of the largest predictions, enough to hold the best n unscored ones."""
+    size = n + _SCORED_AT_FIRST
     while True:
-        near = predicted.among_largest(wanted)
-        if wanted >= len(predicted) or np.count_nonzero(unscored[near]) >= n:
+        near = predicted.among_largest(size)
+        if size >= len(predicted) or np.count_nonzero(unscored[near]) >= n:
             return near
-        wanted *= 8
+        size *= 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +50,10 @@ class Softmax:
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
-            raise InputError(f"A temperature is positive; got {self.temperature}. For the greedy choice use TopK().")
+            raise InputError(f"temperature must be positive; got {self.temperature}. For the greedy choice use TopK().")
 
     def choose(
-        self, predicted: FloatArray | RankedRow, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int
+        self, predicted: FloatArray | DeviceRow, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int
     ) -> IntArray:
         """n unscored positions, in the order drawn."""
         # Gumbel top-k draws the same sample as softmax without replacement and never overflows.
@@ -69,7 +68,7 @@ class Uniform:
     """A uniform sample; predictions are ignored."""
 
     def choose(
-        self, predicted: FloatArray | RankedRow, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int
+        self, predicted: FloatArray | DeviceRow, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int
     ) -> IntArray:
         """n unscored positions, in the order drawn."""
         return best_positions(np.where(unscored, uniform(stream, keys), -np.inf), n, keys=keys)

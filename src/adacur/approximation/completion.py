@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adacur.approximation.score_scale import ScoreScale
+from adacur.approximation.gaussian_features import query_kernel
+from adacur.approximation.score_scale import KNOTS, RAREST, ScoreScale
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import InputError
 
@@ -21,10 +22,6 @@ __all__ = ["Completion", "ScoredItems"]
 # Chosen by replay of held-out anchor queries; recall hardly depends on either (docs/decisions/0034-cheap-index.md).
 _RIDGE = 1.0
 _DOUBT = 1.0
-# The scale on which the Gaussian compares queries, too.
-_QUERY_SCALE = 0.2
-_RAREST = 1e-4
-_KNOTS = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +60,7 @@ class Completion:
         self._constants = np.array([constant for _, constant, _ in fits], dtype=np.float32)
         lengths = np.linalg.norm(query_vectors, axis=1, keepdims=True)
         directions = query_vectors / np.where(lengths > 0, lengths, 1.0)
-        self._likeness = np.exp((directions @ directions.T - 1) / _QUERY_SCALE).astype(np.float32)
+        self._likeness = query_kernel(directions, directions).astype(np.float32)
         # By item, so that those of a block lie together.
         items = np.concatenate([own.positions for own in scored])
         order = np.argsort(items, kind="stable")
@@ -134,11 +131,11 @@ def _scale(scored: Sequence[ScoredItems]) -> ScoreScale:
     up_to /= up_to[-1]
     below = np.where(first > 0, up_to[first - 1], 0.0)
     upper = up_to[np.append(first[1:], len(scores)) - 1]
-    rarities = np.log1p(_RAREST) - np.log(np.maximum(1 - (below + upper) / 2, 0.0) + _RAREST)
-    if len(steps) > _KNOTS:
+    rarities = np.log1p(RAREST) - np.log(np.maximum(1 - (below + upper) / 2, 0.0) + RAREST)
+    if len(steps) > KNOTS:
         # Even in number and in rarity: the top decides, and the bulk needs few knots.
-        by_rarity = np.searchsorted(rarities, np.linspace(rarities[0], rarities[-1], _KNOTS // 2))
-        by_number = np.linspace(0, len(steps) - 1, _KNOTS // 2).astype(np.intp)
+        by_rarity = np.searchsorted(rarities, np.linspace(rarities[0], rarities[-1], KNOTS // 2))
+        by_number = np.linspace(0, len(steps) - 1, KNOTS // 2).astype(np.intp)
         kept = np.unique(np.concatenate([np.minimum(by_rarity, len(steps) - 1), by_number]))
         steps, rarities = steps[kept], rarities[kept]
     rising = np.append(True, np.diff(rarities) > 0)

@@ -10,18 +10,18 @@ No anchor query is used, so the index costs no scorer call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
+from adacur.approximation.gaussian_features import EmbedQueries, unit_vectors
+from adacur.approximation.linear import Weights, precise_predictions, predictions
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import InputError
 from adacur.core.protocols import AnchorScores
 from adacur.core.records import Query
 
 __all__ = ["EmbeddingRegression"]
-
-_ROWS_PER_BLOCK = 4096
 
 
 class EmbeddingRegression:
@@ -37,20 +37,19 @@ class EmbeddingRegression:
         self,
         embeddings: FloatArray,
         *,
-        embed_queries: Callable[[Sequence[Query]], FloatArray] | None = None,
+        embed_queries: EmbedQueries | None = None,
         blend: float = 0.6,
         ridge: float = 0.3,
     ) -> None:
-        # Vectors that are fetched a few at a time were looked at where they lie.
-        embeddings = embeddings if hasattr(embeddings, "rows") else np.asarray(embeddings)
-        if embeddings.ndim != 2 or not (hasattr(embeddings, "rows") or np.isfinite(embeddings).all()):
-            raise InputError(f"Embeddings are finite numbers, a row per item; got shape {embeddings.shape}.")
+        embeddings = np.asarray(embeddings)
+        if embeddings.ndim != 2 or not np.isfinite(embeddings).all():
+            raise InputError(f"Embeddings must be finite numbers, a row per item; got shape {embeddings.shape}.")
         if not 0 <= blend <= 1:
-            raise InputError(f"blend is the query embedding's weight, between 0 and 1; got {blend}.")
+            raise InputError(f"blend must be between 0 and 1; got {blend}.")
         if blend and embed_queries is None:
             raise InputError(f"blend={blend} mixes in the query's own embedding; give embed_queries=…, or blend=0.")
         if not ridge > 0:
-            raise InputError(f"ridge is positive; got {ridge}. A small one, such as 1e-6, comes close to none.")
+            raise InputError(f"ridge must be positive; got {ridge}. A small one, such as 1e-6, comes close to none.")
         # Query vectors are cast to the embeddings' type, and whole numbers or halves would lose them.
         self.embeddings = embeddings if embeddings.dtype in (np.float32, np.float64) else embeddings.astype(np.float32)
         self.embed_queries = embed_queries
@@ -70,16 +69,14 @@ class EmbeddingRegression:
 
     def _directions(self, queries: Sequence[Query]) -> FloatArray:
         """The dual encoder's query vectors at length 1, or zeros where they have no weight."""
-        wanted = (len(queries), self.embeddings.shape[1])
-        if self.embed_queries is None or not self.blend:
-            return np.zeros(wanted)
-        vectors = np.asarray(self.embed_queries(queries), dtype=np.float64)
-        if vectors.shape != wanted or not np.isfinite(vectors).all():
-            raise InputError(
-                f"embed_queries gives finite vectors of the items' dimension, shape {wanted}; got {vectors.shape}."
-            )
-        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-        return vectors / np.where(lengths > 0, lengths, 1.0)
+        shape = (len(queries), self.embeddings.shape[1])
+        if not self.blend:
+            return np.zeros(shape)
+        vectors = unit_vectors(self.embed_queries, queries)
+        assert vectors is not None
+        if vectors.shape != shape:
+            raise InputError(f"embed_queries must give vectors of shape {shape}; got {vectors.shape}.")
+        return vectors
 
 
 class _Regressed:
@@ -90,33 +87,18 @@ class _Regressed:
         self._directions = directions
         self._blend = blend
         self._ridge = ridge
-        self._told: list[list[IntArray]] = [[np.empty(0, dtype=np.intp)] for _ in directions]
+        self._positions: list[list[IntArray]] = [[np.empty(0, dtype=np.intp)] for _ in directions]
         self._exact: list[list[FloatArray]] = [[np.empty(0)] for _ in directions]
 
     def tell(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> None:
         """Add exact scores, per query."""
-        for told, exact, where, score in zip(self._told, self._exact, positions, scores, strict=True):
-            told.append(where)
+        for scored, exact, where, score in zip(self._positions, self._exact, positions, scores, strict=True):
+            scored.append(where)
             exact.append(np.asarray(score, dtype=np.float64))
 
     def predict(self) -> FloatArray:
         """Predicted scores of every item, shape (queries, items)."""
-        predicted = np.empty((len(self._told), len(self._embeddings)), dtype=self._embeddings.dtype)
-        # One product per query: an answer must not depend on the size of its batch.
-        for index, row in enumerate(predicted):
-            vector, constant = self._fitted(index)
-            np.dot(self._embeddings, vector.astype(row.dtype), out=row)
-            row += row.dtype.type(constant)
-        return predicted
-
-    @property
-    def items(self) -> FloatArray:
-        """The rows that are weighted."""
-        return self._embeddings
-
-    def weights(self) -> list[tuple[FloatArray, float]]:
-        """Per query, what the embeddings of items are weighted by, and the constant beside it."""
-        return [self._fitted(index) for index in range(len(self._told))]
+        return predictions(self._embeddings, self._weights())
 
     def in_scores(self, predicted: FloatArray) -> FloatArray:
         """Predictions are scores already."""
@@ -124,26 +106,22 @@ class _Regressed:
 
     def predict_precisely(self) -> FloatArray:
         """The same in float64, whatever the embeddings are stored in."""
-        predicted = np.empty((len(self._told), len(self._embeddings)))
-        for index, row in enumerate(predicted):
-            vector, constant = self._fitted(index)
-            for start in range(0, len(row), _ROWS_PER_BLOCK):
-                block = self._embeddings[start : start + _ROWS_PER_BLOCK].astype(np.float64)
-                row[start : start + len(block)] = block @ vector + constant
-        return predicted
+        return precise_predictions(self._embeddings, self._weights())
 
-    def _fitted(self, index: int) -> tuple[FloatArray, float]:
-        """The vector of a query and the constant beside it."""
-        told, exact = np.concatenate(self._told[index]), np.concatenate(self._exact[index])
+    def _weights(self) -> list[Weights]:
+        return [self._fitted(index) for index in range(len(self._positions))]
+
+    def _fitted(self, index: int) -> Weights:
+        scored, exact = np.concatenate(self._positions[index]), np.concatenate(self._exact[index])
         direction = self._directions[index]
-        if not len(told):
+        if not len(scored):
             return self._blend * direction, 0.0
-        rows = self._embeddings[told].astype(np.float64)
+        rows = self._embeddings[scored].astype(np.float64)
         centre, level = rows.mean(axis=0), float(exact.mean())
         rows -= centre
         kernel = rows @ rows.T
         # Items that embed alike say nothing; the ridge still has to make the system solvable.
-        kernel[np.diag_indices_from(kernel)] += self._ridge * (kernel.trace() / len(told) or 1.0)
+        kernel[np.diag_indices_from(kernel)] += self._ridge * (kernel.trace() / len(scored) or 1.0)
         vector = rows.T @ np.linalg.solve(kernel, exact - level)
         # Equal scores, or a single one, point nowhere: then the dual encoder alone leads.
         length = float(np.linalg.norm(vector)) or 1.0

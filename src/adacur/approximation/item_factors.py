@@ -1,4 +1,4 @@
-"""The features of all items, by which the Gaussian says how alike their scores are."""
+"""The features of all items, whose products are the Gaussian model's prior covariance."""
 
 from __future__ import annotations
 
@@ -8,29 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from adacur.approximation.packed_rows import DeviceRows, PackedRows, Room, Rows, Storage, in_memory
+from adacur.approximation.on_device import DeviceRows
+from adacur.approximation.packed_rows import Allocate, PackedRows, Rows, Storage, in_memory
 from adacur.core.arrays import FloatArray, IntArray
 
-__all__ = ["ItemFactors", "n_in_front"]
+__all__ = ["ItemFactors"]
 
-_ROWS_PER_BLOCK = 4096
 # One compressed column in four leads: they tell which items, one in sixteen and never few, are worth the others.
 _LEADING = 4
 _SHARE_IN_FRONT = 16
 _FEWEST_IN_FRONT = 4096
 
 
-def n_in_front(n_items: int) -> int:
-    """How many items get all their features."""
-    return max(_FEWEST_IN_FRONT, n_items // _SHARE_IN_FRONT)
-
-
 class ItemFactors:
     """A matrix of features, a row per item: `parts` side by side, less `centre`, times `mixing` where there is one.
 
-    Only two things are ever asked of it: the rows of a few items, and the product of all rows with a vector. So a
-    product with d features reads only as many columns as the parts have. Where the first of two parts is `leading`,
-    predictions read the second only for the items that are in front by the first.
+    It is read in two ways only: the rows of a few items, and the product of all rows with a vector. So a product with
+    d features reads only as many columns as the parts have. Where the first of two parts is `leading`, predictions read
+    the second only for the items that are in front by the first.
     """
 
     def __init__(
@@ -72,70 +67,45 @@ class ItemFactors:
             predicted = self.product(weights)
             predicted += means
             return predicted
-        stored = self.stored_weights(weights)
-        predicted = self.coarse_predictions(stored, means=means)
-        cut = self.n_items - n_in_front(self.n_items)
-        # By value and not by place, so that the order of the items does not matter.
-        self.refine(predicted, stored, least=np.partition(predicted, cut)[cut] if cut > 0 else None)
-        return predicted
-
-    def coarse_predictions(self, stored: FloatArray, *, means: Any) -> FloatArray:
-        """Every item's mean and leading columns · the weights of all stored ones."""
-        leading = self._packed_parts()[0]
-        predicted = leading.product(stored[: leading.shape[1]])
+        stored = self._stored_weights(weights)
+        leading, rest = (part for part in self.parts if isinstance(part, PackedRows))
+        of_leading, of_rest = np.split(stored, self._ends)
+        predicted = leading.product(of_leading)
         predicted += means - float(self.centre @ stored)
-        return predicted
-
-    def refine(self, predicted: FloatArray, stored: FloatArray, *, least: float | None) -> None:
-        """Add the other columns · their weights to coarse predictions of `least` or more, or to all."""
-        leading, rest = self._packed_parts()
-        own = stored[leading.shape[1] :]
-        if least is None:
-            predicted += rest.product(own)
+        cut = self.n_items - max(_FEWEST_IN_FRONT, self.n_items // _SHARE_IN_FRONT)
+        if cut <= 0:
+            predicted += rest.product(of_rest)
         else:
-            in_front = np.flatnonzero(predicted >= least)
-            predicted[in_front] += rest.product(own, in_front)
-
-    def _packed_parts(self) -> list[PackedRows]:
-        return [part for part in self.parts if isinstance(part, PackedRows)]
+            # By value and not by place, so that the order of the items does not matter.
+            in_front = np.flatnonzero(predicted >= np.partition(predicted, cut)[cut])
+            predicted[in_front] += rest.product(of_rest, in_front)
+        return predicted
 
     def product(self, weights: FloatArray) -> Any:
         """Every item's features · weights, in the precision of the parts and on their device."""
-        own = self.stored_weights(weights)
-        first, *others = (part.product(ws) for part, ws in zip(self.parts, np.split(own, self._ends), strict=True))
-        first -= float(self.centre @ own)
+        stored = self._stored_weights(weights)
+        first, *others = (part.product(ws) for part, ws in zip(self.parts, np.split(stored, self._ends), strict=True))
+        first -= float(self.centre @ stored)
         for other in others:
             first += other
         return first
 
     def products(self, weights: FloatArray) -> FloatArray:
         """The same for many weights at once, shape (weights, items): faster, and rounded by the size of the batch."""
-        own = self.stored_weights(weights)
-        split = np.split(own, self._ends, axis=-1)
+        stored = self._stored_weights(weights)
+        split = np.split(stored, self._ends, axis=-1)
         first, *others = (part.products(ws) for part, ws in zip(self.parts, split, strict=True))
-        first -= (own @ self.centre).astype(first.dtype)[:, None]
+        first -= (stored @ self.centre).astype(first.dtype)[:, None]
         for other in others:
             first += other
         return first
 
     def precise_product(self, weights: FloatArray) -> FloatArray:
         """The same in float64, whatever the parts are stored in."""
-        own = self.stored_weights(weights)
-        split = np.split(own, self._ends)
+        stored = self._stored_weights(weights)
+        split = np.split(stored, self._ends)
         products = [part.precise_product(ws) for part, ws in zip(self.parts, split, strict=True)]
-        return np.asarray(np.sum(products, axis=0) - self.centre @ own)
-
-    def compressed(self, *, columns: int, storage: Storage, spread: FloatArray) -> ItemFactors:
-        """The same features from so many `columns`, in `storage`: those that keep most of features · `spread`.
-
-        No fewer columns than there are features means that nothing is mixed.
-        """
-        inner = np.zeros((self.n_features, self.n_features))
-        for block in self._blocks():
-            inner += block.T @ block
-        return ItemFactors.packed(
-            self._blocks, n_items=self.n_items, inner=inner, columns=columns, storage=storage, spread=spread
-        )
+        return np.asarray(np.sum(products, axis=0) - self.centre @ stored)
 
     @classmethod
     def packed(
@@ -147,11 +117,12 @@ class ItemFactors:
         columns: int,
         storage: Storage,
         spread: FloatArray,
-        room: Room = in_memory,
+        allocate: Allocate = in_memory,
     ) -> ItemFactors:
-        """What `compressed` says, of features that come in blocks of rows, with their `inner` products known.
+        """Features that come in blocks of rows, in `columns` columns: those that keep most of features · `spread`.
 
-        The blocks are read once, and go to `room` as "part0" and "part1".
+        `inner` is features.T @ features. No fewer columns than there are features means that nothing is mixed. The
+        blocks are read once, into "part0" and "part1" of `allocate`.
         """
         n_features = len(inner)
         whole = columns >= n_features
@@ -164,26 +135,22 @@ class ItemFactors:
             turn, mixing = spread @ vectors, np.linalg.solve(spread.T, vectors).T
         ends = [n_features] if whole else [-(-columns // _LEADING), columns]
         parts = [
-            PackedRows.unfilled((n_items, stop - start), storage=storage, room=room, name=f"part{number}")
+            PackedRows.unfilled((n_items, stop - start), storage=storage, allocate=allocate, name=f"part{number}")
             for number, (start, stop) in enumerate(itertools.pairwise([0, *ends]))
         ]
         start = 0
         for block in blocks():
             turned = block if whole else block @ turn
-            for part, own in zip(parts, np.split(turned, ends[:-1], axis=1), strict=True):
-                part.fill(start, own)
+            for part, columns_of_part in zip(parts, np.split(turned, ends[:-1], axis=1), strict=True):
+                part.fill(start, columns_of_part)
             start += len(block)
         return cls(parts, np.zeros(ends[-1]), mixing=mixing, leading=not whole)
 
     def on(self, device: str) -> ItemFactors:
-        """The same with its parts on a device that torch knows."""
+        """The same with its parts on a torch device."""
         parts = [DeviceRows.of(part, device=device) if isinstance(part, PackedRows) else part for part in self.parts]
         return ItemFactors(parts, self.centre, mixing=self.mixing)
 
-    def stored_weights(self, weights: FloatArray) -> FloatArray:
+    def _stored_weights(self, weights: FloatArray) -> FloatArray:
         """The weights of the stored columns that weight the features by `weights`."""
         return weights if self.mixing is None else np.asarray(weights @ self.mixing.T)
-
-    def _blocks(self) -> Iterator[FloatArray]:
-        for start in range(0, self.n_items, _ROWS_PER_BLOCK):
-            yield self.rows(np.arange(start, min(start + _ROWS_PER_BLOCK, self.n_items)))

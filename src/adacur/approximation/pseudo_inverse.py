@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from adacur.approximation.least_squares import GrowingLeastSquares
+from adacur.approximation.linear import Weights, precise_predictions, predictions
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.protocols import AnchorScores
 from adacur.core.records import Query
 
 __all__ = ["PseudoInverse"]
-
-_ROWS_PER_BLOCK = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class PseudoInverse:
         return _QueryEmbeddings(anchors.matrix, len(queries))
 
     def replay(self, anchors: AnchorScores, positions: IntArray) -> _QueryEmbeddings:
-        """An approximation for the anchor queries at these positions, each as if it had never been one.
+        """An approximation for the anchor queries at these positions, each as if it were new.
 
         All are predicted in one product, which is fast, but rounds differently with the size of the batch: for
         statistics, not for answers.
@@ -59,21 +58,7 @@ class _QueryEmbeddings:
         """Predicted scores of every item, shape (queries, items)."""
         if self._left_out is not None:
             return np.stack([solve.solution for solve in self._solves]).astype(self._items.dtype) @ self._items.T
-        predicted = np.empty((len(self._solves), len(self._items)), dtype=self._items.dtype)
-        # One product per query: a product for the whole batch rounds differently with the batch's size, and an
-        # answer must not depend on its neighbours.
-        for row, solve in zip(predicted, self._solves, strict=True):
-            np.dot(self._items, solve.solution.astype(self._items.dtype), out=row)
-        return predicted
-
-    @property
-    def items(self) -> FloatArray:
-        """The rows that are weighted."""
-        return self._items
-
-    def weights(self) -> list[tuple[FloatArray, float]]:
-        """Per query, what the rows of items are weighted by, and the constant beside it."""
-        return [(solve.solution, 0.0) for solve in self._solves]
+        return predictions(self._items, self._weights())
 
     def in_scores(self, predicted: FloatArray) -> FloatArray:
         """Predictions are scores already."""
@@ -81,10 +66,7 @@ class _QueryEmbeddings:
 
     def predict_precisely(self) -> FloatArray:
         """The same in float64, whatever the index is stored in."""
-        solutions = np.stack([solve.solution for solve in self._solves])
-        predicted = np.empty((len(solutions), len(self._items)))
-        for start in range(0, len(self._items), _ROWS_PER_BLOCK):
-            block = self._items[start : start + _ROWS_PER_BLOCK].astype(np.float64)
-            for row, solution in zip(predicted, solutions, strict=True):
-                np.dot(block, solution, out=row[start : start + len(block)])
-        return predicted
+        return precise_predictions(self._items, self._weights())
+
+    def _weights(self) -> list[Weights]:
+        return [(solve.solution, 0.0) for solve in self._solves]

@@ -13,12 +13,12 @@ import numpy as np
 
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
 
-__all__ = ["ScoreScale"]
+__all__ = ["KNOTS", "RAREST", "ScoreScale"]
 
 # Rarer than one in ten thousand is not told apart: few anchor scores lie there, and their order is chance.
-_RAREST = 1e-4
+RAREST = 1e-4
 _SAMPLE = 1_000_000
-_KNOTS = 4096
+KNOTS = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,37 +29,24 @@ class ScoreScale:
     rarities: FloatArray
 
     @classmethod
-    def fit(cls, matrix: FloatArray, *, keys: KeyArray, rarest: float = _RAREST) -> ScoreScale:
-        """The scale of anchor scores (items × anchor queries); of many items, a sample that `keys` decide.
-
-        Scores above a share `rarest` of all are hardly told apart.
-        """
-        return cls.of(matrix[cls.sample(keys, n_anchors=matrix.shape[1])], rarest=rarest)
-
-    @classmethod
-    def sample_size(cls, n_anchors: int) -> int:
-        """How many items are enough: those with the smallest keys."""
-        return max(1, _SAMPLE // max(1, n_anchors))
-
-    @classmethod
     def sample(cls, keys: KeyArray, *, n_anchors: int) -> IntArray:
-        """Positions of the items whose scores are enough to tell the scale, in order."""
-        n_rows = cls.sample_size(n_anchors)
+        """Positions of enough items to tell the scale, in order."""
+        n_rows = max(1, _SAMPLE // max(1, n_anchors))
         if n_rows >= len(keys):
             return np.arange(len(keys))
         # By key and not by position: the scale must not depend on the order of the items.
         return np.sort(np.argpartition(keys, n_rows)[:n_rows])
 
     @classmethod
-    def of(cls, scores: FloatArray, *, rarest: float = _RAREST) -> ScoreScale:
-        """The scale of these scores, whatever their shape."""
+    def of(cls, scores: FloatArray, *, rarest: float = RAREST) -> ScoreScale:
+        """The scale of these scores, whatever their shape; above a share `rarest` of all they are hardly told apart."""
         values = np.sort(np.asarray(scores, dtype=np.float64), axis=None)
         steps = np.unique(values)
         if len(steps) < 2:
             return cls(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
-        if len(steps) > _KNOTS:
+        if len(steps) > KNOTS:
             # Dense where scores are rare: the top decides, and the bulk needs few knots.
-            share = np.concatenate([np.linspace(0, 1, _KNOTS // 2), 1 - np.geomspace(1 / len(values), 1, _KNOTS // 2)])
+            share = np.concatenate([np.linspace(0, 1, KNOTS // 2), 1 - np.geomspace(1 / len(values), 1, KNOTS // 2)])
             steps = np.unique(values[np.minimum((share * len(values)).astype(np.intp), len(values) - 1)])
         below, up_to = np.searchsorted(values, steps, side="left"), np.searchsorted(values, steps, side="right")
         above = 1 - (below + up_to) / (2 * len(values))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
 from adacur.core.records import Item, Pair, Query
@@ -22,6 +22,7 @@ __all__ = [
     "GridScorer",
     "Items",
     "MovableScorer",
+    "Predictions",
     "Reopening",
     "ReplicatedScorer",
     "Retriever",
@@ -211,6 +212,16 @@ class BlockedScores(Protocol):
         ...
 
 
+class Predictions(Protocol):
+    """A row of predictions per query, a value per item: a numpy array, or rows that stay on a device."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, query: int, /) -> Any: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
 class Approximation(Protocol):
     """Predictions for a batch of queries; the first axis is the query."""
 
@@ -218,8 +229,8 @@ class Approximation(Protocol):
         """Add exact scores, per query: positions[i] were scored scores[i]."""
         ...
 
-    def predict(self) -> FloatArray:
-        """Predictions to choose by, shape (queries, items): the higher, the higher the score."""
+    def predict(self) -> Predictions:
+        """Predictions to choose by: the higher, the higher the score."""
         ...
 
     def in_scores(self, predicted: FloatArray) -> FloatArray:

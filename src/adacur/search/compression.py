@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from adacur.approximation import Features, GaussianModel, ItemFactors, PackedRows, ScoreScale, Storage
-from adacur.approximation.gaussian import EmbedQueries, rows_at
-from adacur.approximation.packed_rows import Room, RowSource, check_storage
+from adacur.approximation.gaussian_features import EmbedQueries, rows_at
+from adacur.approximation.packed_rows import Allocate, RowSource, check_storage
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
 from adacur.core.budget import Budget, check_k
 from adacur.core.errors import AdacurError, DamagedIndex, IndexMismatch, InputError, NewerFormat
@@ -115,7 +115,7 @@ def compress_features(
         margin = _margin(lost)
         with _unfinished(path) as folder:
             gaussian = GaussianModel(embeddings=vectors, embed_queries=remembered)
-            features = gaussian.compressed(anchors, rank=rank, storage=storage, room=_on_disk(folder))
+            features = gaussian.compressed(anchors, rank=rank, storage=storage, allocate=_on_disk(folder))
             np.save(folder / "keys.npy", anchors.items.keys)
             # Scores, as much again for what the regression leaves of them, vectors in float32, and means.
             width, wide = len(anchors.anchor_queries), features.means.itemsize
@@ -241,7 +241,7 @@ def read_features(path: Path, anchors: AnchorScores) -> Features:
         raise IndexMismatch(f"{folder} was made when the index had another {' and another '.join(other)}. {remedy}")
     counts = {len(features.means), *(part.shape[0] for part in features.factors.parts)}
     counts |= set() if features.keys is None else {len(features.keys)}
-    if counts != {len(anchors.items)} or len(features.trust) != len(anchors.anchor_queries):
+    if counts != {len(anchors.items)} or len(features.precisions) != len(anchors.anchor_queries):
         raise DamagedIndex(f"{folder} holds {counts} rows for {len(anchors.items)} items. {remedy}")
     return features
 
@@ -403,10 +403,10 @@ def _remove_unfinished(path: Path) -> None:
         shutil.rmtree(left_over)
 
 
-def _on_disk(folder: Path) -> Room:
-    """Room in .npy files of a folder, written as it is filled."""
+def _on_disk(folder: Path) -> Allocate:
+    """Arrays in .npy files of a folder, written as they are filled."""
 
-    def room(name: str, shape: tuple[int, ...], dtype: str) -> Any:
+    def allocate(name: str, shape: tuple[int, ...], dtype: str) -> Any:
         file = folder / f"{name}.npy"
         rows = np.lib.format.open_memmap(file, mode="w+", dtype=np.dtype(dtype), shape=shape)
         # A full disk is an error here; met when a mapped page is written, it would end the process.
@@ -415,7 +415,7 @@ def _on_disk(folder: Path) -> Room:
                 os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
         return rows
 
-    return room
+    return allocate
 
 
 def _remove(path: Path) -> bool:
@@ -434,7 +434,7 @@ def _save(features: Features, folder: Path, *, settings: dict[str, Any]) -> None
     arrays = {
         "scale_scores": features.scale.scores,
         "scale_rarities": features.scale.rarities,
-        "trust": features.trust,
+        "trust": features.precisions,
         "anchor_vectors": features.anchor_vectors,
         "centre": factors.centre,
         "mixing": factors.mixing,
@@ -471,7 +471,7 @@ def _arrays(folder: Path, settings: dict[str, Any], anchors: AnchorScores) -> Fe
         means=array("means", mapped=True),
         factors=ItemFactors(parts, centre, mixing=mixing, leading=bool(settings["leading"])),
         anchor_vectors=optional("anchor_vectors"),
-        trust=array("trust"),
+        precisions=array("trust"),
         **numbers,
         # Absent from what was compressed before keys were kept.
         keys=optional("keys", mapped=True),

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
-from adacur.core.protocols import Acquisition, Approximation
+from adacur.core.protocols import Acquisition, Approximation, Predictions
 
 __all__ = ["RANKS_THAT_COUNT", "Chosen", "LocalProspects", "Prospects", "Request"]
 
@@ -108,7 +108,7 @@ class LocalProspects:
         self._keys = keys
         self._approximation = approximation
         self._first_weight = first_weight
-        self._predicted: FloatArray | None = None
+        self._predicted: Predictions | None = None
 
     def n_left(self, query: int) -> int:
         """How many may still be scored."""

@@ -125,7 +125,7 @@ def complete_searches(
         group = slice(start, start + _AT_ONCE)
         approximation = gaussian.begin(anchors, queries[group])
         approximation.tell(positions[group], scores[group])
-        values[group] = approximation.in_scores(approximation.predict())
+        values[group] = [approximation.in_scores(np.asarray(row)) for row in approximation.predict()]
     for row, (where, own) in enumerate(zip(positions, scores, strict=True)):
         values[row, where] = own
         exact[row, where] = True

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adacur import Softmax, TopK
-from adacur.core.device_row import DeviceRow
+from adacur.approximation.on_device import DeviceRow
 from adacur.core.seeds import item_keys
 
 torch = pytest.importorskip("torch")

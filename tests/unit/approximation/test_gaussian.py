@@ -46,7 +46,7 @@ def test_the_prediction_is_the_conditional_mean_written_out() -> None:
     )
     predicted = told(gaussian, world, positions).predict_precisely()[0]
 
-    scale = ScoreScale.fit(world.index.matrix, keys=world.index.items.keys)
+    scale = ScoreScale.of(world.index.matrix)
     rows = scale.rarity(world.index.matrix).T
     vectors, vector = embed_queries(world.index.anchor_queries), embed_queries(world.test)[0]
     vectors, vector = vectors / np.linalg.norm(vectors, axis=1, keepdims=True), vector / np.linalg.norm(vector)

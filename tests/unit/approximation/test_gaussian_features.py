@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adacur import Budget, GaussianModel
-from adacur.core.device_row import DeviceRow
+from adacur.approximation.on_device import DeviceRow
 from adacur.core.errors import InputError
 from adacur.search.methods import AdaCUR
 from tests.conftest import make_world

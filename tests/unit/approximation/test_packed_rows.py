@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur.approximation.packed_rows import DeviceRows, PackedRows
+from adacur.approximation.on_device import DeviceRows
+from adacur.approximation.packed_rows import PackedRows
 from adacur.core.errors import InputError
 
 ROWS = np.random.default_rng(0).normal(size=(3000, 130)) * np.geomspace(1e-3, 1e3, 3000)[:, None]
@@ -13,7 +14,11 @@ WEIGHTS = np.random.default_rng(1).normal(size=(4, 130))
 
 
 def packed(storage: str) -> PackedRows:
-    return PackedRows.pack(iter(np.array_split(ROWS, 7)), shape=ROWS.shape, storage=storage)
+    rows, start = PackedRows.unfilled(ROWS.shape, storage=storage), 0
+    for block in np.array_split(ROWS, 7):
+        rows.fill(start, block)
+        start += len(block)
+    return rows
 
 
 @pytest.mark.parametrize(("storage", "step"), [("int8", 0.5 / 127), ("float16", 2**-11), ("float32", 2**-24)])
@@ -35,7 +40,8 @@ def test_products_are_those_of_the_rows_as_packed(storage) -> None:
 
 
 def test_a_row_of_zeros_stays_one() -> None:
-    rows = PackedRows.pack(iter([np.zeros((3, 5))]), shape=(3, 5), storage="int8")
+    rows = PackedRows.unfilled((3, 5), storage="int8")
+    rows.fill(0, np.zeros((3, 5)))
     assert not rows.rows(np.arange(3)).any()
     assert not rows.product(np.ones(5)).any()
 

@@ -50,11 +50,13 @@ def test_blocks_give_the_features_that_the_whole_gives(rank, storage) -> None:
     whole = gaussian().compressed(WORLD.index, rank=rank, storage=storage)
     rows = {}
 
-    def room(name, shape, dtype):
+    def allocate(name, shape, dtype):
         rows[name] = np.zeros(shape, dtype=dtype)
         return rows[name]
 
-    blocks = gaussian(embeddings=PackedRows(EMBEDDINGS)).compressed(BLOCKED, rank=rank, storage=storage, room=room)
+    blocks = gaussian(embeddings=PackedRows(EMBEDDINGS)).compressed(
+        BLOCKED, rank=rank, storage=storage, allocate=allocate
+    )
     assert blocks.means == pytest.approx(whole.means, abs=1e-12)
     assert blocks.variance == pytest.approx(whole.variance)
     assert blocks.embedding_variance == pytest.approx(whole.embedding_variance)
@@ -108,7 +110,7 @@ def test_memory_does_not_grow_with_the_items() -> None:
         )
         tracemalloc.start()
         gaussian(embeddings=Vectors(n_items), rescale=False).compressed(
-            anchors, rank=10, room=lambda name, shape, dtype: _elsewhere(given, name, shape, dtype)
+            anchors, rank=10, allocate=lambda name, shape, dtype: _elsewhere(given, name, shape, dtype)
         )
         reached = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -145,7 +147,7 @@ def test_products_are_the_same_on_any_number_of_threads(dtype, monkeypatch) -> N
     monkeypatch.setattr(packed_rows, "_NUMBERS_PER_THREAD", 200_000)
     for cores in (1, 2, 3, 16):
         monkeypatch.setattr(packed_rows, "_blas_threads", lambda cores=cores: cores)
-        assert len(rows._spans(30_011)) == min(cores, 12)
+        assert len(rows._shares(30_011)) == min(cores, 12)
         products.append((rows.product(weights), rows.product(weights, some)))
     np.testing.assert_allclose(products[0][0], rows.precise_product(weights), rtol=1e-3, atol=0.01)
     for whole, part in products:

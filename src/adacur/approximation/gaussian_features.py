@@ -1,0 +1,326 @@
+"""What the Gaussian model knows of an index before a query comes: prior means and features of the items.
+
+The prior covariance of two items' scores is the product of their features, weighted by the query at hand. The features
+are of two kinds: residuals, what the other anchor queries leave unexplained of each anchor query's score, and the
+item's embedding.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from adacur.approximation.item_factors import ItemFactors
+from adacur.approximation.packed_rows import (
+    ROWS_PER_BLOCK,
+    Allocate,
+    PackedRows,
+    RowSource,
+    Storage,
+    check_storage,
+    in_memory,
+)
+from adacur.approximation.score_scale import ScoreScale
+from adacur.core.arrays import FloatArray, IntArray, KeyArray
+from adacur.core.errors import InputError
+from adacur.core.extras import require
+from adacur.core.protocols import AnchorScores, BlockedScores
+from adacur.core.records import Query
+
+__all__ = [
+    "QUERY_SCALE",
+    "EmbedQueries",
+    "Extraction",
+    "FeatureCache",
+    "Features",
+    "embedding_share",
+    "query_kernel",
+    "rows_at",
+    "shortage",
+    "unit_vectors",
+]
+
+EmbedQueries = Callable[[Sequence[Query]], FloatArray]
+
+# The distance at which two query embeddings tell e times less of each other.
+QUERY_SCALE = 0.2
+# Settings were chosen at 500 anchor queries by replay; with fewer, each has to speak for more queries, and embeddings
+# for more items.
+_USUAL_ANCHORS = 500
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Features:
+    """Prior means and features of all items of an index, and the ids of its `anchors`.
+
+    The first `len(precisions)` features of an item are residuals, one per anchor query, the others its embedding.
+    `precisions` is the diagonal of (K + ρ I)⁻¹, with K the kernel of the `anchor_vectors`; zeros without vectors.
+    `variance` and `embedding_variance` are means over the items. `device_means` are the means where predictions are
+    made on a device; `keys` are the items' random keys where they are stored with the features.
+    """
+
+    anchors: tuple[str, ...]
+    scale: ScoreScale
+    means: FloatArray
+    factors: ItemFactors
+    anchor_vectors: FloatArray | None
+    precisions: FloatArray
+    variance: float
+    embedding_variance: float
+    device_means: Any = None
+    keys: KeyArray | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that grow with the items."""
+        return self.factors.nbytes + self.means.nbytes
+
+    def belong_to(self, anchors: AnchorScores) -> bool:
+        """Whether these are the features of this index, as far as ids and sizes show."""
+        ids = tuple(query.id for query in anchors.anchor_queries)
+        return ids == self.anchors and len(anchors.items) == len(self.means)
+
+    def on(self, device: str) -> Features:
+        """The same features with everything that grows with the items on a torch device."""
+        torch = require("torch", extra="torch")
+        means = torch.from_numpy(self.means.astype(np.float32)).to(device)
+        return replace(self, factors=self.factors.on(device), device_means=means)
+
+
+class FeatureCache:
+    """The features of the index searched last, shared by models that differ only in their settings."""
+
+    def __init__(self, given: Features | None) -> None:
+        self.given = given
+        self._lock = threading.Lock()
+        self._matrix: FloatArray | None = None
+        self._features: Features | None = None
+
+    def features(self, anchors: AnchorScores, extract: Callable[[], Features]) -> Features:
+        """The features of this index: as given, as extracted before, or extracted now."""
+        if self.given is not None and self.given.belong_to(anchors):
+            return self.given
+        # Many threads may begin at once, and each set of features is a second copy of the index.
+        with self._lock:
+            if self._features is None or self._matrix is not anchors.matrix:
+                self._features = extract()
+                self._matrix = anchors.matrix
+            return self._features
+
+
+class Extraction:
+    """Makes the features of an index: in memory, or a block at a time.
+
+    `item_vectors` are the items' embeddings, `embed_queries` the encoder of the anchor queries; either may be missing.
+    With `whole` the matrix of anchor scores is read at once, else its blocks.
+    """
+
+    def __init__(
+        self,
+        anchors: AnchorScores,
+        *,
+        item_vectors: RowSource | None,
+        embed_queries: EmbedQueries | None,
+        query_noise: float,
+        rescale: bool,
+        centre: bool,
+        whole: bool,
+    ) -> None:
+        self._anchors = anchors
+        self._centre = centre
+        self._query_noise = query_noise
+        self._item_vectors = item_vectors
+        self._matrix = anchors.matrix if whole else None
+        n_items, n_anchors = len(anchors.items), len(anchors.anchor_queries)
+        self._scale = ScoreScale.plain()
+        if rescale and n_anchors:
+            sample = ScoreScale.sample(anchors.items.keys, n_anchors=n_anchors)
+            self._scale = ScoreScale.of(_rows_at(self._score_blocks(), sample))
+        self._embedding_mean: FloatArray = np.empty(0)
+        self._embedding_variance = 0.0
+        if item_vectors is not None:
+            if item_vectors.shape[0] != n_items:
+                raise InputError(f"One embedding per item is needed; got {item_vectors.shape[0]} for {n_items} items.")
+            self._embedding_mean, self._embedding_variance = _moments(item_vectors)
+        self._query_vectors = unit_vectors(embed_queries, anchors.anchor_queries) if n_anchors else None
+        self._precisions = np.zeros(n_anchors)
+        self._residual_weights: FloatArray | None = None
+        if self._query_vectors is not None:
+            # Leaving each anchor query out of the regression, in closed form: residual = (K + ρ)⁻¹ y / diagonal.
+            kernel = query_kernel(self._query_vectors, self._query_vectors)
+            inverse = np.linalg.inv(kernel + query_noise * np.eye(n_anchors))
+            self._precisions = np.diag(inverse).copy()
+            self._residual_weights = inverse / self._precisions[:, None]
+
+    def features(self) -> Features:
+        """Features in memory, in the precision of the scores."""
+        assert self._matrix is not None
+        matrix, vectors = self._matrix, self._item_vectors
+        means, residuals = np.zeros(len(matrix), dtype=matrix.dtype), np.empty_like(matrix)
+        squares, start = 0.0, 0
+        for block_means, block in self._residual_blocks():
+            rows = slice(start, start + len(block))
+            means[rows], residuals[rows] = block_means, block
+            squares += float(np.square(block, dtype=np.float64).sum())
+            start += len(block)
+        parts = [PackedRows(residuals)]
+        if vectors is not None:
+            # Embeddings that are in memory are shared, not copied.
+            held = vectors if isinstance(vectors, PackedRows) else PackedRows(vectors.rows(np.arange(len(matrix))))
+            parts.append(held)
+        centre = np.concatenate([np.zeros(len(self._precisions)), self._embedding_mean])
+        return self._made(means, ItemFactors(parts, centre), squares=squares)
+
+    def compressed(
+        self, *, rank: int, storage: Storage, embedding_weight: float | None, allocate: Allocate = in_memory
+    ) -> Features:
+        """Features in `rank` columns more than embeddings have, in `storage`; scores and embeddings are read thrice.
+
+        The columns kept are those that matter most to queries like the anchor queries.
+        """
+        check_storage(storage)
+        n_items, n_anchors = len(self._anchors.items), len(self._precisions)
+        n_features = n_anchors + len(self._embedding_mean)
+        inner, squares, start = np.zeros((n_features, n_features)), 0.0, 0
+        means: FloatArray | None = None
+        for block_means, residuals, rows in self._feature_blocks():
+            # The scores' type is known when the first of them are there.
+            if means is None:
+                means = allocate("means", (n_items,), str(residuals.dtype))
+            means[start : start + len(rows)] = block_means
+            inner += rows.T @ rows
+            squares += float(np.square(residuals, dtype=np.float64).sum())
+            start += len(rows)
+        assert means is not None
+        variance = squares / n_items / n_anchors
+        share = embedding_share(embedding_weight, n_anchors, embedding_variance=self._embedding_variance)
+        per_dimension = share * (variance or 1.0) / self._embedding_variance if share else 0.0
+        spread = np.eye(n_features) * np.sqrt(per_dimension or 1.0)
+        spread[:n_anchors, :n_anchors] = np.linalg.cholesky(self._query_covariance() / n_anchors)
+        factors = ItemFactors.packed(
+            lambda: (rows for _, _, rows in self._feature_blocks()),
+            n_items=n_items,
+            inner=inner,
+            columns=rank + n_features - n_anchors,
+            storage=storage,
+            spread=spread,
+            allocate=allocate,
+        )
+        return self._made(means, factors, squares=squares)
+
+    def _query_covariance(self) -> FloatArray:
+        """Covariance of the residuals' weights over queries like the anchor queries, times the number of these."""
+        directions = np.eye(len(self._precisions))
+        if self._query_vectors is None:
+            return directions
+        # A query starts from the regression on the anchor queries, and then moves like any of them. Left out of the
+        # regression, anchor query j would start from row j of this.
+        starts = query_kernel(self._query_vectors, self._query_vectors) + self._query_noise * directions
+        starts = starts * self._precisions - directions
+        return np.asarray(directions + starts.T @ starts)
+
+    def _made(self, means: FloatArray, factors: ItemFactors, *, squares: float) -> Features:
+        n_anchors = len(self._precisions)
+        return Features(
+            anchors=tuple(query.id for query in self._anchors.anchor_queries),
+            scale=self._scale,
+            means=means,
+            factors=factors,
+            anchor_vectors=self._query_vectors,
+            precisions=self._precisions,
+            variance=squares / len(means) / n_anchors if n_anchors else 0.0,
+            embedding_variance=self._embedding_variance,
+        )
+
+    def _score_blocks(self) -> Iterator[FloatArray]:
+        return _score_blocks(self._anchors) if self._matrix is None else iter([self._matrix])
+
+    def _residual_blocks(self) -> Iterator[tuple[FloatArray, FloatArray]]:
+        """Prior means and residuals of the items, a block at a time."""
+        for stored in self._score_blocks():
+            weights = None if self._residual_weights is None else self._residual_weights.T.astype(stored.dtype)
+            for start in range(0, len(stored), ROWS_PER_BLOCK):
+                block = self._scale.rarity(stored[start : start + ROWS_PER_BLOCK])
+                means = block.mean(axis=1) if self._centre and len(self._precisions) else np.zeros(len(block))
+                block -= means[:, None]
+                residuals = block.astype(stored.dtype)
+                yield means, residuals if weights is None else residuals @ weights
+
+    def _feature_blocks(self) -> Iterator[tuple[FloatArray, FloatArray, FloatArray]]:
+        """Prior means, residuals and all features (float64) of the items, a block at a time."""
+        start = 0
+        for means, residuals in self._residual_blocks():
+            rows = residuals.astype(np.float64)
+            if self._item_vectors is not None:
+                vectors = self._item_vectors.rows(np.arange(start, start + len(rows)))
+                rows = np.hstack([rows, vectors - self._embedding_mean])
+            yield means, residuals, rows
+            start += len(rows)
+
+
+def rows_at(anchors: AnchorScores, positions: IntArray) -> FloatArray:
+    """Anchor scores of the items at these positions, which must rise; read a block at a time where they can be."""
+    return _rows_at(_score_blocks(anchors), positions)
+
+
+def query_kernel(some: FloatArray, others: FloatArray) -> FloatArray:
+    """How much two queries tell of each other, by their vectors at length 1: 1 where these are equal."""
+    return np.asarray(np.exp((some @ others.T - 1) / QUERY_SCALE))
+
+
+def unit_vectors(embed_queries: EmbedQueries | None, queries: Sequence[Query]) -> FloatArray | None:
+    """Query vectors at length 1; None without an encoder."""
+    if embed_queries is None:
+        return None
+    vectors = np.asarray(embed_queries(queries), dtype=np.float64)
+    if vectors.ndim != 2 or len(vectors) != len(queries) or not np.isfinite(vectors).all():
+        raise InputError(
+            f"embed_queries must give a finite vector per query; got shape {vectors.shape} for {len(queries)} queries."
+        )
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.where(lengths > 0, lengths, 1.0))
+
+
+def embedding_share(weight: float | None, n_anchors: int, *, embedding_variance: float) -> float:
+    """The embeddings' share of the covariance relative to the residuals'; None chooses by the number of anchors."""
+    if not embedding_variance:
+        return 0.0
+    return shortage(n_anchors) ** 0.3 if weight is None else weight
+
+
+def shortage(n_anchors: int) -> float:
+    """The usual number of anchor queries over this one, between 1 and 16."""
+    return float(np.clip(_USUAL_ANCHORS / max(1, n_anchors), 1, 16))
+
+
+def _score_blocks(anchors: AnchorScores) -> Iterator[FloatArray]:
+    if not isinstance(anchors, BlockedScores):
+        return iter([anchors.matrix])
+    return (block.astype(np.promote_types(block.dtype, np.float32), copy=False) for _, block in anchors.blocks())
+
+
+def _rows_at(blocks: Iterator[FloatArray], positions: IntArray) -> FloatArray:
+    parts, start = [], 0
+    for block in blocks:
+        low, high = np.searchsorted(positions, [start, start + len(block)])
+        parts.append(block[positions[low:high] - start])
+        start += len(block)
+    return np.concatenate(parts)
+
+
+def _moments(rows: RowSource) -> tuple[FloatArray, float]:
+    """The mean of all rows, and their mean squared distance from it, in float64."""
+    n_rows, width = rows.shape
+    total, squares = np.zeros(width), 0.0
+    for start in range(0, n_rows, ROWS_PER_BLOCK):
+        block = rows.rows(np.arange(start, min(start + ROWS_PER_BLOCK, n_rows)))
+        if not np.isfinite(block).all():
+            raise InputError("Embeddings must be finite numbers, a row per item; some are not finite.")
+        total += block.sum(axis=0, dtype=np.float64)
+        squares += float(np.square(block, dtype=np.float64).sum())
+    mean = total / n_rows
+    return mean, max(0.0, squares / n_rows - float(mean @ mean))

@@ -1,0 +1,388 @@
+"""The conditional mean of a Gaussian: what anchor queries, embeddings and exact scores let one expect.
+
+Anchor queries are draws from the population of queries, so they estimate the prior mean m and covariance K of a query's
+scores over the items. Given scores s at items A, the posterior mean is
+
+    ŝ = m + K[:, A] (K[A, A] + λ I)⁻¹ (s_A − m_A)
+
+What goes into m and K, each part of which can be left out:
+
+- scores are modelled on a `ScoreScale`, so that the crowded bottom of a cross-encoder's range counts;
+- m is what anchor queries like this one scored: a kernel regression on the query embeddings, or the plain mean;
+- K is the covariance of that regression's residuals, each anchor query's taken without its own help, with more weight
+  on anchor queries like this one;
+- items that embed alike share evidence, where anchor queries are too few to show that they are alike.
+
+With every part left out this is the paper's pseudo-inverse.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from adacur.approximation.gaussian_features import (
+    QUERY_SCALE,
+    EmbedQueries,
+    Extraction,
+    FeatureCache,
+    Features,
+    embedding_share,
+    query_kernel,
+    shortage,
+    unit_vectors,
+)
+from adacur.approximation.growing_cholesky import GrowingCholesky
+from adacur.approximation.leave_one_out import LeaveOneOut
+from adacur.approximation.on_device import DeviceRow
+from adacur.approximation.packed_rows import Allocate, PackedRows, RowSource, Storage, in_memory
+from adacur.core.arrays import FloatArray, IntArray, KeyArray
+from adacur.core.errors import InputError
+from adacur.core.protocols import AnchorScores
+from adacur.core.records import Query
+
+__all__ = ["GaussianModel"]
+
+# Variance of a query's own level, which lifts all items alike, relative to that of an item's score.
+_LEVEL = 0.5
+# Below this the system is singular as soon as two items are alike; predictions differ by less than float32 can tell.
+_LEAST_NOISE = 1e-10
+_LOCALITY = 0.07
+# Log-odds that an item scores above the best found: for one predicted to score just that, per standard deviation of
+# this query's residuals that it is predicted higher, and per logarithm of the rank it would take. Fitted to held-out
+# anchor queries of four collections by likelihood.
+_AT_EQUAL, _PER_DEVIATION, _PER_RANK = -4.1, 1.54, 0.68
+# Fewer residuals than these say nothing of their standard deviation.
+_FEWEST_RESIDUALS = 10
+
+
+class GaussianModel:
+    """Predict by the mean and covariance of the anchor queries' scores and, where given, embeddings.
+
+    - `embeddings`: of the items, in the order of the index, as an array, or as rows that only `compressed` reads, a
+      block at a time; `embedding_weight` is their share of covariance relative to the anchor scores' (default: 1 at 500
+      anchor queries, more with fewer; 0 for none).
+    - `embed_queries`: the dual encoder's query vectors, as `Dense.embed_queries` gives them. `query_noise` regularises
+      the regression of anchor scores on them; `locality` is the temperature at which anchor queries count by their
+      likeness (default: .07 at 500 anchor queries, more with fewer; infinity for all alike).
+    - `noise` (λ) is relative to the mean variance of an item's score.
+    - `rescale=False` models scores as they are, `centre=False` leaves the mean out.
+    - `features` (`compressed`, or read from a file) spare reading the scores of the index they came from.
+    - `device` is torch's name of where features lie and predictions are made, e.g. "cuda"; by default numpy makes them.
+
+    Features depend on the index alone; they are computed once, and kept for the index searched last.
+    """
+
+    def __init__(
+        self,
+        *,
+        embeddings: FloatArray | RowSource | None = None,
+        embed_queries: EmbedQueries | None = None,
+        noise: float = 0.3,
+        embedding_weight: float | None = None,
+        query_noise: float = 0.3,
+        locality: float | None = None,
+        rescale: bool = True,
+        centre: bool = True,
+        features: Features | None = None,
+        device: str | None = None,
+    ) -> None:
+        if not query_noise > 0:
+            raise InputError(f"query_noise must be positive; got {query_noise}.")
+        self._item_vectors: RowSource | None = None
+        if embeddings is not None and hasattr(embeddings, "rows"):
+            self._item_vectors, embeddings = embeddings, None
+        if embeddings is not None:
+            embeddings = np.asarray(embeddings)
+            if embeddings.ndim != 2 or not np.isfinite(embeddings).all():
+                raise InputError(f"Embeddings must be finite numbers, a row per item; got shape {embeddings.shape}.")
+            # Weights are cast to the embeddings' type, and whole numbers or halves would lose them.
+            embeddings = embeddings if embeddings.dtype in (np.float32, np.float64) else embeddings.astype(np.float32)
+            self._item_vectors = PackedRows(embeddings)
+        self.embeddings: FloatArray | None = embeddings
+        self.embed_queries = embed_queries
+        self.query_noise = query_noise
+        self._set(noise=noise, embedding_weight=embedding_weight, locality=locality)
+        self.rescale = rescale
+        self.centre = centre
+        self.device = device
+        self._cache = FeatureCache(features if features is None or device is None else features.on(device))
+
+    def adjusted(self, *, noise: float, embedding_weight: float | None, locality: float | None) -> GaussianModel:
+        """The same model with other settings, sharing everything that depends on the index alone."""
+        # A copy: searches come here each time, and a new model would check all embeddings.
+        other = copy.copy(self)
+        other._set(noise=noise, embedding_weight=embedding_weight, locality=locality)
+        return other
+
+    def _set(self, *, noise: float, embedding_weight: float | None, locality: float | None) -> None:
+        if not noise >= 0:
+            raise InputError(f"noise must not be negative; got {noise}.")
+        if embedding_weight is not None and not embedding_weight >= 0:
+            raise InputError(f"embedding_weight must not be negative; got {embedding_weight}.")
+        if locality is not None and not locality > 0:
+            raise InputError(
+                f"locality must be positive; got {locality}. With float('inf') all anchor queries count alike."
+            )
+        self.noise = noise
+        self.embedding_weight = embedding_weight
+        self.locality = locality
+
+    def __repr__(self) -> str:
+        given = self._cache.given
+        has_embeddings = self._item_vectors is not None or (given is not None and given.embedding_variance > 0)
+        weight = "auto" if self.embedding_weight is None else self.embedding_weight
+        parts = [f"noise={self.noise}", f"embedding_weight={weight}" if has_embeddings else "no embeddings"]
+        if self.embed_queries is not None:
+            parts += [f"query_noise={self.query_noise}", f"locality={self.locality or 'auto'}"]
+        parts += ["rescale=False"] * (not self.rescale) + ["centre=False"] * (not self.centre)
+        if given is not None:
+            parts.append("features: " + " + ".join(str(part.shape[1]) for part in given.factors.parts))
+        parts += [f"device={self.device!r}"] * (self.device is not None)
+        return f"GaussianModel({', '.join(parts)})"
+
+    @property
+    def keys(self) -> KeyArray | None:
+        """The items' random keys, where they are stored with the given features."""
+        return None if self._cache.given is None else self._cache.given.keys
+
+    def begin(self, anchors: AnchorScores, queries: Sequence[Query]) -> _Posteriors:
+        """A fresh approximation for these queries."""
+        features = self.features_of(anchors)
+        vectors = unit_vectors(self.embed_queries, queries) if features.anchor_vectors is not None else None
+        return _Posteriors(features, self._posteriors(features, vectors, [None] * len(queries)))
+
+    def replay(self, anchors: AnchorScores, positions: IntArray) -> _Posteriors:
+        """An approximation for the anchor queries at these positions, each as if it were new.
+
+        Only the score scale and the mean variance have seen them. All are predicted in one product, which is fast, but
+        rounds differently with the size of the batch: for statistics, not for answers.
+        """
+        if len(anchors.anchor_queries) < 2:
+            # The mean of one is its own scores.
+            raise InputError(
+                f"Leaving an anchor query out takes two anchor queries or more; got {len(anchors.anchor_queries)}."
+            )
+        features = self.features_of(anchors)
+        vectors = features.anchor_vectors
+        kernel = np.eye(len(features.precisions))
+        if vectors is not None:
+            kernel = query_kernel(vectors, vectors) + self.query_noise * kernel
+        inverse = np.linalg.inv(kernel)
+        left_out = [
+            LeaveOneOut.of(position, kernel, inverse, n_features=features.factors.n_features, centre=self.centre)
+            for position in positions.tolist()
+        ]
+        replayed = None if vectors is None else vectors[positions]
+        return _Posteriors(features, self._posteriors(features, replayed, left_out), together=True)
+
+    def compressed(
+        self, anchors: AnchorScores, *, rank: int, storage: Storage = "int8", allocate: Allocate = in_memory
+    ) -> Features:
+        """Features of these anchor scores in less memory: `rank` columns more than embeddings have, in `storage`.
+
+        A rank of all anchor queries keeps every feature. Anchor scores and embeddings are read three times, a block at
+        a time; arrays that grow with the items come from `allocate`: "means" and the parts of the factors.
+        """
+        if rank < 1:
+            raise InputError(f"rank must be at least 1; got {rank}.")
+        if not anchors.anchor_queries:
+            raise InputError("There are no anchor scores to compress: this index has no anchor queries.")
+        return self._extraction(anchors, whole=False).compressed(
+            rank=rank, storage=storage, embedding_weight=self.embedding_weight, allocate=allocate
+        )
+
+    def features_of(self, anchors: AnchorScores) -> Features:
+        """The features of this index: as given, or extracted once."""
+
+        def extract() -> Features:
+            features = self._extraction(anchors, whole=True).features()
+            return features if self.device is None else features.on(self.device)
+
+        return self._cache.features(anchors, extract)
+
+    def _extraction(self, anchors: AnchorScores, *, whole: bool) -> Extraction:
+        return Extraction(
+            anchors,
+            item_vectors=self._item_vectors,
+            embed_queries=self.embed_queries,
+            query_noise=self.query_noise,
+            rescale=self.rescale,
+            centre=self.centre,
+            whole=whole,
+        )
+
+    def _posteriors(
+        self, features: Features, vectors: FloatArray | None, left_out: Sequence[LeaveOneOut | None]
+    ) -> list[_Posterior]:
+        """The prior of each query, given its vector and the anchor query that it must not know."""
+        n_anchors, n_features = len(features.precisions), features.factors.n_features
+        share = embedding_share(self.embedding_weight, n_anchors, embedding_variance=features.embedding_variance)
+        # An index whose scores never vary says nothing of scale; the embeddings then stand alone.
+        variance = features.variance or 1.0
+        locality = self.locality or _LOCALITY * shortage(n_anchors) ** 0.5
+        posteriors = []
+        for query, without in enumerate(left_out):
+            weights = np.zeros(n_features)
+            variances = np.full(n_features, share * variance / features.embedding_variance if share else 0.0)
+            variances[:n_anchors] = 1 / max(1, n_anchors)
+            if features.anchor_vectors is not None and vectors is not None:
+                likeness = features.anchor_vectors @ vectors[query]
+                if without is not None:
+                    likeness[without.position] = -np.inf
+                nearness = np.exp((likeness - likeness.max()) / locality)
+                variances[:n_anchors] = nearness / nearness.sum()
+                precisions = features.precisions if without is None else without.precisions
+                weights[:n_anchors] = np.exp((likeness - 1) / QUERY_SCALE) * precisions
+            elif without is not None:
+                variances[:n_anchors] = 1 / max(1, n_anchors - 1)
+                variances[without.position] = 0.0
+            posteriors.append(
+                _Posterior(
+                    features,
+                    weights=weights,
+                    variances=variances,
+                    level_variance=_LEVEL * variance if self.centre else 0.0,
+                    noise=max(self.noise, _LEAST_NOISE) * variance * (1 + share),
+                    left_out=without,
+                )
+            )
+        return posteriors
+
+
+class _Posteriors:
+    """The approximation of a batch of queries, each conditioned on its own exact scores."""
+
+    def __init__(self, features: Features, queries: Sequence[_Posterior], *, together: bool = False) -> None:
+        self._features = features
+        self._queries = queries
+        self._together = together
+
+    def tell(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> None:
+        """Add exact scores, per query."""
+        for query, where, exact in zip(self._queries, positions, scores, strict=True):
+            if len(where):
+                query.tell(where, exact)
+
+    def predict(self) -> FloatArray | list[DeviceRow]:
+        """Predictions for every item on the score scale, a row per query."""
+        features = self._features
+        if features.device_means is not None:
+            return [
+                DeviceRow(features.factors.predictions(query.weights, means=features.device_means).add_(query.level))
+                for query in self._queries
+            ]
+        if self._together:
+            predicted = features.factors.products(np.stack([query.weights for query in self._queries]))
+            predicted += features.means
+            predicted += np.array([query.level for query in self._queries], dtype=predicted.dtype)[:, None]
+            return predicted
+        predicted = np.empty((len(self._queries), len(features.means)), dtype=features.means.dtype)
+        # One product per query: a product for the whole batch rounds differently with the batch's size, and an answer
+        # must not depend on its neighbours.
+        for row, query in zip(predicted, self._queries, strict=True):
+            row[:] = features.factors.predictions(query.weights, means=features.means)
+            row += row.dtype.type(query.level)
+        return predicted
+
+    def in_scores(self, predicted: FloatArray) -> FloatArray:
+        """Predictions as scores of the scorer."""
+        return self._features.scale.score(predicted)
+
+    def predict_precisely(self) -> FloatArray:
+        """Predicted scores of every item in float64."""
+        factors = self._features.factors
+        precise = [factors.precise_product(query.weights) + query.level for query in self._queries]
+        return self._features.scale.score(np.stack(precise) + self._features.means)
+
+    def chance_above(self, query: int, predicted: FloatArray, best: FloatArray, *, ranks: IntArray) -> FloatArray:
+        """How likely unscored items are to score above the best found, shape (predicted, best).
+
+        The unit is the standard deviation of this query's residuals; the posterior variance hardly differs between
+        items, and its level was chosen for recall (docs/decisions/0026-stopping.md).
+        """
+        deviation = self._queries[query].residual_deviation
+        if not math.isfinite(deviation):
+            return np.ones((len(predicted), len(best)))
+        thresholds = self._features.scale.rarity(best)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            distances = (np.asarray(predicted, dtype=np.float64)[:, None] - thresholds) / deviation
+            log_odds = _AT_EQUAL + _PER_DEVIATION * distances + _PER_RANK * np.log(ranks)
+            return np.asarray(1 / (1 + np.exp(-log_odds)))
+
+
+class _Posterior:
+    """One query: the weights of the features and the level of all items, given its exact scores.
+
+    A prediction is the item's mean + features · `weights` + `level`. Weights and `variances` are the prior's at first;
+    `left_out` is the anchor query that must not be known, in a replay.
+    """
+
+    def __init__(
+        self,
+        features: Features,
+        *,
+        weights: FloatArray,
+        variances: FloatArray,
+        level_variance: float,
+        noise: float,
+        left_out: LeaveOneOut | None = None,
+    ) -> None:
+        self._features = features
+        self._prior_weights = self._weights = weights
+        self._variances = variances
+        self._level_variance = level_variance
+        self._noise = noise
+        self._left_out = left_out
+        self._factor = GrowingCholesky()
+        self._positions: IntArray = np.empty(0, dtype=np.intp)
+        self._rows: FloatArray = np.empty((0, len(variances)))
+        self._residuals: FloatArray = np.empty(0)
+        self._solved: FloatArray = np.empty(0)
+        self._offset = 0.0
+        self.level = 0.0
+
+    @property
+    def weights(self) -> FloatArray:
+        """The weights of the features of the index."""
+        return self._weights if self._left_out is None else self._left_out.weights(self._weights)
+
+    def tell(self, positions: IntArray, scores: FloatArray) -> None:
+        """Condition on the exact scores of these items."""
+        rarities, known = self._features.scale.rarity(scores), len(self._positions)
+        if not known and not len(self._features.precisions):
+            # Without anchor queries nothing else says where this query's scores lie.
+            self._offset = float(rarities.mean())
+        new, means = self._rows_and_means(positions)
+        # Read again each round: held, they would take more memory than the factor. A replay has to map them too.
+        earlier = self._features.factors.rows(self._positions) if self._left_out is None else self._rows
+        rows = np.vstack([earlier, new])
+        self._positions = np.concatenate([self._positions, positions])
+        if self._left_out is not None:
+            self._rows = rows
+        covariance = (new * self._variances) @ rows.T + self._level_variance
+        among_new = covariance[:, known:]
+        among_new[np.diag_indices_from(among_new)] += self._noise
+        self._factor.append(covariance[:, :known], among_new)
+        residuals = rarities - means - new @ self._prior_weights - self._offset
+        self._residuals = np.concatenate([self._residuals, residuals])
+        self._solved = self._factor.solve(self._residuals)
+        self._weights = self._prior_weights + self._variances * (rows.T @ self._solved)
+        self.level = self._offset + self._level_variance * float(self._solved.sum())
+
+    @property
+    def residual_deviation(self) -> float:
+        """The standard deviation of the scores from what the other scores predict of each; infinite for too few."""
+        if len(self._positions) < _FEWEST_RESIDUALS:
+            return math.inf
+        # Leaving one out, in closed form: residual = (K + λ)⁻¹ y / diagonal.
+        return float((self._solved / self._factor.precisions()).std())
+
+    def _rows_and_means(self, positions: IntArray) -> tuple[FloatArray, FloatArray]:
+        rows, means = self._features.factors.rows(positions), self._features.means[positions]
+        if self._left_out is None:
+            return rows, means
+        return self._left_out.rows(rows), means - rows @ self._left_out.shift

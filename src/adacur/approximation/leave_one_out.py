@@ -1,0 +1,64 @@
+"""The Gaussian model's features as they would be without one anchor query, for replaying that query as a new one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from adacur.core.arrays import FloatArray
+
+__all__ = ["LeaveOneOut"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LeaveOneOut:
+    """A linear map from the features with an anchor query j to those without it.
+
+    With G the inverse of the anchor queries' kernel A, leaving out j changes G by a rank-one term, and the mean by a
+    share of j's scores, which are the features · (diag G · A[:, j]):
+
+        feature' i = stretch_i · feature i − across_i · feature j + level_i · (features · shift)
+        mean'      = mean − features · shift
+
+    `precisions` is the diagonal of G without j; `position` is j.
+    """
+
+    position: int
+    precisions: FloatArray
+    stretch: FloatArray
+    across: FloatArray
+    shift: FloatArray
+    level: FloatArray
+
+    @classmethod
+    def of(
+        cls, position: int, kernel: FloatArray, inverse: FloatArray, *, n_features: int, centre: bool
+    ) -> LeaveOneOut:
+        """Without the anchor query at this position; features beyond the anchor queries' stay as they are."""
+        n_anchors, before = len(kernel), np.diag(inverse)
+        row = inverse[position]
+        precisions = before - row**2 / before[position]
+        # The feature of the query left out gets no weight, so its value does not matter.
+        precisions[position] = 1.0
+        sums = inverse.sum(axis=1)
+        stretch, (across, shift, level) = np.ones(n_features), np.zeros((3, n_features))
+        stretch[:n_anchors] = before / precisions
+        across[:n_anchors] = row / precisions
+        if centre and n_anchors > 1:
+            shift[:n_anchors] = before * kernel[:, position] / (n_anchors - 1)
+            level[:n_anchors] = (sums - row * sums[position] / before[position]) / precisions
+        for values in (stretch, across, level, precisions):
+            values[position] = 0.0
+        return cls(position, precisions, stretch, across, shift, level)
+
+    def rows(self, rows: FloatArray) -> FloatArray:
+        """Rows of features as they would be."""
+        changed = rows * self.stretch - np.outer(rows[:, self.position], self.across)
+        return np.asarray(changed + np.outer(rows @ self.shift, self.level))
+
+    def weights(self, weights: FloatArray) -> FloatArray:
+        """The weights of the features as they are that give mean' − mean + features' · weights."""
+        mapped = self.stretch * weights + self.shift * (self.level @ weights - 1)
+        mapped[self.position] -= self.across @ weights
+        return np.asarray(mapped)
