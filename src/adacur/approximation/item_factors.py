@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from adacur.approximation.on_device import DeviceRows
-from adacur.approximation.packed_rows import Allocate, PackedRows, Rows, Storage, in_memory
+from adacur.approximation.packed_rows import Allocate, PackedRows, Storage, in_memory
 from adacur.core.arrays import FloatArray, IntArray
 
 __all__ = ["ItemFactors"]
@@ -29,7 +29,12 @@ class ItemFactors:
     """
 
     def __init__(
-        self, parts: Sequence[Rows], centre: FloatArray, *, mixing: FloatArray | None = None, leading: bool = False
+        self,
+        parts: Sequence[PackedRows | DeviceRows],
+        centre: FloatArray,
+        *,
+        mixing: FloatArray | None = None,
+        leading: bool = False,
     ) -> None:
         self.parts = tuple(parts)
         self.centre = centre

@@ -13,8 +13,6 @@ from adacur.core.extras import require
 __all__ = ["DeviceRow", "DeviceRows"]
 
 _ROWS_PER_TRANSFER = 65_536
-# The part of a number that a float16 loses is smaller than the number by this factor.
-_LOWER_HALF = 2.0**11
 
 
 class DeviceRow:
@@ -66,12 +64,8 @@ class DeviceRows:
     """Rows in a tensor: float32, float16, or int8 with `scales`."""
 
     def __init__(self, values: Any, scales: Any = None) -> None:
-        torch = require("torch", extra="torch")
         self._values = values
         self._scales = scales
-        self._is_narrow = values.dtype == torch.float16
-        # Elsewhere, and before torch 2.8, a product of halves is rounded to halves.
-        self._widens = values.is_cuda and torch.__version__ >= (2, 8)
 
     @classmethod
     def of(cls, packed: PackedRows, *, device: str) -> DeviceRows:
@@ -111,18 +105,9 @@ class DeviceRows:
             from adacur.approximation.int8_on_gpu import product
 
             return product(torch, self._values, self._scales, _moved(weights, self._values, dtype="float32"))
-        if not self._is_narrow:
-            return self._values @ self._values.new_tensor(weights)
-        if not self._widens:
-            column = _moved(weights, self._values, dtype="float32")
-            return torch.cat([block.float() @ column for block in self._values.split(_ROWS_PER_TRANSFER)])
-        scale = float(np.abs(weights).max(initial=0.0)) or 1.0
-        high = (weights / scale).astype(np.float16)
-        # Weights in two halves are as good as float32; eight columns are what tensor cores take without padding.
-        halves = np.zeros((len(weights), 8), dtype=np.float16)
-        halves[:, 0], halves[:, 1] = high, (weights / scale - high) * _LOWER_HALF
-        both = torch.mm(self._values, _moved(halves, self._values), out_dtype=torch.float32)
-        return both[:, 0].add(both[:, 1], alpha=1 / _LOWER_HALF).mul_(scale)
+        column = _moved(weights, self._values, dtype="float32")
+        # A block at a time: a product of halves would be rounded to halves, and a copy in float32 takes twice the room.
+        return torch.cat([block.float() @ column for block in self._values.split(_ROWS_PER_TRANSFER)])
 
     def products(self, weights: FloatArray) -> FloatArray:
         """The same for many weights, shape (weights, rows), on the host."""

@@ -13,7 +13,7 @@ import numpy as np
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import InputError
 
-__all__ = ["ROWS_PER_BLOCK", "Allocate", "PackedRows", "RowSource", "Rows", "Storage", "check_storage", "in_memory"]
+__all__ = ["ROWS_PER_BLOCK", "Allocate", "PackedRows", "RowSource", "Storage", "check_storage", "in_memory"]
 
 Storage = Literal["float32", "float16", "int8"]
 _STORAGES = ("float32", "float16", "int8")
@@ -47,25 +47,6 @@ class RowSource(Protocol):
 
     def rows(self, positions: IntArray) -> FloatArray:
         """These rows, as floats."""
-        ...
-
-
-class Rows(RowSource, Protocol):
-    """The features of all items; rows are float64."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def product(self, weights: FloatArray) -> Any:
-        """Every row · weights, on the device that holds the rows."""
-        ...
-
-    def products(self, weights: FloatArray) -> FloatArray:
-        """The same for many weights, shape (weights, rows): faster, and rounded by the size of the batch."""
-        ...
-
-    def precise_product(self, weights: FloatArray) -> FloatArray:
-        """The same in float64."""
         ...
 
 
