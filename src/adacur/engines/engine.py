@@ -12,7 +12,7 @@ Result = TypeVar("Result", covariant=True)
 
 
 class WorkersLost(RuntimeError):
-    """The processes that should do the work keep dying without an error of their own."""
+    """The processes that should do the work keep dying without raising an error."""
 
 
 class Engine(Protocol[Task, Result]):
@@ -20,13 +20,13 @@ class Engine(Protocol[Task, Result]):
 
     @property
     def workers(self) -> int:
-        """How many work at the same time: now, where their number changes, or before a run, to be expected."""
+        """How many work at the same time: now, or before a run the expected number."""
         ...
 
     def run(self, tasks: Iterable[Task]) -> Generator[tuple[Task, Result], None, None]:
         """Each task with its result, in the order in which they finish.
 
-        Tasks are read in a thread of their own, at most one beyond those at work. The first error of the tasks or
-        the work ends the run; closing the generator ends it too. Nothing it started outlives it.
+        Tasks are read in a separate thread, at most one beyond those at work. The first error of the tasks or the work
+        ends the run; so does closing the generator. Nothing it started outlives it.
         """
         ...

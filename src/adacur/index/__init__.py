@@ -1,10 +1,17 @@
-"""Anchor scores at rest: build, resume, store, verify, estimate; and the probes that recognise a scorer."""
+"""Anchor scores at rest: build, resume, change, verify, copy; and the probes that recognise a scorer.
+
+Where to change what: `build` scores block by block (`source` compares with what a folder holds, `workers` says where,
+`estimate` what it costs, `progress` reports), `sparse` scores a share of the pairs. On disk: `manifest`, `database`
+and `items` (SQLite), `blocks` (Zarr), `files` (locks, atomic writes). `folder` opens a version, `versions` puts one
+together from parts, `updates` makes a new one, `pruning` deletes old ones. `copying` and `object_store` go to S3.
+"""
 
 from __future__ import annotations
 
-from adacur.index.build import Progress, block_items_for, build_scores, locked, save_table
+from adacur.index.build import build_scores, save_table
 from adacur.index.checksums import write_checksums
-from adacur.index.estimate import Encode, Estimate, estimate, time_encoder
+from adacur.index.estimate import Encode, Estimate, block_items_for, estimate, time_encoder
+from adacur.index.files import locked
 from adacur.index.folder import COMPRESSED, IndexFolder, build_status, first_stage_folders, is_finished
 from adacur.index.items import StoredItems
 from adacur.index.manifest import (
@@ -17,13 +24,15 @@ from adacur.index.manifest import (
     read_manifest,
     write_manifest,
 )
-from adacur.index.mirror import place_named, stored_size
 from adacur.index.object_store import index_url
 from adacur.index.probes import Drift, DriftWarning, check_scorer, choose_probes
+from adacur.index.progress import Progress, scoring_bar
+from adacur.index.pruning import prune
+from adacur.index.sparse import Sparse
 from adacur.index.table import AnchorTable
-from adacur.index.updates import Update, WriteFirstStages, prune, updating
+from adacur.index.updates import Update, WriteFirstStages, updating
 from adacur.index.verify import Problem, Report, verify
-from adacur.index.workforce import Workforce
+from adacur.index.workers import On
 
 __all__ = [
     "COMPRESSED",
@@ -36,14 +45,15 @@ __all__ = [
     "Estimate",
     "IndexFolder",
     "Manifest",
+    "On",
     "Origin",
     "Probe",
     "Problem",
     "Progress",
     "Report",
+    "Sparse",
     "StoredItems",
     "Update",
-    "Workforce",
     "WriteFirstStages",
     "block_items_for",
     "build_scores",
@@ -56,11 +66,10 @@ __all__ = [
     "index_url",
     "is_finished",
     "locked",
-    "place_named",
     "prune",
     "read_manifest",
     "save_table",
-    "stored_size",
+    "scoring_bar",
     "time_encoder",
     "updating",
     "verify",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import uuid
@@ -9,108 +11,144 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from adacur.core.errors import IndexMismatch, InputError
+from adacur.core.errors import IncompleteIndex, IndexMismatch, InputError, NotAnIndex
 from adacur.index.blocks import SCORES
+from adacur.index.database import DATABASE
+from adacur.index.files import LOCK
 from adacur.index.folder import AT_HOME, IndexFolder
-from adacur.index.items import DATABASE
-from adacur.index.manifest import FIRST_MANIFEST, MANIFEST
-from adacur.index.mirror import is_kept, located, writing_alone
-from adacur.index.object_store import LOCK, ObjectPlace, index_url
-from adacur.index.versions import EXACT, READERS
+from adacur.index.manifest import FIRST_MANIFEST, MANIFEST, VERSIONS
+from adacur.index.object_store import ObjectStore, copies, index_url
+from adacur.index.versions import EXACT, PARTS, READERS
 
-__all__ = ["copy_index", "version_files"]
+__all__ = ["copy_index", "local_copy", "version_files"]
 
 _AT_ONCE = 8
 _PYTERRIER = "pt_meta.json"
+# All that may lie at the top of an index.
+_TOP = {MANIFEST, FIRST_MANIFEST, _PYTERRIER, DATABASE, SCORES, EXACT, VERSIONS, PARTS, *AT_HOME}
 
 
 def version_files(index: IndexFolder) -> list[str]:
-    """The files that the version opened is made of, relative to the index, sorted.
+    """The files that the opened version is made of, relative to the index, sorted.
 
-    No lock, nothing of other versions, nothing that somebody else put there.
-
-    A folder with these files and nothing else is the same index.
+    A folder with these files and nothing else is the same index: there is no lock among them, nothing of other
+    versions, and nothing that is not part of an index.
     """
     root = index.path
     if index.parts:
-        wanted = [root / MANIFEST, root / _PYTERRIER, index.home]
+        places = [root / MANIFEST, root / _PYTERRIER, index.home]
         for part in index.parts:
             # The first build shares its folder with everything else.
             first_build = [root / name for name in (FIRST_MANIFEST, DATABASE, SCORES, EXACT)]
-            wanted += first_build if part.folder == root else [part.folder]
+            places += first_build if part.folder == root else [part.folder]
     else:
-        wanted = [root / name for name in (MANIFEST, _PYTERRIER, DATABASE, SCORES, EXACT, *AT_HOME)]
+        places = [root / name for name in (MANIFEST, _PYTERRIER, DATABASE, SCORES, EXACT, *AT_HOME)]
     files = {
         file.relative_to(root).as_posix()
-        for place in wanted
+        for place in places
         for file in (place.rglob("*") if place.is_dir() else (place,))
-        if file.is_file() and file.name != READERS
+        if file.is_file()
     }
-    return sorted(name for name in files if is_kept(name))
+    return sorted(name for name in files if _is_copied(name))
 
 
 def copy_index(source: str | Path, target: str | Path) -> None:
     """Copy a finished index from a folder to a URL, or from a URL to a folder that is not there yet.
 
-    Nobody sees half of it: its manifest is put last, or its folder named last. An interrupted copy to a URL is made
-    again by the same call.
+    Half a copy is never taken for an index: its manifest is uploaded last, or its folder named last. An interrupted
+    copy to a URL is completed by the same call.
     """
-    url, other = index_url(source), index_url(target)
-    if (url is None) == (other is None):
+    url, target_url = index_url(source), index_url(target)
+    if (url is None) == (target_url is None):
         raise InputError(
-            f"One of the two is a URL such as s3://bucket/my.adacur, the other a folder; got {str(source)!r} and "
-            f"{str(target)!r}. Others are copied by tools of their own, such as cp -r."
+            f"One of the two must be a URL such as s3://bucket/my.adacur, the other a folder; got {str(source)!r} and "
+            f"{str(target)!r}. Copy from folder to folder with cp -r."
         )
-    if other is not None:
-        _upload(Path(source), ObjectPlace(other))
+    if target_url is not None:
+        _upload(Path(source), ObjectStore(target_url))
     else:
-        _download(ObjectPlace(str(url)), Path(target))
+        _download(ObjectStore(str(url)), Path(target))
 
 
-def _upload(folder: Path, place: ObjectPlace) -> None:
+def local_copy(url: str) -> Path:
+    """The folder in the cache with a copy of the index at a URL, made when its current version is first opened."""
+    from filelock import FileLock
+
+    store = ObjectStore(url)
+    manifest = _manifest(store)
+    if "status" not in manifest:
+        # A pointer; the version it names may be another index's.
+        manifest["of"] = (store.read(f"{VERSIONS}/{manifest.get('version')}/{MANIFEST}") or b"").decode()
+    # The same URL at another endpoint is another place.
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    identity = json.dumps([endpoint, url, manifest], sort_keys=True)
+    folder = copies() / hashlib.sha256(identity.encode()).hexdigest()[:16]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f"{folder.name}.lock")):
+        if not folder.exists():
+            _download(store, folder)
+    return folder
+
+
+def _upload(folder: Path, store: ObjectStore) -> None:
     index = IndexFolder.open(folder)
     try:
-        files = (file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
-        names = sorted(name for name in files if is_kept(name))
-        with writing_alone(place) as lock:
-            there = {name for name in place.names() if name[0] != "."} - {LOCK}
-            # What an interrupted copy left is put again.
-            if MANIFEST in there or not there <= set(names):
-                raise IndexMismatch(f"{place} is in use already. Choose a new place, or remove what is there.")
-            _each(lambda name: place.write(name, folder / name), (name for name in names if name != MANIFEST))
-            lock.check()
-            place.write(MANIFEST, folder / MANIFEST)
+        names = version_files(index)
+        there = set(store.names())
+        # What an interrupted copy left is uploaded again.
+        if MANIFEST in there or not there <= set(names):
+            raise IndexMismatch(f"{store.url} is in use already. Choose a new place, or remove what is there.")
+        _each(lambda name: store.upload(folder / name, name), (name for name in names if name != MANIFEST))
+        try:
+            store.upload(folder / MANIFEST, MANIFEST, new=True)
+        except FileExistsError:
+            raise IndexMismatch(f"Another process has just copied an index to {store.url}.") from None
     finally:
         index.release()
 
 
-def _download(place: ObjectPlace, folder: Path) -> None:
+def _download(store: ObjectStore, folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise IndexMismatch(f"{folder} is in use already. Choose a new folder.")
-    mirror = located(str(place))
+    _manifest(store)
     partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
-
-    def fetch(name: str) -> None:
-        file = partial / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        place.fetch(name, file)
-
     try:
-        for file in [file for file in mirror.rglob("*") if file.is_file()]:
-            name = file.relative_to(mirror).as_posix()
-            if is_kept(name):
-                (partial / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, partial / name)
-        _each(fetch, (name for name in place.names() if SCORES in name.split("/") and is_kept(name)))
-        # A chunk that was missing there would go unnoticed until somebody reads it.
-        for _ in IndexFolder.open(partial).blocks():
-            pass
+        _each(lambda name: store.download(name, partial / name), filter(_is_copied, store.names()))
+        index = IndexFolder.open(partial)
+        # A chunk that is missing in the store would go unnoticed until it is read.
+        index.check_chunks()
+        index.release()
         if folder.exists():
             folder.rmdir()
         os.replace(partial, folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def _manifest(store: ObjectStore) -> dict[str, object]:
+    content = store.read(MANIFEST)
+    if content is None:
+        raise NotAnIndex(f"{store.url} is not an index: it has no {MANIFEST}. Check the URL.")
+    try:
+        manifest = dict(json.loads(content))
+        if manifest["type"] != "adacur_index":
+            raise ValueError(f"its type is {manifest['type']!r}")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise NotAnIndex(f"{store.url} is not an index: {MANIFEST} is not one of adacur's ({error}).") from error
+    if manifest.get("status") == "building":
+        raise IncompleteIndex(f"{store.url} is a build that has not finished. Build it in a folder, and copy that.")
+    return manifest
+
+
+def _is_copied(name: str) -> bool:
+    """Whether a file is part of an index: neither hidden, half written, a lock, nor what SQLite writes beside a
+    database; and with a name that does not lead out of the folder, here or on another system.
+    """
+    parts = name.split("/")
+    leads_out = any(part.startswith(".") or part == "" for part in parts) or bool(set(name) & set("\\:\0"))
+    beside = name.endswith((".partial", LOCK, READERS, "-wal", "-shm", "-journal"))
+    return not leads_out and not beside and parts[0] in _TOP
 
 
 def _each(do: Callable[[str], object], names: Iterable[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,22 @@ import numpy as np
 from adacur.core.errors import EmptyInput, InputError
 from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
-from adacur.index.workforce import Workforce
+from adacur.core.units import duration, duration_range, megabytes, pace
+from adacur.index.blocks import largest_block
+from adacur.index.workers import On, check_workers, connected_to, n_workers, speed
 from adacur.scorers.asking import asking
 from adacur.scorers.grid import score_grid
 
-__all__ = ["Encode", "Estimate", "Pace", "Timing", "estimate", "time_encoder", "time_scorer"]
+__all__ = [
+    "Encode",
+    "Estimate",
+    "Pace",
+    "block_items_for",
+    "blocks_of_small_build",
+    "estimate",
+    "time_encoder",
+    "time_scorer",
+]
 
 _SECONDS = 4.0
 _ENCODING_SECONDS = 2.0
@@ -26,6 +37,10 @@ _LARGE_ENOUGH = 1 / 8
 _LEAST_SPREAD, _FEW_TIMINGS, _SPREAD_OF_FEW = 1.15, 3, 1.5
 _SLOWER = 0.7
 _FEWEST_CALLS = 2
+_BLOCK_SECONDS = 20.0
+_FEWEST_BLOCK_ITEMS = 16
+_BLOCKS_OF_SMALL_BUILD = 16
+_BLOCKS_PER_WORKER = 8
 
 Encode = Callable[[Sequence[str]], Any]
 """From texts to their vectors."""
@@ -33,34 +48,58 @@ Encode = Callable[[Sequence[str]], Any]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The cost of an index with `n_anchors` anchor queries. `bytes` counts the scores, not the texts.
+    """The cost of an index of `n_items` items with `n_anchors` anchor queries.
 
-    `seconds` lie between `low` and `high` if the machine stays as busy as it was while the sample was timed; they
-    include the `encoding_seconds` of first stages. `pairs_per_second` is the pace of all `devices`, or workers,
-    together, of which one was timed.
-
-    `calls_used` is what the estimate itself cost in scorer calls; it was paid once for all anchor counts.
+    `pairs` are the scorer calls of the whole build, `pairs_done` those that an earlier run has paid for; `status` is
+    None, "building" or "complete". `bytes` counts the scores, not the texts. `seconds` is for what is left to do, and
+    lies between `low` and `high` if the machine stays as busy as while the sample was timed; it includes the
+    `encoding_seconds` of first stages. `pairs_per_second` is the pace of all `workers` together, of which one was
+    timed, at the price of `calls_used` scorer calls.
     """
 
+    n_items: int
     n_anchors: int
     pairs: int
-    seconds: float
     bytes: int
-    calls_used: int
-    pairs_per_second: float
-    devices: int = 1
+    seconds: float = 0.0
     low: float = 0.0
     high: float = 0.0
     encoding_seconds: float = 0.0
+    pairs_per_second: float = 0.0
+    workers: int = 1
+    calls_used: int = 0
+    pairs_done: int = 0
+    status: str | None = None
+
+    def in_words(self) -> str:
+        """One sentence: what is scored, in what time and space."""
+        per_query = self.pairs // self.n_anchors if self.n_anchors else 0
+        among = f" (of {self.n_items:,})" if per_query < self.n_items else ""
+        anchors = "1 anchor query" if self.n_anchors == 1 else f"{self.n_anchors:,} anchor queries"
+        if not self.pairs:
+            encoding = f"; {duration_range(self.low, self.high)} to encode the items" if self.encoding_seconds else ""
+            return f"{self.n_items:,} items and no anchor queries: nothing is scored{encoding}."
+        parts = [f"{per_query:,} items{among} × {anchors} = {self.pairs:,} pairs"]
+        if self.pairs_done:
+            parts.append(f"{self.pairs_done:,} of them are scored already")
+        if self.calls_used:
+            workers = f" by {self.workers} workers" if self.workers > 1 else ""
+            encoding = f", {duration(self.encoding_seconds)} of it to encode the items" if self.encoding_seconds else ""
+            parts.append(
+                f"estimated time {duration_range(self.low, self.high)} at {pace(self.pairs_per_second)}{workers}"
+                f"{encoding} (timed on {self.calls_used:,} pairs, not counted above)"
+            )
+        return f"{'; '.join(parts)}; {megabytes(self.bytes)} of scores."
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How many pairs or texts a second, on the whole and at the slowest and fastest."""
+    """Pairs or texts a second: on the whole, at the slowest and at the fastest; `calls_used` is what timing cost."""
 
     mean: float
     slowest: float
     fastest: float
+    calls_used: int = 0
 
     @classmethod
     def of(cls, timings: Sequence[tuple[int, float]]) -> Pace:
@@ -69,16 +108,6 @@ class Pace:
         spread = _LEAST_SPREAD if len(timings) >= _FEW_TIMINGS else _SPREAD_OF_FEW
         rates = [n / seconds for n, seconds in timings]
         return cls(mean, min(*rates, mean / spread), max(*rates, mean * spread))
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """How fast a scorer is, and how many calls it took to find out."""
-
-    pairs_per_second: float
-    calls_used: int
-    slowest: float
-    fastest: float
 
 
 def estimate(
@@ -92,43 +121,60 @@ def estimate(
     encode: Sequence[Encode] = (),
     dtype: str = "float32",
     seed: int = 0,
+    seconds: float = _SECONDS,
     most_calls: int | None = None,
-    engine: str = "local",
-    address: str | None = None,
-    workers: int | None = None,
+    on: On = None,
 ) -> list[Estimate]:
     """Time and space for several numbers of anchor queries, from a few seconds of scoring a sample.
 
-    At most `most_calls` pairs are scored for it, if that is given. A sparse build scores `items_per_anchor` items per
-    anchor query. `encode` are the encoders of first stages: all items and anchor queries go through each, and a few
-    items are timed. `engine`, `address` and `workers` are those of the build; the scorer is timed here, and other
-    machines are taken to be like this one.
+    - items_per_anchor: items that a sparse build scores per anchor query.
+    - encode: encoders of first stages; all items and anchor queries go through each, and a few items are timed.
+    - seconds, most_calls: limits of the timing.
+    - on: where the build is to run; the scorer is timed here, and other machines are taken to be like this one.
     """
-    workforce = Workforce(engine, address, workers)
-    workforce.check(scorer)
-    with workforce.at_hand():
-        devices, speed = workforce.size(scorer), workforce.speed(scorer)
-    timing = time_scorer(items_sample, queries_sample, scorer=scorer, seed=seed, most_calls=most_calls)
+    check_workers(on, scorer)
+    with connected_to(on):
+        workers, faster = n_workers(on, scorer), speed(on, scorer)
+    timing = time_scorer(
+        items_sample, queries_sample, scorer=scorer, seed=seed, seconds=seconds, most_calls=most_calls
+    )
     encoding = [time_encoder(items_sample, one, seed=seed) for one in encode]
 
     def cost(anchors: int) -> Estimate:
         pairs, texts = (items_per_anchor or n_items) * anchors, n_items + anchors
-        mean, low, high = (pairs / rate / speed for rate in (timing.pairs_per_second, timing.fastest, timing.slowest))
-        encoded = sum(texts / pace.mean for pace in encoding)
+        mean, low, high = (pairs / rate / faster for rate in (timing.mean, timing.fastest, timing.slowest))
+        encoded = sum(texts / one.mean for one in encoding)
         return Estimate(
+            n_items=n_items,
             n_anchors=anchors,
             pairs=pairs,
-            seconds=mean + encoded,
             bytes=n_items * anchors * np.dtype(dtype).itemsize,
-            calls_used=timing.calls_used,
-            pairs_per_second=timing.pairs_per_second * speed,
-            devices=devices,
-            low=low + sum(texts / pace.fastest for pace in encoding),
-            high=high + sum(texts / pace.slowest for pace in encoding),
+            seconds=mean + encoded,
+            low=low + sum(texts / one.fastest for one in encoding),
+            high=high + sum(texts / one.slowest for one in encoding),
             encoding_seconds=encoded,
+            pairs_per_second=timing.mean * faster,
+            workers=workers,
+            calls_used=timing.calls_used,
         )
 
     return [cost(anchors) for anchors in n_anchors]
+
+
+def block_items_for(pairs_per_second: float, *, n_items: int, n_anchors: int, dtype: str, workers: int = 1) -> int:
+    """How many items make a block of some 20 s of a worker: short enough to lose, long enough to keep it busy.
+
+    `pairs_per_second` is that of all workers. Several get at least eight blocks each, lest some wait for the last.
+    """
+    items = int(pairs_per_second / workers * _BLOCK_SECONDS / n_anchors)
+    if workers > 1:
+        items = min(items, -(-n_items // (workers * _BLOCKS_PER_WORKER)))
+    return min(max(_FEWEST_BLOCK_ITEMS, items), largest_block(n_anchors, dtype), n_items)
+
+
+def blocks_of_small_build(n_items: int) -> int:
+    """The items of a block where timing the scorer would not pay."""
+    return min(n_items, max(_FEWEST_BLOCK_ITEMS, -(-n_items // _BLOCKS_OF_SMALL_BUILD)))
 
 
 def time_scorer(
@@ -139,7 +185,7 @@ def time_scorer(
     seed: int = 0,
     seconds: float = _SECONDS,
     most_calls: int | None = None,
-) -> Timing:
+) -> Pace:
     """Score ever larger grids of a sample until `seconds` are used, or `most_calls`, or the sample is."""
     if not items or not queries:
         raise EmptyInput(f"A sample needs items and queries; got {len(items)} items and {len(queries)} queries.")
@@ -166,8 +212,8 @@ def time_scorer(
 
     # Loading happens in the first call and says nothing about the rest.
     score(queries[:1], items[:1])
-    pace = _pace(grid, seconds=seconds)
-    return Timing(pairs_per_second=pace.mean, calls_used=calls, slowest=pace.slowest, fastest=pace.fastest)
+    timed = _timed(grid, seconds=seconds)
+    return replace(timed, calls_used=calls)
 
 
 def time_encoder(items: Sequence[Item], encode: Encode, *, seed: int = 0, seconds: float = _ENCODING_SECONDS) -> Pace:
@@ -181,7 +227,7 @@ def time_encoder(items: Sequence[Item], encode: Encode, *, seed: int = 0, second
         return (len(some), lambda: encode(some)) if is_first or len(some) == 2**doublings else None
 
     encode(texts[:1])
-    return _pace(batch, seconds=seconds)
+    return _timed(batch, seconds=seconds)
 
 
 def _shuffled(items: Sequence[Item], seed: int) -> list[Item]:
@@ -189,7 +235,7 @@ def _shuffled(items: Sequence[Item], seed: int) -> list[Item]:
     return [items[position] for position in np.random.default_rng(seed).permutation(len(items))]
 
 
-def _pace(work: Callable[[int, bool], tuple[int, Callable[[], object]] | None], *, seconds: float) -> Pace:
+def _timed(work: Callable[[int, bool], tuple[int, Callable[[], object]] | None], *, seconds: float) -> Pace:
     """Time ever larger pieces of work, twice as large each time, until they are large enough; then others like them."""
     timings: list[tuple[int, float]] = []
     used, doublings, rate = 0.0, 0, 0.0

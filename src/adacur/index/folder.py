@@ -13,15 +13,15 @@ from adacur.core.arrays import BoolArray, FloatArray
 from adacur.core.errors import DamagedIndex, IncompleteIndex
 from adacur.core.records import Query
 from adacur.index.blocks import ScoreBlocks
-from adacur.index.items import DATABASE, PartItems, StoredItems, check_room, connect, read_texts, reading
+from adacur.index.database import DATABASE, check_room, connect, read_texts, reading
+from adacur.index.files import LOCK
+from adacur.index.items import PartItems, StoredItems
 from adacur.index.manifest import MANIFEST, Manifest, how_to_continue, read_manifest
-from adacur.index.mirror import located, status_in_store
 from adacur.index.object_store import index_url
 from adacur.index.versions import Part, Reading, exact_cells, hold_version, live_blocks, n_exact_cells, read_parts
 
-__all__ = ["AT_HOME", "COMPRESSED", "LOCK", "IndexFolder", "build_status", "first_stage_folders", "is_finished"]
+__all__ = ["AT_HOME", "COMPRESSED", "IndexFolder", "build_status", "first_stage_folders", "is_finished", "local_folder"]
 
-LOCK = "build.lock"
 COMPRESSED = "gaussian"
 # What a version, or an index as its build left it, keeps beside its manifest: made of its scores and items.
 AT_HOME = ("first", COMPRESSED, "tuned.json")
@@ -29,7 +29,7 @@ _PARTS_KEPT_OPEN = 32
 
 
 class IndexFolder:
-    """Items, anchor queries and anchor scores of one version, which stays as it is whatever becomes of the index.
+    """Items, anchor queries and anchor scores of one version, which stays as it is when the index changes.
 
     `home` is where the version keeps its first stages, tunings and compressed features; `parts` are the folders that
     hold its items and scores, none where the index is as its build left it.
@@ -58,8 +58,8 @@ class IndexFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> IndexFolder:
-        """Open a folder, or what lies at a URL, without reading its scores; an unfinished index is refused."""
-        folder = located(path)
+        """Open a folder, or a copy of what lies at a URL, without reading its scores; an unfinished index is refused."""
+        folder = local_folder(path)
         if (folder / LOCK).exists() and not (folder / MANIFEST).exists():
             raise IncompleteIndex(
                 f"The build of {folder} stopped before its first block. Run the same build again to start over."
@@ -89,20 +89,19 @@ class IndexFolder:
         rows = []
         seen = np.zeros(manifest.n_items, dtype=np.bool_)
         for part in parts:
-            # Parts are never written to again, so that no handle need be kept; a process has some thousand of them.
+            # Parts are never written to again, so handles need not stay open; a process has some thousand of them.
             store = StoredItems(part.folder, keep_open=len(parts) <= _PARTS_KEPT_OPEN)
             texts = _anchors_of(part.folder)
             _check_counts(part.folder, part.manifest, n_items=len(store), n_anchors=len(texts))
             places = zip(part.columns.tolist(), texts, strict=True)
             anchors |= {column: query for column, query in places if column >= 0}
             # Parts that were added with anchor queries hold items that an earlier part has too.
-            own = part.rows.copy()
-            own[own >= 0] = np.where(seen[own[own >= 0]], -1, own[own >= 0])
-            live = own[own >= 0]
+            positions = np.where((part.rows >= 0) & seen[part.rows], -1, part.rows)
+            live = positions[positions >= 0]
             if len(live):
                 seen[live] = True
                 stores.append(store)
-                rows.append(own)
+                rows.append(positions)
         if not seen.all() or len(anchors) != manifest.n_anchors:
             raise DamagedIndex(
                 f"The parts of {home} lack an item or an anchor query of the version. Restore the folder from a copy."
@@ -124,19 +123,19 @@ class IndexFolder:
 
     @property
     def matrix(self) -> FloatArray:
-        """All scores in memory, (items, anchor queries), read when first asked for; float16 is widened to float32."""
+        """All scores in memory, (items, anchor queries), read once; float16 is widened to float32."""
         # A cached_property would let several threads read the whole matrix at once, each into memory of its own.
         with self._reading:
             if self._matrix is None:
                 dtype = np.promote_types(self.manifest.dtype, np.float32)
-                self._check_chunks()
+                self.check_chunks()
                 matrix = np.empty((self.manifest.n_items, self.manifest.n_anchors), dtype=dtype)
                 for start, values in self.blocks():
                     matrix[start : start + len(values)] = values
                 self._matrix = matrix
             return self._matrix
 
-    def _check_chunks(self) -> None:
+    def check_chunks(self) -> None:
         """Refuse scores that are not all there, before memory is taken for as many as the manifests say."""
         for folder, manifest in [(part.folder, part.manifest) for part in self.parts] or [(self.path, self.manifest)]:
             ScoreBlocks.open(folder, manifest).check_sizes()
@@ -165,7 +164,7 @@ class IndexFolder:
         return scores
 
     def exact_cells(self) -> BoolArray | None:
-        """Which scores the scorer gave and nobody predicted, (items, anchor queries); None where it gave them all."""
+        """Which scores the scorer gave, (items, anchor queries); None where none was predicted."""
         return exact_cells(self._all_parts, n_items=self.manifest.n_items, n_anchors=self.manifest.n_anchors)
 
     @property
@@ -204,9 +203,17 @@ def is_finished(path: str | Path) -> bool:
 
 def build_status(path: str | Path) -> str | None:
     """ "building" or "complete"; None where no build has begun."""
-    if (url := index_url(path)) is not None:
-        return status_in_store(url)
     return read_manifest(Path(path)).status if (Path(path) / MANIFEST).exists() else None
+
+
+def local_folder(path: str | Path) -> Path:
+    """The folder of an index; of one at a URL the copy of it in the cache."""
+    url = index_url(path)
+    if url is None:
+        return Path(path)
+    from adacur.index.copying import local_copy  # it opens what it copies
+
+    return local_copy(url)
 
 
 def _anchors_of(folder: Path) -> tuple[Query, ...]:

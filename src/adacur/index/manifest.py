@@ -1,15 +1,13 @@
-"""What an index folder says of itself."""
+"""The manifest of an index folder: what was built, from what, and which version is current."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
-import os
 import platform
 import re
 import shlex
-import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -19,6 +17,7 @@ from typing import Any
 
 from adacur.core.errors import DamagedIndex, IncompleteIndex, NewerFormat, NotAnIndex
 from adacur.core.protocols import ScorerCard
+from adacur.index.files import write_atomically
 
 __all__ = [
     "DTYPES",
@@ -37,9 +36,7 @@ __all__ = [
     "point_to",
     "read_manifest",
     "read_part_manifest",
-    "sync_path",
     "work_folder",
-    "write_atomically",
     "write_manifest",
 ]
 
@@ -71,9 +68,9 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """How a build was asked for: the fields of its file that are id and text, and the words of the command.
+    """How a build was started: the fields of its file that are id and text, and the words of the command.
 
-    The command, and the folder that it was given in, are remembered until the build has finished.
+    The command, and the folder it was typed in, are stored until the build has finished.
     """
 
     id_field: str | None = None
@@ -89,7 +86,7 @@ class Origin:
 
 
 def how_to_continue(origin: Origin | None) -> str:
-    """What goes on with an unfinished build, ready to be pasted where that is known."""
+    """How to continue an unfinished build: the command to paste, where it is known."""
     if origin is None or not origin.command:
         return "Run the same build again to continue where it stopped."
     elsewhere = f"cd {shlex.quote(origin.folder)} && " if origin.folder != str(Path.cwd()) else ""
@@ -114,13 +111,13 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _versions() -> dict[str, str]:
+def _packages() -> dict[str, str]:
     return {name: version(name) for name in ("adacur", "numpy", "zarr")} | {"python": platform.python_version()}
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What was built, from what, by whom. `status` is "building" or "complete".
+    """What was built, from what, by which scorer. `status` is "building" or "complete".
 
     An index that was changed since its build has `parts`, and each change a new `version`.
     """
@@ -137,7 +134,7 @@ class Manifest:
     first: tuple[str, ...] = ()
     probes: tuple[Probe, ...] = ()
     created: str = field(default_factory=_now)
-    versions: Mapping[str, str] = field(default_factory=_versions)
+    packages: Mapping[str, str] = field(default_factory=_packages)
     format: int = FORMAT
     version: int = 1
     parts: tuple[PartRecord, ...] = ()
@@ -161,7 +158,7 @@ def work_folder(path: str | Path) -> Path:
 def home_of(folder: Path) -> Path:
     """Where the current version of an index keeps its manifest, first stages and tunings: the index or a folder in it.
 
-    Raises what tells that it is not an index this adacur can read.
+    NotAnIndex or NewerFormat where it is not an index this adacur can read.
     """
     data = _load(folder)
     return folder / VERSIONS / str(data["version"]) if _is_pointer(data) else folder
@@ -208,7 +205,7 @@ def _load(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
     file = folder / name
     try:
         if file.exists() and not file.is_file():
-            # Whoever opens a pipe waits for its other end.
+            # Opening a pipe would wait for its other end.
             raise NotAnIndex(f"{folder} is not an index folder: {name} is not a file.")
         text = file.read_bytes().decode()
     except FileNotFoundError:
@@ -265,36 +262,6 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_atomically(folder / MANIFEST, _as_json(manifest))
 
 
-def write_atomically(file: Path, content: str | bytes, *, contended: bool = False) -> None:
-    """Write a file so that a crash leaves the old one or the new one, never half of it.
-
-    `contended` where others may be writing the same file; else the next writer clears away what a crash left.
-    """
-    partial = file.with_name(f".{file.name}.{uuid.uuid4().hex}.partial" if contended else f"{file.name}.partial")
-    try:
-        with partial.open("wb") as stream:
-            stream.write(content.encode() if isinstance(content, str) else content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(partial, file)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
-    sync_path(file.parent)
-
-
-def sync_path(path: Path) -> None:
-    """Make a file's content, or a folder's entries, survive a power cut."""
-    if os.name == "nt" and path.is_dir():
-        return  # Windows keeps folder entries itself and cannot open a folder.
-    descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _as_json(manifest: Manifest) -> str:
     data = {"type": _TYPE} | asdict(manifest)
     if not manifest.parts:
@@ -322,7 +289,8 @@ def _parse(data: Mapping[str, Any]) -> Manifest:
             for probe in data["probes"]
         ),
         created=_text(data, "created"),
-        versions={str(name): str(number) for name, number in data["versions"].items()},
+        # Manifests of before 0.2 call them versions.
+        packages={str(name): str(number) for name, number in data.get("packages", data.get("versions", {})).items()},
         format=_int(data, "format"),
         version=_int(data, "version") if "version" in data else 1,
         parts=tuple(
@@ -336,9 +304,9 @@ def _parse(data: Mapping[str, Any]) -> Manifest:
         origin=_origin(data.get("origin")),
     )
     if manifest.status not in _STATUSES:
-        raise ValueError(f"status is {manifest.status!r}, which is none of {_STATUSES}")
+        raise ValueError(f"status is {manifest.status!r}, and must be one of {_STATUSES}")
     if manifest.dtype not in DTYPES:
-        raise ValueError(f"dtype is {manifest.dtype!r}, which is none of {DTYPES}")
+        raise ValueError(f"dtype is {manifest.dtype!r}, and must be one of {DTYPES}")
     if not all(1 <= n < _MOST for n in (manifest.n_items, manifest.n_anchors + 1, manifest.block_items)):
         raise ValueError("n_items and block_items must be at least 1, n_anchors at least 0, and all below 2**48")
     for probe in manifest.probes:

@@ -71,8 +71,8 @@ def choose_probes(
             row, anchor = np.unravel_index(int(np.argmin(sign * values)), values.shape)
             score = float(values[row, anchor])
             if not sign * score >= sign * best.score:
-                found = Probe(item=start + int(row), anchor=int(anchor), score=score)
-                lowest, highest = (found, highest) if sign > 0 else (lowest, found)
+                probe = Probe(item=start + int(row), anchor=int(anchor), score=score)
+                lowest, highest = (probe, highest) if sign > 0 else (lowest, probe)
     if np.isnan(lowest.score):
         return ()  # There are no scores.
     drawn = _draw_per_bin(blocks(), low=lowest.score, high=highest.score, seed=seed)
@@ -122,7 +122,7 @@ def check_scorer(folder: IndexFolder, scorer: Scorer, *, warn: bool = True) -> D
     """Recognise the scorer of an index, at the cost of its probes' scorer calls; None where its card suffices.
 
     A scorer that differs a little (another backend or dtype) is accepted with a `DriftWarning`. An index without anchor
-    queries holds nobody's scores, so that any scorer will do.
+    queries holds no scores, so that any scorer will do.
     """
     built, given = folder.manifest.scorer, scorer.card
     if not folder.anchor_queries or same_scorer(built, given):
@@ -169,7 +169,7 @@ def compare(
 
 
 def same_scorer(built: ScorerCard | None, given: ScorerCard | None) -> bool:
-    """Whether two cards are surely of one scorer, so that nothing need be asked of it."""
+    """Whether two cards are surely of one scorer, so that it need not be measured."""
     if built is None or given is None or built.weights is None:
         return False
     # Where it lies and what it is called says nothing. All else does: texts cut at another length, for one, are scored

@@ -11,10 +11,9 @@ from pathlib import Path
 from adacur.core.errors import AdacurError, DamagedIndex
 from adacur.index.blocks import SCORES, ScoreBlocks, digest_scores
 from adacur.index.checksums import check_files
-from adacur.index.folder import COMPRESSED, first_stage_folders
-from adacur.index.items import DATABASE, check_room, connect, digest_texts, read_texts
+from adacur.index.database import DATABASE, check_room, connect, digest_texts, read_texts
+from adacur.index.folder import COMPRESSED, first_stage_folders, local_folder
 from adacur.index.manifest import MANIFEST, Manifest, read_part_manifest
-from adacur.index.mirror import located
 from adacur.index.versions import EXACT, ROWS, hold_version, read_parts
 
 __all__ = ["Problem", "Report", "verify"]
@@ -45,12 +44,12 @@ class Report:
 
 
 def verify(path: str | Path) -> Report:
-    """Read a folder's scores, texts, first stages and compressed features, and tell what differs from what was written.
+    """Read a folder's scores, texts, first stages and compressed features, and report what differs from what was written.
 
     Of an index that was changed, the current version is read, and all of every part that it is made of. Item metadata
     has no checksum of its own: a change there is found only if it breaks the database.
     """
-    index = located(path)
+    index = local_folder(path)
     try:
         home, manifest, held = hold_version(index)
     except AdacurError as error:
@@ -66,22 +65,22 @@ def _verify(index: Path, home: Path, manifest: Manifest) -> Report:
     checked = blocks = 0
     for part in list(dict.fromkeys(record.path for record in manifest.parts)) or ["."]:
         try:
-            own = read_part_manifest(index, part) if manifest.parts else manifest
+            of_part = read_part_manifest(index, part) if manifest.parts else manifest
         except AdacurError as error:
             problems.append(Problem(_within(index, index / part, MANIFEST), str(error)))
             continue
         try:
             # Before as many blocks are looked for as the manifest says.
-            check_room(index / part, own)
+            check_room(index / part, of_part)
         except AdacurError as error:
             problems.append(Problem(_within(index, index / part, DATABASE), str(error)))
             continue
         recorded: dict[int, tuple[str, int]] = {}
-        found = [*_check_database(index / part, own, recorded), *_check_blocks(index / part, own, recorded)]
+        wrong = [*_check_database(index / part, of_part, recorded), *_check_blocks(index / part, of_part, recorded)]
         if (index / part / EXACT).exists():
-            found += (Problem(f"{EXACT}/{file}", what) for file, what in check_files(index / part / EXACT))
-        problems += (replace(one, file=_within(index, index / part, one.file)) for one in found)
-        checked, blocks = checked + len(recorded), blocks + own.n_blocks
+            wrong += (Problem(f"{EXACT}/{file}", what) for file, what in check_files(index / part / EXACT))
+        problems += (replace(one, file=_within(index, index / part, one.file)) for one in wrong)
+        checked, blocks = checked + len(recorded), blocks + of_part.n_blocks
     if manifest.parts:
         problems += (Problem(_within(index, home, f"{ROWS}/{file}"), what) for file, what in check_files(home / ROWS))
         if not problems:
@@ -109,9 +108,9 @@ def _check_database(folder: Path, manifest: Manifest, recorded: dict[int, tuple[
     """Check the texts, and gather the records of finished blocks in `recorded`."""
     try:
         with contextlib.closing(connect(folder)) as connection:
-            for (found,) in connection.execute("PRAGMA integrity_check(10)"):
-                if found != "ok":
-                    yield Problem(DATABASE, str(found))
+            for (what,) in connection.execute("PRAGMA integrity_check(10)"):
+                if what != "ok":
+                    yield Problem(DATABASE, str(what))
             for block, digest, pairs in connection.execute("SELECT block, digest, pairs FROM blocks ORDER BY block"):
                 recorded[int(block)] = (str(digest), int(pairs))
             for table, count, digest in (

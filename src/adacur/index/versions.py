@@ -1,4 +1,4 @@
-"""Versions of an index: the folders each is made of, what of them counts, and who is still reading."""
+"""Versions of an index: the parts each is made of, which rows and columns of them count, and readers' locks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import numpy as np
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import DamagedIndex
 from adacur.data.stored import read_array
-from adacur.index.blocks import SCORES, ScoreBlocks
-from adacur.index.items import check_room
-from adacur.index.links import check_no_links
+from adacur.index.blocks import SCORES, ScoreBlocks, largest_block
+from adacur.index.database import check_room
+from adacur.index.files import check_no_links
 from adacur.index.manifest import Manifest, PartRecord, home_of, read_manifest, read_part_manifest
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
     "hold_version",
     "live_blocks",
     "n_exact_cells",
-    "nobody_reads",
+    "without_readers",
     "read_parts",
     "write_parts",
 ]
@@ -40,8 +40,7 @@ PARTS = "parts"
 READERS = "readers.lock"
 ROWS = "rows"
 EXACT = "exact"
-_BLOCK_ITEMS = 8192
-_BLOCK_BYTES = 32 * 2**20
+_ROWS_AT_ONCE = 8192
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,24 +83,24 @@ def read_parts(index: Path, home: Path, manifest: Manifest) -> list[Part]:
     if len({record.path for record in manifest.parts}) < len(manifest.parts):
         raise DamagedIndex(f"{home} names one of its parts more than once. Restore the folder from a copy.")
     for number, record in enumerate(manifest.parts):
-        own = read_part_manifest(index, record.path)
+        part = read_part_manifest(index, record.path)
         # Before an array as long as the manifest says is made.
-        check_room(index / record.path, own)
+        check_room(index / record.path, part)
         if record.start is not None:
-            rows = record.start + np.arange(own.n_items)
+            rows = record.start + np.arange(part.n_items)
         else:
             file = home / ROWS / f"{number}.npy"
             try:
                 rows = read_array(file, kind="i").astype(np.int64)
             except (OSError, ValueError) as error:
                 raise DamagedIndex(f"{file} cannot be read ({error}). Restore it from a copy.") from error
-        parts.append(Part(record.path, index / record.path, own, rows, np.array(record.columns, dtype=np.int64)))
+        parts.append(Part(record.path, index / record.path, part, rows, np.array(record.columns, dtype=np.int64)))
     _check_tiled(parts, home, manifest)
     return parts
 
 
 def write_parts(home: Path, parts: Sequence[Part]) -> tuple[PartRecord, ...]:
-    """Write which items of each part count; what is said of them in the manifest."""
+    """Write which items of each part count; the records of the parts for the manifest."""
     records = tuple(part.record() for part in parts)
     (home / ROWS).mkdir()
     for number, (part, record) in enumerate(zip(parts, records, strict=True)):
@@ -120,7 +119,7 @@ def live_blocks(
     if not n_anchors:
         return
     dtype = np.result_type(*(part.manifest.dtype for part in parts))
-    height = max(1, min(_BLOCK_ITEMS, _BLOCK_BYTES // (n_anchors * dtype.itemsize)))
+    height = largest_block(n_anchors, dtype)
     sources = [_PartScores(part) for part in parts]
     for start in range(first, n_items, height):
         values = np.empty((min(height, n_items - start), n_anchors), dtype=dtype)
@@ -154,8 +153,8 @@ def n_exact_cells(parts: Sequence[Part]) -> int:
             total += len(rows) * int(columns.sum())
             continue
         packed, counts = _cells(part), np.packbits(columns)
-        for start in range(0, len(rows), _BLOCK_ITEMS):
-            total += int(np.unpackbits(packed[rows[start : start + _BLOCK_ITEMS]] & counts).sum(dtype=np.int64))
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            total += int(np.unpackbits(packed[rows[start : start + _ROWS_AT_ONCE]] & counts).sum(dtype=np.int64))
     return total
 
 
@@ -193,12 +192,12 @@ def hold_version(index: Path) -> tuple[Path, Manifest, Reading]:
 
 
 @contextlib.contextmanager
-def nobody_reads(home: Path) -> Iterator[bool]:
-    """Whether no reader has this version open; while the block runs, none comes to have it."""
+def without_readers(home: Path) -> Iterator[bool]:
+    """Whether no reader has this version open; while the block runs, none can open it."""
     try:
         descriptor = os.open(_lock_file(home), os.O_RDONLY)
     except OSError as error:
-        # Whoever reads has found this file; one that is there and cannot be opened tells nothing.
+        # Readers need this file; one that is there and cannot be opened says nothing.
         yield isinstance(error, FileNotFoundError)
         return
     try:
@@ -258,8 +257,8 @@ class _PartScores:
         rows, positions = self._rows[low:high], self._positions[low:high]
         for block in np.unique(rows // self._height).tolist():
             inside = rows // self._height == block
-            found = self._read(block)[np.ix_(rows[inside] - block * self._height, self._columns)]
-            values[np.ix_(positions[inside] - start, self._places)] = found
+            stored = self._read(block)[np.ix_(rows[inside] - block * self._height, self._columns)]
+            values[np.ix_(positions[inside] - start, self._places)] = stored
 
     def _read(self, block: int) -> FloatArray:
         if self._last is None or self._last[0] != block:

@@ -1,0 +1,154 @@
+"""Files of an index folder: written whole, synced to disk, locked against other writers, never reached through links."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sqlite3
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from adacur.core.errors import DamagedIndex, IndexLocked, StorageFull
+
+__all__ = [
+    "LOCK",
+    "check_inside",
+    "check_no_links",
+    "is_full",
+    "locked",
+    "remove_files",
+    "sync_path",
+    "sync_tree",
+    "write_atomically",
+]
+
+LOCK = "build.lock"
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+def write_atomically(file: Path, content: str | bytes) -> None:
+    """Write a file so that a crash leaves the old one or the new one, never half of it."""
+    partial = file.with_name(f"{file.name}.partial")
+    try:
+        with partial.open("wb") as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(partial, file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+    sync_path(file.parent)
+
+
+def sync_path(path: Path) -> None:
+    """Make a file's content, or a folder's entries, survive a power cut."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows syncs folder entries itself and cannot open a folder.
+    descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Make a folder with all files in it survive a power cut."""
+    for path in (*folder.rglob("*"), folder):
+        sync_path(path)
+
+
+def remove_files(folder: Path, *names: str) -> None:
+    """Remove files of a folder, those that are there."""
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(folder: Path, *, wait: float = 0.0) -> Iterator[bool]:
+    """Hold a folder against other writers; yields whether it was created for this.
+
+    A process that holds it already is waited for at most `wait` seconds. The kernel releases the lock when its holder
+    dies, however it dies.
+    """
+    from filelock import FileLock, Timeout
+
+    created = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    # The lock is opened for writing, and what follows writes beside it.
+    check_no_links(folder)
+    sync_path(folder.parent)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=wait)
+    except Timeout:
+        raise IndexLocked(
+            f"Another process is writing to {folder}, which is as it was. Try again when it has finished, or choose "
+            "another path."
+        ) from None
+    try:
+        yield created
+    finally:
+        lock.release()
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether an error means that the disk is full."""
+    if isinstance(error, sqlite3.Error):
+        # The second comes when there is no room for the shared memory beside a write-ahead log.
+        return getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
+    # Numpy reports the bytes it could not write, and copying a tree the words, without an error number.
+    words = ("requested and", *(os.strerror(number) for number in _NO_SPACE))
+    return isinstance(error, OSError) and (
+        isinstance(error, StorageFull) or error.errno in _NO_SPACE or any(some in str(error) for some in words)
+    )
+
+
+def check_no_links(folder: Path) -> None:
+    """Refuse a folder with a symbolic link, a pipe or a device in it: reading or writing one would reach elsewhere.
+
+    The Hugging Face hub's cache stores the files of a snapshot as links into its `blobs`; these are allowed.
+    """
+    root = folder.resolve()
+    blobs = root.parent.parent / "blobs" if root.parent.name == "snapshots" else None
+    waiting = [root]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False) and not _is_junction(entry.path):
+                        waiting.append(Path(entry.path))
+                    elif not entry.is_file(follow_symlinks=False) and not _is_blob(entry, blobs):
+                        raise DamagedIndex(
+                            f"{entry.path} is a link, a pipe or a device. An index folder must hold only files and "
+                            "folders. Replace it by what it stands for, or copy the index again from its source."
+                        )
+        except (FileNotFoundError, NotADirectoryError):
+            # Pruned meanwhile; or there is no folder, which the caller reports.
+            continue
+        except DamagedIndex:
+            raise
+        except OSError as error:
+            raise DamagedIndex(f"A folder of {folder} cannot be listed ({error}). Check its permissions.") from error
+
+
+def check_inside(folder: Path, path: Path) -> None:
+    """Refuse to touch what does not lie in a folder, whatever links lead to it."""
+    root, parent = folder.resolve(), path.parent.resolve()
+    if path.name in ("", "..") or not (parent == root or root in parent.parents):
+        raise DamagedIndex(f"{path} does not lie in {folder}, and was not touched. Restore the folder from a copy.")
+
+
+def _is_blob(entry: os.DirEntry[str], blobs: Path | None) -> bool:
+    if blobs is None or not entry.is_symlink() or not entry.is_file():
+        return False
+    return Path(entry.path).resolve().parent == blobs
+
+
+def _is_junction(path: str) -> bool:
+    # Windows' other kind of link; Python 3.12 and later can tell.
+    isjunction = getattr(os.path, "isjunction", None)
+    return bool(isjunction and isjunction(path))

@@ -1,0 +1,104 @@
+"""How far a build is, and a bar that shows it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from adacur.index.probes import Drift
+
+__all__ = ["Progress", "ProgressReports", "scoring_bar"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a build is. `seconds` and `pairs_per_second` are of this run; `resumed_blocks` were done before it.
+
+    `workers` are those at work now. Beside these pairs, `drift` was measured where the scorer had to be recognised by
+    scores of before, and `timed` pairs were scored to choose the size of a block.
+    """
+
+    blocks_done: int
+    blocks: int
+    pairs_done: int
+    pairs: int
+    seconds: float
+    pairs_per_second: float
+    resumed_blocks: int
+    workers: int = 1
+    drift: Drift | None = None
+    timed: int = 0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the pace of this run; None before its first block."""
+        return (self.pairs - self.pairs_done) / self.pairs_per_second if self.pairs_per_second else None
+
+
+class ProgressReports:
+    """Counts what a build has scored, and passes it on."""
+
+    def __init__(self, progress: Callable[[Progress], None] | None) -> None:
+        self._progress = progress
+        self.drift: Drift | None = None
+        self.timed = 0
+
+    def begin(self, *, blocks: int, pairs: int, blocks_done: int, pairs_done: int) -> None:
+        """Start the clock of a run, at what was done before it."""
+        self.blocks, self.pairs, self.blocks_done, self.pairs_done = blocks, pairs, blocks_done, pairs_done
+        self._resumed = blocks_done, pairs_done
+        self._began = time.perf_counter()
+        self.add(blocks=0, pairs=0)
+
+    def add(self, *, blocks: int, pairs: int, workers: int = 1) -> None:
+        """Count finished blocks."""
+        self.blocks_done += blocks
+        self.pairs_done += pairs
+        if self._progress is None:
+            return
+        seconds = time.perf_counter() - self._began
+        self._progress(
+            Progress(
+                blocks_done=self.blocks_done,
+                blocks=self.blocks,
+                pairs_done=self.pairs_done,
+                pairs=self.pairs,
+                seconds=seconds,
+                pairs_per_second=(self.pairs_done - self._resumed[1]) / max(seconds, 1e-9),
+                resumed_blocks=self._resumed[0],
+                workers=workers,
+                drift=self.drift,
+                timed=self.timed,
+            )
+        )
+
+
+@contextlib.contextmanager
+def scoring_bar(shown: bool) -> Iterator[Callable[[Progress], None] | None]:
+    """A function that moves a progress bar over pairs; None where it is not to be shown."""
+    if not shown:
+        yield None
+        return
+    bar: Any = None
+
+    def show(progress: Progress) -> None:
+        nonlocal bar
+        from tqdm import tqdm
+
+        if not progress.pairs:
+            return
+        if bar is None:
+            done = progress.pairs_done
+            bar = tqdm(total=progress.pairs, initial=done, unit=" pairs", unit_scale=True, desc="scoring")
+        if progress.workers > 1:
+            bar.set_postfix_str(f"{progress.workers} workers", refresh=False)
+        bar.update(progress.pairs_done - bar.n)
+
+    try:
+        yield show
+    finally:
+        if bar is not None:
+            bar.close()

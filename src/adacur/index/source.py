@@ -1,0 +1,121 @@
+"""What an index is built from, and how it differs from what a folder holds."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import zip_longest
+from pathlib import Path
+
+from adacur.core.errors import IndexMismatch, NotAnIndex
+from adacur.core.protocols import ScorerCard
+from adacur.core.records import Item, Query, check_item
+from adacur.index.database import connect, read_texts
+from adacur.index.files import LOCK
+from adacur.index.manifest import MANIFEST, Manifest, Origin, how_to_continue, read_manifest
+
+__all__ = ["FINISHED", "Source", "begun", "check_same", "comparable"]
+
+FINISHED = "It is finished; choose another path for the new index."
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """Items and anchor queries, the card of their scorer, and how scores are stored; `check` refuses a bad item."""
+
+    items: Iterable[Item]
+    anchors: Sequence[Query]
+    card: ScorerCard | None
+    dtype: str
+    seed: int = 0
+    origin: Origin | None = None
+    check: Callable[[Item], None] = check_item
+
+
+def begun(folder: Path) -> Manifest | None:
+    """The manifest of the build that was begun in a folder; None where one may begin."""
+    if (folder / MANIFEST).exists():
+        manifest = read_manifest(folder)
+        if manifest.parts:
+            raise IndexMismatch(
+                f"{folder} has been changed since it was built, and is at version {manifest.version}. Open it with "
+                "adacur.load and change it with index.edit(), or choose another path for a new index."
+            )
+        return manifest
+    if folder.exists() and not folder.is_dir():
+        raise NotAnIndex(f"{folder} is a file. Choose another path for the index.")
+    if folder.is_dir() and not (folder / LOCK).exists() and any(folder.iterdir()):
+        raise NotAnIndex(f"{folder} holds other files and is not an index. Choose a new or empty folder.")
+    return None
+
+
+def check_same(folder: Path, manifest: Manifest, source: Source) -> None:
+    """Refuse to continue with anything but what the folder was begun with; the folder is not touched."""
+
+    def texts() -> Iterator[tuple[str, str]]:
+        for item in source.items:
+            source.check(item)
+            yield item.id, item.text
+
+    differences = _other_settings(manifest, source)
+    with contextlib.closing(connect(folder)) as connection:
+        anchors = ((query.id, query.text) for query in source.anchors)
+        stored = read_texts(connection, "anchors", folder=folder)
+        differences += _difference("anchor query", anchors, stored, several="anchor queries")
+        stored = read_texts(connection, "items", folder=folder)
+        differences += _difference("item", texts(), stored, several="items")
+    if differences:
+        if manifest.status == "complete":
+            remedy = FINISHED
+        else:
+            remedy = f"Choose another path, or continue it as it was begun. {how_to_continue(manifest.origin)}"
+        raise IndexMismatch(f"{folder} was built from something else: {'; '.join(differences)}. {remedy}")
+
+
+def comparable(card: ScorerCard) -> ScorerCard:
+    """A card without what may differ between the machines of one build."""
+    return replace(card, source=None, arithmetic=card.arithmetic if card.saturates else None)
+
+
+def _other_settings(manifest: Manifest, source: Source) -> list[str]:
+    # Builds begun before cards had settings, or on another processor, go on where the scores agree.
+    undecided = {"source", "arithmetic"} | ({"settings"} if manifest.scorer and not manifest.scorer.settings else set())
+    differences = [
+        f"scorer {name}: {before!r} in the folder, {now!r} now"
+        for name in (field.name for field in fields(ScorerCard) if field.name not in undecided)
+        if (before := getattr(manifest.scorer, name, None)) != (now := getattr(source.card, name, None))
+    ]
+    if manifest.dtype != source.dtype:
+        differences.append(f"dtype: {manifest.dtype!r} in the folder, {source.dtype!r} now")
+    return differences
+
+
+def _difference(
+    kind: str, given: Iterable[tuple[str, str]], stored: Iterable[tuple[str, str]], *, several: str
+) -> list[str]:
+    """The counts where they differ, since that alone explains it; else the first text that differs, if any."""
+    n_now = n_before = 0
+    first: list[str] = []
+    for position, (now, before) in enumerate(zip_longest(given, stored)):
+        n_now += now is not None
+        n_before += before is not None
+        if first or now is None or before is None or now == before:
+            continue
+        if now[0] != before[0]:
+            first = [f"{kind} {position}: id {before[0]!r} in the folder, {now[0]!r} now"]
+        else:
+            shorter = min(len(before[1]), len(now[1]))
+            at = next((at for at in range(shorter) if before[1][at] != now[1][at]), shorter)
+            fields_differ = " (other --text-field or --id-field options give other texts)" if kind == "item" else ""
+            first = [
+                f"{kind} {now[0]!r}: the texts differ from character {at + 1:,} on: {_around(before[1], at)} in the "
+                f"folder, {_around(now[1], at)} now{fields_differ}"
+            ]
+    return first if n_now == n_before else [f"it has {n_before:,} {several}, and there are {n_now:,} now"]
+
+
+def _around(text: str, at: int) -> str:
+    """The text near a character of it."""
+    start, stop = max(0, at - 30), at + 30
+    return repr(("…" if start else "") + text[start:stop] + ("…" if stop < len(text) else ""))
