@@ -36,7 +36,7 @@ from adacur.core.protocols import ScorerCard
 from adacur.core.records import Item, Query
 from adacur.core.results import Hits
 from adacur.index.blocks import ScoreBlocks
-from adacur.index.items import connect, load, seal
+from adacur.index.database import connect, load, seal
 from adacur.index.manifest import Manifest, write_manifest
 from adacur.search.compression import read_features
 

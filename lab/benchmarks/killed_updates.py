@@ -28,9 +28,10 @@ import numpy as np
 from tqdm import tqdm
 
 import adacur
-from adacur import AnchorIndex, Item, Query
+from adacur import Item, Query
 from adacur.first_stages.saved import read_ids
 from adacur.index import IndexFolder
+from adacur.search import Edit
 
 OPERATIONS = ("add", "remove", "replace", "add_anchors", "drop_anchors", "compact")
 WORDS = ("red", "green", "blue", "round", "square", "heavy", "light", "old", "new", "odd")
@@ -60,7 +61,7 @@ class Step:
 
     name: str
     after: State
-    run: Callable[[AnchorIndex], object]
+    run: Callable[[Edit], object]
 
 
 class Draw:
@@ -85,26 +86,26 @@ class Draw:
             name = "remove" if name == "add" else "drop_anchors"
         if name == "add":
             new = tuple(self.item() for _ in range(self._random.randint(1, 4)))
-            return Step(name, replace(state, items=state.items + new), lambda index: index.add(new, progress=False))
+            return Step(name, replace(state, items=state.items + new), lambda edit: edit.add(new))
         if name == "replace":
             ids = {item.id for item in self._random.sample(state.items, 2)}
             new = tuple(self.item(id_) for id_ in sorted(ids))
             rest = tuple(item for item in state.items if item.id not in ids)
-            return Step(name, replace(state, items=rest + new), lambda index: index.replace(new, progress=False))
+            return Step(name, replace(state, items=rest + new), lambda edit: edit.replace(new))
         if name == "remove":
             ids = {item.id for item in self._random.sample(state.items, self._random.randint(1, 5))}
             rest = tuple(item for item in state.items if item.id not in ids)
-            return Step(name, replace(state, items=rest), lambda index: index.remove(sorted(ids)))
+            return Step(name, replace(state, items=rest), lambda edit: edit.remove(sorted(ids)))
         if name == "add_anchors":
             self._count += 1
             asked = (Query(f"q{self._count}", f"which is {self._random.choice(WORDS)} {self._count}?"),)
             after = replace(state, anchors=state.anchors + asked)
-            return Step(name, after, lambda index: index.add_anchors(asked, progress=False))
+            return Step(name, after, lambda edit: edit.add_anchors(asked))
         if name == "drop_anchors":
             gone = self._random.choice(state.anchors)
             rest_asked = tuple(query for query in state.anchors if query != gone)
-            return Step(name, replace(state, anchors=rest_asked), lambda index: index.drop_anchors([gone.id]))
-        return Step(name, state, lambda index: index.compact())
+            return Step(name, replace(state, anchors=rest_asked), lambda edit: edit.drop_anchors([gone.id]))
+        return Step(name, state, lambda edit: edit.compact())
 
 
 def differs(path: Path, state: State) -> str | None:
@@ -142,7 +143,8 @@ def killed(path: Path, step: Step, after_seconds: float) -> bool:
     if not child:
         code = 1
         try:
-            step.run(adacur.load(path, scorer=score, check=False))
+            with adacur.load(path, scorer=score, check=False).edit(progress=False) as edit:
+                step.run(edit)
             code = 0
         finally:
             os._exit(code)

@@ -18,7 +18,7 @@ import numpy as np
 import adacur
 from adacur.data import fetch, pseudo_queries, wikivital
 from adacur.first_stages import Dense, bge_small
-from adacur.index.items import digest_texts
+from adacur.index.database import digest_texts
 
 SEED = 0
 

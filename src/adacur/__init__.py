@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from adacur.approximation import EmbeddingRegression, GaussianModel, PseudoInverse, Softmax, TopK, Uniform
+    from adacur.building import build
     from adacur.core.budget import Budget
     from adacur.core.errors import AdacurError
     from adacur.core.records import Item, Query
     from adacur.core.results import Hit, Hits, Round, Trace
     from adacur.data import pseudo_queries, read_items, read_queries
+    from adacur.engines import Ray
     from adacur.first_stages import (
         BM25,
         Dense,
@@ -60,7 +62,6 @@ if TYPE_CHECKING:
         SearchLogWarning,
         Tuning,
         TuningWarning,
-        build,
         compress,
         load,
         refresh,
@@ -114,6 +115,7 @@ _ROOM_OF = {
     "PyTerrierScorer": "scorers",
     "Query": "core.records",
     "RandomRetriever": "first_stages",
+    "Ray": "engines",
     "Rerank": "search",
     "RerankersScorer": "scorers",
     "Round": "core.results",
@@ -133,7 +135,7 @@ _ROOM_OF = {
     "Tuning": "search",
     "TuningWarning": "search",
     "Uniform": "approximation",
-    "build": "search",
+    "build": "building",
     "compress": "search",
     "distill": "training",
     "encoder": "first_stages.opening",
@@ -185,6 +187,7 @@ __all__ = [
     "PyTerrierScorer",
     "Query",
     "RandomRetriever",
+    "Ray",
     "Rerank",
     "RerankersScorer",
     "Round",

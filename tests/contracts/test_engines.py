@@ -11,7 +11,7 @@ import time
 import pytest
 
 from adacur.core.errors import NonFiniteScore
-from adacur.engines import Engine, InThisProcess, LocalProcesses, RayActors
+from adacur.engines import Engine, InThisProcess, LocalProcesses, Ray, RayActors
 
 MOST_AT_WORK = 2
 
@@ -33,7 +33,7 @@ def engine(request) -> Engine[int, int]:
     if request.param == "two processes":
         return LocalProcesses([open_square] * MOST_AT_WORK)
     request.getfixturevalue("ray_cluster")
-    return RayActors(open_square, workers=MOST_AT_WORK)
+    return RayActors(open_square, on=Ray(workers=MOST_AT_WORK))
 
 
 def test_every_task_is_done_once_and_keeps_its_result(engine) -> None:

@@ -17,6 +17,7 @@ from adacur.cli.app import app
 from adacur.core.errors import DuplicateId, InputError, NotAnIndex, ScorerFailed
 from adacur.index import home_of
 from tests import living_world as world
+from tests.editing import Edited
 from tests.living_world import Counted, build, found, item, query
 
 BENCHMARK = Path(__file__).parents[2] / "lab" / "benchmarks" / "killed_updates.py"
@@ -204,7 +205,7 @@ def test_what_belonged_to_the_version_before_is_told_and_compacting_keeps_it(tmp
     index.compress(rank=8, k=3, budget=20)
     index.tune(k=3, budget=20, quick=True, queries=20)
     before = found(index, ["red thing"], method="gaussian", first="bm25")
-    index.compact()
+    Edited(index).compact()
     assert (home_of(path) / "gaussian").exists()
     assert index.tunings
     assert found(index, ["red thing"], method="gaussian", first="bm25") == before
@@ -226,12 +227,12 @@ def test_an_encoder_that_is_missing_is_told_before_a_call_is_spent(tmp_path) -> 
     build(path, [item(n) for n in range(12)], [query(n) for n in range(4)], first=["dense"], encoder=world.Encoder())
     index = adacur.load(path, scorer=scorer, check=False)
     with pytest.raises(InputError, match="encoder="):
-        index.add([item(20)], progress=False)
+        Edited(index).add([item(20)])
     assert scorer.calls == 0
     # Nothing is encoded to remove an item.
-    index.remove(["i3"])
+    Edited(index).remove(["i3"])
     encoder = world.Encoder()
     index = adacur.load(path, scorer=scorer, check=False, encoder=encoder)
-    index.add([item(20)], progress=False)
+    Edited(index).add([item(20)])
     assert encoder.encoded == [item(20).text]
     assert index.first_stage("dense").embeddings_of(["i0"]).shape == (1, 6)

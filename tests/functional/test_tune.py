@@ -14,6 +14,7 @@ import pytest
 import adacur
 from adacur import Item, Query
 from adacur.cli.tune import tune_command
+from tests.editing import Edited
 
 ADACUR = Path(sys.executable).with_name("adacur")
 WORDS = ("river", "harbour", "comet", "violin", "glacier", "lantern", "orchid")
@@ -98,7 +99,7 @@ def test_after_a_change_the_command_that_tunes_again_names_every_k_and_budget(in
     opened = adacur.load(copied, check=False)
     for k, budget in ((5, 20), (5, 30), (10, 30)):
         opened.tune(k=k, budget=budget, queries=22, quick=True)
-    change = opened.remove([opened.items[0].id])
+    change = Edited(opened).remove([opened.items[0].id])
     assert (change.lost, change.tuned_for) == (("tunings",), ((5, 20), (5, 30), (10, 30)))
     for k, budget in change.tuned_for:
         opened.tune(k=k, budget=budget, queries=22, quick=True)

@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.editing import Edited
+
 SOURCES = (
     *("evil:score", "wiki.evil:score", "wiki.first.evil:score", "antigravity:fly", "this:s", "turtledemo.clock:main"),
     *("os:environ.update", "sys:path.extend", "sys:modules.update", "sys:exit", "os:system", "builtins:exec"),
@@ -237,11 +239,11 @@ def use(index: Path, out: Path, rng: np.random.Generator) -> list[str]:
 
     def removed() -> None:
         with adacur.load(index) as opened:
-            opened.remove(["i1"])
+            Edited(opened).remove(["i1"])
 
     def compacted() -> None:
         with adacur.load(index) as opened:
-            opened.compact()
+            Edited(opened).compact()
 
     def served() -> None:
         for opened in open_indexes({"wiki": index}).values():

@@ -20,6 +20,7 @@ import adacur
 from adacur import AdacurError
 from adacur.core.errors import DamagedIndex
 from adacur.index import verify
+from tests.editing import Edited
 from tests.living_world import Encoder, item, query, score
 
 TRIES = int(os.environ.get("ADACUR_FUZZ", "120"))
@@ -77,9 +78,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             items, anchors, scorer=score, path=path, first=stages, encoder=Encoder(), progress=False, block_items=16
         )
         if name == "changed":
-            index.add([item(n) for n in range(40, 46)], progress=False)
-            index.remove(["i3"])
-            index.add_anchors([query(30)], progress=False)
+            Edited(index).add([item(n) for n in range(40, 46)])
+            Edited(index).remove(["i3"])
+            Edited(index).add_anchors([query(30)])
         index.tune(k=2, budget=12, queries=20, quick=True)
         index.compress(rank=8, k=2, budget=12)
         index.close()
@@ -97,7 +98,7 @@ def use(path: Path, *, change: bool) -> None:
                 index.search("which red thing number7", k=2, budget=12, first=first)
             index.search("which odd thing", k=2, budget=12, method="adacur")
             if change:
-                index.remove(["i1"])
+                Edited(index).remove(["i1"])
 
 
 def json_files(path: Path) -> list[Path]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import adacur
 from tests import living_world as world
+from tests.editing import Edited
 from tests.living_world import METHODS, build, found, item, query
 
 ASKED = ["which red thing?", "a modern square thing", "something else"]
@@ -40,41 +41,41 @@ class Steps:
 
     def _add(self) -> None:
         new = [item(number) for number in self._numbers(4)]
-        assert self.index.add(new, progress=False).calls == len(new) * len(self.anchors)
+        assert Edited(self.index).add(new).calls == len(new) * len(self.anchors)
         self.items += new
 
     def _remove(self) -> None:
         gone = {one.id for one in self._some(self.items, 5)}
         if len(gone) < len(self.items):
-            self.index.remove(gone)
+            Edited(self.index).remove(gone)
             self.items = [one for one in self.items if one.id not in gone]
 
     def _replace(self) -> None:
         self._next += 1
         new = [item(int(one.id[1:]), edition=self._next) for one in self._some(self.items, 3)]
-        self.index.replace(new, progress=False)
+        Edited(self.index).replace(new)
         ids = {one.id for one in new}
         self.items = [one for one in self.items if one.id not in ids] + new
 
     def _add_anchors(self) -> None:
         new = [query(number) for number in self._numbers(3)]
-        assert self.index.add_anchors(new, progress=False).calls == len(new) * len(self.items)
+        assert Edited(self.index).add_anchors(new).calls == len(new) * len(self.items)
         self.anchors += new
 
     def _add_anchor_scores(self) -> None:
         new = [query(number) for number in self._numbers(2)]
         scores = [world.score([(one.text, own.text) for own in self.items]) for one in new]
-        assert self.index.add_anchor_scores(new, np.array(scores)).calls == 0
+        assert Edited(self.index).add_anchor_scores(new, np.array(scores)).calls == 0
         self.anchors += new
 
     def _drop_anchors(self) -> None:
         gone = {one.id for one in self._some(self.anchors, 2)}
         if len(gone) < len(self.anchors):
-            self.index.drop_anchors(gone)
+            Edited(self.index).drop_anchors(gone)
             self.anchors = [one for one in self.anchors if one.id not in gone]
 
     def _compact(self) -> None:
-        assert self.index.compact().calls == 0
+        assert Edited(self.index).compact().calls == 0
 
     def _reopen(self) -> None:
         self.index = self._open()
@@ -119,9 +120,9 @@ def test_a_changed_index_answers_as_one_built_of_the_same_items_and_anchor_queri
 def test_every_first_stage_follows(tmp_path, first) -> None:
     options = {"first": [first], "encoder": world.Encoder()}
     index = build(tmp_path / "living", [item(n) for n in range(20)], [query(n) for n in range(8)], **options)
-    index.add([item(30), item(31)], progress=False)
-    index.replace([item(4, edition=1)], progress=False)
-    index.remove(["i7", "i30"])
+    Edited(index).add([item(30), item(31)])
+    Edited(index).replace([item(4, edition=1)])
+    Edited(index).remove(["i7", "i30"])
     left = [item(n) for n in (*range(4), 5, 6, *range(8, 20), 31)] + [item(4, edition=1)]
     rebuilt = build(tmp_path / "rebuilt", left, [query(n) for n in range(8)], **options)
     for method in ("gaussian", "rerank"):

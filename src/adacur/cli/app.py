@@ -394,7 +394,7 @@ def build(
         str,
         typer.Argument(
             metavar="INDEX",
-            help="The folder to write, or a URL such as s3://bucket/my.adacur; what was interrupted is continued.",
+            help="The folder to write; what was interrupted is continued.",
             callback=_index_name,
         ),
     ],
@@ -420,7 +420,7 @@ def build(
         int | None, typer.Option(min=1, help="Items per save point; default: some 20 s of work.")
     ] = None,
     cache: CacheFile = None,
-    engine: Annotated[str, typer.Option(help="Who scores: local (this machine) or ray (a Ray cluster).")] = "local",
+    ray: Annotated[bool, typer.Option("--ray", help="Score on a Ray cluster.")] = False,
     address: Annotated[
         str | None, typer.Option(help="The Ray cluster, e.g. auto; default: one is started on this machine.")
     ] = None,
@@ -442,6 +442,7 @@ def build(
     tune: Annotated[
         bool, typer.Option("--tune/--no-tune", help="End with a quick tune for the best 10 within 100 calls.")
     ] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what the build would cost.")] = False,
     seed: Seed = 0,
     id_field: IdField = None,
     text_field: TextFields = None,
@@ -450,89 +451,49 @@ def build(
 ) -> None:
     """Score every item against every anchor query. Interrupt it at will: the same command continues."""
     import adacur
-    from adacur.index import Workforce, block_items_for, build_status, time_encoder
-    from adacur.index.manifest import work_folder
-    from adacur.index.sparse import Sparsity
-    from adacur.search.first_stages import check_first_stages, needs_encoder
-    from adacur.search.sparse_build import RANDOM_SHARE, check_random_share, check_sparse
+    from adacur.engines import Ray
+    from adacur.index import Sparse, is_finished
+    from adacur.scorers import Cached
+    from adacur.search.first_stages import needs_encoder
 
-    stages = _names(first)
-    check_first_stages(stages, encoder=encoder)
-    who: dict[str, Any] = {"engine": engine, "address": address, "workers": workers}
-    check_random_share(random_share, sparse=sparse)
-    if sparse is not None:
-        check_sparse(stages, **who)
-    _check_dtype(dtype)
+    if address is not None and not ray:
+        raise InputError(f"--address is that of a Ray cluster; give --ray too. Got {address!r}.")
+    if random_share is not None and sparse is None:
+        raise InputError(f"--random-share is a share of the items that --sparse counts; got {random_share} without it.")
     collection = _collection(items, id_field=id_field, text_fields=text_field, limit=limit)
-    sample, n_items = _sample(collection, _SAMPLE_ITEMS)
-    asked = (
-        []
-        if n_anchors == 0
-        else _anchors(collection, anchors, n_anchors, default=min(_DEFAULT_ANCHORS, n_items), seed=seed)
-    )
-    if n_anchors and len(asked) < n_anchors:
-        tell(f"{anchors} holds {_anchor_queries(len(asked))}, fewer than {n_anchors}; all are used.")
-    per_query = n_items
-    if sparse is not None:
-        share = RANDOM_SHARE if random_share is None else random_share
-        per_query = Sparsity.of(sparse, n_items=n_items, random_share=share).per_query
+    if n_anchors == 0:
+        queries: list[Query] = []
+    else:
+        default = min(_DEFAULT_ANCHORS, sum(1 for _ in collection)) if anchors is None and n_anchors is None else 0
+        queries = _anchors(collection, anchors, n_anchors, default=default, seed=seed)
+    if n_anchors and len(queries) < n_anchors:
+        tell(f"{anchors} holds {_anchor_queries(len(queries))}, fewer than {n_anchors}; all are used.")
     opened = opened_scorer(scorer, max_item_tokens)
-    # Told before a call is paid for the estimate.
-    Workforce(**who).check(opened, cached=cache is not None)
-    dual = opened_encoder(encoder) if needs_encoder(stages) else None
-    before = build_status(index)
-    folder = Path(index)
-    if before != "complete":
-        # One connection to a cluster, for the estimate and the build.
-        context.with_resource(Workforce(**who).at_hand())
-    is_begun = before is not None or (sparse is not None and work_folder(index).exists())
-    is_new = not is_begun and (not folder.exists() or (folder.is_dir() and not any(folder.iterdir())))
-    if is_new and not asked:
-        paces = [time_encoder(sample, encode) for encode in _encoding(stages, dual)]
-        times = (sum(n_items / pace.fastest for pace in paces), sum(n_items / pace.slowest for pace in paces))
-        encoding = f"; estimated time {duration_range(*times)} to encode the items" if paces else ""
-        tell(f"{n_items:,} items and no anchor queries: nothing is scored{encoding}.")
-    elif is_new:
-        cost = adacur.estimate(
-            sample,
-            asked,
-            scorer=opened,
-            n_items=n_items,
-            n_anchors=(len(asked),),
-            items_per_anchor=per_query,
-            encode=_encoding(stages, dual),
-            dtype=dtype,
-            most_calls=max(_FEWEST_TIMED, per_query * len(asked) // 100),
-            **who,
-        )[0]
-        crew = f" by {cost.devices} workers" if cost.devices > 1 else ""
-        among = f" (of {n_items:,})" if sparse is not None else ""
-        encoding = f", {duration(cost.encoding_seconds)} of it to encode the items" if cost.encoding_seconds else ""
-        tell(
-            f"{per_query:,} items{among} × {_anchor_queries(len(asked))} = {cost.pairs:,} pairs; estimated time "
-            f"{duration_range(cost.low, cost.high)} at {pace(cost.pairs_per_second)}{crew}{encoding} "
-            f"(timed on {cost.calls_used:,} pairs, not counted above); {megabytes(cost.bytes)} of scores."
-        )
-        size = {"n_items": n_items, "n_anchors": len(asked), "devices": cost.devices}
-        block_items = block_items or block_items_for(cost.pairs_per_second, **size, dtype=dtype)
+    stages = _names(first)
+    options: dict[str, Any] = {
+        "scorer": opened if cache is None else Cached(opened, cache),
+        "path": index,
+        "first": stages,
+        "encoder": opened_encoder(encoder) if needs_encoder(stages) else None,
+        "sparse": None if sparse is None else Sparse(sparse, 0.1 if random_share is None else random_share),
+        "on": Ray(address, workers) if ray else workers,
+        "seed": seed,
+        "dtype": dtype,
+        "block_items": block_items,
+    }
+    if dry_run:
+        cost = adacur.build(collection, queries or 0, dry_run=True, **options)
+        print_json(cost) if as_json else say(cost.in_words())
+        return
+    was_finished = is_finished(index)
     with log_as_notes("adacur.build"):
         built = adacur.build(
             collection,
-            asked or 0,
-            scorer=opened,
-            path=index,
-            dtype=dtype,
-            first=stages,
-            encoder=dual,
-            block_items=block_items,
-            seed=seed,
-            cache=cache,
+            queries or 0,
             tune=tune,
-            sparse=sparse,
-            random_share=random_share,
             # As they were typed; not there where the commands are called from Python.
             command=context.find_root().obj or (),
-            **who,
+            **options,
         )
     summary = {
         "index": str(index),
@@ -548,7 +509,7 @@ def build(
             f"{index}: {len(built):,} items × {_anchor_queries(len(built.anchor_queries))}; "
             f"first stages {', '.join(built.first_stages)}."
         )
-        if before == "complete":
+        if was_finished:
             tell("It was finished before: no block was scored again.")
         if built.drift is not None:
             tell(f"{built.drift.n_probes} calls went into recognising the scorer.")
@@ -692,7 +653,7 @@ def inspect(
 ) -> None:
     """Show what an index folder holds: items, anchors, scorer, first stages, versions."""
     from adacur.cli.tune import tuned_line
-    from adacur.index import COMPRESSED, IndexFolder, stored_size
+    from adacur.index import COMPRESSED, IndexFolder
     from adacur.index.sparse import read_sparsity
     from adacur.search.tuned import read_tunings
 
@@ -708,7 +669,7 @@ def inspect(
         return
     manifest = folder.manifest
     tunings = read_tunings(folder.home, anchor_queries=folder.anchor_queries)
-    size = stored_size(folder.path) or _size(folder.path)
+    size = _size(folder.path)
     compressed = _size(folder.home / COMPRESSED)
     sparsity = read_sparsity(folder.path)
     facts: dict[str, Any] = {
@@ -725,7 +686,7 @@ def inspect(
         "seed": manifest.seed,
         "created": manifest.created,
         "format": manifest.format,
-        "versions": dict(manifest.versions),
+        "packages": dict(manifest.packages),
         "bytes": size,
         "compressed_bytes": compressed or None,
         "probes": [probe.score for probe in manifest.probes],
@@ -762,7 +723,7 @@ def inspect(
     table.add_row("on disk", megabytes(size))
     # Each version has a manifest of its own, so that the time is that of the last change.
     when = "built" if folder.version == 1 else "changed"
-    table.add_row(when, f"{manifest.created}, " + ", ".join(f"{n} {v}" for n, v in manifest.versions.items()))
+    table.add_row(when, f"{manifest.created}, " + ", ".join(f"{n} {v}" for n, v in manifest.packages.items()))
     print_table(table)
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "answer",
     "counted",
     "duration",
+    "duration_range",
     "explained",
     "failed",
     "hits_table",

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from adacur.cli.messages import note, print_json, print_table, say, tell
 from adacur.core.errors import InputError
-from adacur.index import home_of, place_named
+from adacur.index import home_of
 from adacur.search.settings import default_settings
 from adacur.search.tuned import TUNED, reach_of, read_tunings
 from adacur.search.tuning import Tuning
@@ -45,7 +45,7 @@ def tune_command(
     if not chosen:
         tell("There was nothing to choose, so nothing is stored.")
     elif chosen[-1] in read_tunings(home, anchor_queries=opened.anchor_queries):
-        tell(f"Stored in {place_named(home)}/{TUNED}; used by searches {'; '.join(map(_served, chosen))}.")
+        tell(f"Stored in {home}/{TUNED}; used by searches {'; '.join(map(_served, chosen))}.")
     else:
         tell(f"{index} cannot be written to, so nothing is stored.")
 

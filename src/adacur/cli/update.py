@@ -16,8 +16,7 @@ from adacur.core.errors import InputError
 from adacur.data import ItemFile, read_queries
 
 if TYPE_CHECKING:
-    from adacur.search import AnchorIndex
-    from adacur.search.living import Change
+    from adacur.search import AnchorIndex, Change, Edit
 
 __all__ = ["add_update_commands"]
 
@@ -32,7 +31,6 @@ _Encoder = Annotated[
     str | None,
     typer.Option("--encoder", help="Encoder of the dense and multi-vector first stages; default: the one they name."),
 ]
-_BlockItems = Annotated[int | None, typer.Option(min=1, help="Items per save point; default: some 20 s of work.")]
 _Cache = Annotated[Path | None, typer.Option(help="A file that keeps scores from run to run; made if there is none.")]
 _IdField = Annotated[
     str | None, typer.Option("--id-field", help="The field or column with the item's id, if it goes by another name.")
@@ -40,7 +38,7 @@ _IdField = Annotated[
 _TextFields = Annotated[
     list[str] | None, typer.Option("--text-field", help="The field or column with the item's text; may be repeated.")
 ]
-_Engine = Annotated[str, typer.Option("--engine", help="Who scores: local (this machine) or ray (a Ray cluster).")]
+_Ray = Annotated[bool, typer.Option("--ray", help="Score on a Ray cluster.")]
 _Address = Annotated[
     str | None, typer.Option("--address", help="The Ray cluster, e.g. auto; default: one is started on this machine.")
 ]
@@ -66,9 +64,8 @@ def add(
     scorer: _Scorer = None,
     trust: Trust = False,
     encoder: _Encoder = None,
-    block_items: _BlockItems = None,
     cache: _Cache = None,
-    engine: _Engine = "local",
+    ray: _Ray = False,
     address: _Address = None,
     workers: _Workers = None,
     id_field: _IdField = None,
@@ -81,8 +78,7 @@ def add(
     """
     with _opened(index, scorer=scorer, trust=trust, encoder=encoder, cache=cache) as opened:
         source = _items(opened, items, id_field, text_field)
-        who: dict[str, Any] = {"engine": engine, "address": address, "workers": workers}
-        done = _change(index, lambda: opened.add(source, block_items=block_items, **who))
+        done = _change(opened, lambda edit: edit.add(source), on=_on(ray, address, workers))
         _show(index, done, asked=sum(1 for _ in source) * done.anchors, as_json=as_json)
 
 
@@ -92,9 +88,8 @@ def replace(
     scorer: _Scorer = None,
     trust: Trust = False,
     encoder: _Encoder = None,
-    block_items: _BlockItems = None,
     cache: _Cache = None,
-    engine: _Engine = "local",
+    ray: _Ray = False,
     address: _Address = None,
     workers: _Workers = None,
     id_field: _IdField = None,
@@ -107,15 +102,14 @@ def replace(
     """
     with _opened(index, scorer=scorer, trust=trust, encoder=encoder, cache=cache) as opened:
         source = _items(opened, items, id_field, text_field)
-        who: dict[str, Any] = {"engine": engine, "address": address, "workers": workers}
-        done = _change(index, lambda: opened.replace(source, block_items=block_items, **who))
+        done = _change(opened, lambda edit: edit.replace(source), on=_on(ray, address, workers))
         _show(index, done, asked=sum(1 for _ in source) * done.anchors, as_json=as_json)
 
 
 def remove(index: _Index, ids: _Ids = None, file: _IdsFile = None, as_json: _Json = False) -> None:
     """Remove items from an index by their ids. Calls no scorer."""
     with _opened(index) as opened:
-        _show(index, _change(index, lambda: opened.remove(_ids(ids, file))), as_json=as_json)
+        _show(index, _change(opened, lambda edit: edit.remove(_ids(ids, file))), as_json=as_json)
 
 
 def add_anchors(
@@ -123,9 +117,8 @@ def add_anchors(
     queries: Annotated[Path, typer.Argument(metavar="QUERIES", help="Queries: .jsonl, .csv, .tsv, .txt or BEIR.")],
     scorer: _Scorer = None,
     trust: Trust = False,
-    block_items: _BlockItems = None,
     cache: _Cache = None,
-    engine: _Engine = "local",
+    ray: _Ray = False,
     address: _Address = None,
     workers: _Workers = None,
     as_json: _Json = False,
@@ -136,15 +129,14 @@ def add_anchors(
     """
     new = list(read_queries(queries))
     with _opened(index, scorer=scorer, trust=trust, cache=cache) as opened:
-        who: dict[str, Any] = {"engine": engine, "address": address, "workers": workers}
-        done = _change(index, lambda: opened.add_anchors(new, block_items=block_items, **who))
+        done = _change(opened, lambda edit: edit.add_anchors(new), on=_on(ray, address, workers))
         _show(index, done, asked=len(new) * done.items, as_json=as_json)
 
 
 def drop_anchors(index: _Index, ids: _Ids = None, file: _IdsFile = None, as_json: _Json = False) -> None:
     """Remove anchor queries from an index by their ids. Calls no scorer."""
     with _opened(index) as opened:
-        _show(index, _change(index, lambda: opened.drop_anchors(_ids(ids, file))), as_json=as_json)
+        _show(index, _change(opened, lambda edit: edit.drop_anchors(_ids(ids, file))), as_json=as_json)
 
 
 def compact(index: _Index, as_json: _Json = False) -> None:
@@ -154,7 +146,7 @@ def compact(index: _Index, as_json: _Json = False) -> None:
     never continued is deleted too.
     """
     with _opened(index) as opened, note.status("copying …"):
-        _show(index, _change(index, opened.compact), as_json=as_json)
+        _show(index, _change(opened, lambda edit: edit.compact()), as_json=as_json)
 
 
 def _opened(index: Path, *, encoder: str | None = None, **options: Any) -> AnchorIndex:
@@ -178,12 +170,21 @@ def _items(index: AnchorIndex, file: Path, id_field: str | None, text_field: lis
     return ItemFile(file, id_field=given.id_field, text_fields=given.text_fields)
 
 
-def _change(index: Path, change: Callable[[], Change]) -> Change:
+def _on(ray: bool, address: str | None, workers: int | None) -> Any:
+    from adacur.engines import Ray
+
+    if address is not None and not ray:
+        raise InputError(f"--address is that of a Ray cluster; give --ray too. Got {address!r}.")
+    return Ray(address, workers) if ray else workers
+
+
+def _change(index: AnchorIndex, make: Callable[[Edit], None], *, on: Any = None) -> Change:
     try:
-        with log_as_notes("adacur.change"):
-            return change()
+        with log_as_notes("adacur.change"), index.edit(on=on) as edit:
+            make(edit)
+        return edit.change
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"{index} is as it was. {KEPT}") from None
+        raise KeyboardInterrupt(f"{index.path} is as it was. {KEPT}") from None
 
 
 def _show(index: Path, done: Change, *, asked: int = 0, as_json: bool) -> None:

@@ -141,7 +141,7 @@ class ScoreBlocks:
 
 def largest_block(n_anchors: int, dtype: Any) -> int:
     """The most items of a block, which must fit in memory many times over."""
-    return max(1, min(MOST_BLOCK_ITEMS, BLOCK_BYTES // (max(1, n_anchors) * np.dtype(dtype).itemsize)))
+    return max(1, min(MOST_BLOCK_ITEMS, BLOCK_BYTES // (max(1, n_anchors) * int(np.dtype(dtype).itemsize))))
 
 
 def digest_scores(values: FloatArray) -> str:

@@ -478,9 +478,17 @@ def _cost(
     if not timed or pairs <= _SMALL_BUILD:
         return Estimate(n_items, len(anchors), pairs=pairs, bytes=pairs * np.dtype(dtype).itemsize)
     sample = StoredItems(folder).at(np.linspace(0, n_items - 1, min(n_items, _SAMPLE_ITEMS)).astype(int))
-    limits = {"seconds": 1.0, "most_calls": pairs // 200}
     return estimate(
-        sample, anchors, scorer=scorer, n_items=n_items, n_anchors=[len(anchors)], dtype=dtype, seed=seed, on=on, **limits
+        sample,
+        anchors,
+        scorer=scorer,
+        n_items=n_items,
+        n_anchors=[len(anchors)],
+        dtype=dtype,
+        seed=seed,
+        seconds=1.0,
+        most_calls=pairs // 200,
+        on=on,
     )[0]
 
 

@@ -135,9 +135,7 @@ def estimate(
     check_workers(on, scorer)
     with connected_to(on):
         workers, faster = n_workers(on, scorer), speed(on, scorer)
-    timing = time_scorer(
-        items_sample, queries_sample, scorer=scorer, seed=seed, seconds=seconds, most_calls=most_calls
-    )
+    timing = time_scorer(items_sample, queries_sample, scorer=scorer, seed=seed, seconds=seconds, most_calls=most_calls)
     encoding = [time_encoder(items_sample, one, seed=seed) for one in encode]
 
     def cost(anchors: int) -> Estimate:

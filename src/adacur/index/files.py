@@ -1,4 +1,4 @@
-"""Files of an index folder: written whole, synced to disk, locked against other writers, never reached through links."""
+"""Files of an index folder: written whole, synced to disk, locked against other writers, without links."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import sqlite3
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -20,7 +20,16 @@ from adacur.index.manifest import MANIFEST, Manifest, how_to_continue, read_mani
 from adacur.index.object_store import index_url
 from adacur.index.versions import Part, Reading, exact_cells, hold_version, live_blocks, n_exact_cells, read_parts
 
-__all__ = ["AT_HOME", "COMPRESSED", "IndexFolder", "build_status", "first_stage_folders", "is_finished", "local_folder"]
+__all__ = [
+    "AT_HOME",
+    "COMPRESSED",
+    "IndexFolder",
+    "build_status",
+    "first_stage_folders",
+    "is_finished",
+    "local_folder",
+    "pairs_done",
+]
 
 COMPRESSED = "gaussian"
 # What a version, or an index as its build left it, keeps beside its manifest: made of its scores and items.
@@ -58,7 +67,7 @@ class IndexFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> IndexFolder:
-        """Open a folder, or a copy of what lies at a URL, without reading its scores; an unfinished index is refused."""
+        """Open a folder, or a copy of what lies at a URL, without reading scores; an unfinished index is refused."""
         folder = local_folder(path)
         if (folder / LOCK).exists() and not (folder / MANIFEST).exists():
             raise IncompleteIndex(
@@ -146,23 +155,6 @@ class IndexFolder:
             return iter(ScoreBlocks.open(self.path, self.manifest))
         return live_blocks(self.parts, n_items=self.manifest.n_items, n_anchors=self.manifest.n_anchors)
 
-    def scores_between(self, start: int, stop: int) -> FloatArray:
-        """The scores of items from one position up to another, as `matrix` has them; nothing else is read."""
-        manifest = self.manifest
-        dtype = np.promote_types(manifest.dtype, np.float32)
-        scores = np.empty((stop - start, manifest.n_anchors), dtype=dtype)
-        if self.parts:
-            blocks = live_blocks(self.parts, n_items=stop, n_anchors=manifest.n_anchors, first=start)
-        else:
-            stored = ScoreBlocks.open(self.path, manifest)
-            last = min(-(-stop // manifest.block_items), manifest.n_blocks)
-            numbers = range(start // manifest.block_items, last)
-            blocks = ((manifest.block(number).start, stored.read(number)) for number in numbers)
-        for first, values in blocks:
-            inside = slice(max(first, start), min(first + len(values), stop))
-            scores[inside.start - start : inside.stop - start] = values[inside.start - first : inside.stop - first]
-        return scores
-
     def exact_cells(self) -> BoolArray | None:
         """Which scores the scorer gave, (items, anchor queries); None where none was predicted."""
         return exact_cells(self._all_parts, n_items=self.manifest.n_items, n_anchors=self.manifest.n_anchors)
@@ -204,6 +196,14 @@ def is_finished(path: str | Path) -> bool:
 def build_status(path: str | Path) -> str | None:
     """ "building" or "complete"; None where no build has begun."""
     return read_manifest(Path(path)).status if (Path(path) / MANIFEST).exists() else None
+
+
+def pairs_done(path: str | Path) -> int:
+    """How many pairs a build that was begun in a folder has scored."""
+    if build_status(path) is None:
+        return 0
+    with contextlib.closing(connect(Path(path))) as connection, reading(Path(path)):
+        return int(connection.execute("SELECT coalesce(sum(pairs), 0) FROM blocks").fetchone()[0])
 
 
 def local_folder(path: str | Path) -> Path:

@@ -52,8 +52,8 @@ def refuse_url(path: str | Path, what: str) -> None:
     """Refuse to write to a URL, or to the copy of what lies there; `what` begins the sentence."""
     if index_url(path) is not None or copies().resolve() in Path(path).resolve().parents:
         raise InputError(
-            f"{what} needs a folder; {path} is an object store's, or a copy that was made to read it. Work in a folder, "
-            "and copy from and to the store with `adacur index copy`."
+            f"{what} needs a folder; {path} is an object store's, or a copy that was made to read it. Work in a "
+            "folder, and copy from and to the store with `adacur index copy`."
         )
 
 

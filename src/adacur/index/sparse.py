@@ -39,7 +39,7 @@ from adacur.index.versions import EXACT
 from adacur.scorers.asking import asking
 from adacur.scorers.cached import past_cache
 
-__all__ = ["Sparse", "SparseBuild", "Sparsity", "read_sparsity"]
+__all__ = ["Sparse", "SparseBuild", "Sparsity", "read_sparsity", "sparse_pairs_done"]
 
 _log = logging.getLogger("adacur.build")
 
@@ -113,6 +113,15 @@ def read_sparsity(home: Path) -> Sparsity | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise IndexFolderError(f"{home / EXACT / _ABOUT} cannot be read ({error}). Restore it from a copy.") from error
+
+
+def sparse_pairs_done(path: str | Path) -> int:
+    """How many pairs a sparse build that was begun has scored."""
+    rows = work_folder(path) / _PAIRS
+    if not rows.exists():
+        return 0
+    with contextlib.closing(sqlite3.connect(rows, timeout=_LOCK_SECONDS)) as connection:
+        return int(connection.execute("SELECT coalesce(sum(length(scores)), 0) / 8 FROM rows").fetchone()[0])
 
 
 class SparseBuild:

@@ -159,9 +159,9 @@ class Update:
             part = self._saved(ItemList(items), (), lambda *_: np.empty((n_new, 0), dtype), dtype=dtype, exact=None)
         else:
             part = self._scored(items, self._anchors, scorer, on=on, progress=progress, block_items=block_items)
-        self._parts.append(Part.whole(self._index, part, first_row=self._n_items))
+        self._parts = [*self._parts, Part.whole(self._index, part, first_row=self._n_items)]
         self._n_items += n_new
-        self._new_ids |= {item.id for item in items}
+        self._new_ids = self._new_ids | {item.id for item in items}
         self._items_changed = True
         self._last_view = None
 
@@ -214,9 +214,20 @@ class Update:
             raise EmptyInput(f"An index must keep an item; these are all {self._n_items} of {self._index}.")
         places = _places_without(np.array([there[id_] for id_ in names]), self._n_items)
         self._n_items -= len(names)
-        self._new_ids -= set(names)
+        self._new_ids = self._new_ids - set(names)
         self._items_changed = True
         self._set_parts(replace(part, rows=_moved(part.rows, places)) for part in self._parts)
+
+    @contextlib.contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """Several changes of which all are made or none."""
+        before = dict(vars(self))
+        try:
+            yield
+        except BaseException:
+            costs = {name: getattr(self, name) for name in ("calls", "recognising", "timing")}
+            vars(self).update(before | costs)
+            raise
 
     def drop_anchors(self, ids: Iterable[str]) -> None:
         """Remove anchor queries; each must be there, and one must stay."""
@@ -312,8 +323,8 @@ class Update:
         return self._last_view
 
     def _append_anchors(self, new: Sequence[Query], part: str) -> None:
-        self._parts.append(Part.whole(self._index, part, first_column=len(self._anchors)))
-        self._anchors += new
+        self._parts = [*self._parts, Part.whole(self._index, part, first_column=len(self._anchors))]
+        self._anchors = [*self._anchors, *new]
         self._last_view = None
 
     def _set_parts(self, parts: Iterable[Part]) -> None:

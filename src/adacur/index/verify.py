@@ -44,7 +44,7 @@ class Report:
 
 
 def verify(path: str | Path) -> Report:
-    """Read a folder's scores, texts, first stages and compressed features, and report what differs from what was written.
+    """Read a folder's scores, texts, first stages and compressed features, and report what differs.
 
     Of an index that was changed, the current version is read, and all of every part that it is made of. Item metadata
     has no checksum of its own: a change there is found only if it breaks the database.

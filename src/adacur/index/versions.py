@@ -31,8 +31,8 @@ __all__ = [
     "hold_version",
     "live_blocks",
     "n_exact_cells",
-    "without_readers",
     "read_parts",
+    "without_readers",
     "write_parts",
 ]
 

@@ -19,9 +19,9 @@ from adacur.core.extras import require
 from adacur.index import COMPRESSED, IndexFolder, home_of
 from adacur.index.blocks import SCORES
 from adacur.index.copying import version_files
-from adacur.index.items import DATABASE
+from adacur.index.database import DATABASE
 from adacur.index.manifest import FIRST_MANIFEST, MANIFEST, VERSIONS
-from adacur.index.mirror import refuse_url
+from adacur.index.object_store import refuse_url
 from adacur.index.versions import EXACT, PARTS
 from adacur.search import AnchorIndex, load
 from adacur.search.tuned import TUNED
@@ -230,7 +230,7 @@ def _card(folder: IndexFolder, *, title: str, where: str, license_: str | None, 
         "its weights": f"SHA-256 {scorer.weights} …" if scorer is not None and scorer.weights else "not known",
         "scores": f"{manifest.dtype}{predicted}",
         "first stages": ", ".join((*folder.first_names(), "random")),
-        "version": f"{folder.version}, of {manifest.created}, by adacur {manifest.versions.get('adacur', '?')}",
+        "version": f"{folder.version}, of {manifest.created}, by adacur {manifest.packages.get('adacur', '?')}",
     }
     front = [
         *([f"license: {json.dumps(license_)}"] if license_ else []),

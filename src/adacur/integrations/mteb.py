@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from adacur import __version__
+from adacur.building import build
 from adacur.core.budget import Budget
 from adacur.core.errors import InputError
 from adacur.core.extras import require
@@ -23,7 +24,7 @@ from adacur.data import pseudo_queries
 from adacur.first_stages import Dense, RandomRetriever
 from adacur.first_stages.opening import encoder as open_encoder
 from adacur.scorers import scorer as open_scorer
-from adacur.search import AnchorIndex, build
+from adacur.search import AnchorIndex
 
 __all__ = ["AdacurSearch"]
 

@@ -21,7 +21,7 @@ from adacur.first_stages import Dense
 from adacur.first_stages.opening import encoder as opened_encoder
 from adacur.index import AnchorTable, IndexFolder, check_scorer, save_table, write_manifest
 from adacur.index.copying import version_files
-from adacur.index.mirror import refuse_url
+from adacur.index.object_store import refuse_url
 from adacur.scorers import scorer as opened_scorer
 from adacur.search import AnchorIndex, SearchOptions, load
 from adacur.search.first_stages import FirstStage, add_first_stages, check_first_stages
@@ -259,4 +259,5 @@ def _add_predicted(index: AnchorIndex, table: AnchorTable, queries: Sequence[Que
     where = [np.flatnonzero(~np.isnan(row)) for row in scores]
     known = [row[own].astype(np.float64) for row, own in zip(scores, where, strict=True)]
     values, exact = complete_searches(gaussian, table, queries, where, known)
-    index.add_anchor_scores(queries, values, exact=exact)
+    with index.edit() as edit:
+        edit.add_anchor_scores(queries, values, exact=exact)

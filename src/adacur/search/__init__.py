@@ -3,9 +3,9 @@
 from adacur.search.adaptive import AdaptiveSearch
 from adacur.search.anchor_index import AnchorIndex, SearchOptions
 from adacur.search.compression import Compression
-from adacur.search.living import Change
+from adacur.search.editing import Change, Edit
 from adacur.search.methods import ANNCUR, AdaCUR, Exact, Rerank
-from adacur.search.opening import build, compress, load
+from adacur.search.opening import compress, load
 from adacur.search.refresh import Refreshed, refresh
 from adacur.search.search_log import SearchLog, SearchLogWarning
 from adacur.search.settings import GaussianSettings
@@ -19,6 +19,7 @@ __all__ = [
     "AnchorIndex",
     "Change",
     "Compression",
+    "Edit",
     "Exact",
     "GaussianSettings",
     "Refreshed",
@@ -28,7 +29,6 @@ __all__ = [
     "SearchOptions",
     "Tuning",
     "TuningWarning",
-    "build",
     "compress",
     "load",
     "refresh",

@@ -8,8 +8,8 @@ import errno
 import functools
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypedDict, Unpack
@@ -19,7 +19,7 @@ import numpy as np
 from adacur.approximation import EmbeddingRegression, GaussianModel, Storage
 from adacur.core.arrays import BoolArray, FloatArray
 from adacur.core.budget import Budget, check_k, is_whole
-from adacur.core.errors import BudgetError, IndexLocked, InputError, ScorerFailed, UnknownName
+from adacur.core.errors import BudgetError, InputError, ScorerFailed, UnknownName
 from adacur.core.protocols import (
     Acquisition,
     AnchorScores,
@@ -30,25 +30,22 @@ from adacur.core.protocols import (
     Scorer,
     ScorerCard,
 )
-from adacur.core.records import Item, ItemList, Query, as_queries, check_item
+from adacur.core.records import Item, ItemList, Query, check_item
 from adacur.core.results import Hits
 from adacur.core.spelling import did_you_mean
-from adacur.data import ItemFile, as_items
+from adacur.data import as_items
 from adacur.first_stages import Dense
 from adacur.first_stages.opening import encoder as open_encoder
 from adacur.index import (
     AnchorTable,
     Drift,
     IndexFolder,
+    On,
     Origin,
-    Progress,
-    Update,
-    Workforce,
     check_scorer,
-    place_named,
-    prune,
     save_table,
 )
+from adacur.index.workers import check_workers
 from adacur.scorers.opening import scorer as as_scorer
 from adacur.search import rounds as loop
 from adacur.search.compression import (
@@ -60,9 +57,9 @@ from adacur.search.compression import (
     is_compressed,
     read_features,
 )
+from adacur.search.editing import Edit, edit_index
 from adacur.search.first_stages import save_first_stage, stages_in_memory
 from adacur.search.fusion import Fusion
-from adacur.search.living import Change, ScoringBar, add_anchor_queries, add_items, change_index, replace_items
 from adacur.search.methods import ANNCUR, AdaCUR, Exact, Rerank, without_anchors
 from adacur.search.plan import Filter, Plan
 from adacur.search.replay import AnchorScorer, AsIfNew
@@ -270,7 +267,7 @@ class AnchorIndex:
         return len(self.items)
 
     def __repr__(self) -> str:
-        where = f" at {place_named(self.path)!r}" if self.path else ""
+        where = f" at {str(self.path)!r}" if self.path else ""
         return f"AnchorIndex({len(self.items)} items × {len(self.anchor_queries)} anchor queries{where})"
 
     def search(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Hits:
@@ -494,86 +491,19 @@ class AnchorIndex:
         """Which version of its folder this index is; 1 as it was built, or where there is none."""
         return self._anchors.version if isinstance(self._anchors, IndexFolder) else 1
 
-    def add(
-        self,
-        items: Iterable[Item] | str | Path,
-        *,
-        block_items: int | None = None,
-        progress: bool = True,
-        engine: str = "local",
-        address: str | None = None,
-        workers: int | None = None,
-    ) -> Change:
-        """Add items, at one scorer call per anchor query each, and search with them from now on.
+    def edit(self, *, on: On = None, progress: bool = True) -> AbstractContextManager[Edit]:
+        """Change the index: `with index.edit() as edit:`, then edit.add, replace, remove, add_anchors and the like.
 
-        A path is read by the fields that the index was built with (`origin`).
+        All changes of the block become one new version of the folder, at its end; this index moves on to it, and so
+        does every later `load`. Searches under way, and others that have the folder open, stay on theirs. An error in
+        the block changes nothing.
 
-        Like every change, it makes a new version of the folder, which whoever opens the folder from then on gets. This
-        index moves on to it; searches under way, and others who have the folder open, stay on theirs. One that is
-        interrupted leaves the index as it was, and goes on where it stopped when asked for the same again. First stages
-        follow; compressed features and tunings do not, and are to be made again. `engine`, `address` and `workers` say
-        who scores, as for `adacur.build`.
+        - on: where new pairs are scored, as for `adacur.build`.
+        - progress: show bars.
         """
-        who = Workforce(engine, address, workers)
-        with self._bar(progress) as show:
-            options = self._scoring(who, block_items=block_items, progress=show)
-            return self._change(functools.partial(add_items, items=self._read(items), **options), progress=progress)
+        return edit_index(self, on=on, progress=progress)
 
-    def replace(
-        self,
-        items: Iterable[Item] | str | Path,
-        *,
-        block_items: int | None = None,
-        progress: bool = True,
-        engine: str = "local",
-        address: str | None = None,
-        workers: int | None = None,
-    ) -> Change:
-        """Give items that are there other texts and metadata, in one change; costs what adding them does."""
-        who = Workforce(engine, address, workers)
-        with self._bar(progress) as show:
-            options = self._scoring(who, block_items=block_items, progress=show)
-            return self._change(functools.partial(replace_items, items=self._read(items), **options), progress=progress)
-
-    def remove(self, ids: Iterable[str]) -> Change:
-        """Remove items by their ids; calls no scorer."""
-        return self._change(lambda update: update.remove(ids))
-
-    def add_anchors(
-        self,
-        queries: Iterable[Query | str],
-        *,
-        block_items: int | None = None,
-        progress: bool = True,
-        engine: str = "local",
-        address: str | None = None,
-        workers: int | None = None,
-    ) -> Change:
-        """Add anchor queries, at one scorer call per item each."""
-        queries = as_queries(queries)
-        who = Workforce(engine, address, workers)
-        with self._bar(progress) as show:
-            options = self._scoring(who, block_items=block_items, progress=show)
-            return self._change(functools.partial(add_anchor_queries, queries=queries, **options))
-
-    def add_anchor_scores(
-        self, queries: Iterable[Query | str], scores: FloatArray, *, exact: BoolArray | None = None
-    ) -> Change:
-        """Add anchor queries whose scores are known, (queries, items), without a scorer call.
-
-        Items are in the order of `items`. `exact`, of the same shape, is false where a score was predicted.
-        """
-        return self._change(lambda update: update.add_anchor_scores(queries, scores, exact=exact))
-
-    def drop_anchors(self, ids: Iterable[str]) -> Change:
-        """Remove anchor queries by their ids; calls no scorer."""
-        return self._change(lambda update: update.drop_anchors(ids))
-
-    def compact(self) -> Change:
-        """Copy what counts into one part and delete what no version in use needs; tunings and the like stay."""
-        return self._change(lambda update: update.compact())
-
-    def _change(self, ask: Callable[[Update], None], *, progress: bool = False) -> Change:
+    def _editable_path(self) -> Path:
         self._check_open()
         self._check_writable()
         if self.path is None or self._reopen is None:
@@ -581,7 +511,11 @@ class AnchorIndex:
                 "Only an index in a folder can be changed. Save this one, and open it: index.save(path), "
                 "adacur.load(path)."
             )
-        folder, change = change_index(self.path, ask, stages=self._stages, progress=progress)
+        return self.path
+
+    def _follow(self, folder: IndexFolder) -> None:
+        """Move on to another version."""
+        assert self._reopen is not None
         with self._opening:
             self._anchors = folder
             self._first = dict(self._reopen.first(folder))
@@ -589,26 +523,16 @@ class AnchorIndex:
                 # Opened later, it is recognised by the scores of this version; and the old one can be let go.
                 self._scorer = functools.partial(self._reopen.scorer, folder)
             self._approximator = self._fusion = self._regression = self._tunings = self._replay = None
-        # The version that this index was on could not be deleted while it was on it.
-        with suppress(IndexLocked):
-            prune(self.path)
-        return change
 
-    def _read(self, items: Iterable[Item] | str | Path) -> Iterable[Item]:
-        """Items of a path, by the fields that the index was built with."""
-        if not isinstance(items, str | Path):
-            return items
-        origin = self.origin or Origin()
-        return ItemFile(items, id_field=origin.id_field, text_fields=origin.text_fields)
-
-    def _scoring(self, who: Workforce, **options: Any) -> dict[str, Any]:
-        def scorer(version: IndexFolder) -> tuple[Scorer, int]:
-            was_open = isinstance(self._scorer, Scorer)
-            who.check(self.scorer)
-            measured = (None if was_open else self.drift, self._recognise(version))
-            return self.scorer, sum(drift.n_probes for drift in measured if drift is not None)
-
-        return {"scorer": scorer, "stages": self._stages, **asdict(who), **options}
+    def _recognised_scorer(self, version: IndexFolder, on: On) -> tuple[Scorer, int]:
+        """The scorer, known to be the one that built the index, and the calls that took."""
+        was_open = isinstance(self._scorer, Scorer)
+        check_workers(on, self.scorer)
+        drifts = [None if was_open else self.drift]
+        if not self._recognised:
+            drifts.append(check_scorer(version, self.scorer))
+        self._recognised = True
+        return self.scorer, sum(drift.n_probes for drift in drifts if drift is not None)
 
     def _stages(self, version: IndexFolder) -> Mapping[str, Retriever]:
         """The first stages of a version, opened; those at hand where it is this one."""
@@ -616,22 +540,6 @@ class AnchorIndex:
             return {name: self.first_stage(name) for name in self._first}
         assert self._reopen is not None
         return {name: opened() for name, opened in self._reopen.first(version).items()}
-
-    def _recognise(self, version: IndexFolder) -> Drift | None:
-        """Refuse another scorer than the one that built the index; None where nothing had to be measured."""
-        drift = None if self._recognised else check_scorer(version, self.scorer)
-        self._recognised = True
-        return drift
-
-    @staticmethod
-    @contextmanager
-    def _bar(shown: bool) -> Iterator[Callable[[Progress], None] | None]:
-        bar = ScoringBar() if shown else None
-        try:
-            yield bar.show if bar else None
-        finally:
-            if bar:
-                bar.close()
 
     @property
     def _home(self) -> Path | None:
@@ -718,7 +626,7 @@ class AnchorIndex:
     def check_anchors(self, what: str) -> None:
         """Refuse what needs anchor queries where there are none, and say how to get them."""
         if not self.anchor_queries:
-            where = "INDEX" if self.path is None else place_named(self.path)
+            where = "INDEX" if self.path is None else str(self.path)
             raise InputError(
                 f"{what} needs anchor queries, and this index has none. Give it some: adacur add-anchors {where} "
                 "QUERIES, or index.add_anchors(queries) in Python."
@@ -727,7 +635,7 @@ class AnchorIndex:
     def _check_enough(self, there: int, queries: int) -> None:
         """Refuse to tune by so few anchor queries that noise would choose."""
         if there < FEWEST_QUERIES:
-            where = "INDEX" if self.path is None else place_named(self.path)
+            where = "INDEX" if self.path is None else str(self.path)
             raise InputError(
                 f"Tuning needs at least {FEWEST_QUERIES} anchor queries, and this index has {there}. Give it at least "
                 f"{FEWEST_QUERIES - there} more: adacur add-anchors {where} QUERIES, or index.add_anchors(queries) in "

@@ -1,188 +1,28 @@
-"""From texts to an index, and from a folder back to one."""
+"""From a folder to an index."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from adacur.approximation import Storage
 from adacur.core.errors import InputError, UnknownOption
 from adacur.core.protocols import Retriever, Scorer, ScorerCard
-from adacur.core.records import Item, Query
-from adacur.data import ItemFile, as_items, names, pseudo_queries
+from adacur.data import names
 from adacur.first_stages.opening import encoder
-from adacur.index import Drift, IndexFolder, Origin, Progress, build_scores, check_scorer, is_finished
+from adacur.index import Drift, IndexFolder, check_scorer
 from adacur.scorers import Cached
 from adacur.scorers.consent import check_consent, check_not_from_here
 from adacur.scorers.opening import is_function_name, scorer
 from adacur.search.anchor_index import AnchorIndex, Reopen
 from adacur.search.compression import Compression
-from adacur.search.first_stages import (
-    FirstStage,
-    add_first_stages,
-    check_first_stages,
-    check_leads,
-    listed_stages,
-    open_first_stages,
-)
-from adacur.search.living import ScoringBar
+from adacur.search.first_stages import open_first_stages
 from adacur.search.search_log import SearchLog
-from adacur.search.sparse_build import RANDOM_SHARE, build_sparse, check_not_sparse, check_random_share, check_sparse
-from adacur.search.tuning import FEWEST_QUERIES
 
-__all__ = ["build", "compress", "load"]
-
-_log = logging.getLogger("adacur.build")
-
-# What a search without options asks for.
-_USUAL_K, _USUAL_BUDGET = 10, 100
-_QUICK_QUERIES = 50
-_SCORES_TO_TUNE_BY = 100_000_000
-
-
-def build(
-    items: Iterable[Item | str] | str | Path,
-    anchor_queries: Iterable[Query] | int,
-    *,
-    scorer: Any,
-    path: str | Path,
-    dtype: str = "float32",
-    first: FirstStage | Sequence[FirstStage] = "bm25",
-    encoder: Any = None,
-    block_items: int | None = None,
-    seed: int = 0,
-    progress: bool = True,
-    cache: str | Path | None = None,
-    tune: bool = True,
-    sparse: float | None = None,
-    random_share: float | None = None,
-    engine: str = "local",
-    address: str | None = None,
-    workers: int | None = None,
-    command: Sequence[str] = (),
-) -> AnchorIndex:
-    """Score every item against every anchor query, keep the scores in a folder, and open it.
-
-    `items` are records, a list of texts (whose ids are then 0, 1, 2 …), or the path of a file, which `read_items`
-    reads; of an `ItemFile` the index remembers the fields, and `add` and `replace` read other files by them.
-    Costs items × anchor queries scorer calls, and up to half a percent more to choose the size of a block. A build
-    that was interrupted goes on where it stopped when called again; a finished one is opened. A scorer without weights
-    to compare, such as a function, is then recognised first, by 8 or 32 calls. A number instead of
-    `anchor_queries` makes that many pseudo-queries from the items (`adacur.pseudo_queries`); 0 makes an index without
-    any, which costs no scorer call, is searched by its first stages and can be given anchor queries later
-    (`AnchorIndex.add_anchors`). `scorer` is a Scorer, a function of (query text, item text) pairs, or what
-    `adacur.scorer` opens. `first` names the first stages to keep: "bm25", "dense" (with `encoder`), several of them, or
-    objects. `cache` is the file of a score cache (`Cached`) to ask first.
-    A new index is tuned at the end, quickly, for the best 10 within 100 calls; `tune=False` leaves that out, and so
-    does an index of more than 100 million scores, which would have to be held in memory for it.
-
-    With `sparse`, a number of items or a share of them such as .05, each anchor query is scored against so many items
-    only: its best under the dense first stage, which is then needed, and a `random_share` of them (0.1) at random. The
-    other scores are predicted. Such an index is not tuned: its anchor queries' true best are not known.
-
-    `workers` processes score side by side, here or, with `engine="ray"`, on the Ray cluster at `address`; without an
-    address Ray is started on this machine. A function comes from a module that they can import or, on Ray, may be a
-    closure; `path` is a place that all nodes share.
-
-    The verdict of the tuning is `index.tunings[0].verdict`; it is logged (INFO, "adacur.build"), and so are calls
-    beyond items × anchor queries. `command` is what an unfinished index says to continue it: the arguments of the
-    command line.
-    """
-    records = as_items(items)
-    dual = _open_encoder(encoder)
-    stages = listed_stages(first)
-    check_first_stages(stages, encoder=dual)
-    check_random_share(random_share, sparse=sparse)
-    anchors: Iterable[Query] | None = None
-    if anchor_queries == 0:
-        check_leads(stages)
-    if sparse is not None:
-        if anchor_queries == 0:
-            raise InputError(f"sparse chooses the scores of anchor queries, and there are none; got sparse={sparse}.")
-        check_sparse(stages, engine=engine, address=address, workers=workers)
-    opened = _cached(_open_scorer(scorer), cache)
-    was_finished = is_finished(path)
-    origin = _origin(records, command)
-    if not isinstance(anchor_queries, int):
-        anchors = anchor_queries
-    elif anchor_queries:
-        records = records if isinstance(records, ItemFile) else list(records)
-        anchors = pseudo_queries(records, anchor_queries, seed=seed)
-    bar = ScoringBar() if progress else None
-    drift: Drift | None = None
-    timed = 0
-
-    def told(now: Progress) -> None:
-        nonlocal drift, timed
-        drift, timed = now.drift, now.timed
-        if bar:
-            bar.show(now)
-
-    try:
-        if sparse is not None and anchors is not None:
-            folder = build_sparse(
-                records,
-                anchors,
-                scorer=opened,
-                path=path,
-                sparse=sparse,
-                random_share=RANDOM_SHARE if random_share is None else random_share,
-                first=stages,
-                encoder=dual,
-                dtype=dtype,
-                seed=seed,
-                progress=told,
-                show_encoding=progress,
-                origin=origin,
-            )
-        else:
-            check_not_sparse(path)
-            folder = build_scores(
-                records,
-                anchors,
-                scorer=opened,
-                path=path,
-                dtype=dtype,
-                block_items=block_items,
-                seed=seed,
-                progress=told,
-                engine=engine,
-                address=address,
-                workers=workers,
-                origin=origin,
-            )
-    finally:
-        if bar:
-            bar.close()
-    add_first_stages(stages, items=folder.items, path=folder.path, encoder=dual, progress=progress)
-    index = _opened(folder, scorer=opened, encoder=dual, check=was_finished, built=not was_finished, drift=drift)
-    if timed:
-        _log.info("%s scorer calls went into timing the scorer.", f"{timed:,}")
-    if tune and sparse is None and not was_finished and len(index) * len(index.anchor_queries) <= _SCORES_TO_TUNE_BY:
-        _tune_quickly(index, seed=seed)
-    return index
-
-
-def _origin(items: Iterable[Item], command: Sequence[str]) -> Origin | None:
-    if not isinstance(items, ItemFile) and not command:
-        return None
-    fields = (items.id_field, items.text_fields) if isinstance(items, ItemFile) else (None, None)
-    return Origin(*fields, command=tuple(command), folder=str(Path.cwd()) if command else "")
-
-
-def _tune_quickly(index: AnchorIndex, *, seed: int) -> None:
-    # A smaller index has nothing to choose between: all its items are scored, or chance decides.
-    if len(index) <= _USUAL_BUDGET or not index.anchor_queries:
-        return
-    if len(index.anchor_queries) < FEWEST_QUERIES:
-        _log.info("Not tuned: %d anchor queries, and %d are needed.", len(index.anchor_queries), FEWEST_QUERIES)
-    else:
-        tuning = index.tune(k=_USUAL_K, budget=_USUAL_BUDGET, queries=_QUICK_QUERIES, seed=seed, quick=True)
-        _log.info("%s", tuning.verdict)
+__all__ = ["compress", "load", "open_folder"]
 
 
 def load(
@@ -219,7 +59,9 @@ def load(
     kept = None if log is None else SearchLog(log)
     opened = None if scorer is None else _cached(_open_as_built(scorer, folder.manifest.scorer), cache)
     dual = _open_encoder(encoder)
-    return _opened(folder, scorer=opened, encoder=dual, check=check, cache=cache, device=device, log=kept, trust=trust)
+    return open_folder(
+        folder, scorer=opened, encoder=dual, check=check, cache=cache, device=device, log=kept, trust=trust
+    )
 
 
 def compress(
@@ -246,7 +88,7 @@ _open_scorer = scorer
 _open_encoder = encoder
 
 
-def _opened(
+def open_folder(
     folder: IndexFolder,
     *,
     scorer: Scorer | None,
@@ -259,6 +101,7 @@ def _opened(
     drift: Drift | None = None,
     trust: bool = False,
 ) -> AnchorIndex:
+    """An index on an opened folder; `built` says that the scorer is known to be the one that built it."""
     if scorer is not None and check:
         drift = check_scorer(folder, scorer)
 

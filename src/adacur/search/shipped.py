@@ -19,7 +19,7 @@ from adacur.core.protocols import ScorerCard
 from adacur.data import cache_folder, fetch, pseudo_queries, wikivital
 from adacur.first_stages import Dense, bge_small
 from adacur.index import AnchorTable, IndexFolder, save_table
-from adacur.index.items import digest_texts
+from adacur.index.database import digest_texts
 from adacur.search.anchor_index import AnchorIndex
 from adacur.search.first_stages import add_first_stages, save_first_stage
 from adacur.search.opening import load

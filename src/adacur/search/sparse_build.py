@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,49 +15,29 @@ from adacur.core.ranking import best_positions
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.seeds import stream_key, uniform
 from adacur.first_stages import Dense
-from adacur.index import IndexFolder, Origin, Progress, is_finished
-from adacur.index.mirror import located, refuse_url
+from adacur.index import IndexFolder, Origin, Progress, Sparse, is_finished
+from adacur.index.object_store import refuse_url
 from adacur.index.sparse import SparseBuild, Sparsity, read_sparsity
 from adacur.index.table import distinct_anchors
 from adacur.search.first_stages import FirstStage, add_first_stages, open_first_stages
 
-__all__ = ["RANDOM_SHARE", "build_sparse", "check_not_sparse", "check_random_share", "check_sparse", "dense_among"]
-
-# Of the items that an anchor query is scored against; chosen by replay (docs/decisions/0034-cheap-index.md).
-RANDOM_SHARE = 0.1
-
-
-def check_random_share(random_share: float | None, *, sparse: float | None) -> None:
-    """Refuse a share of nothing."""
-    if random_share is not None and sparse is None:
-        raise InputError(
-            f"random_share is a share of the items that sparse counts; got {random_share} without it. Give "
-            "sparse=… (--sparse) too."
-        )
-
-
-def check_sparse(stages: Sequence[FirstStage], *, engine: str, address: str | None, workers: int | None) -> None:
-    """Refuse what a sparse build cannot have, before a cluster is started or a call paid for."""
-    dense_among(stages)
-    if (engine, address, workers) != ("local", None, None):
-        raise InputError("A sparse index is built in one process. Leave out engine, address and workers.")
+__all__ = ["build_sparse", "check_not_sparse", "dense_among"]
 
 
 def dense_among(stages: Sequence[FirstStage]) -> FirstStage:
-    """The dense first stage, without which a sparse index has nothing to choose items or to predict scores by."""
-    found = next((stage for stage in stages if stage == "dense" or isinstance(stage, Dense)), None)
-    if found is None:
+    """The dense first stage, by which a sparse index chooses items and predicts scores."""
+    dense = next((stage for stage in stages if stage == "dense" or isinstance(stage, Dense)), None)
+    if dense is None:
         raise InputError(
-            "A sparse index chooses items, and predicts the scores it does not pay for, by a dense first stage, and "
-            f"none is to be kept; got: {', '.join(map(str, stages)) or 'none'}. Build it with first=['dense'] and an "
-            "encoder, or --first dense."
+            "A sparse index must have a dense first stage, by which it chooses items and predicts scores; got: "
+            f"{', '.join(map(str, stages)) or 'none'}. Build it with first=['dense'] and an encoder, or --first dense."
         )
-    return found
+    return dense
 
 
 def check_not_sparse(path: str | Path) -> None:
     """Refuse to take a sparse index for one in which every pair is to be scored."""
-    if is_finished(path) and (about := read_sparsity(located(path))) is not None:
+    if is_finished(path) and (about := read_sparsity(Path(path))) is not None:
         raise IndexMismatch(
             f"{path} is a sparse index, with {about.per_query} items scored per anchor query. Choose another path for "
             "a complete one."
@@ -71,34 +50,29 @@ def build_sparse(
     *,
     scorer: Scorer,
     path: str | Path,
-    sparse: float,
+    sparse: Sparse,
     first: Sequence[FirstStage],
     encoder: Any = None,
-    random_share: float = RANDOM_SHARE,
     dtype: str = "float32",
     seed: int = 0,
     progress: Callable[[Progress], None] | None = None,
     show_encoding: bool = False,
     origin: Origin | None = None,
 ) -> IndexFolder:
-    """Score each anchor query against `sparse` items (a number, or a share of all) and predict the rest.
+    """Score each anchor query against some items and predict the rest.
 
     Costs exactly that many calls per anchor query. The same call again continues a stopped build, with a loss of a few
     anchor queries at most.
     """
-    if dtype not in ("float32", "float16"):
-        raise InputError(f"Scores are stored as float32 or float16; got dtype={dtype!r}.")
     refuse_url(path, "A sparse build")
     stage = dense_among(first)
-    # A nonsense number is told before the items are read.
-    Sparsity.of(sparse, n_items=sys.maxsize, random_share=random_share, seed=seed)
     anchors = distinct_anchors(as_queries(anchor_queries))
     items = list(items) if iter(items) is items else items
     build = SparseBuild(path, scorer=scorer, dtype=dtype, origin=origin)
-    if (done := build.finished(items, anchors, wanted=sparse)) is not None:
+    if (done := build.finished(items, anchors, sparse=sparse)) is not None:
         return done
     staged = build.stage(items)
-    sparsity = Sparsity.of(sparse, n_items=len(staged.items), random_share=random_share, seed=seed)
+    sparsity = Sparsity(sparse.per_query(len(staged.items)), random_share=sparse.random_share, seed=seed)
     add_first_stages([stage], items=staged.items, path=build.staged, encoder=encoder, progress=show_encoding)
     dense = open_first_stages(build.staged, encoder=encoder)["dense"]()
     if not isinstance(dense, Dense) or not dense.has_encoder or set(dense.ids) != set(staged.items.ids):
@@ -126,10 +100,10 @@ def _chosen(
     """Each query's best items, and others drawn at random."""
     n_random = sparsity.n_random
     n_best = sparsity.per_query - n_random
-    found = dense.search(queries, n_best) if n_best else None
+    results = dense.search(queries, n_best) if n_best else None
     chosen = []
     for number, query in enumerate(queries):
-        best = np.empty(0, dtype=np.intp) if found is None else items.positions(found[number].ids)
+        best = np.empty(0, dtype=np.intp) if results is None else items.positions(results[number].ids)
         draws = uniform(stream_key(sparsity.seed, "sparse", query.id), items.keys)
         # The best are not drawn a second time.
         draws[best] = -np.inf

@@ -14,8 +14,8 @@ from adacur.core.errors import DamagedIndex, NewerFormat
 from adacur.core.records import Query
 from adacur.data.stored import read_json
 from adacur.index import locked
-from adacur.index.items import digest_texts
-from adacur.index.manifest import write_atomically
+from adacur.index.database import digest_texts
+from adacur.index.files import write_atomically
 from adacur.search.settings import GaussianSettings
 from adacur.search.tuning import Gain, Prediction, Tuning
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from adacur.core.errors import InputError, MissingExtra
-from adacur.engines import RayActors, WorkersLost
-from adacur.engines.ray import connected, room
+from adacur.engines import Ray, RayActors, WorkersLost
+from adacur.engines.ray import capacity, connected
 
 pytestmark = [
     pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL"),
@@ -84,7 +84,7 @@ def test_a_task_whose_worker_is_killed_is_done_by_another_and_ray_is_silent(tmp_
 
 def test_a_task_that_kills_every_worker_ends_the_run_with_one_error(tmp_path) -> None:
     seen = []
-    engine = RayActors(functools.partial(open_work, tmp_path), workers=1)
+    engine = RayActors(functools.partial(open_work, tmp_path), on=Ray(workers=1))
     with pytest.raises(WorkersLost, match=r"on a task, the 3rd time on the same one.*Ray says"):
         seen.extend(task for task, _ in engine.run(["a", "die99", "b"]))
     assert seen == ["a"]
@@ -93,12 +93,12 @@ def test_a_task_that_kills_every_worker_ends_the_run_with_one_error(tmp_path) ->
 
 def test_where_no_worker_can_start_and_none_is_left_the_run_ends_with_one_error(tmp_path) -> None:
     with pytest.raises(WorkersLost, match="No worker can start"):
-        list(RayActors(functools.partial(open_once, tmp_path), workers=2).run(["a"]))
+        list(RayActors(functools.partial(open_once, tmp_path), on=Ray(workers=2)).run(["a"]))
 
 
 def test_an_error_while_opening_is_the_error_of_the_run() -> None:
     with pytest.raises(MissingExtra, match="no model library") as caught:
-        list(RayActors(refuse, workers=1).run(["a"]))
+        list(RayActors(refuse, on=Ray(workers=1)).run(["a"]))
     assert caught.value.name == "model"
     assert "in refuse" in caught.value.__notes__[0]
 
@@ -108,7 +108,7 @@ def test_work_from_a_module_that_the_workers_lack_is_refused_in_words(tmp_path, 
     monkeypatch.syspath_prepend(str(tmp_path))
     import only_here
 
-    engine = RayActors(only_here.open_it, workers=1)
+    engine = RayActors(only_here.open_it, on=Ray(workers=1))
     (tmp_path / "only_here.py").unlink()
     with pytest.raises(WorkersLost, match=r"cannot unpack.*No module named 'only_here'.*needs the packages"):
         list(engine.run([1]))
@@ -125,7 +125,7 @@ def test_work_may_be_a_closure_and_whoever_stops_early_leaves_no_actor_at_it() -
 
         return pid_or_sleep
 
-    results = RayActors(open_pid, workers=1).run(["tell", "sleep"])
+    results = RayActors(open_pid, on=Ray(workers=1)).run(["tell", "sleep"])
     _, pid = next(results)
     assert is_there(pid)
     results.close()
@@ -180,9 +180,9 @@ def test_a_node_that_joins_is_used_and_the_task_of_one_that_leaves_goes_to_anoth
 
 
 def test_room_counts_what_a_worker_takes() -> None:
-    assert room(cpus=1, gpus=0) >= 2
-    assert room(cpus=2, gpus=0) >= 1
-    assert room(cpus=1, gpus=1) == room(cpus=64, gpus=0) == 0
+    assert capacity(cpus=1, gpus=0) >= 2
+    assert capacity(cpus=2, gpus=0) >= 1
+    assert capacity(cpus=1, gpus=1) == capacity(cpus=64, gpus=0) == 0
     with pytest.raises(WorkersLost, match=r"No node .* has room for a worker.*'gpus': 1"):
         list(RayActors(refuse, gpus=1).run(["a"]))
 

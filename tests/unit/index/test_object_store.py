@@ -34,6 +34,7 @@ from adacur.index.copying import copy_index
 from adacur.index.mirror import located
 from adacur.index.object_store import ObjectPlace, WriterLock, index_url
 from adacur.scorers import FunctionScorer
+from tests.editing import Edited
 from tests.object_stores import BUCKET, Proxy
 
 ITEMS = [Item(f"i{number}", f"text {number} of kind {number % 7}", {"n": number}) for number in range(130)]
@@ -407,9 +408,9 @@ def test_an_index_in_a_store_is_changed_in_a_folder(s3_url, tmp_path):
     build(s3_url)
     index = adacur.load(s3_url, scorer=score)
     for change in (
-        lambda: index.add([Item("new", "new")]),
-        lambda: index.remove(["i1"]),
-        index.compact,
+        lambda: Edited(index).add([Item("new", "new")]),
+        lambda: Edited(index).remove(["i1"]),
+        Edited(index).compact,
         lambda: index.save(f"{s3_url}-2"),
     ):
         with pytest.raises(InputError, match=r"takes a folder, and s3://.* is in an object store"):

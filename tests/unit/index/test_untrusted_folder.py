@@ -15,9 +15,10 @@ import adacur
 from adacur.core.errors import AdacurError, DamagedIndex, IndexFolderError, NotAnIndex
 from adacur.index import IndexFolder, is_finished, verify
 from adacur.index.copying import version_files
-from adacur.index.links import check_inside
+from adacur.index.files import check_inside
+from adacur.index.pruning import _delete
 from adacur.index.sparse import read_sparsity
-from adacur.index.updates import _delete
+from tests.editing import Edited
 from tests.living_world import build, item, query, score
 
 OUTSIDE = (
@@ -39,8 +40,8 @@ def changed_fixture(tmp_path: Path) -> Path:
     """An index at its third version, beside something precious."""
     path = tmp_path / "wiki.adacur"
     with build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]) as index:
-        index.add([item(20)], progress=False)
-        index.remove(["i3"])
+        Edited(index).add([item(20)])
+        Edited(index).remove(["i3"])
     (tmp_path / "victim").mkdir()
     (tmp_path / "victim" / "precious.txt").write_text("precious")
     return path
@@ -64,7 +65,7 @@ def test_a_part_outside_the_index_is_neither_opened_nor_deleted(changed: Path, p
     name_part(stale / "manifest.json", outside)
 
     with adacur.load(changed, scorer=score) as index, pytest.raises(DamagedIndex, match=r"parts/NAME"):
-        index.remove(["i1"])
+        Edited(index).remove(["i1"])
     assert (changed.parent / "victim" / "precious.txt").read_text() == "precious"
 
     shutil.rmtree(stale)
@@ -299,7 +300,7 @@ def test_a_part_counts_once_however_often_a_manifest_names_it(changed: Path) -> 
 def test_items_that_no_part_holds_take_no_memory_where_there_are_no_scores(tmp_path: Path) -> None:
     path = tmp_path / "wiki.adacur"
     with adacur.build([item(n) for n in range(12)], 0, scorer=score, path=path, progress=False) as index:
-        index.add([item(20)], progress=False)
+        Edited(index).add([item(20)])
     edited(current(path) / "manifest.json", n_items=2**46)
     with pytest.raises(DamagedIndex, match=str(2**46)):
         adacur.load(path)

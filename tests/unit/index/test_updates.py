@@ -40,6 +40,7 @@ from adacur.index import IndexFolder, Manifest, Probe, home_of, locked, read_man
 from adacur.index.items import StoredItems
 from adacur.index.probes import spread_probes
 from tests import living_world as world
+from tests.editing import Edited
 from tests.living_world import Counted, build, item, query
 
 ITEMS = [item(number) for number in range(12)]
@@ -75,10 +76,10 @@ def files(path: Path) -> set[str]:
 def test_a_version_is_what_was_asked_for_and_every_part_is_verified(path) -> None:
     index = load(path)
     assert index.version == 1
-    index.add([item(20), item(21)], progress=False)
-    index.remove(["i3", "i20"])
-    index.drop_anchors(["q1"])
-    change = index.add_anchors([query(9)], progress=False)
+    Edited(index).add([item(20), item(21)])
+    Edited(index).remove(["i3", "i20"])
+    Edited(index).drop_anchors(["q1"])
+    change = Edited(index).add_anchors([query(9)])
     assert (change.version, change.items, change.anchors, change.calls) == (5, 12, 4, 12)
     items, anchors, _ = holds(path)
     assert [one.id for one in items] == [f"i{n}" for n in (*range(3), *range(4, 12), 21)]
@@ -99,33 +100,33 @@ def test_a_version_is_what_was_asked_for_and_every_part_is_verified(path) -> Non
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [
-        (lambda index: index.add([item(3)]), DuplicateId, r"'i3' is in .* already"),
-        (lambda index: index.add([item(20), item(20)]), DuplicateId, "'i20' occurs more than once"),
-        (lambda index: index.add([]), EmptyInput, "no items"),
-        (lambda index: index.add(["text"]), InputError, "Item"),
-        (lambda index: index.add(item(20)), InputError, r"\[item\]"),
-        (lambda index: index.add([Item("x", "y", {"z": {1}})]), InputError, "JSON"),
-        (lambda index: index.add([Item("x", " ")]), EmptyInput, "no text"),
-        (lambda index: index.remove(["i1", *"abcde"]), UnknownName, r"'a', 'b', 'c' and 2 more are not in"),
-        (lambda index: index.remove([one.id for one in ITEMS]), EmptyInput, "all 12"),
-        (lambda index: index.remove(["i1", "i1"]), DuplicateId, "'i1' occurs more than once"),
-        (lambda index: index.remove([]), EmptyInput, "no ids"),
-        (lambda index: index.remove("i1"), InputError, r"\['i1'\]"),
-        (lambda index: index.remove([1]), InputError, "strings"),
-        (lambda index: index.remove(["\ud800"]), InputError, "not Unicode"),
-        (lambda index: index.replace([item(20)]), UnknownName, r"'i20' is not in .*\. Use add for new items\."),
-        (lambda index: index.replace(["text"]), InputError, "Item"),
-        (lambda index: index.replace([]), EmptyInput, "no items"),
-        (lambda index: index.replace([item(3), item(3)]), DuplicateId, "'i3' occurs more than once"),
-        (lambda index: index.add_anchors("red?"), InputError, r"\[query\]"),
-        (lambda index: index.add_anchors([query(0)]), DuplicateId, "'q0' is an anchor query"),
-        (lambda index: index.add_anchors([query(7), query(7)]), DuplicateId, "more than once"),
-        (lambda index: index.drop_anchors(["q0", "nobody"]), UnknownName, "'nobody' is no anchor query"),
-        (lambda index: index.drop_anchors([one.id for one in ANCHORS]), EmptyInput, "all 4"),
-        (lambda index: index.add_anchor_scores([query(7)], np.zeros((1, 5))), InputError, r"\(1, 12\)"),
-        (lambda index: index.add_anchor_scores([query(7)], np.full((1, 12), np.nan)), AdacurError, "q7"),
+        (lambda index: Edited(index).add([item(3)]), DuplicateId, r"'i3' is in .* already"),
+        (lambda index: Edited(index).add([item(20), item(20)]), DuplicateId, "'i20' occurs more than once"),
+        (lambda index: Edited(index).add([]), EmptyInput, "no items"),
+        (lambda index: Edited(index).add(["text"]), InputError, "Item"),
+        (lambda index: Edited(index).add(item(20)), InputError, r"\[item\]"),
+        (lambda index: Edited(index).add([Item("x", "y", {"z": {1}})]), InputError, "JSON"),
+        (lambda index: Edited(index).add([Item("x", " ")]), EmptyInput, "no text"),
+        (lambda index: Edited(index).remove(["i1", *"abcde"]), UnknownName, r"'a', 'b', 'c' and 2 more are not in"),
+        (lambda index: Edited(index).remove([one.id for one in ITEMS]), EmptyInput, "all 12"),
+        (lambda index: Edited(index).remove(["i1", "i1"]), DuplicateId, "'i1' occurs more than once"),
+        (lambda index: Edited(index).remove([]), EmptyInput, "no ids"),
+        (lambda index: Edited(index).remove("i1"), InputError, r"\['i1'\]"),
+        (lambda index: Edited(index).remove([1]), InputError, "strings"),
+        (lambda index: Edited(index).remove(["\ud800"]), InputError, "not Unicode"),
+        (lambda index: Edited(index).replace([item(20)]), UnknownName, r"'i20' is not in .*\. Use add for new items\."),
+        (lambda index: Edited(index).replace(["text"]), InputError, "Item"),
+        (lambda index: Edited(index).replace([]), EmptyInput, "no items"),
+        (lambda index: Edited(index).replace([item(3), item(3)]), DuplicateId, "'i3' occurs more than once"),
+        (lambda index: Edited(index).add_anchors("red?"), InputError, r"\[query\]"),
+        (lambda index: Edited(index).add_anchors([query(0)]), DuplicateId, "'q0' is an anchor query"),
+        (lambda index: Edited(index).add_anchors([query(7), query(7)]), DuplicateId, "more than once"),
+        (lambda index: Edited(index).drop_anchors(["q0", "nobody"]), UnknownName, "'nobody' is no anchor query"),
+        (lambda index: Edited(index).drop_anchors([one.id for one in ANCHORS]), EmptyInput, "all 4"),
+        (lambda index: Edited(index).add_anchor_scores([query(7)], np.zeros((1, 5))), InputError, r"\(1, 12\)"),
+        (lambda index: Edited(index).add_anchor_scores([query(7)], np.full((1, 12), np.nan)), AdacurError, "q7"),
         (
-            lambda index: index.add_anchor_scores([query(7)], np.zeros((1, 12)), exact=np.ones((2, 12))),
+            lambda index: Edited(index).add_anchor_scores([query(7)], np.zeros((1, 12)), exact=np.ones((2, 12))),
             InputError,
             "shape",
         ),
@@ -153,12 +154,12 @@ def test_another_scorer_is_refused_on_adding(path) -> None:
 def test_the_scorer_is_recognised_once_and_after_items_that_were_probes_are_gone(path) -> None:
     scorer = Counted()
     index = load(path, scorer)
-    index.add([item(20)], progress=False)
+    Edited(index).add([item(20)])
     first = scorer.calls
     assert first > len(ANCHORS)
-    index.add([item(21)], progress=False)
+    Edited(index).add([item(21)])
     assert scorer.calls == first + len(ANCHORS)
-    index.remove([f"i{number}" for number in range(11)])
+    Edited(index).remove([f"i{number}" for number in range(11)])
     probes = IndexFolder.open(path).manifest.probes
     assert len(probes) == 12
     assert {probe.item for probe in probes} == {0, 1, 2}
@@ -178,7 +179,7 @@ def test_probes_are_drawn_from_all_of_a_block_and_not_from_its_every_score(tmp_p
     monkeypatch.setattr("adacur.index.updates._FEWEST_PROBES", 100)
     monkeypatch.setattr("adacur.index.updates.spread_probes", spread)
     index = build(tmp_path / "a", [item(n) for n in range(60)], ANCHORS)
-    index.drop_anchors(["q0"])
+    Edited(index).drop_anchors(["q0"])
     assert [probe.item for probe in seen] == sorted({probe.item for probe in seen})
     assert (seen[0].item, seen[-1].item) == (0, 59)
     assert all(index.matrix[probe.item, probe.anchor] == np.float32(probe.score) for probe in seen)
@@ -186,11 +187,11 @@ def test_probes_are_drawn_from_all_of_a_block_and_not_from_its_every_score(tmp_p
 
 def test_an_index_keeps_a_score_that_its_scorer_gave(path) -> None:
     index = load(path)
-    index.add_anchor_scores([query(7)], np.zeros((1, 12)), exact=np.zeros((1, 12), dtype=bool))
+    Edited(index).add_anchor_scores([query(7)], np.zeros((1, 12)), exact=np.zeros((1, 12), dtype=bool))
     with pytest.raises(InputError, match="predicted"):
-        index.drop_anchors([one.id for one in ANCHORS])
+        Edited(index).drop_anchors([one.id for one in ANCHORS])
     assert IndexFolder.open(path).version == 2
-    index.drop_anchors([one.id for one in ANCHORS[1:]])
+    Edited(index).drop_anchors([one.id for one in ANCHORS[1:]])
     adacur.load(path, scorer=world.score)
 
 
@@ -198,24 +199,24 @@ def test_an_index_in_memory_cannot_be_changed() -> None:
     index = AnchorIndex.from_arrays(items=ITEMS, anchor_queries=ANCHORS, scores=np.zeros((4, 12)))
     assert index.version == 1
     with pytest.raises(InputError, match=r"index\.save"):
-        index.remove(["i1"])
+        Edited(index).remove(["i1"])
 
 
 def test_a_second_writer_is_told_so_at_once(path) -> None:
     index = load(path)
     with locked(path), pytest.raises(IndexLocked):
-        index.remove(["i1"])
-    index.remove(["i1"])
+        Edited(index).remove(["i1"])
+    Edited(index).remove(["i1"])
     with updating(path), pytest.raises(IndexLocked, match="Somebody else is changing"), updating(path):
         pass
 
 
 def test_a_compression_under_way_is_not_copied_half(path) -> None:
     index = load(path)
-    index.remove(["i1"])
+    Edited(index).remove(["i1"])
     with locked(home_of(path)), pytest.raises(IndexLocked):
-        index.compact()
-    assert index.compact().version == 3
+        Edited(index).compact()
+    assert Edited(index).compact().version == 3
 
 
 def test_a_full_disk_is_told_and_leaves_the_index_as_it_was(path, monkeypatch) -> None:
@@ -226,9 +227,9 @@ def test_a_full_disk_is_told_and_leaves_the_index_as_it_was(path, monkeypatch) -
     with monkeypatch.context() as patched:
         patched.setattr("adacur.index.updates.write_parts", full)
         with pytest.raises(StorageFull, match="as it was"):
-            index.remove(["i1"])
+            Edited(index).remove(["i1"])
     assert holds(path) == before
-    assert index.remove(["i1"]).version == 2
+    assert Edited(index).remove(["i1"]).version == 2
 
 
 def test_changing_what_is_no_index_makes_none(tmp_path) -> None:
@@ -245,8 +246,8 @@ def test_an_addition_that_was_interrupted_goes_on_where_it_stopped(path) -> None
     assert IndexFolder.open(path).version == 1
     index = load(path, scorer := Counted())
     # Another change comes between, which does not throw away what was paid for.
-    index.remove(["i0"])
-    change = index.add(iter(new), block_items=4, progress=False)
+    Edited(index).remove(["i0"])
+    change = Edited(index).add(iter(new), block_items=4)
     assert (change.calls, change.items) == (20 * 4 - 16, 31)
     # Some known scores are asked for again, to recognise the scorer: probes, and some of a finished block.
     assert scorer.calls == change.calls + change.recognising
@@ -257,22 +258,22 @@ def test_an_addition_that_was_interrupted_goes_on_where_it_stopped(path) -> None
 def test_a_change_tells_the_calls_that_it_spent_on_recognising_the_scorer(path, check, recognising) -> None:
     index = adacur.load(path, scorer=(scorer := Counted()), check=check)
     before = scorer.calls
-    first, second = (index.add([item(number)], progress=False) for number in (20, 21))
+    first, second = (Edited(index).add([item(number)]) for number in (20, 21))
     assert [(change.calls, change.recognising) for change in (first, second)] == [(4, recognising), (4, 0)]
     assert scorer.calls - before == 8 + recognising
 
 
 def test_a_change_tells_the_calls_that_it_spent_on_timing_the_scorer(path) -> None:
     index = load(path, scorer := Counted())
-    change = index.add((item(number) for number in range(20, 5_028)), progress=False)
+    change = Edited(index).add(item(number) for number in range(20, 5_028))
     assert (change.calls, change.recognising) == (5_008 * 4, 32)
     assert 0 < change.timing == scorer.calls - change.calls - 32
 
 
 def test_items_are_read_one_by_one_and_by_position(path) -> None:
     index = load(path)
-    index.add([item(20)], progress=False)
-    index.remove(["i0"])
+    Edited(index).add([item(20)])
+    Edited(index).remove(["i0"])
     for items in (index.items, StoredItems(path), ItemList([item(1), item(2)])):
         everything = items.at(range(len(items)))
         assert list(items) == everything
@@ -283,8 +284,8 @@ def test_items_are_read_one_by_one_and_by_position(path) -> None:
 
 def test_other_metadata_of_the_same_text_is_not_forgotten(path) -> None:
     index = load(path)
-    index.add([Item("x", "a text", {"edition": 1})], progress=False)
-    index.replace([Item("x", "a text", {"edition": 2})], progress=False)
+    Edited(index).add([Item("x", "a text", {"edition": 1})])
+    Edited(index).replace([Item("x", "a text", {"edition": 2})])
     assert index.items.at(index.items.positions(["x"]))[0].metadata == {"edition": 2}
 
 
@@ -299,11 +300,11 @@ def test_the_calls_of_one_change_are_counted_together(path) -> None:
 def test_what_is_added_again_after_its_removal_need_not_be_scored_again(path) -> None:
     index = load(path, scorer := Counted())
     reader = load(path)
-    index.add([item(20)], progress=False)
+    Edited(index).add([item(20)])
     held = load(path)
-    index.remove(["i20"])
+    Edited(index).remove(["i20"])
     spent = scorer.calls
-    assert index.add([item(20)], progress=False).calls == 0
+    assert Edited(index).add([item(20)]).calls == 0
     assert scorer.calls - spent <= 8
     assert len(held) == len(index) == len(reader) + 1
 
@@ -311,10 +312,10 @@ def test_what_is_added_again_after_its_removal_need_not_be_scored_again(path) ->
 def test_readers_keep_their_version_and_what_nobody_reads_is_deleted(path) -> None:
     first = load(path)
     index = load(path)
-    index.add([item(20)], progress=False)
+    Edited(index).add([item(20)])
     second = load(path)
-    index.compact()
-    index.remove(["i5"])
+    Edited(index).compact()
+    Edited(index).remove(["i5"])
     # Nothing has been read yet: it must all still be there.
     assert first.version == 1
     assert second.version == 2
@@ -325,7 +326,7 @@ def test_readers_keep_their_version_and_what_nobody_reads_is_deleted(path) -> No
     assert {hit.id for hit in second.search("thing number20", 13, budget=13)} == set(second.items.ids)
     assert [hit.id for hit in first.search("red thing", 1, method="rerank", budget=5)]
     del first, second
-    index.remove(["i6"])
+    Edited(index).remove(["i6"])
     assert files(path) >= {"manifest.json", "parts", "versions", "versions/5"}
     assert not files(path) & {"scores.zarr", "items.sqlite", "part.json", "first", "versions/2", "versions/4"}
     assert len(list((path / "parts").iterdir())) == 1
@@ -337,7 +338,7 @@ def test_a_reader_that_comes_while_the_first_change_is_switched_to_gets_one_vers
     def read(folder: Path) -> Manifest:
         if not opened:
             opened.append(folder)
-            writer.remove(["i1"])
+            Edited(writer).remove(["i1"])
         return read_manifest(folder)
 
     for module in ("versions", "folder"):
@@ -356,28 +357,28 @@ def test_a_version_of_which_nobody_can_tell_whether_it_is_read_is_kept(path, mon
         return descriptor(file, *options, **named)
 
     index, descriptor = load(path), os.open
-    index.remove(["i1"])
+    Edited(index).remove(["i1"])
     reader = load(path)
     monkeypatch.setattr(os, "open", opened)
-    index.compact()
+    Edited(index).compact()
     assert reader.matrix.shape == (11, 4)
 
 
 def test_an_index_in_one_part_is_not_copied_to_compact_it(path) -> None:
     index = load(path)
-    assert index.compact().version == 2
+    assert Edited(index).compact().version == 2
     assert not list(path.glob("parts/*"))
-    index.add([item(20)], progress=False)
-    index.compact()
-    index.compact()
+    Edited(index).add([item(20)])
+    Edited(index).compact()
+    Edited(index).compact()
     assert len(list(path.glob("parts/*"))) == 1
     assert adacur.verify(path).ok
 
 
 def test_keys_do_not_bring_the_ids_into_memory(path) -> None:
     index = load(path)
-    index.add([item(20)], progress=False)
-    index.remove(["i3"])
+    Edited(index).add([item(20)])
+    Edited(index).remove(["i3"])
     items = IndexFolder.open(path).items
     keys = items.keys
     assert "ids" not in vars(items)
@@ -392,7 +393,7 @@ def test_many_parts_do_not_take_as_many_file_handles(path, monkeypatch) -> None:
     monkeypatch.setattr("adacur.index.folder._PARTS_KEPT_OPEN", 3)
     index = load(path)
     for number in range(20, 25):
-        index.add([item(number)], progress=False)
+        Edited(index).add([item(number)])
     del index
     before = handles()
     index = load(path)
@@ -406,8 +407,8 @@ def test_a_search_under_way_stays_on_its_version(path) -> None:
     index = load(path)
     steps = index.search_iter("red thing", 12, budget=12, rounds=3)
     next(steps)
-    index.remove(["i0", "i1", "i2"])
-    index.compact()
+    Edited(index).remove(["i0", "i1", "i2"])
+    Edited(index).compact()
     *_, last = steps
     assert {hit.id for hit in last} == {one.id for one in ITEMS}
     assert len(index.search("red thing", 9, budget=12)) == 9
@@ -415,8 +416,8 @@ def test_a_search_under_way_stays_on_its_version(path) -> None:
 
 def test_others_changes_are_built_upon(path) -> None:
     ours, theirs = load(path), load(path)
-    theirs.add([item(20)], progress=False)
-    ours.remove(["i20"])
+    Edited(theirs).add([item(20)])
+    Edited(ours).remove(["i20"])
     assert (ours.version, len(ours), theirs.version, len(theirs)) == (3, 12, 2, 13)
 
 
@@ -426,19 +427,19 @@ def test_what_was_predicted_is_told_from_what_was_scored(path, monkeypatch) -> N
     exact = np.zeros((2, 12), dtype=bool)
     exact[0, :5] = exact[1, 3:] = True
     scores = [world.score([(query(n).text, own.text) for own in ITEMS]) for n in (7, 8)]
-    index.add_anchor_scores([query(7), query(8)], np.where(exact, scores, -50.0), exact=exact)
-    index.remove(["i1"])
-    index.drop_anchors(["q0"])
+    Edited(index).add_anchor_scores([query(7), query(8)], np.where(exact, scores, -50.0), exact=exact)
+    Edited(index).remove(["i1"])
+    Edited(index).drop_anchors(["q0"])
     expected = np.delete(np.hstack([np.ones((12, 3), bool), exact.T]), 1, axis=0)
     assert np.array_equal(IndexFolder.open(path).exact_cells(), expected)
     assert IndexFolder.open(path).n_exact == int(expected.sum())
-    index.compact()
+    Edited(index).compact()
     folder = IndexFolder.open(path)
     assert np.array_equal(folder.exact_cells(), expected)
     assert folder.n_exact == int(expected.sum())
     # A predicted score would make a stranger of the scorer.
     assert all(expected[probe.item, probe.anchor] for probe in folder.manifest.probes)
-    index.drop_anchors(["q1", "q2", "q3", "q8"])
+    Edited(index).drop_anchors(["q1", "q2", "q3", "q8"])
     assert IndexFolder.open(path).n_exact == 4
     assert {probe.item for probe in IndexFolder.open(path).manifest.probes} <= set(range(4))
     adacur.load(path, scorer=world.score)
@@ -465,8 +466,8 @@ def test_a_changed_index_is_not_built_again(path) -> None:
 
 def test_damage_to_a_version_is_told(path) -> None:
     index = load(path)
-    index.add([item(20)], progress=False)
-    index.remove(["i1"])
+    Edited(index).add([item(20)])
+    Edited(index).remove(["i1"])
     home = home_of(path)
     part = next(path.glob("parts/*"))
     for file, name in (
@@ -494,17 +495,17 @@ def test_damage_to_a_version_is_told(path) -> None:
 
 def test_half_precision_stays_half_precision(tmp_path) -> None:
     index = build(tmp_path / "half", ITEMS, ANCHORS, dtype="float16")
-    index.add([item(20)], progress=False)
-    index.compact()
+    Edited(index).add([item(20)])
+    Edited(index).compact()
     assert IndexFolder.open(tmp_path / "half").manifest.dtype == "float16"
     assert adacur.load(tmp_path / "half", scorer=world.score).matrix.dtype == np.float32
 
 
 CHANGES: dict[str, Callable[[AnchorIndex], object]] = {
-    "add": lambda index: index.add([item(30), item(31)], progress=False),
-    "remove": lambda index: index.remove(["i2"]),
-    "replace": lambda index: index.replace([item(5, edition=1)], progress=False),
-    "compact": lambda index: index.compact(),
+    "add": lambda index: Edited(index).add([item(30), item(31)]),
+    "remove": lambda index: Edited(index).remove(["i2"]),
+    "replace": lambda index: Edited(index).replace([item(5, edition=1)]),
+    "compact": lambda index: Edited(index).compact(),
 }
 
 

@@ -28,6 +28,7 @@ from adacur.core.errors import (
     StorageUnavailable,
     WrongScorer,
 )
+from tests.editing import Edited
 from tests.living_world import Encoder, build, item, query, score
 
 ITEMS = [item(number) for number in range(40)]
@@ -151,9 +152,9 @@ def living(tmp_path: Path) -> Iterator[AnchorIndex]:
     """An index that was changed, with a version before its own still in the folder, since somebody reads it."""
     path = tmp_path / "living.adacur"
     index = build(path, ITEMS[:30], ANCHORS, first=["bm25", "dense"], encoder=Encoder())
-    index.remove(["i3"])
+    Edited(index).remove(["i3"])
     reader = adacur.load(path, scorer=score)
-    index.add(ITEMS[30:], progress=False)
+    Edited(index).add(ITEMS[30:])
     assert {version.name for version in (path / "versions").iterdir()} == {"2", "3"}
     yield index
     reader.close()
@@ -194,7 +195,7 @@ def test_a_second_push_removes_what_is_no_longer_needed_and_nothing_of_others(hu
     adacur.push_to_hub(living, REPO, token="hf_x")
     first = hub.branches["main"]
     hub.commits[first]["figure.png"] = b"somebody's own"
-    living.compact()
+    Edited(living).compact()
 
     adacur.push_to_hub(living, REPO, token="hf_x")
 
@@ -210,7 +211,7 @@ def test_a_second_push_removes_what_is_no_longer_needed_and_nothing_of_others(hu
 def test_a_revision_pins_what_is_opened(hub: Hub, tmp_path: Path) -> None:
     index = build(tmp_path / "i.adacur", ITEMS[:20], ANCHORS)
     adacur.push_to_hub(index, REPO, revision="v1", token="hf_x")
-    index.add(ITEMS[20:25], progress=False)
+    Edited(index).add(ITEMS[20:25])
     adacur.push_to_hub(index, REPO, token="hf_x")
 
     assert len(fetched(REPO, revision="v1")) == 20
@@ -227,7 +228,7 @@ def test_a_downloaded_index_can_be_changed_in_a_folder_of_its_own(
     adacur.push_to_hub(living, REPO, token="hf_x")
 
     own = fetched(REPO, folder=tmp_path / "own.adacur")
-    own.remove(["i5"])
+    Edited(own).remove(["i5"])
 
     assert adacur.verify(tmp_path / "own.adacur").ok
     assert len(fetched(REPO)) == len(own) + 1
@@ -240,7 +241,7 @@ def test_a_downloaded_index_stays_the_commit_that_it_is(hub: Hub, tmp_path: Path
     index = fetched(REPO)
     files = sorted(index.path.rglob("*"))
 
-    for change in (lambda: index.remove(["i5"]), index.compact, index.compress, index.decompress):
+    for change in (lambda: Edited(index).remove(["i5"]), Edited(index).compact, index.compress, index.decompress):
         with pytest.raises(InputError, match=r"opened for reading.*folder="):
             change()
     index.tune(k=2, budget=10, quick=True)

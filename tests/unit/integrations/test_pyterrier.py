@@ -18,6 +18,7 @@ import adacur
 from adacur import AnchorIndex, Item
 from adacur.core.errors import EmptyInput, FileFormatError, InputError, NotTrusted, UnknownName, WrongScorer
 from adacur.integrations.pyterrier import Adacur, import_scorer_cache
+from tests.editing import Edited
 from tests.living_world import Counted, Encoder, build, item, query, score
 
 ITEMS = [item(number) for number in range(150)]
@@ -203,8 +204,8 @@ def test_a_packed_index_is_the_current_version_and_loads_from_a_url(
     monkeypatch.setenv("PYTERRIER_HOME", str(tmp_path / "home"))
     root, url = web
     changed = build(tmp_path / "changed.adacur", ITEMS[:60], ANCHORS[:8])
-    changed.remove(["i3"])
-    changed.add(ITEMS[60:70], progress=False)
+    Edited(changed).remove(["i3"])
+    Edited(changed).add(ITEMS[60:70])
     packed = Adacur(changed, k=3, budget=20)
 
     packed.build_package(str(root / "index.tar.lz4"), verbose=False)

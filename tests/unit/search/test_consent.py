@@ -16,6 +16,7 @@ import adacur
 from adacur import Dense
 from adacur.core.errors import NotTrusted, UnknownName
 from adacur.scorers.consent import check_not_from_here, why_consent
+from tests.editing import Edited
 from tests.living_world import Encoder, build, item, query, score
 
 EVIL = """
@@ -78,8 +79,8 @@ def test_what_a_folder_names_is_not_opened_on_its_word(wiki: Path, source: str, 
         for use in (
             lambda: index.search("red thing", k=2, budget=5),
             lambda: index.search_batch(["red thing"], k=2, budget=5),
-            lambda: index.add([item(30)], progress=False),
-            lambda: index.add_anchors([query(9)], progress=False),
+            lambda: Edited(index).add([item(30)]),
+            lambda: Edited(index).add_anchors([query(9)]),
             lambda: index.scorer,
         ):
             with pytest.raises(NotTrusted) as refused:
@@ -100,11 +101,11 @@ def test_a_folder_is_searched_with_a_scorer_given_or_trusted(wiki: Path) -> None
 
 def test_consent_is_given_anew_after_a_change(wiki: Path) -> None:
     with adacur.load(wiki) as index:
-        index.remove(["i1"])
+        Edited(index).remove(["i1"])
         with pytest.raises(NotTrusted):
             index.search("red thing", k=2, budget=5)
     with adacur.load(wiki, trust=True) as index:
-        index.remove(["i2"])
+        Edited(index).remove(["i2"])
         assert index.search("red thing", k=2, budget=5)
     with adacur.load(wiki) as index, pytest.raises(NotTrusted):
         index.search("red thing", k=2, budget=5)
@@ -115,7 +116,7 @@ def test_what_calls_no_scorer_needs_no_consent(wiki: Path) -> None:
     with adacur.load(wiki) as index:
         assert len(index) == 12
         assert index.tune(k=2, budget=5, queries=20, quick=True).n_queries == 20
-        index.remove(["i1"])
+        Edited(index).remove(["i1"])
     assert adacur.verify(wiki).ok
 
 

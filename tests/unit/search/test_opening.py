@@ -24,6 +24,7 @@ from adacur.data import ItemFile
 from adacur.index import Origin, locked
 from adacur.scorers import Cached
 from adacur.search.first_stages import save_first_stage
+from tests.editing import Edited
 from tests.rerank_servers import RerankServer
 from tests.unit.scorers.cross_encoders.tiny_models import tiny_transformer
 
@@ -90,9 +91,9 @@ def test_items_may_be_a_path_or_plain_texts(tmp_path) -> None:
     with adacur.build(source, 5, scorer=overlap, path=tmp_path / "file", progress=False) as index:
         assert index.items[0].text == ITEMS[0].text
         # By the fields of the first file.
-        index.add(tmp_path / "more.jsonl", progress=False)
+        Edited(index).add(tmp_path / "more.jsonl")
         assert index.items[20].text == "a comet"
-        index.compact()
+        Edited(index).compact()
         assert index.origin == Origin(None, ("words",))
     whole = adacur.build(str(tmp_path / "more.jsonl"), ANCHORS, scorer=overlap, path=tmp_path / "one", progress=False)
     assert whole.items[0].text == "A title"

@@ -16,6 +16,7 @@ from adacur import Item, Query, SearchLog, SearchLogWarning
 from adacur.core.errors import FileFormatError, InputError, WrongScorer
 from adacur.core.protocols import ScorerCard
 from adacur.index import IndexFolder, verify
+from tests.editing import Edited
 from tests.unit.search.test_sparse_build import ANCHORS, ITEMS, TRUTH, Encoder, Scorer, number
 
 NEW = [Query(f"n{at}", f"query {len(ANCHORS) + at}") for at in range(5)]
@@ -202,8 +203,8 @@ def test_scores_of_a_text_that_has_changed_are_not_used(path, tmp_path):
     index = load(path, log)
     hits = index.search("query 41", 5, budget=40)
     gone, changed = hits.ids[0], hits.ids[1]
-    index.remove([gone])
-    index.replace([Item(changed, f"another item {changed[1:]}")], progress=False)
+    Edited(index).remove([gone])
+    Edited(index).replace([Item(changed, f"another item {changed[1:]}")])
     refresh(path, log)
     folder = IndexFolder.open(path)
     cells = folder.exact_cells()

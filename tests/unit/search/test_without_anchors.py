@@ -12,6 +12,7 @@ import adacur
 from adacur import AnchorIndex, Item, Query
 from adacur.core.errors import EmptyInput, InputError, UnknownName, WrongScorer
 from adacur.first_stages import BM25, Dense
+from tests.editing import Edited
 from tests.living_world import Encoder
 
 KINDS = ("river", "castle", "lamp", "violin", "glacier", "market", "bridge", "orchard", "harbour", "engine")
@@ -123,7 +124,7 @@ def test_it_belongs_to_no_scorer_until_one_has_scored(path) -> None:
 
     other = adacur.load(path, scorer=longest)
     assert other.search(QUESTION, 1, budget=5).trace.calls == 5
-    other.add_anchors(ANCHORS, progress=False)
+    Edited(other).add_anchors(ANCHORS)
     assert other.card is not None
     assert adacur.load(path, scorer=longest).search(QUESTION, 1, budget=5).trace.calls == 5
     with pytest.raises(WrongScorer):
@@ -134,10 +135,10 @@ def test_items_come_and_go_without_a_scorer(path) -> None:
     scorer = Overlap()
     index = adacur.load(path, scorer=scorer)
     new = [Item("new", "lamp 0 beside the violin lamp"), Item("newer", "engine 3 in the harbour")]
-    assert index.add(new, progress=False).calls == 0
-    index.remove(["i3", "newer"])
-    index.replace([Item("i5", "lamp 5 beside the violin")], progress=False)
-    index.compact()
+    assert Edited(index).add(new).calls == 0
+    Edited(index).remove(["i3", "newer"])
+    Edited(index).replace([Item("i5", "lamp 5 beside the violin")])
+    Edited(index).compact()
     assert scorer.calls == 0
     assert adacur.verify(path).problems == ()
     again = adacur.load(path, scorer=scorer)
@@ -147,17 +148,17 @@ def test_items_come_and_go_without_a_scorer(path) -> None:
 
 def test_anchor_queries_can_come_later(path, tmp_path) -> None:
     index = adacur.load(path, scorer=Overlap())
-    index.add([Item("new", "lamp 0 beside the violin lamp")], progress=False)
-    index.remove(["i3"])
-    change = index.add_anchors(ANCHORS, progress=False)
+    Edited(index).add([Item("new", "lamp 0 beside the violin lamp")])
+    Edited(index).remove(["i3"])
+    change = Edited(index).add_anchors(ANCHORS)
     assert (change.items, change.anchors, change.calls) == (200, 10, 2000)
     kept = [*(one for one in ITEMS if one.id != "i3"), Item("new", "lamp 0 beside the violin lamp")]
     whole = adacur.build(kept, ANCHORS, scorer=Overlap(), path=tmp_path / "whole", progress=False)
     assert np.array_equal(index.matrix, whole.matrix)
     assert index.search(QUESTION, 5, budget=40).ids == whole.search(QUESTION, 5, budget=40).ids
-    index.remove(["i7"])
-    index.add([Item("i7", "castle 7 beside the river")], progress=False)
-    index.compact()
+    Edited(index).remove(["i7"])
+    Edited(index).add([Item("i7", "castle 7 beside the river")])
+    Edited(index).compact()
     assert adacur.verify(path).problems == ()
     assert (len(index), len(index.anchor_queries)) == (200, 10)
 

@@ -1,0 +1,284 @@
+"""From texts to an index: what it would cost, and the build."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack, overload
+
+import numpy as np
+
+from adacur.core.errors import InputError
+from adacur.core.protocols import Scorer
+from adacur.core.records import Item, Query, as_queries
+from adacur.data import ItemFile, as_items, pseudo_queries
+from adacur.first_stages.opening import encoder as open_encoder
+from adacur.index import (
+    Drift,
+    Encode,
+    Estimate,
+    On,
+    Origin,
+    Progress,
+    Sparse,
+    build_scores,
+    build_status,
+    estimate,
+    is_finished,
+    scoring_bar,
+    time_encoder,
+)
+from adacur.index.build import check_dtype
+from adacur.index.folder import pairs_done
+from adacur.index.object_store import refuse_url
+from adacur.index.sparse import sparse_pairs_done
+from adacur.index.workers import check_workers
+from adacur.scorers.opening import scorer as open_scorer
+from adacur.search import AnchorIndex
+from adacur.search.first_stages import FirstStage, add_first_stages, check_first_stages, check_leads, listed_stages
+from adacur.search.opening import open_folder
+from adacur.search.sparse_build import build_sparse, check_not_sparse, dense_among
+from adacur.search.tuning import FEWEST_QUERIES
+
+__all__ = ["build"]
+
+_log = logging.getLogger("adacur.build")
+
+# A new index is tuned for what a search without options does.
+_USUAL_K, _USUAL_BUDGET = 10, 100
+_QUICK_QUERIES = 50
+_MOST_SCORES_TO_TUNE = 100_000_000
+_SAMPLE_ITEMS, _SAMPLE_QUERIES = 512, 64
+_FEWEST_TIMED = 64
+
+
+class BuildOptions(TypedDict, total=False):
+    """What `build` accepts by name beside scorer and path."""
+
+    first: FirstStage | Sequence[FirstStage]
+    encoder: Any
+    sparse: Sparse | float | None
+    on: On
+    seed: int
+    dtype: str
+    block_items: int | None
+    tune: bool
+    progress: bool
+    command: Sequence[str]
+
+
+_Items = Iterable[Item | str] | str | Path
+_Queries = Iterable[Query | str] | int
+
+
+@overload
+def build(
+    items: _Items,
+    anchor_queries: _Queries,
+    *,
+    scorer: Any,
+    path: str | Path,
+    dry_run: Literal[False] = False,
+    **options: Unpack[BuildOptions],
+) -> AnchorIndex: ...
+
+
+@overload
+def build(
+    items: _Items,
+    anchor_queries: _Queries,
+    *,
+    scorer: Any,
+    path: str | Path,
+    dry_run: Literal[True],
+    **options: Unpack[BuildOptions],
+) -> Estimate: ...
+
+
+def build(
+    items: _Items,
+    anchor_queries: _Queries,
+    *,
+    scorer: Any,
+    path: str | Path,
+    first: FirstStage | Sequence[FirstStage] = "bm25",
+    encoder: Any = None,
+    sparse: Sparse | float | None = None,
+    on: On = None,
+    seed: int = 0,
+    dtype: str = "float32",
+    block_items: int | None = None,
+    tune: bool = True,
+    progress: bool = True,
+    dry_run: bool = False,
+    command: Sequence[str] = (),
+) -> AnchorIndex | Estimate:
+    """Score every item against every anchor query, keep the scores in a folder, and open it.
+
+    Costs items × anchor queries scorer calls, and up to half a percent more to choose the size of a block; the cost is
+    logged first (INFO, "adacur.build"). A build that was interrupted continues where it stopped when called again; a
+    finished one is opened. A scorer without weights to compare, such as a function, is then recognised by 8 or 32
+    calls.
+
+    - items: records, texts (their ids are then 0, 1, 2 …), or the path of a file that `adacur.data.read_items` reads.
+      Of an `ItemFile` the index remembers the fields, by which edits read other files.
+    - anchor_queries: queries; a number to make that many pseudo-queries from the items; or 0 for an index that is
+      searched by its first stages alone, until anchor queries are added.
+    - scorer: what `adacur.scorer` opens, such as a name or a function of (query text, item text) pairs.
+    - path: the folder to write.
+    - first: first stages to keep: "bm25", "dense" (with `encoder`), several of them, or objects.
+    - encoder: what `adacur.encoder` opens.
+    - sparse: `Sparse(…)`, a number of items or a share such as .05: each anchor query is scored against these only,
+      and the other scores are predicted by the dense first stage, which is then needed. Such an index is not tuned:
+      its anchor queries' true best are not known.
+    - on: None (this process, or one per device), a number of local processes, or `Ray(…)`.
+    - seed: of pseudo-queries, draws and tuning.
+    - dtype: "float32" or "float16".
+    - block_items: items between two save points; default: about 20 s of work.
+    - tune: end with a quick tuning for the best 10 within 100 calls, unless there are more than 100 million scores,
+      which it would have to hold in memory.
+    - progress: show bars.
+    - dry_run: return the `Estimate` instead, at the cost of timing the scorer and the encoder on a sample.
+    - command: arguments of the command line, by which an unfinished index says how to continue it.
+    """
+    records = as_items(items)
+    dual, stages = open_encoder(encoder), listed_stages(first)
+    check_first_stages(stages, encoder=dual)
+    check_dtype(dtype)
+    share = sparse if isinstance(sparse, Sparse) or sparse is None else Sparse(sparse)
+    if anchor_queries == 0:
+        check_leads(stages)
+    if share is not None:
+        dense_among(stages)
+        if anchor_queries == 0 or on is not None:
+            raise InputError(f"A sparse index must have anchor queries and be built in one process; got on={on!r}.")
+    refuse_url(path, "A build")
+    opened = open_scorer(scorer)
+    check_workers(on, opened)
+    if isinstance(anchor_queries, int):
+        records = records if isinstance(records, ItemFile) else list(records)
+        queries = pseudo_queries(records, anchor_queries, seed=seed) if anchor_queries else None
+    else:
+        queries = as_queries(anchor_queries)
+    if dry_run:
+        encode = _encoders(stages, dual)
+        return _estimate(records, queries, opened, path, share=share, encode=encode, dtype=dtype, seed=seed, on=on)
+    was_finished = is_finished(path)
+    origin = _origin(records, command)
+    latest: Progress | None = None
+    with scoring_bar(progress) as show:
+
+        def report(now: Progress) -> None:
+            nonlocal latest
+            latest = now
+            if show is not None:
+                show(now)
+
+        common: dict[str, Any] = {"scorer": opened, "path": path, "dtype": dtype, "seed": seed, "origin": origin}
+        if share is not None and queries is not None:
+            folder = build_sparse(
+                records,
+                queries,
+                sparse=share,
+                first=stages,
+                encoder=dual,
+                progress=report,
+                show_encoding=progress,
+                **common,
+            )
+        else:
+            check_not_sparse(path)
+            folder = build_scores(records, queries, block_items=block_items, on=on, progress=report, **common)
+    add_first_stages(stages, items=folder.items, path=folder.path, encoder=dual, progress=progress)
+    drift: Drift | None = latest.drift if latest is not None else None
+    index = open_folder(folder, scorer=opened, encoder=dual, check=was_finished, built=not was_finished, drift=drift)
+    if tune and share is None and not was_finished:
+        _tune_quickly(index, seed=seed)
+    return index
+
+
+def _estimate(
+    items: Iterable[Item],
+    queries: Sequence[Query] | None,
+    scorer: Scorer,
+    path: str | Path,
+    *,
+    share: Sparse | None,
+    encode: Sequence[Encode],
+    dtype: str,
+    seed: int,
+    on: On,
+) -> Estimate:
+    sample, n_items = _sample(items)
+    n_anchors = len(queries or ())
+    pairs = (n_items if share is None else share.per_query(n_items)) * n_anchors
+    status = build_status(path)
+    done = pairs_done(path) if share is None else sparse_pairs_done(path)
+    status = "building" if status is None and done else status
+    size = {"n_items": n_items, "n_anchors": n_anchors, "pairs": pairs}
+    n_bytes = n_items * n_anchors * np.dtype(dtype).itemsize
+    if status == "complete":
+        return Estimate(**size, bytes=n_bytes, pairs_done=pairs, status=status)
+    if not queries:
+        paces = [time_encoder(sample, one, seed=seed) for one in encode]
+        mean, low, high = (sum(n_items / getattr(one, of) for one in paces) for of in ("mean", "fastest", "slowest"))
+        times = {"seconds": mean, "low": low, "high": high, "encoding_seconds": mean}
+        return Estimate(**size, bytes=n_bytes, status=status, **times)
+    (cost,) = estimate(
+        sample,
+        queries[:_SAMPLE_QUERIES],
+        scorer=scorer,
+        n_items=n_items,
+        n_anchors=[n_anchors],
+        items_per_anchor=pairs // n_anchors,
+        encode=encode,
+        dtype=dtype,
+        seed=seed,
+        most_calls=max(_FEWEST_TIMED, pairs // 100),
+        on=on,
+    )
+    left = (pairs - done) / pairs
+    return replace(
+        cost, seconds=cost.seconds * left, low=cost.low * left, high=cost.high * left, pairs_done=done, status=status
+    )
+
+
+def _sample(items: Iterable[Item]) -> tuple[list[Item], int]:
+    """Some items from all over the collection, and how many it has."""
+    draw = random.Random(0)
+    sample: list[Item] = []
+    seen = 0
+    for seen, item in enumerate(items, 1):
+        if len(sample) < _SAMPLE_ITEMS:
+            sample.append(item)
+        elif (place := draw.randrange(seen)) < _SAMPLE_ITEMS:
+            sample[place] = item
+    return sample, seen
+
+
+def _encoders(stages: Sequence[FirstStage], encoder: Any) -> list[Encode]:
+    """How the items are encoded, once for each first stage that does."""
+    by_stage = {"dense": "encode_items", "multi-vector": "encode_item_tokens"}
+    return [getattr(encoder, by_stage[stage]) for stage in stages if isinstance(stage, str) and stage in by_stage]
+
+
+def _origin(items: Iterable[Item], command: Sequence[str]) -> Origin | None:
+    if not isinstance(items, ItemFile) and not command:
+        return None
+    fields = (items.id_field, items.text_fields) if isinstance(items, ItemFile) else (None, None)
+    return Origin(*fields, command=tuple(command), folder=str(Path.cwd()) if command else "")
+
+
+def _tune_quickly(index: AnchorIndex, *, seed: int) -> None:
+    n_anchors = len(index.anchor_queries)
+    # A smaller index has nothing to choose between: all its items are scored, or chance decides.
+    if len(index) <= _USUAL_BUDGET or not 0 < len(index) * n_anchors <= _MOST_SCORES_TO_TUNE:
+        return
+    if n_anchors < FEWEST_QUERIES:
+        _log.info("Not tuned: %d anchor queries, and %d are needed.", n_anchors, FEWEST_QUERIES)
+        return
+    tuning = index.tune(k=_USUAL_K, budget=_USUAL_BUDGET, queries=_QUICK_QUERIES, seed=seed, quick=True)
+    _log.info("%s", tuning.verdict)

@@ -1,0 +1,212 @@
+"""Editing an index: several changes, one new version, one rebuild of the first stages."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from adacur.core.arrays import BoolArray
+from adacur.core.errors import AdacurError, IndexLocked, InputError
+from adacur.core.protocols import Items, Scorer
+from adacur.core.records import Item, Query, as_queries, check_item
+from adacur.data import ItemFile
+from adacur.index import IndexFolder, On, Origin, Update, prune, scoring_bar, updating
+from adacur.index.updates import repeatable
+from adacur.search.compression import is_compressed
+from adacur.search.first_stages import check_first_stages_follow, follow_first_stages
+from adacur.search.tuned import TUNED, TuningWarning, read_tunings
+
+if TYPE_CHECKING:
+    from adacur.search.anchor_index import AnchorIndex
+
+__all__ = ["Change", "Edit", "edit_index"]
+
+_log = logging.getLogger("adacur.change")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What an edit made of an index: its `version` now, what it holds, and the scorer `calls` paid for new scores.
+
+    Beside these, `recognising` calls went into recognising the scorer and `timing` into choosing the size of a block.
+    `lost` names what belonged to the version before and must be made again: "compressed features", "tunings"; those
+    were for the pairs of k and budget in `tuned_for`.
+    """
+
+    version: int
+    items: int
+    anchors: int
+    calls: int
+    recognising: int = 0
+    timing: int = 0
+    lost: tuple[str, ...] = ()
+    tuned_for: tuple[tuple[int, int], ...] = ()
+
+
+@contextlib.contextmanager
+def edit_index(index: AnchorIndex, *, on: On = None, progress: bool = True) -> Iterator[Edit]:
+    """Hold an index against other writers while its changes are made; at the end it moves on to the new version.
+
+    New scores are paid for where a change is requested, and stored at once: after an interruption or an error the
+    index is as it was, and the same edit again continues where it stopped. First stages follow at the end; compressed
+    features and tunings do not, and must be made again.
+
+    - on: where new pairs are scored, as for `adacur.build`.
+    - progress: show bars.
+    """
+    path = index._editable_path()
+    with updating(path) as update:
+        edit = Edit(index, update, on=on, progress=progress)
+        try:
+            yield edit
+            folder = edit._finish()
+        finally:
+            edit._is_over = True
+    if folder is not None:
+        index._follow(folder)
+        # The version before could not be deleted while this index had it open.
+        with contextlib.suppress(IndexLocked):
+            prune(path)
+
+
+class Edit:
+    """The changes of an index that are made together; `change` says after the `with` block what they came to."""
+
+    def __init__(self, index: AnchorIndex, update: Update, *, on: On, progress: bool) -> None:
+        self._index = index
+        self._update = update
+        self._on = on
+        self._progress = progress
+        self._is_changed = False
+        self._is_over = False
+        self._scorer: Scorer | None = None
+        self._change: Change | None = None
+
+    @property
+    def change(self) -> Change:
+        """What the edit did and what it cost; after the `with` block."""
+        if self._change is None:
+            raise InputError("edit.change is known after the `with` block, where no error ended it.")
+        return self._change
+
+    def add(self, items: Iterable[Item] | str | Path) -> None:
+        """Add items, at one scorer call per anchor query each.
+
+        A path is read by the fields that the index was built with.
+        """
+        update, items = self._open(), self._items(items)
+        n_new = update.check_new_items(items)
+        check_first_stages_follow(self._index._stages(update.current).values())
+        scorer = self._opened_scorer() if update.n_anchors else None
+        _log.info("%s × %s: %s scorer calls.", *_counts(n_new, update.n_anchors))
+        with scoring_bar(self._progress) as show:
+            update.add(items, scorer=scorer, on=self._on, progress=show)
+        self._is_changed = True
+
+    def replace(self, items: Iterable[Item] | str | Path) -> None:
+        """Give items of the index other texts and metadata; costs what adding them does."""
+        update, items = self._open(), self._items(items)
+        for item in items:
+            check_item(item)
+        with update.undone_on_error():
+            update.remove([item.id for item in items], replaced=True)
+            self.add(items)
+
+    def remove(self, ids: Iterable[str]) -> None:
+        """Remove items by their ids; calls no scorer."""
+        self._open().remove(ids)
+        self._is_changed = True
+
+    def add_anchors(self, queries: Iterable[Query | str]) -> None:
+        """Add anchor queries, at one scorer call per item each."""
+        update, queries = self._open(), as_queries(queries)
+        n_new = len(update.check_new_anchors(queries))
+        scorer = self._opened_scorer()
+        _log.info("%s × %s: %s scorer calls.", *_counts(update.n_items, n_new))
+        with scoring_bar(self._progress) as show:
+            update.add_anchors(queries, scorer=scorer, on=self._on, progress=show)
+        self._is_changed = True
+
+    def add_anchor_scores(self, queries: Iterable[Query | str], scores: Any, *, exact: BoolArray | None = None) -> None:
+        """Add anchor queries whose scores are known, without a scorer call.
+
+        - scores: (queries, items), items in the order of the index.
+        - exact: of the same shape, false where a score was predicted.
+        """
+        self._open().add_anchor_scores(queries, scores, exact=exact)
+        self._is_changed = True
+
+    def drop_anchors(self, ids: Iterable[str]) -> None:
+        """Remove anchor queries by their ids; calls no scorer."""
+        self._open().drop_anchors(ids)
+        self._is_changed = True
+
+    def compact(self) -> None:
+        """Copy what counts into one part and delete what no version in use needs; tunings and the like stay."""
+        self._open().compact()
+        self._is_changed = True
+
+    def _open(self) -> Update:
+        if self._is_over:
+            raise InputError("This edit is over. Start another: with index.edit() as edit: …")
+        return self._update
+
+    def _items(self, items: Iterable[Item] | str | Path) -> Iterable[Item]:
+        if not isinstance(items, str | Path):
+            return repeatable(items)
+        origin = self._index.origin or Origin()
+        return ItemFile(items, id_field=origin.id_field, text_fields=origin.text_fields)
+
+    def _opened_scorer(self) -> Scorer:
+        """The scorer of the index, recognised once; after whatever is refused without it."""
+        if self._scorer is None:
+            self._scorer, calls = self._index._recognised_scorer(self._update.current, self._on)
+            self._update.recognising += calls
+        return self._scorer
+
+    def _finish(self) -> IndexFolder | None:
+        """Switch to the new version, if there is a change."""
+        update, old = self._update, self._update.current
+        if not self._is_changed:
+            self._change = Change(old.version, len(old.items), len(old.anchor_queries), calls=0)
+            return None
+
+        def write(home: Path, items: Items, new: Collection[str]) -> Sequence[str]:
+            stages = self._index._stages(old)
+            return follow_first_stages(stages, home=home, items=items, new=new, progress=self._progress)
+
+        folder = update.switch(write)
+        lost = {
+            "compressed features": is_compressed(old.home) and not is_compressed(folder.home),
+            "tunings": (old.home / TUNED).exists() and not (folder.home / TUNED).exists(),
+        }
+        self._change = Change(
+            folder.version,
+            len(folder.items),
+            len(folder.anchor_queries),
+            calls=update.calls,
+            recognising=update.recognising,
+            timing=update.timing,
+            lost=tuple(what for what, is_lost in lost.items() if is_lost),
+            tuned_for=_tuned_for(old) if lost["tunings"] else (),
+        )
+        return folder
+
+
+def _tuned_for(folder: IndexFolder) -> tuple[tuple[int, int], ...]:
+    # A file that cannot be read is no reason to fail: the change is made by now.
+    with contextlib.suppress(AdacurError), warnings.catch_warnings():
+        warnings.simplefilter("ignore", TuningWarning)
+        return tuple((one.k, one.budget) for one in read_tunings(folder.home, anchor_queries=folder.anchor_queries))
+    return ()
+
+
+def _counts(n_items: int, n_anchors: int) -> tuple[str, str, str]:
+    items = "1 item" if n_items == 1 else f"{n_items:,} items"
+    anchors = "1 anchor query" if n_anchors == 1 else f"{n_anchors:,} anchor queries"
+    return items, anchors, f"{n_items * n_anchors:,}"
