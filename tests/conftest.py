@@ -14,7 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adacur import AnchorIndex, Item, MatrixRetriever, MatrixScorer, Query
+from adacur import AnchorIndex, Item, Query
+from adacur.first_stages import MatrixRetriever
+from adacur.scorers import MatrixScorer
 from tests.object_stores import s3_endpoint, s3_url
 
 __all__ = ["s3_endpoint", "s3_url"]

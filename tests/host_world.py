@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import adacur
-from adacur import FunctionScorer, Item
+from adacur import Item
+from adacur.scorers import FunctionScorer
 
 KINDS = ["river", "city", "mountain", "ship"]
 PLACES = ["north", "south", "coast", "desert", "capital", "island"]

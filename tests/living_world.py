@@ -90,7 +90,7 @@ def found(index: AnchorIndex, asked: Sequence[str], *, method: str, **options: o
     limits = {} if method == "exact" else {"budget": 12, "rounds": 3}
     if method == "anncur":
         limits.pop("rounds")
-    hits = index.search_batch(asked, k, method=method, **limits, **options)
+    hits = index.search(asked, k, method=method, **limits, **options)
     return [_told(one, index) for one in hits]
 
 

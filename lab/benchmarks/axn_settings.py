@@ -12,7 +12,7 @@ import argparse
 import numpy as np
 from score_folders import read_score_folder
 
-from adacur import AdaCUR, AnchorIndex, Budget
+from adacur import AdaCUR, AnchorIndex
 from adacur.approximation import EmbeddingRegression
 from adacur.evaluation import top_k_recall
 from adacur.search.methods import without_anchors
@@ -51,13 +51,13 @@ def main() -> None:
                 folder.item_embeddings, embed_queries=folder.embed_queries, blend=blend, ridge=ridge
             )
             for calls in budgets:
-                found = AdaCUR(
-                    index=without_anchors(index),
-                    scorer=folder.scorer,
-                    budget=Budget(calls=calls, rounds=arguments.rounds),
+                found = AnchorIndex(without_anchors(index), scorer=folder.scorer).search(
+                    folder.test,
+                    min(max(KS), calls),
+                    budget=calls,
+                    method=AdaCUR(rounds=arguments.rounds, approximator=approximator),
                     first=folder.dense,
-                    approximator=approximator,
-                ).search(folder.test, min(max(KS), calls))
+                )
                 means.append([top_k_recall(found, folder.test_scores, k=k).mean() for k in KS])
         cells = "  ".join(f"{mean:.4f}" for mean in np.mean(means, axis=0))
         print(f"  blend {blend:<4} ridge {ridge:<4} {cells}  mean {np.mean(means):.4f}", flush=True)

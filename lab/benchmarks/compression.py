@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 from score_folders import read_score_folder
 
-from adacur import AdaCUR, Budget, GaussianModel
+from adacur import AdaCUR, AnchorIndex
+from adacur.approximation import GaussianModel
 from adacur.evaluation import top_k_recall
 from adacur.index import AnchorTable
 from adacur.search.settings import default_settings
@@ -49,16 +50,19 @@ def main() -> None:
             for budget in BUDGETS:
                 for k in KS:
                     settings = default_settings(k)
-                    hits = AdaCUR(
-                        index=table,
-                        scorer=folder.scorer,
-                        budget=Budget(calls=budget, rounds=5),
+                    hits = AnchorIndex(table, scorer=folder.scorer).search(
+                        folder.test,
+                        min(k, budget),
+                        budget=budget,
+                        method=AdaCUR(
+                            rounds=5,
+                            approximator=settings.approximator(approximator),
+                            first_batch=settings.first_batch,
+                            first_share=settings.first_share,
+                            first_weight=settings.first_weight,
+                        ),
                         first=folder.dense,
-                        approximator=settings.approximator(approximator),
-                        first_batch=settings.first_batch,
-                        first_share=settings.first_share,
-                        first_weight=settings.first_weight,
-                    ).search(folder.test, min(k, budget))
+                    )
                     missed.append(1 - float(top_k_recall(hits, folder.test_scores, k=k).mean()))
             cells.setdefault(name, []).extend(missed)
             size = f"{sizes[name] / len(folder.items):>7,.0f} bytes per item"

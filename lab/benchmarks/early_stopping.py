@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 from score_folders import ScoreFolder, read_score_folder
 
-from adacur import AdaCUR, AnchorIndex, Budget, GaussianModel, Hits
+from adacur import AdaCUR, AnchorIndex, Budget, Hits
+from adacur.approximation import GaussianModel
 from adacur.evaluation import bootstrap_interval
 from adacur.search import AdaptiveSearch, rounds
 from adacur.search.settings import default_settings
@@ -58,17 +59,19 @@ def searched(
     index: AnchorIndex, folder: ScoreFolder, approximator: GaussianModel, *, k: int, budget: Budget, stop_when: float
 ) -> list[Hits]:
     settings = default_settings(k)
-    return AdaCUR(
-        index=index,
-        scorer=folder.scorer,
+    return AnchorIndex(index, scorer=folder.scorer).search(
+        folder.test,
+        k,
         budget=budget,
+        method=AdaCUR(
+            approximator=settings.approximator(approximator),
+            first_batch=settings.first_batch,
+            first_share=settings.first_share,
+            first_weight=settings.first_weight,
+            stop_when=stop_when,
+        ),
         first=folder.dense,
-        approximator=settings.approximator(approximator),
-        first_batch=settings.first_batch,
-        first_share=settings.first_share,
-        first_weight=settings.first_weight,
-        stop_when=stop_when,
-    ).search(folder.test, k)
+    )
 
 
 def recall_by_round(hits: Hits, exact: np.ndarray, k: int) -> np.ndarray:

@@ -21,11 +21,12 @@ from typing import Any
 
 from score_folders import read_score_folder
 
-from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, Item, MatrixRetriever, MatrixScorer, Query, Rerank
+from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, Item, Query, Rerank
 from adacur.core.protocols import Retriever
 from adacur.data import fetch, read_items, read_queries
 from adacur.evaluation import bootstrap_interval, top_k_recall
-from adacur.first_stages import BM25, MultiVector, OnnxEncoder, TfIdf, bge_small
+from adacur.first_stages import BM25, MatrixRetriever, MultiVector, OnnxEncoder, TfIdf, bge_small
+from adacur.scorers import MatrixScorer
 
 
 def main() -> None:

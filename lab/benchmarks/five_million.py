@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 import adacur
+from adacur import Gaussian
 from adacur.approximation import PackedRows
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Item, Query
@@ -235,7 +236,9 @@ def searched(path: Path, *, device: str | None, queries: int, **options: Any) ->
         scorer.seconds[:] = 0.0
         if query:
             started = np.array([time.perf_counter(), time.process_time()])
-        hits = index.search(Query(f"q{query}", str(query)), K, budget=BUDGET, rounds=ROUNDS, first=first, **options)
+        hits = index.search(
+            Query(f"q{query}", str(query)), K, budget=BUDGET, method=Gaussian(rounds=ROUNDS), first=first, **options
+        )
         clock, processors = np.array([time.perf_counter(), time.process_time()]) - started - scorer.seconds
         yield float(clock), float(processors), hits
 
@@ -363,7 +366,7 @@ class Numbers:
 def compressed(path: Path) -> None:
     with Memory() as memory:
         started = time.perf_counter()
-        done = adacur.compress(path, encoder=Numbers())
+        done = adacur.search.compress(path, encoder=Numbers())
         seconds = time.perf_counter() - started
     n_items = len(adacur.load(path, check=False))
     size = sum(file.stat().st_size for file in (path / "gaussian").iterdir())

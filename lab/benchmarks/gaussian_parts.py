@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from score_folders import ScoreFolder, read_score_folder
 
-from adacur import AdaCUR, AnchorIndex, Budget, GaussianModel
+from adacur import AdaCUR, AnchorIndex
+from adacur.approximation import GaussianModel
 from adacur.evaluation import top_k_recall
 
 FIRST_WEIGHT = {"first_weight": 0.25}
@@ -38,14 +39,13 @@ def measured(folder: ScoreFolder, index: AnchorIndex, name: str, *, budgets: lis
     approximator = GaussianModel(**given)
     missed = []
     for calls in budgets:
-        hits = AdaCUR(
-            index=index,
-            scorer=folder.scorer,
-            budget=Budget(calls=calls, rounds=rounds),
+        hits = AnchorIndex(index, scorer=folder.scorer).search(
+            folder.test,
+            min(max(KS), calls),
+            budget=calls,
+            method=AdaCUR(rounds=rounds, approximator=approximator, **spending),
             first=folder.dense,
-            approximator=approximator,
-            **spending,
-        ).search(folder.test, min(max(KS), calls))
+        )
         missed += [1 - top_k_recall(hits, folder.test_scores, k=k).mean() for k in KS]
     return float(np.mean(missed))
 

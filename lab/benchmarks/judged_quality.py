@@ -21,9 +21,10 @@ import numpy as np
 from recall_at_budget import numbers, read_judgements
 from score_folders import ScoreFolder, read_score_folder
 
-from adacur import AnchorIndex, Dense, Hits, MatrixScorer, Query
+from adacur import AnchorIndex, Dense, First, Hits, Query
 from adacur.evaluation import JudgedTuning, bootstrap_interval, judged_quality, top_k_recall, tune_fuse
 from adacur.first_stages.encoders import EncoderCard
+from adacur.scorers import MatrixScorer
 
 ALL = 1_000_000
 K = 10
@@ -98,7 +99,7 @@ def measure(
         for method in ("exact", "rerank", "gaussian"):
             for calls in budgets if method != "exact" else [len(folder.items)]:
                 spent = {} if method == "exact" else {"budget": calls, "rounds": min(5, calls)}
-                hits = index.search_batch(folder.test, K, method=method, fuse=weight, **spent)
+                hits = index.search(folder.test, K, method=method, first=First(fuse=weight), **spent)
                 rows.append({"method": method, "budget": calls, "fuse": weight} | measured(hits, folder, qrels))
                 print(f"  {rows[-1]}", flush=True)
     return [{"domain": folder.domain, "anchors": len(folder.anchors)} | row for row in rows]

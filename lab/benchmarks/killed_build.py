@@ -39,7 +39,7 @@ def score(pairs):
 
 items = (adacur.Item(f"i{n}", f"item {n}") for n in range(n_items))
 anchors = [adacur.Query(f"a{n}", f"anchor {n}") for n in range(n_anchors)]
-scorer = adacur.FunctionScorer(score, name="checksum")
+scorer = adacur.scorers.FunctionScorer(score, name="checksum")
 adacur.build(items, anchors, scorer=scorer, path=folder, first=(), block_items=block_items, progress=False)
 """
 

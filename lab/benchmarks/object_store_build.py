@@ -64,7 +64,7 @@ def build(asked: argparse.Namespace, path: str, log: Path, *, kill_after: int = 
 
     items = (adacur.Item(f"i{n}", f"item {n} of kind {n % 13}") for n in range(asked.items))
     anchors = [adacur.Query(f"a{n}", f"anchor {n} kind {n % 13}") for n in range(asked.anchors)]
-    scorer = adacur.FunctionScorer(score, name="checksum")
+    scorer = adacur.scorers.FunctionScorer(score, name="checksum")
     return adacur.build(
         items, anchors, scorer=scorer, path=path, block_items=asked.block_items, tune=False, progress=False
     )
@@ -120,9 +120,9 @@ def row(
         build(asked, path, log)
     seconds = time.perf_counter() - began
     os.environ["ADACUR_CACHE"] = str(folder / f"{name} reader's cache")
-    with adacur.load(path, scorer=adacur.FunctionScorer(score_pairs, name="checksum"), check=False) as index:
+    with adacur.load(path, scorer=adacur.scorers.FunctionScorer(score_pairs, name="checksum"), check=False) as index:
         scores = hashlib.sha256(index.matrix.tobytes()).hexdigest()[:16]
-        found = index.search_batch([f"item {n} kind {n % 13}" for n in range(QUERIES)], 10, budget=100)
+        found = index.search([f"item {n} kind {n % 13}" for n in range(QUERIES)], 10, budget=100)
         hits = [[(hit.id, hit.score) for hit in one] for one in found]
     answers = hashlib.sha256(repr(hits).encode()).hexdigest()[:16]
     twice = sum(count > 1 for count in collections.Counter(log.read_text().splitlines()).values())

@@ -20,8 +20,10 @@ import numpy as np
 from recall_at_budget import numbers
 from score_folders import ScoreFolder, read_score_folder
 
-from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, GaussianModel, MatrixRetriever, Rerank
+from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, Rerank
+from adacur.approximation import GaussianModel
 from adacur.evaluation import top_k_recall
+from adacur.first_stages import MatrixRetriever
 from adacur.search.settings import GaussianSettings, default_settings
 from adacur.search.tuning import Replay, tune
 

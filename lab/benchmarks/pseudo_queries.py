@@ -19,7 +19,8 @@ import numpy as np
 from score_folders import ScoreFolder, read_score_folder
 
 import adacur
-from adacur import AdaCUR, AnchorIndex, Budget, GaussianModel, Query, Rerank
+from adacur import AdaCUR, AnchorIndex, Budget, Query, Rerank
+from adacur.approximation import GaussianModel
 from adacur.data import fetch, pseudo_queries, wikivital
 from adacur.evaluation import bootstrap_interval, top_k_recall
 from adacur.first_stages import bge_small

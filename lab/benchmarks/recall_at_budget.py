@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from score_folders import ScoreFolder, read_score_folder
 
-from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, Exact, GaussianModel, Hits, Rerank, Softmax, TopK, Uniform
-from adacur.approximation import EmbeddingRegression, Oracle
+from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, Exact, Hits, Rerank
+from adacur.approximation import EmbeddingRegression, GaussianModel, Oracle, Softmax, TopK, Uniform
 from adacur.core.protocols import Acquisition
 from adacur.data import read_qrels
 from adacur.evaluation import bootstrap_interval, judged_quality, top_k_recall
@@ -34,7 +34,9 @@ Method = Callable[[AnchorIndex, ScoreFolder, Budget, int], list[Hits]]
 def best_split(index: AnchorIndex, folder: ScoreFolder, budget: Budget, k: int, *, first: Any) -> list[Hits]:
     """ANNCUR as the paper reports it: the best of nine splits, chosen on the test queries (an upper bound)."""
     runs = [
-        ANNCUR(index=index, scorer=folder.scorer, budget=budget, first=first, split=tenth / 10).search(folder.test, k)
+        AnchorIndex(index, scorer=folder.scorer).search(
+            folder.test, k, budget=budget, method=ANNCUR(split=tenth / 10), first=first
+        )
         for tenth in range(1, 10)
     ]
     return max(runs, key=lambda run: top_k_recall(run, folder.test_scores, k=k).mean())
@@ -43,7 +45,7 @@ def best_split(index: AnchorIndex, folder: ScoreFolder, budget: Budget, k: int, 
 def held_out(index: AnchorIndex, folder: ScoreFolder, budget: Budget, k: int) -> list[Hits]:
     """ANNCUR with the split that is best on held-out anchor queries: what a user can have."""
     split = held_out_split(index, budget=budget, k=k)
-    return ANNCUR(index=index, scorer=folder.scorer, budget=budget, split=split).search(folder.test, k)
+    return AnchorIndex(index, scorer=folder.scorer).search(folder.test, k, budget=budget, method=ANNCUR(split=split))
 
 
 def by_oracle(choice: Acquisition, *, mask_top_k: bool = False) -> Method:
@@ -65,16 +67,18 @@ def by_oracle(choice: Acquisition, *, mask_top_k: bool = False) -> Method:
 def gaussian(index: AnchorIndex, folder: ScoreFolder, budget: Budget, k: int) -> list[Hits]:
     """The default of `index.search`, as it comes, in the number of rounds asked for."""
     settings = default_settings(k)
-    return AdaCUR(
-        index=index,
-        scorer=folder.scorer,
+    return AnchorIndex(index, scorer=folder.scorer).search(
+        folder.test,
+        k,
         budget=budget,
+        method=AdaCUR(
+            approximator=settings.approximator(approximator_of(index, folder)),
+            first_batch=settings.first_batch,
+            first_share=settings.first_share,
+            first_weight=settings.first_weight,
+        ),
         first=folder.dense,
-        approximator=settings.approximator(approximator_of(index, folder)),
-        first_batch=settings.first_batch,
-        first_share=settings.first_share,
-        first_weight=settings.first_weight,
-    ).search(folder.test, k)
+    )
 
 
 _approximators: dict[int, GaussianModel] = {}
@@ -90,45 +94,47 @@ def approximator_of(index: AnchorIndex, folder: ScoreFolder) -> GaussianModel:
 
 # Each method answers all test queries: (index, folder, budget, k) -> hits.
 METHODS: dict[str, Method] = {
-    "adacur": lambda index, folder, budget, k: AdaCUR(
-        index=index, scorer=folder.scorer, budget=budget, first=folder.dense
-    ).search(folder.test, k),
-    "adacur_random": lambda index, folder, budget, k: AdaCUR(index=index, scorer=folder.scorer, budget=budget).search(
-        folder.test, k
+    "adacur": lambda index, folder, budget, k: AnchorIndex(index, scorer=folder.scorer).search(
+        folder.test, k, budget=budget, method=AdaCUR(), first=folder.dense
     ),
-    "adacur_softmax": lambda index, folder, budget, k: AdaCUR(
-        index=index, scorer=folder.scorer, budget=budget, first=folder.dense, acquisition=Softmax()
-    ).search(folder.test, k),
+    "adacur_random": lambda index, folder, budget, k: AnchorIndex(index, scorer=folder.scorer).search(
+        folder.test, k, budget=budget, method=AdaCUR()
+    ),
+    "adacur_softmax": lambda index, folder, budget, k: AnchorIndex(index, scorer=folder.scorer).search(
+        folder.test, k, budget=budget, method=AdaCUR(acquisition=Softmax()), first=folder.dense
+    ),
     "gaussian": gaussian,
-    "axn": lambda index, folder, budget, k: AdaCUR(
-        index=without_anchors(index),
-        scorer=folder.scorer,
+    "axn": lambda index, folder, budget, k: AnchorIndex(without_anchors(index), scorer=folder.scorer).search(
+        folder.test,
+        k,
         budget=budget,
+        method=AdaCUR(approximator=EmbeddingRegression(folder.item_embeddings, embed_queries=folder.embed_queries)),
         first=folder.dense,
-        approximator=EmbeddingRegression(folder.item_embeddings, embed_queries=folder.embed_queries),
-    ).search(folder.test, k),
-    "uniform": lambda index, folder, budget, k: AdaCUR(
-        index=index, scorer=folder.scorer, budget=budget, acquisition=Uniform()
-    ).search(folder.test, k),
+    ),
+    "uniform": lambda index, folder, budget, k: AnchorIndex(index, scorer=folder.scorer).search(
+        folder.test, k, budget=budget, method=AdaCUR(acquisition=Uniform())
+    ),
     "topk_oracle": by_oracle(TopK()),
     "topk_oracle_masked": by_oracle(TopK(), mask_top_k=True),
     "softmax_oracle": by_oracle(Softmax()),
     "softmax_oracle_masked": by_oracle(Softmax(), mask_top_k=True),
-    "anncur": lambda index, folder, budget, k: ANNCUR(index=index, scorer=folder.scorer, budget=budget).search(
-        folder.test, k
+    "anncur": lambda index, folder, budget, k: AnchorIndex(index, scorer=folder.scorer).search(
+        folder.test, k, budget=budget, method=ANNCUR()
     ),
-    "anncur_dense": lambda index, folder, budget, k: ANNCUR(
-        index=index, scorer=folder.scorer, budget=budget, first=folder.dense
-    ).search(folder.test, k),
+    "anncur_dense": lambda index, folder, budget, k: AnchorIndex(index, scorer=folder.scorer).search(
+        folder.test, k, budget=budget, method=ANNCUR(), first=folder.dense
+    ),
     "anncur_best_split": lambda index, folder, budget, k: best_split(index, folder, budget, k, first=None),
     "anncur_held_out_split": held_out,
     "anncur_dense_best_split": lambda index, folder, budget, k: best_split(
         index, folder, budget, k, first=folder.dense
     ),
-    "rerank": lambda index, folder, budget, k: Rerank(
-        index=index, scorer=folder.scorer, budget=budget, first=folder.dense
-    ).search(folder.test, k),
-    "exact": lambda index, folder, budget, k: Exact(index=index, scorer=folder.scorer).search(folder.test, k),
+    "rerank": lambda index, folder, budget, k: AnchorIndex(index, scorer=folder.scorer).search(
+        folder.test, k, budget=budget, method=Rerank(), first=folder.dense
+    ),
+    "exact": lambda index, folder, budget, k: AnchorIndex(index, scorer=folder.scorer).search(
+        folder.test, k, method=Exact()
+    ),
 }
 # These choose per k, so one run cannot serve every k.
 CHOSEN_PER_K = {"gaussian"} | {name for name in METHODS if name.endswith("_split") or "_oracle" in name}

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from adacur import Item, MatrixRetriever, MatrixScorer, Query
+from adacur import Item, Query
+from adacur.first_stages import MatrixRetriever
+from adacur.scorers import MatrixScorer
 from adacur_lab.experiments import Testbed
 
 

@@ -21,11 +21,14 @@ from typing import Any
 import numpy as np
 from score_folders import ScoreFolder, read_score_folder
 
-from adacur import AdaCUR, AnchorIndex, Budget, EmbeddingRegression, GaussianModel, MatrixRetriever, MatrixScorer, Query
+from adacur import AdaCUR, AnchorIndex, Query
+from adacur.approximation import EmbeddingRegression, GaussianModel
 from adacur.approximation.completion import Completion, ScoredItems
 from adacur.core.ranking import best_positions
 from adacur.core.seeds import stream_key, uniform
 from adacur.evaluation import top_k_recall
+from adacur.first_stages import MatrixRetriever
+from adacur.scorers import MatrixScorer
 from adacur.search.refresh import complete_searches
 
 KS = (1, 10, 100)
@@ -67,14 +70,13 @@ def recalls(
     """What is found for the test queries."""
     found = {}
     for calls in budgets:
-        hits = AdaCUR(
-            index=index,
-            scorer=folder.scorer,
-            budget=Budget(calls=calls, rounds=ROUNDS),
+        hits = AnchorIndex(index, scorer=folder.scorer).search(
+            folder.test,
+            min(max(KS), calls),
+            budget=calls,
+            method=AdaCUR(rounds=ROUNDS, approximator=approximator, first_weight=first_weight),
             first=folder.dense,
-            approximator=approximator,
-            first_weight=first_weight,
-        ).search(folder.test, min(max(KS), calls))
+        )
         found |= {(calls, k): top_k_recall(hits, folder.test_scores, k=k) for k in KS}
     return found
 
@@ -87,14 +89,13 @@ def with_past_searches(folder: ScoreFolder, gaussian: GaussianModel, *, n_past: 
     index = AnchorIndex.from_arrays(items=folder.items, anchor_queries=few, scores=scores)
     exact = folder.anchor_scores[rows]
     near = folder.anchor_embeddings[rows] @ folder.item_embeddings.T
-    hits = AdaCUR(
-        index=index,
-        scorer=MatrixScorer(queries=past, items=folder.items, scores=exact),
-        budget=Budget(calls=calls, rounds=ROUNDS),
+    hits = AnchorIndex(index, scorer=MatrixScorer(queries=past, items=folder.items, scores=exact)).search(
+        past,
+        10,
+        budget=calls,
+        method=AdaCUR(rounds=ROUNDS, approximator=gaussian, first_weight=FIRST_WEIGHT),
         first=MatrixRetriever(queries=past, items=folder.items, scores=near),
-        approximator=gaussian,
-        first_weight=FIRST_WEIGHT,
-    ).search(past, 10)
+    )
     positions = [np.concatenate([one.positions for one in own.trace.rounds]) for own in hits]
     told = [np.concatenate([one.exact for one in own.trace.rounds]) for own in hits]
     predicted, _ = complete_searches(gaussian, index, past, positions, told)

@@ -18,9 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from adacur import Query, TorchCrossEncoder, read_items, read_queries
-from adacur.data import fetch
+from adacur import Query
+from adacur.data import fetch, read_items, read_queries
 from adacur.first_stages import bge_small
+from adacur.scorers import TorchCrossEncoder
 
 # Logits from −16 to 16 in even steps: in the same two bytes, float16 has steps sixteen times as wide at 16.
 SCALE, OFFSET = 2048, 16

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from adacur import TorchCrossEncoder, read_items, read_queries
+from adacur.data import read_items, read_queries
+from adacur.scorers import TorchCrossEncoder
 
 
 def main() -> None:

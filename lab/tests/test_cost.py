@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from adacur import AdaCUR, Budget, Hits, Query, Round, Trace
+from adacur import AdaCUR, AnchorIndex, Hits, Query, Trace
+from adacur.core.results import Round
 from adacur_lab.measures import search_cost
 
 
@@ -29,7 +30,7 @@ def test_calls_and_seconds_are_summed_over_the_rounds_of_each_query() -> None:
 
 
 def test_a_search_tells_every_step(world) -> None:
-    found = AdaCUR(index=world.index, scorer=world.scorer, budget=Budget(calls=20)).search(world.test, k=3)
+    found = AnchorIndex(world.index, scorer=world.scorer).search(world.test, k=3, budget=20, method=AdaCUR())
     cost = search_cost(found)
     assert cost["calls"].tolist() == [20] * len(world.test)
     assert {name for name in cost if name.startswith("seconds.")} == {

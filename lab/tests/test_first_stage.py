@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur import Budget, Exact, Hits, Query, Rerank
+from adacur import AnchorIndex, Exact, Hits, Query, Rerank
 from adacur.core.errors import InputError, UnknownName
 from adacur.evaluation import judged_quality, top_k_recall
 from adacur_lab.measures import first_stage_ceiling, phantom_share
@@ -39,7 +39,7 @@ def test_the_ceiling_is_what_re_ranking_reaches(world, n) -> None:
     exact = world.test_scores.round()
     ids = [item.id for item in world.items]
     scorer = type(world.scorer)(queries=world.test, items=world.items, scores=exact)
-    reranked = Rerank(index=world.index, scorer=scorer, budget=Budget(calls=n), first=first).search(world.test, k=10)
+    reranked = AnchorIndex(world.index, scorer=scorer).search(world.test, k=10, budget=n, method=Rerank(), first=first)
     ceiling = first_stage_ceiling(first.search(world.test, n), exact, item_ids=ids, k=10, n=n)
     assert ceiling.tolist() == top_k_recall(reranked, exact, k=10).tolist()
 
@@ -74,9 +74,10 @@ def test_re_ranking_has_no_phantoms_and_exact_search_has_them(world) -> None:
     first = world.noisy_first(noise=10.0)
     qrels = {query.id: {"i0": 1} for query in world.test}
     reach = first.search(world.test, 20)
-    reranked = Rerank(index=world.index, scorer=world.scorer, budget=Budget(calls=20), first=first)
-    assert phantom_share(reranked.search(world.test, k=5), reach, qrels, k=5, n=20).tolist() == [0] * len(world.test)
-    exact = Exact(index=world.index, scorer=world.scorer).search(world.test, k=5)
+    index = AnchorIndex(world.index, scorer=world.scorer)
+    reranked = index.search(world.test, k=5, budget=20, method=Rerank(), first=first)
+    assert phantom_share(reranked, reach, qrels, k=5, n=20).tolist() == [0] * len(world.test)
+    exact = AnchorIndex(world.index, scorer=world.scorer).search(world.test, k=5, method=Exact())
     assert phantom_share(exact, reach, qrels, k=5, n=20).mean() > 0
 
 

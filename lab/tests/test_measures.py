@@ -8,8 +8,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from adacur import ANNCUR, AdaCUR, Budget, Exact, Hits, MatrixScorer, Rerank
+from adacur import ANNCUR, AdaCUR, AnchorIndex, Hits, Rerank
 from adacur.evaluation import judged_quality, top_k_recall
+from adacur.scorers import MatrixScorer
 from adacur_lab.measures import approximation_error, first_stage_ceiling, phantom_share, predictions
 from tests.conftest import World, make_world
 
@@ -35,14 +36,11 @@ def tied() -> World:
 @pytest.fixture(scope="module")
 def answers(tied) -> dict[str, list[Hits]]:
     scorer = MatrixScorer(queries=tied.test, items=tied.items, scores=tied.test_scores)
-    options = {"index": tied.index, "scorer": scorer, "first": tied.noisy_first(noise=4.0)}
-    searches = {
-        "adacur": AdaCUR(**options, budget=Budget(calls=REACH, rounds=3), approximate_scores=True),
-        "anncur": ANNCUR(**options, budget=Budget(calls=REACH)),
-        "rerank": Rerank(**options, budget=Budget(calls=REACH)),
-        "exact": Exact(index=tied.index, scorer=scorer),
-    }
-    return {name: search.search(tied.test, k=50) for name, search in searches.items()}
+    index = AnchorIndex(tied.index, scorer=scorer)
+    methods = (AdaCUR(rounds=3, keep_predictions="last"), ANNCUR(), Rerank())
+    first = tied.noisy_first(noise=4.0)
+    found = {one.name: index.search(tied.test, 50, budget=REACH, method=one, first=first) for one in methods}
+    return found | {"exact": index.search(tied.test, 50, method="exact")}
 
 
 @pytest.fixture(scope="module")

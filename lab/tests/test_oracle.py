@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur import Query, Softmax, TopK, Uniform
+from adacur import Query
+from adacur.approximation import Softmax, TopK, Uniform
 from adacur.core.errors import BudgetError, InputError, NonFiniteScore, UnknownName
 from adacur.core.protocols import Retriever
 from adacur_lab.oracle import Oracle

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur import ANNCUR, AdaCUR, Budget, MatrixRetriever, Softmax, TopK
-from adacur.approximation import EmbeddingRegression
+from adacur import ANNCUR, AXN, AnchorIndex
+from adacur.approximation import EmbeddingRegression, Softmax, TopK
 from adacur.core.seeds import item_keys
-from adacur.search.methods import without_anchors
+from adacur.first_stages import MatrixRetriever
 from adacur_lab.oracle import Oracle
 from tests.reference import literal
 
@@ -30,8 +30,9 @@ def test_anchor_items_by_oracle_then_the_best_predicted_of_the_rest_as_in_the_ap
         masked=masked,
         random_share=random_share,
     )
-    budget = Budget(calls=60, rounds=1)
-    found = ANNCUR(index=world.index, scorer=world.scorer, budget=budget, first=oracle, split=0.5).search(world.test, 5)
+    found = AnchorIndex(world.index, scorer=world.scorer).search(
+        world.test, 5, budget=60, method=ANNCUR(split=0.5), first=oracle
+    )
     for hits, exact in zip(found, world.test_scores, strict=True):
         first, second = (round_.positions.tolist() for round_ in hits.trace.rounds)
         greedy, n_random = literal.oracle_anchors("topk", 30, exact, masked=masked, epsilon=random_share)
@@ -71,20 +72,23 @@ def test_axn_follows_its_literal_transcription_to_a_millionth(make_world, blend,
     world = make_world(n_items=300, rank=16, noise=0.3, n_test=4)
     duals = np.random.default_rng(5).normal(size=(len(world.test), 16))
     of = {query.id: dual for query, dual in zip(world.test, duals, strict=True)}
-    found = AdaCUR(
-        index=without_anchors(world.index),
-        scorer=world.scorer,
-        budget=Budget(calls=budget, rounds=rounds),
-        first=MatrixRetriever(queries=world.test, items=world.items, scores=duals @ world.item_embeddings.T),
-        approximator=EmbeddingRegression(
-            world.item_embeddings,
-            embed_queries=lambda queries: np.stack([of[query.id] for query in queries]),
-            blend=blend,
-            ridge=0.3,
+    found = AnchorIndex(world.index, scorer=world.scorer).search(
+        world.test,
+        5,
+        budget=budget,
+        method=AXN(
+            rounds=rounds,
+            approximator=EmbeddingRegression(
+                world.item_embeddings,
+                embed_queries=lambda queries: np.stack([of[query.id] for query in queries]),
+                blend=blend,
+                ridge=0.3,
+            ),
+            acquisition=TopK(),
+            keep_predictions="last",
         ),
-        acquisition=TopK(),
-        approximate_scores=True,
-    ).search(world.test, 5)
+        first=MatrixRetriever(queries=world.test, items=world.items, scores=duals @ world.item_embeddings.T),
+    )
     for hits, dual, exact in zip(found, duals, world.test_scores, strict=True):
         chosen, approximate = literal.axn(
             world.item_embeddings, dual, exact, budget=budget, rounds=rounds, blend=blend, ridge=0.3

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from adacur import AdaCUR, Budget, Rerank
+from adacur import AdaCUR, AnchorIndex, Rerank
 from adacur.core.errors import InputError, NonFiniteScore
 from adacur_lab.measures import approximation_error, predictions
 
@@ -67,17 +67,19 @@ def test_bands_weighted_by_their_size_make_up_the_whole(exact) -> None:
 
 def test_the_predictions_of_a_search_are_measured(make_world) -> None:
     world = make_world(rank=5)
-    options = {"index": world.index, "scorer": world.scorer, "budget": Budget(calls=20), "approximate_scores": True}
-    values = approximation_error(predictions(AdaCUR(**options).search(world.test, k=3)), world.test_scores)
+    index = AnchorIndex(world.index, scorer=world.scorer)
+    hits = index.search(world.test, k=3, budget=20, method=AdaCUR(keep_predictions="last"))
+    values = approximation_error(predictions(hits), world.test_scores)
     # Twenty items of a matrix of rank five tell everything.
     assert values["error.all"] == pytest.approx(0, abs=1e-9)
 
 
 def test_hits_without_predictions_are_refused(world) -> None:
-    rerank = Rerank(index=world.index, scorer=world.scorer, budget=Budget(calls=5), first=world.noisy_first())
-    with pytest.raises(InputError, match="approximate_scores=True"):
-        predictions(rerank.search(world.test, k=3))
-    with pytest.raises(InputError, match="approximate_scores=True"):
+    index = AnchorIndex(world.index, scorer=world.scorer)
+    hits = index.search(world.test, k=3, budget=5, method=Rerank(), first=world.noisy_first())
+    with pytest.raises(InputError, match="keep_predictions"):
+        predictions(hits)
+    with pytest.raises(InputError, match="keep_predictions"):
         predictions([])
 
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from adacur import FunctionScorer, Item, Query
+from adacur import Item, Query
 from adacur.core.errors import FileFormatError, InputError, UnknownName, WrongScorer
+from adacur.scorers import FunctionScorer
 from adacur_lab.experiments import Testbed
 from adacur_lab.experiments.methods import METHODS, Asked
 from adacur_lab.experiments.testbed import Embeddings

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import adacur
-from adacur import FunctionScorer, Item, Metered
+from adacur import Item
 from adacur.core.errors import AdacurError, BudgetError, EmptyInput, InputError, NotAnIndex, ScorerFailed
+from adacur.scorers import FunctionScorer, Metered
 from tests.host_world import ITEMS, QUERY, make_index, shared_words
 
 

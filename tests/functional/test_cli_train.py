@@ -158,9 +158,9 @@ def test_a_trained_cross_encoder_is_opened_by_its_path_by_torch_and_as_onnx(trai
     collection = read_beir(trained / "beir")
     pairs = [(query, item) for query in collection.queries[:5] for item in collection.items[:40]]
 
-    with adacur.TorchCrossEncoder(trained / "reranker", device="cpu") as torch_scorer:
+    with adacur.scorers.TorchCrossEncoder(trained / "reranker", device="cpu") as torch_scorer:
         expected = torch_scorer.score(pairs)
-    with adacur.OnnxCrossEncoder(trained / "as-onnx") as onnx_scorer:
+    with adacur.scorers.OnnxCrossEncoder(trained / "as-onnx") as onnx_scorer:
         np.testing.assert_allclose(onnx_scorer.score(pairs), expected, atol=1e-3)
 
     built = here("build", "beir", "by-onnx.adacur", "--scorer", "as-onnx", "-n", 4, cwd=trained)
@@ -214,7 +214,7 @@ def test_a_dual_encoder_is_distilled_from_an_index_without_a_scorer(folder: Path
     assert "27 queries to learn from, 3 held out for checks." in ran.err
     assert "--encoder student --max-item-tokens 16\n" in ran.err
     assert "held_out_loss" in ran.out
-    assert adacur.SentenceTransformerEncoder(folder / "student").dimension == 32
+    assert adacur.first_stages.SentenceTransformerEncoder(folder / "student").dimension == 32
 
 
 def test_a_dual_encoder_is_distilled_from_scorers_asked_once(folder: Path) -> None:
@@ -252,9 +252,13 @@ def test_what_is_not_asked_for_is_as_in_the_library(what: str, shop: Path, tmp_p
     first = adacur.BM25.build(collection.items)
     index = adacur.load(shop / "i.adacur", check=False)
     in_library = {
-        "cross-encoder": lambda out: adacur.train_cross_encoder(collection, out, base=base, first=first, head="cls"),
-        "dual-encoder": lambda out: adacur.train_dual_encoder(collection, out, base=base, first=first),
-        "distill": lambda out: adacur.distill(adacur.TeacherScores.from_index(index), index.items, out, base=base),
+        "cross-encoder": lambda out: adacur.training.train_cross_encoder(
+            collection, out, base=base, first=first, head="cls"
+        ),
+        "dual-encoder": lambda out: adacur.training.train_dual_encoder(collection, out, base=base, first=first),
+        "distill": lambda out: adacur.training.distill(
+            adacur.TeacherScores.from_index(index), index.items, out, base=base
+        ),
     }
     with index, pytest.raises(BegunError):
         in_library[what](tmp_path / "library")

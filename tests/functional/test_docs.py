@@ -40,10 +40,10 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from adacur import DriftWarning
 from adacur.cli import messages
 from adacur.cli import run as run_adacur
 from adacur.data import cache_folder
+from adacur.index import DriftWarning
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

@@ -23,7 +23,8 @@ import pytest
 import uvicorn
 from playwright.sync_api import Browser, BrowserContext, Page, Playwright, expect, sync_playwright
 
-from adacur import BM25, AnchorIndex, FunctionScorer, Item, Query
+from adacur import BM25, AnchorIndex, Item, Query
+from adacur.scorers import FunctionScorer
 from adacur.serving import ServerSettings, create_app
 
 PAGE = Path(__file__).parents[2] / "src/adacur/serving/page"
@@ -552,7 +553,7 @@ def test_a_server_that_went_away_is_told_in_words(scorer, open_page):
     expect(page.locator(".trouble:visible")).to_contain_text("The server cannot be reached")
 
 
-@pytest.mark.filterwarnings("ignore::adacur.DriftWarning")
+@pytest.mark.filterwarnings("ignore::adacur.index.DriftWarning")
 def test_the_real_model_answers_on_the_page(open_page):
     from adacur.search.shipped import open_wikivital
 

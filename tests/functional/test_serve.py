@@ -19,7 +19,8 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
-from adacur import AnchorIndex, FunctionScorer, Item
+from adacur import AnchorIndex, Gaussian, Item
+from adacur.scorers import FunctionScorer
 from adacur.serving import ServerSettings, create_app
 from adacur.serving.logs import server_log
 from tests.rerank_servers import logit_of
@@ -52,7 +53,7 @@ def error_of(response: httpx.Response) -> str:
 def test_a_search_over_http_finds_what_a_search_in_python_finds(client):
     asked = {"query": "a ship near an island", "k": 4, "budget": 40, "seed": 3, "trace": True}
     answer = client.post("/v1/search", json=asked).json()
-    hits = world_index().search("a ship near an island", 4, budget=40, seed=3)
+    hits = world_index().search("a ship near an island", 4, budget=40, method=Gaussian(seed=3))
     (found,) = answer["results"]
     assert answer["index"] == "small"
     assert [(hit["id"], hit["score"], hit["round"]) for hit in found["hits"]] == [

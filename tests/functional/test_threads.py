@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 import adacur
-from adacur import AnchorIndex, Hits, Item, MatrixScorer, Query, SentenceTransformerEncoder
+from adacur import AnchorIndex, Hits, Item, Query
 from adacur.core.errors import AdacurError, InputError, ScorerFailed
 from adacur.data import fetch, wikivital
+from adacur.first_stages import SentenceTransformerEncoder
 from adacur.index import IndexFolder, blocks
-from adacur.scorers import OnnxCrossEncoder, TorchCrossEncoder
+from adacur.scorers import MatrixScorer, OnnxCrossEncoder, TorchCrossEncoder
 from adacur.scorers.shared_batches import SharedBatches
 from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_onnx, tiny_transformer
 

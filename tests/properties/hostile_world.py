@@ -237,6 +237,8 @@ def use(index: Path, out: Path, rng: np.random.Generator) -> list[str]:
         with adacur.load(index, check=False) as opened:
             opened.first_stage("dense").search(["red thing"], 2)
 
+    from adacur.integrations import hub
+
     def removed() -> None:
         with adacur.load(index) as opened:
             Edited(opened).remove(["i1"])
@@ -254,8 +256,8 @@ def use(index: Path, out: Path, rng: np.random.Generator) -> list[str]:
         dense,
         lambda: verify(index),
         served,
-        lambda: adacur.push_to_hub(index, out / "pushed"),
-        lambda: adacur.from_pretrained(index).search("red", k=1, budget=5),
+        lambda: hub.push_to_hub(index, out / "pushed"),
+        lambda: hub.from_pretrained(index).search("red", k=1, budget=5),
         removed,
         compacted,
     ]

@@ -10,21 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adacur import (
-    ANNCUR,
-    AdaCUR,
-    AnchorIndex,
-    Budget,
-    Exact,
-    GaussianModel,
-    MatrixScorer,
-    Metered,
-    Rerank,
-    Softmax,
-    TopK,
-    Uniform,
-)
+from adacur import ANNCUR, AdaCUR, AnchorIndex, Exact, First, Rerank
+from adacur.approximation import GaussianModel, Softmax, TopK, Uniform
 from adacur.evaluation import top_k_recall
+from adacur.scorers import MatrixScorer, Metered
 from tests.conftest import World, make_world
 
 METHODS = (
@@ -39,29 +28,21 @@ METHODS = (
 )
 
 
-def run(world: World, method: str, budget: Budget, *, k: int, queries=None, scorer=None, seed: int = 0):
-    index, scorer = world.index, scorer or world.scorer
-    queries = world.test if queries is None else queries
+def run(world: World, method: str, spent: tuple[int, int], *, k: int, queries=None, scorer=None, seed: int = 0):
+    calls, rounds = spent
+    index = AnchorIndex(world.index, scorer=scorer or world.scorer)
     first = None if "random" in method else world.noisy_first()
     if method.startswith("anncur"):
-        searcher = ANNCUR(index=index, scorer=scorer, budget=budget, first=first, seed=seed)
+        chosen = ANNCUR(seed=seed)
     elif method == "rerank":
-        searcher = Rerank(index=index, scorer=scorer, budget=budget, first=first, seed=seed)
+        chosen = Rerank(seed=seed)
     elif method == "gaussian":
         approximator = GaussianModel(embeddings=world.item_embeddings)
-        searcher = AdaCUR(
-            index=index,
-            scorer=scorer,
-            budget=budget,
-            first=first,
-            approximator=approximator,
-            first_share=0.2,
-            seed=seed,
-        )
+        chosen = AdaCUR(rounds=rounds, approximator=approximator, first_share=0.2, seed=seed)
     else:
         acquisition = Softmax(0.5) if "softmax" in method else Uniform() if "uniform" in method else TopK()
-        searcher = AdaCUR(index=index, scorer=scorer, budget=budget, first=first, acquisition=acquisition, seed=seed)
-    return searcher.search(queries, k)
+        chosen = AdaCUR(rounds=rounds, acquisition=acquisition, seed=seed)
+    return index.search(world.test if queries is None else queries, k, budget=calls, method=chosen, first=first)
 
 
 worlds = st.builds(
@@ -78,7 +59,7 @@ worlds = st.builds(
 @st.composite
 def budgets(draw):
     calls = draw(st.integers(1, 80))
-    return Budget(calls=calls, rounds=draw(st.integers(1, calls)))
+    return calls, draw(st.integers(1, calls))
 
 
 @settings(max_examples=150, deadline=None)
@@ -90,18 +71,18 @@ def test_the_budget_is_never_exceeded_and_nothing_is_scored_twice(world, budget,
     assert scorer.calls == sum(found.trace.calls for found in hits)
     for found in hits:
         scored = np.concatenate([round_.positions for round_ in found.trace.rounds])
-        assert len(scored) == found.trace.calls == min(budget.calls, n_items)
+        assert len(scored) == found.trace.calls == min(budget[0], n_items)
         assert max(Counter(scored.tolist()).values()) == 1
-        assert len(found.trace.rounds) <= budget.rounds or method.startswith("anncur")
+        assert len(found.trace.rounds) <= budget[1] or method.startswith("anncur")
 
 
 @settings(max_examples=100, deadline=None)
 @given(world=worlds, method=st.sampled_from(METHODS), rounds=st.integers(1, 5), extra=st.integers(0, 5))
 def test_a_budget_that_covers_all_items_gives_the_exact_answer(world, method, rounds, extra) -> None:
     n_items = len(world.items)
-    budget = Budget(calls=n_items + extra, rounds=min(rounds, n_items + extra))
-    k = min(10, budget.calls)
-    exact = Exact(index=world.index, scorer=world.scorer).search(world.test, k)
+    budget = (n_items + extra, rounds)
+    k = min(10, n_items + extra)
+    exact = AnchorIndex(world.index, scorer=world.scorer).search(world.test, k, method=Exact())
     for found, truth in zip(run(world, method, budget, k=k), exact, strict=True):
         assert found.ids == truth.ids
         assert found.scores.tolist() == truth.scores.tolist()
@@ -136,7 +117,7 @@ def test_the_order_of_the_items_changes_nothing(world, method, calls, shuffle) -
         test_scores=world.test_scores[:, order],
         item_embeddings=world.item_embeddings[order],
     )
-    budget = Budget(calls=calls, rounds=min(2, calls))
+    budget = (calls, 2)
     k = min(3, calls)
     # The blur of the first stage goes by position, so both worlds start from the scores themselves.
     for world_ in (world, shuffled):
@@ -146,7 +127,7 @@ def test_the_order_of_the_items_changes_nothing(world, method, calls, shuffle) -
 
 
 def _sharp_first(world: World):
-    from adacur import MatrixRetriever
+    from adacur.first_stages import MatrixRetriever
 
     return MatrixRetriever(queries=world.test, items=world.items, scores=np.round(world.test_scores, 1))
 
@@ -155,14 +136,9 @@ def _sharp_first(world: World):
 @given(rank=st.integers(1, 12), extra=st.integers(0, 10), seed=st.integers(0, 1000))
 def test_a_matrix_of_rank_r_is_recovered_from_r_anchor_items(rank, extra, seed) -> None:
     world = make_world(n_items=80, n_anchors=rank + extra, rank=rank, seed=seed)
-    budget = Budget(calls=rank + 10, rounds=2)
-    hits = ANNCUR(
-        index=world.index,
-        scorer=world.scorer,
-        budget=budget,
-        split=(rank + 0.01) / (rank + 10),
-        approximate_scores=True,
-    ).search(world.test, k=10)
+    hits = AnchorIndex(world.index, scorer=world.scorer).search(
+        world.test, k=10, budget=rank + 10, method=ANNCUR(split=(rank + 0.01) / (rank + 10), keep_predictions="last")
+    )
     assert top_k_recall(hits, world.test_scores, k=10).mean() == 1
     for found, exact in zip(hits, world.test_scores, strict=True):
         assert len(found.trace.rounds[0].positions) == rank
@@ -173,12 +149,14 @@ def test_a_matrix_of_rank_r_is_recovered_from_r_anchor_items(rank, extra, seed) 
 @given(world=worlds, budget=budgets(), pool=st.integers(1, 70))
 def test_a_pool_confines_the_search_to_the_first_stage_s_best(world, budget, pool) -> None:
     first = world.noisy_first()
-    hits = AdaCUR(index=world.index, scorer=world.scorer, budget=budget, first=first, pool=pool).search(world.test, 1)
+    hits = AnchorIndex(world.index, scorer=world.scorer).search(
+        world.test, 1, budget=budget[0], method=AdaCUR(rounds=budget[1]), first=First(first, pool=pool)
+    )
     for query, found in zip(world.test, hits, strict=True):
         allowed = set(first.search([query], pool)[0].ids)
         scored = {world.items[p].id for round_ in found.trace.rounds for p in round_.positions}
         assert scored <= allowed
-        assert len(scored) == min(budget.calls, len(allowed))
+        assert len(scored) == min(budget[0], len(allowed))
 
 
 @settings(max_examples=30, deadline=None)
@@ -189,14 +167,14 @@ def test_a_filtered_item_is_never_scored(world, budget, keep, method) -> None:
     name = method.split()[0]
     for filter_ in (allowed, lambda item: item.id in allowed):
         for query in world.test:
-            found = index.search(query, k=1, budget=budget, method=name, first="noisy", filter=filter_)
+            found = index.search(query, k=1, budget=budget[0], method=name, first="noisy", filter=filter_)
             scored = {world.items[p].id for round_ in found.trace.rounds for p in round_.positions}
             assert scored <= allowed
-            assert len(scored) == min(budget.calls, len(allowed))
+            assert len(scored) == min(budget[0], len(allowed))
 
 
 def test_a_matrix_scorer_and_a_function_scorer_give_the_same_search(world) -> None:
-    from adacur import FunctionScorer
+    from adacur.scorers import FunctionScorer
 
     lookup = {
         (query.text, item.text): world.test_scores[row, column]
@@ -204,7 +182,7 @@ def test_a_matrix_scorer_and_a_function_scorer_give_the_same_search(world) -> No
         for column, item in enumerate(world.items)
     }
     function = FunctionScorer(lambda pairs: [lookup[pair] for pair in pairs])
-    budget = Budget(calls=40, rounds=4)
+    budget = (40, 4)
     for one, two in zip(
         run(world, "adacur", budget, k=5), run(world, "adacur", budget, k=5, scorer=function), strict=True
     ):
@@ -214,13 +192,12 @@ def test_a_matrix_scorer_and_a_function_scorer_give_the_same_search(world) -> No
 def test_more_budget_finds_more_on_average() -> None:
     world = make_world(n_items=500, n_anchors=60, n_test=30, rank=40, noise=0.5)
     recalls = [
-        top_k_recall(run(world, "adacur", Budget(calls=calls), k=10), world.test_scores, k=10).mean()
-        for calls in (20, 60, 180)
+        top_k_recall(run(world, "adacur", (calls, 5), k=10), world.test_scores, k=10).mean() for calls in (20, 60, 180)
     ]
     assert recalls[0] < recalls[1] < recalls[2]
 
 
 def test_scores_of_another_type_are_kept_as_they_are(world) -> None:
     scorer = MatrixScorer(queries=world.test, items=world.items, scores=world.test_scores.astype(np.float32))
-    (found,) = run(world, "adacur", Budget(calls=10, rounds=2), k=5, scorer=scorer, queries=world.test[:1])
+    (found,) = run(world, "adacur", (10, 2), k=5, scorer=scorer, queries=world.test[:1])
     assert found.scores.astype(np.float32).tolist() == found.scores.tolist()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur import AdaCUR, Budget
+from adacur import AdaCUR, AnchorIndex
 from tests.reference import literal
 
 SHAPES = {
@@ -31,13 +31,9 @@ def test_search_follows_algorithm_1_to_a_millionth(make_world, shape, seed) -> N
     budget, rounds = shape.pop("budget"), shape.pop("rounds")
     world = make_world(n_items=300, n_test=3, seed=seed, **shape)
     first = world.noisy_first()
-    hits = AdaCUR(
-        index=world.index,
-        scorer=world.scorer,
-        budget=Budget(calls=budget, rounds=rounds),
-        first=first,
-        approximate_scores=True,
-    ).search(world.test, k=5)
+    hits = AnchorIndex(world.index, scorer=world.scorer).search(
+        world.test, k=5, budget=budget, method=AdaCUR(rounds=rounds, keep_predictions="last"), first=first
+    )
     for row, found in enumerate(hits):
         start = [int(id_[1:]) for id_ in first.search([world.test[row]], budget // rounds)[0].ids]
         exact = world.test_scores[row]
@@ -62,9 +58,9 @@ def test_a_rank_deficient_index_gives_the_literal_answer_for_queries_it_cannot_e
     """As many items a round as the rank: the first batch is often ill-conditioned, and a rank misjudged shows."""
     world = make_world(n_items=300, n_anchors=40, n_test=2, rank=20, seed=seed)
     world.test_scores[:] += 0.3 * np.random.default_rng(seed).normal(size=world.test_scores.shape)
-    hits = AdaCUR(
-        index=world.index, scorer=world.scorer, budget=Budget(calls=100, rounds=5), approximate_scores=True
-    ).search(world.test, k=5)
+    hits = AnchorIndex(world.index, scorer=world.scorer).search(
+        world.test, k=5, budget=100, method=AdaCUR(rounds=5, keep_predictions="last")
+    )
     for row, found in enumerate(hits):
         chosen = np.concatenate([round_.positions for round_ in found.trace.rounds])
         expected = world.test_scores[row][chosen] @ np.linalg.pinv(world.anchor_scores[:, chosen]) @ world.anchor_scores
@@ -75,13 +71,9 @@ def test_items_with_equal_rows_do_not_upset_the_pseudo_inverse(make_world) -> No
     world = make_world(n_items=120, n_anchors=40, rank=40, noise=0.1)
     world.anchor_scores[:, 1:6] = world.anchor_scores[:, :1]
     world.test_scores[:, 1:6] = world.test_scores[:, :1]
-    hits = AdaCUR(
-        index=world.index,
-        scorer=world.scorer,
-        budget=Budget(calls=60, rounds=4),
-        first=world.noisy_first(),
-        approximate_scores=True,
-    ).search(world.test, k=5)
+    hits = AnchorIndex(world.index, scorer=world.scorer).search(
+        world.test, k=5, budget=60, method=AdaCUR(rounds=4, keep_predictions="last"), first=world.noisy_first()
+    )
     for row, found in enumerate(hits):
         chosen = np.concatenate([round_.positions for round_ in found.trace.rounds])
         # The same formula, with singular values that are rounding cut off: numpy's own threshold is a coin toss here.
@@ -92,7 +84,7 @@ def test_items_with_equal_rows_do_not_upset_the_pseudo_inverse(make_world) -> No
 
 def test_softmax_draws_like_the_paper_s_sampler(make_world) -> None:
     """Over many seeds, how often each item is drawn agrees with numpy's sampler without replacement."""
-    from adacur import Softmax
+    from adacur.approximation import Softmax
     from adacur.core.seeds import item_keys, stream_key
 
     rng = np.random.default_rng(0)

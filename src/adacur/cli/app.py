@@ -305,7 +305,7 @@ def estimate(
     elif wanted is None:
         wanted = sorted({usual, *(size for size in _SIZES if size < usual or (anchors is None and size <= n_items))})
     opened = opened_scorer(scorer, max_item_tokens)
-    rows = adacur.estimate(
+    rows = adacur.index.estimate(
         sample,
         queries[:_SAMPLE_QUERIES],
         scorer=opened,
@@ -362,7 +362,7 @@ def _tell_cheaper(
         except UnknownOption:
             pass  # Functions and services cut nothing.
         else:
-            (cost,) = adacur.estimate(
+            (cost,) = adacur.index.estimate(
                 sample, queries[:_SAMPLE_QUERIES], scorer=shorter, n_items=n_items, n_anchors=(most.n_anchors,)
             )
             # Short items are no cheaper for being cut.
@@ -581,8 +581,9 @@ def search(
         "fuse": fuse,
         "deadline": deadline,
         "stop_when": stop_when,
+        "seed": seed or None,
     }
-    options = {name: value for name, value in limits.items() if value is not None} | {"seed": seed}
+    options = {name: value for name, value in limits.items() if value is not None}
     opened = adacur.load(index, scorer=scorer, trust=trust, cache=cache, log=log)
     search_command(opened, asked, k=k, method=method, options=options, run=run, full=full, json=as_json)
 
@@ -742,7 +743,7 @@ def export_onnx_command(
     import adacur
 
     with note.status("exporting, and comparing scores …"):
-        adacur.export_onnx(model, target, int8=int8)
+        adacur.scorers.export_onnx(model, target, int8=int8)
     size = _size(target)
     if as_json:
         print_json({"target": str(target), "bytes": size, "int8": int8})

@@ -16,7 +16,7 @@ def compress_command(index: str, *, as_json: bool, **options: Any) -> None:
     import adacur
 
     with note.status("compressing, and searching for held-out anchor queries …"):
-        done = adacur.compress(index, **options)
+        done = adacur.search.compress(index, **options)
     if as_json:
         print_json({"index": str(index), **asdict(done)})
         return

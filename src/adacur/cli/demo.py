@@ -45,7 +45,7 @@ def show(questions: Sequence[str], *, budget: int, k: int, first: str, build_too
             fetch(name)
     with note.status("opening the index that ships with adacur …"), warnings.catch_warnings():
         # The difference between the two backends is expected here, and told below.
-        warnings.simplefilter("ignore", adacur.DriftWarning)
+        warnings.simplefilter("ignore", adacur.index.DriftWarning)
         from adacur.search.shipped import open_wikivital
 
         index = open_wikivital()

@@ -38,7 +38,7 @@ def refresh(
 
     dual = None if encoder is None else opened_encoder(encoder)
     with note.status("predicting what was not scored …"):
-        done = adacur.refresh(index, log, limit=limit, fewest_scored=fewest_scored, encoder=dual, trust=trust)
+        done = adacur.search.refresh(index, log, limit=limit, fewest_scored=fewest_scored, encoder=dual, trust=trust)
     if as_json:
         print_json({"index": str(index), **asdict(done)})
         return

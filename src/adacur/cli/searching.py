@@ -16,7 +16,7 @@ from adacur.core.as_json import as_json
 from adacur.core.protocols import Scorer, ScorerCard
 from adacur.core.records import Pair, Query
 from adacur.core.results import Hits
-from adacur.search import AnchorIndex
+from adacur.search import AnchorIndex, search_options
 
 __all__ = ["search_command"]
 
@@ -55,7 +55,7 @@ def search_command(
     found: list[Hits] = []
     with _progress(index, per_question * len(asked), shown=method == "exact" or len(asked) > 1) as searched:
         for start in range(0, len(asked), together):
-            some = searched.search_batch(asked[start : start + together], k, **given)
+            some = searched.search(asked[start : start + together], k, **search_options(index, **given))
             if not start:
                 tell(f"Scorer: {index.scorer.card}")
                 if index.drift is not None and index.drift.n_probes:

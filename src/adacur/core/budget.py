@@ -13,32 +13,16 @@ __all__ = ["Budget", "check_k", "even_split", "is_whole"]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A hard wall: at most `calls` scorer calls (B_CE) in `rounds` rounds (N_R), within `deadline` seconds."""
+    """A hard wall: at most `calls` scorer calls (B_CE) for a query, within `deadline` seconds for the whole search."""
 
     calls: int
-    rounds: int = 5
     deadline: float | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("calls", self.calls), ("rounds", self.rounds)):
-            if not is_whole(value):
-                raise BudgetError(f"{name} is a whole number; got {value!r}.")
-        if self.calls < 1:
-            raise BudgetError(f"A budget needs at least one call; got calls={self.calls}.")
-        if self.rounds < 1:
-            raise BudgetError(f"A budget needs at least one round; got rounds={self.rounds}.")
-        if self.rounds > self.calls:
-            raise BudgetError(
-                f"Each round scores at least one item, so rounds must not exceed the budget; "
-                f"got rounds={self.rounds}, budget={self.calls}. Raise the budget or lower rounds."
-            )
+        if not is_whole(self.calls) or self.calls < 1:
+            raise BudgetError(f"A budget must be a whole number of at least one call; got calls={self.calls!r}.")
         if self.deadline is not None and not (self.deadline > 0 and math.isfinite(self.deadline)):
-            raise BudgetError(f"A deadline is a positive number of seconds, or None; got {self.deadline}.")
-
-    @property
-    def batch_sizes(self) -> tuple[int, ...]:
-        """Calls per round (k_s): they differ by at most one, larger first, and sum to `calls`."""
-        return even_split(self.calls, self.rounds)
+            raise BudgetError(f"A deadline must be a positive number of seconds, or None; got {self.deadline}.")
 
     def check_k(self, k: int) -> None:
         """Refuse a k that the budget cannot fill with exact scores."""
@@ -53,7 +37,7 @@ class Budget:
 def check_k(k: int) -> None:
     """Refuse a k that counts nothing."""
     if not is_whole(k) or k < 1:
-        raise BudgetError(f"k counts the items to return: a whole number of at least 1; got {k!r}.")
+        raise BudgetError(f"k must be a whole number of at least 1, the items to return; got {k!r}.")
 
 
 def even_split(total: int, parts: int) -> tuple[int, ...]:

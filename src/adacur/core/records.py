@@ -45,10 +45,7 @@ def as_query(query: Query | str) -> Query:
         digest = hashlib.blake2b(query.encode(errors="replace"), digest_size=8).hexdigest()
         query = Query(id=f"q-{digest}", text=query)
     if not isinstance(query, Query):
-        raise InputError(
-            f"A query is a text or a Query(id, text); got {type(query).__name__}."
-            f"{' search_batch takes a list of queries.' if isinstance(query, list | tuple) else ''}"
-        )
+        raise InputError(f"A query must be a text or a Query(id, text); got {type(query).__name__}.")
     check_texts("Query", query.id, query.text)
     if not query.text.strip():
         raise EmptyInput(f"Query {query.id!r} has no text. Give it at least one word.")
@@ -59,6 +56,8 @@ def as_queries(queries: Iterable[Query | str]) -> list[Query]:
     """Queries from texts or records; a lone text is refused, since it would be read letter by letter."""
     if isinstance(queries, str | Query):
         raise InputError("Expected a list of queries and got one. Wrap it in a list: [query].")
+    if not hasattr(queries, "__iter__"):
+        raise InputError(f"A query must be a text or a Query(id, text); got {type(queries).__name__}.")
     return [as_query(query) for query in queries]
 
 

@@ -9,15 +9,31 @@ import numpy as np
 import numpy.typing as npt
 
 from adacur.core.arrays import FloatArray
-from adacur.core.errors import NonFiniteScore, ScoreCountError
-from adacur.core.protocols import Items
+from adacur.core.errors import AdacurError, NonFiniteScore, ScoreCountError, ScorerFailed
+from adacur.core.protocols import Items, Scorer
 from adacur.core.records import Item, Pair, Query
 
-__all__ = ["check_grid", "check_scores"]
+__all__ = ["check_grid", "check_scores", "score_pairs", "scorer_failed"]
 
 
 # What float32 cannot tell from 0, sums of squares in float64 cannot either, and solves by it fail.
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
+
+
+def score_pairs(scorer: Scorer, pairs: Sequence[Pair]) -> FloatArray:
+    """One finite score per pair, in order; whatever the scorer raises becomes one error that names it."""
+    try:
+        scores = scorer.score(pairs)
+    except AdacurError:
+        raise
+    except Exception as error:
+        raise scorer_failed(scorer, error) from error
+    return check_scores(scores, pairs)
+
+
+def scorer_failed(scorer: Scorer, error: Exception) -> ScorerFailed:
+    """What to raise from an error inside a scorer."""
+    return ScorerFailed(f"Scorer {scorer.card.name!r} failed with {type(error).__name__}: {error}")
 
 
 def check_scores(scores: Any, pairs: Sequence[Pair]) -> FloatArray:

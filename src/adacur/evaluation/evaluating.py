@@ -43,7 +43,7 @@ from adacur.first_stages.opening import encoder as open_encoder
 from adacur.index import Estimate, Progress, build_scores, check_scorer, is_finished
 from adacur.scorers import MatrixScorer
 from adacur.scorers import scorer as open_scorer
-from adacur.search import AnchorIndex
+from adacur.search import AnchorIndex, search_options
 
 __all__ = ["DEFAULT_METHODS", "Evaluation", "Start", "evaluate"]
 
@@ -175,7 +175,7 @@ class _Replay:
         depth = min(max(*self.ks, _JUDGED_DEPTH if judged else 1), settings.get("budget", len(self.collection.items)))
         options = {name: value for name, value in settings.items() if name in ("method", "budget", "first")}
         options |= {"seed": self.seed} if settings["method"] != "exact" else {}
-        found = self.index.search_batch(self.split.test, depth, **options)
+        found = self.index.search(self.split.test, depth, **search_options(self.index, **options))
         rounds = max(len(hits.trace.rounds) for hits in found)
         paid = len(self.split.anchors) if settings["method"] not in _WITHOUT_ANCHORS else 0
         measures = {f"recall@{k}": top_k_recall(found, self.exact, k=k) for k in self.ks}

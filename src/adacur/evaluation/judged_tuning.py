@@ -13,7 +13,7 @@ from adacur.core.ranking import best_positions
 from adacur.core.records import Query
 from adacur.core.results import Hits, Round
 from adacur.evaluation.judged import judged_quality
-from adacur.search import AnchorIndex
+from adacur.search import AnchorIndex, Gaussian
 from adacur.search.fusion import LISTED, Fusion, listed_by
 
 __all__ = ["FEWEST_JUDGED", "JudgedChoice", "JudgedTuning", "calls_to_tune_fuse", "tune_fuse"]
@@ -177,12 +177,11 @@ def _searched(index: AnchorIndex, queries: Sequence[Query], *, k: int, budget: i
     known = list({query.text: anchors[query.text] for query in queries if query.text in anchors}.values())
     new = [query for query in queries if query.text not in anchors]
     found: dict[str, Hits] = {}
+    never = Gaussian(seed=seed, stop_when=_NEVER)
     if known:
-        found |= {hits.query.text: hits for hits in index.replay(known, k, budget=budget, seed=seed, stop_when=_NEVER)}
+        found |= {hits.query.text: hits for hits in index.replay(known, k, budget=budget, method=never)}
     if new:
-        found |= {
-            hits.query.text: hits for hits in index.search_batch(new, k, budget=budget, seed=seed, stop_when=_NEVER)
-        }
+        found |= {hits.query.text: hits for hits in index.search(new, k, budget=budget, method=never)}
     return [replace(found[query.text], query=query) for query in queries]
 
 

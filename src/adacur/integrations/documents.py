@@ -19,7 +19,7 @@ from adacur.core.results import Hit
 from adacur.core.scores import check_scores
 from adacur.scorers.asking import asking
 from adacur.scorers.grid import ascore
-from adacur.search import AnchorIndex, load
+from adacur.search import AnchorIndex, load, search_options
 
 __all__ = [
     "arerank",
@@ -58,7 +58,7 @@ def check_index(index: object) -> None:
 def search(index: AnchorIndex, query: str, k: int, **options: Any) -> Sequence[Hit]:
     """Like `index.search`, but a filter that no item passes finds nothing: to a pipeline that is an answer."""
     try:
-        return index.search(query, k, **options)
+        return index.search(query, k, **search_options(index, **options))
     except EmptyInput:
         if _may_find_nothing(query, options):
             return []
@@ -68,7 +68,7 @@ def search(index: AnchorIndex, query: str, k: int, **options: Any) -> Sequence[H
 async def asearch(index: AnchorIndex, query: str, k: int, **options: Any) -> Sequence[Hit]:
     """Like `search`, without holding up the event loop."""
     try:
-        return await index.asearch(query, k, **options)
+        return await index.asearch(query, k, **search_options(index, **options))
     except EmptyInput:
         if _may_find_nothing(query, options):
             return []

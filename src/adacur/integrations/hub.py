@@ -254,7 +254,7 @@ def _card(folder: IndexFolder, *, title: str, where: str, license_: str | None, 
 ```python
 import adacur
 
-index = adacur.from_pretrained({json.dumps(where)})
+index = adacur.integrations.hub.from_pretrained({json.dumps(where)})
 hits = index.search("your question", k=10, budget=100)
 ```
 

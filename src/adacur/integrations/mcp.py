@@ -10,7 +10,7 @@ from adacur import __version__
 from adacur.core.errors import InputError, NonFiniteScore, ScorerError, UnknownName
 from adacur.core.extras import require
 from adacur.core.results import Hit, Hits
-from adacur.search import AnchorIndex
+from adacur.search import AnchorIndex, search_options
 
 __all__ = ["TOOL", "create_server", "serve_stdio"]
 
@@ -89,7 +89,9 @@ def create_server(
             # A small budget is no reason to refuse a k that nobody asked for.
             asked["k"] = min(asked["k"], asked["budget"])
         try:
-            hits = await index.asearch(asked["query"], asked["k"], **{**options, "budget": asked["budget"]})
+            hits = await index.asearch(
+                asked["query"], asked["k"], **search_options(index, **{**options, "budget": asked["budget"]})
+            )
         except (InputError, UnknownName, NonFiniteScore) as error:
             return answer(str(error), is_error=True)
         except Exception as error:

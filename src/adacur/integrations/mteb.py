@@ -24,7 +24,7 @@ from adacur.data import pseudo_queries
 from adacur.first_stages import Dense, RandomRetriever
 from adacur.first_stages.opening import encoder as open_encoder
 from adacur.scorers import scorer as open_scorer
-from adacur.search import AnchorIndex
+from adacur.search import AnchorIndex, SearchOptions, plan_search, search_options
 
 __all__ = ["AdacurSearch"]
 
@@ -129,7 +129,7 @@ class AdacurSearch:
         answers: dict[str, dict[str, float]] = {query.id: {} for query in everything}
         if top_ranked is not None:
             return answers | {query.id: self._reranked(query, top_ranked.get(query.id, ()), top_k) for query in asked}
-        found = self._index.search_batch(asked, self._k, first=self._first, seed=self._seed, **self._options)
+        found = self._index.search(asked, self._k, **self._given(self._index, self._first))
         ids = self._index.items.ids
         return answers | {query.id: _all_scored(hits, ids, top_k) for query, hits in zip(asked, found, strict=True)}
 
@@ -166,6 +166,9 @@ class AdacurSearch:
         self._remove_temporary = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return Path(folder) / name
 
+    def _given(self, index: AnchorIndex, first: Any) -> SearchOptions:
+        return search_options(index, first=first, **{"seed": self._seed, **self._options})
+
     def _check_options(self) -> None:
         """Refuse what the searches would refuse, before an index is paid for."""
         item, anchor = Item("item", "an item"), Query("query", "a query")
@@ -177,7 +180,7 @@ class AdacurSearch:
             scorer=self._scorer,
             first=dense if self._first == "dense" else None,
         )
-        example.explain(self._k, first=RandomRetriever([item]), seed=self._seed, **self._options)
+        plan_search(example, self._k, **self._given(example, RandomRetriever([item])))
 
     def _reranked(self, query: Query, given: Sequence[str], top_k: int) -> dict[str, float]:
         scored = [id_ for id_ in given if id_ not in self._without_text]
@@ -212,5 +215,5 @@ def _all_scored(hits: Hits, ids: Sequence[str], top_k: int) -> dict[str, float]:
 
 def _as_told(value: Any) -> Any:
     if isinstance(value, Budget):
-        return f"{value.calls} in {value.rounds}"
+        return f"{value.calls}" if value.deadline is None else f"{value.calls} in {value.deadline} s"
     return value if isinstance(value, str | int | float | bool) else repr(value)

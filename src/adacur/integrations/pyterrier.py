@@ -23,7 +23,7 @@ from adacur.index import AnchorTable, IndexFolder, check_scorer, save_table, wri
 from adacur.index.copying import version_files
 from adacur.index.object_store import refuse_url
 from adacur.scorers import scorer as opened_scorer
-from adacur.search import AnchorIndex, SearchOptions, load
+from adacur.search import AnchorIndex, First, SearchOptions, load
 from adacur.search.first_stages import FirstStage, add_first_stages, check_first_stages
 from adacur.search.refresh import complete_searches
 
@@ -81,10 +81,11 @@ class Adacur(pt.Artifact, pt.Transformer):  # type: ignore[misc]
             # Of what was found before, only the queries stay: other documents will be found.
             kept = [column for column in queries.columns if column in pt.model.query_columns(queries)]
             queries = queries[kept].drop_duplicates("qid").reset_index(drop=True)
-            options = {**options, "first": first}
+            given = options.get("first")
+            options = {**options, "first": replace(given, stage=first) if isinstance(given, First) else first}
         asked = [Query(str(id_), text) for id_, text in zip(queries["qid"], queries["query"], strict=True)]
-        found = self.index.search_batch(asked, self.k, **options) if asked else []
-        return _frame(queries, found, fused=bool(options.get("fuse")))
+        found = self.index.search(asked, self.k, **options) if asked else []
+        return _frame(queries, found, fused=any(hits.fused is not None for hits in found))
 
     def __repr__(self) -> str:
         options = "".join(f", {name}={value!r}" for name, value in self.options.items())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from adacur.core.errors import AdacurError, ScorerFailed
+from adacur.core.errors import AdacurError
 from adacur.core.protocols import Scorer
+from adacur.core.scores import scorer_failed
 
 __all__ = ["asking"]
 
@@ -26,6 +27,4 @@ class asking:  # noqa: N801
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if isinstance(error, Exception) and not isinstance(error, AdacurError):
-            raise ScorerFailed(
-                f"Scorer {self._scorer.card.name!r} failed with {type(error).__name__}: {error}"
-            ) from error
+            raise scorer_failed(self._scorer, error) from error

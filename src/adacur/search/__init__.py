@@ -1,11 +1,13 @@
 """Rounds of exact scores and predictions within a budget: ADACUR, ANNCUR, re-ranking and exact search."""
 
 from adacur.search.adaptive import AdaptiveSearch
-from adacur.search.anchor_index import AnchorIndex, SearchOptions
+from adacur.search.anchor_index import AnchorIndex
 from adacur.search.compression import Compression
 from adacur.search.editing import Change, Edit
-from adacur.search.methods import ANNCUR, AdaCUR, Exact, Rerank
+from adacur.search.methods import ANNCUR, AXN, METHODS, AdaCUR, Exact, Gaussian, Method, Rerank, method_named
 from adacur.search.opening import compress, load
+from adacur.search.plan import Filter, First, Plan
+from adacur.search.planning import SearchOptions, plan_search, search_options
 from adacur.search.refresh import Refreshed, refresh
 from adacur.search.search_log import SearchLog, SearchLogWarning
 from adacur.search.settings import GaussianSettings
@@ -14,6 +16,8 @@ from adacur.search.tuning import Tuning
 
 __all__ = [
     "ANNCUR",
+    "AXN",
+    "METHODS",
     "AdaCUR",
     "AdaptiveSearch",
     "AnchorIndex",
@@ -21,7 +25,12 @@ __all__ = [
     "Compression",
     "Edit",
     "Exact",
+    "Filter",
+    "First",
+    "Gaussian",
     "GaussianSettings",
+    "Method",
+    "Plan",
     "Refreshed",
     "Rerank",
     "SearchLog",
@@ -31,5 +40,8 @@ __all__ = [
     "TuningWarning",
     "compress",
     "load",
+    "method_named",
+    "plan_search",
     "refresh",
+    "search_options",
 ]

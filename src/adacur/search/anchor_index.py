@@ -12,18 +12,15 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack, overload
 
 import numpy as np
 
 from adacur.approximation import EmbeddingRegression, GaussianModel, Storage
 from adacur.core.arrays import BoolArray, FloatArray
-from adacur.core.budget import Budget, check_k, is_whole
-from adacur.core.errors import BudgetError, InputError, ScorerFailed, UnknownName
+from adacur.core.errors import InputError, ScorerFailed, UnknownName
 from adacur.core.protocols import (
-    Acquisition,
     AnchorScores,
-    Approximator,
     Items,
     Retriever,
     SavedRetriever,
@@ -51,7 +48,6 @@ from adacur.search import rounds as loop
 from adacur.search.compression import (
     Compression,
     ItemVectors,
-    KeyedItems,
     compress_features,
     drop_features,
     is_compressed,
@@ -60,61 +56,18 @@ from adacur.search.compression import (
 from adacur.search.editing import Edit, edit_index
 from adacur.search.first_stages import save_first_stage, stages_in_memory
 from adacur.search.fusion import Fusion
-from adacur.search.methods import ANNCUR, AdaCUR, Exact, Rerank, without_anchors
-from adacur.search.plan import Filter, Plan
+from adacur.search.plan import Plan
+from adacur.search.planning import SearchOptions, plan_search
 from adacur.search.replay import AnchorScorer, AsIfNew
 from adacur.search.search_log import SearchLog
-from adacur.search.settings import default_settings
+from adacur.search.settings import GaussianSettings, default_settings
 from adacur.search.tuned import keep_tuning, nearest_tuning, read_tunings, with_tuning
-from adacur.search.tuning import FEWEST_QUERIES, Replay, Tuning, first_name, tune
+from adacur.search.tuning import FEWEST_QUERIES, Replay, Tuning, tune
 
-__all__ = ["AnchorIndex", "Reopen", "SearchOptions"]
+__all__ = ["AnchorIndex", "Reopen"]
 
-_METHODS: dict[str, Callable[..., AdaCUR | ANNCUR | Rerank]] = {
-    "gaussian": AdaCUR,
-    "adacur": AdaCUR,
-    "anncur": ANNCUR,
-    "axn": AdaCUR,
-    "rerank": Rerank,
-}
-_EVERY = {"budget", "rounds", "deadline", "first", "pool", "filter", "seed"}
-_PREDICTING = _EVERY | {"approximator", "approximate_scores", "keep_predictions"}
-_ADAPTIVE = _PREDICTING | {"acquisition", "first_batch", "first_share", "first_weight", "fuse", "stop_when"}
-# What each method can use; anything else is refused rather than ignored.
-_OPTIONS = {
-    "gaussian": _ADAPTIVE - {"approximator"},
-    "adacur": _ADAPTIVE,
-    "anncur": _PREDICTING | {"split"},
-    "axn": _ADAPTIVE,
-    "rerank": _EVERY | {"fuse"},
-    "exact": {"budget", "filter", "seed", "fuse"},
-}
-_ROUNDS = 5
 # A dual encoder is the better start where there is one; random needs nothing.
 _PREFERRED_FIRST = ("dense", "multi-vector", "bm25", "tfidf")
-
-
-class SearchOptions(TypedDict, total=False):
-    """What the search methods of an index accept by name; `AnchorIndex.search` explains each."""
-
-    budget: int | Budget
-    rounds: int | None
-    deadline: float | None
-    method: str
-    first: str | Retriever | None
-    pool: int | None
-    filter: Filter | None
-    stop_when: float | None
-    seed: int
-    approximator: Approximator | None
-    acquisition: Acquisition | None
-    split: float
-    first_batch: float
-    first_share: float
-    first_weight: float
-    fuse: float | None
-    approximate_scores: bool
-    keep_predictions: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +209,7 @@ class AnchorIndex:
     def scorer(self) -> Scorer:
         """The scorer that searches call, opened when first used."""
         with self._opening:
-            self._check_open()
+            self.check_open()
             if self._scorer is None:
                 raise InputError("This index has no scorer. Open it with one: adacur.load(path, scorer=…).")
             if not isinstance(self._scorer, Scorer):
@@ -270,51 +223,88 @@ class AnchorIndex:
         where = f" at {str(self.path)!r}" if self.path else ""
         return f"AnchorIndex({len(self.items)} items × {len(self.anchor_queries)} anchor queries{where})"
 
-    def search(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Hits:
-        """The best k items for a query, exactly scored, within `budget` scorer calls.
+    # A text is a sequence of texts to type checkers; the first overload is the one that it means.
+    @overload
+    def search(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Hits: ...  # type: ignore[overload-overlap]
 
-        Options:
+    @overload
+    def search(self, query: Sequence[Query | str], k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]: ...
 
-        - `budget` (calls, default 100, or a Budget), `rounds` (5), `deadline` (seconds for the whole call, once scorer
-          and first stage are open);
-        - `method`: "gaussian" (default; "rerank" without anchor queries and item vectors), "adacur" (the paper's),
-          "anncur", "axn" (the dual encoder's vectors and no anchor scores), "rerank" or "exact" (all items; a budget,
-          if given, must cover them);
-        - `first`: name or retriever to start from (default: dense, multi-vector, bm25, tfidf or random, the first there
-          is); `pool`: search only its best N; `first_batch`: the first round's share of the budget, `first_share`: the
-          first stage's share of each later round, `first_weight`: its say beside the predictions (with
-          "gaussian" these and the rounds are chosen for k, by `tune` where the index is tuned for about this k and
-          budget; none of them with the others);
-        - `fuse`: the first stage's weight in the final order (0; 0.5 is a good first try): one standard deviation among
-          its best 100 counts as much as an exact score e^fuse times as rare. Hits are then ordered by `fused`;
-        - `stop_when`: end a query's search early, after the round by which its top k is expected to have this recall
-          (0.98, say; "gaussian", or "adacur" with a `GaussianModel`). `budget` stays the most that is spent;
-        - `filter`: a function of an item, or a collection of ids; `seed` (0);
-        - `approximator` and `acquisition` (objects), `split` (ANNCUR's share of anchor items);
-        - `approximate_scores` (Ŝ of all items in the trace), `keep_predictions` (Ŝ of every round in the trace).
+    def search(
+        self, query: Query | str | Sequence[Query | str], k: int = 10, **options: Unpack[SearchOptions]
+    ) -> Hits | list[Hits]:
+        """The best k items for a query, or for each of several, exactly scored, within a budget of scorer calls.
+
+        Several queries step together and share scorer calls; their answers are the same as one by one.
+
+        - `budget`: calls per query (100; for `Exact()`, every item), or a `Budget` with a deadline;
+        - `method`: `Gaussian(…)` (the default; `Rerank()` where there is nothing to predict from), `AdaCUR(…)`,
+          `ANNCUR(…)`, `AXN(…)`, `Rerank(…)` or `Exact()`; a name such as "rerank" is short for one with defaults;
+        - `first`: what to start from: `First(…)`, or the name of a first stage, or an object (default: dense,
+          multi-vector, bm25, tfidf or random, the first that the index has);
+        - `filter`: a function of an item, or a collection of ids: only these items are scored.
         """
-        return self.search_batch([query], k, **options)[0]
-
-    def search_batch(self, queries: Sequence[Query | str], k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]:
-        """Like `search` for many queries: they move in lock-step and share scorer calls; same answers."""
         with self._in_use():
-            plan = self._plan(k, **options)
-            return self._logged(plan, loop.search(plan, queries, k))
+            plan = plan_search(self, k, **options)
+            if isinstance(query, Query | str):
+                return self._logged(plan, loop.search(plan, [query], k))[0]
+            return self._logged(plan, loop.search(plan, query, k))
+
+    def search_iter(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Iterator[Hits]:
+        """Like `search`, yielding the hits so far after each round."""
+        plan = plan_search(self, k, **options)
+
+        def steps() -> Iterator[Hits]:
+            with self._in_use(), self._logging_last(plan) as seen:
+                for hits in loop.search_iter(plan, query, k):
+                    seen[:] = [hits]
+                    yield hits
+
+        return steps()
+
+    @overload
+    async def asearch(  # type: ignore[overload-overlap]
+        self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]
+    ) -> Hits: ...
+
+    @overload
+    async def asearch(
+        self, query: Sequence[Query | str], k: int = 10, **options: Unpack[SearchOptions]
+    ) -> list[Hits]: ...
+
+    async def asearch(
+        self, query: Query | str | Sequence[Query | str], k: int = 10, **options: Unpack[SearchOptions]
+    ) -> Hits | list[Hits]:
+        """Like `search`, without holding up the event loop; searches that are awaited together share scorer calls.
+
+        The trace's seconds of the scorer are then the time waited for it, its other callers included.
+        """
+        with self._in_use():
+            # The first search opens the scorer and the first stage, which may take seconds.
+            plan = await asyncio.to_thread(plan_search, self, k, **options)
+            alone = isinstance(query, Query | str)
+            hits = await loop.asearch(plan, [query] if isinstance(query, Query | str) else query, k)
+            hits = await asyncio.to_thread(self._logged, plan, hits)
+            return hits[0] if alone else hits
+
+    async def asearch_iter(
+        self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]
+    ) -> AsyncGenerator[Hits, None]:
+        """Like `search_iter`, without holding up the event loop."""
+        with self._in_use():
+            plan = await asyncio.to_thread(plan_search, self, k, **options)
+            with self._logging_last(plan) as seen:
+                async for hits in loop.asearch_iter(plan, query, k):
+                    seen[:] = [hits]
+                    yield hits
 
     def replay(self, queries: Sequence[Query], k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]:
-        """Like `search_batch` for anchor queries, each as if it had never been one; no scorer is called."""
+        """Like `search` for anchor queries, each as if it had never been one; no scorer is called."""
         self._check_exact(queries)
         with self._in_use():
-            plan = self._plan(k, AnchorScorer(self._anchors), **options)
+            plan = plan_search(self, k, **options, scorer=AnchorScorer(self._anchors))
             approximator = None if plan.approximator is None else AsIfNew(plan.approximator)
             return loop.search(replace(plan, approximator=approximator), queries, k)
-
-    def explain(self, k: int = 10, **options: Unpack[SearchOptions]) -> dict[str, Any]:
-        """What a search with these options would do, as its trace will name it; calls no scorer.
-
-        Refuses what the search would refuse before its first call, its query and filter aside.
-        """
-        return self._plan(k, **options).settings()
 
     def with_scorer(self, wrap: Callable[[Scorer], Scorer]) -> AnchorIndex:
         """The same index searching with `wrap(scorer)`, called when the scorer is first used; all else is shared."""
@@ -332,47 +322,9 @@ class AnchorIndex:
         other._read_only = True
         return other
 
-    def search_iter(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Iterator[Hits]:
-        """Like `search`, yielding the hits so far after each round."""
-        plan = self._plan(k, **options)
-
-        def steps() -> Iterator[Hits]:
-            with self._in_use(), self._logging_last(plan) as seen:
-                for hits in loop.search_iter(plan, query, k):
-                    seen[:] = [hits]
-                    yield hits
-
-        return steps()
-
-    async def asearch(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Hits:
-        """Like `search`, without holding up the event loop; searches that are awaited together share scorer calls.
-
-        The trace's seconds of the scorer are then the time waited for it, its other callers included.
-        """
-        return (await self.asearch_batch([query], k, **options))[0]
-
-    async def asearch_batch(
-        self, queries: Sequence[Query | str], k: int = 10, **options: Unpack[SearchOptions]
-    ) -> list[Hits]:
-        """Like `search_batch`, without holding up the event loop."""
-        with self._in_use():
-            plan = await self._aplan(k, **options)
-            return await asyncio.to_thread(self._logged, plan, await loop.asearch(plan, queries, k))
-
-    async def asearch_iter(
-        self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]
-    ) -> AsyncGenerator[Hits, None]:
-        """Like `search_iter`, without holding up the event loop."""
-        with self._in_use():
-            plan = await self._aplan(k, **options)
-            with self._logging_last(plan) as seen:
-                async for hits in loop.asearch_iter(plan, query, k):
-                    seen[:] = [hits]
-                    yield hits
-
     def save(self, path: str | Path) -> None:
         """Write this index to a new folder, with the first stages that can be saved (BM25 and Dense can)."""
-        self._check_open()
+        self.check_open()
         if not all(self._exact_anchors()):
             # In a new folder predicted scores would pass for the scorer's.
             raise InputError(f"Some scores of this index are predicted; copy its folder {self.path} instead.")
@@ -397,7 +349,7 @@ class AnchorIndex:
         in `storage` ("int8", "float16" or "float32"). Opened again, the index is then searched without reading its
         scores. The cost is the recall of the best k at this budget on held-out anchor queries; no scorer is called.
         """
-        self._check_open()
+        self.check_open()
         self._check_writable()
         if self.path is None:
             raise InputError(
@@ -412,7 +364,7 @@ class AnchorIndex:
             path=self._home or self.path,
             vectors=vectors,
             embed_queries=dense.embed_queries if vectors and isinstance(dense, Dense) and dense.has_encoder else None,
-            first=self._first_or_default(None),
+            first=self.stage(None),
             settings=default_settings(k),
             rank=rank,
             storage=storage,
@@ -425,7 +377,7 @@ class AnchorIndex:
 
     def decompress(self) -> bool:
         """Remove what `compress` wrote; False where there was nothing."""
-        self._check_open()
+        self.check_open()
         self._check_writable()
         dropped = self._home is not None and drop_features(self._home)
         self._approximator = None
@@ -460,7 +412,7 @@ class AnchorIndex:
         be written to. `quick` tries only what matters most; `progress` is told how many replays are done, of how many
         at most.
         """
-        self._check_open()
+        self.check_open()
         self.check_anchors("Tuning")
         # A damaged file is told before the work and not after it.
         _ = self.tunings
@@ -504,7 +456,7 @@ class AnchorIndex:
         return edit_index(self, on=on, progress=progress)
 
     def _editable_path(self) -> Path:
-        self._check_open()
+        self.check_open()
         self._check_writable()
         if self.path is None or self._reopen is None:
             raise InputError(
@@ -549,7 +501,7 @@ class AnchorIndex:
     def first_stage(self, name: str) -> Retriever:
         """The first stage of this name, opened when first used."""
         with self._opening:
-            self._check_open()
+            self.check_open()
             if name not in self._first:
                 raise UnknownName(
                     f"This index has no first stage {name!r}.{did_you_mean(name, self.first_stages)} "
@@ -585,7 +537,8 @@ class AnchorIndex:
     ) -> None:
         self.close()
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Refuse an index that has been closed."""
         if self._closed:
             raise InputError("This index has been closed. Open it again with adacur.load(path).")
 
@@ -593,7 +546,7 @@ class AnchorIndex:
         if self._read_only:
             raise InputError(
                 f"This index was opened for reading, and {self.path} stays as it is. Change a copy of that folder; of "
-                "an index of the hub, adacur.from_pretrained(…, folder=…) makes one."
+                "an index of the hub, adacur.integrations.hub.from_pretrained(…, folder=…) makes one."
             )
 
     @contextmanager
@@ -663,7 +616,7 @@ class AnchorIndex:
 
         The others are left out altogether, for their predicted scores have seen those of the queries replayed.
         """
-        first = self._first_or_default(None)
+        first = self.stage(None)
         exact = np.flatnonzero(self._exact_anchors())
         if len(exact) == len(self.anchor_queries):
             return self._anchors, first, self._gaussian()
@@ -679,82 +632,24 @@ class AnchorIndex:
         whole = np.ones(len(self.anchor_queries)) if cells is None else np.asarray(cells.all(axis=0))
         return [bool(own) for own in whole]
 
-    async def _aplan(self, k: int, **options: Unpack[SearchOptions]) -> Plan:
-        # The first search opens the scorer and the first stage, which may take seconds.
-        return await asyncio.to_thread(self._plan, k, **options)
+    @property
+    def anchors(self) -> AnchorScores:
+        """The anchor scores that searches predict from."""
+        return self._anchors
 
-    def _plan(self, k: int, scorer: Scorer | None = None, /, **options: Unpack[SearchOptions]) -> Plan:
-        # A search under way stays on the version it began on: no change may come between what a plan is made of.
-        with self._opening:
-            return self._planned(k, scorer, **options)
+    @property
+    def opening(self) -> threading.RLock:
+        """Held while parts of the index are opened, and while it moves to another version."""
+        return self._opening
 
-    def _planned(self, k: int, scorer: Scorer | None, /, **options: Unpack[SearchOptions]) -> Plan:
-        self._check_open()
-        given: dict[str, Any] = {
-            name: value for name, value in options.items() if value is not None and value is not False
-        }
-        method = given.pop("method", self.default_method)
-        if method not in _OPTIONS:
-            near = did_you_mean(str(method), _OPTIONS)
-            raise UnknownName(f"There is no method {method!r}.{near} Choose one of: {', '.join(_OPTIONS)}.")
-        # Exact search needs no first stage but to blend its scores in.
-        takes = _OPTIONS[method] | ({"first"} if "fuse" in given else set())
-        if useless := sorted(given.keys() - takes):
-            raise InputError(
-                f"Method {method!r} does not take {', '.join(useless)}. It takes: {', '.join(sorted(takes))}."
-            )
-        if method in ("adacur", "anncur") and not self.anchor_queries and "approximator" not in given:
-            raise InputError(
-                f"Method {method!r} predicts from anchor queries, and this index has none. Use 'gaussian' or 'axn' "
-                "with a dense first stage, or 'rerank'."
-            )
-        if method == "exact":
-            check_k(k)
-            self._check_exact_budget(given.get("budget"))
-            fused = "fuse" in given
-            exact = Exact(
-                index=self._anchors,
-                scorer=scorer or self.scorer,
-                filter=given.get("filter"),
-                first=self._first_or_default(given.get("first")) if fused else None,
-                fuse=self._fused(given["fuse"]) if fused else None,
-            )
-            return exact.plan
-        rounds_given = "rounds" in given or isinstance(given.get("budget"), Budget)
-        budget = _budget(given.pop("budget", 100), given.pop("rounds", None), given.pop("deadline", None))
-        budget.check_k(k)
-        first = self._first_or_default(given.pop("first", None))
-        tuning = None
-        if method == "gaussian":
-            tuning = nearest_tuning(self.tunings, k=k, budget=budget.calls, first=first_name(first))
-            settings = default_settings(k) if tuning is None else tuning.settings
-            if not rounds_given:
-                budget = replace(budget, rounds=min(budget.calls, settings.rounds))
-            own = {
-                "approximator": settings.approximator(self._gaussian()),
-                "first_batch": settings.first_batch,
-                "first_share": settings.first_share,
-                "first_weight": settings.first_weight,
-            }
-            given = own | given
-        if method == "axn" and "approximator" not in given:
-            given["approximator"] = self._embedding_regression()
-        if "fuse" in given:
-            given["fuse"] = self._fused(given["fuse"])
-        anchors = without_anchors(self._anchors) if method == "axn" else self._anchors
-        plan = _METHODS[method](index=anchors, scorer=scorer or self.scorer, budget=budget, first=first, **given).plan
-        if method == "gaussian" and (keys := self._gaussian().keys) is not None:
-            plan = replace(plan, items=KeyedItems(plan.items, keys))
-        return replace(plan, method=method, tuned_for=None if tuning is None else (tuning.k, tuning.budget))
+    def gaussian_model(self) -> GaussianModel:
+        """The Gaussian of this index's anchor scores and item vectors."""
+        return self._gaussian()
 
-    def _check_exact_budget(self, budget: int | Budget | None) -> None:
-        """A budget is a wall for exact search too: one that does not cover every item is refused."""
-        calls = budget.calls if isinstance(budget, Budget) else budget
-        if calls is not None and (not is_whole(calls) or calls < len(self.items)):
-            raise BudgetError(
-                f"Method 'exact' scores all {len(self.items):,} items, and a budget of {calls} does not cover them. "
-                "Leave the budget out, or choose another method."
-            )
+    def tuned(self, *, k: int, budget: int, first: str | None) -> tuple[GaussianSettings, tuple[int, int]] | None:
+        """The settings tuned for about this k and budget, and the k and budget that they were tuned for."""
+        tuning = nearest_tuning(self.tunings, k=k, budget=budget, first=first)
+        return None if tuning is None else (tuning.settings, (tuning.k, tuning.budget))
 
     def _gaussian(self) -> GaussianModel:
         """The Gaussian approximator of this index, with the dense first stage's embeddings where there is one."""
@@ -778,16 +673,16 @@ class AnchorIndex:
         embed_queries = dense.embed_queries if dense.has_encoder else None
         return GaussianModel(embeddings=dense.embeddings_of(self.items.ids), embed_queries=embed_queries, device=device)
 
-    def _fused(self, weight: float) -> Fusion | None:
-        if not weight:
-            return None
+    def fusion(self, weight: float) -> Fusion:
+        """How to blend the first stage into the final order with this weight."""
         with self._opening:
             # What is learned from the anchor scores is the same for every weight.
             if self._fusion is None:
                 self._fusion = Fusion.fit(self._anchors, weight=1.0)
             return replace(self._fusion, weight=weight)
 
-    def _embedding_regression(self) -> EmbeddingRegression:
+    def embedding_regression(self) -> EmbeddingRegression:
+        """The regression on the dense first stage's vectors; an error where there are none."""
         with self._opening:
             if self._regression is None:
                 dense = self.first_stage("dense") if "dense" in self._first else None
@@ -804,7 +699,8 @@ class AnchorIndex:
                 self._regression = EmbeddingRegression(embeddings, embed_queries=dense.embed_queries)
             return self._regression
 
-    def _first_or_default(self, first: str | Retriever | None) -> Retriever | None:
+    def stage(self, first: str | Retriever | None) -> Retriever | None:
+        """A first stage by name or as given; the default for None. None where a search starts at random."""
         if first is None:
             first = self.default_first
         if not isinstance(first, str):
@@ -813,13 +709,3 @@ class AnchorIndex:
         if first == "random" and "random" not in self._first:
             return None
         return self.first_stage(first)
-
-
-def _budget(budget: int | Budget, rounds: int | None, deadline: float | None) -> Budget:
-    if not isinstance(budget, Budget):
-        if rounds is None:
-            rounds = budget if is_whole(budget) and 0 < budget < _ROUNDS else _ROUNDS
-        return Budget(calls=budget, rounds=rounds, deadline=deadline)
-    if rounds is not None or deadline is not None:
-        raise BudgetError("Give rounds and deadline inside the Budget, or a plain number as budget; not both.")
-    return budget

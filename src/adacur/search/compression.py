@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,12 @@ import numpy as np
 from adacur.approximation import Features, GaussianModel, ItemFactors, PackedRows, ScoreScale, Storage
 from adacur.approximation.gaussian_features import EmbedQueries, rows_at
 from adacur.approximation.packed_rows import Allocate, RowSource, check_storage
-from adacur.core.arrays import FloatArray, IntArray, KeyArray
+from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.budget import Budget, check_k
 from adacur.core.errors import AdacurError, DamagedIndex, IndexMismatch, InputError, NewerFormat
 from adacur.core.protocols import AnchorScores, Items, Retriever
 from adacur.core.ranking import best_positions
-from adacur.core.records import Item, ItemList, Query
+from adacur.core.records import ItemList, Query
 from adacur.core.results import Hits
 from adacur.core.seeds import item_keys, stream_key, uniform
 from adacur.data.stored import read_array, read_json
@@ -35,7 +35,6 @@ from adacur.search.settings import GaussianSettings
 __all__ = [
     "Compression",
     "ItemVectors",
-    "KeyedItems",
     "compress_features",
     "drop_features",
     "is_compressed",
@@ -144,36 +143,6 @@ def compress_features(
     return compression
 
 
-class KeyedItems:
-    """Items whose random keys are at hand, so that nobody has to read all ids to make them."""
-
-    def __init__(self, items: Items, keys: KeyArray) -> None:
-        self._items = items
-        self.keys = keys
-
-    @property
-    def ids(self) -> Sequence[str]:
-        """The ids by position."""
-        return self._items.ids
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __getitem__(self, position: int) -> Item:
-        return self._items[position]
-
-    def __iter__(self) -> Iterator[Item]:
-        return iter(self._items)
-
-    def at(self, positions: Iterable[int]) -> list[Item]:
-        """The items at these positions, in that order."""
-        return self._items.at(positions)
-
-    def positions(self, ids: Iterable[str]) -> IntArray:
-        """The positions of these ids, in that order."""
-        return self._items.positions(ids)
-
-
 class ItemVectors:
     """A dense first stage's vectors in the order of an index, read when asked for."""
 
@@ -261,7 +230,7 @@ def _margin(differences: FloatArray) -> float:
 def _check(anchors: AnchorScores, *, rank: int, storage: Storage, k: int, budget: int) -> None:
     """Refuse before the work what could not be done after it."""
     check_k(k)
-    Budget(calls=budget, rounds=1).check_k(k)
+    Budget(budget).check_k(k)
     check_storage(storage)
     if rank < 1:
         raise InputError(f"rank is at least 1; got {rank}.")
@@ -309,17 +278,17 @@ def _recalls(
     thresholds = np.partition(exact, -wanted, axis=1)[:, -wanted]
 
     def recalls(approximator: GaussianModel) -> FloatArray:
-        hits = AdaCUR(
-            index=rest,
-            scorer=scorer,
-            budget=Budget(calls=budget, rounds=min(budget, settings.rounds)),
-            first=first,
+        from adacur.search.anchor_index import AnchorIndex
+
+        method = AdaCUR(
+            rounds=settings.rounds,
             approximator=settings.approximator(approximator),
             first_batch=settings.first_batch,
             first_share=settings.first_share,
             first_weight=settings.first_weight,
             seed=seed,
-        ).search(asked, k)
+        )
+        hits = AnchorIndex(rest, scorer=scorer).search(asked, k, budget=budget, method=method, first=first)
         found = [int((own.scores >= worst).sum()) for own, worst in zip(hits, thresholds, strict=True)]
         return np.asarray(np.minimum(found, wanted) / wanted)
 

@@ -1,278 +1,326 @@
-"""The search methods: ADACUR, ANNCUR, re-ranking and exact search. Each is a retriever."""
+"""The search methods, in one table. Each owns its options and makes a plan; a name is short for one with defaults."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from adacur.approximation import PseudoInverse, TopK
-from adacur.core.budget import Budget, check_k, even_split
-from adacur.core.errors import BudgetError, InputError
-from adacur.core.protocols import Acquisition, AnchorScores, Approximator, Collection, Retriever, Scorer
-from adacur.core.ranking import best_positions
-from adacur.core.records import Query
-from adacur.core.results import Hits
-from adacur.core.seeds import item_keys, stream_key, uniform
+from adacur.approximation import EmbeddingRegression, GaussianModel, PseudoInverse, TopK
+from adacur.core.budget import even_split, is_whole
+from adacur.core.errors import BudgetError, InputError, UnknownName
+from adacur.core.protocols import Acquisition, AnchorScores, Approximator, Collection
+from adacur.core.spelling import did_you_mean
 from adacur.index import AnchorTable
-from adacur.scorers import MatrixScorer
-from adacur.search.fusion import Fusion, as_fusion
-from adacur.search.plan import Filter, Plan
-from adacur.search.rounds import search
+from adacur.search.plan import KeepPredictions, Plan, stage_name
+from adacur.search.settings import GaussianSettings, default_settings
 
-__all__ = ["ANNCUR", "AdaCUR", "Exact", "Rerank", "held_out_split", "held_out_splits", "without_anchors"]
+__all__ = [
+    "ANNCUR",
+    "AXN",
+    "METHODS",
+    "AdaCUR",
+    "Exact",
+    "Gaussian",
+    "Method",
+    "Rerank",
+    "method_named",
+    "options_of",
+]
 
-_SPLITS = tuple(tenth / 10 for tenth in range(1, 10))
+
+class Source(Protocol):
+    """What methods take from an index to make a plan."""
+
+    @property
+    def anchors(self) -> AnchorScores: ...
+
+    def gaussian_model(self) -> GaussianModel:
+        """The Gaussian of this index's anchor scores and item vectors."""
+        ...
+
+    def embedding_regression(self) -> EmbeddingRegression:
+        """The regression on the dense first stage's vectors; an error where there are none."""
+        ...
+
+    def tuned(self, *, k: int, budget: int, first: str | None) -> tuple[GaussianSettings, tuple[int, int]] | None:
+        """The settings tuned for about this k and budget, and the k and budget that they were tuned for."""
+        ...
 
 
-class AdaCUR:
-    """Algorithm 1: score a batch, predict the rest, score the most promising next, over `budget.rounds` rounds.
+class Method(Protocol):
+    """How a search spends its calls."""
 
-    The first batch is the best of `first`, or a uniform sample where there is none, and takes a share `first_batch` of
-    the budget where that is more than any other round's. A `first_share` of each later round
-    goes to the first stage's next best, and `first_weight` raises the predictions of what it ranks high, by the
-    logarithm of the rank; `stop_when` (`GaussianModel`) ends a query's search once its top k is expected to have that
-    recall; `fuse` blends the first stage's scores into the final order (see `Fusion`). The paper does
-    none of these.
+    name: ClassVar[str]
+
+    def plan(self, base: Plan, source: Source, *, k: int) -> Plan:
+        """The base plan (items, scorer, budget, first stage, filter) with this method's choices."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gaussian:
+    """Predict by the mean and covariance of the anchor scores and item vectors; the default method.
+
+    Options left at None are chosen for k, by `adacur.tune` where the index is tuned for about this k and budget.
+
+    - `rounds`: how many rounds the budget is spent in;
+    - `seed`: of the random draws;
+    - `first_batch`: the first round's share of the budget;
+    - `first_share`: the first stage's share of each later round;
+    - `first_weight`: the first stage's weight beside the predictions;
+    - `stop_when`: end a query's search after the round by which its top k is expected to have this recall;
+    - `keep_predictions`: the predicted scores of all items in the trace: of the "last" round, or of "all".
     """
 
-    name = "adacur"
+    name: ClassVar[str] = "gaussian"
 
-    def __init__(
-        self,
-        *,
-        index: AnchorScores,
-        scorer: Scorer,
-        budget: Budget,
-        first: Retriever | None = None,
-        approximator: Approximator | None = None,
-        acquisition: Acquisition | None = None,
-        first_batch: float | None = None,
-        first_share: float = 0.0,
-        first_weight: float = 0.0,
-        fuse: float | Fusion | None = None,
-        pool: int | None = None,
-        filter: Filter | None = None,  # noqa: A002
-        stop_when: float | None = None,
-        seed: int = 0,
-        approximate_scores: bool = False,
-        keep_predictions: bool = False,
-    ) -> None:
-        if first_batch is not None and not 0 < first_batch < 1:
-            raise BudgetError(f"first_batch is the first round's share of the budget, in (0, 1); got {first_batch}.")
-        self.budget = budget
-        self.plan = Plan(
-            method=self.name,
-            items=index.items,
-            scorer=scorer,
-            calls=budget.calls,
-            batch_sizes=lambda affordable: _rounds(affordable, budget.rounds, first_batch),
-            first=first,
-            anchors=index,
-            approximator=approximator or PseudoInverse(),
-            acquisition=acquisition or TopK(),
-            first_share=first_share,
-            first_weight=first_weight,
-            fuse=as_fusion(fuse, index),
-            deadline=budget.deadline,
-            pool=pool,
-            filter=filter,
-            stop_when=stop_when,
-            seed=seed,
-            approximate_scores=approximate_scores,
-            keep_predictions=keep_predictions,
-        )
+    rounds: int | None = None
+    seed: int = 0
+    first_batch: float | None = None
+    first_share: float | None = None
+    first_weight: float | None = None
+    stop_when: float | None = None
+    keep_predictions: KeepPredictions = False
 
-    def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
-        """The best k scored items of each query, best first."""
-        self.budget.check_k(k)
-        return search(self.plan, queries, k)
+    def __post_init__(self) -> None:
+        _check(self)
 
-
-class ANNCUR:
-    """The one-shot baseline: score fixed anchor items, predict the rest once, score the best predicted.
-
-    `split` is the share of the budget spent on anchor items (k_i / B). Without `first` the anchor items are one
-    uniform sample for all queries; with it they are each query's best under the first stage. Items scored as
-    anchors are not paid again: retrieval goes on until the budget is spent.
-    """
-
-    name = "anncur"
-
-    def __init__(
-        self,
-        *,
-        index: AnchorScores,
-        scorer: Scorer,
-        budget: Budget,
-        first: Retriever | None = None,
-        split: float = 0.5,
-        approximator: Approximator | None = None,
-        pool: int | None = None,
-        filter: Filter | None = None,  # noqa: A002
-        seed: int = 0,
-        approximate_scores: bool = False,
-        keep_predictions: bool = False,
-    ) -> None:
-        if not 0 < split < 1:
-            raise BudgetError(f"split is the share of the budget spent on anchor items, between 0 and 1; got {split}.")
-        self.budget = budget
-        self.plan = Plan(
-            method=self.name,
-            items=index.items,
-            scorer=scorer,
-            calls=budget.calls,
-            batch_sizes=lambda affordable: _anchors_then_rest(affordable, split),
-            first=first,
-            anchors=index,
-            approximator=approximator or PseudoInverse(),
+    def plan(self, base: Plan, source: Source, *, k: int) -> Plan:
+        """The base plan with settings tuned or chosen for k."""
+        tuned = source.tuned(k=k, budget=base.calls, first=stage_name(base.first))
+        settings, tuned_for = tuned or (default_settings(k), None)
+        names = ("rounds", "first_batch", "first_share", "first_weight")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        settings = replace(settings, **given)
+        model = source.gaussian_model()
+        return replace(
+            base,
+            anchors=source.anchors,
+            keys=model.keys,
+            approximator=settings.approximator(model),
             acquisition=TopK(),
-            deadline=budget.deadline,
-            pool=pool,
-            filter=filter,
-            seed=seed,
-            same_first_for_all=first is None,
-            approximate_scores=approximate_scores,
-            keep_predictions=keep_predictions,
+            batch_sizes=partial(_in_rounds, rounds=settings.rounds, first_batch=settings.first_batch),
+            first_share=settings.first_share,
+            first_weight=settings.first_weight,
+            tuned_for=tuned_for,
+            **_shared(self, "seed", "stop_when", "keep_predictions"),
         )
 
-    def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
-        """The best k scored items of each query, best first."""
-        self.budget.check_k(k)
-        return search(self.plan, queries, k)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaCUR:
+    """Algorithm 1 of the paper: score a batch, predict the rest, score the most promising next, over some rounds.
+
+    - `rounds`, `seed`: how many rounds, and the seed of the random draws;
+    - `approximator`: how the scores of all items follow from a few exact ones; the paper's pseudo-inverse by default;
+    - `acquisition`: which items to score next: `TopK()`, `Softmax(…)` or `Uniform()`;
+    - `first_batch`, `first_share`, `first_weight`, `stop_when`, `keep_predictions`: as for `Gaussian`. The paper has
+      none of these.
+    """
+
+    name: ClassVar[str] = "adacur"
+
+    rounds: int = 5
+    seed: int = 0
+    approximator: Approximator = field(default_factory=PseudoInverse)
+    acquisition: Acquisition = field(default_factory=TopK)
+    first_batch: float | None = None
+    first_share: float = 0.0
+    first_weight: float = 0.0
+    stop_when: float | None = None
+    keep_predictions: KeepPredictions = False
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def plan(self, base: Plan, source: Source, *, k: int) -> Plan:
+        """The base plan in rounds of predictions."""
+        _check_anchors(self, source)
+        return replace(
+            base,
+            anchors=source.anchors,
+            batch_sizes=partial(_in_rounds, rounds=self.rounds, first_batch=self.first_batch),
+            **_shared(self, *_ADAPTIVE),
+        )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AXN:
+    """Like `AdaCUR`, predicting from the dual encoder's item vectors alone: no anchor scores are used.
+
+    - `approximator`: an `EmbeddingRegression`; by default one on the vectors of the dense first stage;
+    - the other options: as for `AdaCUR`.
+    """
+
+    name: ClassVar[str] = "axn"
+
+    rounds: int = 5
+    seed: int = 0
+    approximator: Approximator | None = None
+    acquisition: Acquisition = field(default_factory=TopK)
+    first_batch: float | None = None
+    first_share: float = 0.0
+    first_weight: float = 0.0
+    stop_when: float | None = None
+    keep_predictions: KeepPredictions = False
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def plan(self, base: Plan, source: Source, *, k: int) -> Plan:
+        """The base plan in rounds of predictions from item vectors."""
+        choices = _shared(self, *_ADAPTIVE)
+        return replace(
+            base,
+            anchors=_without_anchors(source.anchors),
+            batch_sizes=partial(_in_rounds, rounds=self.rounds, first_batch=self.first_batch),
+            **choices | {"approximator": self.approximator or source.embedding_regression()},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ANNCUR:
+    """The one-shot baseline: score anchor items, predict the rest once, score the best predicted.
+
+    Without a first stage the anchor items are one uniform sample for all queries; with one they are each query's best
+    under it. Items scored as anchor items are not paid for again.
+
+    - `split`: the share of the budget spent on anchor items (k_i / B);
+    - `seed`, `approximator`, `keep_predictions`: as for `AdaCUR`.
+    """
+
+    name: ClassVar[str] = "anncur"
+
+    split: float = 0.5
+    seed: int = 0
+    approximator: Approximator = field(default_factory=PseudoInverse)
+    keep_predictions: KeepPredictions = False
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def plan(self, base: Plan, source: Source, *, k: int) -> Plan:
+        """The base plan in two rounds."""
+        _check_anchors(self, source)
+        return replace(
+            base,
+            anchors=source.anchors,
+            acquisition=TopK(),
+            batch_sizes=partial(_anchors_then_rest, split=self.split),
+            same_first_for_all=base.first is None,
+            **_shared(self, "seed", "approximator", "keep_predictions"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rerank:
-    """The usual baseline: score the first stage's best `budget.calls` items. Rounds do not matter here."""
+    """The usual baseline: score the first stage's best items, as many as the budget affords.
 
-    name = "rerank"
+    - `seed`: of the uniform sample that tops up a first stage that returns too few.
+    """
 
-    def __init__(
-        self,
-        *,
-        index: Collection,
-        scorer: Scorer,
-        budget: Budget,
-        first: Retriever | None,
-        fuse: float | Fusion | None = None,
-        pool: int | None = None,
-        filter: Filter | None = None,  # noqa: A002
-        seed: int = 0,
-    ) -> None:
-        self.budget = budget
-        self.plan = Plan(
-            method=self.name,
-            items=index.items,
-            scorer=scorer,
-            calls=budget.calls,
-            batch_sizes=lambda affordable: (affordable,),
-            first=first,
-            fuse=as_fusion(fuse, index),
-            deadline=budget.deadline,
-            pool=pool,
-            filter=filter,
-            seed=seed,
-        )
+    name: ClassVar[str] = "rerank"
 
-    def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
-        """The best k scored items of each query, best first."""
-        self.budget.check_k(k)
-        return search(self.plan, queries, k)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def plan(self, base: Plan, source: Source, *, k: int) -> Plan:
+        """The base plan in one round."""
+        return replace(base, seed=self.seed)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exact:
-    """The truth: score every item. `first` matters only to `fuse`, which blends its scores into the order."""
+    """The truth: score every item. It takes a first stage only to fuse its scores into the order."""
 
-    name = "exact"
+    name: ClassVar[str] = "exact"
 
-    def __init__(
-        self,
-        *,
-        index: Collection,
-        scorer: Scorer,
-        filter: Filter | None = None,  # noqa: A002
-        first: Retriever | None = None,
-        fuse: float | Fusion | None = None,
-    ) -> None:
-        self.plan = Plan(
-            method=self.name,
-            items=index.items,
-            scorer=scorer,
-            calls=len(index.items),
-            batch_sizes=lambda affordable: (affordable,),
-            first=first if fuse else None,
-            fuse=as_fusion(fuse, index),
-            filter=filter,
+    def plan(self, base: Plan, source: Source, *, k: int) -> Plan:
+        """The base plan in one round of every item."""
+        if base.pool is not None or (base.first is not None and base.fuse is None):
+            raise InputError("Method 'exact' scores every item: it takes a first stage only to fuse, and no pool.")
+        if base.calls < len(base.items):
+            raise BudgetError(
+                f"Method 'exact' scores all {len(base.items):,} items, and a budget of {base.calls} does not cover "
+                "them. Leave the budget out, or choose another method."
+            )
+        return replace(base, calls=len(base.items))
+
+
+METHODS: Mapping[str, type[Gaussian | AdaCUR | ANNCUR | AXN | Rerank | Exact]] = {
+    method.name: method for method in (Gaussian, AdaCUR, ANNCUR, AXN, Rerank, Exact)
+}
+_ADAPTIVE = (
+    "seed",
+    "approximator",
+    "acquisition",
+    "first_share",
+    "first_weight",
+    "stop_when",
+    "keep_predictions",
+)
+_RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "rounds": ("a whole number of at least 1", lambda value: is_whole(value) and value >= 1),
+    "seed": ("a whole number", is_whole),
+    "split": ("the anchor items' share of the budget, between 0 and 1", lambda value: 0 < value < 1),
+    "first_batch": ("the first round's share of the budget, between 0 and 1", lambda value: 0 < value < 1),
+    "first_share": ("the first stage's share of each later round, from 0 to 1", lambda value: 0 <= value <= 1),
+    "first_weight": ("the first stage's weight, from 0 up", lambda value: 0 <= value < float("inf")),
+    "stop_when": ("the expected recall that is enough, between 0 and 1, such as 0.98", lambda value: 0 < value < 1),
+    "keep_predictions": ("False, 'last' or 'all'", lambda value: value in (False, "last", "all")),
+}
+
+
+def options_of(name: str) -> tuple[str, ...]:
+    """The names of the options that the method of this name takes."""
+    if name not in METHODS:
+        raise UnknownName(
+            f"There is no method {name!r}.{did_you_mean(str(name), METHODS)} Choose one of: {', '.join(METHODS)}."
+        )
+    return tuple(field.name for field in fields(METHODS[name]))
+
+
+def method_named(name: str, **options: Any) -> Method:
+    """The method of this name with these options; an option that it does not take is an error."""
+    takes = options_of(name)
+    if unknown := [option for option in options if option not in takes]:
+        raise InputError(
+            f"Method {name!r} does not take {', '.join(unknown)}. It takes: {', '.join(takes) or 'no options'}."
+        )
+    return METHODS[name](**options)
+
+
+def _shared(method: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(method, name) for name in names}
+
+
+def _check(method: Method) -> None:
+    """Refuse an option that makes no sense."""
+    for name in options_of(method.name):
+        value = getattr(method, name)
+        if name in _RULES and value is not None and not _RULES[name][1](value):
+            raise BudgetError(f"{name} must be {_RULES[name][0]}; got {value!r}.")
+
+
+def _check_anchors(method: AdaCUR | ANNCUR, source: Source) -> None:
+    if not source.anchors.anchor_queries and method.approximator == PseudoInverse():
+        raise InputError(
+            f"Method {method.name!r} predicts from anchor queries, and this index has none. Use 'gaussian' or 'axn' "
+            "with a dense first stage, or 'rerank'."
         )
 
-    def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
-        """The best k items of each query, best first."""
-        check_k(k)
-        return search(self.plan, queries, k)
 
-
-def without_anchors(collection: Collection) -> AnchorScores:
-    """Items and no anchor query: what an approximator searches on that needs none, such as `EmbeddingRegression`."""
+def _without_anchors(collection: Collection) -> AnchorScores:
     return AnchorTable(collection.items, (), np.empty((len(collection.items), 0), dtype=np.float32))
 
 
-def held_out_split(index: AnchorScores, *, budget: Budget, k: int, **options: Any) -> float:
-    """`held_out_splits` for one k."""
-    return held_out_splits(index, budget=budget, ks=(k,), **options)[k]
-
-
-def held_out_splits(
-    index: AnchorScores,
-    *,
-    budget: Budget,
-    ks: Sequence[int],
-    first: Retriever | None = None,
-    approximator: Approximator | None = None,
-    n_held_out: int = 100,
-    seed: int = 0,
-) -> dict[int, float]:
-    """Per k, ANNCUR's split (0.1, 0.2 … 0.9) with the best mean Top-k-Recall on held-out anchor queries.
-
-    At most half of the anchor queries are held out, by a seeded draw; they are replayed against the rest, and no
-    scorer is called. `first` is asked for their anchor items. With fewer anchor queries than the real search has, a
-    split near k_i = k_q is judged more harshly than it deserves.
-    """
-    for k in ks:
-        budget.check_k(k)
-    n_anchors = len(index.anchor_queries)
-    if n_anchors < 2 or n_held_out < 1:
-        raise InputError(
-            f"Holding out needs two anchor queries or more, and n_held_out of at least 1; "
-            f"got {n_anchors} anchor queries, n_held_out={n_held_out}."
-        )
-    keys = item_keys(query.id for query in index.anchor_queries)
-    draws = uniform(stream_key(seed, "held out"), keys)
-    held_out = np.sort(best_positions(draws, min(n_held_out, n_anchors // 2), keys=keys))
-    kept = np.setdiff1d(np.arange(n_anchors), held_out)
-    rest = AnchorTable(
-        index.items, tuple(index.anchor_queries[at] for at in kept), np.ascontiguousarray(index.matrix[:, kept])
-    )
-    queries = [index.anchor_queries[at] for at in held_out]
-    exact = np.ascontiguousarray(index.matrix[:, held_out].T)
-    scorer = MatrixScorer(queries, index.items.ids, exact)
-    best_first = -np.sort(-exact, axis=1)
-
-    def found(split: float) -> dict[int, int]:
-        anncur = ANNCUR(
-            index=rest, scorer=scorer, budget=budget, first=first, split=split, approximator=approximator, seed=seed
-        )
-        hits = anncur.search(queries, max(ks))
-        worst = {k: best_first[:, min(k, exact.shape[1]) - 1] for k in ks}
-        return {
-            k: sum(int((own.scores[:k] >= least).sum()) for own, least in zip(hits, worst[k], strict=True)) for k in ks
-        }
-
-    counts = {split: found(split) for split in _SPLITS}
-    return {k: max(_SPLITS, key=lambda split: counts[split][k]) for k in ks}
-
-
-def _rounds(affordable: int, rounds: int, first_batch: float | None) -> tuple[int, ...]:
+def _in_rounds(affordable: int, *, rounds: int, first_batch: float | None) -> tuple[int, ...]:
     rounds = min(rounds, affordable)
     if first_batch is None or first_batch * rounds <= 1:
         return even_split(affordable, rounds)
@@ -281,6 +329,6 @@ def _rounds(affordable: int, rounds: int, first_batch: float | None) -> tuple[in
     return (first, *even_split(affordable - first, rounds - 1))
 
 
-def _anchors_then_rest(affordable: int, split: float) -> tuple[int, ...]:
+def _anchors_then_rest(affordable: int, *, split: float) -> tuple[int, ...]:
     anchors = min(max(1, round(split * affordable)), affordable)
     return (anchors, affordable - anchors) if anchors < affordable else (anchors,)

@@ -52,7 +52,7 @@ def load(
     by default numpy does that.
 
     `log` is the file of a `SearchLog`: what every search pays for is written there, with the text of its query, for
-    `adacur.refresh` to make anchor queries of. Without it nothing is.
+    `adacur.search.refresh` to make anchor queries of. Without it nothing is.
     """
     folder = IndexFolder.open(path)
     # A file that is no log is told before a search is paid for.

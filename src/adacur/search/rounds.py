@@ -1,64 +1,65 @@
-"""The loop that drives a plan: one scorer call per round, for one query or for many in lock-step."""
+"""The loop of rounds: any number of searches step together, with one scorer call a step.
+
+rounds = Rounds()
+search = rounds.join(plan, queries, k)
+while rounds.step():
+    ...                       # search.hits() are the hits so far; others may join
+search.hits()
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 import numpy as np
 
-from adacur.approximation import Uniform
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
-from adacur.core.errors import BudgetError, EmptyInput, InputError
-from adacur.core.protocols import Items, Retriever
+from adacur.core.errors import BudgetError, InputError
+from adacur.core.protocols import Scorer
 from adacur.core.ranking import best_positions
 from adacur.core.records import Pair, Query, as_queries
-from adacur.core.results import Hits
-from adacur.core.scores import check_scores
-from adacur.core.seeds import stream_key
+from adacur.core.results import Hits, Trace
+from adacur.core.scores import score_pairs
 from adacur.scorers.asking import asking
 from adacur.scorers.grid import ascore
-from adacur.search.adaptive import AdaptiveSearch
+from adacur.search.adaptive import LockStep
+from adacur.search.candidates import allowed_by, candidates_of
 from adacur.search.fusion import LISTED, listed_by
-from adacur.search.plan import Filter, Plan
-from adacur.search.prospects import RANKS_THAT_COUNT, LocalProspects, Request
+from adacur.search.plan import Plan
+from adacur.search.prospects import RANKS_THAT_COUNT
 
-__all__ = ["asearch", "asearch_iter", "search", "search_iter"]
+__all__ = ["JoinedSearch", "Rounds", "asearch", "asearch_iter", "search", "search_iter"]
 
-# Queries that move in lock-step share memory: their predictions, the pairs of one scorer call, and what an
-# approximation keeps of the covariance of the scored items.
+# Queries that move together share memory: their predictions, the pairs of one scorer call, and what an
+# approximation holds of the covariance of the scored items.
 _PREDICTIONS_AT_ONCE = 50_000_000
 _PAIRS_AT_ONCE = 200_000
 _SQUARES_AT_ONCE = 25_000_000
-_ITEMS_PER_FILTER_BLOCK = 4096
 _SHARE_OF_TIME_LEFT = 0.8
 
 
 def search(plan: Plan, queries: Sequence[Query | str], k: int) -> list[Hits]:
     """Hits of every query, in order. How queries are grouped changes the speed, never the answer."""
-    found: list[Hits] = []
-    for running in _start(plan, queries, k):
-        while pairs := running.next_pairs():
-            with asking(plan.scorer):
-                scores = check_scores(plan.scorer.score(pairs), pairs)
-            running.accept(scores)
-        found += running.hits()
-    return found
+    rounds = Rounds()
+    joined = rounds.join(plan, queries, k)
+    while rounds.step():
+        pass
+    return joined.hits()
 
 
 def search_iter(plan: Plan, query: Query | str, k: int) -> Iterator[Hits]:
     """Hits of one query after each round; the last are the answer."""
-    (running,) = _start(plan, [query], k)
-    while pairs := running.next_pairs():
-        with asking(plan.scorer):
-            scores = check_scores(plan.scorer.score(pairs), pairs)
-        running.accept(scores)
-        if running.has_news:
-            yield running.hits()[0]
-    # A deadline may end a round early, and a search that found nothing still has an answer.
-    if running.has_news or not running.has_answered:
-        yield running.hits()[0]
+    rounds = Rounds()
+    joined = rounds.join(plan, [query], k)
+    goes_on = True
+    while goes_on:
+        goes_on = rounds.step()
+        if joined.has_news:
+            yield joined.hits()[0]
 
 
 async def asearch(plan: Plan, queries: Sequence[Query | str], k: int) -> list[Hits]:
@@ -66,261 +67,278 @@ async def asearch(plan: Plan, queries: Sequence[Query | str], k: int) -> list[Hi
 
     The trace's scorer seconds are then the time waited for the scores, in a batch shared with others too.
     """
-    found: list[Hits] = []
-    groups = _start(plan, queries, k)
-    # A round of a large collection takes many milliseconds: it is never worth asking whether a hop to a thread pays.
-    while running := await asyncio.to_thread(next, groups, None):
-        pairs = await asyncio.to_thread(running.next_pairs)
-        while pairs:
-            pairs = await asyncio.to_thread(running.pairs_after, await _scores(plan, pairs))
-        found += await asyncio.to_thread(running.hits)
-    return found
+    rounds = Rounds()
+    joined = await asyncio.to_thread(rounds.join, plan, queries, k)
+    while await rounds.astep():
+        pass
+    return await asyncio.to_thread(joined.hits)
 
 
 async def asearch_iter(plan: Plan, query: Query | str, k: int) -> AsyncIterator[Hits]:
     """Like `search_iter`, without holding up the event loop."""
-    (running,) = await asyncio.to_thread(list, _start(plan, [query], k))
-    while pairs := await asyncio.to_thread(running.next_pairs):
-        news = await asyncio.to_thread(running.news_after, await _scores(plan, pairs))
-        if news:
-            yield news[0]
-    if running.has_news or not running.has_answered:
-        yield (await asyncio.to_thread(running.hits))[0]
+    rounds = Rounds()
+    joined = await asyncio.to_thread(rounds.join, plan, [query], k)
+    goes_on = True
+    while goes_on:
+        goes_on = await rounds.astep()
+        if joined.has_news:
+            yield (await asyncio.to_thread(joined.hits))[0]
 
 
-async def _scores(plan: Plan, pairs: Sequence[Pair]) -> FloatArray:
-    with asking(plan.scorer):
-        return await ascore(plan.scorer, pairs)
+class Rounds:
+    """Searches that step together. They may join at any time, from any thread, and take part in the next step.
+
+    All must have the same scorer. `step` and `astep` are called by one caller at a time.
+    """
+
+    def __init__(self) -> None:
+        self._arriving: deque[JoinedSearch] = deque()
+        self._under_way: list[JoinedSearch] = []
+        self._scorer: Scorer | None = None
+
+    def join(self, plan: Plan, queries: Sequence[Query | str], k: int) -> JoinedSearch:
+        """Begin a search for these queries: asks the first stage, and calls no scorer."""
+        if self._scorer is not None and plan.scorer is not self._scorer:
+            raise InputError("Searches that step together must have the same scorer; this one has another.")
+        joined = JoinedSearch(plan, queries, k)
+        self._scorer = plan.scorer
+        self._arriving.append(joined)
+        return joined
+
+    def step(self) -> bool:
+        """Score the next pairs of every search in one call; False when all searches have ended."""
+        shares = self._next_pairs()
+        if not shares:
+            return False
+        assert self._scorer is not None
+        started = time.monotonic()
+        scores = score_pairs(self._scorer, [pair for _, pairs in shares for pair in pairs])
+        self._accept(shares, scores, time.monotonic() - started)
+        return True
+
+    async def astep(self) -> bool:
+        """Like `step`, without holding up the event loop."""
+        # A round of a large collection takes many milliseconds: it never pays to ask whether a hop to a thread does.
+        shares = await asyncio.to_thread(self._next_pairs)
+        if not shares:
+            return False
+        assert self._scorer is not None
+        started = time.monotonic()
+        with asking(self._scorer):
+            scores = await ascore(self._scorer, [pair for _, pairs in shares for pair in pairs])
+        await asyncio.to_thread(self._accept, shares, scores, time.monotonic() - started)
+        return True
+
+    def _next_pairs(self) -> list[tuple[JoinedSearch, list[Pair]]]:
+        """The pairs of the next call, by search: all that wait, or what the tightest deadline affords."""
+        while self._arriving:
+            self._under_way.append(self._arriving.popleft())
+        self._under_way = [joined for joined in self._under_way if joined.advance()]
+        n_waiting = sum(joined.n_waiting for joined in self._under_way)
+        affordable = min((joined.affordable for joined in self._under_way), default=0)
+        share = min(1.0, affordable / max(1, n_waiting))
+        return [(joined, joined.next_pairs(max(1, int(share * joined.n_waiting)))) for joined in self._under_way]
+
+    def _accept(self, shares: Sequence[tuple[JoinedSearch, list[Pair]]], scores: FloatArray, seconds: float) -> None:
+        start = 0
+        for joined, pairs in shares:
+            end = start + len(pairs)
+            joined.accept(scores[start:end], seconds=seconds * len(pairs) / len(scores))
+            start = end
 
 
-def _start(plan: Plan, queries: Sequence[Query | str], k: int) -> Iterator[_LockStep]:
-    started = time.monotonic()
-    asked = as_queries(queries)
-    if plan.pool is not None and plan.pool < k:
-        raise BudgetError(f"Only items of the pool are returned, so k must not exceed it; got k={k}, pool={plan.pool}.")
-    allowed = _allowed_by(plan.filter, plan.items)
-    n_items = len(plan.items)
-    calls = min(plan.calls, n_items)
-    together = min(_PAIRS_AT_ONCE // calls, _PREDICTIONS_AT_ONCE // n_items)
-    together = max(1, min(together, _SQUARES_AT_ONCE // calls**2) if plan.approximator else together)
-    for start in range(0, len(asked), together):
-        yield _LockStep(plan, asked[start : start + together], k, allowed=allowed, started=started)
+class JoinedSearch:
+    """A search that takes part in `Rounds`. Its queries move in groups that fit into memory, one after another."""
+
+    def __init__(self, plan: Plan, queries: Sequence[Query | str], k: int) -> None:
+        started = time.monotonic()
+        if plan.pool is not None and plan.pool < k:
+            raise BudgetError(
+                f"Only items of the pool are returned, so k must not exceed it; got k={k}, pool={plan.pool}."
+            )
+        everyone = as_queries(queries)
+        allowed = allowed_by(plan.filter, plan.items)
+        calls = min(plan.calls, len(plan.items))
+        together = min(_PAIRS_AT_ONCE // calls, _PREDICTIONS_AT_ONCE // len(plan.items))
+        together = max(1, min(together, _SQUARES_AT_ONCE // calls**2) if plan.approximator else together)
+        self._groups = (
+            _Group(plan, everyone[start : start + together], k, allowed=allowed, started=started)
+            for start in range(0, len(everyone), together)
+        )
+        self._group = next(self._groups, None)
+        self._finished: list[Hits] = []
+        self._has_left = False
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a round has ended since `hits` were last read."""
+        return self._group is not None and self._group.has_news
+
+    def hits(self) -> list[Hits]:
+        """The best k of each query so far; of queries in later groups none yet."""
+        return self._finished + ([] if self._group is None else self._group.hits())
+
+    def leave(self) -> None:
+        """Take no part in further steps."""
+        self._has_left = True
+
+    def advance(self) -> bool:
+        """Choose the next round's items where the last round has ended; False when the search has ended."""
+        while self._group is not None and not self._has_left:
+            if self._group.advance():
+                return True
+            following = next(self._groups, None)
+            if following is None:
+                break
+            self._finished += self._group.hits()
+            self._group = following
+        return False
+
+    @property
+    def n_waiting(self) -> int:
+        """Pairs of this round that have no score yet."""
+        return len(self._under_way.waiting)
+
+    @property
+    def affordable(self) -> float:
+        """Pairs that the next call may hold for this search's deadline."""
+        return self._under_way.affordable
+
+    def next_pairs(self, n: int) -> list[Pair]:
+        """The next n pairs to score."""
+        return self._under_way.next_pairs(n)
+
+    def accept(self, scores: FloatArray, *, seconds: float) -> None:
+        """Scores of the pairs last handed out, and their share of the scorer's time."""
+        self._under_way.accept(scores, seconds)
+
+    @property
+    def _under_way(self) -> _Group:
+        assert self._group is not None
+        return self._group
 
 
-class _LockStep:
-    """A group of queries on their way through the rounds of a plan."""
+class _Group:
+    """Queries of one plan in lock-step, and the pairs of their round that wait for scores."""
 
     def __init__(self, plan: Plan, queries: list[Query], k: int, *, allowed: BoolArray, started: float) -> None:
-        self._started = started
         self._plan = plan
-        self._queries = queries
         self._k = k
-        self._approximation = (
-            plan.approximator.begin(plan.anchors, queries) if plan.approximator and plan.anchors else None
+        self._started = started
+        approximation = None
+        if plan.approximator is not None and plan.anchors is not None:
+            approximation = plan.approximator.begin(plan.anchors, queries)
+        before = time.monotonic()
+        self._candidates, answers = candidates_of(
+            plan.first, queries, n=_n_candidates(plan, allowed), items=plan.items, allowed=allowed
         )
-        asked_first_stage = time.monotonic()
-        n_allowed = len(allowed) if plan.filter is None else int(np.count_nonzero(allowed))
-        affordable = min(plan.calls, n_allowed)
-        wanted = plan.pool or (affordable if plan.first_share else plan.batch_sizes(affordable)[0])
-        if plan.first_weight:
-            wanted = max(wanted, min(RANKS_THAT_COUNT, n_allowed))
-        if plan.fuse:
-            wanted = max(wanted, min(LISTED, n_allowed))
-        self._first_scores: list[FloatArray] = []
-        if plan.first is None:
-            candidates = [np.empty(0, dtype=np.intp) for _ in queries]
-        else:
-            candidates, found = _candidates(plan.first, queries, wanted=wanted, items=plan.items, allowed=allowed)
-            if plan.fuse:
-                self._first_scores = [listed_by(hits, plan.items, allowed=allowed)[1] for hits in found]
-        self._candidates = candidates
-        first_stage_seconds = time.monotonic() - asked_first_stage
-        self._prospects = prospects = LocalProspects(
-            [allowed] * len(queries),
-            keys=plan.items.keys,
-            approximation=self._approximation,
-            first_weight=plan.first_weight,
-        )
-        if plan.pool is not None:
-            self._limit_to_pool(plan.pool)
-        self._search = AdaptiveSearch(
-            queries,
-            candidates=candidates,
-            prospects=prospects,
-            batch_sizes=[
-                plan.batch_sizes(affordable) if affordable else ()
-                for affordable in (min(plan.calls, prospects.n_left(query)) for query in range(len(queries)))
-            ],
-            seed=plan.seed,
-            approximation=self._approximation,
-            acquisition=plan.acquisition,
-            same_first_for_all=plan.same_first_for_all,
-            first_share=plan.first_share,
-            k=k,
-            stop_when=plan.stop_when,
-            keep_predictions=plan.keep_predictions,
-            predicts_at_the_end=plan.approximate_scores,
-            first_stage_seconds=first_stage_seconds,
+        self._first_scores = [listed_by(hits, plan.items, allowed=allowed)[1] for hits in answers if plan.fuse]
+        self._first_seconds = time.monotonic() - before
+        self._steps = LockStep(
+            plan, queries, k, candidates=self._candidates, allowed=allowed, approximation=approximation
         )
         self._asked: list[IntArray] = []
-        self._waiting: list[tuple[int, int]] = []
         self._scores: list[list[float]] = []
-        self._asked_at = 0.0
+        self._handed_out = 0
+        self._n_scored = 0
         self._scorer_seconds = 0.0
-        self._scored = 0
         self._round_seconds = 0.0
-        self._slice = 0
-        self.has_news = False
-        self.has_answered = False
+        self._hits: list[Hits] = []
+        self.waiting: list[tuple[int, int]] = []
+        self.affordable = math.inf
+        # A search that scores nothing has an answer all the same.
+        self.has_news = not self._steps.goes_on
 
-    def next_pairs(self) -> list[Pair]:
-        """Pairs for the next scorer call; none when the search has ended."""
-        if not self._waiting:
-            self._asked = self._search.ask()
+    def advance(self) -> bool:
+        """Choose the next round's items where the last round has ended; False when all searches have ended."""
+        if not self.waiting:
+            self._asked = self._steps.ask(seconds=self._first_seconds)
+            self._scores = [[] for _ in self._asked]
+            self._round_seconds = 0.0
             # By rank first: if time runs out, every query has had its most promising items scored.
-            self._waiting = sorted(
+            self.waiting = sorted(
                 ((query, rank) for query, positions in enumerate(self._asked) for rank in range(len(positions))),
                 key=lambda at: (at[1], at[0]),
             )
-            self._scores = [[] for _ in self._asked]
-            self._round_seconds = 0.0
-            if not self._waiting:
-                return []
-        self._slice = self._affordable(len(self._waiting))
-        if not self._slice:
-            self._search.stop()
-            self._waiting = []
+            if not self.waiting:
+                return False
+        self.affordable = self._affordable()
+        if self.affordable < 1:
+            self._steps.stop()
+            self.waiting = []
             self._tell()
-            return []
-        self._asked_at = time.monotonic()
-        now = self._waiting[: self._slice]
-        items = self._plan.items.at(int(self._asked[query][rank]) for query, rank in now)
-        return [(self._queries[query], item) for (query, _), item in zip(now, items, strict=True)]
+            return False
+        return True
 
-    def accept(self, scores: FloatArray) -> None:
+    def next_pairs(self, n: int) -> list[Pair]:
+        """The next n pairs to score."""
+        self._handed_out = min(n, len(self.waiting))
+        now = self.waiting[: self._handed_out]
+        items = self._plan.items.at(int(self._asked[query][rank]) for query, rank in now)
+        return [(self._steps.searches[query].query, item) for (query, _), item in zip(now, items, strict=True)]
+
+    def accept(self, scores: FloatArray, seconds: float) -> None:
         """Scores of the pairs last handed out."""
-        seconds = time.monotonic() - self._asked_at
         self._scorer_seconds += seconds
         self._round_seconds += seconds
-        self._scored += len(scores)
-        for (query, _), score in zip(self._waiting[: self._slice], scores.tolist(), strict=True):
+        self._n_scored += len(scores)
+        for (query, _), score in zip(self.waiting[: self._handed_out], scores.tolist(), strict=True):
             self._scores[query].append(score)
-        self._waiting = self._waiting[self._slice :]
-        if not self._waiting:
+        self.waiting = self.waiting[self._handed_out :]
+        if not self.waiting:
             self._tell()
-
-    def pairs_after(self, scores: FloatArray) -> list[Pair]:
-        """`accept`, then `next_pairs`: one hop to a thread instead of two."""
-        self.accept(scores)
-        return self.next_pairs()
-
-    def news_after(self, scores: FloatArray) -> list[Hits]:
-        """`accept`, then the hits if a round ended."""
-        self.accept(scores)
-        return self.hits() if self.has_news else []
 
     def hits(self) -> list[Hits]:
         """The best k of each query so far."""
-        self.has_news = False
-        self.has_answered = True
-        precise = None
-        if self._plan.approximate_scores and self._approximation is not None:
-            precise = self._prospects.predict_precisely()
-        settings = self._plan.settings()
-        found = []
-        for index, query in enumerate(self._queries):
-            positions, scores, rounds, fused = self._best(index)
-            items = tuple(self._plan.items.at(positions.tolist()))
-            trace = self._search.trace(
-                index, settings=settings, approximate_scores=None if precise is None else precise[index]
-            )
-            found.append(
-                Hits(
-                    query=query,
-                    ids=tuple(item.id for item in items),
-                    scores=scores,
-                    rounds=tuple(rounds.tolist()),
-                    items=items,
-                    trace=trace,
-                    fused=fused,
-                )
-            )
-        return found
+        if self.has_news:
+            self.has_news = False
+            settings, precise = self._plan.settings(), self._steps.predict_precisely()
+            self._hits = [
+                self._hits_of(at, search.trace(settings=settings, approximate_scores=precise[at]))
+                for at, search in enumerate(self._steps.searches)
+            ]
+        return self._hits
 
-    def _best(self, index: int) -> tuple[IntArray, FloatArray, IntArray, FloatArray | None]:
-        if self._plan.fuse is None:
-            return (*self._search.best(index, self._k), None)
-        positions, scores, rounds = self._search.best(index, len(self._plan.items))
-        fused = self._plan.fuse.values(
-            scores, positions, listed=self._candidates[index], listed_scores=self._first_scores[index]
+    def _hits_of(self, at: int, trace: Trace) -> Hits:
+        plan, search, fused = self._plan, self._steps.searches[at], None
+        positions, scores, rounds = search.best(self._k if plan.fuse is None else len(plan.items))
+        if plan.fuse is not None:
+            values = plan.fuse.values(
+                scores, positions, listed=self._candidates[at], listed_scores=self._first_scores[at]
+            )
+            order = best_positions(values, self._k, keys=plan.item_keys[positions])
+            positions, scores, rounds, fused = positions[order], scores[order], rounds[order], values[order]
+        items = tuple(plan.items.at(positions.tolist()))
+        return Hits(
+            query=search.query,
+            ids=tuple(item.id for item in items),
+            scores=scores,
+            rounds=tuple(rounds.tolist()),
+            items=items,
+            trace=trace,
+            fused=fused,
         )
-        order = best_positions(fused, self._k, keys=self._prospects.keys_at(positions))
-        return positions[order], scores[order], rounds[order], fused[order]
-
-    def _limit_to_pool(self, size: int) -> None:
-        """The first stage's best, topped up at random like any first stage that returns too few."""
-        pools = [found[:size] for found in self._candidates]
-        requests = [
-            Request(
-                number,
-                size - len(pool),
-                acquisition=Uniform(),
-                stream=stream_key(self._plan.seed, "pool", query.id),
-                without=pool,
-            )
-            for number, (query, pool) in enumerate(zip(self._queries, pools, strict=True))
-            if len(pool) < size
-        ]
-        for request, more in zip(requests, self._prospects.choose(requests) if requests else (), strict=True):
-            pools[request.query] = np.concatenate([pools[request.query], more.positions])
-        self._prospects.limit(pools)
 
     def _tell(self) -> None:
-        self._search.tell([np.array(scores) for scores in self._scores], seconds=self._round_seconds)
+        self._steps.tell([np.array(scores) for scores in self._scores], seconds=self._round_seconds)
         self.has_news = True
 
-    def _affordable(self, waiting: int) -> int:
+    def _affordable(self) -> float:
         if self._plan.deadline is None:
-            return waiting
-        if not self._scored:
+            return math.inf
+        if not self._n_scored:
             # One pair per query tells how fast the scorer is, and makes sure that there is an answer.
-            return min(waiting, len(self._queries))
+            return min(len(self.waiting), len(self._steps.searches))
         left = self._plan.deadline - (time.monotonic() - self._started)
-        per_pair = max(self._scorer_seconds / self._scored, 1e-9)
-        return int(max(0.0, min(waiting, _SHARE_OF_TIME_LEFT * left / per_pair)))
+        per_pair = max(self._scorer_seconds / self._n_scored, 1e-9)
+        return min(len(self.waiting), _SHARE_OF_TIME_LEFT * left / per_pair)
 
 
-def _candidates(
-    first: Retriever, queries: Sequence[Query], *, wanted: int, items: Items, allowed: BoolArray
-) -> tuple[list[IntArray], list[Hits]]:
-    """The first stage's positions per query, best first, and its answers; asks for more while a filter eats them."""
-    k = wanted
-    while True:
-        found = first.search(queries, k)
-        if len(found) != len(queries):
-            raise InputError(f"A first stage answers every query; asked {len(queries)}, answered {len(found)}.")
-        # A first stage may name an item twice (by its passages, say); it is scored once.
-        ranked = [items.positions(dict.fromkeys(hits.ids)) for hits in found]
-        kept = [positions[allowed[positions]] for positions in ranked]
-        short = any(len(own) < wanted and len(hits.ids) >= k for own, hits in zip(kept, found, strict=True))
-        if not short or k >= len(items):
-            return kept, found
-        k = min(4 * k, len(items))
-
-
-def _allowed_by(filter_: Filter | None, items: Items) -> BoolArray:
-    if filter_ is None:
-        # One value seen many times: it takes no memory.
-        return np.broadcast_to(np.True_, len(items))
-    allowed = np.zeros(len(items), dtype=np.bool_)
-    if isinstance(filter_, str):
-        raise InputError("A filter is a function of an item or a collection of ids; got one text.")
-    if callable(filter_):
-        for start in range(0, len(items), _ITEMS_PER_FILTER_BLOCK):
-            block = items.at(range(start, min(start + _ITEMS_PER_FILTER_BLOCK, len(items))))
-            allowed[start : start + len(block)] = [bool(filter_(item)) for item in block]
-    else:
-        allowed[items.positions(filter_)] = True
-    if not allowed.any():
-        raise EmptyInput("The filter leaves no item to search. Widen it.")
-    return allowed
+def _n_candidates(plan: Plan, allowed: BoolArray) -> int:
+    """How many of the first stage's best a search needs."""
+    n_allowed = len(allowed) if plan.filter is None else int(np.count_nonzero(allowed))
+    affordable = min(plan.calls, n_allowed)
+    n = plan.pool or (affordable if plan.first_share else plan.batch_sizes(affordable)[0])
+    if plan.first_weight:
+        n = max(n, min(RANKS_THAT_COUNT, n_allowed))
+    return max(n, min(LISTED, n_allowed)) if plan.fuse else n

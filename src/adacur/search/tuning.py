@@ -21,9 +21,11 @@ from adacur.core.protocols import AnchorScores, Retriever
 from adacur.core.ranking import best_positions
 from adacur.core.records import Query
 from adacur.core.seeds import item_keys, stream_key, uniform
-from adacur.search.adaptive import RANKS_THAT_COUNT, AdaptiveSearch
-from adacur.search.methods import ANNCUR, AdaCUR, Rerank
+from adacur.search.adaptive import LockStep
+from adacur.search.methods import AdaCUR, Method
 from adacur.search.plan import Plan
+from adacur.search.planning import plan_search
+from adacur.search.prospects import RANKS_THAT_COUNT
 from adacur.search.replay import AnchorScorer, Replayable
 from adacur.search.settings import GaussianSettings, default_settings
 
@@ -48,7 +50,6 @@ _FULL: Mapping[str, tuple[Any, ...]] = {
 # A change is kept if its gain is so many times as large as the noise of the gain.
 _STANDARD_ERRORS = 1.0
 _RIVALS = ("adacur", "anncur", "rerank")
-_ROUNDS = 5
 _DRAWS = 20_000
 # What an index has to add to re-ranking before one would build it for that.
 _WORTH = 0.02
@@ -162,7 +163,7 @@ def tune(
     searched with what the other half would have chosen. `quick` tries only what matters most, once.
     `progress` is told after each replay how many are done, of how many at most.
     """
-    Budget(calls=budget, rounds=1).check_k(k)
+    Budget(budget).check_k(k)
     pseudo = sum(query.id.startswith("pq-") for query in replay.queries) * 2 > len(replay.queries)
     kept = Tuning(
         k=k, budget=budget, settings=default_settings(k), first=replay.first_name, seed=replay.seed, pseudo=pseudo
@@ -314,19 +315,21 @@ class Replay:
         return np.asarray((found[:, :k] >= self._kth_best(k)[:, None]).sum(axis=1) / k)
 
     def _plan(self, method: str | GaussianSettings, budget: int) -> Plan:
-        given: dict[str, Any] = {"index": self._anchors, "scorer": AnchorScorer(self._anchors), "first": self._first}
-        if isinstance(method, GaussianSettings):
-            return AdaCUR(
-                **given,
-                budget=Budget(calls=budget, rounds=min(budget, method.rounds)),
+        from adacur.search.anchor_index import AnchorIndex
+
+        chosen: str | Method = (
+            method
+            if isinstance(method, str)
+            else AdaCUR(
+                rounds=method.rounds,
                 approximator=method.approximator(self._gaussian),
                 first_batch=method.first_batch,
                 first_share=method.first_share,
                 first_weight=method.first_weight,
-            ).plan
-        kinds: dict[str, Callable[..., Any]] = {"adacur": AdaCUR, "anncur": ANNCUR, "rerank": Rerank}
-        plan: Plan = kinds[method](**given, budget=Budget(calls=budget, rounds=min(budget, _ROUNDS))).plan
-        return plan
+            )
+        )
+        index = AnchorIndex(self._anchors, scorer=AnchorScorer(self._anchors))
+        return replace(plan_search(index, 1, budget=budget, method=chosen, first=self._first), seed=self.seed)
 
     def _best(self, plan: Plan) -> FloatArray:
         """Exact scores of what a plan finds for each query, best first, shape (queries, calls)."""
@@ -345,24 +348,17 @@ class Replay:
     ) -> FloatArray:
         approximator: Replayable | None = plan.approximator  # type: ignore[assignment]
         exact = self._anchors.matrix[:, positions]
-        search = AdaptiveSearch(
+        search = LockStep(
+            plan,
             queries,
+            calls,
             candidates=candidates,
-            allowed=[np.ones(len(exact), dtype=np.bool_)] * len(queries),
-            batch_sizes=[plan.batch_sizes(calls)] * len(queries),
-            keys=self._anchors.items.keys,
-            seed=self.seed,
+            allowed=np.ones(len(exact), dtype=np.bool_),
             approximation=approximator.replay(self._anchors, positions) if approximator else None,
-            acquisition=plan.acquisition,
-            same_first_for_all=plan.same_first_for_all,
-            first_share=plan.first_share,
-            first_weight=plan.first_weight,
         )
-        wanted = search.ask()
-        while any(len(asked) for asked in wanted):
-            search.tell([exact[asked, column] for column, asked in enumerate(wanted)])
-            wanted = search.ask()
-        return np.stack([search.best(column, calls)[1] for column in range(len(queries))])
+        while search.goes_on:
+            search.tell([exact[asked, column] for column, asked in enumerate(search.ask())])
+        return np.stack([one.best(calls)[1] for one in search.searches])
 
     def _first_stage(self, wanted: int) -> list[IntArray]:
         if self._first is None:

@@ -11,15 +11,13 @@ from adacur.core.errors import InputError
 from adacur.core.records import Item, Query, as_query
 from adacur.core.results import Hits
 from adacur.core.spelling import did_you_mean
-from adacur.search import AnchorIndex
-from adacur.search.plan import Filter
+from adacur.search import METHODS, AnchorIndex, Filter, plan_search, search_options
 from adacur.serving.failures import Refusal
 from adacur.serving.scoring import ServedScorer
 from adacur.serving.settings import ServerSettings
 
 __all__ = ["METHODS", "SearchPlan", "Served", "check_name", "named_index", "plan_of"]
 
-METHODS: tuple[str, ...] = ("gaussian", "adacur", "anncur", "axn", "rerank", "exact")
 _METHOD_OPTIONS = ("rounds", "seed", "stop_when")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
@@ -70,7 +68,8 @@ class SearchPlan:
 
     def settings(self) -> dict[str, Any]:
         """What the searches will do; refuses what they would refuse before their first scorer call."""
-        return self.served.index.explain(self.k, **self.options)
+        index = self.served.index
+        return plan_search(index, self.k, **search_options(index, **self.options)).settings()
 
     def rounds(self, query: Query, *, waited: float) -> AsyncGenerator[Hits, None]:
         """The hits after each round of a search; `waited` are the seconds since the request came."""
@@ -78,7 +77,8 @@ class SearchPlan:
         if self.deadline is not None:
             # Even a late search scores something: an answer that is a little late beats none.
             options["deadline"] = max(0.001, self.deadline - waited)
-        return self.served.index.asearch_iter(query, self.k, **options)
+        index = self.served.index
+        return index.asearch_iter(query, self.k, **search_options(index, **options))
 
 
 def check_name(name: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur import AnchorIndex, GaussianModel, PseudoInverse
+from adacur import AnchorIndex
+from adacur.approximation import GaussianModel, PseudoInverse
 from adacur.approximation.score_scale import ScoreScale
 from adacur.core.errors import InputError
 from adacur.search.methods import without_anchors

@@ -3,9 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur import AnchorIndex, FunctionScorer, Item, MatrixRetriever, MatrixScorer, Query
+from adacur import AnchorIndex, First, Gaussian, Item, Query
 from adacur.core.errors import EmptyInput, InputError
 from adacur.evaluation import calls_to_tune_fuse, judged_quality, tune_fuse
+from adacur.first_stages import MatrixRetriever
+from adacur.scorers import FunctionScorer, MatrixScorer
 
 N_ITEMS = 300
 
@@ -81,7 +83,9 @@ def test_what_is_promised_is_what_searches_give() -> None:
     index, queries, qrels = world(scorer_error=1.5, first_error=1.5, n_anchors=40, n_new=60)
     tuning = tune_fuse(index, queries[40:], qrels, budget=100, weights=[1.0], pools=[], stops=[0.3, 0.6])
     for tried in tuning.tried:
-        hits = index.search_batch(queries[40:], 10, budget=100, fuse=tried.fuse, stop_when=tried.stop_when)
+        hits = index.search(
+            queries[40:], 10, budget=100, method=Gaussian(stop_when=tried.stop_when), first=First(fuse=tried.fuse)
+        )
         assert np.mean([own.trace.calls for own in hits]) == tried.calls
         assert judged_quality(hits, qrels)["nDCG@10"].mean() == pytest.approx(tried.quality)
 

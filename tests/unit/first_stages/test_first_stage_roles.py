@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import adacur
-from adacur import AnchorIndex, Item, Query
+from adacur import AnchorIndex, First, Item, Query
 from adacur.core.errors import InputError, MissingExtra, UnknownName
 from adacur.core.protocols import Retriever
 from adacur.core.results import Hits
@@ -94,7 +94,7 @@ def test_a_stage_kept_with_an_index_opens_again_and_answers_alone(index, stage) 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_first_round_is_the_stage_s_best(index, stage, method) -> None:
     best = index.first_stage(stage).search(QUERIES, 30)
-    found = index.search_batch(QUERIES, 3, budget=30, method=method, first=stage)
+    found = index.search(QUERIES, 3, budget=30, method=method, first=stage)
     for first, hits in zip(best, found, strict=True):
         size = len(hits.trace.rounds[0].positions)
         assert size == {"rerank": 30, "anncur": 15, "gaussian": 9}.get(method, 6)
@@ -107,7 +107,7 @@ def test_the_first_round_is_the_stage_s_best(index, stage, method) -> None:
 @pytest.mark.parametrize(("budget", "pool"), [(12, 25), (25, 12)])
 def test_a_pool_confines_every_method_to_the_stage_s_best(index, stage, method, budget, pool) -> None:
     best = index.first_stage(stage).search(QUERIES, pool)
-    found = index.search_batch(QUERIES, 3, budget=budget, method=method, first=stage, pool=pool)
+    found = index.search(QUERIES, 3, budget=budget, method=method, first=First(stage, pool=pool))
     for first, hits in zip(best, found, strict=True):
         assert len(first.ids) == pool
         assert set(scored(hits)) <= set(first.ids)
@@ -117,9 +117,9 @@ def test_a_pool_confines_every_method_to_the_stage_s_best(index, stage, method, 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_pool_that_the_budget_covers_has_the_same_answer_for_every_method(index, stage, method) -> None:
-    (found,) = index.search_batch(QUERIES[:1], 5, budget=40, method=method, first=stage, pool=20)
+    (found,) = index.search(QUERIES[:1], 5, budget=40, method=method, first=First(stage, pool=20))
     (first,) = index.first_stage(stage).search(QUERIES[:1], 20)
-    (exact,) = index.search_batch(QUERIES[:1], 5, method="exact", filter=set(first.ids))
+    (exact,) = index.search(QUERIES[:1], 5, filter=set(first.ids), method="exact")
     assert found.ids == exact.ids
 
 

@@ -18,7 +18,7 @@ import pytest
 from tqdm import tqdm
 
 import adacur
-from adacur import AnchorIndex, Item, Query
+from adacur import AnchorIndex, Gaussian, Item, Query
 from adacur.core.errors import (
     AdacurError,
     DamagedIndex,
@@ -405,7 +405,7 @@ def test_many_parts_do_not_take_as_many_file_handles(path, monkeypatch) -> None:
 
 def test_a_search_under_way_stays_on_its_version(path) -> None:
     index = load(path)
-    steps = index.search_iter("red thing", 12, budget=12, rounds=3)
+    steps = index.search_iter("red thing", 12, budget=12, method=Gaussian(rounds=3))
     next(steps)
     Edited(index).remove(["i0", "i1", "i2"])
     Edited(index).compact()

@@ -121,7 +121,7 @@ class Closable:
     """A scorer that counts how often it is closed."""
 
     def __init__(self) -> None:
-        self.scorer = adacur.FunctionScorer(shared_words)
+        self.scorer = adacur.scorers.FunctionScorer(shared_words)
         self.card = self.scorer.card
         self.closed = 0
 

@@ -18,6 +18,7 @@ from langchain_core.runnables import ConfigurableField, RunnablePassthrough
 from langchain_tests.integration_tests import RetrieversIntegrationTests
 
 import adacur
+from adacur import Gaussian
 from adacur.core.errors import InputError
 from adacur.integrations.langchain import AdacurReranker, AdacurRetriever, items_of
 from tests.host_world import QUERY, make_index, shared_words
@@ -71,7 +72,7 @@ def test_rarer_options_go_into_search_kwargs(retriever: AdacurRetriever) -> None
     rare = AdacurRetriever(index=index, k=3, budget=20, search_kwargs={"first_batch": 0.1, "rounds": 4})
 
     assert [document.metadata["round"] for document in rare.invoke(QUERY)] == list(
-        index.search(QUERY, 3, budget=20, first_batch=0.1, rounds=4).rounds
+        index.search(QUERY, 3, budget=20, method=Gaussian(first_batch=0.1, rounds=4)).rounds
     )
 
 

@@ -1,24 +1,37 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from adacur import PseudoInverse, TopK
+from adacur import AdaCUR, AnchorIndex
+from adacur.approximation import PseudoInverse
 from adacur.core.errors import InputError, ScoreCountError
-from adacur.search import AdaptiveSearch
+from adacur.search import plan_search
+from adacur.search.adaptive import AdaptiveSearch, LockStep
+
+
+def plan_of(world, sizes, **choices):
+    index = AnchorIndex(world.index, scorer=world.scorer)
+    plan = plan_search(index, 1, budget=sum(sizes), method=AdaCUR(rounds=len(sizes), **choices))
+    return replace(plan, batch_sizes=lambda affordable: sizes)
+
+
+def lock_step(world, plan, approximator=None) -> LockStep:
+    return LockStep(
+        plan,
+        world.test,
+        1,
+        candidates=[np.arange(4)] * len(world.test),
+        allowed=np.ones(len(world.items), dtype=bool),
+        approximation=(approximator or PseudoInverse()).begin(world.index, world.test),
+    )
 
 
 @pytest.fixture
 def asking(world) -> AdaptiveSearch:
-    return AdaptiveSearch(
-        world.test,
-        candidates=[np.arange(4)] * len(world.test),
-        allowed=[np.ones(len(world.items), dtype=bool)] * len(world.test),
-        batch_sizes=[(4, 3)] * len(world.test),
-        keys=world.index.items.keys,
-        approximation=PseudoInverse().begin(world.index, world.test),
-        acquisition=TopK(),
-    )
+    return lock_step(world, plan_of(world, (4, 3))).searches[0]
 
 
 def test_asking_twice_without_telling_is_refused(asking) -> None:
@@ -29,68 +42,57 @@ def test_asking_twice_without_telling_is_refused(asking) -> None:
 
 def test_telling_before_asking_is_refused(asking) -> None:
     with pytest.raises(InputError, match="ask"):
-        asking.tell([])
+        asking.tell(np.empty(0))
 
 
-def test_telling_the_wrong_number_of_scores_is_refused(asking, world) -> None:
+def test_telling_the_wrong_number_of_scores_is_refused(asking) -> None:
     asking.ask()
-    with pytest.raises(ScoreCountError, match="asked for"):
-        asking.tell([np.zeros(3)] * len(world.test))
+    with pytest.raises(ScoreCountError, match=r"4.*3"):
+        asking.tell(np.zeros(3))
 
 
-def test_it_asks_for_the_first_stage_s_items_first_and_ends_with_nothing(asking, world) -> None:
-    first = asking.ask()
-    assert [positions.tolist() for positions in first] == [[0, 1, 2, 3]] * len(world.test)
-    asking.tell([scores[:4] for scores in world.test_scores])
-    second = asking.ask()
+def test_it_asks_for_the_first_stage_s_items_first_and_ends_with_nothing(world) -> None:
+    steps = lock_step(world, plan_of(world, (4, 3)))
+    assert [positions.tolist() for positions in steps.ask()] == [[0, 1, 2, 3]] * len(world.test)
+    steps.tell([scores[:4] for scores in world.test_scores])
+    second = steps.ask()
     assert [len(positions) for positions in second] == [3] * len(world.test)
-    asking.tell([scores[where] for scores, where in zip(world.test_scores, second, strict=True)])
-    assert not any(len(positions) for positions in asking.ask())
+    steps.tell([scores[where] for scores, where in zip(world.test_scores, second, strict=True)])
+    assert not steps.goes_on
+    assert not any(len(positions) for positions in steps.ask())
 
 
-@pytest.mark.parametrize("to_the_end", [False, True])
-def test_the_last_scores_are_learnt_from_only_where_something_is_predicted_afterwards(world, to_the_end) -> None:
-    told = []
+@pytest.mark.parametrize("kept", [False, "last"])
+def test_the_last_scores_are_learnt_from_only_where_something_is_predicted_afterwards(world, kept) -> None:
+    learnt = []
 
-    class Told(PseudoInverse):
+    class Listening(PseudoInverse):
         def begin(self, anchors, queries):
             state = super().begin(anchors, queries)
             learn = state.tell
-            state.tell = lambda positions, scores: (told.append(sum(map(len, positions))), learn(positions, scores))
+            state.tell = lambda positions, scores: (learnt.append(sum(map(len, positions))), learn(positions, scores))
             return state
 
     n = len(world.test)
-    search = AdaptiveSearch(
-        world.test,
-        candidates=[np.arange(4)] * n,
-        allowed=[np.ones(len(world.items), dtype=bool)] * n,
-        batch_sizes=[(4, 3, 2)] * (n - 1) + [(4, 3)],
-        keys=world.index.items.keys,
-        approximation=Told().begin(world.index, world.test),
-        acquisition=TopK(),
-        predicts_at_the_end=to_the_end,
-    )
-    while any(map(len, asked := search.ask())):
-        search.tell([scores[where] for scores, where in zip(world.test_scores, asked, strict=True)])
-    assert told == [4 * n, 3 * n] + [2 * (n - 1)] * to_the_end
+    steps = lock_step(world, plan_of(world, (4, 3, 2), keep_predictions=kept), Listening())
+    steps.searches[-1]._sizes = (4, 3)
+    while steps.goes_on:
+        asked = steps.ask()
+        steps.tell([scores[where] for scores, where in zip(world.test_scores, asked, strict=True)])
+    assert learnt == [4 * n, 3 * n] + [2 * (n - 1)] * bool(kept)
 
 
 def test_after_stop_the_first_few_scores_are_enough(asking, world) -> None:
     asking.ask()
     asking.stop()
-    asking.tell([scores[:2] for scores in world.test_scores])
-    assert not any(len(positions) for positions in asking.ask())
-    positions, _scores, _ = asking.best(0, 10)
+    asking.tell(world.test_scores[0][:2])
+    assert not len(asking.ask())
+    positions, _scores, _ = asking.best(10)
     assert sorted(positions.tolist()) == [0, 1]
-    assert asking.trace(0, settings={}, approximate_scores=None).stopped == "deadline"
+    assert asking.trace(settings={}).stopped == "deadline"
 
 
 def test_several_rounds_need_an_approximation(world) -> None:
+    plan = replace(plan_of(world, (4, 3)), approximator=None)
     with pytest.raises(InputError, match="approximation"):
-        AdaptiveSearch(
-            world.test[:1],
-            candidates=[np.arange(4)],
-            allowed=[np.ones(len(world.items), dtype=bool)],
-            batch_sizes=[(4, 3)],
-            keys=world.index.items.keys,
-        )
+        lock_step(world, plan)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import adacur
-from adacur import BM25, AnchorIndex, Budget, FunctionScorer, Item, MatrixScorer, Metered, Query, TopK
+from adacur import BM25, AnchorIndex, Budget, First, Gaussian, Item, Query
+from adacur.approximation import TopK
 from adacur.core.errors import (
     BudgetError,
     EmptyInput,
@@ -18,6 +19,8 @@ from adacur.core.errors import (
     ScorerFailed,
     UnknownName,
 )
+from adacur.scorers import FunctionScorer, MatrixScorer, Metered
+from adacur.search import method_named, plan_search, search_options
 
 
 @pytest.fixture
@@ -40,7 +43,7 @@ def test_search_returns_the_best_of_what_it_scored_with_texts_and_rounds(index, 
 
 def test_batch_iter_and_async_give_the_same_answer(index, world) -> None:
     single = [index.search(query, k=5, budget=30, first="noisy") for query in world.test]
-    batch = index.search_batch(world.test, k=5, budget=30, first="noisy")
+    batch = index.search(world.test, k=5, budget=30, first="noisy")
     steps = [list(index.search_iter(query, k=5, budget=30, first="noisy"))[-1] for query in world.test]
 
     async def together():
@@ -58,14 +61,14 @@ def test_exact_search_takes_a_budget_that_covers_every_item(index, world) -> Non
 
 
 def test_search_iter_yields_once_a_round_and_never_gets_worse(index, world) -> None:
-    steps = list(index.search_iter(world.test[0], k=5, budget=50, rounds=5, first="noisy"))
+    steps = list(index.search_iter(world.test[0], k=5, budget=50, method=Gaussian(rounds=5), first="noisy"))
     assert [step.trace.calls for step in steps] == [15, 24, 33, 42, 50]
     sums = [step.scores.sum() for step in steps]
     assert sums == sorted(sums)
 
 
 def test_the_trace_says_what_was_predicted_before_each_score(index, world) -> None:
-    hits = index.search(world.test[0], k=5, budget=50, first="noisy", keep_predictions=True, approximate_scores=True)
+    hits = index.search(world.test[0], k=5, budget=50, method=Gaussian(keep_predictions="all"), first="noisy")
     assert hits.trace.rounds[0].predicted is None
     for round_ in hits.trace.rounds[1:]:
         assert round_.all_predicted[round_.positions].tolist() == round_.predicted.tolist()
@@ -86,7 +89,11 @@ def test_a_plain_text_is_a_query() -> None:
 
 def test_without_a_first_stage_the_search_starts_at_random_and_the_seed_decides(index, world) -> None:
     first_batches = [
-        tuple(index.search(world.test[0], k=1, budget=20, first="random", seed=seed).trace.rounds[0].positions)
+        tuple(
+            index.search(world.test[0], k=1, budget=20, method=Gaussian(seed=seed), first="random")
+            .trace.rounds[0]
+            .positions
+        )
         for seed in (0, 0, 1)
     ]
     assert first_batches[0] == first_batches[1] != first_batches[2]
@@ -102,7 +109,7 @@ def test_a_short_first_stage_is_topped_up_at_random(world) -> None:
             return [Hits(query=query, ids=("i3",), scores=np.ones(1)) for query in queries]
 
     index = AnchorIndex(world.index, scorer=world.scorer)
-    hits = index.search(world.test[0], k=1, budget=20, rounds=2, first=Stingy())
+    hits = index.search(world.test[0], k=1, budget=20, method=Gaussian(rounds=2), first=Stingy())
     assert hits.trace.rounds[0].positions[0] == 3
     assert len(hits.trace.rounds[0].positions) == 10
 
@@ -111,7 +118,6 @@ def test_a_short_first_stage_is_topped_up_at_random(world) -> None:
     ("wrong", "error"),
     [
         ({"budget": 0}, BudgetError),
-        ({"budget": 3, "rounds": 4}, BudgetError),
         ({"budget": 5, "k": 6}, BudgetError),
         ({"k": 0}, BudgetError),
         ({"first": "tarot"}, UnknownName),
@@ -119,11 +125,15 @@ def test_a_short_first_stage_is_topped_up_at_random(world) -> None:
         ({"pool": 0, "first": "noisy"}, BudgetError),
         ({"pool": 5, "first": "random"}, BudgetError),
         ({"deadline": -1.0}, BudgetError),
-        ({"budget": Budget(10), "rounds": 2}, BudgetError),
         ({"filter": lambda item: False}, EmptyInput),
         ({"filter": "i1"}, InputError),
         ({"filter": ["nobody"]}, UnknownName),
-        ({"method": "rerank", "first": "noisy", "approximate_scores": True}, InputError),
+        ({"method": "rerank", "first": "noisy", "keep_predictions": "last"}, InputError),
+        ({"method": "rerank", "rounds": 7}, InputError),
+        ({"method": "exact", "seed": 5}, InputError),
+        ({"method": "exact", "first": "noisy"}, InputError),
+        ({"rounds": 0}, BudgetError),
+        ({"keep_predictions": "some"}, BudgetError),
         ({"method": "anncur", "split": 1.0}, BudgetError),
         ({"method": "anncur", "acquisition": TopK()}, InputError),
         ({"split": 0.3}, InputError),
@@ -138,8 +148,9 @@ def test_a_short_first_stage_is_topped_up_at_random(world) -> None:
     ],
 )
 def test_bad_arguments_are_refused_before_anything_is_paid(index, world, wrong, error) -> None:
+    given = dict(wrong)
     with pytest.raises(error):
-        index.search(world.test[0], **wrong)
+        index.search(world.test[0], given.pop("k", 10), **search_options(index, **given))
     assert index.scorer.calls == 0
 
 
@@ -159,7 +170,7 @@ def test_a_first_stage_that_names_an_item_twice_has_it_scored_once(world) -> Non
             return [Hits(query=query, ids=("i1", "i1", "i2", "i2"), scores=np.ones(4)) for query in queries]
 
     index = AnchorIndex(world.index, scorer=world.scorer)
-    hits = index.search(world.test[0], k=10, budget=10, rounds=2, first=Stuttering())
+    hits = index.search(world.test[0], k=10, budget=10, method=Gaussian(rounds=2), first=Stuttering())
     assert len(set(hits.ids)) == len(hits.ids) == hits.trace.calls == 10
 
 
@@ -168,7 +179,7 @@ def test_a_first_stage_must_answer_every_query(world) -> None:
         def search(self, queries, k):
             return []
 
-    with pytest.raises(InputError, match="answers every query"):
+    with pytest.raises(InputError, match="asked 1, answered 0"):
         AnchorIndex(world.index, scorer=world.scorer).search(world.test[0], first=Silent())
 
 
@@ -179,7 +190,9 @@ def test_a_pool_that_the_first_stage_cannot_fill_is_topped_up_at_random(world) -
         def search(self, queries, k):
             return [Hits(query=query, ids=(), scores=np.empty(0)) for query in queries]
 
-    hits = AnchorIndex(world.index, scorer=world.scorer).search(world.test[0], k=5, budget=20, pool=30, first=Empty())
+    hits = AnchorIndex(world.index, scorer=world.scorer).search(
+        world.test[0], k=5, budget=20, first=First(Empty(), pool=30)
+    )
     assert hits.trace.calls == 20
 
 
@@ -198,14 +211,14 @@ def test_search_iter_with_a_deadline_yields_answers_only(world) -> None:
         return [float(len(text)) for _, text in pairs]
 
     index = AnchorIndex(world.index, scorer=FunctionScorer(slow), first={"noisy": world.noisy_first()})
-    steps = list(index.search_iter(world.test[0], k=3, budget=100, first="noisy", deadline=0.2))
+    steps = list(index.search_iter(world.test[0], k=3, budget=Budget(100, deadline=0.2), first="noisy"))
     calls = [step.trace.calls for step in steps]
     assert calls == sorted(set(calls))
     assert calls[0] > 0
 
 
 def test_numpy_s_integers_count(index, world) -> None:
-    assert len(index.search(world.test[0], k=np.int64(2), budget=np.int32(12), rounds=np.int8(2))) == 2
+    assert len(index.search(world.test[0], k=np.int64(2), budget=np.int32(12), method=Gaussian(rounds=np.int8(2)))) == 2
 
 
 def test_a_name_that_is_nearly_right_is_suggested(index, world) -> None:
@@ -260,7 +273,7 @@ def test_a_deadline_ends_the_search_with_what_it_has(world, method) -> None:
         return [float(len(text)) for _, text in pairs]
 
     index = AnchorIndex(world.index, scorer=FunctionScorer(slow), first={"noisy": world.noisy_first()})
-    hits = index.search(world.test[0], k=5, budget=150, method=method, first="noisy", deadline=0.5)
+    hits = index.search(world.test[0], k=5, budget=Budget(150, deadline=0.5), method=method, first="noisy")
     assert hits.trace.stopped == "deadline"
     assert 1 <= hits.trace.calls < 150
     assert len(hits) == min(5, hits.trace.calls)
@@ -272,14 +285,14 @@ def test_every_query_has_an_answer_by_the_deadline_however_many_share_it(world) 
         return [float(len(text)) for _, text in pairs]
 
     index = AnchorIndex(world.index, scorer=FunctionScorer(slow))
-    found = index.search_batch(world.test, k=1, budget=50, deadline=0.01)
+    found = index.search(world.test, k=1, budget=Budget(50, deadline=0.01))
     assert len(found) == len(world.test) > 1
     assert all(len(hits) == 1 and hits.trace.stopped == "deadline" for hits in found)
 
 
 def test_a_generous_deadline_changes_nothing(index, world) -> None:
     plain = index.search(world.test[0], k=5, budget=40, first="noisy")
-    timed = index.search(world.test[0], k=5, budget=40, first="noisy", deadline=600)
+    timed = index.search(world.test[0], k=5, budget=Budget(40, deadline=600), first="noisy")
     assert plain.ids == timed.ids
     assert timed.trace.calls == 40
     assert timed.trace.stopped == "budget"
@@ -354,18 +367,19 @@ def test_a_budget_beyond_all_items_costs_no_more_than_they_do(world, method) -> 
     index = AnchorIndex(world.index, scorer=world.scorer, first={"noisy": world.noisy_first()})
     # Split whole, these would be a list of a thousand million numbers.
     rounds = {} if method in ("rerank", "anncur") else {"rounds": 10**9}
-    explained = index.explain(5, method=method, budget=10**10, first="noisy", **rounds)
+    chosen = method_named(method, **rounds)
+    explained = plan_search(index, 5, method=chosen, budget=10**10, first="noisy").settings()
     assert sum(explained["batch_sizes"]) == len(world.items)
     assert explained["budget"] == 10**10
-    hits = index.search(world.test[0], 5, method=method, budget=10**10, first="noisy", **rounds)
+    hits = index.search(world.test[0], 5, method=chosen, budget=10**10, first="noisy")
     assert hits.trace.calls == len(world.items)
     assert hits.trace.settings["batch_sizes"] == explained["batch_sizes"]
-    late = index.search(world.test[0], 5, method=method, budget=10**10, first="noisy", deadline=1e308)
+    late = index.search(world.test[0], 5, budget=Budget(10**10, deadline=1e308), method=method, first="noisy")
     assert late.trace.calls == len(world.items)
 
 
-@pytest.mark.parametrize("scale", [5e-324, 1e-310, 1e-300, 1e-160, 1e-46, 1e-45, 1e-30, 1e30])
-@pytest.mark.parametrize("rank", [1, 3, 12])
+@pytest.mark.parametrize("scale", [5e-324, 1e-300, 1e-45, 1e30])
+@pytest.mark.parametrize("rank", [1, 12])
 @pytest.mark.parametrize("method", ["gaussian", "adacur", "anncur", "rerank", "exact"])
 def test_scores_of_any_scale_are_searched_to_the_end(scale, rank, method) -> None:
     draws = np.random.default_rng(rank)
@@ -380,8 +394,8 @@ def test_scores_of_any_scale_are_searched_to_the_end(scale, rank, method) -> Non
         first={"bm25": BM25.build(items)},
     )
     budget = {} if method == "exact" else {"budget": 20}
-    for fuse in ({}, {} if method == "anncur" else {"fuse": 0.5}):
-        hits = index.search(queries[12], 5, method=method, **budget, **fuse)
+    for first in (None, First(fuse=0.5)):
+        hits = index.search(queries[12], 5, method=method, first=first, **budget)
         assert len(hits) == 5
         assert hits.trace.calls == (40 if method == "exact" else 20)
 

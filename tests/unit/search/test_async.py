@@ -9,16 +9,18 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from adacur import AnchorIndex, FunctionScorer, GaussianModel, Item, Metered, Query
+from adacur import AdaCUR, AnchorIndex, Budget, First, Gaussian, Item, Query
+from adacur.approximation import GaussianModel
 from adacur.core.errors import BudgetError, InputError, NonFiniteScore, ScorerError, ScorerFailed
 from adacur.core.protocols import ScorerCard
+from adacur.scorers import FunctionScorer, Metered
 from adacur.scorers.shared_batches import shared_batches
 
 METHODS = [
     {"method": "gaussian", "budget": 40, "first": "noisy"},
-    {"method": "adacur", "budget": 41, "rounds": 4, "first": "random", "seed": 3},
+    {"method": AdaCUR(rounds=4, seed=3), "budget": 41, "first": "random"},
     {"method": "anncur", "budget": 30, "first": "noisy"},
-    {"method": "rerank", "budget": 20, "first": "noisy", "pool": 25},
+    {"method": "rerank", "budget": 20, "first": First("noisy", pool=25)},
     {"method": "exact"},
 ]
 
@@ -35,7 +37,7 @@ def index(world) -> AnchorIndex:
     return AnchorIndex(world.index, scorer=world.scorer, first={"noisy": world.noisy_first()})
 
 
-@pytest.mark.parametrize("options", METHODS, ids=lambda options: options["method"])
+@pytest.mark.parametrize("options", METHODS, ids=lambda options: str(options["method"]))
 def test_awaited_searches_answer_like_search_to_the_last_bit(index, world, options) -> None:
     expected = [answer(index.search(query, k=5, **options)) for query in world.test]
 
@@ -45,14 +47,14 @@ def test_awaited_searches_answer_like_search_to_the_last_bit(index, world, optio
     async def every_way() -> list[list]:
         single = await asyncio.gather(*(index.asearch(query, k=5, **options) for query in world.test))
         steps = await asyncio.gather(*(last_step(query) for query in world.test))
-        return [single, steps, await index.asearch_batch(world.test, k=5, **options)]
+        return [single, steps, await index.asearch(world.test, k=5, **options)]
 
     for found in asyncio.run(every_way()):
         assert [answer(hits) for hits in found] == expected
 
 
 def test_asearch_iter_yields_what_search_iter_yields(index, world) -> None:
-    options = {"k": 5, "budget": 50, "rounds": 5, "first": "noisy"}
+    options = {"k": 5, "budget": 50, "method": Gaussian(rounds=5), "first": "noisy"}
 
     async def steps() -> list:
         return [hits async for hits in index.asearch_iter(world.test[0], **options)]
@@ -107,12 +109,10 @@ def test_nothing_of_a_search_runs_on_the_event_loop_s_thread(world) -> None:
         await index.asearch(
             world.test[0],
             k=3,
-            budget=20,
-            method="adacur",
-            first="noisy",
             filter=allowed,
-            approximator=Watched(GaussianModel(), "begin"),
-            approximate_scores=True,
+            budget=20,
+            method=AdaCUR(approximator=Watched(GaussianModel(), "begin"), keep_predictions="last"),
+            first="noisy",
         )
 
     asyncio.run(search())
@@ -266,7 +266,9 @@ def test_a_deadline_ends_an_awaited_search_with_what_it_has(world, method) -> No
         return [float(len(text)) for _, text in pairs]
 
     index = AnchorIndex(world.index, scorer=FunctionScorer(slow), first={"noisy": world.noisy_first()})
-    hits = asyncio.run(index.asearch(world.test[0], k=5, budget=150, method=method, first="noisy", deadline=0.5))
+    hits = asyncio.run(
+        index.asearch(world.test[0], k=5, budget=Budget(150, deadline=0.5), method=method, first="noisy")
+    )
     assert hits.trace.stopped == "deadline"
     assert 1 <= hits.trace.calls < 150
     assert len(hits) == min(5, hits.trace.calls)
@@ -284,7 +286,7 @@ def test_bad_arguments_are_refused_by_awaited_searches_before_anything_is_paid(w
     with pytest.raises(BudgetError):
         asyncio.run(step())
     with pytest.raises(InputError):
-        asyncio.run(index.asearch_batch("one text"))
+        asyncio.run(index.asearch([7]))
     assert index.scorer.calls == 0
 
 

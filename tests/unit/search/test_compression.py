@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import adacur
-from adacur import AnchorIndex, Dense
+from adacur import AnchorIndex, Dense, First
 from adacur.core.errors import BudgetError, DamagedIndex, IndexMismatch, InputError, NewerFormat
 from adacur.first_stages.encoders import EncoderCard
 from adacur.first_stages.saved import StoredIds
@@ -57,11 +57,11 @@ def opened(path, world: World = WORLD, **options):
 
 
 def found(index):
-    return [hits.ids for hits in index.search_batch(WORLD.test, 10, budget=60)]
+    return [hits.ids for hits in index.search(WORLD.test, 10, budget=60)]
 
 
 def compress(path, **options):
-    return adacur.compress(path, encoder=Encoder(), **({"rank": 40, "budget": 50} | options))
+    return adacur.search.compress(path, encoder=Encoder(), **({"rank": 40, "budget": 50} | options))
 
 
 def test_a_compressed_index_is_searched_without_its_scores(path) -> None:
@@ -69,7 +69,7 @@ def test_a_compressed_index_is_searched_without_its_scores(path) -> None:
     shutil.rmtree(path / "scores.zarr")
     with opened(path) as index:
         assert "features: 92" in str(index.search(WORLD.test[0], 10, budget=60).trace.settings["approximator"])
-        hits = index.search_batch(WORLD.test, 10, budget=60)
+        hits = index.search(WORLD.test, 10, budget=60)
     best = np.sort(WORLD.test_scores, axis=1)[:, -10:]
     recall = np.mean([np.isin(own.scores, row).mean() for own, row in zip(hits, best, strict=True)])
     assert recall > 0.8
@@ -186,7 +186,7 @@ def test_few_anchor_queries_and_no_folder_are_refused(tmp_path) -> None:
     few = make_world(n_anchors=19)
     few.index.save(tmp_path / "few")
     with pytest.raises(InputError, match="19"):
-        adacur.compress(tmp_path / "few")
+        adacur.search.compress(tmp_path / "few")
     with pytest.raises(InputError, match="save"):
         WORLD.index.compress()
 
@@ -278,19 +278,23 @@ def test_keys_of_other_items_are_refused(path) -> None:
 
 def test_fusing_reads_the_scores_a_block_at_a_time(path, monkeypatch) -> None:
     def fused(index, **options):
-        return [hits.fused.tobytes() for hits in index.search_batch(WORLD.test, 10, budget=60, fuse=0.5, **options)]
+        return [
+            hits.fused.tobytes() for hits in index.search(WORLD.test, 10, budget=60, first=First(fuse=0.5), **options)
+        ]
 
     compress(path)
     before = fused(opened(path))
-    exact = Exact(index=opened(path), scorer=WORLD.scorer, first=WORLD.noisy_first(), fuse=0.5).search(WORLD.test, 10)
+    exact = AnchorIndex(opened(path), scorer=WORLD.scorer).search(
+        WORLD.test, 10, method=Exact(), first=First(WORLD.noisy_first(), fuse=0.5)
+    )
 
     def whole(self):
         raise AssertionError("the whole matrix was asked for")
 
     monkeypatch.setattr(IndexFolder, "matrix", property(whole))
     assert fused(opened(path)) == before
-    again = Exact(index=IndexFolder.open(path), scorer=WORLD.scorer, first=WORLD.noisy_first(), fuse=0.5).search(
-        WORLD.test, 10
+    again = AnchorIndex(IndexFolder.open(path), scorer=WORLD.scorer).search(
+        WORLD.test, 10, method=Exact(), first=First(WORLD.noisy_first(), fuse=0.5)
     )
     assert [hits.ids for hits in again] == [hits.ids for hits in exact]
 

@@ -3,14 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur import AdaCUR, AnchorIndex, Budget, Exact, Hits, Item, MatrixRetriever, Query, Rerank
-from adacur.approximation import GaussianModel
+from adacur import AnchorIndex, Budget, Exact, First, Gaussian, Hits, Item, Query, Rerank
 from adacur.core.errors import InputError, UnknownName
 from adacur.evaluation.trec import write_trec
+from adacur.first_stages import MatrixRetriever
 from adacur.search.fusion import LISTED, Fusion
-from adacur.search.methods import without_anchors
-
-BUDGET = Budget(calls=60, rounds=3)
 
 
 @pytest.fixture
@@ -47,7 +44,7 @@ def by_hand(hits: Hits, world, first: Hits, weight: float) -> dict[str, float]:
 
 def test_the_order_is_rarity_plus_weight_times_the_first_stages_standard_score(index, world) -> None:
     for query, first in zip(world.test, world.noisy_first(3.0).search(world.test, 200), strict=True):
-        hits = index.search(query, k=60, budget=60, first="noisy", fuse=1.0)
+        hits = index.search(query, k=60, budget=60, first=First("noisy", fuse=1.0))
         expected = by_hand(hits, world, first, 1.0)
         common = [
             id_ for id_ in hits.ids if hits.scores[hits.ids.index(id_)] < np.sort(world.anchor_scores.ravel())[-50]
@@ -65,7 +62,7 @@ def test_scores_stay_the_scorers_own_and_the_best_k_are_the_best_fused_of_all_th
     fusion = Fusion.fit(index, weight=2.0)
     lists = world.noisy_first(3.0).search(world.test, 200)
     for row, (query, first) in enumerate(zip(world.test, lists, strict=True)):
-        hits = index.search(query, k=5, method=method, first="noisy", fuse=2.0, **spent)
+        hits = index.search(query, k=5, method=method, first=First("noisy", fuse=2.0), **spent)
         everything = scored(hits)
         values = fusion.values(
             np.array(list(everything.values())),
@@ -78,8 +75,8 @@ def test_scores_stay_the_scorers_own_and_the_best_k_are_the_best_fused_of_all_th
 
 
 def test_what_is_scored_does_not_depend_on_fuse(index, world) -> None:
-    plain = index.search_batch(world.test, k=10, budget=60, first="noisy")
-    fused = index.search_batch(world.test, k=10, budget=60, first="noisy", fuse=3.0)
+    plain = index.search(world.test, k=10, budget=60, first="noisy")
+    fused = index.search(world.test, k=10, budget=60, first=First("noisy", fuse=3.0))
     assert [scored(hits) for hits in plain] == [scored(hits) for hits in fused]
     assert [hits.ids for hits in plain] != [hits.ids for hits in fused]
     assert all(hits.fused is None for hits in plain)
@@ -87,8 +84,8 @@ def test_what_is_scored_does_not_depend_on_fuse(index, world) -> None:
 
 def test_a_heavy_weight_gives_the_first_stages_order_and_none_the_scorers(index, world) -> None:
     first = world.noisy_first(3.0).search(world.test, 60)
-    heavy = index.search_batch(world.test, k=10, budget=60, method="rerank", first="noisy", fuse=1e6)
-    none = index.search_batch(world.test, k=10, budget=60, method="rerank", first="noisy", fuse=0.0)
+    heavy = index.search(world.test, k=10, budget=60, method="rerank", first=First("noisy", fuse=1e6))
+    none = index.search(world.test, k=10, budget=60, method="rerank", first=First("noisy", fuse=0.0))
     assert [hits.ids for hits in heavy] == [hits.ids[:10] for hits in first]
     assert all((np.diff(hits.scores) <= 0).all() and hits.fused is None for hits in none)
 
@@ -112,7 +109,9 @@ def test_the_order_of_the_items_does_not_matter(world) -> None:
         index = AnchorIndex.from_arrays(
             items=items, anchor_queries=world.anchors, scores=world.anchor_scores[:, places]
         )
-        found = Exact(index=index, scorer=world.scorer, first=world.noisy_first(3.0), fuse=1.0).search(world.test, 10)
+        found = AnchorIndex(index, scorer=world.scorer).search(
+            world.test, 10, method=Exact(), first=First(world.noisy_first(3.0), fuse=1.0)
+        )
         answers.append([hits.ids for hits in found])
     assert answers[0] == answers[1]
 
@@ -122,11 +121,10 @@ def test_fuse_goes_with_filter_pool_and_deadline(index, world) -> None:
     hits = index.search(
         world.test[0],
         k=5,
-        budget=Budget(calls=40, rounds=4, deadline=60.0),
-        first="noisy",
-        fuse=1.0,
-        pool=50,
         filter=kept,
+        budget=Budget(40, deadline=60.0),
+        method=Gaussian(rounds=4),
+        first=First("noisy", pool=50, fuse=1.0),
     )
     assert len(hits) == 5
     assert set(hits.ids) <= kept
@@ -134,10 +132,10 @@ def test_fuse_goes_with_filter_pool_and_deadline(index, world) -> None:
 
 
 def test_every_round_of_search_iter_is_fused(index, world) -> None:
-    steps = list(index.search_iter(world.test[0], k=5, budget=60, first="noisy", fuse=1.0))
+    steps = list(index.search_iter(world.test[0], k=5, budget=60, first=First("noisy", fuse=1.0)))
     assert len(steps) == 5
     assert all(step.fused is not None and (np.diff(step.fused) <= 0).all() for step in steps)
-    assert steps[-1].ids == index.search(world.test[0], k=5, budget=60, first="noisy", fuse=1.0).ids
+    assert steps[-1].ids == index.search(world.test[0], k=5, budget=60, first=First("noisy", fuse=1.0)).ids
 
 
 def test_an_item_that_the_first_stage_names_twice_counts_once(world) -> None:
@@ -149,36 +147,34 @@ def test_an_item_that_the_first_stage_names_twice_counts_once(world) -> None:
             ]
 
     def found(first) -> list[tuple[str, ...]]:
-        rerank = Rerank(index=world.index, scorer=world.scorer, budget=Budget(calls=120), first=first, fuse=1.0)
-        return [hits.ids for hits in rerank.search(world.test, 10)]
+        index = AnchorIndex(world.index, scorer=world.scorer)
+        hits = index.search(world.test, 10, budget=120, method=Rerank(), first=First(first, fuse=1.0))
+        return [one.ids for one in hits]
 
     assert found(Twice()) == found(world.noisy_first(3.0))
 
 
 def test_a_first_stage_that_cannot_tell_items_apart_changes_nothing(world) -> None:
     flat = MatrixRetriever(queries=world.test, items=world.items, scores=np.ones_like(world.test_scores))
-    plain = Exact(index=world.index, scorer=world.scorer).search(world.test, 10)
-    fused = Exact(index=world.index, scorer=world.scorer, first=flat, fuse=1.0).search(world.test, 10)
+    plain = AnchorIndex(world.index, scorer=world.scorer).search(world.test, 10, method=Exact())
+    fused = AnchorIndex(world.index, scorer=world.scorer).search(
+        world.test, 10, method=Exact(), first=First(flat, fuse=1.0)
+    )
     assert [hits.ids for hits in fused] == [hits.ids for hits in plain]
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
 def test_a_weight_is_a_number_from_zero_up(index, world, weight) -> None:
     with pytest.raises(InputError, match="from 0"):
-        index.search(world.test[0], first="noisy", fuse=weight)
+        index.search(world.test[0], first=First("noisy", fuse=weight))
 
 
 def test_fuse_needs_a_first_stage_anchor_scores_and_scores_of_the_first_stage(index, world) -> None:
     with pytest.raises(InputError, match="give first"):
-        index.search(world.test[0], first="random", fuse=1.0)
+        index.search(world.test[0], first=First("random", fuse=1.0))
     with pytest.raises(InputError, match="no anchor queries"):
-        AdaCUR(
-            index=without_anchors(index),
-            scorer=world.scorer,
-            budget=BUDGET,
-            first=world.noisy_first(),
-            approximator=GaussianModel(),
-            fuse=1.0,
+        AnchorIndex.from_items(world.items, scorer=world.scorer, first="random").search(
+            world.test[0], method="rerank", first=First(world.noisy_first(), fuse=1.0)
         )
 
     class Bare:
@@ -186,7 +182,7 @@ def test_fuse_needs_a_first_stage_anchor_scores_and_scores_of_the_first_stage(in
             return [Hits(query=query, ids=("i1", "i2"), scores=np.array([np.nan, 1.0])) for query in queries]
 
     with pytest.raises(InputError, match="NaN"):
-        index.search(world.test[0], first=Bare(), method="rerank", fuse=1.0)
+        index.search(world.test[0], method="rerank", first=First(Bare(), fuse=1.0))
 
 
 def test_exact_search_takes_a_first_stage_only_to_fuse(index, world) -> None:
@@ -195,7 +191,7 @@ def test_exact_search_takes_a_first_stage_only_to_fuse(index, world) -> None:
 
 
 def test_run_files_dicts_and_representations_show_what_the_hits_are_ranked_by(index, world, tmp_path) -> None:
-    hits = index.search(world.test[0], k=10, budget=60, first="noisy", fuse=3.0)
+    hits = index.search(world.test[0], k=10, budget=60, first=First("noisy", fuse=3.0))
     write_trec(tmp_path / "run.txt", [hits], tag="fused")
     lines = [line.split() for line in (tmp_path / "run.txt").read_text().splitlines()]
     written = [float(line[4]) for line in lines]
@@ -216,7 +212,7 @@ def test_replaying_anchor_queries_finds_their_scores_without_a_scorer(world) -> 
     )
     for method in ("gaussian", "adacur", "rerank"):
         for row, hits in enumerate(
-            index.replay(world.anchors[:5], 10, budget=40, first="known", method=method, fuse=1.0)
+            index.replay(world.anchors[:5], 10, budget=40, method=method, first=First("known", fuse=1.0))
         ):
             positions = index.items.positions(hits.ids)
             assert np.allclose(hits.scores, world.anchor_scores[row][positions])
@@ -247,7 +243,9 @@ def test_first_stage_scores_that_cannot_be_blended_are_refused_before_anything_i
 
     scorer = Counted()
     with pytest.raises(InputError, match="infinity"):
-        Rerank(index=world.index, scorer=scorer, budget=BUDGET, first=Bare(), fuse=1.0).search(world.test, 3)
+        AnchorIndex(world.index, scorer=scorer).search(
+            world.test, 3, budget=60, method=Rerank(), first=First(Bare(), fuse=1.0)
+        )
     assert scorer.calls == 0
 
 

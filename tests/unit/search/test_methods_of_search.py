@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
-from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, Dense, MatrixRetriever, Metered, Uniform
-from adacur.approximation import EmbeddingRegression
-from adacur.core.errors import BudgetError, InputError
+from adacur import AXN, AdaCUR, AnchorIndex, Budget, Dense, First, Gaussian
+from adacur.approximation import EmbeddingRegression, Uniform
+from adacur.core.errors import BudgetError, InputError, UnknownName
 from adacur.first_stages.encoders import EncoderCard
-from adacur.search.methods import held_out_split, without_anchors
+from adacur.scorers import Metered
+from adacur.search import METHODS, method_named, plan_search, search_options
 
 
 class KnownVectors:
@@ -40,15 +39,19 @@ def dense_index(world) -> AnchorIndex:
 
 
 def test_axn_searches_with_the_dense_first_stage_s_vectors_and_no_anchor_scores(dense_index, world) -> None:
-    hits = dense_index.search_batch(world.test, k=5, budget=40, method="axn", approximate_scores=True)
+    hits = dense_index.search(world.test, k=5, budget=40, method=AXN(keep_predictions="last"))
     dense = dense_index.first_stage("dense")
-    by_hand = AdaCUR(
-        index=without_anchors(dense_index),
-        scorer=world.scorer,
-        budget=Budget(calls=40),
+    by_hand = AnchorIndex(dense_index.anchors, scorer=world.scorer).search(
+        world.test,
+        5,
+        budget=40,
+        method=AdaCUR(
+            approximator=EmbeddingRegression(
+                world.item_embeddings.astype(np.float32), embed_queries=dense.embed_queries
+            )
+        ),
         first=dense,
-        approximator=EmbeddingRegression(world.item_embeddings.astype(np.float32), embed_queries=dense.embed_queries),
-    ).search(world.test, 5)
+    )
     assert [found.ids for found in hits] == [found.ids for found in by_hand]
     assert dense_index.scorer.calls == 40 * len(world.test)
     settings = hits[0].trace.settings
@@ -59,7 +62,7 @@ def test_axn_searches_with_the_dense_first_stage_s_vectors_and_no_anchor_scores(
 
 def test_axn_takes_another_blend_as_an_object(dense_index, world) -> None:
     approximator = EmbeddingRegression(world.item_embeddings, blend=0)
-    hits = dense_index.search(world.test[0], k=5, budget=40, method="axn", approximator=approximator)
+    hits = dense_index.search(world.test[0], k=5, budget=40, method=AXN(approximator=approximator))
     assert hits.trace.settings["approximator"] == "EmbeddingRegression(blend=0, ridge=0.3)"
 
 
@@ -67,72 +70,72 @@ def test_axn_without_a_dual_encoder_says_what_to_do(world) -> None:
     index = AnchorIndex(world.index, scorer=world.scorer, first={"noisy": world.noisy_first()})
     with pytest.raises(InputError, match=r"first=\['dense'\]"):
         index.search(world.test[0], k=5, budget=40, method="axn", first="noisy")
-    with pytest.raises(InputError, match="split"):
-        index.search(world.test[0], k=5, budget=40, method="axn", split=0.3)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_name_is_short_for_the_method_with_its_defaults(name) -> None:
+    assert method_named(name) == METHODS[name]()
+    assert METHODS[name].name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [("rerank", "rounds"), ("anncur", "rounds"), ("exact", "seed"), ("axn", "split")]
+)
+def test_an_option_that_a_method_does_not_take_cannot_be_written(name, option) -> None:
+    with pytest.raises(InputError, match=f"{name}.*{option}"):
+        method_named(name, **{option: 1})
+    with pytest.raises(TypeError, match=option):
+        METHODS[name](**{option: 1})
+
+
+def test_a_method_that_there_is_not_is_named_with_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="adacur"):
+        method_named("adacurr")
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("gaussian", "rounds", 0),
+        ("adacur", "rounds", 2.5),
+        ("adacur", "first_share", 1.5),
+        ("adacur", "first_weight", -1),
+        ("axn", "stop_when", 1.0),
+        ("anncur", "split", 0.0),
+        ("gaussian", "first_batch", 1.0),
+        ("rerank", "seed", 0.5),
+        ("gaussian", "keep_predictions", "none"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_with_their_value(name, option, value) -> None:
+    with pytest.raises(BudgetError, match=rf"{option}.*{value}"):
+        method_named(name, **{option: value})
+
+
+def test_more_rounds_than_calls_are_as_many_rounds_as_calls(dense_index, world) -> None:
+    plan = plan_search(dense_index, 2, budget=3, method=AdaCUR(rounds=7))
+    assert plan.settings()["batch_sizes"] == (1, 1, 1)
+
+
+def test_single_values_make_the_same_options_as_objects(dense_index) -> None:
+    flat = search_options(
+        dense_index, method="adacur", rounds=3, seed=None, first="dense", pool=20, fuse=0.5, budget=40, deadline=9.0
+    )
+    assert flat["method"] == AdaCUR(rounds=3)
+    assert flat["first"] == First("dense", pool=20, fuse=0.5)
+    assert flat["budget"] == Budget(40, deadline=9.0)
+    assert search_options(dense_index, stop_when=0.9)["method"] == Gaussian(stop_when=0.9)
+    assert search_options(dense_index) == dict.fromkeys(("budget", "method", "first", "filter"))
 
 
 def test_uniform_rounds_are_a_uniform_sample_whatever_is_predicted(world) -> None:
-    search = lambda seed: AdaCUR(  # noqa: E731
-        index=world.index, scorer=world.scorer, budget=Budget(calls=60), acquisition=Uniform(), seed=seed
-    ).search(world.test, 5)
+    index = AnchorIndex(world.index, scorer=world.scorer)
     scored = np.zeros(len(world.items))
     for seed in range(100):
-        for hits in search(seed):
+        for hits in index.search(world.test, 5, budget=60, method=AdaCUR(acquisition=Uniform(), seed=seed)):
             positions = np.concatenate([round_.positions for round_ in hits.trace.rounds])
             assert len(set(positions.tolist())) == 60
             scored[positions] += 1
     share = scored / (100 * len(world.test))
     # 60 of 200 items; five standard deviations of a share over 600 draws.
     assert np.abs(share - 0.3).max() < 5 * np.sqrt(0.3 * 0.7 / 600)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_held_out_split_is_the_one_that_wins_on_queries_like_the_anchor_queries(make_world, seed) -> None:
-    """Few anchor items recover this world, so little is best spent on them, and the test queries agree."""
-    world = make_world(n_items=400, n_anchors=80, n_test=60, rank=4, noise=0.3, seed=seed)
-    budget = Budget(calls=40)
-    chosen = held_out_split(world.index, budget=budget, k=20, n_held_out=40)
-
-    def found(split: float) -> float:
-        hits = ANNCUR(index=world.index, scorer=world.scorer, budget=budget, split=split).search(world.test, 20)
-        worst = np.sort(world.test_scores, axis=1)[:, -20]
-        return np.mean([(own.scores >= least).mean() for own, least in zip(hits, worst, strict=True)])
-
-    recalls = {split: found(split) for split in (tenth / 10 for tenth in range(1, 10))}
-    assert recalls[chosen] > max(recalls.values()) - 0.03
-    assert recalls[chosen] > min(recalls.values()) + 0.1
-
-
-def test_the_held_out_split_replays_the_same_for_any_order_of_anchor_queries_and_asks_the_first_stage(world) -> None:
-    asked: list[str] = []
-
-    class Listening:
-        def search(self, queries, k):
-            asked.extend(query.id for query in queries)
-            everything = MatrixRetriever(queries=world.anchors, items=world.items, scores=world.anchor_scores)
-            return everything.search(queries, k)
-
-    options = {"budget": Budget(calls=40), "k": 5, "n_held_out": 10}
-    split = held_out_split(world.index, first=Listening(), **options)
-    assert split in {tenth / 10 for tenth in range(1, 10)}
-    assert len(set(asked)) == 10
-    first_asked = set(asked)
-    asked.clear()
-    backwards = dataclasses.replace(world, anchors=world.anchors[::-1], anchor_scores=world.anchor_scores[::-1])
-    assert held_out_split(backwards.index, first=Listening(), **options) == split
-    assert set(asked) == first_asked
-
-
-def test_at_most_half_of_the_anchor_queries_are_held_out_and_one_is_too_few(make_world) -> None:
-    assert 0 < held_out_split(make_world(n_anchors=3).index, budget=Budget(calls=20), k=2, n_held_out=100) < 1
-    with pytest.raises(InputError, match="two anchor queries"):
-        held_out_split(make_world(n_anchors=1).index, budget=Budget(calls=20), k=2)
-    with pytest.raises(BudgetError, match="k must not exceed"):
-        held_out_split(make_world().index, budget=Budget(calls=20), k=30)
-
-
-def test_items_without_anchor_scores_are_a_collection_to_search(world) -> None:
-    index = world.index
-    bare = without_anchors(index)
-    assert bare.items is index.items
-    assert (len(bare.anchor_queries), bare.matrix.shape) == (0, (len(world.items), 0))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import adacur
-from adacur import BM25, AnchorIndex, Dense, FunctionScorer, Item, Metered, Query
+from adacur import BM25, AnchorIndex, Dense, Item, Query
 from adacur.core.errors import (
     IncompleteIndex,
     IndexLocked,
@@ -22,7 +22,7 @@ from adacur.core.errors import (
 )
 from adacur.data import ItemFile
 from adacur.index import Origin, locked
-from adacur.scorers import Cached
+from adacur.scorers import Cached, FunctionScorer, Metered
 from adacur.search.first_stages import save_first_stage
 from tests.editing import Edited
 from tests.rerank_servers import RerankServer

@@ -7,16 +7,18 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from adacur import AdaCUR, AnchorIndex, Budget, Dense, MatrixRetriever, MatrixScorer
+from adacur import AdaCUR, AnchorIndex, Dense, Gaussian
 from adacur.core.errors import BudgetError, InputError
 from adacur.evaluation import top_k_recall
+from adacur.first_stages import MatrixRetriever
+from adacur.scorers import MatrixScorer
 from tests.conftest import make_world
 
 
 def batches(world, **options) -> list[list[int]]:
-    (hits,) = AdaCUR(
-        index=world.index, scorer=world.scorer, budget=Budget(calls=40, rounds=4), first=world.noisy_first(), **options
-    ).search(world.test[:1], 5)
+    (hits,) = AnchorIndex(world.index, scorer=world.scorer).search(
+        world.test[:1], 5, budget=40, method=AdaCUR(rounds=4, **options), first=world.noisy_first()
+    )
     return [round_.positions.tolist() for round_ in hits.trace.rounds]
 
 
@@ -58,7 +60,10 @@ def test_the_trace_names_what_the_first_stage_had_to_say(world) -> None:
     assert (one["first_share"], one["first_weight"]) == (0.2, 0.25)
     assert (ten["first_share"], ten["first_weight"]) == (0.0, 0.25)
     assert ten["batch_sizes"][0] == 12
-    assert index.search(world.test[0], 10, budget=40, first_weight=0.0).trace.settings["first_weight"] == 0.0
+    assert (
+        index.search(world.test[0], 10, budget=40, method=Gaussian(first_weight=0.0)).trace.settings["first_weight"]
+        == 0.0
+    )
 
 
 def test_without_anchor_queries_a_search_follows_the_item_vectors() -> None:
@@ -68,8 +73,8 @@ def test_without_anchor_queries_a_search_follows_the_item_vectors() -> None:
     blurred = world.noisy_first(noise=8.0)
     index = AnchorIndex.from_items(world.items, scorer=world.scorer, first={"dense": dense})
     assert len(index.anchor_queries) == 0
-    found = top_k_recall(index.search_batch(world.test, 10, budget=80, first=blurred), world.test_scores, k=10)
-    reranked = index.search_batch(world.test, 10, budget=80, first=blurred, method="rerank")
+    found = top_k_recall(index.search(world.test, 10, budget=80, first=blurred), world.test_scores, k=10)
+    reranked = index.search(world.test, 10, budget=80, method="rerank", first=blurred)
     assert found.mean() > top_k_recall(reranked, world.test_scores, k=10).mean() + 0.1
 
 
@@ -83,9 +88,9 @@ def test_methods_that_need_anchor_queries_say_so(world) -> None:
 def test_a_first_stage_that_knows_few_items_still_leads(world) -> None:
     known = world.items[:7]
     few = MatrixRetriever(queries=world.test, items=known, scores=world.test_scores[:, :7])
-    hits = AdaCUR(
-        index=world.index, scorer=world.scorer, budget=Budget(calls=30, rounds=3), first=few, first_weight=0.3
-    ).search(world.test, 5)
+    hits = AnchorIndex(world.index, scorer=world.scorer).search(
+        world.test, 5, budget=30, method=AdaCUR(rounds=3, first_weight=0.3), first=few
+    )
     assert all(hit.trace.calls == 30 for hit in hits)
     assert all(np.isin(np.arange(7), hit.trace.rounds[0].positions).all() for hit in hits)
 
@@ -94,7 +99,7 @@ def test_where_there_is_nothing_to_predict_from_the_first_stage_alone_leads(worl
     first = world.noisy_first()
     index = AnchorIndex.from_items(world.items, scorer=world.scorer, first={"bm25": first})
     (ranked,) = first.search(world.test[:1], 40)
-    (hits,) = index.search_batch(world.test[:1], 10, budget=40)
+    (hits,) = index.search(world.test[:1], 10, budget=40)
     in_order = [world.items[at].id for round_ in hits.trace.rounds for at in round_.positions.tolist()]
     assert in_order == list(ranked.ids)
 

@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 
 import adacur
-from adacur import AdaCUR, AnchorIndex, Budget, GaussianModel, Item, MatrixRetriever, MatrixScorer, PseudoInverse, Query
+from adacur import AdaCUR, AnchorIndex, Budget, Item, Query
+from adacur.approximation import GaussianModel, PseudoInverse
 from adacur.core.errors import BudgetError, DamagedIndex, InputError, NewerFormat
 from adacur.evaluation import top_k_recall
+from adacur.first_stages import MatrixRetriever
 from adacur.index import AnchorTable, locked
+from adacur.scorers import MatrixScorer
 from adacur.search.settings import GaussianSettings, default_settings
 from adacur.search.tuned import keep_tuning, nearest_tuning
 from adacur.search.tuning import Gain, Prediction, Replay, Tuning, tune
@@ -333,7 +336,7 @@ def test_tunings_of_other_anchor_queries_are_left_aside_with_a_warning(make_worl
     data = json.loads(file.read_text())
     file.write_text(json.dumps(data | {"anchors_digest": "0" * 32}))
     again = adacur.load(tmp_path / "index", scorer=Untouchable(), check=False)
-    with pytest.warns(adacur.TuningWarning, match="other anchor queries"):
+    with pytest.warns(adacur.search.TuningWarning, match="other anchor queries"):
         assert again.tunings == ()
     # Tuning again is the remedy.
     again.tune(k=1, budget=20, queries=25, quick=True)

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from adacur import Cached, FunctionScorer, Item, Metered, Query
+from adacur import Cached, Item, Query
+from adacur.scorers import FunctionScorer, Metered
 from adacur.serving.metrics import Metrics
 from adacur.serving.scoring import ServedScorer, ServedScorers
 from tests.serving_world import TextScorer

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from adacur import Metered
+from adacur import Gaussian
 from adacur.core.errors import InputError
+from adacur.scorers import Metered
 from tests.serving_world import TextScorer, world_index
 
 
@@ -23,7 +24,10 @@ def test_explaining_a_search_calls_no_scorer_and_refuses_what_the_search_would()
     index = world_index(scorer)
     explained = index.explain(5, budget=30, rounds=3)
     assert (explained["budget"], explained["first"]) == (30, "bm25")
-    assert explained["batch_sizes"] == index.search("a ship", 5, budget=30, rounds=3).trace.settings["batch_sizes"]
+    assert (
+        explained["batch_sizes"]
+        == index.search("a ship", 5, budget=30, method=Gaussian(rounds=3)).trace.settings["batch_sizes"]
+    )
     calls = len(scorer.calls)
     with pytest.raises(InputError, match="does not take"):
         index.explain(5, method="rerank", stop_when=0.9)

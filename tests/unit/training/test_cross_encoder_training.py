@@ -11,10 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adacur import BM25, Item, MatrixRetriever, Query, TorchCrossEncoder
+from adacur import BM25, Item, Query
 from adacur.core.errors import InputError, TrainingFailed
 from adacur.core.protocols import ScorerCard
 from adacur.data import JudgedCollection
+from adacur.first_stages import MatrixRetriever
+from adacur.scorers import TorchCrossEncoder
 from adacur.training import TrainingSettings, train_cross_encoder
 from adacur.training.cross_encoder import ranking_quality
 from adacur.training.judged_queries import learning_data

@@ -7,21 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adacur.approximation import EmbeddingRegression, GaussianModel, Softmax, TopK
-from adacur.core.budget import Budget
 from adacur.core.errors import InputError, UnknownName
-from adacur.core.protocols import Acquisition, AnchorScores, Approximator, Retriever
+from adacur.core.protocols import Retriever
 from adacur.core.results import Hits
 from adacur.core.spelling import did_you_mean
 from adacur.evaluation import top_k_recall
-from adacur.search import ANNCUR, AdaCUR, Exact, Rerank
-from adacur.search.fusion import Fusion
-from adacur.search.methods import held_out_splits, without_anchors
+from adacur.search import ANNCUR, AXN, AdaCUR, AnchorIndex, Exact, First, Rerank
+from adacur.search.plan import KeepPredictions
+from adacur_lab.experiments.held_out_splits import SPLITS, held_out_splits
 from adacur_lab.experiments.testbed import Testbed
 from adacur_lab.oracle import Oracle
 
 __all__ = ["METHODS", "Answers", "Asked", "Method", "method"]
 
-_SPLITS = tuple(tenth / 10 for tenth in range(1, 10))
 # In the order in which a run lists them.
 _BUDGETED = ("budget", "first", "pool", "seed", "fuse")
 _PREDICTING = ("budget", "rounds", "anchors", "first", "first_share", "first_weight", "pool", "seed", "fuse")
@@ -69,15 +67,17 @@ def method(name: str) -> Method:
     return METHODS[name]
 
 
-def _budget(settings: Settings) -> Budget:
-    return Budget(calls=settings["budget"], rounds=settings.get("rounds", 1))
+def _index(testbed: Testbed, settings: Settings) -> AnchorIndex:
+    anchors = testbed.index(settings.get("anchors", len(testbed.anchor_queries)))
+    return AnchorIndex(anchors, scorer=testbed.scorer)
 
 
-def _fusion(testbed: Testbed, settings: Settings) -> Fusion | None:
-    if not settings.get("fuse"):
-        return None
-    anchors = settings.get("anchors", len(testbed.anchor_queries))
-    return Fusion.fit(testbed.index(anchors), weight=settings["fuse"])
+def _first(testbed: Testbed, settings: Settings) -> First:
+    return First(testbed.first_stage(settings["first"]), settings.get("pool"), settings.get("fuse") or None)
+
+
+def _kept(asked: Asked) -> KeepPredictions:
+    return "last" if asked.predictions else False
 
 
 def _every_k(hits: list[Hits], asked: Asked) -> Answers:
@@ -98,7 +98,7 @@ def _gaussian(testbed: Testbed, settings: Settings, asked: Asked) -> Answers:
 
 def _adacur(testbed: Testbed, settings: Settings, asked: Asked) -> Answers:
     temperature = settings.get("temperature")
-    return _adaptive(testbed, settings, asked, acquisition=None if temperature is None else Softmax(temperature))
+    return _adaptive(testbed, settings, asked, acquisition=TopK() if temperature is None else Softmax(temperature))
 
 
 def _adaptive(
@@ -106,25 +106,29 @@ def _adaptive(
     settings: Settings,
     asked: Asked,
     *,
-    approximator: Approximator | None = None,
-    acquisition: Acquisition | None = None,
-    anchors: AnchorScores | None = None,
+    kind: type[AdaCUR | AXN] = AdaCUR,
+    **choices: Any,
 ) -> Answers:
-    search = AdaCUR(
-        index=testbed.index(settings["anchors"]) if anchors is None else anchors,
-        scorer=testbed.scorer,
-        budget=_budget(settings),
-        first=testbed.first_stage(settings["first"]),
-        approximator=approximator,
-        acquisition=acquisition,
+    chosen = kind(
+        rounds=settings.get("rounds", 1),
         first_share=settings.get("first_share", 0.0),
         first_weight=settings.get("first_weight", 0.0),
-        pool=settings.get("pool"),
-        fuse=_fusion(testbed, settings),
         seed=settings["seed"],
-        approximate_scores=asked.predictions,
+        keep_predictions=_kept(asked),
+        **choices,
     )
-    return _every_k(search.search(testbed.test_queries, settings["k_max"]), asked)
+    return _searched(testbed, settings, asked, method=chosen)
+
+
+def _searched(testbed: Testbed, settings: Settings, asked: Asked, *, method: Any) -> Answers:
+    hits = _index(testbed, settings).search(
+        testbed.test_queries,
+        settings["k_max"],
+        budget=settings["budget"],
+        method=method,
+        first=_first(testbed, settings),
+    )
+    return _every_k(hits, asked)
 
 
 def _axn(testbed: Testbed, settings: Settings, asked: Asked) -> Answers:
@@ -133,7 +137,7 @@ def _axn(testbed: Testbed, settings: Settings, asked: Asked) -> Answers:
         raise InputError(f"AXN regresses on item embeddings, and {testbed.name!r} has none.")
     own = {name: settings[name] for name in ("blend", "ridge") if name in settings}
     regression = EmbeddingRegression(testbed.item_embeddings, embed_queries=testbed.embed_queries, **own)
-    return _adaptive(testbed, settings, asked, approximator=regression, anchors=without_anchors(testbed.collection))
+    return _adaptive(testbed, settings, asked, kind=AXN, approximator=regression)
 
 
 def _anncur(testbed: Testbed, settings: Settings, asked: Asked) -> Answers:
@@ -157,7 +161,7 @@ def _anncur_held_out_split(testbed: Testbed, settings: Settings, asked: Asked) -
     first = settings["first"]
     chosen = held_out_splits(
         testbed.index(settings["anchors"]),
-        budget=_budget(settings),
+        budget=settings["budget"],
         ks=[min(k, settings["budget"]) for k in asked.ks],
         first=testbed.of_anchors().first_stage(first) if first != "random" else None,
         seed=settings["seed"],
@@ -206,10 +210,10 @@ def _oracle(choice: type[TopK | Softmax]) -> Callable[[Testbed, Settings, Asked]
 
 
 def _best_split(testbed: Testbed, settings: Settings, ks: Sequence[int], *, first: Retriever | None) -> Answers:
-    found = {split: _one_shot(testbed, settings, first=first, split=split) for split in _SPLITS}
+    found = {split: _one_shot(testbed, settings, first=first, split=split) for split in SPLITS}
 
     def best(k: int) -> float:
-        return max(_SPLITS, key=lambda split: top_k_recall(found[split], testbed.exact_scores, k=k).mean())
+        return max(SPLITS, key=lambda split: top_k_recall(found[split], testbed.exact_scores, k=k).mean())
 
     splits = {k: best(k) for k in ks}
     return Answers({k: found[split] for k, split in splits.items()}, {"split": _by_text(splits)})
@@ -218,16 +222,13 @@ def _best_split(testbed: Testbed, settings: Settings, ks: Sequence[int], *, firs
 def _one_shot(
     testbed: Testbed, settings: Settings, *, first: Retriever | None, split: float, predictions: bool = False
 ) -> list[Hits]:
-    return ANNCUR(
-        index=testbed.index(settings["anchors"]),
-        scorer=testbed.scorer,
-        budget=_budget(settings),
-        first=first,
-        split=split,
-        pool=settings.get("pool"),
-        seed=settings["seed"],
-        approximate_scores=predictions,
-    ).search(testbed.test_queries, settings["k_max"])
+    return _index(testbed, settings).search(
+        testbed.test_queries,
+        settings["k_max"],
+        budget=settings["budget"],
+        method=ANNCUR(split=split, seed=settings["seed"], keep_predictions="last" if predictions else False),
+        first=First(first, settings.get("pool")),
+    )
 
 
 def _by_text(splits: Mapping[int, float]) -> dict[str, float]:
@@ -235,23 +236,13 @@ def _by_text(splits: Mapping[int, float]) -> dict[str, float]:
 
 
 def _rerank(testbed: Testbed, settings: Settings, asked: Asked) -> Answers:
-    search = Rerank(
-        index=testbed.collection,
-        scorer=testbed.scorer,
-        budget=_budget(settings),
-        first=testbed.first_stage(settings["first"]),
-        pool=settings.get("pool"),
-        fuse=_fusion(testbed, settings),
-        seed=settings["seed"],
-    )
-    return _every_k(search.search(testbed.test_queries, settings["k_max"]), asked)
+    return _searched(testbed, settings, asked, method=Rerank(seed=settings["seed"]))
 
 
 def _exact(testbed: Testbed, settings: Settings, asked: Asked) -> Answers:
-    fuse = _fusion(testbed, settings)
-    first = testbed.first_stage(testbed.first_stages[0]) if fuse else None
-    search = Exact(index=testbed.collection, scorer=testbed.scorer, first=first, fuse=fuse)
-    return _every_k(search.search(testbed.test_queries, settings["k_max"]), asked)
+    first = First(testbed.first_stage(testbed.first_stages[0]), fuse=settings["fuse"]) if settings.get("fuse") else None
+    hits = _index(testbed, settings).search(testbed.test_queries, settings["k_max"], method=Exact(), first=first)
+    return _every_k(hits, asked)
 
 
 def _alone(name: str) -> Method:

@@ -82,7 +82,7 @@ def test_an_index_built_with_the_same_arithmetic_is_recognised_without_a_call(tm
     folder = tiny_onnx(tmp_path / "model", dynamic=True)
     with OnnxCrossEncoder(folder) as scorer:
         adacur.build(ITEMS, ANCHORS, scorer=scorer, path=tmp_path / "index", progress=False)
-        paid = adacur.Metered(scorer)
+        paid = adacur.scorers.Metered(scorer)
         assert adacur.load(tmp_path / "index", scorer=paid).drift is None
         assert paid.calls == 0
         assert np.isfinite(scorer.score(PAIRS)).all()
