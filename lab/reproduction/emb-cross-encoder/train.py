@@ -22,11 +22,17 @@ from pathlib import Path
 
 import numpy as np
 
-from adacur import AnchorIndex, Dense, Item, OnnxCrossEncoder, Query, TorchCrossEncoder
+from adacur import AnchorIndex, Dense, Item, Query
 from adacur.core.records import ItemList
 from adacur.data import JudgedCollection, read_beir, split_queries
 from adacur.first_stages.encoders import SentenceTransformerEncoder
-from adacur.scorers import export_onnx, make_emb_cross_encoder, save_emb_cross_encoder
+from adacur.scorers import (
+    OnnxCrossEncoder,
+    TorchCrossEncoder,
+    export_onnx,
+    make_emb_cross_encoder,
+    save_emb_cross_encoder,
+)
 from adacur.training import (
     TeacherScores,
     TowerOptions,

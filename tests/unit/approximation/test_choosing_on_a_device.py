@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adacur import Softmax, TopK
+from adacur.approximation import Softmax, TopK
 from adacur.approximation.on_device import DeviceRow
 from adacur.core.seeds import item_keys
 

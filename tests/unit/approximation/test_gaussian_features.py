@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from adacur import Budget, GaussianModel
+from adacur import Budget
+from adacur.approximation import GaussianModel
 from adacur.approximation.on_device import DeviceRow
 from adacur.core.errors import InputError
 from adacur.search.methods import AdaCUR

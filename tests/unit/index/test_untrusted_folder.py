@@ -18,6 +18,7 @@ from adacur.index.copying import version_files
 from adacur.index.files import check_inside
 from adacur.index.pruning import _delete
 from adacur.index.sparse import read_sparsity
+from adacur.integrations import hub
 from tests.editing import Edited
 from tests.living_world import build, item, query, score
 
@@ -105,7 +106,7 @@ def test_a_link_in_a_folder_is_refused_by_whatever_opens_or_copies_it(changed: P
 
     for use in (
         lambda: adacur.load(changed),
-        lambda: adacur.push_to_hub(changed, target),
+        lambda: hub.push_to_hub(changed, target),
     ):
         with pytest.raises(DamagedIndex, match="link"):
             use()

@@ -28,6 +28,7 @@ from adacur.core.errors import (
     StorageUnavailable,
     WrongScorer,
 )
+from adacur.integrations.hub import from_pretrained, push_to_hub
 from tests.editing import Edited
 from tests.living_world import Encoder, build, item, query, score
 
@@ -161,7 +162,7 @@ def living(tmp_path: Path) -> Iterator[AnchorIndex]:
 
 
 def fetched(repo: str | Path, **options: Any) -> AnchorIndex:
-    return adacur.from_pretrained(repo, scorer=score, encoder=Encoder(), **options)
+    return from_pretrained(repo, scorer=score, encoder=Encoder(), **options)
 
 
 def told(index: AnchorIndex) -> list[tuple[str, float, int]]:
@@ -169,7 +170,7 @@ def told(index: AnchorIndex) -> list[tuple[str, float, int]]:
 
 
 def test_what_is_pushed_comes_back_as_the_same_index(hub: Hub, living: AnchorIndex) -> None:
-    address = adacur.push_to_hub(living, REPO, license="cc-by-sa-4.0", token="hf_x")
+    address = push_to_hub(living, REPO, license="cc-by-sa-4.0", token="hf_x")
 
     index = fetched(REPO)
 
@@ -181,7 +182,7 @@ def test_what_is_pushed_comes_back_as_the_same_index(hub: Hub, living: AnchorInd
 
 
 def test_only_what_the_current_version_needs_goes_up(hub: Hub, living: AnchorIndex) -> None:
-    adacur.push_to_hub(living, REPO, token="hf_x")
+    push_to_hub(living, REPO, token="hf_x")
 
     names = set(hub.files() or {})
     assert not [name for name in names if name.endswith((".lock", ".partial", "-wal", "-shm"))]
@@ -192,12 +193,12 @@ def test_only_what_the_current_version_needs_goes_up(hub: Hub, living: AnchorInd
 
 
 def test_a_second_push_removes_what_is_no_longer_needed_and_nothing_of_others(hub: Hub, living: AnchorIndex) -> None:
-    adacur.push_to_hub(living, REPO, token="hf_x")
+    push_to_hub(living, REPO, token="hf_x")
     first = hub.branches["main"]
     hub.commits[first]["figure.png"] = b"somebody's own"
     Edited(living).compact()
 
-    adacur.push_to_hub(living, REPO, token="hf_x")
+    push_to_hub(living, REPO, token="hf_x")
 
     names = set(hub.files() or {})
     assert "figure.png" in names
@@ -210,9 +211,9 @@ def test_a_second_push_removes_what_is_no_longer_needed_and_nothing_of_others(hu
 
 def test_a_revision_pins_what_is_opened(hub: Hub, tmp_path: Path) -> None:
     index = build(tmp_path / "i.adacur", ITEMS[:20], ANCHORS)
-    adacur.push_to_hub(index, REPO, revision="v1", token="hf_x")
+    push_to_hub(index, REPO, revision="v1", token="hf_x")
     Edited(index).add(ITEMS[20:25])
-    adacur.push_to_hub(index, REPO, token="hf_x")
+    push_to_hub(index, REPO, token="hf_x")
 
     assert len(fetched(REPO, revision="v1")) == 20
     assert len(fetched(REPO)) == 25
@@ -225,7 +226,7 @@ def test_a_revision_pins_what_is_opened(hub: Hub, tmp_path: Path) -> None:
 def test_a_downloaded_index_can_be_changed_in_a_folder_of_its_own(
     hub: Hub, living: AnchorIndex, tmp_path: Path
 ) -> None:
-    adacur.push_to_hub(living, REPO, token="hf_x")
+    push_to_hub(living, REPO, token="hf_x")
 
     own = fetched(REPO, folder=tmp_path / "own.adacur")
     Edited(own).remove(["i5"])
@@ -237,7 +238,7 @@ def test_a_downloaded_index_can_be_changed_in_a_folder_of_its_own(
 
 
 def test_a_downloaded_index_stays_the_commit_that_it_is(hub: Hub, tmp_path: Path) -> None:
-    adacur.push_to_hub(build(tmp_path / "i.adacur", ITEMS, [query(n) for n in range(20)]), REPO, token="hf_x")
+    push_to_hub(build(tmp_path / "i.adacur", ITEMS, [query(n) for n in range(20)]), REPO, token="hf_x")
     index = fetched(REPO)
     files = sorted(index.path.rglob("*"))
 
@@ -252,7 +253,7 @@ def test_a_downloaded_index_stays_the_commit_that_it_is(hub: Hub, tmp_path: Path
 
 
 def test_the_card_says_what_the_index_is(hub: Hub, living: AnchorIndex) -> None:
-    adacur.push_to_hub(living, REPO, license="cc-by-4.0", about="Things | of all colours.", token="hf_x")
+    push_to_hub(living, REPO, license="cc-by-4.0", about="Things | of all colours.", token="hf_x")
 
     card = (hub.files() or {})["README.md"].decode()
     _, front, body = card.split("---\n", 2)
@@ -267,7 +268,7 @@ def test_the_card_says_what_the_index_is(hub: Hub, living: AnchorIndex) -> None:
         "score · function",
     ):
         assert told_there in body
-    assert f'adacur.from_pretrained("{REPO}")' in body
+    assert f'from_pretrained("{REPO}")' in body
 
 
 @pytest.mark.parametrize(
@@ -281,7 +282,7 @@ def test_a_repository_of_other_files_is_not_overwritten(hub: Hub, tmp_path: Path
     hub.commits["1" * 40] = {**others, "README.md": b"mine"}
 
     with pytest.raises(IndexMismatch, match=r"holds other files and no index: data\."):
-        adacur.push_to_hub(index, REPO, token="hf_x")
+        push_to_hub(index, REPO, token="hf_x")
     assert hub.files() == {**others, "README.md": b"mine"}
 
 
@@ -289,7 +290,7 @@ def test_a_push_does_not_undo_what_another_pushed_meanwhile(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = build(tmp_path / "i.adacur", ITEMS, ANCHORS)
-    adacur.push_to_hub(index, REPO, token="hf_x")
+    push_to_hub(index, REPO, token="hf_x")
     asked = hub.get
 
     def and_then_another_pushes(path: str) -> tuple[int, Any, dict[str, str]]:
@@ -301,12 +302,12 @@ def test_a_push_does_not_undo_what_another_pushed_meanwhile(
 
     monkeypatch.setattr(hub, "get", and_then_another_pushes)
     with pytest.raises(StorageUnavailable, match="cannot be pushed"):
-        adacur.push_to_hub(index, REPO, token="hf_x")
+        push_to_hub(index, REPO, token="hf_x")
     assert hub.branches["main"] == "2" * 40
 
 
 def test_hidden_files_of_a_repository_are_not_fetched(hub: Hub, tmp_path: Path) -> None:
-    adacur.push_to_hub(build(tmp_path / "i.adacur", ITEMS, ANCHORS), REPO, token="hf_x")
+    push_to_hub(build(tmp_path / "i.adacur", ITEMS, ANCHORS), REPO, token="hf_x")
     # Scores would be read from there.
     elsewhere = b'{"url": "s3://somebody/else", "objects": {}}'
     hub.commits[hub.branches["main"]] |= {".object-store.json": elsewhere, "scores.zarr/.object-store.json": elsewhere}
@@ -318,40 +319,40 @@ def test_hidden_files_of_a_repository_are_not_fetched(hub: Hub, tmp_path: Path) 
 
 
 def test_the_wrong_scorer_is_refused_as_by_load(hub: Hub, living: AnchorIndex) -> None:
-    adacur.push_to_hub(living, REPO, token="hf_x")
+    push_to_hub(living, REPO, token="hf_x")
 
     with pytest.raises(WrongScorer):
-        adacur.from_pretrained(REPO, scorer=lambda pairs: [float(len(text)) for _, text in pairs])
+        from_pretrained(REPO, scorer=lambda pairs: [float(len(text)) for _, text in pairs])
 
 
 def test_a_download_does_not_choose_the_function_that_is_called(hub: Hub, tmp_path: Path) -> None:
     built = build(tmp_path / "i.adacur", ITEMS, ANCHORS, scorer="tests.living_world:score")
-    adacur.push_to_hub(built, REPO, token="hf_x")
+    push_to_hub(built, REPO, token="hf_x")
 
     for folder in (None, tmp_path / "copied.adacur"):
         with pytest.raises(NotTrusted, match=r"'tests\.living_world:score'"):
-            adacur.from_pretrained(REPO, folder=folder).search("a thing", k=1, budget=5)
+            from_pretrained(REPO, folder=folder).search("a thing", k=1, budget=5)
     # The copy is no better than the download.
     with pytest.raises(NotTrusted, match=r"'tests\.living_world:score'"):
         adacur.load(tmp_path / "copied.adacur").search("a thing", k=1, budget=5)
-    assert adacur.from_pretrained(REPO, scorer="tests.living_world:score").search("a thing", k=1, budget=5)
-    assert adacur.from_pretrained(REPO, trust=True).search("a thing", k=1, budget=5)
+    assert from_pretrained(REPO, scorer="tests.living_world:score").search("a thing", k=1, budget=5)
+    assert from_pretrained(REPO, trust=True).search("a thing", k=1, budget=5)
 
 
 def test_what_is_not_there_is_told(hub: Hub, living: AnchorIndex) -> None:
     with pytest.raises(FetchError, match=f"{REPO} cannot be fetched"):
-        adacur.from_pretrained(REPO)
-    adacur.push_to_hub(living, REPO, token="hf_x")
+        from_pretrained(REPO)
+    push_to_hub(living, REPO, token="hf_x")
     with pytest.raises(FetchError, match=f"{REPO} at v9 cannot be fetched"):
-        adacur.from_pretrained(REPO, revision="v9")
+        from_pretrained(REPO, revision="v9")
     with pytest.raises(StorageUnavailable, match="cannot be pushed to no/such/name"):
-        adacur.push_to_hub(living, "no/such/name", token="hf_x")
+        push_to_hub(living, "no/such/name", token="hf_x")
 
 
 def test_a_folder_serves_as_a_repository(living: AnchorIndex, tmp_path: Path) -> None:
     target = tmp_path / "repository"
 
-    assert adacur.push_to_hub(living, target, license="mit") == str(target)
+    assert push_to_hub(living, target, license="mit") == str(target)
 
     index = fetched(target)
     assert told(index) == told(living)
@@ -359,19 +360,19 @@ def test_a_folder_serves_as_a_repository(living: AnchorIndex, tmp_path: Path) ->
     assert 'license: "mit"' in (target / "README.md").read_text()
     assert [version.name for version in (target / "versions").iterdir()] == [str(living.version)]
     with pytest.raises(IndexMismatch, match="in use already"):
-        adacur.push_to_hub(living, str(target))
+        push_to_hub(living, str(target))
     with pytest.raises(InputError, match="is a folder"):
-        adacur.from_pretrained(target, revision="main")
+        from_pretrained(target, revision="main")
     with pytest.raises(NotAnIndex):
-        adacur.from_pretrained(tmp_path / "nowhere")
+        from_pretrained(tmp_path / "nowhere")
 
 
 def test_an_index_in_memory_and_a_path_are_pushed_too(tmp_path: Path) -> None:
     built = build(tmp_path / "i.adacur", ITEMS, ANCHORS)
     held = AnchorIndex.from_arrays(items=ITEMS, anchor_queries=ANCHORS, scores=built.matrix.T, scorer=score)
 
-    adacur.push_to_hub(held, tmp_path / "from-memory")
-    adacur.push_to_hub(tmp_path / "i.adacur", tmp_path / "from-path")
+    push_to_hub(held, tmp_path / "from-memory")
+    push_to_hub(tmp_path / "i.adacur", tmp_path / "from-path")
 
     for place in ("from-memory", "from-path"):
         assert (fetched(tmp_path / place).matrix == built.matrix).all()
@@ -379,9 +380,9 @@ def test_an_index_in_memory_and_a_path_are_pushed_too(tmp_path: Path) -> None:
 
 def test_a_pushed_folder_can_be_pushed_again(tmp_path: Path) -> None:
     build(tmp_path / "i.adacur", ITEMS, ANCHORS)
-    adacur.push_to_hub(tmp_path / "i.adacur", tmp_path / "once", about="First.")
+    push_to_hub(tmp_path / "i.adacur", tmp_path / "once", about="First.")
 
-    adacur.push_to_hub(tmp_path / "once", tmp_path / "twice", about="Second.")
+    push_to_hub(tmp_path / "once", tmp_path / "twice", about="Second.")
 
     assert "Second." in (tmp_path / "twice" / "README.md").read_text()
     assert adacur.verify(tmp_path / "twice").ok

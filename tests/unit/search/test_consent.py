@@ -78,7 +78,7 @@ def test_what_a_folder_names_is_not_opened_on_its_word(wiki: Path, source: str, 
     with adacur.load(wiki) as index:
         for use in (
             lambda: index.search("red thing", k=2, budget=5),
-            lambda: index.search_batch(["red thing"], k=2, budget=5),
+            lambda: index.search(["red thing"], k=2, budget=5),
             lambda: Edited(index).add([item(30)]),
             lambda: Edited(index).add_anchors([query(9)]),
             lambda: index.scorer,

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import adacur
-from adacur import Item, Query, SearchLog, SearchLogWarning
+from adacur import Item, Query
 from adacur.core.errors import FileFormatError, InputError, WrongScorer
 from adacur.core.protocols import ScorerCard
 from adacur.index import IndexFolder, verify
+from adacur.search import SearchLog, SearchLogWarning
 from tests.editing import Edited
 from tests.unit.search.test_sparse_build import ANCHORS, ITEMS, TRUTH, Encoder, Scorer, number
 
@@ -44,7 +45,7 @@ def load(path, log=None, **options):
 
 
 def refresh(path, log, **options):
-    return adacur.refresh(path, log, encoder=Encoder(), **options)
+    return adacur.search.refresh(path, log, encoder=Encoder(), **options)
 
 
 def test_nothing_is_logged_unless_asked_for(folder, tmp_path, monkeypatch):
@@ -55,7 +56,7 @@ def test_nothing_is_logged_unless_asked_for(folder, tmp_path, monkeypatch):
 
 def test_a_log_holds_each_query_with_every_item_that_was_scored_for_it(folder, tmp_path):
     index = load(folder, tmp_path / "log")
-    found = index.search_batch(NEW[:2], 5, budget=40)
+    found = index.search(NEW[:2], 5, budget=40)
     logged = list(SearchLog(tmp_path / "log"))
     assert [search.query.text for search in logged] == [query.text for query in NEW[:2]]
     for search, hits, query in zip(logged, found, NEW, strict=False):
@@ -135,7 +136,7 @@ def test_a_forgotten_query_leaves_no_trace_in_the_file(folder, tmp_path):
 
 def test_refresh_keeps_what_was_paid_for_and_predicts_the_rest(path, tmp_path):
     log = tmp_path / "log"
-    load(path, log).search_batch(NEW, 5, budget=40)
+    load(path, log).search(NEW, 5, budget=40)
     done = refresh(path, log)
     assert (done.queries, done.added, done.anchors) == (5, 5, 35)
     index = load(path)
@@ -179,8 +180,8 @@ def test_the_limit_keeps_the_queries_with_most_scores(path, tmp_path):
 def test_searches_by_another_scorer_are_left_out_and_counted(path, tmp_path):
     log = tmp_path / "log"
     own, other = load(path, log), load(path, log, weights="others")
-    other.search_batch(NEW[:3], 5, budget=40)
-    own.search_batch([*NEW[2:4], ANCHORS[0]], 5, budget=40)
+    other.search(NEW[:3], 5, budget=40)
+    own.search([*NEW[2:4], ANCHORS[0]], 5, budget=40)
     done = refresh(path, log)
     assert (done.queries, done.added, done.known, done.other_scorer) == (5, 2, 1, 2)
     new = IndexFolder.open(path).anchor_queries[30:]
@@ -215,7 +216,7 @@ def test_scores_of_a_text_that_has_changed_are_not_used(path, tmp_path):
 def test_recall_is_predicted_from_complete_rows_alone(path, tmp_path):
     log = tmp_path / "log"
     index = load(path, log)
-    index.search_batch(NEW, 5, budget=40)
+    index.search(NEW, 5, budget=40)
     before = index.tune(k=5, budget=40, quick=True)
     refresh(path, log)
     index = load(path)
@@ -227,7 +228,7 @@ def test_recall_is_predicted_from_complete_rows_alone(path, tmp_path):
 
 def test_a_card_is_told_by_its_weights_and_limits(folder, tmp_path):
     log = SearchLog(tmp_path / "log")
-    hits = load(folder).search_batch(NEW[:1], 5, budget=40)
+    hits = load(folder).search(NEW[:1], 5, budget=40)
     card = ScorerCard(name="truth", backend="function", weights="w", source="somewhere")
     log.add(hits, items=IndexFolder.open(folder).items, card=card)
     (search,) = log

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adacur import Dense, Query, SentenceTransformerEncoder
+from adacur import Dense, Query
 from adacur.core.errors import InputError
+from adacur.first_stages import SentenceTransformerEncoder
 from adacur.training import TrainingSettings
 from adacur.training.dual_encoder import distill, paper_settings, target_shares
 from adacur.training.settings import TowerOptions

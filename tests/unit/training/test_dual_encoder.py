@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adacur import BM25, Dense, Item, Query, SentenceTransformerEncoder
+from adacur import BM25, Dense, Item, Query
 from adacur.core.errors import FetchError, InputError
 from adacur.core.records import ItemList
 from adacur.data import JudgedCollection
+from adacur.first_stages import SentenceTransformerEncoder
 from adacur.training import TrainingSettings
 from adacur.training.dual_encoder import nearest_but, retrieval_quality, train_dual_encoder
 from adacur.training.judged_queries import JudgedQueries, learning_data, with_equal_texts

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur import BM25, AnchorIndex, Item, MatrixRetriever, MatrixScorer, Query, build
+from adacur import BM25, AnchorIndex, Item, Query, build
 from adacur.core.errors import EmptyInput, InputError, NonFiniteScore
 from adacur.core.records import ItemList
+from adacur.first_stages import MatrixRetriever
 from adacur.first_stages.encoders import EncoderCard
+from adacur.scorers import MatrixScorer
 from adacur.training.teacher_scores import TeacherScores
 
 ITEMS = [Item(f"i{n}", f"item {n}") for n in range(9)]

@@ -21,7 +21,7 @@ def predictions(found: Sequence[Hits]) -> FloatArray:
     rows = [row for row in kept if row is not None]
     if not rows or len(rows) < len(kept):
         raise InputError(
-            f"{len(kept) - len(rows)} of {len(kept)} hits kept no predictions. Search with keep_predictions="last" "
+            f"{len(kept) - len(rows)} of {len(kept)} hits kept no predictions. Search with keep_predictions='last' "
             "and a method that predicts."
         )
     return np.stack(rows)
