@@ -174,8 +174,7 @@ def train_cross_encoder(
 def ranking_quality(
     scores: Sequence[FloatArray], shortlists: Sequence[IntArray], relevant: Sequence[IntArray]
 ) -> dict[str, float]:
-    """Means over queries: `accuracy` (a relevant item comes first), `mrr`, and `found`, the share of queries whose
-    shortlist holds a relevant item at all, which bounds both.
+    """The mean over queries of one over the rank of the first relevant item; 0 where the shortlist holds none.
 
     Among equal scores the relevant item comes last, so that a model that cannot tell does not gain.
     """
@@ -185,12 +184,7 @@ def ranking_quality(
         best = of_query[is_right].max(initial=-np.inf)
         # Not ">=": comparisons with NaN are false.
         ranks.append(1 + int(np.count_nonzero(~(of_query[~is_right] < best))) if is_right.any() else 0)
-    found = np.array(ranks)
-    return {
-        "accuracy": float(np.mean(found == 1)),
-        "mrr": float(np.mean([1 / rank if rank else 0.0 for rank in ranks])),
-        "found": float(np.mean(found > 0)),
-    }
+    return {"mrr": float(np.mean([1 / rank if rank else 0.0 for rank in ranks]))}
 
 
 def _untrained(folder: Path, head: CrossEncoderHead | EmbHead, *, add_tags: bool) -> tuple[Any, Any, EmbHead | None]:

@@ -110,7 +110,7 @@ def train_dual_encoder(
                 return None
             if epoch == 0 and first is not None:
                 return hard_negatives(first, judged, data.items, depth=depth, seed=settings.seed)
-            return nearest_but(judged.relevant, model.vectors("query", texts), items, depth=depth)
+            return nearest_but(judged.relevant, texts, items, depth=depth)
 
         def draw(place: int, epoch: int, mined: IntArray | None) -> tuple[IntArray, FloatArray, IntArray]:
             relevant = judged.relevant[place]
@@ -127,7 +127,7 @@ def train_dual_encoder(
 
         def check() -> Mapping[str, float]:
             k = first_stage_depth(len(data.items))
-            best = items.nearest(model.vectors("query", checked), min(len(data.items), max(k, _MRR_DEPTH)))
+            best = items.nearest(checked, min(len(data.items), max(k, _MRR_DEPTH)))
             return retrieval_quality(best, data.held_out.relevant, k=k)
 
         examples = TowerExamples(model, items, texts, draw=draw, mine=mine)
@@ -200,7 +200,7 @@ def distill(
             # What another teacher's list lacks is not known to be worse.
             if not teacher.of_all_items or temperature is not None:
                 return None
-            return nearest_but(learnt.positions, model.vectors("query", texts), in_rows, depth=_MINED)
+            return nearest_but(learnt.positions, texts, in_rows, depth=_MINED)
 
         def draw(place: int, epoch: int, mined: IntArray | None) -> tuple[IntArray, FloatArray, IntArray | None]:
             positions, targets = learnt.positions[place], target_shares(learnt.scores[place], temperature)
@@ -210,10 +210,8 @@ def distill(
             return positions, targets, np.empty(0, np.intp) if temperature is None else None
 
         def check() -> Mapping[str, float]:
-            vectors = model.vectors("query", checked)
-            shares = [
-                np.isin(best, row).mean() for best, row in zip(liked, in_rows.nearest(vectors, depth), strict=True)
-            ]
+            nearest = in_rows.nearest(checked, depth)
+            shares = [np.isin(best, row).mean() for best, row in zip(liked, nearest, strict=True)]
             return {watched: float(np.mean(shares))}
 
         examples = TowerExamples(model, in_rows, texts, draw=draw, mine=mine)
@@ -235,7 +233,7 @@ class _TowerRun:
 
         # Weights that the base lacks, such as a pooler's, are drawn from it.
         require("torch", extra="training").manual_seed(self.settings.seed)
-        model = TowerPair.opened(self.base, self.towers, half=self.settings.precision != "float32")
+        model = TowerPair.opened(self.base, self.towers)
         return model, TowerItems(model, items)
 
     def fit(self, examples: TowerExamples, *, check: Any, watched: str, progress: bool) -> Trained:
@@ -272,11 +270,13 @@ def _begun(
         yield _TowerRun(run, base_folder, towers, settings, device)
 
 
-def nearest_but(without: Sequence[IntArray], vectors: Any, items: TowerItems, *, depth: int) -> list[IntArray]:
-    """Per query vector, the positions of at most `depth` nearest items, without these."""
+def nearest_but(
+    without: Sequence[IntArray], queries: Sequence[str], items: TowerItems, *, depth: int
+) -> list[IntArray]:
+    """Per query, the positions of at most `depth` nearest items, without these."""
     most = max(map(len, without))
     depth = min(depth, len(items.row_of) - most)
-    nearest = items.nearest(vectors, depth + most)
+    nearest = items.nearest(queries, depth + most)
     return [row[~np.isin(row, left_out)][:depth] for row, left_out in zip(nearest, without, strict=True)]
 
 

@@ -40,14 +40,9 @@ _NOT_COUNTED = -1e9
 
 
 class TowerPair(torch.nn.Module):  # type: ignore[misc]
-    """Queries and items to vectors, by two towers or by one; nearness is `scale` times the dot product.
+    """Queries and items to vectors, by two towers or by one; nearness is `scale` times the dot product."""
 
-    `half` encodes in bfloat16 on a GPU for checks and mining, where nothing is learnt.
-    """
-
-    def __init__(
-        self, query: list[Any], item: list[Any], *, prompts: dict[Side, str], scale: float | None, half: bool
-    ) -> None:
+    def __init__(self, query: list[Any], item: list[Any], *, prompts: dict[Side, str], scale: float | None) -> None:
         super().__init__()
         modules = query if query is item else [Router.for_query_document(query, item)]
         self.encoder = SentenceTransformer(
@@ -60,11 +55,9 @@ class TowerPair(torch.nn.Module):  # type: ignore[misc]
         self.scale = scale if scale is not None else _NORMALISED_SCALE if is_normalised else 1.0
         self._towers: dict[Side, list[Any]] = {"query": query, "item": item}
         self._prompts = prompts
-        self._half = half
-        self.steps = 0
 
     @classmethod
-    def opened(cls, base: Path, options: TowerOptions, *, half: bool) -> TowerPair:
+    def opened(cls, base: Path, options: TowerOptions) -> TowerPair:
         """Towers that begin as `base`: an encoder of transformers, or a model of sentence-transformers."""
         try:
             with quiet(transformers):
@@ -82,7 +75,7 @@ class TowerPair(torch.nn.Module):  # type: ignore[misc]
             "query": _prompt(model, "query") if model else "",
             "item": _prompt(model, "document", "passage", "corpus") if model else "",
         }
-        return cls(query, item, prompts=prompts, scale=options.scale, half=half)
+        return cls(query, item, prompts=prompts, scale=options.scale)
 
     def tokens(self, side: Side, texts: Sequence[str]) -> tuple[list[dict[str, Any]], IntArray]:
         """Texts as chunks of tensors, the longest first; places[i] is where text i stands in them."""
@@ -116,7 +109,6 @@ class TowerPair(torch.nn.Module):  # type: ignore[misc]
     ) -> dict[str, Any]:
         """Cross-entropy between `targets`, probabilities of the items for each query, and the softmax of the scores of
         those that are `counted`; both are of shape (queries, items)."""
-        self.steps += 1
         query_vectors = self._encoded("query", queries)[query_places]
         item_vectors = self._encoded("item", items)[item_places]
         # Half precision would make large dot products tie.
@@ -127,25 +119,18 @@ class TowerPair(torch.nn.Module):  # type: ignore[misc]
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return untied(super().state_dict(*args, **kwargs))
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        # Vectors that were kept belong to the weights before.
-        self.steps += 1
-        return super().load_state_dict(*args, **kwargs)
-
     def vectors(self, side: Side, texts: Sequence[str]) -> Any:
         """All texts as float32 vectors on the model's device, without gradients."""
-        device = self._device
-        half = self._half and device.type == "cuda" and torch.cuda.is_bf16_supported()
         was_training = self.training
         self.eval()
         try:
             chunks, places = self.tokens(side, texts)
-            with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=half):
+            with torch.no_grad():
                 parts = [
-                    self._encoded(side, [{name: tensor.to(device) for name, tensor in chunk.items()}]).float()
+                    self._vectors_of(side, {name: ids.to(self._device) for name, ids in chunk.items()})
                     for chunk in chunks
                 ]
-                return torch.cat(parts)[torch.from_numpy(places).to(device)]
+            return torch.cat(parts).float()[torch.from_numpy(places).to(self._device)]
         finally:
             self.train(was_training)
 
@@ -179,33 +164,15 @@ class TowerItems:
     def __init__(self, towers: TowerPair, items: Items) -> None:
         self.texts, self.row_of = distinct_texts(items)
         self._towers = towers
-        self._encoded_last: tuple[int, Any] = (-1, None)
 
-    @property
-    def vectors(self) -> Any:
-        """One row per item, kept until the next step: a check and the mining after it use the same."""
-        steps, vectors = self._encoded_last
-        if steps != self._towers.steps:
-            vectors = self._towers.vectors("item", self.texts)
-            vectors = vectors[torch.from_numpy(self.row_of).to(vectors.device)]
-            self._encoded_last = self._towers.steps, vectors
-        return vectors
-
-    def forget(self) -> None:
-        """Free the memory of the vectors, which a step needs."""
-        self._encoded_last = (-1, None)
-
-    def nearest(self, queries: Any, k: int) -> IntArray:
-        """Per query vector, the positions of the k items with the highest dot product, best first."""
-        items = self.vectors
+    def nearest(self, queries: Sequence[str], k: int) -> IntArray:
+        """Per query, the positions of the k items with the highest dot product, best first; encodes all of them."""
+        items = self._towers.vectors("item", self.texts)
+        items = items[torch.from_numpy(self.row_of).to(items.device)]
         at_once = max(1, _SCORES_AT_ONCE // len(items))
-        with torch.no_grad():
-            best = [(block @ items.T).topk(k).indices.cpu().numpy() for block in queries.split(at_once)]
+        blocks = self._towers.vectors("query", queries).split(at_once)
+        best = [(block @ items.T).topk(k).indices.cpu().numpy() for block in blocks]
         return np.concatenate(best).astype(np.intp)
-
-    def scores(self, query: Any) -> FloatArray:
-        """The logits of all items for a query vector."""
-        return np.asarray((self._towers.scale * (self.vectors @ query)).cpu().numpy(), np.float64)
 
 
 class TowerExamples:
@@ -236,7 +203,6 @@ class TowerExamples:
 
     def collate(self, examples: list[tuple[int, tuple[IntArray, FloatArray, IntArray | None]]]) -> dict[str, Any]:
         """The arguments of `TowerPair.forward`: each different text of the step once."""
-        self._items.forget()
         query_chunks, query_places = self.towers.tokens("query", [self._queries[place] for place, _ in examples])
         row_of = self._items.row_of
         rows = np.unique(np.concatenate([row_of[positions] for _, (positions, _, _) in examples]))

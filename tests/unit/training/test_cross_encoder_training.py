@@ -91,7 +91,6 @@ def test_what_marks_relevant_items_is_learnt_and_the_model_is_opened_by_its_path
         trained = well_trained(tmp_path / "model", base, head="emb", add_tags=True)
     assert trained.before["mrr"] < 0.6
     assert trained.best["mrr"] > 0.95
-    assert trained.best["found"] == 1
     tiny = collection()
     with TorchCrossEncoder(trained.folder, device="cpu") as scorer:
         scores = scorer.score_grid(tiny.queries[:3], tiny.items)
