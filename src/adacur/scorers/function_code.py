@@ -1,4 +1,4 @@
-"""What a function does, as far as it is written in functions and plain values."""
+"""A digest of what a function does, so that a cache never takes one function for another."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import logging
 import pathlib
 import re
 import sys
-from collections.abc import Iterator
-from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from collections.abc import Iterable, Iterator
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,20 +19,17 @@ from adacur.core.errors import InputError
 
 __all__ = ["HOW_TO_GIVE_A_KEY", "code_digest", "importable_name", "unreadable"]
 
-HOW_TO_GIVE_A_KEY = (
-    "Give the cache a key that names it and its version: Cached(scorer, path, key='my-model-v1'), and open the index "
-    "with that scorer instead of cache=… (--cache)."
-)
-
-_PYTHONS = re.compile(r"__\w+__")
+HOW_TO_GIVE_A_KEY = "Give the cache a key that names it and its version: Cached(scorer, path, key='my-model-v1')."
+_NUMBERS_AND_TEXTS = (type(None), type(Ellipsis), bool, int, float, complex, str, bytes)
+_MAY_HOLD_ITSELF = (FunctionType, functools.partial, list, dict)
 
 
 def code_digest(function: Any) -> str:
     """A digest that two functions share only if they do the same; InputError where that cannot be read.
 
-    Read are the code, defaults, what is closed over and the globals of the function, of the functions and classes of
-    its module that it uses, and of partials. What comes from other modules is known by its name. Values are read as
-    they are now, and only those that can be read in full: numbers, texts, lists and dictionaries of them.
+    Read are the code, defaults, closure and globals of the function, of partials, and of the functions of its module
+    that it uses. Objects of other modules are known by their names. Values are read as they are now, and only those
+    that can be read in full: numbers, texts, lists and dictionaries of them.
     """
     reader = _Reader()
     reader.read(function, "it")
@@ -40,7 +37,7 @@ def code_digest(function: Any) -> str:
 
 
 def unreadable(what: str) -> InputError:
-    """The error of a scorer that wraps an object of another library, whose name others may have."""
+    """The error of a scorer that wraps an object of another library, whose name another object may have."""
     return InputError(f"What {what} does cannot be read, and others may have its name. {HOW_TO_GIVE_A_KEY}")
 
 
@@ -49,41 +46,37 @@ def importable_name(value: Any) -> str | None:
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module == "__main__" or "<" in name:
         return None
-    found: Any = sys.modules.get(module)
+    there: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return f"{module}:{name}" if found is value else None
+        there = getattr(there, part, None)
+    return f"{module}:{name}" if there is value else None
 
 
 class _Reader:
     def __init__(self) -> None:
         self.digest = hashlib.sha256()
         self._module: str | None = None
-        # Kept alive, so that no id is given twice.
+        # The values are kept alive, so that no id is given twice.
         self._seen: dict[int, tuple[int, Any]] = {}
 
     def read(self, value: Any, what: str) -> None:
         """Add a value to the digest; `what` names it in the error."""
         kind = type(value)
-        if value is None or value is Ellipsis or kind in (bool, int, float, complex, str, bytes):
-            self._add(kind.__name__, repr(value))
-            return
-        # What may hold itself. Tuples may not, and which equal ones are one object differs from run to run.
-        if kind in (FunctionType, functools.partial, list, dict) or isinstance(value, type):
+        if kind in _MAY_HOLD_ITSELF:
             if id(value) in self._seen:
                 self._add("again", str(self._seen[id(value)][0]))
                 return
             self._seen[id(value)] = len(self._seen), value
-        if kind is CodeType:
-            self._read_code(value, what)
+        if kind in _NUMBERS_AND_TEXTS:
+            self._add(kind.__name__, repr(value))
+        elif kind is CodeType:
+            self._add("code", value.co_code.hex())
+            self._read_all((value.co_names, value.co_varnames, value.co_freevars, value.co_consts), what)
         elif kind is FunctionType and not self._is_of_another_module(value):
             self._read_function(value, what)
         elif kind is functools.partial:
             self._add("partial", "")
             self._read_all((value.func, value.args, value.keywords), what)
-        elif kind is MethodType and isinstance(value.__self__, type):
-            self._add("classmethod", "")
-            self._read_all((value.__func__, value.__self__), what)
         elif kind in (tuple, list):
             self._add(kind.__name__, str(len(value)))
             self._read_all(value, f"a value in {what}")
@@ -92,8 +85,6 @@ class _Reader:
             self._read_all((part for pair in value.items() for part in pair), f"a value in {what}")
         elif kind in (set, frozenset) and all(type(part) in (int, float, str, bytes) for part in value):
             self._add(kind.__name__, repr(sorted(value, key=repr)))
-        elif isinstance(value, type) and self._module in (None, value.__module__):
-            self._read_class(value, what)
         elif kind is ModuleType:
             self._add("module", value.__name__)
         elif isinstance(value, np.generic):
@@ -104,12 +95,12 @@ class _Reader:
             self._add("path", str(value))
         elif isinstance(value, logging.Logger):
             self._add("logger", value.name)
-        elif (name := importable_name(value)) is not None:
+        elif (name := importable_name(value)) is not None and name.partition(":")[0] != self._module:
             self._add("importable", name)
         else:
             raise InputError(f"{what} is an object of type {kind.__name__}")
 
-    def _read_all(self, values: Any, what: str) -> None:
+    def _read_all(self, values: Iterable[Any], what: str) -> None:
         for value in values:
             self.read(value, what)
 
@@ -132,30 +123,8 @@ class _Reader:
                 self.read(function.__globals__[name], f"the global {name!r} that {function.__name__!r} uses")
         self._module = outer
 
-    def _read_class(self, value: type, what: str) -> None:
-        outer, self._module = self._module, value.__module__
-        self._add("class", value.__qualname__)
-        self._read_all(value.__bases__, what)
-        for name, member in sorted(vars(value).items()):
-            own = member.__func__ if isinstance(member, staticmethod | classmethod) else member
-            # Python's own notes on a class are not what it does, and slots hold nothing yet.
-            if (_PYTHONS.fullmatch(name) and not isinstance(own, FunctionType)) or isinstance(
-                own, MemberDescriptorType
-            ):
-                continue
-            self._add("member", name)
-            parts = (own.fget, own.fset, own.fdel) if isinstance(own, property) else (own,)
-            self._read_all(parts, f"{name!r} of the class {value.__name__!r}")
-        self._module = outer
-
-    def _read_code(self, code: CodeType, what: str) -> None:
-        self._add("code", code.co_code.hex())
-        self._read_all((code.co_names, code.co_varnames, code.co_freevars, code.co_consts), what)
-
     def _is_of_another_module(self, function: FunctionType) -> bool:
-        return (
-            self._module is not None and function.__module__ != self._module and importable_name(function) is not None
-        )
+        return self._module not in (None, function.__module__) and importable_name(function) is not None
 
     def _add(self, kind: str, value: str) -> None:
         self.digest.update(f"{kind} {len(value)} {value},".encode(errors="surrogatepass"))

@@ -1,0 +1,222 @@
+"""The SQLite file in which `Cached` keeps scores."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from adacur.core.arrays import FloatArray
+from adacur.core.errors import AdacurError, FileFormatError, InputError, StorageFull
+
+__all__ = ["ScoreFile", "digest"]
+
+_APPLICATION = int.from_bytes(b"ACsc", "big")
+_VERSION = 1
+_SCHEMA = (
+    "CREATE TABLE scorers (id INTEGER PRIMARY KEY, fingerprint BLOB NOT NULL UNIQUE, card TEXT NOT NULL)",
+    # The bytes of the float: SQLite's own numbers know no float32 and lose the sign of zero.
+    "CREATE TABLE scores (scorer INTEGER NOT NULL, query BLOB NOT NULL, item BLOB NOT NULL, "
+    "score BLOB NOT NULL CHECK (length(score) IN (2, 4, 8)), PRIMARY KEY (scorer, query, item)) WITHOUT ROWID",
+    f"PRAGMA application_id = {_APPLICATION}",
+    f"PRAGMA user_version = {_VERSION}",
+)
+_DIGEST = 16
+# One statement for thousands of keys, whatever the limit of bound parameters: they are joined into one blob.
+_NUMBERS = "WITH RECURSIVE numbers(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers WHERE n + 1 < ?2)"
+_QUERY = f"substr(?1, {2 * _DIGEST} * n + 1, {_DIGEST})"
+_ITEM = f"substr(?1, {2 * _DIGEST} * n + {_DIGEST + 1}, {_DIGEST})"
+_FIND = f"""
+{_NUMBERS} SELECT n, score FROM numbers CROSS JOIN scores
+WHERE scorer = ?3 AND query = {_QUERY} AND item = {_ITEM}
+"""
+_ADD = f"""
+{_NUMBERS} INSERT OR IGNORE INTO scores SELECT ?3, {_QUERY}, {_ITEM}, substr(?4, ?5 * n + 1, ?5) FROM numbers
+"""
+_KEYS_PER_LOOK_UP = 8192
+_SECONDS_TO_WAIT = 60.0
+_CACHE_BYTES = 64 * 2**20
+_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
+# SQLite forbids a forked child even to close the connections of its parent.
+_of_the_parent: list[sqlite3.Connection] = []
+
+
+def digest(text: str, kind: bytes) -> bytes:
+    """16 bytes that stand for a text; a key is the digest of a query followed by that of an item."""
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=_DIGEST, person=kind).digest()
+
+
+class ScoreFile:
+    """The scores of one scorer, which `identity` describes; safe to share between threads and processes."""
+
+    def __init__(self, path: Path, *, identity: str) -> None:
+        self._path = path
+        self._identity = identity
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._process = os.getpid()
+        self._scorer = 0
+        with self._connected():
+            pass
+
+    def find(self, keys: Sequence[bytes]) -> dict[bytes, np.floating]:
+        """The scores of those keys that have one, in the floating types in which they were stored."""
+        scores: dict[bytes, np.floating] = {}
+        for start in range(0, len(keys), _KEYS_PER_LOOK_UP):
+            part = keys[start : start + _KEYS_PER_LOOK_UP]
+            with self._connected() as connection:
+                rows = connection.execute(_FIND, (b"".join(part), len(part), self._scorer)).fetchall()
+            for number, score in rows:
+                # SQLite lets a column of bytes hold a text.
+                if not isinstance(score, bytes) or len(score) not in (2, 4, 8):
+                    raise FileFormatError(f"{self._path} holds a score that is not a number. Give another path.")
+                scores[part[number]] = np.frombuffer(score, dtype=f"<f{len(score)}")[0]
+        return scores
+
+    def add(self, keys: Sequence[bytes], scores: FloatArray) -> None:
+        """Store one score per key, all or none; scores that another process stored first stay."""
+        # In the order of the table, so that each of its pages is visited once.
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        size = scores.dtype.itemsize
+        joined = scores[order].astype(f"<f{size}").tobytes()
+        with self._connected() as connection, _transaction(connection):
+            connection.execute(_ADD, (b"".join(keys[at] for at in order), len(keys), self._scorer, joined, size))
+
+    def count(self) -> int:
+        with self._connected() as connection:
+            row = connection.execute("SELECT count(*) FROM scores WHERE scorer = ?", (self._scorer,)).fetchone()
+        return int(row[0])
+
+    def clear(self) -> None:
+        with self._connected() as connection, _transaction(connection):
+            connection.execute("DELETE FROM scores WHERE scorer = ?", (self._scorer,))
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None and self._process == os.getpid():
+                self._closing()
+                self._connection = None
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            if self._connection is not None and self._process != os.getpid():
+                self._closing.detach()
+                _of_the_parent.append(self._connection)
+                self._connection = None
+            try:
+                if self._connection is None:
+                    self._connection, self._scorer = self._open()
+                    self._process = os.getpid()
+                yield self._connection
+            except sqlite3.Error as error:
+                raise self._explained(error) from error
+
+    def _open(self) -> tuple[sqlite3.Connection, int]:
+        # What was scored is private; SQLite gives the files that it makes beside this one the same mode.
+        with contextlib.suppress(OSError):
+            self._path.touch(mode=0o600)
+        connection = sqlite3.connect(
+            f"{self._path.resolve().as_uri()}?mode=rwc",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+            timeout=_SECONDS_TO_WAIT,
+        )
+        try:
+            self._create_tables(connection)
+            _write_ahead(connection)
+            # The newest scores may be lost in a power cut, never in a crash, and the file stays whole in both.
+            connection.execute("PRAGMA synchronous = NORMAL")
+            # SQLite's default of 2 MB would be read over and over where keys are hashes.
+            connection.execute(f"PRAGMA cache_size = -{_CACHE_BYTES // 1024}")
+            scorer = self._scorer_id(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._closing = weakref.finalize(self, connection.close)
+        return connection, scorer
+
+    def _create_tables(self, connection: sqlite3.Connection) -> None:
+        if self._has_tables(connection):
+            return
+        with _transaction(connection):
+            # Another process may have created them meanwhile; any other database is left alone.
+            if not self._has_tables(connection):
+                if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                    raise FileFormatError(
+                        f"{self._path} is an SQLite database, but not a score cache. Give another path."
+                    )
+                for statement in _SCHEMA:
+                    connection.execute(statement)
+
+    def _has_tables(self, connection: sqlite3.Connection) -> bool:
+        if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
+            return False
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version != _VERSION:
+            raise FileFormatError(
+                f"{self._path} is a score cache of format {version}, and this adacur knows format {_VERSION}. "
+                "Upgrade adacur, or give another path."
+            )
+        # A view or a trigger is foreign SQL, which a look-up would run.
+        tables = connection.execute("SELECT type, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+        if any(kind != "table" or sql not in _SCHEMA for kind, sql in tables):
+            raise FileFormatError(f"{self._path} has tables that a score cache does not have. Give another path.")
+        return True
+
+    def _scorer_id(self, connection: sqlite3.Connection) -> int:
+        fingerprint = digest(self._identity, b"scorer")
+        select = "SELECT id FROM scorers WHERE fingerprint = ?"
+        if (row := connection.execute(select, (fingerprint,)).fetchone()) is None:
+            insert = "INSERT OR IGNORE INTO scorers (fingerprint, card) VALUES (?, ?)"
+            connection.execute(insert, (fingerprint, self._identity))
+            row = connection.execute(select, (fingerprint,)).fetchone()
+        return int(row[0])
+
+    def _explained(self, error: sqlite3.Error) -> AdacurError:
+        code = getattr(error, "sqlite_errorcode", 0)
+        if code in _FULL:
+            return StorageFull(f"The disk of the score cache {self._path} is full: {error}. Free some space.")
+        kind, advice = {
+            sqlite3.SQLITE_NOTADB: (FileFormatError, "It is not a score cache. Give another path."),
+            sqlite3.SQLITE_CORRUPT: (FileFormatError, "It is damaged. Delete it, or give another path."),
+            sqlite3.SQLITE_BUSY: (
+                InputError,
+                f"Another process held it for over {_SECONDS_TO_WAIT:.0f} s. Try again, or give each process its file.",
+            ),
+        }.get(code & 0xFF, (InputError, "It must be a file in an existing folder that can be written to."))
+        return kind(f"The score cache {self._path} cannot be used: {error}. {advice}")
+
+
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    finally:
+        # SQLite rolls back on some errors by itself, a full disk among them.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Let readers and a writer work at once. This is the one statement that does not wait for its turn by itself."""
+    give_up = time.monotonic() + _SECONDS_TO_WAIT
+    while connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
+                raise
+            time.sleep(0.01)
