@@ -14,9 +14,19 @@ from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from adacur.scorers.http_dialects import DIALECTS
+
 __all__ = ["Asked", "Reply", "RerankServer", "Trouble", "logit_of"]
 
 MODEL = "fake/reranker"
+# Written down once more, so that a slip in the table of dialects is noticed; a new kind is served by that table.
+PATHS = {
+    "tei": "/rerank",
+    "vllm": "/v1/rerank",
+    "infinity": "/rerank",
+    "cohere": "/v2/rerank",
+    "jina": "/v1/rerank",
+}
 
 
 def logit_of(query: str, text: str) -> float:
@@ -77,7 +87,7 @@ class Trouble:
 
 
 class RerankServer:
-    """A TEI, vLLM, Infinity, Cohere or Jina server with its limits, which remembers what it was asked.
+    """A server of one of the `DIALECTS` with its limits, which remembers what it was asked.
 
     `reply` may answer in its stead; `probabilities` makes it ignore requests for raw scores, as old versions do.
     """
@@ -97,7 +107,7 @@ class RerankServer:
     ) -> None:
         self.kind, self.reply, self.latency, self.key = kind, reply, latency, key
         self.max_batch, self.max_body, self.task, self.models = max_batch, max_body, task, models
-        self.probabilities = probabilities or kind in ("cohere", "jina")
+        self.probabilities = probabilities or not DIALECTS[kind].raw
         self.asked: list[Asked] = []
         self.statuses: Counter[int] = Counter()
         self.in_flight = self.most_in_flight = self.connections = 0
@@ -122,7 +132,7 @@ class RerankServer:
 
     @property
     def path(self) -> str:
-        return {"tei": "/rerank", "infinity": "/rerank", "cohere": "/v2/rerank"}.get(self.kind, "/v1/rerank")
+        return PATHS.get(self.kind) or DIALECTS[self.kind].path
 
     def arrived(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Asked:
         with self._lock:
@@ -147,7 +157,7 @@ class RerankServer:
             return self._describe(asked.path)
         if asked.path != self.path:
             return Reply(404, b"")
-        texts = asked.body.get("texts" if self.kind == "tei" else "documents")
+        texts = asked.body.get("texts" if self.kind == "tei" else DIALECTS[self.kind].texts)
         if texts is None:
             return Reply(422, {"detail": "Failed to deserialize: missing field"})
         if asked.size > self.max_body or len(texts) > self.max_batch:
@@ -167,15 +177,16 @@ class RerankServer:
     def _raw(self, body: Mapping[str, Any]) -> bool:
         if self.kind == "vllm":
             return not self.probabilities and not body.get("use_activation", True)
-        return not self.probabilities and bool(body.get("raw_scores", False))
+        raw = {"raw_scores": True} if self.kind in PATHS else DIALECTS[self.kind].raw
+        return not self.probabilities and bool(raw) and raw.items() <= body.items()
 
     def scored(self, query: str, texts: list[str], raw: bool) -> Any:
         logits = [logit_of(query, text) for text in texts]
         scores = logits if raw else [1 / (1 + math.exp(-logit)) for logit in logits]
-        field = "score" if self.kind == "tei" else "relevance_score"
+        field = "score" if self.kind == "tei" else DIALECTS[self.kind].score
         results = [{"index": index, field: score} for index, score in enumerate(scores)]
         results.sort(key=lambda result: -result[field])
-        return results if self.kind == "tei" else {"id": "a", "results": results, "meta": {}}
+        return results if self.kind == "tei" else {"id": "a", DIALECTS[self.kind].results: results, "meta": {}}
 
 
 class _Server(ThreadingHTTPServer):

