@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from adacur.core.protocols import AsyncScorer, GridScorer, Scorer
+from adacur.core.protocols import AsyncScorer, Scorer
 from adacur.data import fetch
 from adacur.scorers import (
     Cached,
@@ -34,6 +34,7 @@ from adacur.scorers import (
 from adacur.scorers import (
     scorer as opened_scorer,
 )
+from adacur.scorers.http_dialects import DIALECTS
 from tests.rerank_servers import RerankServer
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, tiny_emb, tiny_onnx, tiny_transformer
 
@@ -140,14 +141,22 @@ KINDS = [
 ]
 
 
-@pytest.fixture(scope="module", params=KINDS)
+# Wrappers promise the same of every scorer; three show it: a function, a model and a service.
+WRAPPED = ["function", "int8 onnx", "http tei"]
+WRAPPERS = {
+    "bare": lambda scorer, folder: scorer,
+    "metered": lambda scorer, folder: Metered(scorer),
+    "cached": lambda scorer, folder: Cached(scorer, folder / "scores.sqlite", key="contract"),
+    "shared": lambda scorer, folder: SharedBatches(scorer),
+}
+
+
+@pytest.fixture(scope="module")
 def opened(request, tmp_path_factory) -> Iterator[Case]:
     if request.param.startswith("http"):
         kind = request.param.split()[1]
-        with (
-            RerankServer(kind) as server,
-            HttpScorer(server.root, kind=kind, scores="probability" if kind == "cohere" else "raw") as scorer,
-        ):
+        scores = "raw" if DIALECTS[kind].raw else "probability"
+        with RerankServer(kind) as server, HttpScorer(server.root, kind=kind, scores=scores) as scorer:
             yield Case(scorer, 1e-4)
         return
     case = open_case(request.param, tmp_path_factory.mktemp("model"))
@@ -156,15 +165,20 @@ def opened(request, tmp_path_factory) -> Iterator[Case]:
         case.scorer.close()
 
 
-@pytest.fixture(params=["bare", "metered", "cached", "shared"])
-def case(request, opened, tmp_path) -> Case:
-    if request.param == "metered":
-        return Case(Metered(opened.scorer), opened.tolerance)
-    if request.param == "cached":
-        return Case(Cached(opened.scorer, tmp_path / "scores.sqlite", key="contract"), opened.tolerance)
-    if request.param == "shared":
-        return Case(SharedBatches(opened.scorer), opened.tolerance)
-    return opened
+@pytest.fixture(scope="module")
+def wrapper(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def case(opened, wrapper, tmp_path) -> Case:
+    return Case(WRAPPERS[wrapper](opened.scorer, tmp_path), opened.tolerance)
+
+
+def pytest_generate_tests(metafunc) -> None:
+    """Every scorer bare, and three of them in every wrapper."""
+    cases = [(kind, wrapper) for kind in KINDS for wrapper in WRAPPERS if wrapper == "bare" or kind in WRAPPED]
+    metafunc.parametrize(("opened", "wrapper"), cases, indirect=True, scope="module", ids=map(" ".join, cases))
 
 
 @pytest.fixture
@@ -174,10 +188,6 @@ def scorer(case) -> Scorer:
 
 def same(case: Case, left: np.ndarray, right: np.ndarray) -> None:
     np.testing.assert_allclose(left, right, rtol=0, atol=case.tolerance)
-
-
-def test_it_is_a_scorer(scorer) -> None:
-    assert isinstance(scorer, Scorer)
 
 
 def test_there_is_one_score_per_pair_in_order(case) -> None:
@@ -192,7 +202,7 @@ def test_there_is_one_score_per_pair_in_order(case) -> None:
 def test_a_grid_is_its_pairs(case) -> None:
     pairs = case.scorer.score(PAIRS).reshape(len(QUERIES), len(ITEMS))
     same(case, score_grid(case.scorer, QUERIES, ITEMS), pairs)
-    if isinstance(case.scorer, GridScorer):
+    if hasattr(case.scorer, "score_grid"):
         same(case, case.scorer.score_grid(QUERIES, ITEMS), pairs)
         same(case, case.scorer.score_grid(QUERIES[1:2], ITEMS[::-1]), pairs[1:2, ::-1])
 

@@ -19,7 +19,6 @@ __all__ = [
     "AsyncScorer",
     "BlockedScores",
     "Collection",
-    "GridScorer",
     "Items",
     "MovableScorer",
     "Predictions",
@@ -82,15 +81,6 @@ class Scorer(Protocol):
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
-        ...
-
-
-@runtime_checkable
-class GridScorer(Scorer, Protocol):
-    """A scorer with a faster way to score every query against every item."""
-
-    def score_grid(self, queries: Sequence[Query], items: Sequence[Item]) -> FloatArray:
-        """Scores of shape (queries, items)."""
         ...
 
 

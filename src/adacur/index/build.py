@@ -31,7 +31,7 @@ from adacur.core.errors import (
 )
 from adacur.core.protocols import AnchorScores, Items, Scorer, ScorerCard
 from adacur.core.records import Item, Pair, Query, as_queries
-from adacur.core.scores import check_scores
+from adacur.core.scores import score_pairs
 from adacur.engines import Engine, InThisProcess, WorkersLost
 from adacur.index.blocks import MOST_BLOCK_ITEMS, ScoreBlocks, digest_scores, largest_block
 from adacur.index.database import DATABASE, DATABASE_FILES, connect, load, seal
@@ -46,9 +46,8 @@ from adacur.index.progress import Progress, ProgressReports
 from adacur.index.source import Source, begun, check_same, comparable
 from adacur.index.table import distinct_anchors
 from adacur.index.workers import On, check_workers, connected_to, engine_for
-from adacur.scorers.asking import asking
 from adacur.scorers.cached import past_cache
-from adacur.scorers.grid import score_grid
+from adacur.scorers.calling import score_grid
 
 __all__ = ["as_stored", "build_scores", "check_dtype", "save_rows", "save_table"]
 
@@ -146,8 +145,7 @@ def build_scores(
         return block_items_for(cost.pairs_per_second, dtype=dtype, **size)
 
     def recognise(pairs: Sequence[Pair], stored: FloatArray) -> None:
-        with asking(scorer):
-            scores = check_scores(past_cache(scorer).score(pairs), pairs)
+        scores = score_pairs(past_cache(scorer), pairs)
         built = read_manifest(folder).scorer
         reports.drift = compare(stored, scores, dtype=dtype, where=folder, built=built, given=scorer.card)
 
@@ -322,8 +320,7 @@ def _recognise(
 def _scoring(scorer: Scorer, *, anchors: Sequence[Query], dtype: str) -> _ScoreBlock:
     def score(block: _Block) -> _Scored:
         started = time.perf_counter()
-        with asking(scorer):
-            scores = score_grid(scorer, anchors, block.items)
+        scores = score_grid(scorer, anchors, block.items)
         seconds = time.perf_counter() - started
         values = as_stored(scores, dtype, lambda at: (anchors[at[0]], block.items[at[1]]))
         return _Scored(np.ascontiguousarray(values.T), seconds)

@@ -15,8 +15,7 @@ from adacur.core.records import Item, Query
 from adacur.core.units import duration, duration_range, megabytes, pace
 from adacur.index.blocks import largest_block
 from adacur.index.workers import On, check_workers, connected_to, n_workers, speed
-from adacur.scorers.asking import asking
-from adacur.scorers.grid import score_grid
+from adacur.scorers.calling import score_grid
 
 __all__ = [
     "Encode",
@@ -193,8 +192,7 @@ def time_scorer(
     calls, next_item = 1, min(1, len(items) - 1)
 
     def score(some_queries: Sequence[Query], some_items: Sequence[Item]) -> None:
-        with asking(scorer):
-            score_grid(scorer, some_queries, some_items)
+        score_grid(scorer, some_queries, some_items)
 
     def grid(doublings: int, is_first: bool) -> tuple[int, Callable[[], object]] | None:
         nonlocal calls, next_item

@@ -12,11 +12,10 @@ import numpy as np
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import DamagedIndex, WrongScorer
 from adacur.core.protocols import Scorer, ScorerCard
-from adacur.core.scores import check_scores
+from adacur.core.scores import score_pairs
 from adacur.core.seeds import stream_key, uniform
 from adacur.index.folder import IndexFolder
 from adacur.index.manifest import Probe
-from adacur.scorers.asking import asking
 from adacur.scorers.cached import past_cache
 
 __all__ = ["Drift", "DriftWarning", "check_scorer", "choose_probes", "compare", "same_scorer", "spread_probes"]
@@ -134,8 +133,7 @@ def check_scorer(folder: IndexFolder, scorer: Scorer, *, warn: bool = True) -> D
         )
     items = folder.items.at(probe.item for probe in probes)
     pairs = [(folder.anchor_queries[probe.anchor], item) for probe, item in zip(probes, items, strict=True)]
-    with asking(scorer):
-        scores = check_scores(past_cache(scorer).score(pairs), pairs)
+    scores = score_pairs(past_cache(scorer), pairs)
     stored = np.array([probe.score for probe in probes])
     drift = compare(stored, scores, dtype=folder.manifest.dtype, where=folder.path, built=built, given=given)
     if warn and not drift.same:

@@ -24,7 +24,7 @@ from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import IndexFolderError, IndexMismatch, InputError, ScorerError, StorageFull
 from adacur.core.protocols import Items, Scorer
 from adacur.core.records import Item, Query
-from adacur.core.scores import check_scores
+from adacur.core.scores import score_pairs
 from adacur.data.stored import read_json
 from adacur.index.build import as_stored, build_scores, save_rows
 from adacur.index.checksums import write_checksums
@@ -36,7 +36,6 @@ from adacur.index.probes import Drift, compare, same_scorer, spread_probes
 from adacur.index.progress import Progress, ProgressReports
 from adacur.index.source import FINISHED
 from adacur.index.versions import EXACT
-from adacur.scorers.asking import asking
 from adacur.scorers.cached import past_cache
 
 __all__ = ["Sparse", "SparseBuild", "Sparsity", "read_sparsity", "sparse_pairs_done"]
@@ -272,8 +271,7 @@ class SparseBuild:
         parts = []
         for start in range(0, len(pairs), _PAIRS_PER_CALL):
             some = pairs[start : start + _PAIRS_PER_CALL]
-            with asking(self._scorer):
-                parts.append(np.asarray(check_scores(self._scorer.score(some), some), dtype="<f8"))
+            parts.append(np.asarray(score_pairs(self._scorer, some), dtype="<f8"))
         scores = np.concatenate(parts)
         as_stored(scores, self._dtype, lambda at: pairs[at[0]])
         return np.split(scores, np.cumsum([len(some) for some in per_query])[:-1])
@@ -318,8 +316,7 @@ class SparseBuild:
         positions, scores = np.frombuffer(row[1], dtype="<i8"), np.frombuffer(row[2], dtype="<f8")
         some = np.unique(np.linspace(0, len(positions) - 1, _PAIRS_TO_RECOGNISE).astype(int))
         pairs = [(anchors[row[0]], item) for item in items.at(positions[some].tolist())]
-        with asking(self._scorer):
-            now = check_scores(past_cache(self._scorer).score(pairs), pairs)
+        now = score_pairs(past_cache(self._scorer), pairs)
         return compare(scores[some], now, dtype=self._dtype, where=self.path, built=built, given=self._scorer.card)
 
     @contextlib.contextmanager

@@ -16,9 +16,8 @@ from adacur.core.errors import EmptyInput, InputError
 from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Pair, as_query
 from adacur.core.results import Hit
-from adacur.core.scores import check_scores
-from adacur.scorers.asking import asking
-from adacur.scorers.grid import ascore
+from adacur.core.scores import score_pairs
+from adacur.scorers.calling import ascore
 from adacur.search import AnchorIndex, load, search_options
 
 __all__ = [
@@ -133,19 +132,14 @@ def rerank(scorer: Scorer, query: str, texts: Sequence[str], *, k: int) -> list[
     """Positions and exact scores of the best k of these texts, best first; equal scores keep their order."""
     if not texts:
         return []
-    pairs = _pairs(query, texts)
-    with asking(scorer):
-        scores = check_scores(scorer.score(pairs), pairs)
-    return _best(scores, k)
+    return _best(score_pairs(scorer, _pairs(query, texts)), k)
 
 
 async def arerank(scorer: Scorer, query: str, texts: Sequence[str], *, k: int) -> list[tuple[int, float]]:
     """Like `rerank`, without holding up the event loop; calls that are awaited together are made together."""
     if not texts:
         return []
-    with asking(scorer):
-        scores = await ascore(scorer, _pairs(query, texts))
-    return _best(scores, k)
+    return _best(await ascore(scorer, _pairs(query, texts)), k)
 
 
 def _pairs(query: str, texts: Sequence[str]) -> list[Pair]:

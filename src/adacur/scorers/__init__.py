@@ -1,32 +1,41 @@
-"""Scorers: the expensive f(query, item), from a model, a service, another library, a function or a matrix."""
+"""Scorers: the expensive f(query, item), from a model, a service, another library, a function or a matrix.
+
+Where to change what, from the name of a scorer to its scores:
+
+- opening.py: the door; from an object, a path, a URL or a name to a scorer. consent.py: what an index folder may name
+- calling.py: where every other room calls scorers; scores are checked there and failures named
+- cross_encoders/: inference of our own. onnx.py (CPU), torch.py (GPU); pair_tokens.py (queries and items to token ids),
+  pair_batches.py, packed_encoder.py, attention.py and gpu_kernels.py (the forward pass without padding);
+  emb_cross_encoder.py ([EMB] heads), checkpoints.py and weights.py (folders of models), onnx_export.py
+- http.py: rerank servers; http_dialects.py: how each kind is spoken to, one entry per kind; http_servers.py: addresses
+- function.py, matrix.py, langchain.py, pyterrier.py, rerankers.py, sentence_transformers.py: a file per kind of object
+- wrappers: cached.py (over score_file.py; function_code.py recognises functions), metered.py, shared_batches.py
+- event_loop.py: async scorers for callers that are not async
+"""
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from adacur.scorers.cached import Cached, CacheWarning
-    from adacur.scorers.cross_encoders.emb_cross_encoder import (
-        EmbHead,
-        load_emb_cross_encoder,
-        make_emb_cross_encoder,
-        save_emb_cross_encoder,
-    )
-    from adacur.scorers.cross_encoders.onnx import OnnxCrossEncoder
-    from adacur.scorers.cross_encoders.onnx_export import export_onnx
-    from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
-    from adacur.scorers.function import FunctionScorer
-    from adacur.scorers.grid import ascore, score_grid
-    from adacur.scorers.http import HttpScorer, ProbabilityWarning
-    from adacur.scorers.langchain import LangChainScorer
-    from adacur.scorers.matrix import MatrixScorer
-    from adacur.scorers.metered import Metered
-    from adacur.scorers.opening import scorer
-    from adacur.scorers.pyterrier import PyTerrierScorer
-    from adacur.scorers.rerankers import RerankersScorer
-    from adacur.scorers.sentence_transformers import SentenceTransformersScorer
-    from adacur.scorers.shared_batches import SharedBatches
+from adacur.scorers.cached import Cached, CacheWarning
+from adacur.scorers.calling import ascore, score_grid
+from adacur.scorers.cross_encoders.emb_cross_encoder import (
+    EmbHead,
+    load_emb_cross_encoder,
+    make_emb_cross_encoder,
+    save_emb_cross_encoder,
+)
+from adacur.scorers.cross_encoders.onnx import OnnxCrossEncoder
+from adacur.scorers.cross_encoders.onnx_export import export_onnx
+from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
+from adacur.scorers.function import FunctionScorer
+from adacur.scorers.http import HttpScorer, ProbabilityWarning
+from adacur.scorers.langchain import LangChainScorer
+from adacur.scorers.matrix import MatrixScorer
+from adacur.scorers.metered import Metered
+from adacur.scorers.opening import scorer
+from adacur.scorers.pyterrier import PyTerrierScorer
+from adacur.scorers.rerankers import RerankersScorer
+from adacur.scorers.sentence_transformers import SentenceTransformersScorer
+from adacur.scorers.shared_batches import SharedBatches
 
 __all__ = [
     "CacheWarning",
@@ -52,38 +61,3 @@ __all__ = [
     "score_grid",
     "scorer",
 ]
-
-_MODULES = {
-    "CacheWarning": "cached",
-    "ProbabilityWarning": "http",
-    "SharedBatches": "shared_batches",
-    "Cached": "cached",
-    "EmbHead": "cross_encoders.emb_cross_encoder",
-    "FunctionScorer": "function",
-    "HttpScorer": "http",
-    "LangChainScorer": "langchain",
-    "MatrixScorer": "matrix",
-    "Metered": "metered",
-    "OnnxCrossEncoder": "cross_encoders.onnx",
-    "PyTerrierScorer": "pyterrier",
-    "RerankersScorer": "rerankers",
-    "SentenceTransformersScorer": "sentence_transformers",
-    "TorchCrossEncoder": "cross_encoders.torch",
-    "ascore": "grid",
-    "export_onnx": "cross_encoders.onnx_export",
-    "load_emb_cross_encoder": "cross_encoders.emb_cross_encoder",
-    "make_emb_cross_encoder": "cross_encoders.emb_cross_encoder",
-    "save_emb_cross_encoder": "cross_encoders.emb_cross_encoder",
-    "score_grid": "grid",
-    "scorer": "opening",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__

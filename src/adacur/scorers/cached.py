@@ -21,7 +21,7 @@ from adacur.core.errors import AdacurError, InputError
 from adacur.core.protocols import Scorer, ScorerCard
 from adacur.core.records import Item, Pair, Query
 from adacur.core.scores import check_scores
-from adacur.scorers.grid import ascore
+from adacur.scorers.calling import ascore
 from adacur.scorers.metered import Metered
 from adacur.scorers.score_file import ScoreFile, digest
 from adacur.scorers.shared_batches import SharedBatches, shares_calls

@@ -90,28 +90,20 @@ class FunctionScorer:
         """One score per pair, in order; the event loop goes on meanwhile."""
         if not self._is_async:
             return await shared_batches(self).ascore(pairs)
-        batches = list(self._batches(pairs))
-        if len(batches) < 2:
-            return _joined([await self._ascored(batch) for batch in batches])
         turns = asyncio.Semaphore(self._concurrency)
 
         async def in_turn(batch: Sequence[Pair]) -> FloatArray:
             await turns.acquire()
-            try:
-                scores = await self._ascored(batch)
-            except (KeyboardInterrupt, SystemExit) as stop:
-                raise _Interrupted(stop) from None
+            scores = await self._ascored(batch)
             # A failed call keeps its turn, or one more would begin before the rest are cancelled.
             turns.release()
             return scores
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(in_turn(batch)) for batch in batches]
+                tasks = [group.create_task(in_turn(batch)) for batch in self._batches(pairs)]
         except ExceptionGroup as failures:
             first = failures.exceptions[0]
-            if isinstance(first, _Interrupted):
-                raise first.stop from None
             raise first from first.__cause__
         return _joined([task.result() for task in tasks])
 
@@ -131,7 +123,8 @@ class FunctionScorer:
     async def _settled(self, answer: Any, batch: Sequence[Pair]) -> Any:
         try:
             return await answer if inspect.isawaitable(answer) else answer
-        except Exception as error:
+        # An exit would end the event loop for all who use it.
+        except (Exception, KeyboardInterrupt, SystemExit) as error:
             raise self._failed(error, batch) from error
 
     def _checked(self, answer: Any, batch: Sequence[Pair]) -> FloatArray:
@@ -139,7 +132,7 @@ class FunctionScorer:
             answer = run_in_background(self._settled(answer, batch))
         return check_scores(answer, batch)
 
-    def _failed(self, error: Exception, batch: Sequence[Pair]) -> ScorerFailed:
+    def _failed(self, error: BaseException, batch: Sequence[Pair]) -> ScorerFailed:
         return ScorerFailed(
             f"The scorer function {self.card.name!r} raised {type(error).__name__}: {error} "
             f"(on {len(batch)} {'pair' if len(batch) == 1 else 'pairs'}, "
@@ -163,14 +156,6 @@ def _check_takes_one_list(function: Callable[..., Any]) -> None:
             f"each; {name}{signature} cannot be called so: {error}. For example: "
             f"lambda pairs: [{name}(query, item) for query, item in pairs]."
         ) from error
-
-
-class _Interrupted(Exception):
-    """Carries an interrupt out of a task, where it would end the event loop of everybody else."""
-
-    def __init__(self, stop: BaseException) -> None:
-        super().__init__(stop)
-        self.stop = stop
 
 
 def _joined(scores: list[FloatArray]) -> FloatArray:

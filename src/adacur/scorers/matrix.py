@@ -14,7 +14,6 @@ from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import DuplicateId, InputError, UnknownName
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Item, Pair, Query, first_repeat
-from adacur.core.scores import check_grid, check_scores
 
 __all__ = ["MatrixScorer"]
 
@@ -61,13 +60,13 @@ class MatrixScorer:
         """One score per pair, in order."""
         rows = _positions(self._rows, (query.id for query, _ in pairs), "query")
         columns = _positions(self._columns, (item.id for _, item in pairs), "item")
-        return check_scores(self._matrix[rows, columns], pairs)
+        return self._matrix[rows, columns]
 
     def score_grid(self, queries: Sequence[Query], items: Sequence[Item]) -> FloatArray:
         """Scores of shape (queries, items)."""
         rows = _positions(self._rows, (query.id for query in queries), "query")
         columns = _positions(self._columns, (item.id for item in items), "item")
-        return check_grid(self._matrix[np.ix_(rows, columns)], queries, items)
+        return self._matrix[np.ix_(rows, columns)]
 
 
 def _numbered(records: Sequence[Any], kind: str) -> dict[str, int]:

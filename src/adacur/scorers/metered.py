@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from adacur.core.arrays import FloatArray
 from adacur.core.protocols import Scorer, ScorerCard
 from adacur.core.records import Item, Pair, Query
-from adacur.scorers.grid import ascore, score_grid
+from adacur.scorers.calling import ascore, score_grid
 from adacur.scorers.shared_batches import shares_calls
 
 __all__ = ["Metered"]

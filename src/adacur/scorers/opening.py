@@ -20,7 +20,15 @@ from adacur.core.spelling import did_you_mean
 from adacur.data.catalogue import fetch, names
 from adacur.scorers.cross_encoders.checkpoints import beyond_plain_pairs, checkpoint_folder, has_chat_template
 from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead
+from adacur.scorers.cross_encoders.onnx import OnnxCrossEncoder
+from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
 from adacur.scorers.cross_encoders.weights import json_in
+from adacur.scorers.function import FunctionScorer
+from adacur.scorers.http import HttpScorer
+from adacur.scorers.langchain import LangChainScorer
+from adacur.scorers.pyterrier import PyTerrierScorer
+from adacur.scorers.rerankers import RerankersScorer
+from adacur.scorers.sentence_transformers import SentenceTransformersScorer
 
 __all__ = ["imported", "is_function_name", "scorer"]
 
@@ -36,10 +44,10 @@ _ONNX_EXPORT = Path("onnx", "model.onnx")
 # Objects of other libraries are recognised by the package and name of a base class, so that a library is imported
 # only where an object of it exists, and then it is imported already.
 _ADAPTERS = {
-    ("sentence_transformers", "CrossEncoder"): "SentenceTransformersScorer",
-    ("langchain_core", "BaseCrossEncoder"): "LangChainScorer",
-    ("rerankers", "BaseRanker"): "RerankersScorer",
-    ("pyterrier", "Transformer"): "PyTerrierScorer",
+    ("sentence_transformers", "CrossEncoder"): SentenceTransformersScorer,
+    ("langchain_core", "BaseCrossEncoder"): LangChainScorer,
+    ("rerankers", "BaseRanker"): RerankersScorer,
+    ("pyterrier", "Transformer"): PyTerrierScorer,
 }
 _DUAL_ENCODER = (
     "is a dual encoder: it embeds each text by itself and scores no pairs. Give a cross-encoder; this one can serve as "
@@ -129,10 +137,10 @@ def imported(source: str, *, what: str = "scorer") -> Any:
 def _from_name(source: str | Path, options: dict[str, Any]) -> Scorer:
     text = str(source)
     if _URL.match(text):
-        return _open("HttpScorer", source, options)
+        return _open(HttpScorer, source, options)
     path = fetch(text) if text in names() else Path(source)
     if path.suffix == ".onnx" if path.is_file() else any(path.glob("*.onnx")):
-        return _open("OnnxCrossEncoder", path, options)
+        return _open(OnnxCrossEncoder, path, options)
     has_weights = any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin"))
     if (path / "modules.json").is_file() or ((path / "config.json").is_file() and has_weights):
         return _from_checkpoint(path, path, options)
@@ -162,8 +170,8 @@ def _from_name(source: str | Path, options: dict[str, Any]) -> Scorer:
 
 def _from_hub(name: str, options: dict[str, Any]) -> Scorer:
     # An option that no class takes is refused before anything is downloaded.
-    if options.keys() - {*_options_of("SentenceTransformersScorer"), *_options_of("TorchCrossEncoder")}:
-        _check_options("TorchCrossEncoder", name, options)
+    if options.keys() - {*_options_of(SentenceTransformersScorer), *_options_of(TorchCrossEncoder)}:
+        _check_options(TorchCrossEncoder, name, options)
     if (missing := _missing("torch", "transformers")) is None:
         return _from_checkpoint(checkpoint_folder(name), name, options)
     taken_for = f"There is no folder {name!r} here, so it is taken for the name of a hub model."
@@ -186,16 +194,16 @@ def _from_checkpoint(folder: Path, source: str | Path, options: dict[str, Any]) 
     if why is None:
         if (folder / _ONNX_EXPORT).is_file() and _missing("torch", "transformers") is not None:
             name = {"name": source} if isinstance(source, str) else {}
-            return _open("OnnxCrossEncoder", folder / _ONNX_EXPORT, name | options)
+            return _open(OnnxCrossEncoder, folder / _ONNX_EXPORT, name | options)
         # A lone transformer is a transformers checkpoint, and this is the faster way to run it.
-        return _open("TorchCrossEncoder", source, options)
+        return _open(TorchCrossEncoder, source, options)
     if not is_modular and not has_chat_template(folder):
         raise InputError(
             f"The model {str(source)!r} {why}, without a chat template: how it expects a pair to be written is not "
             "known. Give a sentence_transformers.CrossEncoder with its template, or a function that calls the model."
         )
     try:
-        return _open("SentenceTransformersScorer", source, options)
+        return _open(SentenceTransformersScorer, source, options)
     except MissingExtra as error:
         raise MissingExtra(f"The model {str(source)!r} {why}, which takes sentence-transformers. {error}") from error
 
@@ -211,7 +219,7 @@ def _from_object(source: Any, options: dict[str, Any]) -> Scorer:
         if known in ancestors:
             raise InputError(f"An object of type {type(source).__name__} {what}.")
     if callable(source):
-        return _open("FunctionScorer", source, options)
+        return _open(FunctionScorer, source, options)
     if hasattr(source, "score"):
         raise InputError(
             f"An object of type {type(source).__name__} has `score` but no `card`, so an index could not tell whose "
@@ -222,13 +230,13 @@ def _from_object(source: Any, options: dict[str, Any]) -> Scorer:
     raise UnknownName(f"There is no scorer for {what}. {_WHAT_TO_GIVE}")
 
 
-def _open(kind: str, source: Any, options: dict[str, Any]) -> Scorer:
+def _open(kind: Any, source: Any, options: dict[str, Any]) -> Scorer:
     _check_options(kind, source, options)
-    opened: Scorer = getattr(importlib.import_module("adacur.scorers"), kind)(source, **options)
+    opened: Scorer = kind(source, **options)
     return opened
 
 
-def _check_options(kind: str, source: Any, options: dict[str, Any]) -> None:
+def _check_options(kind: Any, source: Any, options: dict[str, Any]) -> None:
     known = _options_of(kind)
     if unknown := sorted(options.keys() - set(known)):
         shown = f"an object of type {type(source).__name__}"
@@ -236,14 +244,13 @@ def _check_options(kind: str, source: Any, options: dict[str, Any]) -> None:
             # A URL may carry a key.
             shown = "a URL" if _URL.match(str(source)) else repr(str(source))
         raise UnknownOption(
-            f"{kind}, which {shown} opens as, has no option {unknown[0]!r}.{did_you_mean(unknown[0], known)} "
+            f"{kind.__name__}, which {shown} opens as, has no option {unknown[0]!r}.{did_you_mean(unknown[0], known)} "
             f"It takes {', '.join(known)}."
         )
 
 
-def _options_of(kind: str) -> list[str]:
-    opens = getattr(importlib.import_module("adacur.scorers"), kind)
-    parameters = inspect.signature(opens).parameters.values()
+def _options_of(kind: Any) -> list[str]:
+    parameters = inspect.signature(kind).parameters.values()
     return [option.name for option in parameters if option.kind is option.KEYWORD_ONLY]
 
 

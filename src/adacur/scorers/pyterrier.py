@@ -13,7 +13,6 @@ from adacur.core.errors import DuplicateId, InputError, ScoreCountError
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Pair
 from adacur.core.scores import check_scores
-from adacur.scorers.asking import asking
 from adacur.scorers.function_code import unreadable
 
 __all__ = ["PyTerrierScorer"]
@@ -50,7 +49,7 @@ class PyTerrierScorer:
         if not pairs:
             return np.empty(0)
         asked = _by_ids(pairs)
-        with self._lock, asking(self):
+        with self._lock:
             import pandas
 
             # Without a score of ours in it, what was not scored cannot pass for scored.

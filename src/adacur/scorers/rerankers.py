@@ -14,7 +14,6 @@ from adacur.core.errors import InputError, ScoreCountError, ScorerFailed
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Pair
 from adacur.core.scores import check_scores
-from adacur.scorers.asking import asking
 from adacur.scorers.function_code import unreadable
 
 __all__ = ["RerankersScorer"]
@@ -56,7 +55,7 @@ class RerankersScorer:
             of_query.setdefault(query.text, []).append(position)
         scores = np.empty(len(pairs))
         for text, positions in of_query.items():
-            with self._lock, asking(self):
+            with self._lock:
                 ranked = self._ranker.rank(text, [pairs[at][1].text for at in positions], doc_ids=positions)
             scores[positions] = self._scores(ranked, [pairs[at] for at in positions], positions)
         return check_scores(scores, pairs)

@@ -21,7 +21,6 @@ from adacur.core.extras import require
 from adacur.core.protocols import Reopening, ScorerCard
 from adacur.core.records import Pair
 from adacur.core.scores import check_scores
-from adacur.scorers.asking import asking
 from adacur.scorers.cross_encoders.checkpoints import beyond_plain_pairs, check_names_no_code, checkpoint_folder
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
 from adacur.scorers.cross_encoders.weights import weights_hash, with_effect
@@ -100,7 +99,7 @@ class SentenceTransformersScorer:
         """One score per pair, in order."""
         if not pairs:
             return np.empty(0, np.float32)
-        with self._lock, asking(self):
+        with self._lock:
             if self._model is None:
                 raise ScorerFailed(f"The scorer {self._name!r} has been closed. Open it again to score.")
             if self._tokens is not None:

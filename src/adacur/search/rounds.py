@@ -24,8 +24,7 @@ from adacur.core.ranking import best_positions
 from adacur.core.records import Pair, Query, as_queries
 from adacur.core.results import Hits, Trace
 from adacur.core.scores import score_pairs
-from adacur.scorers.asking import asking
-from adacur.scorers.grid import ascore
+from adacur.scorers.calling import ascore
 from adacur.search.adaptive import LockStep
 from adacur.search.candidates import allowed_by, candidates_of
 from adacur.search.fusion import LISTED, listed_by
@@ -124,8 +123,7 @@ class Rounds:
             return False
         assert self._scorer is not None
         started = time.monotonic()
-        with asking(self._scorer):
-            scores = await ascore(self._scorer, [pair for _, pairs in shares for pair in pairs])
+        scores = await ascore(self._scorer, [pair for _, pairs in shares for pair in pairs])
         await asyncio.to_thread(self._accept, shares, scores, time.monotonic() - started)
         return True
 

@@ -17,9 +17,8 @@ from pydantic import BaseModel
 
 from adacur.core.arrays import FloatArray
 from adacur.core.records import Item, Pair, as_query
-from adacur.core.scores import check_scores
 from adacur.core.spelling import did_you_mean
-from adacur.scorers.asking import asking
+from adacur.scorers.calling import ascore
 from adacur.serving import shapes
 from adacur.serving.bodies import rerank_request
 from adacur.serving.failures import Refusal
@@ -50,8 +49,7 @@ class Reranking:
         query = as_query(self.query)
         pairs: list[Pair] = [(query, Item(f"document-{at}", text)) for at, text in enumerate(self.texts)]
         scorer = self.served.scorer
-        with asking(scorer):
-            scores = check_scores(await scorer.ascore(pairs), pairs)
+        scores = await ascore(scorer, pairs)
         shown = scores if self._is_raw else _probabilities(scores)
         return [(int(at), float(shown[at])) for at in np.argsort(-scores, kind="stable")[: self._top_n]]
 

@@ -5,7 +5,7 @@ import pytest
 
 from adacur.core.errors import DuplicateId, InputError, NonFiniteScore, UnknownName
 from adacur.core.records import Item, Query
-from adacur.scorers import MatrixScorer
+from adacur.scorers import MatrixScorer, score_grid
 
 QUERIES = [Query("q0", "x"), Query("q1", "y")]
 ITEMS = [Item("i0", "a"), Item("i1", "b"), Item("i2", "c")]
@@ -59,7 +59,7 @@ def test_an_unknown_score_is_refused_only_when_asked_for() -> None:
     scorer = MatrixScorer(QUERIES, ITEMS, scores)
     assert scorer.score([(QUERIES[0], ITEMS[0])]).tolist() == [0.0]
     with pytest.raises(NonFiniteScore, match="'i1'"):
-        scorer.score_grid(QUERIES, ITEMS)
+        score_grid(scorer, QUERIES, ITEMS)
 
 
 def test_other_scores_or_ids_give_another_card() -> None:

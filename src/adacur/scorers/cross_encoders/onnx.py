@@ -21,7 +21,6 @@ from adacur.core.errors import InputError, ScorerFailed
 from adacur.core.extras import require
 from adacur.core.protocols import Reopening, ScorerCard
 from adacur.core.records import Item, Pair, Query
-from adacur.core.scores import check_grid, check_scores
 from adacur.scorers.cross_encoders.checkpoints import has_chat_template
 from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead
 from adacur.scorers.cross_encoders.int8_products import PRECISE, int8_products
@@ -118,12 +117,11 @@ class OnnxCrossEncoder:
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
-        return check_scores(self._scores(self._tokens.pairs(pairs)), pairs)
+        return self._scores(self._tokens.pairs(pairs))
 
     def score_grid(self, queries: Sequence[Query], items: Sequence[Item]) -> FloatArray:
         """Scores of shape (queries, items)."""
-        scores = self._scores(self._tokens.grid(queries, items))
-        return check_grid(scores.reshape(len(queries), len(items)), queries, items)
+        return self._scores(self._tokens.grid(queries, items)).reshape(len(queries), len(items))
 
     def reopening(self) -> Reopening:
         """How to open this scorer in another process: on the threads that were given, else on one."""

@@ -19,7 +19,6 @@ from adacur.core.errors import InputError, ScorerFailed
 from adacur.core.extras import require
 from adacur.core.protocols import Reopening, ScorerCard
 from adacur.core.records import Item, Pair, Query
-from adacur.core.scores import check_grid, check_scores
 from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder, load_classifier
 from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead, load_emb_cross_encoder
 from adacur.scorers.cross_encoders.packed_encoder import PackedEncoder, compiled_or_plain
@@ -129,7 +128,7 @@ class TorchCrossEncoder:
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
-        return check_scores(self._scores(self._tokens.pairs(pairs)), pairs)
+        return self._scores(self._tokens.pairs(pairs))
 
     def score_grid(self, queries: Sequence[Query], items: Sequence[Item]) -> FloatArray:
         """Scores of shape (queries, items); each item is tokenised and sent to the device once."""
@@ -142,7 +141,7 @@ class TorchCrossEncoder:
             query_of, item_of = np.repeat(np.arange(len(queries)), n_items), np.tile(np.arange(n_items), len(queries))
             answers = self._scores(TokenPairs(part, query_of, item_of))
             scores[:, start : start + n_items] = answers.reshape(len(queries), n_items)
-        return check_grid(scores, queries, items)
+        return scores
 
     def replicas(self) -> list[Callable[[], TorchCrossEncoder]]:
         """What opens this scorer on each of its devices, for a process each; none where it has only one."""

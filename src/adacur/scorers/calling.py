@@ -1,0 +1,54 @@
+"""Every scorer awaited, or for a grid, whether or not it has a way of its own; for pairs: `core.scores.score_pairs`.
+
+Scores are checked here and there, where they arrive, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice, product
+
+import numpy as np
+
+from adacur.core.arrays import FloatArray
+from adacur.core.errors import AdacurError
+from adacur.core.protocols import Scorer
+from adacur.core.records import Item, Pair, Query
+from adacur.core.scores import check_grid, check_scores, score_pairs, scorer_failed
+from adacur.scorers.shared_batches import shared_batches
+
+__all__ = ["ascore", "score_grid"]
+
+# A grid of a thousand queries and a million items must never exist as a list of pairs.
+_PAIRS_PER_CALL = 8192
+
+
+async def ascore(scorer: Scorer, pairs: Sequence[Pair]) -> FloatArray:
+    """One finite score per pair, in order: awaited where the scorer can be, else through a queue in front of it.
+
+    That queue merges what waits into one call (`SharedBatches`) where the scorer `shares_calls`.
+    """
+    call = getattr(scorer, "ascore", None) or shared_batches(scorer).ascore
+    try:
+        return check_scores(await call(pairs), pairs)
+    except AdacurError:
+        raise
+    except Exception as error:
+        raise scorer_failed(scorer, error) from error
+
+
+def score_grid(scorer: Scorer, queries: Sequence[Query], items: Sequence[Item]) -> FloatArray:
+    """Finite scores of shape (queries, items): by the scorer's `score_grid` if it has one, else by pairs in batches."""
+    if (call := getattr(scorer, "score_grid", None)) is not None:
+        try:
+            return check_grid(call(queries, items), queries, items)
+        except AdacurError:
+            raise
+        except Exception as error:
+            raise scorer_failed(scorer, error) from error
+    pairs = product(queries, items)
+    batches: list[FloatArray] = []
+    while batch := list(islice(pairs, _PAIRS_PER_CALL)):
+        batches.append(score_pairs(scorer, batch))
+    scores = np.concatenate(batches) if batches else np.empty(0)
+    return scores.reshape(len(queries), len(items))
