@@ -23,7 +23,7 @@ import pytest
 import uvicorn
 from playwright.sync_api import Browser, BrowserContext, Page, Playwright, expect, sync_playwright
 
-from adacur import BM25, AnchorIndex, Item, Query
+from adacur import BM25, AnchorIndex, Item, Query, load
 from adacur.scorers import FunctionScorer
 from adacur.serving import ServerSettings, create_app
 
@@ -555,9 +555,7 @@ def test_a_server_that_went_away_is_told_in_words(scorer, open_page):
 
 @pytest.mark.filterwarnings("ignore::adacur.index.DriftWarning")
 def test_the_real_model_answers_on_the_page(open_page):
-    from adacur.search.shipped import open_wikivital
-
-    with open_wikivital() as index, serving(create_app({"wikivital": index})) as address:
+    with load("wikivital") as index, serving(create_app({"wikivital": index})) as address:
         page = open_page(f"{address}?q={quote('who discovered penicillin?')}&budget=30")
         expect(page.locator(".progress")).to_have_attribute("data-state", "done", timeout=60_000)
         assert page.locator(".hits summary").first.inner_text() == "Alexander Fleming"

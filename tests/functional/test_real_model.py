@@ -11,7 +11,6 @@ import adacur
 from adacur.core.errors import WrongScorer
 from adacur.data import fetch, wikivital
 from adacur.index import DriftWarning
-from adacur.search.shipped import open_wikivital
 from tests.real_models import torch_cross_encoder
 
 
@@ -86,7 +85,7 @@ def test_another_model_is_refused(folder, scorer) -> None:
 def test_the_shipped_index_answers_with_the_int8_model_and_reports_its_drift() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        index = open_wikivital()
+        index = adacur.load("wikivital")
         hits = index.search("who discovered penicillin?", k=2, budget=20)
     assert len(index) == 10_033
     assert len(index.anchor_queries) >= 200

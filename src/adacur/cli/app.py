@@ -894,9 +894,9 @@ def demo(
     from adacur.cli.demo import QUESTIONS, show
 
     if as_json:
-        from adacur.search.shipped import open_wikivital
+        from adacur import load
 
-        index = open_wikivital()
+        index = load("wikivital")
         for question in query or QUESTIONS:
             searched = index.search(question, k, budget=budget, first=first)
             reranked = index.search(question, k, budget=budget, first=first, method="rerank")

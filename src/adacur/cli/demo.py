@@ -46,9 +46,7 @@ def show(questions: Sequence[str], *, budget: int, k: int, first: str, build_too
     with note.status("opening the index that ships with adacur …"), warnings.catch_warnings():
         # The difference between the two backends is expected here, and told below.
         warnings.simplefilter("ignore", adacur.index.DriftWarning)
-        from adacur.search.shipped import open_wikivital
-
-        index = open_wikivital()
+        index = adacur.load("wikivital")
         scorer = index.scorer
     answer.print(
         f"\n[bold]{len(index):,} articles × {len(index.anchor_queries)} anchor queries[/], made from the articles "

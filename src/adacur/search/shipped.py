@@ -10,7 +10,6 @@ import json
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,22 +19,15 @@ from adacur.data import cache_folder, fetch, pseudo_queries, wikivital
 from adacur.first_stages import Dense, bge_small
 from adacur.index import AnchorTable, IndexFolder, save_table
 from adacur.index.database import digest_texts
-from adacur.search.anchor_index import AnchorIndex
 from adacur.search.first_stages import add_first_stages, save_first_stage
-from adacur.search.opening import load
 
-__all__ = ["open_wikivital", "wikivital_folder"]
+__all__ = ["wikivital_folder"]
 
 _SHIPPED = files("adacur.data") / "shipped" / "wikivital"
 
 
-def open_wikivital(*, scorer: Any = None) -> AnchorIndex:
-    """The shipped index, assembled in the cache when first asked for; `scorer` as in `adacur.load`."""
-    return load(wikivital_folder(), scorer=scorer)
-
-
 def wikivital_folder() -> Path:
-    """An index folder with articles, anchor scores and the first stages bm25 and dense."""
+    """The shipped index, with the first stages bm25 and dense; assembled in the cache when first needed."""
     about = json.loads((_SHIPPED / "about.json").read_text(encoding="utf-8"))
     target = cache_folder() / f"wikivital-{about['anchors_digest'][:8]}.adacur"
     if not target.exists():
