@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from adacur import AnchorIndex, Item, Query
-from adacur.first_stages import MatrixRetriever
+from adacur.core.results import Hits
+from adacur.first_stages import Matrix, as_hits
 from adacur.scorers import MatrixScorer
 from tests.object_stores import s3_endpoint, s3_url
 
@@ -53,10 +54,15 @@ class World:
     def scorer(self) -> MatrixScorer:
         return MatrixScorer(queries=self.test, items=self.items, scores=self.test_scores)
 
-    def noisy_first(self, noise: float = 1.0, seed: int = 1) -> MatrixRetriever:
+    def noisy_first(self, noise: float = 1.0, seed: int = 1) -> Matrix:
         """A first stage that knows the scores, blurred."""
         blur = np.random.default_rng(seed).normal(size=self.test_scores.shape) * noise
-        return MatrixRetriever(queries=self.test, items=self.items, scores=self.test_scores + blur)
+        return Matrix(queries=self.test, items=self.items, scores=self.test_scores + blur)
+
+    def noisy_hits(self, k: int, noise: float = 1.0) -> list[Hits]:
+        """What that first stage finds for the test queries, by id."""
+        first = self.noisy_first(noise)
+        return as_hits(self.test, first.search(self.test, k), first.ids)
 
 
 def make_world(

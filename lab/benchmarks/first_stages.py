@@ -22,11 +22,12 @@ from typing import Any
 from score_folders import read_score_folder
 
 from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, Item, Query, Rerank
-from adacur.core.protocols import Retriever
+from adacur.core.protocols import FirstStage
 from adacur.data import fetch, read_items, read_queries
 from adacur.evaluation import bootstrap_interval, top_k_recall
-from adacur.first_stages import BM25, MatrixRetriever, MultiVector, OnnxEncoder, TfIdf, bge_small
+from adacur.first_stages import BM25, Matrix, OnnxEncoder, bge_small
 from adacur.scorers import MatrixScorer
+from adacur_lab.first_stages import MultiVector, TfIdf
 
 
 def main() -> None:
@@ -59,11 +60,11 @@ def main() -> None:
     saved = Path(scratch.name)
 
     def multi_vector() -> MultiVector:
-        built = MultiVector.build(items, encoder=bge_small(model), path=saved / "tokens.f16")
+        built = MultiVector.build(items, encoder=bge_small(model), folder=saved)
         built.save(saved)
         return built
 
-    stages: dict[str, Callable[[], Retriever]] = {
+    stages: dict[str, Callable[[], FirstStage]] = {
         "bm25": lambda: BM25.build(items),
         "tfidf": lambda: TfIdf.build(items),
         "tfidf, 1-2 words": lambda: TfIdf.build(items, ngrams=(1, 2), stopwords="english", sublinear=True),
@@ -71,7 +72,7 @@ def main() -> None:
         "multi-vector": multi_vector,
         # Items have no prefix, so that only the query's side differs.
         "multi-vector, no prefix": lambda: MultiVector.load(saved, encoder=OnnxEncoder(model)),
-        "dense": lambda: MatrixRetriever(queries=queries, items=items, scores=dense_scores),
+        "dense": lambda: Matrix(queries=queries, items=items, scores=dense_scores),
     }
     budget = Budget(calls=given.budget, rounds=given.rounds)
     shared: dict[str, Any] = {"index": index, "scorer": scorer, "budget": budget}

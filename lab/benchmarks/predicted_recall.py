@@ -23,7 +23,7 @@ from score_folders import ScoreFolder, read_score_folder
 from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, Rerank
 from adacur.approximation import GaussianModel
 from adacur.evaluation import top_k_recall
-from adacur.first_stages import MatrixRetriever
+from adacur.first_stages import Matrix
 from adacur.search.settings import GaussianSettings, default_settings
 from adacur.search.tuning import Replay, tune
 
@@ -67,7 +67,7 @@ def measure(
     index = AnchorIndex.from_arrays(items=folder.items, anchor_queries=folder.anchors, scores=folder.anchor_scores)
     gaussian = GaussianModel(embeddings=folder.item_embeddings, embed_queries=folder.embed_queries)
     nearness = folder.anchor_embeddings @ folder.item_embeddings.T
-    first = MatrixRetriever(queries=folder.anchors, items=folder.items, scores=nearness)
+    first = Matrix(queries=folder.anchors, items=folder.items, scores=nearness)
     replay = Replay(index, first=first, approximator=gaussian, queries=queries)
     measured = Measured(folder, index, gaussian)
     rows = []

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from adacur import Item, Query
-from adacur.first_stages import MatrixRetriever
+from adacur.first_stages import Matrix
 from adacur.scorers import MatrixScorer
 from adacur_lab.experiments import Testbed
 
@@ -40,8 +40,8 @@ class ScoreFolder:
         return vectors[[rows[query.id] for query in queries]]
 
     @property
-    def dense(self) -> MatrixRetriever:
-        return MatrixRetriever(queries=self.test, items=self.items, scores=self.dense_scores)
+    def dense(self) -> Matrix:
+        return Matrix(queries=self.test, items=self.items, scores=self.dense_scores)
 
 
 def read_score_folder(folder: str | Path, *, n_anchors: int, n_queries: int, held_out: bool = False) -> ScoreFolder:

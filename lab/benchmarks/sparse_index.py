@@ -27,7 +27,7 @@ from adacur.approximation.completion import Completion, ScoredItems
 from adacur.core.ranking import best_positions
 from adacur.core.seeds import stream_key, uniform
 from adacur.evaluation import top_k_recall
-from adacur.first_stages import MatrixRetriever
+from adacur.first_stages import Matrix
 from adacur.scorers import MatrixScorer
 from adacur.search.refresh import complete_searches
 
@@ -94,7 +94,7 @@ def with_past_searches(folder: ScoreFolder, gaussian: GaussianModel, *, n_past: 
         10,
         budget=calls,
         method=AdaCUR(rounds=ROUNDS, approximator=gaussian, first_weight=FIRST_WEIGHT),
-        first=MatrixRetriever(queries=past, items=folder.items, scores=near),
+        first=Matrix(queries=past, items=folder.items, scores=near),
     )
     positions = [np.concatenate([one.positions for one in own.trace.rounds]) for own in hits]
     told = [np.concatenate([one.exact for one in own.trace.rounds]) for own in hits]

@@ -7,7 +7,7 @@ import pytest
 
 from adacur import ANNCUR, AnchorIndex
 from adacur.core.errors import BudgetError, InputError
-from adacur.first_stages import MatrixRetriever
+from adacur.first_stages import Matrix, as_hits
 from adacur_lab.experiments.held_out_splits import held_out_splits
 
 
@@ -40,8 +40,8 @@ def test_the_held_out_split_replays_the_same_for_any_order_of_anchor_queries_and
     class Listening:
         def search(self, queries, k):
             asked.extend(query.id for query in queries)
-            everything = MatrixRetriever(queries=world.anchors, items=world.items, scores=world.anchor_scores)
-            return everything.search(queries, k)
+            everything = Matrix(queries=world.anchors, items=world.items, scores=world.anchor_scores)
+            return as_hits(queries, everything.search(queries, k), everything.ids)
 
     options = {"budget": 40, "k": 5, "n_held_out": 10}
     split = held_out_split(world.index, first=Listening(), **options)

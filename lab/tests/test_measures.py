@@ -79,7 +79,7 @@ def test_recall_is_the_literal_recall(tied, answers, method, k) -> None:
 
 @pytest.mark.parametrize("k", KS)
 def test_the_ceiling_is_the_literal_ceiling(tied, k) -> None:
-    first = tied.noisy_first(noise=4.0).search(tied.test, 200)
+    first = tied.noisy_hits(200, 4.0)
     ids = [item.id for item in tied.items]
     literal = []
     for hits, scores in zip(first, tied.test_scores.tolist(), strict=True):
@@ -120,7 +120,7 @@ def discounted(gains: list[int]) -> float:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_phantoms_are_the_literal_phantoms(tied, answers, judgements, method) -> None:
-    first = tied.noisy_first(noise=4.0).search(tied.test, 200)
+    first = tied.noisy_hits(200, 4.0)
     shares = phantom_share(answers[method], first, judgements, k=10, n=REACH).tolist()
     for share, hits, reach in zip(shares, answers[method], first, strict=True):
         if hits.query.id not in judgements:

@@ -6,7 +6,7 @@ import pytest
 from adacur import Query
 from adacur.approximation import Softmax, TopK, Uniform
 from adacur.core.errors import BudgetError, InputError, NonFiniteScore, UnknownName
-from adacur.core.protocols import Retriever
+from adacur.first_stages import Retriever
 from adacur_lab.oracle import Oracle
 
 

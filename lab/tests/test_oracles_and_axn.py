@@ -8,7 +8,7 @@ import pytest
 from adacur import ANNCUR, AXN, AnchorIndex
 from adacur.approximation import EmbeddingRegression, Softmax, TopK
 from adacur.core.seeds import item_keys
-from adacur.first_stages import MatrixRetriever
+from adacur.first_stages import Matrix
 from adacur_lab.oracle import Oracle
 from tests.reference import literal
 
@@ -87,7 +87,7 @@ def test_axn_follows_its_literal_transcription_to_a_millionth(make_world, blend,
             acquisition=TopK(),
             keep_predictions="last",
         ),
-        first=MatrixRetriever(queries=world.test, items=world.items, scores=duals @ world.item_embeddings.T),
+        first=Matrix(queries=world.test, items=world.items, scores=duals @ world.item_embeddings.T),
     )
     for hits, dual, exact in zip(found, duals, world.test_scores, strict=True):
         chosen, approximate = literal.axn(

@@ -203,7 +203,6 @@ def test_methods_without_anchors_have_no_anchor_query_scored(live_spec) -> None:
         ({"ks": (1, 41)}, InputError, "k is at most the number of items: 'lessons' has 40, and k is 41"),
         ({"judged": "x{}"}, InputError, r"None of the 9 judged items is in the corpus of 'lessons' \(e.g. 'x0'"),
         ({"methods": (MethodSpec("bm25"),), "without": "ir_measures"}, MissingExtra, r"\[evaluation\]"),
-        ({"first": ("tfidf",), "without": "sklearn"}, MissingExtra, r"\[tfidf\]"),
         ({"first": ("dense",), "without": "onnxruntime"}, MissingExtra, r"\[onnx\]"),
     ],
 )

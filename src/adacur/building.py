@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import numpy as np
 
 from adacur.core.errors import InputError
-from adacur.core.protocols import Scorer
+from adacur.core.protocols import FirstStage, Scorer
 from adacur.core.records import Item, Query, as_queries
 from adacur.data import ItemFile, as_items, pseudo_queries
 from adacur.first_stages.opening import encoder as open_encoder
@@ -38,7 +38,7 @@ from adacur.index.sparse import sparse_pairs_done
 from adacur.index.workers import check_workers
 from adacur.scorers.opening import scorer as open_scorer
 from adacur.search import AnchorIndex
-from adacur.search.first_stages import FirstStage, add_first_stages, check_first_stages, check_leads, listed_stages
+from adacur.search.first_stages import add_first_stages, check_first_stages, check_leads, listed_stages, needs_encoder
 from adacur.search.opening import open_folder
 from adacur.search.sparse_build import build_sparse, check_not_sparse, dense_among
 from adacur.search.tuning import FEWEST_QUERIES
@@ -58,7 +58,7 @@ _FEWEST_TIMED = 64
 class BuildOptions(TypedDict, total=False):
     """What `build` accepts by name beside scorer and path."""
 
-    first: FirstStage | Sequence[FirstStage]
+    first: str | FirstStage | Sequence[str | FirstStage]
     encoder: Any
     sparse: Sparse | float | None
     on: On
@@ -104,7 +104,7 @@ def build(
     *,
     scorer: Any,
     path: str | Path,
-    first: FirstStage | Sequence[FirstStage] = "bm25",
+    first: str | FirstStage | Sequence[str | FirstStage] = "bm25",
     encoder: Any = None,
     sparse: Sparse | float | None = None,
     on: On = None,
@@ -259,10 +259,9 @@ def _sample(items: Iterable[Item]) -> tuple[list[Item], int]:
     return sample, seen
 
 
-def _encoders(stages: Sequence[FirstStage], encoder: Any) -> list[Encode]:
+def _encoders(stages: Sequence[str | FirstStage], encoder: Any) -> list[Encode]:
     """How the items are encoded, once for each first stage that does."""
-    by_stage = {"dense": "encode_items", "multi-vector": "encode_item_tokens"}
-    return [getattr(encoder, by_stage[stage]) for stage in stages if isinstance(stage, str) and stage in by_stage]
+    return [encoder.encode_items for stage in stages if needs_encoder([stage])]
 
 
 def _origin(items: Iterable[Item], command: Sequence[str]) -> Origin | None:

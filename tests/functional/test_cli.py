@@ -914,10 +914,10 @@ def test_a_collection_searched_and_an_index_built_from_are_told_apart(shop: Path
 
 def test_a_first_stage_that_is_missing_is_added_by_the_same_build_without_scoring(folder: Path) -> None:
     assert build(folder, "a.adacur", "--first", "bm25").code == 0
-    here("search", "a.adacur", "comet", "--first", "tfidf", *SCORED, cwd=folder).refused("tfidf", "adacur build")
-    again = build(folder, "a.adacur", "--first", "bm25,tfidf", MOOD="raise")
+    here("search", "a.adacur", "comet", "--first", "dense", *SCORED, cwd=folder).refused("dense", "adacur build")
+    again = build(folder, "a.adacur", "--first", "bm25,dense", MOOD="raise")
     assert (again.code, "no block was scored again" in again.out + again.err) == (0, True)
-    assert here("search", "a.adacur", "comet", "--first", "tfidf", *SCORED, cwd=folder).code == 0
+    assert here("search", "a.adacur", "comet", "--first", "dense", *SCORED, cwd=folder).code == 0
 
 
 def test_an_order_that_blends_the_first_stage_in_is_said_below_the_table(shop: Path) -> None:

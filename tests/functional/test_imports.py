@@ -106,7 +106,6 @@ def test_all_names_what_exists(name: str) -> None:
             "adacur.scorers.SentenceTransformersScorer('model')",
             "sentence-transformers",
         ),
-        ("sklearn", "adacur.TfIdf.build([adacur.Item('a', 'b')])", "tfidf"),
         ("onnxscript", "adacur.scorers.export_onnx('.', 'onnx')", "training"),
         ("httpx2", "adacur.scorers.HttpScorer('http://127.0.0.1:9')", "http"),
         ("pyterrier", "import adacur.integrations.pyterrier", "pyterrier"),

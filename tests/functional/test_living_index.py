@@ -235,4 +235,4 @@ def test_an_encoder_that_is_missing_is_told_before_a_call_is_spent(tmp_path) -> 
     index = adacur.load(path, scorer=scorer, check=False, encoder=encoder)
     Edited(index).add([item(20)])
     assert encoder.encoded == [item(20).text]
-    assert index.first_stage("dense").embeddings_of(["i0"]).shape == (1, 6)
+    assert index.first_stage("dense").vectors().shape[1] == 6

@@ -86,7 +86,7 @@ def test_eight_threads_search_a_folder_with_the_real_model_like_one_and_open_eve
 
     for module, function in (
         ("adacur.search.opening", "scorer"),
-        ("adacur.search.first_stages", "load_retriever"),
+        ("adacur.search.first_stages", "load_first_stage"),
         ("adacur.first_stages.dense", "reopen_encoder"),
         ("adacur.index.folder", "ScoreBlocks"),
     ):
@@ -101,7 +101,7 @@ def test_eight_threads_search_a_folder_with_the_real_model_like_one_and_open_eve
     with adacur.load(folder) as index:
         first = in_threads(lambda _: answer(index.search(QUESTIONS[0], k=2, budget=3, first="dense")))
         assert all(found == first[0] for found in first)
-        assert sorted(opened) == ["ScoreBlocks", "load_retriever", "scorer", "reopen_encoder"]
+        assert sorted(opened) == ["ScoreBlocks", "load_first_stage", "scorer", "reopen_encoder"]
         searches = [
             {"query": f"{QUESTIONS[n % 7]} {n}", "k": 2, "budget": 3, "rounds": 2, "first": ("bm25", "dense")[n % 2]}
             for n in range(50)

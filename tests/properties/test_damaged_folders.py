@@ -72,7 +72,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {}
     for name in ("built", "changed"):
         path = tmp_path_factory.mktemp("indexes") / f"{name}.adacur"
-        stages = ["bm25", "tfidf", "dense", "multi-vector"]
+        stages = ["bm25", "dense"]
         items, anchors = [item(n) for n in range(40)], [query(n) for n in range(24)]
         index = adacur.build(
             items, anchors, scorer=score, path=path, first=stages, encoder=Encoder(), progress=False, block_items=16
@@ -94,7 +94,7 @@ def use(path: Path, *, change: bool) -> None:
         warnings.simplefilter("ignore")
         verify(path)
         with adacur.load(path, scorer=score, encoder=Encoder()) as index:
-            for first in ("bm25", "tfidf", "dense", "multi-vector"):
+            for first in ("bm25", "dense"):
                 index.search("which red thing number7", k=2, budget=12, first=first)
             index.search("which odd thing", k=2, budget=12, method="adacur")
             if change:

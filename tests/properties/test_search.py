@@ -127,9 +127,9 @@ def test_the_order_of_the_items_changes_nothing(world, method, calls, shuffle) -
 
 
 def _sharp_first(world: World):
-    from adacur.first_stages import MatrixRetriever
+    from adacur.first_stages import Matrix
 
-    return MatrixRetriever(queries=world.test, items=world.items, scores=np.round(world.test_scores, 1))
+    return Matrix(queries=world.test, items=world.items, scores=np.round(world.test_scores, 1))
 
 
 @settings(max_examples=60, deadline=None)

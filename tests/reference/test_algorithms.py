@@ -35,7 +35,7 @@ def test_search_follows_algorithm_1_to_a_millionth(make_world, shape, seed) -> N
         world.test, k=5, budget=budget, method=AdaCUR(rounds=rounds, keep_predictions="last"), first=first
     )
     for row, found in enumerate(hits):
-        start = [int(id_[1:]) for id_ in first.search([world.test[row]], budget // rounds)[0].ids]
+        start = first.search([world.test[row]], budget // rounds)[0].positions.tolist()
         exact = world.test_scores[row]
         approximate, chosen, scores = literal.adacur(
             world.anchor_scores,

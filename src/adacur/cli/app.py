@@ -272,9 +272,9 @@ def estimate(
     ] = None,
     scorer: ScorerName = DEFAULT_SCORER,
     first: Annotated[
-        str, typer.Option(help="First stages, as for build; encoding items for dense and multi-vector takes time too.")
+        str, typer.Option(help="First stages, as for build; encoding items for dense takes time too.")
     ] = "bm25",
-    encoder: Annotated[str, typer.Option(help="Encoder of the dense and multi-vector first stages.")] = DEFAULT_ENCODER,
+    encoder: Annotated[str, typer.Option(help="Encoder of the dense first stage.")] = DEFAULT_ENCODER,
     sizes: Annotated[
         str | None, typer.Option(help="Numbers of anchor queries; default: 50, 100, 500 and what build takes.")
     ] = None,
@@ -410,10 +410,8 @@ def build(
         ),
     ] = None,
     scorer: ScorerName = DEFAULT_SCORER,
-    first: Annotated[
-        str, typer.Option(help="First stages to keep: bm25, tfidf, dense, multi-vector, or several: bm25,dense.")
-    ] = "bm25",
-    encoder: Annotated[str, typer.Option(help="Encoder of the dense and multi-vector first stages.")] = DEFAULT_ENCODER,
+    first: Annotated[str, typer.Option(help="First stages to keep: bm25, dense, or both: bm25,dense.")] = "bm25",
+    encoder: Annotated[str, typer.Option(help="Encoder of the dense first stage.")] = DEFAULT_ENCODER,
     dtype: Annotated[str, typer.Option(help="float32 or float16: how scores are kept.")] = "float32",
     max_item_tokens: MaxItemTokens = None,
     block_items: Annotated[
@@ -537,9 +535,7 @@ def search(
     ] = None,
     first: Annotated[
         str | None,
-        typer.Option(
-            help="First stage; default: dense, multi-vector, bm25, tfidf or random, the first that the index has."
-        ),
+        typer.Option(help="First stage; default: dense, bm25 or random, the first that the index has."),
     ] = None,
     pool: Annotated[int | None, typer.Option(help="Search only the first stage's best N.")] = None,
     fuse: Annotated[
@@ -954,8 +950,7 @@ def _encoding(stages: Sequence[str], encoder: Any) -> list[Encode]:
     if not needs_encoder(stages):
         return []
     dual = opened_encoder(encoder) if isinstance(encoder, str) else encoder
-    by_stage = {"dense": "encode_items", "multi-vector": "encode_item_tokens"}
-    return [getattr(dual, by_stage[stage]) for stage in stages if stage in by_stage]
+    return [dual.encode_items]
 
 
 def _check_dtype(dtype: str) -> None:

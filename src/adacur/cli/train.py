@@ -84,7 +84,7 @@ Base = Annotated[
 ]
 First = Annotated[
     str,
-    typer.Option(help="First stage that finds hard negatives: bm25, tfidf, dense, or the path of a dual encoder."),
+    typer.Option(help="First stage that finds hard negatives: bm25, dense, or the path of a dual encoder."),
 ]
 Teachers = Annotated[
     list[str] | None,
@@ -230,7 +230,7 @@ def dual_encoder(
     normalise: Normalise = None,
     scale: Scale = None,
     first: Annotated[
-        str, typer.Option(help="Finds the first hard negatives: bm25, tfidf, dense, a dual encoder's path, or none.")
+        str, typer.Option(help="Finds the first hard negatives: bm25, dense, a dual encoder's path, or none.")
     ] = "bm25",
     negatives: Annotated[int, typer.Option(min=0, help="Hard negatives of a query, beside the items of others.")] = 7,
     depth: Annotated[int, typer.Option(help="They are drawn anew each epoch from the best so many.")] = 100,
@@ -286,7 +286,7 @@ def distill(
     top: Annotated[int, typer.Option(help="The best so many items of each query are learnt from.")] = 100,
     teacher: Teachers = None,
     first: Annotated[
-        str, typer.Option(help="With --teacher: what finds the items to score: bm25, tfidf, dense, or a path.")
+        str, typer.Option(help="With --teacher: what finds the items to score: bm25, dense, or a path.")
     ] = "bm25",
     max_query_tokens: MaxQueryTokens = None,
     max_item_tokens: MaxItemTokens = None,

@@ -18,7 +18,7 @@ from adacur.cli.opening import DEFAULT_ENCODER, cut_flag, opened_encoder, opened
 from adacur.cli.train import DEFAULT_BASE
 from adacur.core.errors import AdacurError, InputError, UnknownName
 from adacur.core.extras import require
-from adacur.core.protocols import Items, Retriever
+from adacur.core.protocols import FirstStage, Items
 from adacur.core.records import Item, ItemList, Query
 from adacur.core.results import Hits
 from adacur.core.spelling import did_you_mean
@@ -51,7 +51,7 @@ from adacur.training import (
 
 __all__ = ["cross_encoder_run", "distill_run", "dual_encoder_run", "in_words_of_the_command"]
 
-_STAGES = ("bm25", "tfidf", "dense")
+_STAGES = ("bm25", "dense")
 _IR_DATASETS = "irds:"
 
 
@@ -289,20 +289,20 @@ class _FirstStage:
         self.name = str(Path(name).resolve()) if is_folder else name
         self.weights = model_hash(Path(name)) if is_folder else None
         self._items = items
-        self._built: Retriever | None = None
+        self._built: FirstStage | None = None
 
     def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
+        from adacur.first_stages import as_hits
+
         if self._built is None:
             self._built = self._build()
-        return self._built.search(queries, k)
+        return as_hits(queries, self._built.search(queries, k), self._built.ids)
 
-    def _build(self) -> Retriever:
-        from adacur.first_stages import BM25, Dense, TfIdf
+    def _build(self) -> FirstStage:
+        from adacur.first_stages import FIRST_STAGES, Dense
 
-        if self.name == "bm25":
-            return BM25.build(self._items)
-        if self.name == "tfidf":
-            return TfIdf.build(self._items)
+        if self.name in _STAGES and not FIRST_STAGES[self.name].needs_encoder:
+            return FIRST_STAGES[self.name].build(self._items)
         encoder = opened_encoder(DEFAULT_ENCODER if self.name == "dense" else self.name)
         return Dense.build(self._items, encoder=encoder, progress=True)
 

@@ -29,7 +29,7 @@ _Scorer = Annotated[
 ]
 _Encoder = Annotated[
     str | None,
-    typer.Option("--encoder", help="Encoder of the dense and multi-vector first stages; default: the one they name."),
+    typer.Option("--encoder", help="Encoder of the dense first stage; default: the one they name."),
 ]
 _Cache = Annotated[Path | None, typer.Option(help="A file that keeps scores from run to run; made if there is none.")]
 _IdField = Annotated[

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
 
 from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
 from adacur.core.records import Item, Pair, Query
-from adacur.core.results import Hits
 
 __all__ = [
     "Acquisition",
@@ -19,16 +20,17 @@ __all__ = [
     "AsyncScorer",
     "BlockedScores",
     "Collection",
+    "FirstStage",
     "Items",
     "MovableScorer",
     "Predictions",
+    "Ranking",
     "Reopening",
     "ReplicatedScorer",
-    "Retriever",
-    "SavedRetriever",
     "Scorer",
     "ScorerCard",
     "UncertainApproximation",
+    "Vectors",
 ]
 
 
@@ -122,24 +124,100 @@ class AsyncScorer(Scorer, Protocol):
         ...
 
 
+class Ranking(NamedTuple):
+    """What a first stage returns for one query: positions of items and their scores, best first, no position twice."""
+
+    positions: IntArray
+    scores: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Vectors:
+    """One vector per item: `rows(positions)` reads some as float32, in the order given; `shape` counts all.
+
+    `embed_queries` makes vectors of queries, shape (queries, dimension); None where no encoder is known.
+    """
+
+    shape: tuple[int, int]
+    rows: Callable[[IntArray], FloatArray]
+    embed_queries: Callable[[Sequence[Query]], FloatArray] | None
+
+    def all_rows(self) -> FloatArray:
+        """All vectors in memory, float32; read some at a time."""
+        vectors = np.empty(self.shape, dtype=np.float32)
+        for start in range(0, self.shape[0], 8192):
+            positions = np.arange(start, min(start + 8192, self.shape[0]))
+            vectors[start : start + len(positions)] = self.rows(positions)
+        return vectors
+
+
 @runtime_checkable
-class Retriever(Protocol):
-    """Anything that answers queries with hits, best first: BM25, a dual encoder, ANNCUR, ADACUR, exact search."""
+class FirstStage(Protocol):
+    """A cheap search for the items to start from: BM25, a dual encoder, known scores.
 
-    def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
-        """At most k hits per query, in the order of the queries."""
-        ...
-
-
-@runtime_checkable
-class SavedRetriever(Retriever, Protocol):
-    """A first stage that can be kept in an index folder."""
+    A position is the row of an item among those that it was built from (`first_stages.placed` translates where an
+    index has them in another order). `needs_encoder` says whether `build` does.
+    """
 
     name: str
+    needs_encoder: ClassVar[bool] = False
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """The ids of its items, by position."""
+        ...
+
+    @classmethod
+    def build(
+        cls, items: Iterable[Item], *, encoder: Any = None, folder: Path | None = None, progress: bool = False
+    ) -> FirstStage:
+        """A first stage of these items, which are read once.
+
+        - `encoder`: what turns texts into vectors, where the stage needs it;
+        - `folder`: where it will be saved; what is too large for memory may go there at once;
+        - `progress`: show a bar.
+        """
+        ...
+
+    def check_can_grow(self) -> None:
+        """Refuse where new items could not be taken in: an edit asks before it pays for scores."""
+        return
+
+    def updated(
+        self,
+        items: Iterable[Item],
+        *,
+        unchanged: IntArray,
+        new: Iterable[Item],
+        folder: Path | None = None,
+        progress: bool = False,
+    ) -> FirstStage:
+        """The same first stage of other items; `folder` and `progress` as in `build`.
+
+        `items` are all of them: first those at the positions `unchanged` of this stage, then the `new` ones.
+        """
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """What it was built with, as JSON holds it."""
+        ...
 
     def save(self, folder: Path) -> None:
-        """Write everything needed to answer again; `folder` is new or empty."""
+        """Write all that `load` needs; `folder` is new or empty, or the one that it was built in."""
         ...
+
+    @classmethod
+    def load(cls, folder: Path, *, encoder: Any = None, trust: bool = False) -> FirstStage:
+        """Open what `save` wrote; `trust` lets the folder name an encoder that takes consent."""
+        ...
+
+    def search(self, queries: Sequence[Query | str], k: int) -> list[Ranking]:
+        """At most k items per query, in the order of the queries; equal scores in the order of their ids."""
+        ...
+
+    def vectors(self) -> Vectors | None:
+        """Its item vectors; None where it has none."""
+        return None
 
 
 class Items(Protocol):

@@ -21,7 +21,7 @@ from adacur.core.arrays import FloatArray
 from adacur.core.budget import check_k
 from adacur.core.errors import EmptyInput, InputError, UnknownName, WrongScorer
 from adacur.core.extras import install_command
-from adacur.core.protocols import Retriever, Scorer
+from adacur.core.protocols import FirstStage, Scorer
 from adacur.core.records import Item, Query
 from adacur.core.spelling import did_you_mean
 from adacur.evaluation.collection import (
@@ -344,8 +344,8 @@ def _bar(shown: bool) -> Iterator[Callable[[Progress], None] | None]:
 
 def _first_stages(
     collection: Collection, names: Sequence[str], *, encoder: Any, folder: Path, progress: bool
-) -> dict[str, Retriever]:
-    stages: dict[str, Retriever] = {}
+) -> dict[str, FirstStage]:
+    stages: dict[str, FirstStage] = {}
     if "bm25" in names:
         stages["bm25"] = BM25.build(collection.items)
     if "dense" in names:

@@ -13,6 +13,7 @@ from adacur.core.ranking import best_positions
 from adacur.core.records import Query
 from adacur.core.results import Hits, Round
 from adacur.evaluation.judged import judged_quality
+from adacur.first_stages import as_hits
 from adacur.search import AnchorIndex, Gaussian
 from adacur.search.fusion import LISTED, Fusion, listed_by
 
@@ -123,7 +124,7 @@ def tune_fuse(
     searched = _searched(index, judged, k=k, budget=budget, seed=seed)
     first = index.first_stage(index.default_first).search(judged, min(len(index.items), max([LISTED, k, *pools])))
     every = np.ones(len(index.items), dtype=np.bool_)
-    lists = [listed_by(hits, index.items, allowed=every) for hits in first]
+    lists = [listed_by(answer, allowed=every) for answer in first]
     scale = Fusion.fit(index, weight=1.0)
     qualities: dict[JudgedChoice, FloatArray] = {}
     plain: FloatArray | None = None
@@ -161,7 +162,7 @@ def tune_fuse(
     harmless = [one for one in stopped if one.quality >= chosen.quality - _LEAST_GAIN and one.calls < chosen.calls]
     if harmless:
         chosen = min(harmless, key=lambda one: one.calls)
-    alone = judged_quality(first, qrels, measures=[measure])[measure]
+    alone = judged_quality(as_hits(judged, first, index.items.ids), qrels, measures=[measure])[measure]
     return JudgedTuning(
         chosen=chosen,
         tried=tuple(qualities),

@@ -1,4 +1,17 @@
-"""First stages: random, matrix, BM25, TF-IDF, dense, multi-vector. Each answers `search(queries, k)`, best first."""
+"""First stages: the cheap search that says where an expensive one starts. Each speaks `core.protocols.FirstStage`.
+
+Where to change what:
+
+- `bm25`, `dense`, `random`, `matrix`: one first stage each; `ranking` breaks their ties; `saved` has the files that
+  all of them share (settings and ids).
+- `table`: the names. To add a first stage: write its file here, add one line to `FIRST_STAGES`, and one to the makers
+  of tests/contracts/test_first_stages.py. The command line, `adacur.build`, edits and loading read the table.
+- `placing`: a first stage in an index: translates its positions where the index has the items in another order, and
+  looks up ids for search engines that answer by id.
+- `encoders`: what turns texts into vectors, and the card by which it is recognised; `encoding` feeds it with items.
+
+search/first_stages.py keeps them in index folders.
+"""
 
 from __future__ import annotations
 
@@ -13,46 +26,55 @@ if TYPE_CHECKING:
         EncoderCard,
         OnnxEncoder,
         SentenceTransformerEncoder,
-        TokenEncoder,
         bge_small,
     )
-    from adacur.first_stages.matrix import MatrixRetriever
-    from adacur.first_stages.multi_vector import MultiVector
-    from adacur.first_stages.random import RandomRetriever
-    from adacur.first_stages.saved import load_retriever, read_settings
-    from adacur.first_stages.tfidf import TfIdf
+    from adacur.first_stages.matrix import Matrix
+    from adacur.first_stages.placing import AnyStage, Placed, Retriever, as_hits, placed
+    from adacur.first_stages.random import Random
+    from adacur.first_stages.saved import read_settings
+    from adacur.first_stages.table import FIRST_STAGES, built_by_name, first_stage_named, load_first_stage
 
 __all__ = [
     "BM25",
+    "FIRST_STAGES",
+    "AnyStage",
     "Dense",
     "Encoder",
     "EncoderCard",
-    "MatrixRetriever",
-    "MultiVector",
+    "Matrix",
     "OnnxEncoder",
-    "RandomRetriever",
+    "Placed",
+    "Random",
+    "Retriever",
     "SentenceTransformerEncoder",
-    "TfIdf",
-    "TokenEncoder",
+    "as_hits",
     "bge_small",
-    "load_retriever",
+    "built_by_name",
+    "first_stage_named",
+    "load_first_stage",
+    "placed",
     "read_settings",
 ]
 
 _HOMES = {
+    "AnyStage": "placing",
     "BM25": "bm25",
+    "FIRST_STAGES": "table",
     "Dense": "dense",
     "Encoder": "encoders",
     "EncoderCard": "encoders",
-    "MatrixRetriever": "matrix",
-    "MultiVector": "multi_vector",
+    "Matrix": "matrix",
     "OnnxEncoder": "encoders",
-    "RandomRetriever": "random",
+    "Placed": "placing",
+    "Random": "random",
+    "Retriever": "placing",
     "SentenceTransformerEncoder": "encoders",
-    "TfIdf": "tfidf",
-    "TokenEncoder": "encoders",
+    "as_hits": "placing",
     "bge_small": "encoders",
-    "load_retriever": "saved",
+    "built_by_name": "table",
+    "first_stage_named": "table",
+    "load_first_stage": "table",
+    "placed": "placing",
     "read_settings": "saved",
 }
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from adacur.core.budget import check_k
 from adacur.core.errors import DamagedIndex, EmptyInput, UnknownName
+from adacur.core.protocols import FirstStage, Ranking
 from adacur.core.records import Item, Query, as_queries
-from adacur.core.results import Hits
 from adacur.data.stored import read_json
 from adacur.first_stages.ranking import best_first, check_ids
 from adacur.first_stages.saved import read_ids, read_settings, unreadable_is_damage, write_settings
@@ -19,7 +19,7 @@ from adacur.first_stages.saved import read_ids, read_settings, unreadable_is_dam
 __all__ = ["BM25"]
 
 
-class BM25:
+class BM25(FirstStage):
     """Lucene's BM25 (k1 1.5, b 0.75). Items that share no word with the query are not returned."""
 
     name = "bm25"
@@ -32,6 +32,11 @@ class BM25:
         self._stemmer = stemmer
         self._stopwords = stopwords
 
+    @property
+    def ids(self) -> Sequence[str]:
+        """The ids of its items, by position."""
+        return self._ids
+
     @classmethod
     def build(
         cls,
@@ -39,8 +44,13 @@ class BM25:
         *,
         stemmer: str | None = "english",
         stopwords: str | Sequence[str] | None = "english",
+        **unused: Any,
     ) -> BM25:
-        """Index the items, read once. `stemmer` is a Snowball language; `stopwords` a language or the words."""
+        """Index the items, read once.
+
+        - `stemmer`: a Snowball language, or None;
+        - `stopwords`: a language, the words themselves, or None.
+        """
         import bm25s
 
         stopwords = stopwords if isinstance(stopwords, str | None) else list(stopwords)
@@ -70,40 +80,40 @@ class BM25:
         )
         return cls(checked, model, stemmer=stemmer, stopwords=stopwords)
 
-    def rebuilt(self, items: Iterable[Item]) -> BM25:
-        """Other items, with the same settings."""
+    def updated(self, items: Iterable[Item], **unused: Any) -> BM25:
+        """Other items, with the same settings; words are weighed by all items, so all are read anew."""
         return BM25.build(items, stemmer=self._stemmer, stopwords=self._stopwords)
 
-    def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
+    def settings(self) -> dict[str, Any]:
+        """The stemmer and the stopwords."""
+        return {"stemmer": self._stemmer, "stopwords": self._stopwords}
+
+    def search(self, queries: Sequence[Query | str], k: int) -> list[Ranking]:
         """At most k items per query that share a word with it."""
         check_k(k)
-        queries = as_queries(queries)
-        words = _tokenise(
-            [query.text for query in queries], stemmer=self._stemmer, stopwords=self._stopwords, return_ids=False
-        )
-        return [self._search(query, words_, k) for query, words_ in zip(queries, words, strict=True)]
+        texts = [query.text for query in as_queries(queries)]
+        words = _tokenise(texts, stemmer=self._stemmer, stopwords=self._stopwords, return_ids=False)
+        return [self._search(words_, k) for words_ in words]
 
-    def _search(self, query: Query, words: list[str], k: int) -> Hits:
+    def _search(self, words: list[str], k: int) -> Ranking:
         known = [word for word in words if word in self._model.vocab_dict]
         if not known:
-            return Hits(query=query, ids=(), scores=np.zeros(0, dtype=np.float32))
+            return Ranking(np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.float32))
         try:
             scores = np.asarray(self._model.get_scores(known))
         except IndexError as error:
             raise DamagedIndex(f"The BM25 files name an item that is not there ({error}). Build it again.") from error
         best = best_first(scores, self._ids, min(k, int(np.count_nonzero(scores > 0))))
-        return Hits(query=query, ids=tuple(self._ids[position] for position in best), scores=scores[best])
+        return Ranking(best, scores[best])
 
     def save(self, folder: str | Path) -> None:
         """Write bm25s's own files, the ids and the settings."""
         folder = Path(folder)
         self._model.save(folder / "bm25s", show_progress=False)
-        write_settings(
-            folder, kind=self.name, ids=self._ids, settings={"stemmer": self._stemmer, "stopwords": self._stopwords}
-        )
+        write_settings(folder, kind=self.name, ids=self._ids, settings=self.settings())
 
     @classmethod
-    def load(cls, folder: str | Path) -> BM25:
+    def load(cls, folder: str | Path, **unused: Any) -> BM25:
         """Open a saved BM25; its postings stay on disk, memory-mapped."""
         import bm25s
 

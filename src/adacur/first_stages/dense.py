@@ -13,22 +13,25 @@ import numpy as np
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.budget import check_k
 from adacur.core.errors import DamagedIndex, EmptyInput, InputError
+from adacur.core.protocols import FirstStage, Ranking, Vectors
 from adacur.core.records import Item, Query, as_queries
-from adacur.core.results import Hits
 from adacur.data.stored import read_array
 from adacur.first_stages.encoders import Encoder, EncoderCard, check_same_encoder, read_card, reopen_encoder
 from adacur.first_stages.encoding import blocks_to_encode
 from adacur.first_stages.ranking import best_first, check_ids
 from adacur.first_stages.saved import read_ids, read_settings, unreadable_is_damage, write_ids, write_settings
 
-__all__ = ["QUERIES_AT_ONCE", "Dense"]
+__all__ = ["Dense"]
 
 Storage = Literal["float16", "float32", "int8"]
+# Vectors as they are stored, and scales for int8.
+_Block = tuple[Any, FloatArray | None]
 _ROWS_AT_ONCE = 8192
-QUERIES_AT_ONCE = 256
+_QUERIES_AT_ONCE = 256
+_EMBEDDINGS = "embeddings.npy"
 
 
-class Dense:
+class Dense(FirstStage):
     """Item embeddings at rest and the encoder that made them; nearness is the dot product.
 
     Every item is compared, in blocks, so memory stays bounded. Scores are the float64 dot product of the
@@ -36,6 +39,7 @@ class Dense:
     """
 
     name = "dense"
+    needs_encoder = True
 
     def __init__(
         self,
@@ -58,25 +62,38 @@ class Dense:
         self._opening = threading.Lock()
         self._embedded_last: tuple[tuple[str, ...], FloatArray] = ((), np.empty((0, 0), dtype=np.float32))
 
+    @property
+    def ids(self) -> Sequence[str]:
+        """The ids of its items, by position."""
+        return self._ids
+
     @classmethod
     def build(
         cls,
         items: Iterable[Item],
         *,
-        encoder: Encoder,
+        encoder: Encoder | None = None,
         storage: Storage = "float16",
+        folder: Path | None = None,
         progress: bool = False,
-        path: str | Path | None = None,
     ) -> Dense:
-        """Encode the items, read once. With `path` (a .npy file) the embeddings go there, block by block."""
+        """Encode the items, read once.
+
+        - `encoder`: what makes the vectors, of items now and of queries later;
+        - `storage`: "float16", "float32", or "int8" with one scale per item;
+        - `folder`: where the vectors go, block by block; without it they stay in memory;
+        - `progress`: show a bar.
+        """
+        if encoder is None:
+            raise InputError("A dense first stage needs an encoder; give encoder=….")
         ids: list[str] = []
 
-        def blocks() -> Iterator[FloatArray]:
+        def blocks() -> Iterator[_Block]:
             for batch in blocks_to_encode(items, progress="encode items" if progress else None):
                 ids.extend(item.id for item in batch)
-                yield _check_vectors(encoder.encode_items([item.text for item in batch]), n=len(batch), encoder=encoder)
+                yield _encoded(batch, encoder, storage)
 
-        stored, scales = _store(blocks(), storage=storage, path=None if path is None else Path(path))
+        stored, scales = _stacked(blocks(), folder=folder)
         return cls(check_ids(ids), stored, scales=scales, encoder=encoder, card=encoder.card)
 
     @classmethod
@@ -92,75 +109,49 @@ class Dense:
         ids = check_ids(ids)
         vectors = _check_vectors(embeddings, n=len(ids), encoder=encoder)
         rows = (vectors[start : start + _ROWS_AT_ONCE] for start in range(0, len(vectors), _ROWS_AT_ONCE))
-        stored, scales = _store(rows, storage=storage, path=None)
+        stored, scales = _stacked((_packed(block, storage) for block in rows), folder=None)
         return cls(ids, stored, scales=scales, encoder=encoder, card=encoder.card if encoder else None)
 
+    def check_can_grow(self) -> None:
+        """Refuse where no encoder can be opened."""
+        self.open_encoder()
+
     def updated(
-        self, *, keep: Sequence[str], new: Iterable[Item], progress: bool = False, path: str | Path | None = None
+        self,
+        items: Iterable[Item],
+        *,
+        unchanged: IntArray,
+        new: Iterable[Item],
+        folder: Path | None = None,
+        progress: bool = False,
     ) -> Dense:
-        """The same retriever for other items: some that it has, and new ones, which alone are encoded; as in `build`.
+        """Copies what is stored of `unchanged` items, to the bit, and encodes `new` ones; without any, no encoder."""
+        ids = [self._ids[position] for position in unchanged.tolist()]
 
-        What is kept stays as it is stored, to the bit. Without new items no encoder is needed.
-        """
-        row_of = {id_: row for row, id_ in enumerate(self._ids)}
-        rows = np.array([row_of[id_] for id_ in keep], dtype=np.intp)
-        ids: list[str] = list(keep)
-        scales = [] if self._scales is None else [self._scales[rows]]
-
-        def blocks() -> Iterator[Any]:
-            for start in range(0, len(rows), _ROWS_AT_ONCE):
-                yield np.asarray(self._stored[rows[start : start + _ROWS_AT_ONCE]])
+        def blocks() -> Iterator[_Block]:
+            for start in range(0, len(unchanged), _ROWS_AT_ONCE):
+                rows = unchanged[start : start + _ROWS_AT_ONCE]
+                yield np.asarray(self._stored[rows]), None if self._scales is None else self._scales[rows]
             for batch in blocks_to_encode(new, progress="encode items" if progress else None):
-                encoder = self.open_encoder()
                 ids.extend(item.id for item in batch)
-                vectors = encoder.encode_items([item.text for item in batch])
-                packed, scale = _packed(_check_vectors(vectors, n=len(batch), encoder=encoder), str(self._stored.dtype))
-                scales.extend([] if scale is None else [scale])
-                yield packed
+                yield _encoded(batch, self.open_encoder(), str(self._stored.dtype))
 
-        stored = _stacked(blocks(), path=None if path is None else Path(path))
-        if stored is None:
-            raise EmptyInput("There are no items. Give at least one.")
-        return Dense(
-            check_ids(ids),
-            stored,
-            scales=np.concatenate(scales) if scales else None,
-            encoder=self._encoder,
-            card=self._card,
-        )
+        stored, scales = _stacked(blocks(), folder=folder)
+        return Dense(check_ids(ids), stored, scales=scales, encoder=self._encoder, card=self._card)
 
-    @property
-    def ids(self) -> Sequence[str]:
-        """Item ids, in the order of the rows of `embeddings`."""
-        return self._ids
+    def settings(self) -> dict[str, Any]:
+        """The encoder's card."""
+        return {"encoder": asdict(self._card) if self._card else None}
+
+    def vectors(self) -> Vectors:
+        """All item vectors as they are searched, read from where they are stored."""
+        has_encoder = self._encoder is not None or self._card is not None
+        return Vectors(self._stored.shape, self._rows, self.embed_queries if has_encoder else None)
 
     @property
     def embeddings(self) -> FloatArray:
         """All item vectors as they are searched, shape (items, dimension), float32."""
         return self._rows(np.arange(len(self._ids)))
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Items and dimensions."""
-        return self._stored.shape[0], self._stored.shape[1]
-
-    def rows(self, positions: IntArray) -> FloatArray:
-        """The vectors at these positions as they are searched, float32."""
-        return self._rows(positions)
-
-    def embeddings_of(self, ids: Sequence[str]) -> FloatArray:
-        """The vectors of these items, in that order, shape (ids, dimension), float32."""
-        position = {id_: row for row, id_ in enumerate(self._ids)}
-        vectors = np.empty((len(ids), self._stored.shape[1]), dtype=np.float32)
-        for start in range(0, len(ids), _ROWS_AT_ONCE):
-            block = ids[start : start + _ROWS_AT_ONCE]
-            vectors[start : start + len(block)] = self._rows(np.array([position[id_] for id_ in block], dtype=np.intp))
-        return vectors
-
-    @property
-    def has_encoder(self) -> bool:
-        """Whether an encoder is at hand, or named where it can be opened."""
-        return self._encoder is not None or self._card is not None
 
     def embed_queries(self, queries: Sequence[Query | str]) -> FloatArray:
         """Query vectors, shape (queries, dimension), float32."""
@@ -173,38 +164,29 @@ class Dense:
             self._embedded_last = texts, vectors
         return vectors.copy()
 
-    def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
+    def search(self, queries: Sequence[Query | str], k: int) -> list[Ranking]:
         """The k items with the highest dot product."""
         check_k(k)
         queries = as_queries(queries)
-        found: list[Hits] = []
-        for start in range(0, len(queries), QUERIES_AT_ONCE):
-            block = queries[start : start + QUERIES_AT_ONCE]
-            nearest = self.nearest(self.embed_queries(block), k)
-            found += [
-                Hits(query=query, ids=ids, scores=scores) for query, (ids, scores) in zip(block, nearest, strict=True)
-            ]
-        return found
+        rankings: list[Ranking] = []
+        for start in range(0, len(queries), _QUERIES_AT_ONCE):
+            rankings += self.nearest(self.embed_queries(queries[start : start + _QUERIES_AT_ONCE]), k)
+        return rankings
 
-    def nearest(self, vectors: FloatArray, k: int) -> list[tuple[tuple[str, ...], FloatArray]]:
-        """Ids and dot products of the k items nearest to each query vector."""
-        found = []
+    def nearest(self, vectors: FloatArray, k: int) -> list[Ranking]:
+        """The k items nearest to each query vector, by their dot products."""
+        rankings = []
         for vector, shortlist in zip(vectors, self._shortlists(vectors, k), strict=True):
             scores = self._exact(vector, shortlist)
             best = best_first(scores, [self._ids[position] for position in shortlist.tolist()], k)
-            found.append((tuple(self._ids[position] for position in shortlist[best]), scores[best]))
-        return found
-
-    def among(self, rows: IntArray) -> Dense:
-        """The items at these rows alone, by vectors and without an encoder."""
-        scales = None if self._scales is None else self._scales[rows]
-        return Dense(_Picked(self._ids, rows), self._stored[rows], scales=scales, encoder=None, card=None)
+            rankings.append(Ranking(shortlist[best], scores[best]))
+        return rankings
 
     def save(self, folder: str | Path) -> None:
         """Write the embeddings, the ids and the encoder's card; the encoder's weights stay where they are."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        target = folder / "embeddings.npy"
+        target = folder / _EMBEDDINGS
         written = Path(str(self._stored.filename)) if isinstance(self._stored, np.memmap) else None
         # Writing a memory-mapped file over itself would empty it.
         if written is None or not target.exists() or not written.samefile(target):
@@ -212,19 +194,19 @@ class Dense:
         if self._scales is not None:
             np.save(folder / "scales.npy", self._scales)
         write_ids(folder, self._ids)
-        write_settings(folder, kind=self.name, settings={"encoder": asdict(self._card) if self._card else None})
+        write_settings(folder, kind=self.name, settings=self.settings())
 
     @classmethod
     def load(cls, folder: str | Path, *, encoder: Encoder | None = None, trust: bool = False) -> Dense:
-        """Open a saved retriever; embeddings and ids stay on disk, memory-mapped.
+        """Open what `save` wrote; embeddings and ids stay on disk, memory-mapped.
 
-        Without `encoder`, the one the card names is opened at the first search; `trust` as in `adacur.load`.
+        Without `encoder`, the one that the card names is opened at the first search; `trust` as in `adacur.load`.
         """
         folder = Path(folder)
         settings = read_settings(folder)
         with unreadable_is_damage(folder, "dense"):
             ids = read_ids(folder)
-            stored = read_array(folder / "embeddings.npy", kind="fi", ndim=2, mapped=True)
+            stored = read_array(folder / _EMBEDDINGS, kind="fi", ndim=2, mapped=True)
             scales = read_array(folder / "scales.npy", kind="f") if stored.dtype == np.int8 else None
             card = read_card(settings["encoder"]) if settings["encoder"] is not None else None
         if len(ids) != len(stored) or (scales is not None and len(scales) != len(ids)):
@@ -290,55 +272,41 @@ class Dense:
         return scores
 
 
-class _Picked(Sequence[str]):
-    """Some of the ids, read where they are."""
-
-    def __init__(self, ids: Sequence[str], rows: IntArray) -> None:
-        self._ids = ids
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        picked = self._rows[index]
-        return self._ids[int(picked)] if np.ndim(picked) == 0 else [self._ids[int(row)] for row in picked]
+def _encoded(batch: Sequence[Item], encoder: Encoder, storage: str) -> _Block:
+    vectors = encoder.encode_items([item.text for item in batch])
+    return _packed(_check_vectors(vectors, n=len(batch), encoder=encoder), storage)
 
 
-def _store(blocks: Iterable[FloatArray], *, storage: Storage, path: Path | None) -> tuple[Any, FloatArray | None]:
-    """The blocks below one another, in memory or in a .npy file; int8 with one scale per row."""
+def _packed(vectors: FloatArray, storage: str) -> _Block:
+    """Vectors as they are stored, and for int8 a scale per row."""
     if storage not in ("float16", "float32", "int8"):
-        raise InputError(f"storage is 'float16', 'float32' or 'int8'; got {storage!r}.")
+        raise InputError(f"storage must be 'float16', 'float32' or 'int8'; got {storage!r}.")
+    if storage != "int8":
+        return vectors.astype(storage), None
+    scale = np.maximum(np.abs(vectors).max(axis=1), np.finfo(np.float32).tiny) / np.float32(127)
+    return np.rint(vectors / scale[:, None]).astype(np.int8), scale
+
+
+def _stacked(blocks: Iterable[_Block], *, folder: Path | None) -> tuple[Any, FloatArray | None]:
+    """The blocks below one another, in memory or in a file of the folder, and all scales."""
     scales: list[FloatArray] = []
 
-    def packed() -> Iterator[Any]:
-        for block in blocks:
-            rows, scale = _packed(block, storage)
+    def rows() -> Iterator[Any]:
+        for block, scale in blocks:
             scales.extend([] if scale is None else [scale])
-            yield rows
+            yield block
 
-    stored = _stacked(packed(), path=path)
+    if folder is None:
+        parts = list(rows())
+        stored = np.concatenate(parts) if parts else None
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / _EMBEDDINGS).open("wb") as file:
+            n_rows = _write_npy(rows(), file)
+        stored = np.load(folder / _EMBEDDINGS, mmap_mode="r") if n_rows else None
     if stored is None:
         raise EmptyInput("There are no items. Give at least one.")
     return stored, np.concatenate(scales) if scales else None
-
-
-def _packed(block: FloatArray, storage: str) -> tuple[Any, FloatArray | None]:
-    """Vectors as they are stored, and for int8 a scale per row."""
-    if storage != "int8":
-        return block.astype(storage), None
-    scale = np.maximum(np.abs(block).max(axis=1), np.finfo(np.float32).tiny) / np.float32(127)
-    return np.rint(block / scale[:, None]).astype(np.int8), scale
-
-
-def _stacked(blocks: Iterable[Any], *, path: Path | None) -> Any:
-    """The blocks below one another, in memory or in a .npy file; None where there are none."""
-    if path is None:
-        parts = list(blocks)
-        return np.concatenate(parts) if parts else None
-    with path.open("wb") as file:
-        n_rows = _write_npy(blocks, file)
-    return np.load(path, mmap_mode="r") if n_rows else None
 
 
 def _write_npy(blocks: Iterable[Any], file: IO[bytes]) -> int:
@@ -379,6 +347,6 @@ def _check_encoder(encoder: Encoder, card: EncoderCard | None, *, dimension: int
     if encoder.dimension != dimension:
         raise InputError(
             f"The items were encoded with {dimension} dimensions; this encoder has {encoder.dimension}. "
-            "Pass the encoder the retriever was built with."
+            "Pass the encoder the first stage was built with."
         )
     check_same_encoder(encoder.card, card)

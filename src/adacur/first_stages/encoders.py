@@ -1,4 +1,4 @@
-"""Encoders: text to one vector, or to one vector per token, that say how near a query and an item are."""
+"""Encoders: texts to vectors whose dot product says how near a query and an item are."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ __all__ = [
     "EncoderCard",
     "OnnxEncoder",
     "SentenceTransformerEncoder",
-    "TokenEncoder",
     "bge_small",
     "check_same_encoder",
     "open_encoder",
@@ -87,22 +86,6 @@ class Encoder(Protocol):
 
     def encode_items(self, texts: Sequence[str]) -> FloatArray:
         """Shape (texts, dimension)."""
-        ...
-
-
-@runtime_checkable
-class TokenEncoder(Protocol):
-    """Queries and items to float32 vectors of all their tokens, those of prefixes and special tokens too."""
-
-    @property
-    def card(self) -> EncoderCard: ...
-
-    def encode_query_tokens(self, texts: Sequence[str]) -> list[FloatArray]:
-        """Per text, shape (tokens, token dimension)."""
-        ...
-
-    def encode_item_tokens(self, texts: Sequence[str]) -> list[FloatArray]:
-        """Per text, shape (tokens, token dimension)."""
         ...
 
 
@@ -166,24 +149,12 @@ class OnnxEncoder:
         """Shape (texts, dimension), float32."""
         return self._encode(self.card.item_prefix, texts)
 
-    def encode_query_tokens(self, texts: Sequence[str]) -> list[FloatArray]:
-        """Per text, shape (tokens, dimension), float32: the model's last states as they are."""
-        return self._encode_tokens(self.card.query_prefix, texts)
-
-    def encode_item_tokens(self, texts: Sequence[str]) -> list[FloatArray]:
-        """Per text, shape (tokens, dimension), float32: the model's last states as they are."""
-        return self._encode_tokens(self.card.item_prefix, texts)
-
     def _encode(self, prefix: str, texts: Sequence[str]) -> FloatArray:
         vectors = np.zeros((len(texts), self.dimension), dtype=np.float32)
         with ThreadPoolExecutor(self._threads) as pool:
             for row, vector in enumerate(pool.map(self._vector, [prefix + text for text in texts])):
                 vectors[row] = vector
         return vectors
-
-    def _encode_tokens(self, prefix: str, texts: Sequence[str]) -> list[FloatArray]:
-        with ThreadPoolExecutor(self._threads) as pool:
-            return list(pool.map(self._states, [prefix + text for text in texts]))
 
     def _vector(self, text: str) -> FloatArray:
         states = self._states(text)
@@ -254,27 +225,6 @@ class SentenceTransformerEncoder:
     def encode_items(self, texts: Sequence[str]) -> FloatArray:
         """Shape (texts, dimension), float32."""
         return self._encode(self._encode_document, self.card.item_prefix, texts)
-
-    def encode_query_tokens(self, texts: Sequence[str]) -> list[FloatArray]:
-        """Per text, shape (tokens, token dimension), float32: the model's last states as they are."""
-        return self._encode_tokens(self._encode_query, self.card.query_prefix, texts)
-
-    def encode_item_tokens(self, texts: Sequence[str]) -> list[FloatArray]:
-        """Per text, shape (tokens, token dimension), float32: the model's last states as they are."""
-        return self._encode_tokens(self._encode_document, self.card.item_prefix, texts)
-
-    def _encode_tokens(self, encode: Callable[..., Any], prefix: str, texts: Sequence[str]) -> list[FloatArray]:
-        if not texts:
-            return []
-        with self._lock:
-            # The token embeddings that sentence-transformers cuts itself keep padding on the left.
-            outputs = encode(
-                [prefix + text for text in texts],
-                batch_size=self._batch_size,
-                output_value=None,
-                show_progress_bar=False,
-            )
-        return [output["token_embeddings"][output["attention_mask"].bool()].float().cpu().numpy() for output in outputs]
 
     def _encode(self, encode: Callable[..., Any], prefix: str, texts: Sequence[str]) -> FloatArray:
         if not texts:

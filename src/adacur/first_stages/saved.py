@@ -7,27 +7,21 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 
-from adacur.core.errors import AdacurError, DamagedIndex, NewerFormat, NotAnIndex, UnknownName
+from adacur.core.errors import AdacurError, DamagedIndex, NewerFormat, NotAnIndex
 from adacur.data.stored import read_array, read_json
-
-if TYPE_CHECKING:
-    from adacur.first_stages.bm25 import BM25
-    from adacur.first_stages.dense import Dense
-    from adacur.first_stages.multi_vector import MultiVector
-    from adacur.first_stages.tfidf import TfIdf
 
 __all__ = [
     "StoredIds",
     "index_of",
-    "load_retriever",
     "read_ids",
     "read_settings",
     "unreadable_is_damage",
     "write_ids",
+    "write_json",
     "write_settings",
 ]
 
@@ -35,36 +29,17 @@ _FORMAT = 1
 _TEXT, _ENDS = "ids.utf8", "ids_ends.npy"
 
 
-def load_retriever(folder: str | Path, **options: Any) -> BM25 | Dense | MultiVector | TfIdf:
-    """Open what a retriever's `save` wrote; `options` go to its `load`."""
-    kind = read_settings(folder)["kind"]
-    if kind == "bm25":
-        from adacur.first_stages.bm25 import BM25
-
-        return BM25.load(folder, **options)
-    if kind == "dense":
-        from adacur.first_stages.dense import Dense
-
-        return Dense.load(folder, **options)
-    if kind == "multi-vector":
-        from adacur.first_stages.multi_vector import MultiVector
-
-        return MultiVector.load(folder, **options)
-    if kind == "tfidf":
-        from adacur.first_stages.tfidf import TfIdf
-
-        return TfIdf.load(folder, **options)
-    raise UnknownName(
-        f"{folder} holds a retriever of kind {kind!r}; known kinds: 'bm25', 'dense', 'multi-vector', 'tfidf'."
-    )
+def write_json(file: Path, content: Any, *, indent: int | None = None) -> None:
+    """Write JSON in UTF-8."""
+    file.write_text(json.dumps(content, indent=indent, ensure_ascii=False), encoding="utf-8")
 
 
 def write_settings(folder: Path, *, kind: str, ids: Iterable[str] | None = None, settings: dict[str, Any]) -> None:
     """Write settings, and ids where they are given; called last: without `retriever.json` a folder is unfinished."""
+    folder.mkdir(parents=True, exist_ok=True)
     if ids is not None:
-        (folder / "ids.json").write_text(json.dumps(list(ids), ensure_ascii=False), encoding="utf-8")
-    content = {"kind": kind, "format": _FORMAT} | settings
-    (folder / "retriever.json").write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
+        write_json(folder / "ids.json", list(ids))
+    write_json(folder / "retriever.json", {"kind": kind, "format": _FORMAT} | settings, indent=2)
 
 
 def read_settings(folder: str | Path) -> dict[str, Any]:
@@ -73,9 +48,9 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
     try:
         content = read_json(path)
     except (OSError, ValueError) as error:
-        raise NotAnIndex(f"{folder} holds no saved retriever: {path.name} cannot be read ({error}).") from error
+        raise NotAnIndex(f"{folder} holds no saved first stage: {path.name} cannot be read ({error}).") from error
     if not isinstance(content, dict) or "kind" not in content or not isinstance(content.get("format"), int):
-        raise NotAnIndex(f"{path} does not describe a retriever: it needs 'kind' and 'format'.")
+        raise NotAnIndex(f"{path} does not describe a first stage: it needs 'kind' and 'format'.")
     if content["format"] > _FORMAT:
         raise NewerFormat(
             f"{folder} has format {content['format']}; this adacur reads up to {_FORMAT}. Upgrade adacur."
@@ -84,8 +59,8 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def unreadable_is_damage(folder: Path, what: str) -> Iterator[None]:
-    """Tell whatever files of another shape make the reading of a saved retriever raise as damage to its folder."""
+def unreadable_is_damage(folder: str | Path, what: str) -> Iterator[None]:
+    """Report whatever is raised by files of another shape as damage to the folder."""
     try:
         yield
     except AdacurError:
@@ -123,7 +98,7 @@ def write_ids(folder: Path, ids: Iterable[str]) -> None:
 
 
 def index_of(folder: Path) -> Path:
-    """The index that a saved retriever is the first stage of, in INDEX/first or a version's; or its own folder."""
+    """The folder of the index that a saved first stage belongs to, in INDEX/first or a version's; else its own."""
     parts = folder.resolve().parts
     if len(parts) < 2 or parts[-2] != "first":
         return folder

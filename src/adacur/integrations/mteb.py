@@ -21,7 +21,7 @@ from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
 from adacur.core.results import Hits
 from adacur.data import pseudo_queries
-from adacur.first_stages import Dense, RandomRetriever
+from adacur.first_stages import Dense, Random
 from adacur.first_stages.opening import encoder as open_encoder
 from adacur.scorers import scorer as open_scorer
 from adacur.search import AnchorIndex, SearchOptions, plan_search, search_options
@@ -180,7 +180,7 @@ class AdacurSearch:
             scorer=self._scorer,
             first=dense if self._first == "dense" else None,
         )
-        plan_search(example, self._k, **self._given(example, RandomRetriever([item])))
+        plan_search(example, self._k, **self._given(example, Random([item.id])))
 
     def _reranked(self, query: Query, given: Sequence[str], top_k: int) -> dict[str, float]:
         scored = [id_ for id_ in given if id_ not in self._without_text]

@@ -15,16 +15,16 @@ from adacur.approximation import GaussianModel
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import EmptyInput, FileFormatError, InputError, UnknownName
 from adacur.core.extras import require
+from adacur.core.protocols import FirstStage
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.results import Hits
-from adacur.first_stages import Dense
 from adacur.first_stages.opening import encoder as opened_encoder
 from adacur.index import AnchorTable, IndexFolder, check_scorer, save_table, write_manifest
 from adacur.index.copying import version_files
 from adacur.index.object_store import refuse_url
 from adacur.scorers import scorer as opened_scorer
 from adacur.search import AnchorIndex, First, SearchOptions, load
-from adacur.search.first_stages import FirstStage, add_first_stages, check_first_stages
+from adacur.search.first_stages import add_first_stages, check_first_stages
 from adacur.search.refresh import complete_searches
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def import_scorer_cache(
     *,
     path: str | Path,
     scorer: Any = None,
-    first: Sequence[FirstStage] = ("bm25",),
+    first: Sequence[str | FirstStage] = ("bm25",),
     encoder: Any = None,
     incomplete: Incomplete = "refuse",
 ) -> AnchorIndex:
@@ -253,10 +253,10 @@ def _check_missing(missing: Any, anchors: Sequence[Query], *, n_items: int, inco
 def _add_predicted(index: AnchorIndex, table: AnchorTable, queries: Sequence[Query], scores: FloatArray) -> None:
     """Add anchor queries that were scored against some items only."""
     dense = index.first_stage("dense") if "dense" in index.first_stages else None
+    vectors = dense.vectors() if dense else None
     gaussian = GaussianModel()
-    if isinstance(dense, Dense):
-        embed_queries = dense.embed_queries if dense.has_encoder else None
-        gaussian = GaussianModel(embeddings=dense.embeddings_of(index.items.ids), embed_queries=embed_queries)
+    if vectors is not None:
+        gaussian = GaussianModel(embeddings=vectors.all_rows(), embed_queries=vectors.embed_queries)
     where = [np.flatnonzero(~np.isnan(row)) for row in scores]
     known = [row[own].astype(np.float64) for row, own in zip(scores, where, strict=True)]
     values, exact = complete_searches(gaussian, table, queries, where, known)

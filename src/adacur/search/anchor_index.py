@@ -21,9 +21,8 @@ from adacur.core.arrays import BoolArray, FloatArray
 from adacur.core.errors import InputError, ScorerFailed, UnknownName
 from adacur.core.protocols import (
     AnchorScores,
+    FirstStage,
     Items,
-    Retriever,
-    SavedRetriever,
     Scorer,
     ScorerCard,
 )
@@ -31,7 +30,7 @@ from adacur.core.records import Item, ItemList, Query, check_item
 from adacur.core.results import Hits
 from adacur.core.spelling import did_you_mean
 from adacur.data import as_items
-from adacur.first_stages import Dense
+from adacur.first_stages import AnyStage, Placed, Retriever, placed
 from adacur.first_stages.opening import encoder as open_encoder
 from adacur.index import (
     AnchorTable,
@@ -47,7 +46,6 @@ from adacur.scorers.opening import scorer as as_scorer
 from adacur.search import rounds as loop
 from adacur.search.compression import (
     Compression,
-    ItemVectors,
     compress_features,
     drop_features,
     is_compressed,
@@ -67,7 +65,7 @@ from adacur.search.tuning import FEWEST_QUERIES, Replay, Tuning, tune
 __all__ = ["AnchorIndex", "Reopen"]
 
 # A dual encoder is the better start where there is one; random needs nothing.
-_PREFERRED_FIRST = ("dense", "multi-vector", "bm25", "tfidf")
+_PREFERRED_FIRST = ("dense", "bm25")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ class Reopen:
     """How to open the scorer and the first stages of another version of an index."""
 
     scorer: Callable[[IndexFolder], tuple[Scorer, Drift | None]]
-    first: Callable[[IndexFolder], Mapping[str, Callable[[], Retriever]]]
+    first: Callable[[IndexFolder], Mapping[str, Callable[[], FirstStage]]]
 
 
 class AnchorIndex:
@@ -92,7 +90,7 @@ class AnchorIndex:
         anchors: AnchorScores,
         *,
         scorer: Scorer | Callable[[], tuple[Scorer, Drift | None]] | None = None,
-        first: Mapping[str, Retriever | Callable[[], Retriever]] | None = None,
+        first: Mapping[str, Any] | None = None,
         card: ScorerCard | None = None,
         path: Path | None = None,
         drift: Drift | None = None,
@@ -129,7 +127,7 @@ class AnchorIndex:
         anchor_queries: Iterable[Query],
         scores: FloatArray,
         scorer: Any = None,
-        first: Mapping[str, Retriever] | None = None,
+        first: Mapping[str, AnyStage] | None = None,
     ) -> AnchorIndex:
         """An index from known scores (R_anc: anchor queries × items), without calling a scorer."""
         table = AnchorTable.from_arrays(items=items, anchor_queries=anchor_queries, scores=scores)
@@ -142,13 +140,13 @@ class AnchorIndex:
         items: Iterable[Item | str] | str | Path,
         *,
         scorer: Any = None,
-        first: str | Retriever | Sequence[str | Retriever] | Mapping[str, Retriever] = "bm25",
+        first: Any = "bm25",
         encoder: Any = None,
         progress: bool = True,
     ) -> AnchorIndex:
         """An index without anchor queries, which costs no scorer call; `adacur.build(items, 0, …)` makes one on disk.
 
-        `first` is what searches start from: "bm25", "tfidf", "dense" or "multi-vector" (with `encoder`), objects,
+        `first` is what searches start from: "bm25", "dense" (with `encoder`), objects,
         several of these, or objects by name; "random" for none. With a dense one searches predict from its item
         vectors; else there is nothing to predict from, and its best are re-ranked.
         """
@@ -330,9 +328,9 @@ class AnchorIndex:
             raise InputError(f"Some scores of this index are predicted; copy its folder {self.path} instead.")
         save_table(self._anchors, path, card=self._card)
         for name in self._first:
-            retriever = self.first_stage(name)
-            if isinstance(retriever, SavedRetriever):
-                save_first_stage(retriever, Path(path), name=name)
+            stage = self.first_stage(name).stage
+            if stage is not None:
+                save_first_stage(stage, Path(path), name=name)
 
     def compress(
         self,
@@ -358,12 +356,12 @@ class AnchorIndex:
         self.check_anchors("Compressing")
         self._check_exact()
         dense = self.first_stage("dense") if "dense" in self._first else None
-        vectors = ItemVectors.of(dense, self.items) if isinstance(dense, Dense) else None
+        vectors = dense.vectors() if dense else None
         compression = compress_features(
             self._anchors,
             path=self._home or self.path,
             vectors=vectors,
-            embed_queries=dense.embed_queries if vectors and isinstance(dense, Dense) and dense.has_encoder else None,
+            embed_queries=vectors.embed_queries if vectors else None,
             first=self.stage(None),
             settings=default_settings(k),
             rank=rank,
@@ -486,10 +484,11 @@ class AnchorIndex:
         self._recognised = True
         return self.scorer, sum(drift.n_probes for drift in drifts if drift is not None)
 
-    def _stages(self, version: IndexFolder) -> Mapping[str, Retriever]:
+    def _stages(self, version: IndexFolder) -> Mapping[str, FirstStage]:
         """The first stages of a version, opened; those at hand where it is this one."""
         if version.version == self.version:
-            return {name: self.first_stage(name) for name in self._first}
+            stages = {name: self.first_stage(name).stage for name in self._first}
+            return {name: stage for name, stage in stages.items() if stage is not None}
         assert self._reopen is not None
         return {name: opened() for name, opened in self._reopen.first(version).items()}
 
@@ -498,7 +497,7 @@ class AnchorIndex:
         """The folder with what belongs to this version: first stages, tunings, compressed features."""
         return self._anchors.home if isinstance(self._anchors, IndexFolder) else self.path
 
-    def first_stage(self, name: str) -> Retriever:
+    def first_stage(self, name: str) -> Placed:
         """The first stage of this name, opened when first used."""
         with self._opening:
             self.check_open()
@@ -510,8 +509,9 @@ class AnchorIndex:
                     "with them named as well (--first bm25,dense) adds them, and no anchor query is scored again."
                 )
             entry = self._first[name]
-            if not isinstance(entry, Retriever):
-                entry = self._first[name] = entry()
+            if not isinstance(entry, Placed):
+                stage = entry if isinstance(entry, Retriever) else entry()
+                entry = self._first[name] = placed(stage, self.items)
             return entry
 
     def close(self) -> None:
@@ -611,7 +611,7 @@ class AnchorIndex:
                 "on queries of your own, or on an index that was built without sparse."
             )
 
-    def _truth(self) -> tuple[AnchorScores, Retriever | None, GaussianModel]:
+    def _truth(self) -> tuple[AnchorScores, Placed | None, GaussianModel]:
         """What replays may search on: the anchor queries whose every score is the scorer's.
 
         The others are left out altogether, for their predicted scores have seen those of the queries replayed.
@@ -658,7 +658,8 @@ class AnchorIndex:
             if self._approximator is None:
                 if self._home is not None and is_compressed(self._home):
                     features = read_features(self._home, self)
-                    embed_queries = dense.embed_queries if isinstance(dense, Dense) and dense.has_encoder else None
+                    vectors = dense.vectors() if dense else None
+                    embed_queries = vectors.embed_queries if vectors else None
                     self._approximator = GaussianModel(
                         embed_queries=embed_queries, features=features, device=self._device
                     )
@@ -668,10 +669,10 @@ class AnchorIndex:
 
     def _full_gaussian(self, *, device: str | None = None) -> GaussianModel:
         dense = self.first_stage("dense") if "dense" in self._first else None
-        if not isinstance(dense, Dense) or set(dense.ids) != set(self.items.ids):
+        vectors = dense.vectors() if dense else None
+        if vectors is None:
             return GaussianModel(device=device)
-        embed_queries = dense.embed_queries if dense.has_encoder else None
-        return GaussianModel(embeddings=dense.embeddings_of(self.items.ids), embed_queries=embed_queries, device=device)
+        return GaussianModel(embeddings=vectors.all_rows(), embed_queries=vectors.embed_queries, device=device)
 
     def fusion(self, weight: float) -> Fusion:
         """How to blend the first stage into the final order with this weight."""
@@ -686,7 +687,8 @@ class AnchorIndex:
         with self._opening:
             if self._regression is None:
                 dense = self.first_stage("dense") if "dense" in self._first else None
-                if not isinstance(dense, Dense) or set(dense.ids) != set(self.items.ids):
+                vectors = dense.vectors() if dense else None
+                if vectors is None or vectors.embed_queries is None:
                     raise InputError(
                         "Method 'axn' predicts from a dual encoder's vectors of all items, and this index has no such "
                         f"first stage; it has: {', '.join(self.first_stages)}. Build it with first=['dense'] and an "
@@ -695,16 +697,16 @@ class AnchorIndex:
                 # One copy for both; compressed features hold none, and are not to be asked for here.
                 compressed = self._home is not None and is_compressed(self._home)
                 shared = None if compressed else self._gaussian().embeddings
-                embeddings = dense.embeddings_of(self.items.ids) if shared is None else shared
-                self._regression = EmbeddingRegression(embeddings, embed_queries=dense.embed_queries)
+                embeddings = vectors.all_rows() if shared is None else shared
+                self._regression = EmbeddingRegression(embeddings, embed_queries=vectors.embed_queries)
             return self._regression
 
-    def stage(self, first: str | Retriever | None) -> Retriever | None:
+    def stage(self, first: str | AnyStage | None) -> Placed | None:
         """A first stage by name or as given; the default for None. None where a search starts at random."""
         if first is None:
             first = self.default_first
         if not isinstance(first, str):
-            return first
+            return placed(first, self.items)
         # No retriever is needed to start at random: a search without candidates draws its own.
         if first == "random" and "random" not in self._first:
             return None

@@ -8,9 +8,9 @@ import numpy as np
 
 from adacur.core.arrays import BoolArray, IntArray
 from adacur.core.errors import EmptyInput, InputError
-from adacur.core.protocols import Items, Retriever
+from adacur.core.protocols import Items, Ranking
 from adacur.core.records import Query
-from adacur.core.results import Hits
+from adacur.first_stages import Placed
 from adacur.search.plan import Filter
 
 __all__ = ["allowed_by", "candidates_of"]
@@ -19,24 +19,22 @@ _ITEMS_PER_FILTER_BLOCK = 4096
 
 
 def candidates_of(
-    first: Retriever | None, queries: Sequence[Query], *, n: int, items: Items, allowed: BoolArray
-) -> tuple[list[IntArray], list[Hits]]:
+    first: Placed | None, queries: Sequence[Query], *, n: int, allowed: BoolArray
+) -> tuple[list[IntArray], list[Ranking]]:
     """The first stage's best n allowed positions per query, best first, and its answers."""
     if first is None:
         return [np.empty(0, dtype=np.intp) for _ in queries], []
     k = n
     while True:
         answers = first.search(queries, k)
-        if len(answers) != len(queries):
-            raise InputError(f"A first stage must answer every query; asked {len(queries)}, answered {len(answers)}.")
-        # A first stage may name an item twice (by its passages, say); it is scored once.
-        ranked = [items.positions(dict.fromkeys(hits.ids)) for hits in answers]
-        candidates = [positions[allowed[positions]] for positions in ranked]
-        short = any(len(some) < n and len(hits.ids) >= k for some, hits in zip(candidates, answers, strict=True))
-        if not short or k >= len(items):
+        candidates = [positions[allowed[positions]] for positions, _ in answers]
+        short = any(
+            len(some) < n and len(answer.positions) >= k for some, answer in zip(candidates, answers, strict=True)
+        )
+        if not short or k >= len(allowed):
             return candidates, answers
         # The filter has left too few: ask for more.
-        k = min(4 * k, len(items))
+        k = min(4 * k, len(allowed))
 
 
 def allowed_by(filter_: Filter | None, items: Items) -> BoolArray:

@@ -16,17 +16,17 @@ import numpy as np
 
 from adacur.approximation import Features, GaussianModel, ItemFactors, PackedRows, ScoreScale, Storage
 from adacur.approximation.gaussian_features import EmbedQueries, rows_at
-from adacur.approximation.packed_rows import Allocate, RowSource, check_storage
+from adacur.approximation.packed_rows import Allocate, check_storage
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.budget import Budget, check_k
 from adacur.core.errors import AdacurError, DamagedIndex, IndexMismatch, InputError, NewerFormat
-from adacur.core.protocols import AnchorScores, Items, Retriever
+from adacur.core.protocols import AnchorScores, Items, Ranking, Vectors
 from adacur.core.ranking import best_positions
-from adacur.core.records import ItemList, Query
+from adacur.core.records import ItemList, Query, as_queries
 from adacur.core.results import Hits
 from adacur.core.seeds import item_keys, stream_key, uniform
 from adacur.data.stored import read_array, read_json
-from adacur.first_stages import Dense, read_settings
+from adacur.first_stages import Dense, Placed, as_hits, placed, read_settings
 from adacur.index import COMPRESSED, AnchorTable, locked, read_manifest, write_checksums
 from adacur.scorers import MatrixScorer
 from adacur.search.methods import AdaCUR
@@ -34,7 +34,6 @@ from adacur.search.settings import GaussianSettings
 
 __all__ = [
     "Compression",
-    "ItemVectors",
     "compress_features",
     "drop_features",
     "is_compressed",
@@ -76,9 +75,9 @@ def compress_features(
     anchors: AnchorScores,
     *,
     path: Path,
-    vectors: RowSource | None,
+    vectors: Vectors | None,
     embed_queries: EmbedQueries | None,
-    first: Retriever | None,
+    first: Placed | None,
     settings: GaussianSettings,
     rank: int,
     storage: Storage,
@@ -143,47 +142,6 @@ def compress_features(
     return compression
 
 
-class ItemVectors:
-    """A dense first stage's vectors in the order of an index, read when asked for."""
-
-    def __init__(self, dense: Dense, order: IntArray | None) -> None:
-        self._dense = dense
-        self._order = order
-
-    @classmethod
-    def of(cls, dense: Dense, items: Items) -> ItemVectors | None:
-        """The vectors of these items; None where some have none."""
-        if len(dense.ids) != len(items):
-            return None
-        # By their keys, which take a tenth of the memory of ids.
-        ours, theirs = items.keys, item_keys(dense.ids)
-        if np.array_equal(ours, theirs):
-            return cls(dense, None)
-        mine, others = np.argsort(ours), np.argsort(theirs)
-        if not np.array_equal(ours[mine], theirs[others]):
-            return None
-        order = np.empty(len(ours), dtype=np.intp)
-        order[mine] = others
-        return cls(dense, order)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Items and dimensions."""
-        return self._dense.shape
-
-    def rows(self, positions: IntArray) -> FloatArray:
-        """The vectors at these positions of the index, float32."""
-        return self._dense.rows(positions if self._order is None else self._order[positions])
-
-    def are_those_of(self, first: Retriever | None) -> bool:
-        """Whether this first stage searches these vectors."""
-        return self._dense is first
-
-    def retriever(self, positions: IntArray, ids: Sequence[str]) -> Dense:
-        """A first stage of the items at these positions alone, which have these ids."""
-        return Dense.from_embeddings(ids, self.rows(positions), encoder=self._dense.open_encoder())
-
-
 def is_compressed(path: Path) -> bool:
     """Whether an index folder holds compressed features."""
     return (path / COMPRESSED).exists()
@@ -244,9 +202,9 @@ def _check(anchors: AnchorScores, *, rank: int, storage: Storage, k: int, budget
 def _recalls(
     anchors: AnchorScores,
     *,
-    vectors: RowSource | None,
+    vectors: Vectors | None,
     embed_queries: EmbedQueries | None,
-    first: Retriever | None,
+    first: Placed | None,
     settings: GaussianSettings,
     rank: int,
     storage: Storage,
@@ -264,10 +222,8 @@ def _recalls(
     items: Items = anchors.items
     if len(sample) < len(items):
         share, items = len(sample) / len(items), ItemList(items.at(sample.tolist()))
-        if isinstance(vectors, ItemVectors) and vectors.are_those_of(first):
-            first = vectors.retriever(sample, items.ids)
-        elif first is not None:
-            first = _Among(first, items.ids, share=share)
+        if first is not None:
+            first = placed(_Among(first, sample, items.ids, share=share), items)
     scores = rows_at(anchors, sample)
     rest = AnchorTable(items, tuple(anchors.anchor_queries[at] for at in kept), np.ascontiguousarray(scores[:, kept]))
     asked = [anchors.anchor_queries[at] for at in held_out]
@@ -288,7 +244,9 @@ def _recalls(
             first_weight=settings.first_weight,
             seed=seed,
         )
-        hits = AnchorIndex(rest, scorer=scorer).search(asked, k, budget=budget, method=method, first=first)
+        hits = AnchorIndex(rest, scorer=scorer).search(
+            asked, k, budget=budget, method=method, first=first
+        )
         found = [int((own.scores >= worst).sum()) for own, worst in zip(hits, thresholds, strict=True)]
         return np.asarray(np.minimum(found, wanted) / wanted)
 
@@ -309,23 +267,28 @@ def _sample(anchors: AnchorScores, *, seed: int) -> IntArray:
 
 
 class _Among:
-    """A first stage's answers among some of the items that it knows: it is asked for so many more."""
+    """A first stage's answers among some of the items that it knows, at these positions: it is searched deeper."""
 
-    def __init__(self, first: Retriever, ids: Sequence[str], *, share: float) -> None:
+    def __init__(self, first: Placed, positions: IntArray, ids: Sequence[str], *, share: float) -> None:
         self._first = first
-        self._ids = frozenset(ids)
         self._share = share
-        self.name = getattr(first, "name", "first")
+        self._ids = dict(zip(positions.tolist(), ids, strict=True))
+        self.name = first.name
+        vectors = first.vectors()
+        # Vectors of the sample can be searched exactly.
+        self._embed_queries = vectors.embed_queries if vectors else None
+        self._dense = Dense.from_embeddings(ids, vectors.rows(positions)) if vectors else None
 
     def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
         """At most k hits per query; now and then fewer, where chance left few of them among its best."""
-        # Half as many again, and some: of so many, k are among the items nearly always.
-        found = self._first.search(queries, int(1.5 * k / self._share) + 100)
-        kept = [[rank for rank, id_ in enumerate(hits.ids) if id_ in self._ids][:k] for hits in found]
-        return [
-            Hits(query=hits.query, ids=tuple(hits.ids[rank] for rank in ranks), scores=hits.scores[ranks])
-            for hits, ranks in zip(found, kept, strict=True)
-        ]
+        queries = as_queries(queries)
+        if self._dense is not None and self._embed_queries is not None:
+            return as_hits(queries, self._dense.nearest(self._embed_queries(queries), k), self._dense.ids)
+        # Half as many again, and some: of these, k are among the items nearly always.
+        answers = self._first.search(queries, int(1.5 * k / self._share) + 100)
+        ranks = [[rank for rank, at in enumerate(one.positions.tolist()) if at in self._ids][:k] for one in answers]
+        among = [Ranking(one.positions[rank], one.scores[rank]) for one, rank in zip(answers, ranks, strict=True)]
+        return as_hits(queries, among, self._ids)
 
 
 class _Remembered:

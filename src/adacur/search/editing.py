@@ -18,7 +18,7 @@ from adacur.data import ItemFile
 from adacur.index import IndexFolder, On, Origin, Update, prune, scoring_bar, updating
 from adacur.index.updates import repeatable
 from adacur.search.compression import is_compressed
-from adacur.search.first_stages import check_first_stages_follow, follow_first_stages
+from adacur.search.first_stages import check_can_grow, update_first_stages
 from adacur.search.tuned import TUNED, TuningWarning, read_tunings
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Edit:
         """
         update, items = self._open(), self._items(items)
         n_new = update.check_new_items(items)
-        check_first_stages_follow(self._index._stages(update.current).values())
+        check_can_grow(self._index._stages(update.current).values())
         scorer = self._opened_scorer() if update.n_anchors else None
         _log.info("%s × %s: %s scorer calls.", *_counts(n_new, update.n_anchors))
         with scoring_bar(self._progress) as show:
@@ -178,7 +178,7 @@ class Edit:
 
         def write(home: Path, items: Items, new: Collection[str]) -> Sequence[str]:
             stages = self._index._stages(old)
-            return follow_first_stages(stages, home=home, items=items, new=new, progress=self._progress)
+            return update_first_stages(stages, home=home, items=items, new=new, progress=self._progress)
 
         folder = update.switch(write)
         lost = {

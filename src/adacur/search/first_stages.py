@@ -1,4 +1,4 @@
-"""First stages kept with an index: built by name, written whole or not at all, opened when used."""
+"""First stages in index folders: built by name, written whole or not at all, opened when used, updated by edits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import functools
 import shutil
 import uuid
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,31 +15,38 @@ from typing import Any
 import numpy as np
 
 from adacur.core.arrays import IntArray
-from adacur.core.errors import InputError, StorageFull, UnknownName
-from adacur.core.extras import require
-from adacur.core.protocols import Items, Retriever, SavedRetriever
+from adacur.core.errors import InputError, StorageFull
+from adacur.core.protocols import FirstStage, Items
 from adacur.core.records import Item, ItemList
-from adacur.core.spelling import did_you_mean
-from adacur.first_stages import BM25, Dense, MultiVector, TfIdf, TokenEncoder, load_retriever, read_settings
+from adacur.first_stages import (
+    FIRST_STAGES,
+    Retriever,
+    built_by_name,
+    first_stage_named,
+    load_first_stage,
+)
 from adacur.index import first_stage_folders, locked, read_manifest, write_checksums, write_manifest
 
 __all__ = [
-    "FirstStage",
+    "FirstStageWarning",
     "add_first_stages",
+    "check_can_grow",
     "check_first_stages",
-    "check_first_stages_follow",
     "check_leads",
-    "follow_first_stages",
     "listed_stages",
     "needs_encoder",
     "open_first_stages",
     "save_first_stage",
     "stages_in_memory",
+    "update_first_stages",
 ]
 
-FirstStage = str | SavedRetriever
-_BY_NAME = ("bm25", "tfidf", "dense", "multi-vector", "random")
-_ENCODED = ("dense", "multi-vector")
+# Kinds that indexes were built with before they left the library, which other packages may register again.
+_FORMER = ("tfidf", "multi-vector")
+
+
+class FirstStageWarning(UserWarning):
+    """An index has a first stage that cannot be used here."""
 
 
 def listed_stages(first: Any) -> list[Any]:
@@ -46,77 +54,66 @@ def listed_stages(first: Any) -> list[Any]:
     if isinstance(first, str | Retriever):
         return [first]
     if isinstance(first, Mapping) or not isinstance(first, Iterable):
-        raise InputError(f"first is a first stage or a list of them, by name or as objects; got {first!r}.")
+        raise InputError(f"first must be a first stage or a list of them, by name or as objects; got {first!r}.")
     return list(first)
 
 
 def check_first_stages(stages: Sequence[Any], *, encoder: Any, saved: bool = True) -> None:
     """Refuse first stages that could not be built, or `saved`, before anything is paid for."""
     for stage in stages:
-        if isinstance(stage, str) and stage not in _BY_NAME:
-            near = did_you_mean(stage, _BY_NAME)
-            raise UnknownName(
-                f"There is no first stage {stage!r} to build.{near} Choose {', '.join(_BY_NAME)}, or give an object."
-            )
-        if isinstance(stage, str) and stage in _ENCODED and encoder is None:
-            raise InputError(f"A {stage} first stage needs an encoder; give encoder=…, e.g. 'bge-small-en-v1.5'.")
-        # The command line checks before it opens the encoder, by its name.
-        if isinstance(stage, str) and stage == "multi-vector" and not isinstance(encoder, str | TokenEncoder):
+        if isinstance(stage, str):
+            if first_stage_named(stage).needs_encoder and encoder is None:
+                raise InputError(f"A {stage} first stage needs an encoder; give encoder=…, e.g. 'bge-small-en-v1.5'.")
+        elif saved and not isinstance(stage, FirstStage):
             raise InputError(
-                "A multi-vector first stage needs an encoder with encode_query_tokens and encode_item_tokens; "
-                f"{type(encoder).__name__} has not. OnnxEncoder and SentenceTransformerEncoder have."
+                f"A first stage that is kept with an index must speak adacur.core.protocols.FirstStage; "
+                f"{type(stage).__name__} does not. Got {stage!r}."
             )
-        if isinstance(stage, str) and stage == "tfidf":
-            require("sklearn", extra="tfidf")
-        if not isinstance(stage, (str | SavedRetriever) if saved else (str | Retriever)):
-            needed = "a name, search and save" if saved else "search"
-            raise InputError(f"A first stage has {needed}; {type(stage).__name__} has not. Got {stage!r}.")
+        elif not isinstance(stage, Retriever):
+            raise InputError(f"A first stage must have search(queries, k); {type(stage).__name__} has not.")
 
 
 def check_leads(stages: Sequence[Any]) -> None:
-    """Refuse an index that would search at random without anybody having said so: it has no anchor queries."""
+    """Refuse an index without anchor queries and first stage: it would search at random."""
     if not stages:
         raise InputError(
-            f"An index without anchor queries needs a first stage to start from: {', '.join(_BY_NAME)} or an object. "
-            "Name 'random' to search at random."
+            f"An index without anchor queries needs a first stage to start from: {', '.join(built_by_name())} or an "
+            "object. Name 'random' to search at random."
         )
+
+
+def needs_encoder(stages: Sequence[str | FirstStage]) -> bool:
+    """Whether a stage that is to be built by name encodes texts."""
+    return any(
+        FIRST_STAGES[stage].needs_encoder for stage in stages if isinstance(stage, str) and stage in FIRST_STAGES
+    )
 
 
 def stages_in_memory(
     first: Any, items: ItemList, *, encoder: Any, progress: bool
-) -> dict[str, Retriever | Callable[[], Retriever]]:
-    """First stages for items in memory; what is quick to build is built when first used."""
+) -> dict[str, FirstStage | Retriever | Callable[[], FirstStage]]:
+    """First stages for items in memory; what needs no encoder is built when first used."""
     if isinstance(first, Mapping):
-        check_leads(list(first.values()))
-        check_first_stages(list(first.values()), encoder=encoder, saved=False)
         named = dict(first)
     else:
-        stages = listed_stages(first)
-        check_leads(stages)
-        check_first_stages(stages, encoder=encoder, saved=False)
-        named = {one if isinstance(one, str) else getattr(one, "name", type(one).__name__): one for one in stages}
+        named = {
+            one if isinstance(one, str) else getattr(one, "name", type(one).__name__): one
+            for one in listed_stages(first)
+        }
+    check_leads(list(named.values()))
+    check_first_stages(list(named.values()), encoder=encoder, saved=False)
 
-    def opened(stage: Any) -> Retriever | Callable[[], Retriever]:
-        if stage == "bm25":
-            return lambda: BM25.build(items)
-        if stage == "tfidf":
-            return lambda: TfIdf.build(items)
-        if isinstance(stage, str):
-            build = Dense.build if stage == "dense" else MultiVector.build
-            return build(items, encoder=encoder, progress=progress)
-        retriever: Retriever = stage
-        return retriever
+    def opened(stage: Any) -> Any:
+        if not isinstance(stage, str):
+            return stage
+        build = functools.partial(first_stage_named(stage).build, items, encoder=encoder, progress=progress)
+        return build() if FIRST_STAGES[stage].needs_encoder else build
 
     return {name: opened(stage) for name, stage in named.items() if stage != "random"}
 
 
-def needs_encoder(stages: Sequence[FirstStage]) -> bool:
-    """Whether a stage that is to be built by name encodes texts."""
-    return any(stage in _ENCODED for stage in stages if isinstance(stage, str))
-
-
 def add_first_stages(
-    stages: Sequence[FirstStage], *, items: Items, path: Path, encoder: Any = None, progress: bool = False
+    stages: Sequence[str | FirstStage], *, items: Items, path: Path, encoder: Any = None, progress: bool = False
 ) -> None:
     """Build the first stages that the folder lacks, and keep them in it."""
     for stage in stages:
@@ -125,64 +122,65 @@ def add_first_stages(
             continue
         if not isinstance(stage, str):
             save_first_stage(stage, path)
-        elif name == "bm25":
-            save_first_stage(BM25.build(_Every(items)), path)
-        elif name == "tfidf":
-            save_first_stage(TfIdf.build(_Every(items)), path)
         else:
-            # Vectors go to the disk as they are made, so that memory does not grow with the collection.
-            def build(folder: Path, name: str = name) -> Dense | MultiVector:
-                kind, file = (Dense, "embeddings.npy") if name == "dense" else (MultiVector, "tokens.f16")
-                return kind.build(_Every(items), encoder=encoder, progress=progress, path=folder / file)
-
-            _write(build, path, name=name)
+            build = functools.partial(first_stage_named(name).build, items, encoder=encoder, progress=progress)
+            _write(lambda folder, build=build: build(folder=folder), path, name=name)  # type: ignore[misc]
 
 
-def save_first_stage(stage: SavedRetriever, path: Path, *, name: str | None = None) -> None:
+def save_first_stage(stage: FirstStage, path: Path, *, name: str | None = None) -> None:
     """Write a first stage into an index folder that lacks it; a crash leaves it absent, never half there."""
     _write(lambda folder: stage, path, name=name or stage.name)
 
 
-def check_first_stages_follow(stages: Iterable[Retriever]) -> None:
+def check_can_grow(stages: Iterable[FirstStage]) -> None:
     """Refuse to add items where a first stage could not take them in, before anything is paid for."""
     for stage in stages:
-        if isinstance(stage, Dense | MultiVector):
-            stage.open_encoder()
+        stage.check_can_grow()
 
 
-def follow_first_stages(
-    stages: Mapping[str, Retriever], *, home: Path, items: Items, new: Collection[str], progress: bool
+def update_first_stages(
+    stages: Mapping[str, FirstStage], *, home: Path, items: Items, new: Collection[str], progress: bool
 ) -> list[str]:
-    """Write the first stages of a version, given those of the one before it; the names.
-
-    BM25 and TF-IDF weigh words by all items, so they are built anew, with the same settings. Vectors are copied, and
-    only those of `new` ids are made.
-    """
+    """Write the first stages of a version, given those of the one before it and the ids that are new; the names."""
+    added = np.flatnonzero([id_ in new for id_ in items.ids])
     for name, stage in stages.items():
         folder = home / "first" / name
         folder.mkdir(parents=True)
-        if isinstance(stage, Dense | MultiVector):
-            live = set(items.ids)
-            keep = [id_ for id_ in stage.ids if id_ in live and id_ not in new]
-            added = np.flatnonzero([id_ in new for id_ in items.ids])
-            file = "embeddings.npy" if isinstance(stage, Dense) else "tokens.f16"
-            stage.updated(
-                keep=keep, new=_Every(items, added), path=folder / file, progress=progress and bool(len(added))
-            ).save(folder)
-        elif isinstance(stage, BM25 | TfIdf):
-            stage.rebuilt(_Every(items)).save(folder)
-        else:
-            raise InputError(f"A first stage of the kind {type(stage).__name__} cannot follow a change of items.")
+        position_of = {id_: position for position, id_ in enumerate(stage.ids) if id_ not in new}
+        old = [(position, position_of[id_]) for position, id_ in enumerate(items.ids) if id_ in position_of]
+        unchanged = np.array(old, dtype=np.intp).reshape(-1, 2)
+        stage.updated(
+            _ItemsAt(items, np.concatenate([unchanged[:, 0], added])),
+            unchanged=unchanged[:, 1],
+            new=_ItemsAt(items, added),
+            folder=folder,
+            progress=progress and bool(len(added)),
+        ).save(folder)
         write_checksums(folder)
     return list(stages)
 
 
-def open_first_stages(path: Path, *, encoder: Any = None, trust: bool = False) -> Mapping[str, Callable[[], Retriever]]:
+def open_first_stages(
+    path: Path, *, encoder: Any = None, trust: bool = False
+) -> Mapping[str, Callable[[], FirstStage]]:
     """How to open each first stage of an index folder; `trust` lets it name an encoder that takes consent."""
-    return {folder.name: functools.partial(_opened, folder, encoder, trust) for folder in first_stage_folders(path)}
+    folders = first_stage_folders(path)
+    former = [folder.name for folder in folders if folder.name in _FORMER and folder.name not in FIRST_STAGES]
+    if former:
+        warnings.warn(
+            f"{path} has the first stage {' and '.join(map(repr, former))}, which this version of adacur cannot use: "
+            f"searches start from the others. Build the index again with --first {','.join(built_by_name()[:2])}.",
+            FirstStageWarning,
+            stacklevel=2,
+        )
+    return {
+        folder.name: functools.partial(load_first_stage, folder, encoder=encoder, trust=trust)
+        for folder in folders
+        if folder.name not in former
+    }
 
 
-def _write(make: Callable[[Path], SavedRetriever], path: Path, *, name: str) -> None:
+def _write(make: Callable[[Path], FirstStage], path: Path, *, name: str) -> None:
     if not name or name[0] == "." or any(sign in name for sign in "/\\:"):
         raise InputError(f"A first stage's name must serve as the name of a folder; got {name!r}.")
     unfinished = path / "first" / f".{name}.{uuid.uuid4().hex}.unfinished"
@@ -197,7 +195,7 @@ def _write(make: Callable[[Path], SavedRetriever], path: Path, *, name: str) -> 
             write_checksums(unfinished)
         except OSError as error:
             shutil.rmtree(unfinished, ignore_errors=True)
-            # Numpy tells a full disk by the bytes it could not write, without an error number.
+            # Numpy reports a full disk by the bytes it could not write, without an error number.
             if error.errno == errno.ENOSPC or "requested and" in str(error):
                 raise StorageFull(
                     f"The disk that holds {path} is full; all scores are safely stored, the first stage {name!r} "
@@ -209,22 +207,16 @@ def _write(make: Callable[[Path], SavedRetriever], path: Path, *, name: str) -> 
         write_manifest(path, replace(manifest, first=tuple(sorted({*manifest.first, name}))))
 
 
-def _opened(folder: Path, encoder: Any, trust: bool) -> Retriever:
-    is_encoded = read_settings(folder)["kind"] in _ENCODED
-    return load_retriever(folder, encoder=encoder, trust=trust) if is_encoded else load_retriever(folder)
+class _ItemsAt:
+    """The items at some positions, in that order, read anew each time."""
 
-
-class _Every:
-    """All items, or those at some positions, read anew each time."""
-
-    def __init__(self, items: Items, positions: Sequence[int] | IntArray | None = None) -> None:
+    def __init__(self, items: Items, positions: IntArray) -> None:
         self._items = items
-        self._positions = range(len(items)) if positions is None else positions
+        self._positions = positions
 
     def __len__(self) -> int:
         return len(self._positions)
 
     def __iter__(self) -> Iterator[Item]:
-        block = 1024
-        for start in range(0, len(self._positions), block):
-            yield from self._items.at(map(int, self._positions[start : start + block]))
+        for start in range(0, len(self._positions), 1024):
+            yield from self._items.at(self._positions[start : start + 1024].tolist())

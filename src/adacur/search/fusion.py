@@ -11,8 +11,7 @@ from adacur.approximation.gaussian_features import rows_at
 from adacur.approximation.score_scale import ScoreScale
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import InputError
-from adacur.core.protocols import AnchorScores, Collection, Items
-from adacur.core.results import Hits
+from adacur.core.protocols import AnchorScores, Collection, Ranking
 
 __all__ = ["LISTED", "Fusion", "as_fusion", "listed_by"]
 
@@ -75,21 +74,13 @@ def as_fusion(fuse: float | Fusion | None, index: Collection) -> Fusion | None:
     return Fusion.fit(cast("AnchorScores", index), weight=fuse)
 
 
-def listed_by(first: Hits, items: Items, *, allowed: BoolArray) -> tuple[IntArray, FloatArray]:
-    """Positions and scores of what a first stage found among the allowed; one that it named twice has the first."""
-    if len(first.scores) != len(first.ids):
-        raise InputError(
-            f"fuse needs a score for each of the first stage's {len(first.ids)} hits; got {len(first.scores)}."
-        )
-    named: dict[str, float] = {}
-    for id_, score in zip(first.ids, np.asarray(first.scores).tolist(), strict=True):
-        named.setdefault(id_, score)
-    positions = items.positions(named)
-    is_allowed = allowed[positions]
-    scores = np.array(list(named.values()))[is_allowed]
+def listed_by(answer: Ranking, *, allowed: BoolArray) -> tuple[IntArray, FloatArray]:
+    """The allowed positions of a first stage's answer, and their scores."""
+    is_allowed = allowed[answer.positions]
+    scores = np.asarray(answer.scores, dtype=np.float64)[is_allowed]
     if not np.isfinite(scores[:LISTED]).all():
         raise InputError("fuse blends the first stage's scores in, and these hold NaN or infinity.")
-    return positions[is_allowed], scores
+    return answer.positions[is_allowed], scores
 
 
 def _standing(positions: IntArray, listed: IntArray, scores: FloatArray) -> FloatArray:

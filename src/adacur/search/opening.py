@@ -10,7 +10,7 @@ from typing import Any
 
 from adacur.approximation import Storage
 from adacur.core.errors import InputError, UnknownOption
-from adacur.core.protocols import Retriever, Scorer, ScorerCard
+from adacur.core.protocols import FirstStage, Scorer, ScorerCard
 from adacur.data import names
 from adacur.first_stages.opening import encoder
 from adacur.index import Drift, IndexFolder, check_scorer
@@ -111,7 +111,7 @@ def open_folder(
     def named_scorer(version: IndexFolder) -> tuple[Scorer, Drift | None]:
         return _named_scorer(version, check=check, cache=cache, trust=trust)
 
-    def first_stages(version: IndexFolder) -> Mapping[str, Callable[[], Retriever]]:
+    def first_stages(version: IndexFolder) -> Mapping[str, Callable[[], FirstStage]]:
         return open_first_stages(version.home, encoder=encoder, trust=trust)
 
     return AnchorIndex(

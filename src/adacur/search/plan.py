@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from adacur.core.arrays import KeyArray
 from adacur.core.errors import BudgetError, InputError
-from adacur.core.protocols import Acquisition, AnchorScores, Approximator, Items, Retriever, Scorer
+from adacur.core.protocols import Acquisition, AnchorScores, Approximator, Items, Scorer
 from adacur.core.records import Item
+from adacur.first_stages import AnyStage, Placed
 from adacur.search.fusion import Fusion
 
 __all__ = ["Filter", "First", "KeepPredictions", "Plan", "stage_name"]
@@ -28,7 +29,7 @@ class First:
       counts as much as an exact score that is e^fuse times as rare. Hits are then ordered by `fused`.
     """
 
-    stage: str | Retriever | None = None
+    stage: str | AnyStage | None = None
     pool: int | None = None
     fuse: float | None = None
 
@@ -59,7 +60,7 @@ class Plan:
     scorer: Scorer
     calls: int
     batch_sizes: Callable[[int], tuple[int, ...]] = _at_once
-    first: Retriever | None = None
+    first: Placed | None = None
     anchors: AnchorScores | None = None
     approximator: Approximator | None = None
     acquisition: Acquisition | None = None
@@ -117,6 +118,6 @@ class Plan:
         }
 
 
-def stage_name(first: Retriever | None) -> str | None:
+def stage_name(first: Placed | None) -> str | None:
     """What a first stage is called in traces and tunings."""
-    return None if first is None else getattr(first, "name", type(first).__name__)
+    return None if first is None else first.name

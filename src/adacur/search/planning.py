@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from adacur.core.budget import Budget, check_k
 from adacur.core.errors import InputError
-from adacur.core.protocols import Retriever, Scorer
+from adacur.core.protocols import Scorer
+from adacur.first_stages import AnyStage
 from adacur.search.methods import Exact, Method, method_named
 from adacur.search.plan import Filter, First, Plan
 
@@ -23,7 +24,7 @@ class SearchOptions(TypedDict, total=False):
 
     budget: int | Budget | None
     method: str | Method | None
-    first: str | Retriever | First | None
+    first: str | AnyStage | First | None
     filter: Filter | None
 
 
@@ -33,7 +34,7 @@ def search_options(
     budget: int | Budget | None = None,
     deadline: float | None = None,
     method: str | Method | None = None,
-    first: str | Retriever | First | None = None,
+    first: str | AnyStage | First | None = None,
     pool: int | None = None,
     fuse: float | None = None,
     filter: Filter | None = None,  # noqa: A002
@@ -64,7 +65,7 @@ def plan_search(
     *,
     budget: int | Budget | None = None,
     method: str | Method | None = None,
-    first: str | Retriever | First | None = None,
+    first: str | AnyStage | First | None = None,
     filter: Filter | None = None,  # noqa: A002
     scorer: Scorer | None = None,
 ) -> Plan:

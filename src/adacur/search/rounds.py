@@ -227,10 +227,8 @@ class _Group:
         if plan.approximator is not None and plan.anchors is not None:
             approximation = plan.approximator.begin(plan.anchors, queries)
         before = time.monotonic()
-        self._candidates, answers = candidates_of(
-            plan.first, queries, n=_n_candidates(plan, allowed), items=plan.items, allowed=allowed
-        )
-        self._first_scores = [listed_by(hits, plan.items, allowed=allowed)[1] for hits in answers if plan.fuse]
+        self._candidates, answers = candidates_of(plan.first, queries, n=_n_candidates(plan, allowed), allowed=allowed)
+        self._first_scores = [listed_by(answer, allowed=allowed)[1] for answer in answers if plan.fuse]
         self._first_seconds = time.monotonic() - before
         self._steps = LockStep(
             plan, queries, k, candidates=self._candidates, allowed=allowed, approximation=approximation

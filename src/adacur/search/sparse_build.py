@@ -10,23 +10,23 @@ import numpy as np
 
 from adacur.core.arrays import IntArray
 from adacur.core.errors import IndexMismatch, InputError
-from adacur.core.protocols import Items, Scorer
+from adacur.core.protocols import FirstStage, Items, Scorer
 from adacur.core.ranking import best_positions
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.seeds import stream_key, uniform
-from adacur.first_stages import Dense
+from adacur.first_stages import Placed, placed
 from adacur.index import IndexFolder, Origin, Progress, Sparse, is_finished
 from adacur.index.object_store import refuse_url
 from adacur.index.sparse import SparseBuild, Sparsity, read_sparsity
 from adacur.index.table import distinct_anchors
-from adacur.search.first_stages import FirstStage, add_first_stages, open_first_stages
+from adacur.search.first_stages import add_first_stages, open_first_stages
 
 __all__ = ["build_sparse", "check_not_sparse", "dense_among"]
 
 
-def dense_among(stages: Sequence[FirstStage]) -> FirstStage:
+def dense_among(stages: Sequence[str | FirstStage]) -> str | FirstStage:
     """The dense first stage, by which a sparse index chooses items and predicts scores."""
-    dense = next((stage for stage in stages if stage == "dense" or isinstance(stage, Dense)), None)
+    dense = next((stage for stage in stages if (stage if isinstance(stage, str) else stage.name) == "dense"), None)
     if dense is None:
         raise InputError(
             "A sparse index must have a dense first stage, by which it chooses items and predicts scores; got: "
@@ -51,7 +51,7 @@ def build_sparse(
     scorer: Scorer,
     path: str | Path,
     sparse: Sparse,
-    first: Sequence[FirstStage],
+    first: Sequence[str | FirstStage],
     encoder: Any = None,
     dtype: str = "float32",
     seed: int = 0,
@@ -74,8 +74,9 @@ def build_sparse(
     staged = build.stage(items)
     sparsity = Sparsity(sparse.per_query(len(staged.items)), random_share=sparse.random_share, seed=seed)
     add_first_stages([stage], items=staged.items, path=build.staged, encoder=encoder, progress=show_encoding)
-    dense = open_first_stages(build.staged, encoder=encoder)["dense"]()
-    if not isinstance(dense, Dense) or not dense.has_encoder or set(dense.ids) != set(staged.items.ids):
+    dense = placed(open_first_stages(build.staged, encoder=encoder)["dense"](), staged.items)
+    vectors = dense.vectors()
+    if vectors is None or vectors.embed_queries is None:
         raise InputError(
             "A sparse index needs a dense first stage of all its items with an encoder for queries; this one has "
             "other items, or no encoder."
@@ -88,14 +89,14 @@ def build_sparse(
     return build.finish(
         anchors,
         scored,
-        embeddings=dense.embeddings_of(staged.items.ids),
-        query_vectors=dense.embed_queries(anchors),
+        embeddings=vectors.all_rows(),
+        query_vectors=vectors.embed_queries(anchors),
         sparsity=sparsity,
     )
 
 
 def _chosen(
-    queries: Sequence[Query], dense: Dense, items: Items, sparsity: Sparsity
+    queries: Sequence[Query], dense: Placed, items: Items, sparsity: Sparsity
 ) -> list[tuple[IntArray, IntArray]]:
     """Each query's best items, and others drawn at random."""
     n_random = sparsity.n_random
@@ -103,7 +104,7 @@ def _chosen(
     results = dense.search(queries, n_best) if n_best else None
     chosen = []
     for number, query in enumerate(queries):
-        best = np.empty(0, dtype=np.intp) if results is None else items.positions(results[number].ids)
+        best = np.empty(0, dtype=np.intp) if results is None else results[number].positions
         draws = uniform(stream_key(sparsity.seed, "sparse", query.id), items.keys)
         # The best are not drawn a second time.
         draws[best] = -np.inf

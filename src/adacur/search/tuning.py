@@ -17,10 +17,11 @@ from adacur.approximation import GaussianModel
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.budget import Budget
 from adacur.core.errors import InputError
-from adacur.core.protocols import AnchorScores, Retriever
+from adacur.core.protocols import AnchorScores
 from adacur.core.ranking import best_positions
 from adacur.core.records import Query
 from adacur.core.seeds import item_keys, stream_key, uniform
+from adacur.first_stages import Placed
 from adacur.search.adaptive import LockStep
 from adacur.search.methods import AdaCUR, Method
 from adacur.search.plan import Plan
@@ -205,7 +206,7 @@ def tune(
     )
 
 
-def first_name(first: Retriever | None) -> str | None:
+def first_name(first: Placed | None) -> str | None:
     """What a first stage is called in traces and tunings."""
     return None if first is None else getattr(first, "name", type(first).__name__)
 
@@ -272,7 +273,7 @@ class Replay:
         self,
         anchors: AnchorScores,
         *,
-        first: Retriever | None,
+        first: Placed | None,
         approximator: GaussianModel,
         queries: int,
         seed: int = 0,
@@ -301,7 +302,7 @@ class Replay:
         """The first stage that the queries start from."""
         return first_name(self._first)
 
-    def serves(self, first: Retriever | None, approximator: GaussianModel, *, queries: int, seed: int) -> bool:
+    def serves(self, first: Placed | None, approximator: GaussianModel, *, queries: int, seed: int) -> bool:
         """Whether a new replay of these would be no other than this one."""
         same = first is self._first and approximator is self._gaussian
         return same and (queries, seed) == (self._asked, self.seed)
@@ -364,9 +365,7 @@ class Replay:
         if self._first is None:
             return [np.empty(0, dtype=np.intp)] * len(self.queries)
         if self._n_candidates < wanted:
-            items = self._anchors.items
-            found = self._first.search(self.queries, wanted)
-            self._candidates = [items.positions(dict.fromkeys(hits.ids)) for hits in found]
+            self._candidates = [positions for positions, _ in self._first.search(self.queries, wanted)]
             self._n_candidates = wanted
         return self._candidates
 

@@ -12,8 +12,9 @@ import numpy as np
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import InputError
 from adacur.core.extras import require
-from adacur.core.protocols import Retriever, Scorer
+from adacur.core.protocols import Scorer
 from adacur.data import JudgedCollection
+from adacur.first_stages import AnyStage
 from adacur.scorers.cross_encoders.checkpoints import check_is_fast, checkpoint_folder, quiet, written_whole
 from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead, make_emb_cross_encoder, save_emb_cross_encoder
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenPairs, chosen_max_tokens
@@ -41,7 +42,7 @@ def train_cross_encoder(
     folder: str | Path,
     *,
     base: str | Path,
-    first: Retriever,
+    first: AnyStage,
     head: CrossEncoderHead | EmbHead = "emb",
     add_tags: bool = False,
     negatives: int = 63,

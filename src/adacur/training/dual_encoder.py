@@ -16,9 +16,10 @@ from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.budget import is_whole
 from adacur.core.errors import InputError
 from adacur.core.extras import require
-from adacur.core.protocols import Items, Retriever
+from adacur.core.protocols import Items
 from adacur.core.records import Item, ItemList
 from adacur.data import JudgedCollection
+from adacur.first_stages import AnyStage
 from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder
 from adacur.training.fitting import check_device, fit
 from adacur.training.judged_queries import (
@@ -52,7 +53,7 @@ def train_dual_encoder(
     folder: str | Path,
     *,
     base: str | Path,
-    first: Retriever | None = None,
+    first: AnyStage | None = None,
     towers: TowerOptions = _AS_THE_BASE,
     negatives: int = 7,
     depth: int = 100,

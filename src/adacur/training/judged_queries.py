@@ -11,10 +11,11 @@ import numpy as np
 
 from adacur.core.arrays import IntArray
 from adacur.core.errors import InputError
-from adacur.core.protocols import Items, Retriever
+from adacur.core.protocols import Items
 from adacur.core.records import ItemList, Query
 from adacur.core.seeds import stream_key, uniform
 from adacur.data import JudgedCollection, split_queries
+from adacur.first_stages import AnyStage, placed
 
 __all__ = [
     "JudgedQueries",
@@ -127,12 +128,12 @@ def with_equal_texts(judged: JudgedQueries, row_of: IntArray) -> JudgedQueries:
     return JudgedQueries(judged.queries, relevant)
 
 
-def first_stage_positions(first: Retriever, queries: Sequence[Query], items: Items, *, depth: int) -> list[IntArray]:
+def first_stage_positions(first: AnyStage, queries: Sequence[Query], items: Items, *, depth: int) -> list[IntArray]:
     """Per query, the positions of the first stage's best items, best first: at most `depth`."""
-    return [items.positions(hits.ids) for hits in first.search(queries, min(depth, len(items)))]
+    return [positions for positions, _ in placed(first, items).search(queries, min(depth, len(items)))]
 
 
-def hard_negatives(first: Retriever, judged: JudgedQueries, items: Items, *, depth: int, seed: int) -> list[IntArray]:
+def hard_negatives(first: AnyStage, judged: JudgedQueries, items: Items, *, depth: int, seed: int) -> list[IntArray]:
     """Per query, `depth` items that are not relevant: the first stage's best, and random ones where it finds fewer.
 
     All queries get as many, and so fewer than asked where the collection is small.

@@ -13,7 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from adacur.core.errors import InputError
-from adacur.core.protocols import Retriever
+from adacur.first_stages import AnyStage
 from adacur.scorers.cross_encoders.weights import weights_hash
 
 __all__ = ["RunFolder", "Trained", "check_may_write", "facts_of_base", "facts_of_first", "model_hash"]
@@ -167,7 +167,7 @@ def facts_of_base(base: str | Path, folder: Path, *, out: str | Path) -> dict[st
     return {"base": str(folder.resolve() if Path(base).is_dir() else base), "base_weights": model_hash(folder)}
 
 
-def facts_of_first(first: Retriever | None) -> dict[str, str | None]:
+def facts_of_first(first: AnyStage | None) -> dict[str, str | None]:
     """The identity of the first stage in `made_from`: its name and, where it has one, the hash of its `weights`."""
     if first is None:
         return {"first": None}

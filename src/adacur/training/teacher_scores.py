@@ -13,9 +13,10 @@ import numpy as np
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.budget import is_whole
 from adacur.core.errors import DuplicateId, EmptyInput, InputError
-from adacur.core.protocols import AnchorScores, Items, Retriever, Scorer
+from adacur.core.protocols import AnchorScores, Items, Scorer
 from adacur.core.records import Query, as_queries, first_repeat
 from adacur.core.scores import check_scores
+from adacur.first_stages import AnyStage
 from adacur.scorers.cached import Cached
 from adacur.training.judged_queries import first_stage_positions
 
@@ -85,7 +86,7 @@ class TeacherScores:
         queries: Iterable[Query | str],
         items: Items,
         *,
-        first: Retriever,
+        first: AnyStage,
         top: int = 100,
         cache: str | Path | None = None,
         progress: bool = False,

@@ -6,7 +6,7 @@ import pytest
 from adacur import AnchorIndex, First, Gaussian, Item, Query
 from adacur.core.errors import EmptyInput, InputError
 from adacur.evaluation import calls_to_tune_fuse, judged_quality, tune_fuse
-from adacur.first_stages import MatrixRetriever
+from adacur.first_stages import Matrix, as_hits
 from adacur.scorers import FunctionScorer, MatrixScorer
 
 N_ITEMS = 300
@@ -28,7 +28,7 @@ def world(*, scorer_error: float, first_error: float, n_anchors: int = 60, n_new
         anchor_queries=queries[:n_anchors],
         scores=scores[:n_anchors],
         scorer=MatrixScorer(queries[n_anchors:], items, scores[n_anchors:]) if n_new else None,
-        first={"dense": MatrixRetriever(queries=queries, items=items, scores=first)},
+        first={"dense": Matrix(queries=queries, items=items, scores=first)},
     )
     qrels = {query.id: {items[place].id: 1} for query, place in zip(queries, right, strict=True)}
     return index, queries, qrels
@@ -68,10 +68,7 @@ def test_anchor_queries_are_known_by_their_texts_and_judged_by_the_ids_given() -
     class ByText:
         def search(self, asked, k):
             known = {query.text: query for query in queries}
-            return [
-                hits.__class__(query=query, ids=hits.ids, scores=hits.scores)
-                for query, hits in zip(asked, dense.search([known[query.text] for query in asked], k), strict=True)
-            ]
+            return as_hits(asked, dense.search([known[query.text] for query in asked], k), index.items.ids)
 
     same = AnchorIndex.from_arrays(
         items=index.items.at(range(N_ITEMS)), anchor_queries=queries, scores=index.matrix.T, first={"dense": ByText()}

@@ -11,7 +11,7 @@ import pytest
 
 from adacur.core.errors import DamagedIndex, InputError
 from adacur.core.records import Item
-from adacur.first_stages import Dense, EncoderCard, OnnxEncoder, load_retriever
+from adacur.first_stages import Dense, EncoderCard, OnnxEncoder, load_first_stage
 
 
 class VectorEncoder:
@@ -47,7 +47,7 @@ def test_it_finds_the_highest_dot_products_of_the_stored_vectors(storage, k) -> 
     for row, hits in zip(products, retriever.search(QUERIES, k), strict=True):
         row = row.astype(np.float32)
         best = np.lexsort((IDS, -row))[:k]
-        assert hits.ids == tuple(IDS[position] for position in best)
+        assert hits.positions.tolist() == best.tolist()
         np.testing.assert_array_equal(hits.scores, row[best])
 
 
@@ -56,7 +56,7 @@ def test_scores_do_not_depend_on_the_batch_to_the_last_bit() -> None:
     together = retriever.search(QUERIES, 50)
     for query, hits in zip(QUERIES, together, strict=True):
         (alone,) = retriever.search([query], 50)
-        assert alone.ids == hits.ids
+        assert alone.positions.tolist() == hits.positions.tolist()
         assert alone.scores.tobytes() == hits.scores.tobytes()
 
 
@@ -75,13 +75,13 @@ def test_a_zero_vector_survives_int8() -> None:
 @pytest.mark.parametrize("storage", ["float16", "int8"])
 def test_embeddings_written_to_a_file_are_those_kept_in_memory(tmp_path, storage) -> None:
     kept = Dense.build(FEW, encoder=VectorEncoder(), storage=storage)
-    written = Dense.build(iter(FEW), encoder=VectorEncoder(), storage=storage, path=tmp_path / "embeddings.npy")
+    written = Dense.build(iter(FEW), encoder=VectorEncoder(), storage=storage, folder=tmp_path)
     assert np.load(tmp_path / "embeddings.npy").shape == (600, 16)
     assert (written.embeddings == kept.embeddings).all()
 
 
 def test_saving_over_its_own_file_loses_nothing(tmp_path) -> None:
-    retriever = Dense.build(FEW, encoder=VectorEncoder(), path=tmp_path / "embeddings.npy")
+    retriever = Dense.build(FEW, encoder=VectorEncoder(), folder=tmp_path)
     before = retriever.embeddings
     retriever.save(tmp_path)
     assert (Dense.load(tmp_path, encoder=VectorEncoder()).embeddings == before).all()
@@ -93,7 +93,7 @@ def test_without_an_encoder_it_says_how_to_pass_one(tmp_path) -> None:
         retriever.search(["river"], 1)
     retriever.save(tmp_path)
     with pytest.raises(InputError, match=r"Dense\.load\(.*encoder="):
-        load_retriever(tmp_path).search(["river"], 1)
+        load_first_stage(tmp_path).search(["river"], 1)
 
 
 def test_another_encoder_is_refused(tmp_path) -> None:
@@ -136,10 +136,9 @@ def test_the_encoder_of_the_card_is_opened_at_the_first_search(tmp_path, tiny_on
     items = [Item("r", "old river"), Item("c", "old city"), Item("w", "water")]
     built = Dense.build(items, encoder=encoder)
     built.save(tmp_path / "saved")
-    loaded = load_retriever(tmp_path / "saved")
-    assert [hits.ids for hits in loaded.search(["river", "city"], 3)] == [
-        hits.ids for hits in built.search(["river", "city"], 3)
-    ]
+    loaded = load_first_stage(tmp_path / "saved")
+    answers = zip(loaded.search(["river", "city"], 3), built.search(["river", "city"], 3), strict=True)
+    assert all(one.positions.tolist() == other.positions.tolist() for one, other in answers)
 
 
 def test_another_tokenizer_prefix_or_limit_under_the_same_weights_is_refused(tmp_path, tiny_model) -> None:
@@ -167,7 +166,7 @@ def test_a_lost_or_changed_model_is_refused_at_the_first_search(tmp_path, tiny_o
     Dense.build([Item("r", "old river")], encoder=tiny_onnx_encoder(model)).save(tmp_path / "saved")
     tiny_onnx_encoder(model, seed=1)
     with pytest.raises(InputError, match="weights"):
-        load_retriever(tmp_path / "saved").search(["river"], 1)
+        load_first_stage(tmp_path / "saved").search(["river"], 1)
     shutil.rmtree(model)
     with pytest.raises(InputError, match=r"cannot be opened: .* Pass it: adacur\.load\(path, encoder="):
-        load_retriever(tmp_path / "saved").search(["river"], 1)
+        load_first_stage(tmp_path / "saved").search(["river"], 1)

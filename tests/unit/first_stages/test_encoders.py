@@ -8,7 +8,7 @@ import pytest
 
 from adacur.core.errors import InputError
 from adacur.data import fetch
-from adacur.first_stages import Encoder, OnnxEncoder, SentenceTransformerEncoder, TokenEncoder, bge_small
+from adacur.first_stages import Encoder, OnnxEncoder, SentenceTransformerEncoder, bge_small
 
 
 def table_of(encoder: OnnxEncoder, *words: str) -> np.ndarray:
@@ -26,15 +26,6 @@ def test_cls_pooling_takes_the_first_token_and_normalises(tmp_path, tiny_model) 
     encoder = OnnxEncoder(tiny_model(tmp_path), pooling="cls")
     expected = table_of(encoder, "[CLS]")[0]
     np.testing.assert_allclose(encoder.encode_items(["old city"])[0], expected / np.linalg.norm(expected), rtol=1e-6)
-
-
-def test_tokens_are_the_states_of_prefix_text_and_special_tokens(tmp_path, tiny_model) -> None:
-    encoder = OnnxEncoder(tiny_model(tmp_path), query_prefix="query: ", item_prefix="old ")
-    query, short = encoder.encode_query_tokens(["river city", "water"])
-    assert (query == table_of(encoder, "[CLS]", "query", ":", "river", "city", "[SEP]")).all()
-    assert (short == table_of(encoder, "[CLS]", "query", ":", "water", "[SEP]")).all()
-    assert (encoder.encode_item_tokens(["city"])[0] == table_of(encoder, "[CLS]", "old", "city", "[SEP]")).all()
-    assert encoder.encode_item_tokens([]) == []
 
 
 def test_prefixes_go_before_queries_or_items_alone(tmp_path, tiny_model) -> None:
@@ -117,19 +108,3 @@ def test_an_encoder_of_the_hub_runs_no_code_that_it_names(tmp_path, monkeypatch)
     monkeypatch.setattr(hub, "snapshot_download", lambda name, **_: str(tmp_path))
     with pytest.raises(InputError, match=r"evil\.Module"):
         SentenceTransformerEncoder("org/evil")
-
-
-def test_the_mean_of_a_sentence_transformer_s_tokens_is_its_vector() -> None:
-    pytest.importorskip("sentence_transformers")
-    encoder = SentenceTransformerEncoder(fetch("all-MiniLM-L6-v2"), query_prefix="query: ")
-    texts = ["river", "The Thames is a river that flows through London.", "old city"]
-    assert isinstance(encoder, TokenEncoder)
-    for tokens, vectors in (
-        (encoder.encode_query_tokens(texts), encoder.encode_queries(texts)),
-        (encoder.encode_item_tokens(texts), encoder.encode_items(texts)),
-    ):
-        assert all(states.dtype == np.float32 for states in tokens)
-        means = np.array([states.mean(axis=0) for states in tokens])
-        np.testing.assert_allclose(means / np.linalg.norm(means, axis=1, keepdims=True), vectors, atol=1e-5)
-    assert [len(states) for states in encoder.encode_item_tokens(texts)] == [3, 12, 4]
-    assert encoder.encode_item_tokens([]) == []

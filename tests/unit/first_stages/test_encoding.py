@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
 import tqdm.auto
 
 from adacur.core.records import Item
-from adacur.first_stages import Dense, MultiVector
+from adacur.first_stages import Dense
 from adacur.first_stages.encoding import blocks_to_encode
 from tests.living_world import Encoder
 
 ITEMS = [Item(f"i{n}", f"text {n}") for n in range(300)]
 
 
-@pytest.mark.parametrize("kind", [Dense, MultiVector])
-def test_the_bar_counts_what_has_been_encoded(kind, monkeypatch) -> None:
+def test_the_bar_counts_what_has_been_encoded(monkeypatch) -> None:
     encoder, seen = Encoder(), []
 
     class Bar(tqdm.auto.tqdm):
@@ -23,7 +21,7 @@ def test_the_bar_counts_what_has_been_encoded(kind, monkeypatch) -> None:
             return super().update(n)
 
     monkeypatch.setattr(tqdm.auto, "tqdm", Bar)
-    kind.build(ITEMS, encoder=encoder, progress=True)
+    Dense.build(ITEMS, encoder=encoder, progress=True)
     assert len(seen) > 3
     assert seen[0][0] <= 16
     assert all(said == encoded for said, encoded, _ in seen)

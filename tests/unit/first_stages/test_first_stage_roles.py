@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,12 +11,12 @@ import pytest
 
 import adacur
 from adacur import AnchorIndex, First, Item, Query
-from adacur.core.errors import InputError, MissingExtra, UnknownName
-from adacur.core.protocols import Retriever
+from adacur.core.errors import InputError, UnknownName
 from adacur.core.results import Hits
-from adacur.first_stages import BM25, Dense, EncoderCard, MultiVector, TfIdf
+from adacur.first_stages import BM25, Dense, EncoderCard, as_hits
+from adacur.search.first_stages import FirstStageWarning
 
-STAGES = {"bm25": BM25, "tfidf": TfIdf, "dense": Dense, "multi-vector": MultiVector}
+STAGES = {"bm25": BM25, "dense": Dense}
 METHODS = ("gaussian", "adacur", "anncur", "rerank")
 THINGS = ("river", "harbour", "comet", "violin", "glacier", "lantern", "orchid", "meadow", "anvil", "thimble")
 # Every item shares a word with every query, so that stages that match words return as many as they are asked for.
@@ -34,13 +33,9 @@ class WordEncoder:
     dimension = 16
     card = EncoderCard(kind="words", dimension=16, weights="v1")
 
-    def encode_item_tokens(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [np.array([self.vector(word) for word in text.split()]) for text in texts]
-
     def encode_items(self, texts: Sequence[str]) -> np.ndarray:
-        return np.array([tokens.mean(axis=0) for tokens in self.encode_item_tokens(texts)])
+        return np.array([np.mean([self.vector(word) for word in text.split()], axis=0) for text in texts])
 
-    encode_query_tokens = encode_item_tokens
     encode_queries = encode_items
 
     @staticmethod
@@ -75,25 +70,27 @@ def stage(request) -> str:
     return request.param
 
 
+def hits_of(index: AnchorIndex, stage: str, k: int) -> list[Hits]:
+    return as_hits(QUERIES, index.first_stage(stage).search(QUERIES, k), index.items.ids)
+
+
 def scored(hits: Hits) -> list[str]:
     assert hits.trace is not None
     return [ITEMS[position].id for round_ in hits.trace.rounds for position in round_.positions]
 
 
 def test_a_stage_kept_with_an_index_opens_again_and_answers_alone(index, stage) -> None:
-    retriever = index.first_stage(stage)
-    assert isinstance(retriever, Retriever)
-    assert isinstance(retriever, STAGES[stage])
-    needs_encoder = stage in ("dense", "multi-vector")
-    fresh = STAGES[stage].build(ITEMS, **({"encoder": WordEncoder()} if needs_encoder else {}))
-    for one, other in zip(retriever.search(QUERIES, 20), fresh.search(QUERIES, 20), strict=True):
-        assert one.ids == other.ids
+    opened = index.first_stage(stage)
+    assert isinstance(opened.stage, STAGES[stage])
+    fresh = STAGES[stage].build(ITEMS, encoder=WordEncoder())
+    for one, other in zip(opened.search(QUERIES, 20), fresh.search(QUERIES, 20), strict=True):
+        assert one.positions.tolist() == other.positions.tolist()
         assert one.scores.tolist() == other.scores.tolist()
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_first_round_is_the_stage_s_best(index, stage, method) -> None:
-    best = index.first_stage(stage).search(QUERIES, 30)
+    best = hits_of(index, stage, 30)
     found = index.search(QUERIES, 3, budget=30, method=method, first=stage)
     for first, hits in zip(best, found, strict=True):
         size = len(hits.trace.rounds[0].positions)
@@ -106,7 +103,7 @@ def test_the_first_round_is_the_stage_s_best(index, stage, method) -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("budget", "pool"), [(12, 25), (25, 12)])
 def test_a_pool_confines_every_method_to_the_stage_s_best(index, stage, method, budget, pool) -> None:
-    best = index.first_stage(stage).search(QUERIES, pool)
+    best = hits_of(index, stage, pool)
     found = index.search(QUERIES, 3, budget=budget, method=method, first=First(stage, pool=pool))
     for first, hits in zip(best, found, strict=True):
         assert len(first.ids) == pool
@@ -118,23 +115,42 @@ def test_a_pool_confines_every_method_to_the_stage_s_best(index, stage, method, 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_pool_that_the_budget_covers_has_the_same_answer_for_every_method(index, stage, method) -> None:
     (found,) = index.search(QUERIES[:1], 5, budget=40, method=method, first=First(stage, pool=20))
-    (first,) = index.first_stage(stage).search(QUERIES[:1], 20)
+    first = hits_of(index, stage, 20)[0]
     (exact,) = index.search(QUERIES[:1], 5, filter=set(first.ids), method="exact")
     assert found.ids == exact.ids
 
 
-def test_stages_that_cannot_be_built_are_refused_before_anything_is_scored(tmp_path, monkeypatch) -> None:
-    class Pooled:
-        dimension, card = 16, WordEncoder.card
-        encode_items = encode_queries = WordEncoder.encode_items
-
-    with pytest.raises(InputError, match="A multi-vector first stage needs an encoder; give encoder="):
-        adacur.build(ITEMS, ANCHORS, scorer=shared_words, path=tmp_path / "i", first=["multi-vector"])
-    with pytest.raises(InputError, match="encode_query_tokens and encode_item_tokens; Pooled has not"):
-        build(tmp_path / "i", first=["multi-vector"], encoder=Pooled())
-    with pytest.raises(UnknownName, match="Did you mean 'multi-vector'"):
-        build(tmp_path / "i", first=["multi_vector"])
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(MissingExtra, match=r"\[tfidf\]"):
-        build(tmp_path / "i", first=["tfidf"])
+def test_stages_that_cannot_be_built_are_refused_before_anything_is_scored(tmp_path) -> None:
+    with pytest.raises(InputError, match="encoder="):
+        adacur.build(ITEMS, ANCHORS, scorer=shared_words, path=tmp_path / "i", first=["dense"])
+    for name in ("bm52", "tfidf", "multi-vector", "matrix"):
+        with pytest.raises(UnknownName, match=name):
+            build(tmp_path / "i", first=[name])
     assert not (tmp_path / "i").exists()
+
+
+@pytest.mark.parametrize("name", ["tfidf", "multi-vector"])
+def test_a_first_stage_that_left_the_library_is_skipped_with_a_warning(tmp_path, name) -> None:
+    path = tmp_path / "i.adacur"
+    build(path, first=["bm25"])
+    (path / "first" / "bm25").rename(path / "first" / name)
+    settings = path / "first" / name / "retriever.json"
+    settings.write_text(settings.read_text().replace("bm25", name))
+    with pytest.warns(FirstStageWarning, match=name):
+        index = adacur.load(path, scorer=shared_words)
+    assert index.first_stages == ("random",)
+
+
+def test_a_search_takes_an_engine_that_answers_by_id(index) -> None:
+    class Engine:
+        def search(self, queries, k):
+            return hits_of(index, "bm25", k)[: len(queries)]
+
+    by_id = index.search(QUERIES[0], 3, budget=30, first=Engine())
+    assert by_id.trace.settings["first"] == "Engine"
+    assert scored(by_id) == scored(index.search(QUERIES[0], 3, budget=30, first="bm25"))
+
+
+def test_a_first_stage_of_other_items_is_refused(index) -> None:
+    with pytest.raises(UnknownName, match="'elsewhere'"):
+        index.search(QUERIES[0], 3, budget=30, first=BM25.build([*ITEMS, Item("elsewhere", "the river")]))

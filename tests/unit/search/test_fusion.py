@@ -6,7 +6,7 @@ import pytest
 from adacur import AnchorIndex, Budget, Exact, First, Gaussian, Hits, Item, Query, Rerank
 from adacur.core.errors import InputError, UnknownName
 from adacur.evaluation.trec import write_trec
-from adacur.first_stages import MatrixRetriever
+from adacur.first_stages import Matrix
 from adacur.search.fusion import LISTED, Fusion
 
 
@@ -43,7 +43,7 @@ def by_hand(hits: Hits, world, first: Hits, weight: float) -> dict[str, float]:
 
 
 def test_the_order_is_rarity_plus_weight_times_the_first_stages_standard_score(index, world) -> None:
-    for query, first in zip(world.test, world.noisy_first(3.0).search(world.test, 200), strict=True):
+    for query, first in zip(world.test, world.noisy_hits(200, 3.0), strict=True):
         hits = index.search(query, k=60, budget=60, first=First("noisy", fuse=1.0))
         expected = by_hand(hits, world, first, 1.0)
         common = [
@@ -60,7 +60,7 @@ def test_scores_stay_the_scorers_own_and_the_best_k_are_the_best_fused_of_all_th
 ) -> None:
     spent = {} if method == "exact" else {"budget": 60}
     fusion = Fusion.fit(index, weight=2.0)
-    lists = world.noisy_first(3.0).search(world.test, 200)
+    lists = world.noisy_hits(200, 3.0)
     for row, (query, first) in enumerate(zip(world.test, lists, strict=True)):
         hits = index.search(query, k=5, method=method, first=First("noisy", fuse=2.0), **spent)
         everything = scored(hits)
@@ -83,7 +83,7 @@ def test_what_is_scored_does_not_depend_on_fuse(index, world) -> None:
 
 
 def test_a_heavy_weight_gives_the_first_stages_order_and_none_the_scorers(index, world) -> None:
-    first = world.noisy_first(3.0).search(world.test, 60)
+    first = world.noisy_hits(60, 3.0)
     heavy = index.search(world.test, k=10, budget=60, method="rerank", first=First("noisy", fuse=1e6))
     none = index.search(world.test, k=10, budget=60, method="rerank", first=First("noisy", fuse=0.0))
     assert [hits.ids for hits in heavy] == [hits.ids[:10] for hits in first]
@@ -143,7 +143,8 @@ def test_an_item_that_the_first_stage_names_twice_counts_once(world) -> None:
         def search(self, queries, k):
             return [
                 Hits(query=hits.query, ids=hits.ids + hits.ids, scores=np.concatenate([hits.scores, hits.scores - 100]))
-                for hits in world.noisy_first(3.0).search(queries, k)
+                for hits in world.noisy_hits(k, 3.0)
+                if hits.query in queries
             ]
 
     def found(first) -> list[tuple[str, ...]]:
@@ -155,7 +156,7 @@ def test_an_item_that_the_first_stage_names_twice_counts_once(world) -> None:
 
 
 def test_a_first_stage_that_cannot_tell_items_apart_changes_nothing(world) -> None:
-    flat = MatrixRetriever(queries=world.test, items=world.items, scores=np.ones_like(world.test_scores))
+    flat = Matrix(queries=world.test, items=world.items, scores=np.ones_like(world.test_scores))
     plain = AnchorIndex(world.index, scorer=world.scorer).search(world.test, 10, method=Exact())
     fused = AnchorIndex(world.index, scorer=world.scorer).search(
         world.test, 10, method=Exact(), first=First(flat, fuse=1.0)
@@ -206,7 +207,7 @@ def test_run_files_dicts_and_representations_show_what_the_hits_are_ranked_by(in
 
 
 def test_replaying_anchor_queries_finds_their_scores_without_a_scorer(world) -> None:
-    first = MatrixRetriever(queries=world.anchors, items=world.items, scores=world.anchor_scores)
+    first = Matrix(queries=world.anchors, items=world.items, scores=world.anchor_scores)
     index = AnchorIndex.from_arrays(
         items=world.items, anchor_queries=world.anchors, scores=world.anchor_scores, first={"known": first}
     )

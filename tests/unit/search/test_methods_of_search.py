@@ -47,7 +47,7 @@ def test_axn_searches_with_the_dense_first_stage_s_vectors_and_no_anchor_scores(
         budget=40,
         method=AdaCUR(
             approximator=EmbeddingRegression(
-                world.item_embeddings.astype(np.float32), embed_queries=dense.embed_queries
+                world.item_embeddings.astype(np.float32), embed_queries=dense.vectors().embed_queries
             )
         ),
         first=dense,

@@ -180,7 +180,7 @@ def test_first_stages_are_saved_under_the_names_they_were_given(tmp_path) -> Non
     opened = adacur.load(tmp_path / "saved", scorer=overlap, check=False)
     assert opened.first_stages == ("body", "title", "random")
     found = opened.first_stage("title").search(["violin"], 20)[0]
-    assert all(id_.startswith("violin-") for id_ in found.ids)
+    assert all(ITEMS[position].id.startswith("violin-") for position in found.positions)
 
 
 def test_verify_finds_a_flipped_byte_in_a_first_stage(tmp_path) -> None:
@@ -229,7 +229,7 @@ def test_an_encoder_whose_path_is_gone_is_fetched_by_name(tmp_path) -> None:
     settings["encoder"]["source"] = "/another/machine/bge-small-en-v1.5"
     settings_file.write_text(json.dumps(settings))
     index = adacur.load(tmp_path / "index", scorer=overlap)
-    assert isinstance(index.first_stage("dense"), Dense)
+    assert isinstance(index.first_stage("dense").stage, Dense)
     assert len(index.search("a castle by a river", k=1, budget=3, first="dense")) == 1
 
 

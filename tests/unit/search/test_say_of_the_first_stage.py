@@ -10,7 +10,7 @@ import pytest
 from adacur import AdaCUR, AnchorIndex, Dense, Gaussian
 from adacur.core.errors import BudgetError, InputError
 from adacur.evaluation import top_k_recall
-from adacur.first_stages import MatrixRetriever
+from adacur.first_stages import Matrix
 from adacur.scorers import MatrixScorer
 from tests.conftest import make_world
 
@@ -24,7 +24,7 @@ def batches(world, **options) -> list[list[int]]:
 
 def test_a_heavy_first_stage_decides_every_round(world) -> None:
     (ranked,) = world.noisy_first().search(world.test[:1], 40)
-    in_order = [int(id_[1:]) for id_ in ranked.ids]
+    in_order = ranked.positions.tolist()
     assert list(chain(*batches(world, first_weight=1e6))) == in_order
     assert list(chain(*batches(world))) != in_order
 
@@ -87,7 +87,7 @@ def test_methods_that_need_anchor_queries_say_so(world) -> None:
 
 def test_a_first_stage_that_knows_few_items_still_leads(world) -> None:
     known = world.items[:7]
-    few = MatrixRetriever(queries=world.test, items=known, scores=world.test_scores[:, :7])
+    few = Matrix(queries=world.test, items=known, scores=world.test_scores[:, :7])
     hits = AnchorIndex(world.index, scorer=world.scorer).search(
         world.test, 5, budget=30, method=AdaCUR(rounds=3, first_weight=0.3), first=few
     )
@@ -100,8 +100,8 @@ def test_where_there_is_nothing_to_predict_from_the_first_stage_alone_leads(worl
     index = AnchorIndex.from_items(world.items, scorer=world.scorer, first={"bm25": first})
     (ranked,) = first.search(world.test[:1], 40)
     (hits,) = index.search(world.test[:1], 10, budget=40)
-    in_order = [world.items[at].id for round_ in hits.trace.rounds for at in round_.positions.tolist()]
-    assert in_order == list(ranked.ids)
+    in_order = [position for round_ in hits.trace.rounds for position in round_.positions.tolist()]
+    assert in_order == ranked.positions.tolist()
 
 
 def test_scores_whose_spread_no_float_holds_are_searched_all_the_same(world) -> None:

@@ -12,7 +12,7 @@ from adacur import AnchorIndex, Budget, Gaussian, Item, Query
 from adacur.approximation import GaussianModel
 from adacur.core.errors import BudgetError, InputError
 from adacur.evaluation import top_k_recall
-from adacur.first_stages import MatrixRetriever
+from adacur.first_stages import Matrix
 from adacur.scorers import MatrixScorer, Metered
 from adacur.search import method_named
 from adacur.search.stopping import expected_recall
@@ -37,7 +37,7 @@ def easy_and_hard(*, n_items: int = 300, n_anchors: int = 40) -> AnchorIndex:
         anchor_queries=[Query(f"a{number}", f"a{number}") for number in range(n_anchors)],
         scores=scores[:n_anchors],
         scorer=Metered(MatrixScorer(asked, items, scores[n_anchors:])),
-        first={"bm25": MatrixRetriever(queries=asked, items=items, scores=blurred)},
+        first={"bm25": Matrix(queries=asked, items=items, scores=blurred)},
     )
 
 
@@ -130,9 +130,7 @@ def test_ties_at_the_kth_score_are_no_reason_to_go_on() -> None:
         anchor_queries=[Query(f"a{number}", "a") for number in range(30)],
         scores=scores[:30],
         scorer=MatrixScorer([asked], items, scores[30:]),
-        first={
-            "bm25": MatrixRetriever(queries=[asked], items=items, scores=scores[30:] + random.normal(size=(1, 200)))
-        },
+        first={"bm25": Matrix(queries=[asked], items=items, scores=scores[30:] + random.normal(size=(1, 200)))},
     )
     hits = index.search(asked, k=10, budget=150, method=Gaussian(rounds=10, stop_when=0.9))
     assert hits.trace.calls <= 150
@@ -147,7 +145,7 @@ def test_a_constant_scorer_is_no_hindrance() -> None:
         anchor_queries=[Query("a", "a")],
         scores=np.ones((1, 100)),
         scorer=MatrixScorer([asked], items, np.ones((1, 100))),
-        first={"bm25": MatrixRetriever(queries=[asked], items=items, scores=np.arange(100.0)[None])},
+        first={"bm25": Matrix(queries=[asked], items=items, scores=np.arange(100.0)[None])},
     )
     assert len(index.search(asked, k=5, budget=40, method=Gaussian(stop_when=0.9))) == 5
 
@@ -224,7 +222,7 @@ def test_expectations_hold_on_real_scores(shared_folder: Path) -> None:
         scores=bed.anchor_scores,
         scorer=MatrixScorer(bed.test_queries, bed.items, bed.exact_scores),
         first={
-            "bm25": MatrixRetriever(
+            "bm25": Matrix(
                 queries=bed.test_queries, items=bed.items, scores=bed.query_embeddings @ bed.item_embeddings.T
             )
         },

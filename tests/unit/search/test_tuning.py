@@ -17,7 +17,7 @@ from adacur import AdaCUR, AnchorIndex, Budget, Item, Query
 from adacur.approximation import GaussianModel, PseudoInverse
 from adacur.core.errors import BudgetError, DamagedIndex, InputError, NewerFormat
 from adacur.evaluation import top_k_recall
-from adacur.first_stages import MatrixRetriever
+from adacur.first_stages import Matrix
 from adacur.index import AnchorTable, locked
 from adacur.scorers import MatrixScorer
 from adacur.search.settings import GaussianSettings, default_settings
@@ -40,7 +40,7 @@ def replayed_world(make_world, *, n_anchors: int = 40, n_items: int = 150):
     """An index in memory whose first stage knows the anchor queries, blurred."""
     world = make_world(n_anchors=n_anchors, n_items=n_items, noise=0.5)
     blur = np.random.default_rng(5).normal(size=world.anchor_scores.shape) * 2
-    first = MatrixRetriever(queries=world.anchors, items=world.items, scores=world.anchor_scores + blur)
+    first = Matrix(queries=world.anchors, items=world.items, scores=world.anchor_scores + blur)
     index = AnchorIndex.from_arrays(
         items=world.items, anchor_queries=world.anchors, scores=world.anchor_scores, first={"matrix": first}
     )
@@ -445,7 +445,7 @@ def test_predictions_hold_on_real_scores(shared_folder: Path) -> None:
     gaussian = GaussianModel(
         embeddings=bed.item_embeddings, embed_queries=lambda queries: vectors[[rows[query.id] for query in queries]]
     )
-    first = MatrixRetriever(
+    first = Matrix(
         queries=[*bed.anchor_queries, *bed.test_queries], items=bed.items, scores=vectors @ bed.item_embeddings.T
     )
     tuning = tune(Replay(index, first=first, approximator=gaussian, queries=60), k=10, budget=50, quick=True)

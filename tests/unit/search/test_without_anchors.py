@@ -46,7 +46,7 @@ def path_fixture(tmp_path) -> Path:
 
 @pytest.mark.parametrize(
     "first",
-    [None, "bm25", ["bm25"], ["bm25", "tfidf"], {"bm25": BM25.build(ITEMS)}, BM25.build(ITEMS), [BM25.build(ITEMS)]],
+    [None, "bm25", ["bm25"], ["bm25", "random"], {"bm25": BM25.build(ITEMS)}, BM25.build(ITEMS), [BM25.build(ITEMS)]],
 )
 def test_an_index_of_items_alone_is_led_by_a_first_stage(first) -> None:
     given = {} if first is None else {"first": first}

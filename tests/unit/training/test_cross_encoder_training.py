@@ -15,7 +15,7 @@ from adacur import BM25, Item, Query
 from adacur.core.errors import InputError, TrainingFailed
 from adacur.core.protocols import ScorerCard
 from adacur.data import JudgedCollection
-from adacur.first_stages import MatrixRetriever
+from adacur.first_stages import Matrix
 from adacur.scorers import TorchCrossEncoder
 from adacur.training import TrainingSettings, train_cross_encoder
 from adacur.training.cross_encoder import ranking_quality
@@ -40,12 +40,12 @@ def collection(n_queries: int = 24, n_items: int = 30) -> JudgedCollection:
     return JudgedCollection("tiny", items, queries, {f"q{n}": {f"i{n}": 1} for n in range(n_queries)})
 
 
-def first(of: JudgedCollection) -> MatrixRetriever:
+def first(of: JudgedCollection) -> Matrix:
     """Finds the relevant item among items without w0, in no useful order."""
     scores = np.random.default_rng(1).random((len(of.queries), len(of.items)))
     scores[:, : len(of.queries)] -= 1
     scores[np.arange(len(of.queries)), np.arange(len(of.queries))] += 2
-    return MatrixRetriever(queries=of.queries, items=of.items, scores=scores)
+    return Matrix(queries=of.queries, items=of.items, scores=scores)
 
 
 def train(folder: Path, base: Path, **options):

@@ -8,7 +8,7 @@ import pytest
 from adacur import BM25, AnchorIndex, Item, Query, build
 from adacur.core.errors import EmptyInput, InputError, NonFiniteScore
 from adacur.core.records import ItemList
-from adacur.first_stages import MatrixRetriever
+from adacur.first_stages import Matrix
 from adacur.first_stages.encoders import EncoderCard
 from adacur.scorers import MatrixScorer
 from adacur.training.teacher_scores import TeacherScores
@@ -22,8 +22,8 @@ def scorer(scores=SCORES) -> MatrixScorer:
     return MatrixScorer(queries=QUERIES, items=ITEMS, scores=scores)
 
 
-def first(scores=SCORES) -> MatrixRetriever:
-    return MatrixRetriever(queries=QUERIES, items=ITEMS, scores=scores)
+def first(scores=SCORES) -> Matrix:
+    return Matrix(queries=QUERIES, items=ITEMS, scores=scores)
 
 
 def test_an_index_teaches_each_anchor_query_s_best_items_with_their_exact_scores() -> None:

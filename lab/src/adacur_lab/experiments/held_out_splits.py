@@ -9,9 +9,10 @@ import numpy as np
 from adacur.approximation import PseudoInverse
 from adacur.core.budget import Budget
 from adacur.core.errors import InputError
-from adacur.core.protocols import AnchorScores, Approximator, Retriever
+from adacur.core.protocols import AnchorScores, Approximator
 from adacur.core.ranking import best_positions
 from adacur.core.seeds import item_keys, stream_key, uniform
+from adacur.first_stages import AnyStage
 from adacur.index import AnchorTable
 from adacur.scorers import MatrixScorer
 from adacur.search import ANNCUR, AnchorIndex
@@ -26,7 +27,7 @@ def held_out_splits(
     *,
     budget: int,
     ks: Sequence[int],
-    first: Retriever | None = None,
+    first: AnyStage | None = None,
     approximator: Approximator | None = None,
     n_held_out: int = 100,
     seed: int = 0,

@@ -8,10 +8,10 @@ from typing import Any
 
 from adacur.approximation import EmbeddingRegression, GaussianModel, Softmax, TopK
 from adacur.core.errors import InputError, UnknownName
-from adacur.core.protocols import Retriever
 from adacur.core.results import Hits
 from adacur.core.spelling import did_you_mean
 from adacur.evaluation import top_k_recall
+from adacur.first_stages import AnyStage, as_hits
 from adacur.search import ANNCUR, AXN, AdaCUR, AnchorIndex, Exact, First, Rerank
 from adacur.search.plan import KeepPredictions
 from adacur_lab.experiments.held_out_splits import SPLITS, held_out_splits
@@ -209,7 +209,7 @@ def _oracle(choice: type[TopK | Softmax]) -> Callable[[Testbed, Settings, Asked]
     return search
 
 
-def _best_split(testbed: Testbed, settings: Settings, ks: Sequence[int], *, first: Retriever | None) -> Answers:
+def _best_split(testbed: Testbed, settings: Settings, ks: Sequence[int], *, first: AnyStage | None) -> Answers:
     found = {split: _one_shot(testbed, settings, first=first, split=split) for split in SPLITS}
 
     def best(k: int) -> float:
@@ -220,7 +220,12 @@ def _best_split(testbed: Testbed, settings: Settings, ks: Sequence[int], *, firs
 
 
 def _one_shot(
-    testbed: Testbed, settings: Settings, *, first: Retriever | None, split: float, predictions: bool = False
+    testbed: Testbed,
+    settings: Settings,
+    *,
+    first: AnyStage | None,
+    split: float,
+    predictions: bool = False,
 ) -> list[Hits]:
     return _index(testbed, settings).search(
         testbed.test_queries,
@@ -251,7 +256,8 @@ def _alone(name: str) -> Method:
     def search(testbed: Testbed, settings: Settings, asked: Asked) -> Answers:
         stage = testbed.first_stage(name)
         assert stage is not None
-        return _every_k(stage.search(testbed.test_queries, settings["k_max"]), asked)
+        answers = stage.search(testbed.test_queries, settings["k_max"])
+        return _every_k(as_hits(testbed.test_queries, answers, stage.ids), asked)
 
     return Method((), search, calls_scorer=False)
 

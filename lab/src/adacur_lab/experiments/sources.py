@@ -30,7 +30,6 @@ from adacur.data import (
     wikivital,
 )
 from adacur.data.left_out import warn_left_out
-from adacur.first_stages import TokenEncoder
 from adacur.first_stages.opening import encoder as open_encoder
 from adacur.index import Estimate, estimate
 from adacur.scorers import scorer as open_scorer
@@ -44,6 +43,7 @@ from adacur_lab.experiments.testbed import (
     first_stage_names,
     is_scored,
 )
+from adacur_lab.first_stages import token_encoder
 
 __all__ = [
     "LiveSplit",
@@ -165,7 +165,7 @@ def prepared(spec: Spec) -> list[Source]:
         check_runs(spec, source.collection, source.records)
     needed = [_needs_encoder(spec, source.collection) for source in sources]
     encoder = open_encoder(spec.encoder or _DEFAULT_ENCODER) if any(needed) else None
-    if encoder is not None and "multi-vector" in _stages(spec) and not isinstance(encoder, TokenEncoder):
+    if encoder is not None and "multi-vector" in _stages(spec) and token_encoder(encoder) is None:
         raise InputError(f"The encoder {spec.encoder!r} gives no vectors of tokens, which 'multi-vector' needs.")
     return [replace(source, encoder=encoder if own else None) for source, own in zip(sources, needed, strict=True)]
 
@@ -276,10 +276,10 @@ def scored_testbed(
         name=collection.name,
     )
     _check_fit(spec, collection.name, testbed.items, testbed.qrels)
-    if has_texts and isinstance(encoder, TokenEncoder):
+    if has_texts and (tokens := token_encoder(encoder)):
         kept = spec.token_vectors or spec.output / "first"
         folder = kept / f"{collection.name}-{_digest(testbed.items)}"
-        testbed = replace(testbed, tokens=TokenVectors(encoder, folder, progress))
+        testbed = replace(testbed, tokens=TokenVectors(tokens, folder, progress))
     if on_start is not None:
         there = len(testbed.anchor_queries)
         on_start(

@@ -17,7 +17,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,22 +24,22 @@ import numpy as np
 
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import FileFormatError, InputError, UnknownName, WrongScorer
-from adacur.core.extras import require
-from adacur.core.protocols import Retriever, Scorer
+from adacur.core.protocols import FirstStage, Scorer
 from adacur.core.records import Item, ItemList, Query
 from adacur.core.results import Hits
 from adacur.core.scores import check_grid
 from adacur.core.spelling import did_you_mean
-from adacur.first_stages import BM25, Dense, Encoder, MatrixRetriever, MultiVector, TfIdf, TokenEncoder
+from adacur.first_stages import BM25, Dense, Encoder, Matrix, as_hits
 from adacur.index import AnchorTable, Progress, build_scores, check_scorer, is_finished
 from adacur.scorers import MatrixScorer
 from adacur.search import AnchorIndex
+from adacur_lab.first_stages import MultiVector, TfIdf, TokenEncoder, token_encoder
 
 __all__ = ["Embeddings", "ItemsAlone", "Testbed", "TokenVectors", "check_first_stage", "first_stage_names", "is_scored"]
 
 Judgements = Mapping[str, Mapping[str, int]]
 # Made from the items' texts, when first asked for.
-_FROM_TEXTS: dict[str, Callable[[Sequence[Item]], Retriever]] = {
+_FROM_TEXTS: dict[str, Callable[[Sequence[Item]], FirstStage]] = {
     "bm25": lambda items: BM25.build(items),
     "tfidf": lambda items: TfIdf.build(items),
 }
@@ -101,7 +100,7 @@ class Testbed:
     pseudo_anchors: bool | None = None
     scored_by: str | None = None
     tokens: TokenVectors | None = field(default=None, repr=False)
-    _opened: dict[str, Retriever] = field(default_factory=dict, init=False, repr=False)
+    _opened: dict[str, FirstStage] = field(default_factory=dict, init=False, repr=False)
     _first_hits: dict[str, tuple[int, list[Hits]]] = field(default_factory=dict, init=False, repr=False)
     _indexes: dict[int, AnchorIndex] = field(default_factory=dict, init=False, repr=False)
     _encoded: dict[str, Testbed] = field(default_factory=dict, init=False, repr=False)
@@ -204,7 +203,7 @@ class Testbed:
         if encoder is not None:
             dense = kept_dense(items, encoder=encoder, folder=target, progress=progress)
             embeddings = {
-                "item_embeddings": dense.embeddings_of([item.id for item in items]),
+                "item_embeddings": dense.embeddings,
                 "query_embeddings": dense.embed_queries(test_queries),
                 "anchor_embeddings": dense.embed_queries(anchor_queries) if anchor_queries else None,
             }
@@ -218,7 +217,7 @@ class Testbed:
             qrels=qrels,
             pseudo_anchors=pseudo_anchors,
             scored_by=str(replace(scorer.card, source=None)),
-            tokens=TokenVectors(encoder, target, progress) if isinstance(encoder, TokenEncoder) else None,
+            tokens=TokenVectors(tokens, target, progress) if (tokens := token_encoder(encoder)) else None,
             **embeddings,
         )
 
@@ -253,7 +252,7 @@ class Testbed:
             )
         return self._encoded[first]
 
-    def first_stage(self, name: str) -> Retriever | None:
+    def first_stage(self, name: str) -> FirstStage | None:
         """A first stage by name, made when first asked for; None for "random", which needs none."""
         if name == "random":
             return None
@@ -267,7 +266,9 @@ class Testbed:
     def first_hits(self, name: str, n: int) -> list[Hits]:
         """What a first stage finds for the test queries, n deep; looked up once."""
         if name not in self._first_hits or self._first_hits[name][0] < n:
-            self._first_hits[name] = (n, self._stage(name).search(self.test_queries, n))
+            stage = self._stage(name)
+            found = as_hits(self.test_queries, stage.search(self.test_queries, n), stage.ids)
+            self._first_hits[name] = (n, found)
         return self._first_hits[name][1]
 
     def index(self, n_anchors: int | None = None) -> AnchorIndex:
@@ -339,31 +340,30 @@ class Testbed:
             return self.fingerprint
         return f"{self.fingerprint}-{_encoder_digest(self.tokens.encoder)}"
 
-    def _stage(self, name: str) -> Retriever:
+    def _stage(self, name: str) -> FirstStage:
         stage = self.first_stage(name)
         assert stage is not None
         return stage
 
-    def _dense_first(self) -> Retriever:
+    def _dense_first(self) -> FirstStage:
         assert self.query_embeddings is not None
         assert self.item_embeddings is not None
         scores = self.query_embeddings @ self.item_embeddings.T
-        return MatrixRetriever(queries=self.test_queries, items=self.items, scores=scores)
+        return Matrix(queries=self.test_queries, items=self.items, scores=scores)
 
-    def _multi_vector_first(self) -> Retriever:
+    def _multi_vector_first(self) -> FirstStage:
         """MaxSim with every item, once: it takes minutes, and every run asks for it."""
         assert self.tokens is not None
         searched = _kept_multi_vector(self.items, self.tokens).search(self.test_queries, len(self.items))
-        places = {item.id: place for place, item in enumerate(self.items)}
         scores = np.empty((len(self.test_queries), len(self.items)), dtype=np.float32)
-        for row, hits in zip(scores, searched, strict=True):
-            row[[places[id_] for id_ in hits.ids]] = hits.scores
-        return MatrixRetriever(queries=self.test_queries, items=self.items, scores=scores)
+        for row, answer in zip(scores, searched, strict=True):
+            row[answer.positions] = answer.scores
+        return Matrix(queries=self.test_queries, items=self.items, scores=scores)
 
 
 def first_stage_names(*, has_dense: bool, has_texts: bool, has_tokens: bool) -> tuple[str, ...]:
     """The first stages that a collection can have with what is installed, the best one to start from first."""
-    from_texts = [name for name in _FROM_TEXTS if has_texts and (name != "tfidf" or find_spec("sklearn"))]
+    from_texts = list(_FROM_TEXTS) if has_texts else []
     return (*(["dense"] if has_dense else []), *from_texts, *(["multi-vector"] if has_tokens else []), "random")
 
 
@@ -371,8 +371,6 @@ def check_first_stage(name: str, known: Sequence[str], *, collection: str) -> No
     """Refuse a first stage that the collection does not have, and say what it would take."""
     if name in known:
         return
-    if name == "tfidf" and "bm25" in known:
-        require("sklearn", extra="tfidf")
     needs = "texts" if name in _FROM_TEXTS else _NEEDS.get(name)
     why = f" That one needs {needs}." if needs else did_you_mean(name, known)
     raise UnknownName(f"The collection {collection!r} has no first stage {name!r}.{why} It has: {', '.join(known)}.")
@@ -445,7 +443,7 @@ def _kept_multi_vector(items: Sequence[Item], tokens: TokenVectors) -> MultiVect
 
     def write(path: Path) -> None:
         path.mkdir()
-        MultiVector.build(items, encoder=encoder, progress=tokens.progress, path=path / "tokens.f16").save(path)
+        MultiVector.build(items, encoder=encoder, progress=tokens.progress, folder=path).save(path)
 
     return MultiVector.load(_kept(tokens.folder, encoder, write, kind="multi-vector"), encoder=encoder)
 

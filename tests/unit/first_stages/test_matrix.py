@@ -5,7 +5,7 @@ import pytest
 
 from adacur.core.errors import NonFiniteScore, ScoreCountError, UnknownName
 from adacur.core.records import Item, Query
-from adacur.first_stages import MatrixRetriever
+from adacur.first_stages import Matrix
 
 ITEMS = [Item(f"i{n}", "text") for n in range(2000)]
 QUERIES = [Query(f"q{n}", "text") for n in range(20)]
@@ -14,21 +14,21 @@ QUERIES = [Query(f"q{n}", "text") for n in range(20)]
 def test_it_returns_what_a_full_sort_returns() -> None:
     # Few different values, so that ties cross the k-th place.
     scores = np.random.default_rng(0).integers(0, 50, size=(20, 2000)).astype(np.float32)
-    found = MatrixRetriever(queries=QUERIES, items=ITEMS, scores=scores).search(QUERIES, 100)
+    found = Matrix(queries=QUERIES, items=ITEMS, scores=scores).search(QUERIES, 100)
     for row, hits in zip(scores, found, strict=True):
         expected = sorted(range(2000), key=lambda position: (-row[position], ITEMS[position].id))[:100]
-        assert hits.ids == tuple(ITEMS[position].id for position in expected)
+        assert hits.positions.tolist() == expected
         assert hits.scores.tolist() == [row[position] for position in expected]
 
 
 def test_a_query_without_known_scores_is_refused() -> None:
-    retriever = MatrixRetriever(queries=QUERIES, items=ITEMS, scores=np.zeros((20, 2000)))
+    retriever = Matrix(queries=QUERIES, items=ITEMS, scores=np.zeros((20, 2000)))
     with pytest.raises(UnknownName, match="holds 20 queries"):
         retriever.search(["text"], 1)
 
 
 def test_a_matrix_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ScoreCountError):
-        MatrixRetriever(queries=QUERIES, items=ITEMS, scores=np.zeros((2000, 20)))
+        Matrix(queries=QUERIES, items=ITEMS, scores=np.zeros((2000, 20)))
     with pytest.raises(NonFiniteScore):
-        MatrixRetriever(queries=QUERIES, items=ITEMS, scores=np.full((20, 2000), np.nan))
+        Matrix(queries=QUERIES, items=ITEMS, scores=np.full((20, 2000), np.nan))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,15 @@ import numpy.typing as npt
 
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.budget import check_k
-from adacur.core.errors import DamagedIndex, InputError
+from adacur.core.errors import DamagedIndex, EmptyInput, InputError
+from adacur.core.protocols import FirstStage, Ranking
 from adacur.core.records import Item, Query, as_queries
-from adacur.core.results import Hits
 from adacur.data.stored import read_array
-from adacur.first_stages.encoders import EncoderCard, TokenEncoder, check_same_encoder, read_card, reopen_encoder
+from adacur.first_stages.encoders import EncoderCard, check_same_encoder, read_card, reopen_encoder
 from adacur.first_stages.encoding import blocks_to_encode
 from adacur.first_stages.ranking import best_first, check_ids
 from adacur.first_stages.saved import read_ids, read_settings, unreadable_is_damage, write_settings
+from adacur_lab.first_stages.token_encoders import TokenEncoder, token_encoder
 
 __all__ = ["MultiVector"]
 
@@ -29,12 +30,13 @@ HalfArray = npt.NDArray[np.float16]
 # float32 holds them without rounding, in whatever order a matrix product adds them up.
 _STEPS = np.float32(2048)
 _QUERIES_AT_ONCE = 64
+_TOKENS = "tokens.f16"
 _ITEM_TOKENS_AT_ONCE = 8192
 _PRODUCTS_AT_ONCE = 1 << 24
 _SCORES_AT_ONCE = 1 << 24
 
 
-class MultiVector:
+class MultiVector(FirstStage):
     """The vectors of all tokens of all items, and the encoder that made them.
 
     Nearness is MaxSim: for each token of the query the highest cosine among the item's tokens, summed. Every item is
@@ -43,6 +45,7 @@ class MultiVector:
     """
 
     name = "multi-vector"
+    needs_encoder = True
 
     def __init__(
         self,
@@ -70,97 +73,78 @@ class MultiVector:
         cls,
         items: Iterable[Item],
         *,
-        encoder: TokenEncoder,
+        encoder: Any = None,
+        folder: Path | None = None,
         progress: bool = False,
-        path: str | Path | None = None,
     ) -> MultiVector:
-        """Encode the items, read once. With `path` (a file) the vectors go there, block by block."""
+        """Encode the items, read once; with `folder` the vectors go there, block by block."""
+        given = _with_tokens(encoder)
         ids: list[str] = []
         counts: list[int] = []
-        width = 0
-
-        def blocks() -> Iterator[HalfArray]:
-            nonlocal width
-            for batch in blocks_to_encode(items, progress="encode tokens" if progress else None):
-                ids.extend(item.id for item in batch)
-                given = encoder.encode_item_tokens([item.text for item in batch])
-                vectors, own_counts = _in_steps(given, n=len(batch), width=width)
-                width = vectors.shape[1]
-                counts.extend(own_counts)
-                yield vectors.astype(np.float16)
-
-        if path is None:
-            parts = list(blocks())
-            checked = check_ids(ids)
-            tokens = np.concatenate(parts)
-        else:
-            with Path(path).open("wb") as file:
-                for block in blocks():
-                    file.write(block.astype("<f2").data)
-            checked = check_ids(ids)
-            tokens = _mapped(Path(path), width=width)
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return cls(checked, tokens, offsets=offsets, encoder=encoder, card=encoder.card)
+        tokens = _kept(_encoded(items, lambda: given, ids, counts, width=0, progress=progress), folder)
+        return cls(check_ids(ids), tokens, offsets=_offsets(counts), encoder=given, card=given.card)
 
     @property
     def ids(self) -> Sequence[str]:
-        """Item ids, in the order in which they were encoded."""
+        """The ids of its items, by position."""
         return self._ids
 
+    def check_can_grow(self) -> None:
+        """Refuse where no encoder can be opened."""
+        self.open_encoder()
+
     def updated(
-        self, *, keep: Sequence[str], new: Iterable[Item], path: str | Path, progress: bool = False
+        self,
+        items: Iterable[Item],
+        *,
+        unchanged: IntArray,
+        new: Iterable[Item],
+        folder: Path | None = None,
+        progress: bool = False,
     ) -> MultiVector:
-        """The same retriever for other items: some that it has, and new ones, which alone are encoded.
+        """Copies the vectors of `unchanged` items and encodes `new` ones; without any, no encoder."""
+        ids = [self._ids[row] for row in unchanged.tolist()]
+        counts: list[int] = np.diff(self._offsets)[unchanged].tolist()
 
-        The vectors go to the file `path`. Without new items no encoder is needed.
-        """
-        row_of = {id_: row for row, id_ in enumerate(self._ids)}
-        rows = np.array([row_of[id_] for id_ in keep], dtype=np.intp)
-        ids = list(keep)
-        counts: list[int] = np.diff(self._offsets)[rows].tolist()
-        width = self._tokens.shape[1]
-        with Path(path).open("wb") as file:
-            for row in rows.tolist():
-                own = self._tokens[self._offsets[row] : self._offsets[row + 1]]
-                file.write(np.ascontiguousarray(own, dtype="<f2").data)
-            for batch in blocks_to_encode(new, progress="encode tokens" if progress else None):
-                ids.extend(item.id for item in batch)
-                given = self.open_encoder().encode_item_tokens([item.text for item in batch])
-                vectors, own_counts = _in_steps(given, n=len(batch), width=width)
-                counts.extend(own_counts)
-                file.write(vectors.astype("<f2").data)
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        tokens = _mapped(Path(path), width=width)
-        return MultiVector(check_ids(ids), tokens, offsets=offsets, encoder=self._encoder, card=self._card)
+        def blocks() -> Iterator[HalfArray]:
+            for row in unchanged.tolist():
+                yield self._tokens[self._offsets[row] : self._offsets[row + 1]]
+            width = self._tokens.shape[1]
+            yield from _encoded(new, self.open_encoder, ids, counts, width=width, progress=progress)
 
-    def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
+        tokens = _kept(blocks(), folder)
+        return MultiVector(check_ids(ids), tokens, offsets=_offsets(counts), encoder=self._encoder, card=self._card)
+
+    def settings(self) -> dict[str, Any]:
+        """The encoder's card, and the dimension of its token vectors."""
+        return {"dimension": self._tokens.shape[1], "encoder": asdict(self._card)}
+
+    def search(self, queries: Sequence[Query | str], k: int) -> list[Ranking]:
         """The k items with the highest MaxSim."""
         check_k(k)
         queries = as_queries(queries)
         together = max(1, min(_QUERIES_AT_ONCE, _SCORES_AT_ONCE // len(self._ids)))
-        found: list[Hits] = []
+        rankings: list[Ranking] = []
         for start in range(0, len(queries), together):
-            block = queries[start : start + together]
-            for query, scores in zip(block, self._scores(block), strict=True):
+            for scores in self._scores(queries[start : start + together]):
                 best = best_first(scores, self._ids, k)
-                found.append(Hits(query=query, ids=tuple(self._ids[at] for at in best), scores=scores[best]))
-        return found
+                rankings.append(Ranking(best, scores[best]))
+        return rankings
 
     def save(self, folder: str | Path) -> None:
         """Write the token vectors, the ids and the encoder's card; the encoder's weights stay where they are."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        target = folder / "tokens.f16"
+        target = folder / _TOKENS
         written = Path(str(self._tokens.filename)) if isinstance(self._tokens, np.memmap) else None
         # Writing a memory-mapped file over itself would empty it.
         if written is None or not target.exists() or not written.samefile(target):
             self._tokens.astype("<f2", copy=False).tofile(target)
         np.save(folder / "offsets.npy", self._offsets)
-        settings = {"dimension": self._tokens.shape[1], "encoder": asdict(self._card)}
-        write_settings(folder, kind=self.name, ids=self._ids, settings=settings)
+        write_settings(folder, kind=self.name, ids=self._ids, settings=self.settings())
 
     @classmethod
-    def load(cls, folder: str | Path, *, encoder: TokenEncoder | None = None, trust: bool = False) -> MultiVector:
+    def load(cls, folder: str | Path, *, encoder: Any = None, trust: bool = False) -> MultiVector:
         """Open a saved retriever; token vectors stay on disk, memory-mapped.
 
         Without `encoder`, the one the card names is opened at the first search; `trust` as in `adacur.load`.
@@ -172,7 +156,7 @@ class MultiVector:
             offsets = read_array(folder / "offsets.npy", kind="i")
             if offsets[0] != 0 or (np.diff(offsets) < 1).any():
                 raise ValueError("offsets.npy does not ascend from 0")
-            tokens = _mapped(folder / "tokens.f16", width=settings["dimension"])
+            tokens = _mapped(folder / _TOKENS, width=settings["dimension"])
             card = read_card(settings["encoder"])
         if len(offsets) != len(ids) + 1 or offsets[-1] != len(tokens):
             raise DamagedIndex(
@@ -215,6 +199,56 @@ class MultiVector:
             start = stop
 
 
+def _encoded(
+    items: Iterable[Item],
+    encoder: Callable[[], TokenEncoder],
+    ids: list[str],
+    counts: list[int],
+    *,
+    width: int,
+    progress: bool,
+) -> Iterator[HalfArray]:
+    """Token vectors of the items, block by block; adds to `ids` and `counts` as they are read."""
+    for batch in blocks_to_encode(items, progress="encode tokens" if progress else None):
+        ids.extend(item.id for item in batch)
+        given = encoder().encode_item_tokens([item.text for item in batch])
+        vectors, of_each = _in_steps(given, n=len(batch), width=width)
+        width = vectors.shape[1]
+        counts.extend(of_each)
+        yield vectors.astype(np.float16)
+
+
+def _kept(blocks: Iterable[HalfArray], folder: Path | None) -> HalfArray:
+    """The blocks below one another, in memory or in a file of the folder."""
+    if folder is None:
+        parts = list(blocks)
+        if not parts:
+            raise EmptyInput("There are no items. Give at least one.")
+        return np.concatenate(parts)
+    width = 0
+    with (folder / _TOKENS).open("wb") as file:
+        for block in blocks:
+            width = block.shape[1]
+            file.write(np.ascontiguousarray(block, dtype="<f2").data)
+    if not width:
+        raise EmptyInput("There are no items. Give at least one.")
+    return _mapped(folder / _TOKENS, width=width)
+
+
+def _offsets(counts: Sequence[int]) -> IntArray:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def _with_tokens(encoder: Any) -> TokenEncoder:
+    tokens = token_encoder(encoder)
+    if tokens is None:
+        raise InputError(
+            f"A multi-vector first stage needs encode_query_tokens and encode_item_tokens; {type(encoder).__name__} "
+            "has not. Pass an OnnxEncoder or a SentenceTransformerEncoder."
+        )
+    return tokens
+
+
 def _in_steps(given: Sequence[Any], *, n: int, width: int) -> tuple[FloatArray, list[int]]:
     """Token vectors of all texts below one another, of length 1 and rounded to steps, and how many each text has."""
     arrays = [np.asarray(vectors, dtype=np.float32) for vectors in given]
@@ -238,11 +272,7 @@ def _mapped(path: Path, *, width: int) -> HalfArray:
 
 def _checked(encoder: Any, card: EncoderCard) -> TokenEncoder:
     """Refuse an encoder whose query vectors would not fit the stored item vectors."""
-    if not isinstance(encoder, TokenEncoder):
-        raise InputError(
-            f"A multi-vector first stage needs encode_query_tokens and encode_item_tokens; {type(encoder).__name__} "
-            "has not. Pass an OnnxEncoder or a SentenceTransformerEncoder."
-        )
+    tokens = _with_tokens(encoder)
     # Vectors of tokens are neither pooled nor made of one length.
-    check_same_encoder(replace(encoder.card, pooling=None, normalise=None), card)
-    return encoder
+    check_same_encoder(replace(tokens.card, pooling=None, normalise=None), card)
+    return tokens

@@ -8,10 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import adacur.first_stages.multi_vector as module
+import adacur_lab.first_stages.multi_vector as module
 from adacur.core.errors import DamagedIndex, InputError
 from adacur.core.records import Item
-from adacur.first_stages import EncoderCard, MultiVector, OnnxEncoder, TokenEncoder, load_retriever
+from adacur.first_stages import EncoderCard, OnnxEncoder
+from adacur_lab.first_stages import MultiVector
+from tests.unit.first_stages.conftest import tiny_onnx_encoder
+
+__all__ = ["tiny_onnx_encoder"]
 
 
 class WordEncoder:
@@ -54,7 +58,9 @@ def test_scores_are_max_sims_up_to_the_precision_of_float16() -> None:
     for query, hits in zip(QUERIES[:4], MultiVector.build(few, encoder=encoder).search(QUERIES[:4], 40), strict=True):
         expected = {item.id: max_sim(encoder, query, item.text) for item in few}
         np.testing.assert_allclose(
-            hits.scores, [expected[id_] for id_ in hits.ids], atol=0.003 * len(query.split()) ** 0.5
+            hits.scores,
+            [expected[few[position].id] for position in hits.positions],
+            atol=0.003 * len(query.split()) ** 0.5,
         )
 
 
@@ -69,8 +75,8 @@ def test_products_of_stored_vectors_are_exact() -> None:
     products = np.rint(steps.astype(np.float64) * 2048).astype(np.int64) @ stored.T
     best = np.maximum.reduceat(products, retriever._offsets[:-1], axis=1).sum(axis=0) / 2.0**22
     (hits,) = retriever.search([query], 50)
-    assert dict(zip(hits.ids, hits.scores.tolist(), strict=True)) == {
-        item.id: float(np.float32(score)) for item, score in zip(ITEMS, best, strict=False)
+    assert dict(zip(hits.positions.tolist(), hits.scores.tolist(), strict=True)) == {
+        position: float(np.float32(score)) for position, score in enumerate(best)
     }
 
 
@@ -89,13 +95,13 @@ def test_neither_blocks_nor_batches_change_a_bit(monkeypatch, limits) -> None:
     for name, value in limits.items():
         monkeypatch.setattr(module, name, value)
     for one, other in zip(before, retriever.search(QUERIES, 30), strict=True):
-        assert one.ids == other.ids
+        assert one.positions.tolist() == other.positions.tolist()
         assert one.scores.tobytes() == other.scores.tobytes()
 
 
 def test_vectors_written_to_a_file_are_those_kept_in_memory(tmp_path) -> None:
     kept = MultiVector.build(ITEMS, encoder=WordEncoder())
-    written = MultiVector.build(iter(ITEMS), encoder=WordEncoder(), path=tmp_path / "tokens.f16")
+    written = MultiVector.build(iter(ITEMS), encoder=WordEncoder(), folder=tmp_path)
     assert isinstance(written._tokens, np.memmap)
     assert kept._tokens.dtype == np.float16
     assert (written._tokens == kept._tokens).all()
@@ -103,11 +109,13 @@ def test_vectors_written_to_a_file_are_those_kept_in_memory(tmp_path) -> None:
 
 
 def test_saving_over_its_own_file_loses_nothing(tmp_path) -> None:
-    built = MultiVector.build(ITEMS, encoder=WordEncoder(), path=tmp_path / "tokens.f16")
+    built = MultiVector.build(ITEMS, encoder=WordEncoder(), folder=tmp_path)
     built.save(tmp_path)
     loaded = MultiVector.load(tmp_path, encoder=WordEncoder())
     assert isinstance(loaded._tokens, np.memmap)
-    assert [hits.ids for hits in loaded.search(QUERIES, 5)] == [hits.ids for hits in built.search(QUERIES, 5)]
+    assert [hits.positions.tolist() for hits in loaded.search(QUERIES, 5)] == [
+        hits.positions.tolist() for hits in built.search(QUERIES, 5)
+    ]
 
 
 def test_a_token_without_direction_is_near_nothing() -> None:
@@ -145,7 +153,7 @@ def test_another_encoder_is_refused(tmp_path) -> None:
     with pytest.raises(InputError, match=r"encode_query_tokens.*str has not"):
         MultiVector.load(tmp_path, encoder="bge")
     with pytest.raises(InputError, match=r"cannot be opened: .* Pass it: adacur\.load\(path, encoder="):
-        load_retriever(tmp_path).search(QUERIES, 3)
+        MultiVector.load(tmp_path).search(QUERIES, 3)
 
 
 def test_files_that_disagree_are_refused(tmp_path) -> None:
@@ -166,23 +174,22 @@ def test_files_that_disagree_are_refused(tmp_path) -> None:
 
 def test_the_encoder_of_the_card_is_opened_at_the_first_search(tmp_path, tiny_onnx_encoder) -> None:
     encoder: OnnxEncoder = tiny_onnx_encoder(tmp_path / "model")
-    assert isinstance(encoder, TokenEncoder)
     items = [Item("r", "old river"), Item("c", "old city"), Item("w", "water")]
     built = MultiVector.build(items, encoder=encoder)
     # [CLS] and [SEP] are tokens like others.
     assert np.diff(built._offsets).tolist() == [4, 4, 3]
     built.save(tmp_path / "saved")
-    loaded = load_retriever(tmp_path / "saved")
-    assert [hits.ids for hits in loaded.search(["river", "city"], 3)] == [
-        hits.ids for hits in built.search(["river", "city"], 3)
+    loaded = MultiVector.load(tmp_path / "saved")
+    assert [hits.positions.tolist() for hits in loaded.search(["river", "city"], 3)] == [
+        hits.positions.tolist() for hits in built.search(["river", "city"], 3)
     ]
     assert built.search(["old city"], 1)[0].scores[0] == pytest.approx(4, abs=0.01)
     tiny_onnx_encoder(tmp_path / "model", seed=1)
     with pytest.raises(InputError, match="weights"):
-        load_retriever(tmp_path / "saved").search(["river"], 1)
+        MultiVector.load(tmp_path / "saved").search(["river"], 1)
     shutil.rmtree(tmp_path / "model")
     with pytest.raises(InputError, match="cannot be opened"):
-        load_retriever(tmp_path / "saved").search(["river"], 1)
+        MultiVector.load(tmp_path / "saved").search(["river"], 1)
 
 
 def test_a_model_that_moved_is_fetched_by_its_name(tmp_path) -> None:
@@ -193,5 +200,5 @@ def test_a_model_that_moved_is_fetched_by_its_name(tmp_path) -> None:
     built = MultiVector.build(items, encoder=bge_small(fetch("bge-small-en-v1.5")))
     built._card = replace(built._card, source="/elsewhere/bge-small-en-v1.5")
     built.save(tmp_path)
-    (hits,) = load_retriever(tmp_path).search(["who discovered penicillin?"], 2)
-    assert hits.ids == ("mould", "paris")
+    (hits,) = MultiVector.load(tmp_path).search(["who discovered penicillin?"], 2)
+    assert hits.positions.tolist() == [1, 0]

@@ -12,9 +12,8 @@ import numpy as np
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.budget import check_k
 from adacur.core.errors import DamagedIndex, EmptyInput, InputError, UnknownName
-from adacur.core.extras import require
+from adacur.core.protocols import FirstStage, Ranking
 from adacur.core.records import Item, Query, as_queries
-from adacur.core.results import Hits
 from adacur.data.stored import read_array, read_json
 from adacur.first_stages.ranking import best_first, check_ids
 from adacur.first_stages.saved import read_ids, read_settings, unreadable_is_damage, write_settings
@@ -27,7 +26,7 @@ _ANALYZERS = ("word", "char", "char_wb")
 _ARRAYS = {"idf": "f", "offsets": "i", "positions": "i", "weights": "f"}
 
 
-class TfIdf:
+class TfIdf(FirstStage):
     """The paper's TF-IDF: dot products of sparse vectors of length 1, weighted by the items' own statistics.
 
     Items that share no term with the query are not returned. Scores depend neither on the batch nor on the order of
@@ -69,6 +68,7 @@ class TfIdf:
         ngrams: tuple[int, int] = (1, 1),
         stopwords: Literal["english"] | Sequence[str] | None = None,
         sublinear: bool = False,
+        **unused: Any,
     ) -> TfIdf:
         """Index the items, read once; as it stands, with the settings of the paper's authors.
 
@@ -109,12 +109,21 @@ class TfIdf:
             analysis=analysis,
         )
 
-    def rebuilt(self, items: Iterable[Item]) -> TfIdf:
-        """Other items, with the same settings."""
+    @property
+    def ids(self) -> Sequence[str]:
+        """The ids of its items, by position."""
+        return self._ids
+
+    def settings(self) -> dict[str, Any]:
+        """How texts are cut into terms, and terms counted."""
+        return dict(self._analysis)
+
+    def updated(self, items: Iterable[Item], **unused: Any) -> TfIdf:
+        """Other items, with the same settings; terms are weighed by all items, so all are read anew."""
         least, most = self._analysis["ngrams"]
         return TfIdf.build(items, **self._analysis | {"ngrams": (least, most)})
 
-    def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
+    def search(self, queries: Sequence[Query | str], k: int) -> list[Ranking]:
         """At most k items per query that share a term with it."""
         check_k(k)
         queries = as_queries(queries)
@@ -122,13 +131,13 @@ class TfIdf:
             return []
         vectors = self._vectorizer.transform([query.text for query in queries])
         return [
-            self._search(query, vectors.indices[start:stop], vectors.data[start:stop], k)
-            for query, start, stop in zip(queries, vectors.indptr, vectors.indptr[1:], strict=False)
+            self._search(vectors.indices[start:stop], vectors.data[start:stop], k)
+            for start, stop in zip(vectors.indptr, vectors.indptr[1:], strict=False)
         ]
 
-    def _search(self, query: Query, terms: IntArray, weights: FloatArray, k: int) -> Hits:
+    def _search(self, terms: IntArray, weights: FloatArray, k: int) -> Ranking:
         if not len(terms):
-            return Hits(query=query, ids=(), scores=np.zeros(0, dtype=np.float32))
+            return Ranking(np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.float32))
         scores = np.zeros(len(self._ids))
         for term, weight in zip(terms.tolist(), weights.tolist(), strict=True):
             posting = slice(self._offsets[term], self._offsets[term + 1])
@@ -139,9 +148,7 @@ class TfIdf:
                     f"The TF-IDF files name an item that is not there ({error}). Build it again."
                 ) from error
         best = best_first(scores, self._ids, min(k, int(np.count_nonzero(scores > 0))))
-        return Hits(
-            query=query, ids=tuple(self._ids[position] for position in best), scores=scores[best].astype(np.float32)
-        )
+        return Ranking(best, scores[best].astype(np.float32))
 
     def save(self, folder: str | Path) -> None:
         """Write the terms, the postings, the ids and the settings."""
@@ -153,7 +160,7 @@ class TfIdf:
         write_settings(folder, kind=self.name, ids=self._ids, settings=self._analysis | {"n_items": len(self._ids)})
 
     @classmethod
-    def load(cls, folder: str | Path) -> TfIdf:
+    def load(cls, folder: str | Path, **unused: Any) -> TfIdf:
         """Open a saved TF-IDF; its postings stay on disk, memory-mapped."""
         folder = Path(folder)
         settings = read_settings(folder)
@@ -182,8 +189,9 @@ class TfIdf:
 
 
 def _scikit_learn_text() -> Any:
-    require("sklearn", extra="tfidf")
-    return require("sklearn.feature_extraction.text", extra="tfidf")
+    from sklearn.feature_extraction import text
+
+    return text
 
 
 def _options(analysis: dict[str, Any]) -> dict[str, Any]:

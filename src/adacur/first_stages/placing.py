@@ -1,0 +1,124 @@
+"""A first stage in an index: its answers in the index's positions, whatever the order of its items."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from adacur.core.arrays import IntArray
+from adacur.core.errors import InputError, UnknownName
+from adacur.core.protocols import FirstStage, Items, Ranking, Vectors
+from adacur.core.records import Query, as_queries
+from adacur.core.results import Hits
+from adacur.core.seeds import item_keys
+
+__all__ = ["AnyStage", "Placed", "Retriever", "as_hits", "placed"]
+
+# By first stage: the items that it was compared with last, and where its own are among them.
+_KNOWN: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[Items], IntArray | None]] = weakref.WeakKeyDictionary()
+
+
+@runtime_checkable
+class Retriever(Protocol):
+    """Anything that answers queries with hits by id, best first: a search engine, another index."""
+
+    def search(self, queries: Sequence[Query | str], k: int) -> Sequence[Hits]:
+        """At most k hits per query, in the order of the queries."""
+        ...
+
+
+def placed(first: AnyStage, items: Items) -> Placed:
+    """A first stage, or anything that answers with hits by id, speaking of positions in `items`."""
+    if isinstance(first, Placed):
+        return first if first.items is items else Placed(first.source, items)
+    return Placed(first, items)
+
+
+def as_hits(
+    queries: Sequence[Query | str], answers: Sequence[Ranking], ids: Sequence[str] | Mapping[int, str]
+) -> list[Hits]:
+    """A first stage's answers by id, where `ids` are those of its positions."""
+    return [
+        Hits(query=query, ids=tuple(ids[position] for position in positions.tolist()), scores=scores)
+        for query, (positions, scores) in zip(as_queries(queries), answers, strict=True)
+    ]
+
+
+class Placed:
+    """A first stage of an index: `search` and `vectors` speak of positions in the index's `items`.
+
+    A stage of the same items in the same order is passed through; of another order, its positions are translated.
+    What answers with hits by id is looked up at every search, and then `stage` is None.
+    """
+
+    def __init__(self, source: Any, items: Items) -> None:
+        if not isinstance(source, FirstStage) and not isinstance(source, Retriever):
+            raise InputError(f"A first stage must be a name, or an object with search(queries, k); got {source!r}.")
+        self.source = source
+        self.stage: FirstStage | None = source if isinstance(source, FirstStage) else None
+        self.items = items
+        self.name: str = getattr(source, "name", type(source).__name__)
+        self._positions = None if self.stage is None else _positions_of(self.stage, items)
+
+    def search(self, queries: Sequence[Query | str], k: int) -> list[Ranking]:
+        """At most k items per query, in the order of the queries."""
+        answers: Sequence[Any] = self.source.search(queries, k)
+        if len(answers) != len(queries):
+            raise InputError(f"A first stage must answer every query; got {len(answers)} answers to {len(queries)}.")
+        if self.stage is None:
+            return [_looked_up(hits, self.items) for hits in answers]
+        if self._positions is None:
+            return list(answers)
+        return [Ranking(self._positions[positions], scores) for positions, scores in answers]
+
+    def vectors(self) -> Vectors | None:
+        """A vector of every item of the index, and what embeds queries; None where some item has none."""
+        vectors = None if self.stage is None else self.stage.vectors()
+        if vectors is None or self._positions is None:
+            return vectors
+        if len(self._positions) < len(self.items):
+            return None
+        read, row_of = vectors.rows, np.argsort(self._positions)
+        return Vectors(vectors.shape, lambda positions: read(row_of[positions]), vectors.embed_queries)
+
+
+AnyStage = FirstStage | Retriever | Placed
+
+
+def _positions_of(stage: FirstStage, items: Items) -> IntArray | None:
+    """Where the items of a stage are among these; None where both have the same, in the same order."""
+    compared, positions = _KNOWN.get(stage, (None, None))
+    if compared is not None and compared() is items:
+        return positions
+    # By their keys, which take a tenth of the memory of ids and are needed in every search.
+    ours, theirs = items.keys, item_keys(stage.ids)
+    positions = None if np.array_equal(ours, theirs) else _positions_among(theirs, ours, stage)
+    _KNOWN[stage] = weakref.ref(items), positions
+    return positions
+
+
+def _positions_among(theirs: Any, ours: Any, stage: FirstStage) -> IntArray:
+    order = np.argsort(ours)
+    positions: IntArray = order[np.minimum(np.searchsorted(ours, theirs, sorter=order), len(ours) - 1)]
+    unknown = np.flatnonzero(ours[positions] != theirs)
+    if len(unknown):
+        raise UnknownName(
+            f"{len(unknown)} of the {len(theirs)} items of the first stage {stage.name!r} are not in this index, such "
+            f"as {stage.ids[int(unknown[0])]!r}. Build it from the items of the index."
+        )
+    return positions
+
+
+def _looked_up(hits: Hits, items: Items) -> Ranking:
+    """Hits as positions; an item that is named twice (by its passages, say) counts where it is named first."""
+    if len(hits.scores) != len(hits.ids):
+        raise InputError(
+            f"A first stage must give a score for each hit; got {len(hits.scores)} scores of {len(hits.ids)} hits."
+        )
+    ranks: dict[str, int] = {}
+    for rank, id_ in enumerate(hits.ids):
+        ranks.setdefault(id_, rank)
+    return Ranking(items.positions(ranks), np.asarray(hits.scores)[list(ranks.values())])

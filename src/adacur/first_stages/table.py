@@ -1,0 +1,47 @@
+"""The first stages by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from adacur.core.errors import UnknownName
+from adacur.core.protocols import FirstStage
+from adacur.core.spelling import did_you_mean
+from adacur.first_stages.bm25 import BM25
+from adacur.first_stages.dense import Dense
+from adacur.first_stages.matrix import Matrix
+from adacur.first_stages.random import Random
+from adacur.first_stages.saved import read_settings
+
+__all__ = ["FIRST_STAGES", "built_by_name", "first_stage_named", "load_first_stage"]
+
+FIRST_STAGES: dict[str, type[FirstStage]] = {
+    "bm25": BM25,
+    "dense": Dense,
+    "random": Random,
+    "matrix": Matrix,
+}
+
+
+def built_by_name() -> tuple[str, ...]:
+    """The first stages that can be built from items; known scores cannot."""
+    return tuple(name for name in FIRST_STAGES if name != "matrix")
+
+
+def first_stage_named(name: str) -> type[FirstStage]:
+    """The class of a first stage that can be built from items."""
+    if name not in (known := built_by_name()):
+        raise UnknownName(
+            f"There is no first stage {name!r} to build.{did_you_mean(name, known)} Choose {', '.join(known)}, or "
+            "give an object."
+        )
+    return FIRST_STAGES[name]
+
+
+def load_first_stage(folder: str | Path, *, encoder: Any = None, trust: bool = False) -> FirstStage:
+    """Open what a first stage's `save` wrote; `encoder` is for those that need one."""
+    kind = read_settings(folder)["kind"]
+    if kind not in FIRST_STAGES:
+        raise UnknownName(f"{folder} holds a first stage of kind {kind!r}; known: {', '.join(FIRST_STAGES)}.")
+    return FIRST_STAGES[kind].load(Path(folder), encoder=encoder, trust=trust)
