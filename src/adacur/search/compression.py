@@ -244,9 +244,7 @@ def _recalls(
             first_weight=settings.first_weight,
             seed=seed,
         )
-        hits = AnchorIndex(rest, scorer=scorer).search(
-            asked, k, budget=budget, method=method, first=first
-        )
+        hits = AnchorIndex(rest, scorer=scorer).search(asked, k, budget=budget, method=method, first=first)
         found = [int((own.scores >= worst).sum()) for own, worst in zip(hits, thresholds, strict=True)]
         return np.asarray(np.minimum(found, wanted) / wanted)
 
