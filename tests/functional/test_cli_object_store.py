@@ -42,33 +42,27 @@ def run(world, monkeypatch, capsys):
     return run_command
 
 
-def test_every_command_takes_a_url(world, run, s3_url, monkeypatch):
-    build = ["items.txt", "--anchors", "queries.txt", "--scorer", SCORER, "--block-items", "40"]
-    out, err = run("build", build[0], s3_url, *build[1:])
-    assert out.startswith(f"{s3_url}: 150 items × 24 anchor queries")
-    assert f"Next: adacur search {s3_url} 'your question'" in err
-    run("build", build[0], "here.adacur", *build[1:])
-    monkeypatch.setenv("ADACUR_CACHE", str(world / "another"))
+def test_an_index_is_copied_to_a_url_searched_there_and_copied_back(world, run, s3_url):
+    run("build", "items.txt", "here.adacur", "--anchors", "queries.txt", "--scorer", SCORER, "--block-items", "40")
+    run("copy", "here.adacur", s3_url)
     there, here = (
         json.loads(run("search", index, "item xxxx", "--scorer", SCORER, "--budget", "40", "--json")[0])
         for index in (s3_url, "here.adacur")
     )
     assert there["hits"] == here["hits"]
     assert json.loads(run("inspect", s3_url, "--json")[0])["blocks"] == 4
-    assert run("verify", s3_url)[0] == f"{s3_url}: nothing is damaged (complete).\n"
-    _, err = run("tune", s3_url, "-k", "5", "--budget", "30")
-    assert f"Stored in {s3_url}/tuned.json" in err
-    assert run("compress", s3_url, "--rank", "8")[0].startswith(s3_url)
-    assert run("compress", s3_url, "--drop")[0].startswith(s3_url)
+    assert s3_url in run("verify", s3_url)[0]
     _, err = run("remove", s3_url, "1", code=1)
-    assert "takes a folder, and s3://" in err
-    assert run("copy", s3_url, "copied.adacur")[0] == f"copied.adacur: a copy of {s3_url}.\n"
+    assert "copy" in err
+    _, err = run("build", "items.txt", f"{s3_url}-2", "--scorer", SCORER, code=1)
+    assert "copy" in err
+    run("copy", s3_url, "copied.adacur")
     run("verify", "copied.adacur")
-    assert run("build", build[0], s3_url, *build[1:])[1].count("no block was scored again") == 1
 
 
 def test_a_scheme_that_nobody_knows_is_refused(run):
     for command in (["verify", "ftp://host/index"], ["build", "items.txt", "ftp://host/index", "--scorer", SCORER]):
         _, err = run(*command, code=1)
-        assert "a URL that begins with s3://, gs://, az://; got 'ftp://host/index'" in err
+        assert "s3://, gs://, az://" in err
+        assert "ftp://host/index" in err
     assert not Path("ftp:").exists()

@@ -241,7 +241,7 @@ def _build(
     if manifest is not None and manifest.status == "complete":
         check_same(folder, manifest, source)
         return
-    with locked(folder) as created, _storage_errors(folder):
+    with locked(folder) as created, _storage_errors(folder, reports):
         # Another process may have begun, or finished, before this one got the lock.
         manifest = begun(folder)
         if manifest is None:
@@ -423,15 +423,16 @@ def _finish(folder: Path, manifest: Manifest, blocks: ScoreBlocks, connection: s
 
 
 @contextlib.contextmanager
-def _storage_errors(folder: Path) -> Iterator[None]:
+def _storage_errors(folder: Path, reports: ProgressReports) -> Iterator[None]:
     """Report a full disk as such, with what is safe; and a database that fails in another way."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:
         if is_full(error):
+            safe = f"{reports.blocks_done} of {reports.blocks} blocks are" if reports.blocks else "nothing is"
             raise StorageFull(
-                f"The disk that holds {folder} is full; finished blocks are safely stored. Free some space and run the "
-                "same build again: it continues where it stopped."
+                f"The disk that holds {folder} is full; {safe} safely stored. Free some space and run the same build "
+                "again: it continues where it stopped."
             ) from error
         if isinstance(error, sqlite3.Error):
             raise IndexFolderError(f"{folder / DATABASE} cannot be used: {error}.") from error

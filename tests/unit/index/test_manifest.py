@@ -33,7 +33,16 @@ def test_what_is_written_is_what_is_read(tmp_path, scorer) -> None:
     written = manifest(scorer=scorer)
     write_manifest(tmp_path, written)
     assert read_manifest(tmp_path) == written
-    assert {"adacur", "numpy", "zarr", "python"} == set(written.versions)
+    assert {"adacur", "numpy", "zarr", "python"} == set(written.packages)
+
+
+def test_the_packages_of_a_manifest_of_before_are_read(tmp_path) -> None:
+    write_manifest(tmp_path, manifest())
+    file = tmp_path / "manifest.json"
+    before = json.loads(file.read_text())
+    before["versions"] = before.pop("packages") | {"adacur": "0.1.0"}
+    file.write_text(json.dumps(before))
+    assert read_manifest(tmp_path).packages["adacur"] == "0.1.0"
 
 
 def test_how_a_build_was_requested_is_remembered(tmp_path) -> None:

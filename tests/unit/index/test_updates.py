@@ -100,28 +100,28 @@ def test_a_version_is_what_was_asked_for_and_every_part_is_verified(path) -> Non
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [
-        (lambda index: Edited(index).add([item(3)]), DuplicateId, r"'i3' is in .* already"),
+        (lambda index: Edited(index).add([item(3)]), DuplicateId, "'i3'"),
         (lambda index: Edited(index).add([item(20), item(20)]), DuplicateId, "'i20' occurs more than once"),
         (lambda index: Edited(index).add([]), EmptyInput, "no items"),
         (lambda index: Edited(index).add(["text"]), InputError, "Item"),
         (lambda index: Edited(index).add(item(20)), InputError, r"\[item\]"),
         (lambda index: Edited(index).add([Item("x", "y", {"z": {1}})]), InputError, "JSON"),
         (lambda index: Edited(index).add([Item("x", " ")]), EmptyInput, "no text"),
-        (lambda index: Edited(index).remove(["i1", *"abcde"]), UnknownName, r"'a', 'b', 'c' and 2 more are not in"),
+        (lambda index: Edited(index).remove(["i1", *"abcde"]), UnknownName, "'a', 'b', 'c' and 2 more"),
         (lambda index: Edited(index).remove([one.id for one in ITEMS]), EmptyInput, "all 12"),
         (lambda index: Edited(index).remove(["i1", "i1"]), DuplicateId, "'i1' occurs more than once"),
         (lambda index: Edited(index).remove([]), EmptyInput, "no ids"),
         (lambda index: Edited(index).remove("i1"), InputError, r"\['i1'\]"),
         (lambda index: Edited(index).remove([1]), InputError, "strings"),
         (lambda index: Edited(index).remove(["\ud800"]), InputError, "not Unicode"),
-        (lambda index: Edited(index).replace([item(20)]), UnknownName, r"'i20' is not in .*\. Use add for new items\."),
+        (lambda index: Edited(index).replace([item(20)]), UnknownName, "'i20'.* Use add"),
         (lambda index: Edited(index).replace(["text"]), InputError, "Item"),
-        (lambda index: Edited(index).replace([]), EmptyInput, "no items"),
+        (lambda index: Edited(index).replace([]), EmptyInput, "item"),
         (lambda index: Edited(index).replace([item(3), item(3)]), DuplicateId, "'i3' occurs more than once"),
         (lambda index: Edited(index).add_anchors("red?"), InputError, r"\[query\]"),
-        (lambda index: Edited(index).add_anchors([query(0)]), DuplicateId, "'q0' is an anchor query"),
+        (lambda index: Edited(index).add_anchors([query(0)]), DuplicateId, "'q0'"),
         (lambda index: Edited(index).add_anchors([query(7), query(7)]), DuplicateId, "more than once"),
-        (lambda index: Edited(index).drop_anchors(["q0", "nobody"]), UnknownName, "'nobody' is no anchor query"),
+        (lambda index: Edited(index).drop_anchors(["q0", "nobody"]), UnknownName, "'nobody'"),
         (lambda index: Edited(index).drop_anchors([one.id for one in ANCHORS]), EmptyInput, "all 4"),
         (lambda index: Edited(index).add_anchor_scores([query(7)], np.zeros((1, 5))), InputError, r"\(1, 12\)"),
         (lambda index: Edited(index).add_anchor_scores([query(7)], np.full((1, 12), np.nan)), AdacurError, "q7"),
@@ -147,7 +147,7 @@ def test_another_scorer_is_refused_on_adding(path) -> None:
         return [float(len(text)) for _, text in pairs]
 
     with pytest.raises(WrongScorer):
-        load(path, other).add([item(20)], progress=False)
+        Edited(load(path, other)).add([item(20)])
     assert IndexFolder.open(path).version == 1
 
 
@@ -207,7 +207,7 @@ def test_a_second_writer_is_told_so_at_once(path) -> None:
     with locked(path), pytest.raises(IndexLocked):
         Edited(index).remove(["i1"])
     Edited(index).remove(["i1"])
-    with updating(path), pytest.raises(IndexLocked, match="Somebody else is changing"), updating(path):
+    with updating(path), pytest.raises(IndexLocked, match="living"), updating(path):
         pass
 
 
@@ -239,16 +239,17 @@ def test_changing_what_is_no_index_makes_none(tmp_path) -> None:
 
 
 def test_an_addition_that_was_interrupted_goes_on_where_it_stopped(path) -> None:
-    new = [item(number) for number in range(20, 40)]
-    asleep = Counted(fail_at=32 + 30)
+    new = [item(number) for number in range(20, 60)]
+    # Three blocks, of 16, 16 and 8 items; the second fails.
+    asleep = Counted(fail_at=32 + 16 * 4 + 30)
     with pytest.raises(ScorerFailed):
-        load(path, asleep).add(new, block_items=4, progress=False)
+        Edited(load(path, asleep)).add(new)
     assert IndexFolder.open(path).version == 1
     index = load(path, scorer := Counted())
     # Another change comes between, which does not throw away what was paid for.
     Edited(index).remove(["i0"])
-    change = Edited(index).add(iter(new), block_items=4)
-    assert (change.calls, change.items) == (20 * 4 - 16, 31)
+    change = Edited(index).add(iter(new))
+    assert (change.calls, change.items) == ((40 - 16) * 4, 51)
     # Some known scores are asked for again, to recognise the scorer: probes, and some of a finished block.
     assert scorer.calls == change.calls + change.recognising
     assert 4 < change.recognising <= 32 + 8
@@ -422,7 +423,7 @@ def test_others_changes_are_built_upon(path) -> None:
 
 
 def test_what_was_predicted_is_told_from_what_was_scored(path, monkeypatch) -> None:
-    monkeypatch.setattr("adacur.index.versions._BLOCK_ITEMS", 5)
+    monkeypatch.setattr("adacur.index.versions._ROWS_AT_ONCE", 5)
     index = load(path)
     exact = np.zeros((2, 12), dtype=bool)
     exact[0, :5] = exact[1, 3:] = True
@@ -449,7 +450,7 @@ def test_what_was_predicted_is_told_from_what_was_scored(path, monkeypatch) -> N
 
 
 def test_an_older_adacur_refuses_a_changed_index_and_a_newer_format_is_refused(path) -> None:
-    load(path).remove(["i1"])
+    Edited(load(path)).remove(["i1"])
     manifest = json.loads((path / "manifest.json").read_text())
     # What a reader of format 1 looks at first.
     assert manifest == {"type": "adacur_index", "format": 2, "version": 2}
@@ -459,7 +460,7 @@ def test_an_older_adacur_refuses_a_changed_index_and_a_newer_format_is_refused(p
 
 
 def test_a_changed_index_is_not_built_again(path) -> None:
-    load(path).remove(["i1"])
+    Edited(load(path)).remove(["i1"])
     with pytest.raises(IndexMismatch, match="version 2"):
         build(path, ITEMS, ANCHORS)
 
@@ -501,6 +502,57 @@ def test_half_precision_stays_half_precision(tmp_path) -> None:
     assert adacur.load(tmp_path / "half", scorer=world.score).matrix.dtype == np.float32
 
 
+def test_several_changes_are_one_version_and_one_rebuild(path, monkeypatch) -> None:
+    built = []
+    rebuilt = adacur.BM25.rebuilt
+    monkeypatch.setattr(adacur.BM25, "rebuilt", lambda self, items: built.append(len(items)) or rebuilt(self, items))
+    index = load(path)
+    with index.edit(progress=False) as edit:
+        edit.add([item(20), item(21)])
+        edit.remove(["i3", "i20"])
+        edit.replace([item(5, edition=1), item(21, edition=1)])
+        edit.add_anchors([query(9)])
+        edit.drop_anchors(["q1"])
+        with pytest.raises(InputError, match="change"):
+            _ = edit.change
+    assert built == [12]
+    assert (edit.change.version, edit.change.items, edit.change.anchors) == (2, 12, 4)
+    assert edit.change.calls == 2 * 4 + 2 * 4 + 12
+    items = [one for one in ITEMS if one.id not in ("i3", "i5")] + [item(5, edition=1), item(21, edition=1)]
+    assert list(index.items) == items
+    asked = [one for one in ANCHORS if one.id != "q1"] + [query(9)]
+    expected = [world.score([(one.text, other.text) for one in asked]) for other in items]
+    assert np.array_equal(index.matrix, np.array(expected, dtype=np.float32))
+    with pytest.raises(InputError, match="over"):
+        edit.remove(["i1"])
+
+
+def test_an_edit_without_a_change_or_with_an_error_changes_nothing(path) -> None:
+    index, before = load(path), holds(path)
+    with index.edit() as edit:
+        pass
+    assert (edit.change.version, edit.change.calls) == (1, 0)
+    with pytest.raises(ZeroDivisionError), index.edit(progress=False) as edit:
+        edit.remove(["i1"])
+        raise ZeroDivisionError
+    with index.edit(progress=False) as edit:
+        # What is refused and caught leaves the rest of the edit as it was.
+        with pytest.raises(UnknownName):
+            edit.replace([item(1, edition=1), item(77)])
+        with pytest.raises(DuplicateId):
+            edit.add([item(1)])
+    assert holds(path) == before
+    assert (index.version, len(index)) == (1, 12)
+    with index.edit(progress=False) as edit:
+        edit.add([item(20)])
+        with pytest.raises(DuplicateId, match="'i20'"):
+            edit.add([item(20)])
+        with pytest.raises(AdacurError), edit._update.undone_on_error():
+            edit.remove(["i1"])
+            edit.remove(["i1"])
+    assert (index.version, len(index)) == (2, 13)
+
+
 CHANGES: dict[str, Callable[[AnchorIndex], object]] = {
     "add": lambda index: Edited(index).add([item(30), item(31)]),
     "remove": lambda index: Edited(index).remove(["i2"]),
@@ -513,8 +565,8 @@ CHANGES: dict[str, Callable[[AnchorIndex], object]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_crash_at_any_step_leaves_the_old_or_the_new_version(path, tmp_path, name) -> None:
     prepared = load(path)
-    prepared.add([item(20), item(21)], progress=False)
-    prepared.remove(["i20"])
+    Edited(prepared).add([item(20), item(21)])
+    Edited(prepared).remove(["i20"])
     prepared.close()
     del prepared
     before = holds(path)
@@ -536,8 +588,8 @@ def test_a_crash_at_any_step_leaves_the_old_or_the_new_version(path, tmp_path, n
             continue
         if became == 3:
             CHANGES[name](load(copy))
-        load(copy).remove(["i9"])
-        load(copy).compact()
+        Edited(load(copy)).remove(["i9"])
+        Edited(load(copy)).compact()
         assert holds(copy)[0] == tuple(one for one in after[0] if one.id != "i9")
         # Of the crash, nothing is left.
         assert len(list((copy / "parts").iterdir())) == len(list((copy / "versions").iterdir())) == 1
