@@ -504,8 +504,13 @@ def test_half_precision_stays_half_precision(tmp_path) -> None:
 
 def test_several_changes_are_one_version_and_one_rebuild(path, monkeypatch) -> None:
     built = []
-    rebuilt = adacur.BM25.rebuilt
-    monkeypatch.setattr(adacur.BM25, "rebuilt", lambda self, items: built.append(len(items)) or rebuilt(self, items))
+    updated = adacur.BM25.updated
+
+    def counted(self, items, *given, **named):
+        built.append(len(items))
+        return updated(self, items, *given, **named)
+
+    monkeypatch.setattr(adacur.BM25, "updated", counted)
     index = load(path)
     with index.edit(progress=False) as edit:
         edit.add([item(20), item(21)])
@@ -532,9 +537,14 @@ def test_an_edit_without_a_change_or_with_an_error_changes_nothing(path) -> None
     with index.edit() as edit:
         pass
     assert (edit.change.version, edit.change.calls) == (1, 0)
-    with pytest.raises(ZeroDivisionError), index.edit(progress=False) as edit:
-        edit.remove(["i1"])
-        raise ZeroDivisionError
+
+    def fail() -> None:
+        with index.edit(progress=False) as edit:
+            edit.remove(["i1"])
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     with index.edit(progress=False) as edit:
         # What is refused and caught leaves the rest of the edit as it was.
         with pytest.raises(UnknownName):
@@ -547,9 +557,6 @@ def test_an_edit_without_a_change_or_with_an_error_changes_nothing(path) -> None
         edit.add([item(20)])
         with pytest.raises(DuplicateId, match="'i20'"):
             edit.add([item(20)])
-        with pytest.raises(AdacurError), edit._update.undone_on_error():
-            edit.remove(["i1"])
-            edit.remove(["i1"])
     assert (index.version, len(index)) == (2, 13)
 
 
