@@ -17,7 +17,7 @@ import numpy as np
 
 from adacur.core.errors import InputError
 
-__all__ = ["HOW_TO_GIVE_A_KEY", "code_digest", "importable_name", "unreadable"]
+__all__ = ["HOW_TO_GIVE_A_KEY", "code_digest", "importable_name"]
 
 HOW_TO_GIVE_A_KEY = "Give the cache a key that names it and its version: Cached(scorer, path, key='my-model-v1')."
 _NUMBERS_AND_TEXTS = (type(None), type(Ellipsis), bool, int, float, complex, str, bytes)
@@ -34,11 +34,6 @@ def code_digest(function: Any) -> str:
     reader = _Reader()
     reader.read(function, "it")
     return reader.digest.hexdigest()[:32]
-
-
-def unreadable(what: str) -> InputError:
-    """The error of a scorer that wraps an object of another library, whose name another object may have."""
-    return InputError(f"What {what} does cannot be read, and others may have its name. {HOW_TO_GIVE_A_KEY}")
 
 
 def importable_name(value: Any) -> str | None:

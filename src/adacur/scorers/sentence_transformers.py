@@ -10,7 +10,6 @@ import threading
 from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -21,17 +20,16 @@ from adacur.core.extras import require
 from adacur.core.protocols import Reopening, ScorerCard
 from adacur.core.records import Pair
 from adacur.core.scores import check_scores
-from adacur.scorers.cross_encoders.checkpoints import beyond_plain_pairs, check_names_no_code, checkpoint_folder
+from adacur.scorers.cross_encoders.checkpoints import beyond_plain_pairs, check_names_no_code, checkpoint_folder, quiet
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
 from adacur.scorers.cross_encoders.weights import weights_hash, with_effect
+from adacur.scorers.hosted import check_has
 
 __all__ = ["SentenceTransformersScorer"]
 
 _EXTRA = "sentence-transformers"
 # Tokenizers without a limit write 10^30.
 _NO_LIMIT = 10**9
-# Older ones open such a model with a head that is random, and say nothing.
-_LEAST_FOR_MORE_THAN_PAIRS = (5, 4)
 
 
 class SentenceTransformersScorer:
@@ -65,7 +63,9 @@ class SentenceTransformersScorer:
             origin: str | None = str(self._folder.resolve()) if Path(model).is_dir() else str(model)
             model = _opened(library, self._folder, device=device)
         else:
-            _check_object(model, device=device)
+            check_has(model, "predict(pairs)", what="a sentence_transformers.CrossEncoder, its folder or its hub name")
+            if device is not None:
+                raise InputError(f"device={device!r} is for a folder or a name; move the object: model.to({device!r}).")
             origin = _origin(model)
         self._name = name or (_short(origin) if origin else type(model).__name__)
         self._source = source or origin
@@ -138,9 +138,7 @@ class SentenceTransformersScorer:
     def __enter__(self) -> SentenceTransformersScorer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _weights(self) -> str | None:
@@ -183,26 +181,21 @@ class SentenceTransformersScorer:
 
 def _opened(library: Any, folder: Path, *, device: str | None) -> Any:
     check_names_no_code(folder)
-    if (why := beyond_plain_pairs(folder)) is not None and _version(library) < _LEAST_FOR_MORE_THAN_PAIRS:
-        least = ".".join(map(str, _LEAST_FOR_MORE_THAN_PAIRS))
+    version = tuple(int(part) for part in re.findall(r"\d+", library.__version__)[:2])
+    if (why := beyond_plain_pairs(folder)) is not None and version < (5, 4):
+        # Older ones open such a model with a random head, and say nothing.
         raise MissingExtra(
-            f"The model in {folder} {why}, which sentence-transformers can run from version {least} on; "
-            f"{library.__version__} is installed. Install it with: pip install 'sentence-transformers>={least}'",
+            f"The model in {folder} {why}, which sentence-transformers can run from version 5.4 on; "
+            f"{library.__version__} is installed. Install it with: pip install 'sentence-transformers>=5.4'",
             name="sentence_transformers",
         )
-    transformers = require("transformers", extra=_EXTRA)
-    bars = transformers.utils.logging
     # By default a checkpoint in half precision is run in half precision, and its logits tie.
     whole = {"dtype": require("torch", extra=_EXTRA).float32}
-    show_progress = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()
     try:
-        model = library.CrossEncoder(str(folder), device=device, model_kwargs=whole)
+        with quiet(require("transformers", extra=_EXTRA)):
+            model = library.CrossEncoder(str(folder), device=device, model_kwargs=whole)
     except Exception as error:
         raise InputError(f"{folder} cannot be read as a sentence-transformers CrossEncoder: {error}") from error
-    finally:
-        if show_progress:
-            bars.enable_progress_bar()
     made_for = getattr(getattr(model, "config", None), "architectures", None) or ["ForSequenceClassification"]
     if len(list(model.children())) == 1 and not made_for[0].endswith(("ForSequenceClassification", "ForCausalLM")):
         raise InputError(
@@ -210,20 +203,6 @@ def _opened(library: Any, folder: Path, *, device: str | None) -> Any:
             "cross-encoder."
         )
     return model
-
-
-def _version(library: Any) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", library.__version__)[:2])
-
-
-def _check_object(model: Any, *, device: str | None) -> None:
-    if isinstance(model, type) or not hasattr(model, "predict") or not hasattr(model, "num_labels"):
-        what = f"the class {model.__name__}" if isinstance(model, type) else f"an object of type {type(model).__name__}"
-        raise InputError(
-            f"Expected a sentence_transformers.CrossEncoder, or the folder or hub name of one; got {what}."
-        )
-    if device is not None:
-        raise InputError(f"device={device!r} is for a folder or a name; move the object itself: model.to({device!r}).")
 
 
 def _origin(model: Any) -> str | None:

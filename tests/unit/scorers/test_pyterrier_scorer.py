@@ -6,6 +6,7 @@ import pytest
 
 from adacur.core.errors import DuplicateId, InputError, NonFiniteScore, ScoreCountError, ScorerFailed
 from adacur.core.records import Item, Query
+from adacur.core.scores import score_pairs
 from adacur.scorers import PyTerrierScorer
 from tests.unit.scorers.cross_encoders.tiny_models import PAIRS
 
@@ -74,7 +75,7 @@ def test_the_text_may_stand_in_another_column() -> None:
 def test_nonsense_is_refused(change, error, says) -> None:
     pairs = [(Query("q", "x"), Item(id_, id_)) for id_ in "abc"]
     with pytest.raises(error, match=says):
-        PyTerrierScorer(Lengths(change)).score(pairs)
+        score_pairs(PyTerrierScorer(Lengths(change)), pairs)
 
 
 def test_a_transformer_that_scores_nothing_does_not_pass() -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from adacur.core.errors import InputError, ScoreCountError, ScorerFailed
 from adacur.core.records import Item, Query
+from adacur.core.scores import score_pairs
 from adacur.scorers import RerankersScorer, TorchCrossEncoder
 from tests.unit.scorers.cross_encoders.tiny_models import PAIRS, tiny_transformer
 
@@ -82,7 +83,7 @@ def test_two_labels_are_refused(tmp_path) -> None:
 def test_nonsense_is_refused(ranker, error, says) -> None:
     pairs = [(Query("q", "x"), Item(id_, id_)) for id_ in ("ccc", "a", "bb")]
     with pytest.raises(error, match=says):
-        RerankersScorer(ranker).score(pairs)
+        score_pairs(RerankersScorer(ranker), pairs)
 
 
 @pytest.mark.parametrize("wrong", [Scripted, object()])

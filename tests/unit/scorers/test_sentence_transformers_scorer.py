@@ -8,6 +8,7 @@ import pytest
 
 from adacur.core.errors import InputError, ScorerFailed, TextTooLong
 from adacur.core.records import Item, Query
+from adacur.core.scores import score_pairs
 from adacur.scorers import SentenceTransformersScorer, TorchCrossEncoder
 from tests.real_models import torch_cross_encoder
 from tests.unit.scorers.cross_encoders.tiny_models import PAIRS, WORDS, tiny_transformer
@@ -161,5 +162,5 @@ def test_a_closed_scorer_says_so_keeps_its_card_and_leaves_the_object_alone(mode
 def test_what_the_model_raises_is_told_with_its_name(folder) -> None:
     model = library.CrossEncoder(str(folder), device="cpu")
     model.max_seq_length = 100
-    with pytest.raises(ScorerFailed, match="'my-cross-encoder' failed with"):
-        SentenceTransformersScorer(model).score([(Query("q", "w1"), Item("i", words(90)))])
+    with pytest.raises(ScorerFailed, match="my-cross-encoder"):
+        score_pairs(SentenceTransformersScorer(model), [(Query("q", "w1"), Item("i", words(90)))])

@@ -76,7 +76,7 @@ def _write_graph(folder: Path, graph: Path, *, opset: int) -> None:
     words = " ".join(head.tags) if head else "a b c"
     inputs = dict(tokenizer([words, words], [words, words], return_tensors="pt", return_token_type_ids=True))
     names = [name for name in tokenizer.model_input_names if name in inspect.signature(model.forward).parameters]
-    with _without_a_word():
+    with _silent():
         program = torch.onnx.export(
             model,
             kwargs={name: inputs[name] for name in names},
@@ -109,7 +109,7 @@ def _quantise(graph: Path) -> None:
     del model.graph.value_info[:]
     for file in graph.parent.glob("model.onnx*"):
         file.unlink()
-    with _without_a_word():
+    with _silent():
         # Seven bits: with eight, processors without VNNI overflow and score otherwise.
         quantization.quantize_dynamic(
             model, graph, weight_type=quantization.QuantType.QInt8, per_channel=True, reduce_range=True
@@ -117,24 +117,17 @@ def _quantise(graph: Path) -> None:
 
 
 @contextmanager
-def _without_a_word() -> Iterator[None]:
+def _silent() -> Iterator[None]:
     """Exporter and quantiser without their warnings, which concern their own authors."""
-    exporter, root = logging.getLogger("torch.onnx"), logging.getLogger()
-    level = exporter.level
-
-    def is_not_the_quantisers(record: logging.LogRecord) -> bool:
-        return "onnxruntime" not in record.pathname
-
     # The quantiser logs on the root logger, which would configure itself for want of a handler.
-    silent = logging.NullHandler()
-    exporter.setLevel(logging.ERROR)
-    root.addHandler(silent)
-    root.addFilter(is_not_the_quantisers)
+    root, handler = logging.getLogger(), logging.NullHandler()
+    disabled = root.manager.disable
+    root.addHandler(handler)
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        exporter.setLevel(level)
-        root.removeHandler(silent)
-        root.removeFilter(is_not_the_quantisers)
+        logging.disable(disabled)
+        root.removeHandler(handler)

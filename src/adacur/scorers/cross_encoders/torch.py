@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -170,9 +169,7 @@ class TorchCrossEncoder:
     def __enter__(self) -> TorchCrossEncoder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _scores(self, pairs: TokenPairs) -> FloatArray:
