@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 import adacur
-from adacur import AdaCUR, AnchorIndex, Budget, Item, Query
+from adacur import AdaCUR, AnchorIndex, Gaussian, Item, Query
 from adacur.approximation import GaussianModel, PseudoInverse
 from adacur.core.errors import BudgetError, DamagedIndex, InputError, NewerFormat
 from adacur.evaluation import top_k_recall
 from adacur.first_stages import Matrix
 from adacur.index import AnchorTable, locked
 from adacur.scorers import MatrixScorer
+from adacur.search import plan_search
 from adacur.search.settings import GaussianSettings, default_settings
 from adacur.search.tuned import keep_tuning, nearest_tuning
 from adacur.search.tuning import Gain, Prediction, Replay, Tuning, tune
@@ -78,8 +79,10 @@ def test_a_replayed_query_is_searched_as_on_an_index_without_it(replayed) -> Non
     for query, position, recall in zip(replay.queries, replay.positions, recalls, strict=True):
         exact = world.anchor_scores[position][None]
         scorer = MatrixScorer([query], index.items.ids, exact)
-        search = AdaCUR(index=without(index, position), scorer=scorer, budget=Budget(25), first=first)
-        assert top_k_recall(search.search([query], 8), exact, k=8)[0] == recall
+        hits = AnchorIndex(without(index, position), scorer=scorer).search(
+            [query], 8, budget=25, method="adacur", first=first
+        )
+        assert top_k_recall(hits, exact, k=8)[0] == recall
 
 
 @pytest.mark.parametrize("parts", ["plain", "embeddings", "queries", "both", "uncentred"])
@@ -285,16 +288,15 @@ def test_searches_use_what_was_tuned_and_say_so(make_world, tmp_path: Path) -> N
     again = adacur.load(tmp_path / "index", scorer=Untouchable(), check=False)
     assert again.tunings == (tuning,)
     again._tunings = (replace(tuning, settings=SETTINGS),)
-    plan = again._plan(5, budget=20)
+    plan = plan_search(again, 5, budget=20)
     assert plan.settings()["tuned_for"] == (5, 20)
     assert (plan.batch_sizes(20), plan.first_weight) == ((10, 4, 3, 3), 0.1)
-    assert again._plan(8, budget=30).tuned_for == (5, 20)
-    assert again._plan(5, budget=20, rounds=2).batch_sizes(20) == (10, 10)
-    assert again._plan(5, budget=20, first_weight=0.0).first_weight == 0
-    assert again._plan(5, budget=20, first_batch=0.3).batch_sizes(20)[0] == 6
-    assert again._plan(5, budget=Budget(20, rounds=2)).batch_sizes(20) == (10, 10)
+    assert plan_search(again, 8, budget=30).tuned_for == (5, 20)
+    assert plan_search(again, 5, budget=20, method=Gaussian(rounds=2)).batch_sizes(20) == (10, 10)
+    assert plan_search(again, 5, budget=20, method=Gaussian(first_weight=0.0)).first_weight == 0
+    assert plan_search(again, 5, budget=20, method=Gaussian(first_batch=0.3)).batch_sizes(20)[0] == 6
     for other in ({"budget": 60}, {"budget": 20, "first": "random"}, {"budget": 20, "method": "adacur"}):
-        plan = again._plan(5, **other)
+        plan = plan_search(again, 5, **other)
         assert plan.tuned_for is None
         assert plan.first_weight != 0.1
 
@@ -366,7 +368,7 @@ def test_a_damaged_or_foreign_file_is_refused_by_name_with_the_remedy(
     file.write_text(damage(text))
     assert file.read_text() != text
     with pytest.raises(DamagedIndex, match="Remove it") as refused:
-        adacur.load(tmp_path / "index", scorer=Untouchable(), check=False)._plan(5, budget=20)
+        plan_search(adacur.load(tmp_path / "index", scorer=Untouchable(), check=False), 5, budget=20)
     assert words in str(refused.value)
     assert str(file) in str(refused.value)
 
@@ -450,17 +452,15 @@ def test_predictions_hold_on_real_scores(shared_folder: Path) -> None:
     )
     tuning = tune(Replay(index, first=first, approximator=gaussian, queries=60), k=10, budget=50, quick=True)
     scorer = MatrixScorer(bed.test_queries, index.items.ids, bed.exact_scores)
-    search = AdaCUR(
-        index=index,
-        scorer=scorer,
-        budget=Budget(50, rounds=tuning.settings.rounds),
-        first=first,
+    method = AdaCUR(
+        rounds=tuning.settings.rounds,
         approximator=tuning.settings.approximator(gaussian),
         first_batch=tuning.settings.first_batch,
         first_share=tuning.settings.first_share,
         first_weight=tuning.settings.first_weight,
     )
-    measured = top_k_recall(search.search(bed.test_queries, 10), bed.exact_scores, k=10).mean()
+    hits = AnchorIndex(index, scorer=scorer).search(bed.test_queries, 10, budget=50, method=method, first=first)
+    measured = top_k_recall(hits, bed.exact_scores, k=10).mean()
     predicted = tuning.recall_of("gaussian")
     assert predicted.low <= measured <= predicted.high
     assert "worth having" in tuning.verdict
