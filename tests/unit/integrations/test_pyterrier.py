@@ -15,7 +15,7 @@ import pytest
 from pyterrier_caching import Hdf5ScorerCache
 
 import adacur
-from adacur import AnchorIndex, Item
+from adacur import AdaCUR, AnchorIndex, First, Item
 from adacur.core.errors import EmptyInput, FileFormatError, InputError, NotTrusted, UnknownName, WrongScorer
 from adacur.integrations.pyterrier import Adacur, import_scorer_cache
 from tests.editing import Edited
@@ -71,7 +71,7 @@ def test_queries_retrieve_what_a_search_of_the_index_finds(index: AnchorIndex) -
 
 def test_results_of_a_first_stage_are_the_first_round(index: AnchorIndex) -> None:
     given = [item.id for item in ITEMS[40:48]]
-    pipeline = backwards(given) >> Adacur(index, k=20, budget=20, rounds=4, method="adacur")
+    pipeline = backwards(given) >> Adacur(index, k=20, budget=20, method=AdaCUR(rounds=4))
 
     found = pipeline(TOPICS)
 
@@ -98,7 +98,7 @@ def test_a_search_goes_beyond_the_documents_that_it_was_given(index: AnchorIndex
 def test_documents_without_ranks_and_scores_are_taken_in_their_order(index: AnchorIndex) -> None:
     bare = pd.DataFrame({"qid": "1", "query": "a heavy ship", "docno": [item.id for item in ITEMS[5:9]]})
 
-    found = Adacur(index, k=8, budget=8, rounds=4, method="adacur")(bare)
+    found = Adacur(index, k=8, budget=8, method=AdaCUR(rounds=4))(bare)
 
     assert set(found["docno"][found["iteration"] == 0]) == {ITEMS[5].id, ITEMS[6].id}
 
@@ -129,7 +129,7 @@ def test_pyterrier_sees_what_goes_in_and_what_comes_out(index: AnchorIndex) -> N
 
 
 def test_fused_documents_are_in_the_order_of_their_scores(index: AnchorIndex) -> None:
-    found = Adacur(index, k=6, budget=40, first="bm25", fuse=0.8)(TOPICS)
+    found = Adacur(index, k=6, budget=40, first=First("bm25", fuse=0.8))(TOPICS)
 
     for text, rows in found.groupby("query", sort=False):
         assert rows["score"].is_monotonic_decreasing

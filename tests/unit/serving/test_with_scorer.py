@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from adacur import Gaussian
-from adacur.core.errors import InputError
+from adacur.core.errors import BudgetError
 from adacur.scorers import Metered
+from adacur.search import plan_search
 from tests.serving_world import TextScorer, world_index
 
 
@@ -22,13 +23,13 @@ def test_an_index_with_its_scorer_wrapped_finds_the_same_and_leaves_the_first_al
 def test_explaining_a_search_calls_no_scorer_and_refuses_what_the_search_would():
     scorer = TextScorer()
     index = world_index(scorer)
-    explained = index.explain(5, budget=30, rounds=3)
+    explained = plan_search(index, 5, budget=30, method=Gaussian(rounds=3)).settings()
     assert (explained["budget"], explained["first"]) == (30, "bm25")
     assert (
         explained["batch_sizes"]
         == index.search("a ship", 5, budget=30, method=Gaussian(rounds=3)).trace.settings["batch_sizes"]
     )
     calls = len(scorer.calls)
-    with pytest.raises(InputError, match="does not take"):
-        index.explain(5, method="rerank", stop_when=0.9)
+    with pytest.raises(BudgetError, match="k=50"):
+        plan_search(index, 50, budget=30)
     assert len(scorer.calls) == calls
