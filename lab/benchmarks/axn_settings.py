@@ -12,10 +12,9 @@ import argparse
 import numpy as np
 from score_folders import read_score_folder
 
-from adacur import AdaCUR, AnchorIndex
+from adacur import AXN, AnchorIndex
 from adacur.approximation import EmbeddingRegression
 from adacur.evaluation import top_k_recall
-from adacur.search.methods import without_anchors
 
 KS = (1, 10, 100)
 SETTINGS = [
@@ -51,11 +50,11 @@ def main() -> None:
                 folder.item_embeddings, embed_queries=folder.embed_queries, blend=blend, ridge=ridge
             )
             for calls in budgets:
-                found = AnchorIndex(without_anchors(index), scorer=folder.scorer).search(
+                found = AnchorIndex(index, scorer=folder.scorer).search(
                     folder.test,
                     min(max(KS), calls),
                     budget=calls,
-                    method=AdaCUR(rounds=arguments.rounds, approximator=approximator),
+                    method=AXN(rounds=arguments.rounds, approximator=approximator),
                     first=folder.dense,
                 )
                 means.append([top_k_recall(found, folder.test_scores, k=k).mean() for k in KS])

@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 from score_folders import ScoreFolder, read_score_folder
 
-from adacur import AdaCUR, AnchorIndex, Budget, Hits
-from adacur.approximation import GaussianModel
+from adacur import AdaCUR, AnchorIndex, Hits
+from adacur.approximation import GaussianModel, TopK
 from adacur.evaluation import bootstrap_interval
-from adacur.search import AdaptiveSearch, rounds
+from adacur.search import AdaptiveSearch, adaptive
 from adacur.search.settings import default_settings
+from adacur.search.stopping import SHORTLIST
 
 RECALLS = np.array([0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0001])
 # So near 1 that only a search that cannot be wrong would stop.
@@ -41,22 +42,35 @@ class Watched(AdaptiveSearch):
     # Distance from the score to beat in spreads, its rank, the chance stated, and whether the item was above.
     seen: list[np.ndarray]
 
-    def _expected_recall(self, index: int, predicted: Any, news: Any) -> float:
-        exact = np.concatenate([*(round_.exact for round_ in self._rounds[index]), news])
-        state: Any = self._approximation
+    def settle(self, predicted: Any, chance_above: Any) -> None:
+        state, index = chance_above.func.__self__, chance_above.args[0]
+        exact = np.concatenate([round_.exact for round_ in self.rounds])
         spread = state._queries[index].spread
         if len(exact) >= self._k and np.isfinite(spread):
             best = np.sort(exact)[-self._k : -self._k + 1 or None]
-            positions, promising = self._shortlist(index, predicted)
-            chances = state.chance_above(index, promising, best, ranks=np.array([self._k]))[:, 0]
+            positions, promising = self._prospects.best(
+                min(SHORTLIST, self._prospects.n_left),
+                acquisition=TopK(),
+                stream=0,
+                without=np.empty(0, dtype=np.intp),
+                predicted=predicted,
+            )
+            chances = chance_above(promising, best, ranks=np.array([self._k]))[:, 0]
             distances = (promising - state._prior.features.scale.rarity(best)) / spread
-            above = self.truth[self._queries[index].id][positions] > best
+            above = self.truth[self.query.id][positions] > best
             Watched.seen.append(np.stack([distances, np.full(len(above), self._k), chances, above]))
-        return super()._expected_recall(index, predicted, news)
+        super().settle(predicted, chance_above)
 
 
 def searched(
-    index: AnchorIndex, folder: ScoreFolder, approximator: GaussianModel, *, k: int, budget: Budget, stop_when: float
+    index: AnchorIndex,
+    folder: ScoreFolder,
+    approximator: GaussianModel,
+    *,
+    k: int,
+    budget: int,
+    rounds: int,
+    stop_when: float,
 ) -> list[Hits]:
     settings = default_settings(k)
     return AnchorIndex(index, scorer=folder.scorer).search(
@@ -64,6 +78,7 @@ def searched(
         k,
         budget=budget,
         method=AdaCUR(
+            rounds=rounds,
             approximator=settings.approximator(approximator),
             first_batch=settings.first_batch,
             first_share=settings.first_share,
@@ -106,7 +121,7 @@ def measure(
         about = {"domain": folder.domain, "k": k, "budget": calls, "rounds": n_rounds}
         Watched.seen = []
         # A search that goes on does what it did before, so one that never stops tells of all that would have.
-        hits = searched(index, folder, approximator, k=k, budget=Budget(calls=calls, rounds=n_rounds), stop_when=NEVER)
+        hits = searched(index, folder, approximator, k=k, budget=calls, rounds=n_rounds, stop_when=NEVER)
         noted = np.concatenate(Watched.seen, axis=1)
         spent = np.stack([padded(np.cumsum([len(r.positions) for r in own.trace.rounds]), n_rounds) for own in hits])
         recall = np.stack(
@@ -268,7 +283,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where to write the rows")
     parser.add_argument("--plot", type=Path, help="where to draw them")
     arguments = parser.parse_args()
-    rounds.AdaptiveSearch = Watched  # type: ignore[misc,attr-defined]
+    adaptive.AdaptiveSearch = Watched  # type: ignore[misc,attr-defined]
     rows: list[dict[str, Any]] = []
     reliability: list[dict[str, Any]] = []
     for file in arguments.add:

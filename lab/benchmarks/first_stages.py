@@ -17,11 +17,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from score_folders import read_score_folder
 
-from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, Item, Query, Rerank
+from adacur import ANNCUR, AdaCUR, AnchorIndex, First, Item, Query, Rerank
 from adacur.core.protocols import FirstStage
 from adacur.data import fetch, read_items, read_queries
 from adacur.evaluation import bootstrap_interval, top_k_recall
@@ -74,11 +73,10 @@ def main() -> None:
         "multi-vector, no prefix": lambda: MultiVector.load(saved, encoder=OnnxEncoder(model)),
         "dense": lambda: Matrix(queries=queries, items=items, scores=dense_scores),
     }
-    budget = Budget(calls=given.budget, rounds=given.rounds)
-    shared: dict[str, Any] = {"index": index, "scorer": scorer, "budget": budget}
+    index = AnchorIndex(index, scorer=scorer)
     print(
         f"{folder.domain}: {len(items):,} items, {len(queries)} queries, {len(folder.anchors)} anchors, "
-        f"B={budget.calls}, {budget.rounds} rounds; Top-{given.k}-Recall with 95 % interval"
+        f"B={given.budget}, {given.rounds} rounds; Top-{given.k}-Recall with 95 % interval"
     )
     rows = []
     for name, build in stages.items():
@@ -88,14 +86,15 @@ def main() -> None:
         first.search(queries, given.budget)
         searched = time.perf_counter()
         roles = {
-            "rerank": Rerank(first=first, **shared),
-            "anncur": ANNCUR(first=first, **shared),
-            "adacur": AdaCUR(first=first, **shared),
-            f"adacur in pool {given.pool}": AdaCUR(first=first, pool=given.pool, **shared),
+            "rerank": (Rerank(), None),
+            "anncur": (ANNCUR(), None),
+            "adacur": (AdaCUR(rounds=given.rounds), None),
+            f"adacur in pool {given.pool}": (AdaCUR(rounds=given.rounds), given.pool),
         }
         cells = []
-        for role, method in roles.items():
-            recalls = top_k_recall(method.search(queries, given.k), exact, k=given.k)
+        for role, (method, pool) in roles.items():
+            hits = index.search(queries, given.k, budget=given.budget, method=method, first=First(first, pool))
+            recalls = top_k_recall(hits, exact, k=given.k)
             low, high = bootstrap_interval(recalls)
             row = {"domain": folder.domain, "items": len(items), "first": name, "method": role, "k": given.k}
             row |= {"budget": given.budget, "recall": float(recalls.mean()), "low": low, "high": high}

@@ -70,7 +70,7 @@ class FixedFirst:
 def on_the_cpu(
     *, n_items: int, n_anchors: int, budget: int, rounds: int, dimensions: int, repeats: int, clock: Clock
 ) -> None:
-    from adacur import AdaCUR, AnchorIndex, Budget
+    from adacur import AdaCUR, AnchorIndex
     from tests.reference import literal
 
     rng = np.random.default_rng(0)
@@ -117,16 +117,11 @@ def on_the_cpu(
 
     def searched(approximator: GaussianModel) -> float:
         lookup = ClockedLookup(exact, clock)
-        method = AdaCUR(
-            index=index,
-            scorer=lookup,
-            budget=Budget(calls=budget, rounds=rounds),
-            first=FixedFirst(first),
-            approximator=approximator,
-            first_weight=FIRST_WEIGHT,
-        )
+        searched = AnchorIndex(index, scorer=lookup)
+        method = AdaCUR(rounds=rounds, approximator=approximator, first_weight=FIRST_WEIGHT)
+        fixed = FixedFirst(first)
         started = clock()
-        method.search([query], k=min(100, budget))
+        searched.search(query, k=min(100, budget), budget=budget, method=method, first=fixed)
         return clock() - started - lookup.seconds
 
     single, double = scores[:n_anchors], scores[:n_anchors].astype(np.float64)

@@ -20,7 +20,7 @@ import numpy as np
 from recall_at_budget import numbers
 from score_folders import ScoreFolder, read_score_folder
 
-from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, Rerank
+from adacur import AdaCUR, AnchorIndex
 from adacur.approximation import GaussianModel
 from adacur.evaluation import top_k_recall
 from adacur.first_stages import Matrix
@@ -44,20 +44,18 @@ class Measured:
 
     def _searched(self, method: str | GaussianSettings, calls: int) -> Any:
         folder = self._folder
-        given: dict[str, Any] = {"index": self._index, "scorer": folder.scorer, "first": folder.dense}
+        chosen: Any = method
         if isinstance(method, GaussianSettings):
-            search: Any = AdaCUR(
-                **given,
-                budget=Budget(calls=calls, rounds=method.rounds),
+            chosen = AdaCUR(
+                rounds=method.rounds,
                 approximator=method.approximator(self._gaussian),
                 first_batch=method.first_batch,
                 first_share=method.first_share,
                 first_weight=method.first_weight,
             )
-        else:
-            kinds: dict[str, Any] = {"adacur": AdaCUR, "anncur": ANNCUR, "rerank": Rerank}
-            search = kinds[method](**given, budget=Budget(calls=calls))
-        return search.search(folder.test, min(calls, len(folder.items)))
+        index = AnchorIndex(self._index, scorer=folder.scorer)
+        most = min(calls, len(folder.items))
+        return index.search(folder.test, most, budget=calls, method=chosen, first=folder.dense)
 
 
 def measure(

@@ -14,12 +14,13 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from score_folders import ScoreFolder, read_score_folder
 
 import adacur
-from adacur import AdaCUR, AnchorIndex, Budget, Query, Rerank
+from adacur import AdaCUR, AnchorIndex, Query, Rerank
 from adacur.approximation import GaussianModel
 from adacur.data import fetch, pseudo_queries, wikivital
 from adacur.evaluation import bootstrap_interval, top_k_recall
@@ -74,25 +75,18 @@ def main() -> None:
     }
     vectors = {"shipped": shipped_vectors(), "real": folder.anchor_embeddings}
     for calls in arguments.budgets:
-        budget = Budget(calls=calls)
-        runs = {"re-rank": Rerank(index=indexes["real"], scorer=folder.scorer, budget=budget, first=folder.dense)}
+        runs: dict[str, tuple[AnchorIndex, Any]] = {"re-rank": (indexes["real"], Rerank())}
         for name, index in indexes.items():
-            runs[f"adacur, {name} anchors"] = AdaCUR(
-                index=index, scorer=folder.scorer, budget=budget, first=folder.dense
+            runs[f"adacur, {name} anchors"] = (index, AdaCUR())
+            model = GaussianModel(
+                embeddings=folder.item_embeddings,
+                embed_queries=looked_up(folder, vectors[name]) if name in vectors else None,
             )
-            runs[f"gaussian, {name} anchors"] = AdaCUR(
-                index=index,
-                scorer=folder.scorer,
-                budget=budget,
-                first=folder.dense,
-                approximator=GaussianModel(
-                    embeddings=folder.item_embeddings,
-                    embed_queries=looked_up(folder, vectors[name]) if name in vectors else None,
-                ),
-                first_weight=0.25,
+            runs[f"gaussian, {name} anchors"] = (index, AdaCUR(approximator=model, first_weight=0.25))
+        for name, (index, method) in runs.items():
+            found = AnchorIndex(index, scorer=folder.scorer).search(
+                folder.test, min(100, calls), budget=calls, method=method, first=folder.dense
             )
-        for name, method in runs.items():
-            found = method.search(folder.test, min(100, calls))
             cells = []
             for k in (1, 10, 100):
                 recalls = top_k_recall(found, folder.test_scores, k=k)

@@ -15,43 +15,54 @@ import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from score_folders import ScoreFolder, read_score_folder
 
-from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, Exact, Hits, Rerank
-from adacur.approximation import EmbeddingRegression, GaussianModel, Oracle, Softmax, TopK, Uniform
+from adacur import ANNCUR, AXN, AdaCUR, AnchorIndex, Exact, Hits, Rerank
+from adacur.approximation import EmbeddingRegression, GaussianModel, Softmax, TopK, Uniform
 from adacur.core.protocols import Acquisition
 from adacur.data import read_qrels
 from adacur.evaluation import bootstrap_interval, judged_quality, top_k_recall
-from adacur.search.methods import held_out_split, without_anchors
 from adacur.search.settings import default_settings
+from adacur_lab.experiments.held_out_splits import held_out_splits
+from adacur_lab.oracle import Oracle
 
-Method = Callable[[AnchorIndex, ScoreFolder, Budget, int], list[Hits]]
+
+class Spent(NamedTuple):
+    """The scorer calls of a search, and the rounds they are spent in."""
+
+    calls: int
+    rounds: int
 
 
-def best_split(index: AnchorIndex, folder: ScoreFolder, budget: Budget, k: int, *, first: Any) -> list[Hits]:
+Method = Callable[[AnchorIndex, ScoreFolder, Spent, int], list[Hits]]
+
+
+def best_split(index: AnchorIndex, folder: ScoreFolder, budget: Spent, k: int, *, first: Any) -> list[Hits]:
     """ANNCUR as the paper reports it: the best of nine splits, chosen on the test queries (an upper bound)."""
     runs = [
         AnchorIndex(index, scorer=folder.scorer).search(
-            folder.test, k, budget=budget, method=ANNCUR(split=tenth / 10), first=first
+            folder.test, k, budget=budget.calls, method=ANNCUR(split=tenth / 10), first=first
         )
         for tenth in range(1, 10)
     ]
     return max(runs, key=lambda run: top_k_recall(run, folder.test_scores, k=k).mean())
 
 
-def held_out(index: AnchorIndex, folder: ScoreFolder, budget: Budget, k: int) -> list[Hits]:
+def held_out(index: AnchorIndex, folder: ScoreFolder, budget: Spent, k: int) -> list[Hits]:
     """ANNCUR with the split that is best on held-out anchor queries: what a user can have."""
-    split = held_out_split(index, budget=budget, k=k)
-    return AnchorIndex(index, scorer=folder.scorer).search(folder.test, k, budget=budget, method=ANNCUR(split=split))
+    split = held_out_splits(index, budget=budget.calls, ks=(k,))[k]
+    return AnchorIndex(index, scorer=folder.scorer).search(
+        folder.test, k, budget=budget.calls, method=ANNCUR(split=split)
+    )
 
 
 def by_oracle(choice: Acquisition, *, mask_top_k: bool = False) -> Method:
     """Anchor items by their exact scores, then as ANNCUR with the best split: how the paper evaluates its oracles."""
 
-    def search(index: AnchorIndex, folder: ScoreFolder, budget: Budget, k: int) -> list[Hits]:
+    def search(index: AnchorIndex, folder: ScoreFolder, budget: Spent, k: int) -> list[Hits]:
         oracle = Oracle(
             queries=folder.test,
             items=folder.items,
@@ -64,14 +75,15 @@ def by_oracle(choice: Acquisition, *, mask_top_k: bool = False) -> Method:
     return search
 
 
-def gaussian(index: AnchorIndex, folder: ScoreFolder, budget: Budget, k: int) -> list[Hits]:
+def gaussian(index: AnchorIndex, folder: ScoreFolder, budget: Spent, k: int) -> list[Hits]:
     """The default of `index.search`, as it comes, in the number of rounds asked for."""
     settings = default_settings(k)
     return AnchorIndex(index, scorer=folder.scorer).search(
         folder.test,
         k,
-        budget=budget,
+        budget=budget.calls,
         method=AdaCUR(
+            rounds=budget.rounds,
             approximator=settings.approximator(approximator_of(index, folder)),
             first_batch=settings.first_batch,
             first_share=settings.first_share,
@@ -95,34 +107,41 @@ def approximator_of(index: AnchorIndex, folder: ScoreFolder) -> GaussianModel:
 # Each method answers all test queries: (index, folder, budget, k) -> hits.
 METHODS: dict[str, Method] = {
     "adacur": lambda index, folder, budget, k: AnchorIndex(index, scorer=folder.scorer).search(
-        folder.test, k, budget=budget, method=AdaCUR(), first=folder.dense
+        folder.test, k, budget=budget.calls, method=AdaCUR(rounds=budget.rounds), first=folder.dense
     ),
     "adacur_random": lambda index, folder, budget, k: AnchorIndex(index, scorer=folder.scorer).search(
-        folder.test, k, budget=budget, method=AdaCUR()
+        folder.test, k, budget=budget.calls, method=AdaCUR(rounds=budget.rounds)
     ),
     "adacur_softmax": lambda index, folder, budget, k: AnchorIndex(index, scorer=folder.scorer).search(
-        folder.test, k, budget=budget, method=AdaCUR(acquisition=Softmax()), first=folder.dense
-    ),
-    "gaussian": gaussian,
-    "axn": lambda index, folder, budget, k: AnchorIndex(without_anchors(index), scorer=folder.scorer).search(
         folder.test,
         k,
-        budget=budget,
-        method=AdaCUR(approximator=EmbeddingRegression(folder.item_embeddings, embed_queries=folder.embed_queries)),
+        budget=budget.calls,
+        method=AdaCUR(rounds=budget.rounds, acquisition=Softmax()),
+        first=folder.dense,
+    ),
+    "gaussian": gaussian,
+    "axn": lambda index, folder, budget, k: AnchorIndex(index, scorer=folder.scorer).search(
+        folder.test,
+        k,
+        budget=budget.calls,
+        method=AXN(
+            rounds=budget.rounds,
+            approximator=EmbeddingRegression(folder.item_embeddings, embed_queries=folder.embed_queries),
+        ),
         first=folder.dense,
     ),
     "uniform": lambda index, folder, budget, k: AnchorIndex(index, scorer=folder.scorer).search(
-        folder.test, k, budget=budget, method=AdaCUR(acquisition=Uniform())
+        folder.test, k, budget=budget.calls, method=AdaCUR(rounds=budget.rounds, acquisition=Uniform())
     ),
     "topk_oracle": by_oracle(TopK()),
     "topk_oracle_masked": by_oracle(TopK(), mask_top_k=True),
     "softmax_oracle": by_oracle(Softmax()),
     "softmax_oracle_masked": by_oracle(Softmax(), mask_top_k=True),
     "anncur": lambda index, folder, budget, k: AnchorIndex(index, scorer=folder.scorer).search(
-        folder.test, k, budget=budget, method=ANNCUR()
+        folder.test, k, budget=budget.calls, method=ANNCUR()
     ),
     "anncur_dense": lambda index, folder, budget, k: AnchorIndex(index, scorer=folder.scorer).search(
-        folder.test, k, budget=budget, method=ANNCUR(), first=folder.dense
+        folder.test, k, budget=budget.calls, method=ANNCUR(), first=folder.dense
     ),
     "anncur_best_split": lambda index, folder, budget, k: best_split(index, folder, budget, k, first=None),
     "anncur_held_out_split": held_out,
@@ -130,7 +149,7 @@ METHODS: dict[str, Method] = {
         index, folder, budget, k, first=folder.dense
     ),
     "rerank": lambda index, folder, budget, k: AnchorIndex(index, scorer=folder.scorer).search(
-        folder.test, k, budget=budget, method=Rerank(), first=folder.dense
+        folder.test, k, budget=budget.calls, method=Rerank(), first=folder.dense
     ),
     "exact": lambda index, folder, budget, k: AnchorIndex(index, scorer=folder.scorer).search(
         folder.test, k, method=Exact()
@@ -154,7 +173,7 @@ def measure(
     index = AnchorIndex.from_arrays(items=folder.items, anchor_queries=folder.anchors, scores=folder.anchor_scores)
     rows = []
     for calls in budgets:
-        budget = Budget(calls=calls, rounds=min(rounds, calls))
+        budget = Spent(calls, min(rounds, calls))
         for method in methods:
             most = min(max(ks), calls)
             shared = None if method in CHOSEN_PER_K else METHODS[method](index, folder, budget, most)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from adacur import AdaCUR, AnchorIndex, Budget, Item, Query
+from adacur import AdaCUR, AnchorIndex, Item, Query
 from adacur.core.protocols import ScorerCard
 from adacur.core.results import Hits
 
@@ -91,14 +91,10 @@ def main() -> None:
             same = 0.0
             for _ in range(arguments.repeats):
                 lookup = ClockedLookup(exact)
-                method = AdaCUR(
-                    index=index,
-                    scorer=lookup,
-                    budget=Budget(calls=arguments.budget, rounds=rounds),
-                    first=FixedFirst(first),
-                )
+                searched = AnchorIndex(index.anchors, scorer=lookup)
+                fixed, method = FixedFirst(first), AdaCUR(rounds=rounds)
                 started = time.perf_counter()
-                (hits,) = method.search([Query("q", "query")], k=100)
+                hits = searched.search(Query("q", "query"), 100, budget=arguments.budget, method=method, first=fixed)
                 ours.append(time.perf_counter() - started - lookup.seconds)
                 for matrix, seconds in ((scores64, slow64), (scores, slow32)):
                     lookup = ClockedLookup(exact.astype(matrix.dtype))
