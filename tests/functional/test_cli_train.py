@@ -407,7 +407,6 @@ def test_judgements_that_teach_nothing_are_refused(qrels: dict[str, dict[str, in
         (["--base", "bge-small-en-v1.5"], ["no weights that can be trained"]),
         (["--lr", "5"], ["--learning-rate lies between 0 and 1"]),
         (["--split", "dev"], ["qrels/dev.tsv", "found qrels/train.tsv"]),
-        (["--world", "yugioh"], ["--world belongs to a ZeShEL folder"]),
         (["--device", "abacus"], ["torch device"]),
         (["--held-out", "40"], ["--held-out lies between 1 and the 40"]),
         (["--seed", "4294967296"], ["seed is a whole number"]),
@@ -435,13 +434,6 @@ def test_a_collection_or_folder_that_is_none_is_refused(shop: Path) -> None:
     train(shop, "tiny", *QUICK).refused("a model that was not trained here")
     train(shop, "out", "--base", "tiny", what="distill").refused("is no index", "--teacher")
     train(shop, "out", "--base", "tiny", "--epochs", 0, what="distill", data="i.adacur").refused("epochs is a whole")
-
-
-def test_the_worlds_of_a_zeshel_folder_are_named_and_it_has_no_splits(shop: Path) -> None:
-    zeshel = Path(__file__).parents[1] / "fixtures" / "zeshel"
-
-    train(shop, "out", *QUICK, data=str(zeshel)).refused("ZeShEL", "Give --world: one of")
-    train(shop, "out", *QUICK, "--split", "train", data=str(zeshel)).refused("--split belongs to a BEIR folder")
 
 
 def test_the_judgements_of_a_test_are_not_learnt_from(folder: Path) -> None:

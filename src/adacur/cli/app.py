@@ -235,7 +235,7 @@ def queries(
     n: Annotated[
         int | None, typer.Option("-n", "--number", min=1, help="How many; default: 250, or one per item if fewer.")
     ] = None,
-    kind: Annotated[str, typer.Option(help="mixed, sentences, titles or keywords.")] = "mixed",
+    kind: Annotated[str, typer.Option(help="mixed, sentences or titles.")] = "mixed",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="A .jsonl file; default: stdout.")] = None,
     seed: Seed = 0,
     id_field: IdField = None,

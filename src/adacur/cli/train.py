@@ -73,8 +73,7 @@ Data = Annotated[
     str,
     typer.Argument(
         metavar="DATA",
-        help="A collection with judgements: a BEIR folder, a ZeShEL folder (with --world), 'mondo', or irds:ID of "
-        "ir_datasets.",
+        help="A collection with judgements: a BEIR folder, 'mondo', or irds:ID of ir_datasets.",
     ),
 ]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; an interrupted run in it goes on.")]
@@ -94,13 +93,6 @@ Split = Annotated[
     str | None,
     typer.Option(
         help="BEIR: which judgements, qrels/SPLIT.tsv; default: train, or the only ones.", rich_help_panel=_DATA
-    ),
-]
-World = Annotated[str | None, typer.Option(help="ZeShEL: which world.", rich_help_panel=_DATA)]
-Tags = Annotated[
-    bool,
-    typer.Option(
-        "--tags/--no-tags", help="ZeShEL: mark mentions and titles by the paper's tags.", rich_help_panel=_DATA
     ),
 ]
 Number = Annotated[
@@ -204,8 +196,6 @@ def cross_encoder(
     held_out: HeldOut = None,
     number: Number = None,
     split: Split = None,
-    world: World = None,
-    tags: Tags = True,
     device: Device = None,
     config: Config = None,
     as_json: Json = False,
@@ -249,8 +239,6 @@ def dual_encoder(
     held_out: HeldOut = None,
     number: Number = None,
     split: Split = None,
-    world: World = None,
-    tags: Tags = True,
     device: Device = None,
     config: Config = None,
     as_json: Json = False,
@@ -313,8 +301,6 @@ def distill(
     ] = None,
     number: Number = None,
     split: Split = None,
-    world: World = None,
-    tags: Tags = True,
     device: Device = None,
     config: Config = None,
     as_json: Json = False,

@@ -24,7 +24,6 @@ from adacur.core.results import Hits
 from adacur.core.spelling import did_you_mean
 from adacur.data import (
     JudgedCollection,
-    ZeshelTags,
     fetch,
     from_ir_datasets,
     mondo,
@@ -32,10 +31,8 @@ from adacur.data import (
     read_beir,
     read_items,
     read_queries,
-    read_zeshel,
     split_queries,
     wikivital,
-    zeshel_worlds,
 )
 from adacur.training import (
     TeacherScores,
@@ -136,7 +133,7 @@ def distill_run(asked: Mapping[str, Any], *, settings: TrainingSettings) -> None
     base = _checked(asked)
     out = Path(asked["out"])
     if (Path(asked["data"]) / "manifest.json").exists():
-        for name in ("teacher", "queries", "number", "split", "world"):
+        for name in ("teacher", "queries", "number", "split"):
             if asked[name]:
                 raise InputError(f"{asked['data']} is an index: its anchor scores teach. Leave --{name} out.")
         items, teacher = _from_index(asked)
@@ -217,16 +214,10 @@ def _model(name: str) -> str:
 
 
 def _collection(asked: Mapping[str, Any]) -> JudgedCollection:
-    data, world, split = str(asked["data"]), asked["world"], asked["split"]
-    if world is not None and not _is_zeshel(data):
-        raise InputError(f"--world belongs to a ZeShEL folder (documents/, mentions/); {data} is none.")
-    if split is not None and (_is_zeshel(data) or not Path(data).is_dir()):
+    data, split = str(asked["data"]), asked["split"]
+    if split is not None and not Path(data).is_dir():
         raise InputError(f"--split belongs to a BEIR folder; {data} is none.")
-    if _is_zeshel(data):
-        if world is None:
-            raise InputError(f"{data} is a ZeShEL folder. Give --world: one of {', '.join(zeshel_worlds(data))}.")
-        collection = read_zeshel(data, world, tags=ZeshelTags() if asked["tags"] else None)
-    elif data.startswith(_IR_DATASETS):
+    if data.startswith(_IR_DATASETS):
         collection = from_ir_datasets(data.removeprefix(_IR_DATASETS))
     elif Path(data).exists():
         collection = _beir(Path(data), split)
@@ -236,7 +227,7 @@ def _collection(asked: Mapping[str, Any]) -> JudgedCollection:
     else:
         raise UnknownName(
             f"There is no folder {data}, and no judged collection of that name.{did_you_mean(data, ['mondo'])} "
-            "Give a BEIR folder, a ZeShEL folder with --world, 'mondo', or irds:ID of ir_datasets."
+            "Give a BEIR folder, 'mondo', or irds:ID of ir_datasets."
         )
     if asked["number"] is not None:
         kept = _some(collection.judged, asked["number"], seed=asked["seed"])
@@ -263,10 +254,6 @@ def _beir(folder: Path, split: str | None) -> JudgedCollection:
     if split is None and not has_train:
         tell(f"{folder} has no qrels/train.tsv: what is trained on its other judgements must not be tested on them.")
     return collection
-
-
-def _is_zeshel(data: str) -> bool:
-    return (Path(data) / "documents").is_dir() and (Path(data) / "mentions").is_dir()
 
 
 def _items_of(asked: Mapping[str, Any]) -> str:

@@ -9,16 +9,15 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
-from adacur.core.errors import DuplicateId, EmptyInput, FileFormatError, MissingExtra
+from adacur.core.errors import DuplicateId, EmptyInput, FileFormatError, InputError, MissingExtra
 from adacur.core.records import Item, Query
 from adacur.core.spelling import did_you_mean
 from adacur.data.judged_collection import JudgedCollection
-from adacur.data.left_out import DataWarning, warn_left_out
-from adacur.data.lines import existing, json_lines, json_rows, open_text, reading
+from adacur.data.lines import DataWarning, existing, json_lines, json_rows, open_text, reading, warn_left_out
 
-__all__ = ["joined", "read_beir", "read_items", "read_qrels", "read_queries"]
+__all__ = ["ItemFile", "as_items", "joined", "read_beir", "read_items", "read_qrels", "read_queries"]
 
 _FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".parquet")
 _QRELS = (".tsv", ".txt", ".qrels", ".tsv.gz", ".txt.gz")
@@ -40,9 +39,8 @@ class _Fields:
     text_fields: tuple[str, ...] | None
 
     @property
-    def kinds(self) -> tuple[str, str]:
-        """What a record is called, one and several."""
-        return ("item", "items") if self.titled else ("query", "queries")
+    def known(self) -> set[str]:
+        return {*self.ids, *self.texts, "title", self.id_field or "", *(self.text_fields or ())}
 
     @property
     def are_named(self) -> bool:
@@ -50,20 +48,11 @@ class _Fields:
         return self.id_field is not None or self.text_fields is not None
 
     @property
-    def known(self) -> set[str]:
-        return {*self.ids, *self.texts, "title", self.id_field or "", *(self.text_fields or ())}
-
-    @property
-    def naming_id(self) -> str:
-        """How the field of the id is named; commands have an option for it for items alone."""
-        return "id_field (--id-field)" if self.titled else "id_field of read_queries, or call it 'id' in the file"
-
-    @property
-    def naming_text(self) -> str:
-        """How the fields of the text are named."""
+    def remedy(self) -> str:
+        """How the right fields are named; commands have options for items alone."""
         if self.titled:
-            return "text_fields (--text-field)"
-        return "text_fields of read_queries, or call it 'text' in the file"
+            return "Name the text with text_fields (--text-field) and the id with id_field (--id-field)."
+        return "Call them 'id' and 'text' in the file, or name them: read_queries(id_field=…, text_fields=…)."
 
 
 def read_items(
@@ -106,6 +95,34 @@ def read_queries(
         text_fields=None if text_fields is None else tuple(text_fields),
     )
     return (Query(id=id_, text=text) for id_, text, _ in _records(_find(path, "queries"), fields))
+
+
+@dataclass(frozen=True, slots=True)
+class ItemFile:
+    """The items of a file, read anew by `read_items` each time, so that they need not fit in memory."""
+
+    path: str | Path
+    id_field: str | None = None
+    text_fields: tuple[str, ...] | None = None
+    limit: int | None = None
+
+    def __iter__(self) -> Iterator[Item]:
+        return read_items(self.path, id_field=self.id_field, text_fields=self.text_fields, limit=self.limit)
+
+
+def as_items(
+    items: Iterable[Item | str] | str | Path, *, id_field: str | None = None, text_fields: tuple[str, ...] | None = None
+) -> Iterable[Item]:
+    """Items from a path (read with these fields), from a list of texts (their ids are 0, 1, 2 …), or as they are."""
+    if isinstance(items, str | Path):
+        return ItemFile(items, id_field=id_field, text_fields=text_fields)
+    if not isinstance(items, Sequence) or not any(isinstance(item, str) for item in items):
+        # Each is checked where it is stored.
+        return cast(Iterable[Item], items)
+    texts = [item for item in items if isinstance(item, str)]
+    if len(texts) < len(items):
+        raise InputError("Items must be all texts or all Item(id, text) records; got both in one list.")
+    return [Item(id=str(number), text=text) for number, text in enumerate(texts)]
 
 
 def joined(parts: Iterable[str]) -> str:
@@ -176,28 +193,29 @@ def _records(
     file: Path, fields: _Fields, *, limit: int | None = None, left_out: list[str] | None = None
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Id, text and remaining fields of every record; each checked."""
-    first_seen: dict[str, int] = {}
+    line_of: dict[str, int] = {}
     without_text: list[str] = [] if left_out is None else left_out
-    n_given = 0
-    numbered = False
+    n_given = numbered_line = 0
+    used: tuple[str, ...] = ()
     with reading(file):
         for line, row in _rows(file, fields):
             where = f"{file}, line {line}"
-            if not first_seen:
-                numbered = _has_no_id(row, fields)
-                if numbered and len(row) > 1:
-                    warnings.warn(
-                        f"{file} has no id field, so line numbers are the ids; found {_list(row)}.",
-                        DataWarning,
-                        stacklevel=3,
-                    )
-            id_, id_field = (str(line), "") if numbered else _id(row, fields, where)
-            if id_ in first_seen:
-                raise DuplicateId(
-                    f"{where}: the id {id_!r} is already on line {first_seen[id_]}. Ids must be unique; "
-                    f"remove one of the two{', or choose another id_field (--id-field)' if fields.titled else ''}."
+            id_field = _id_field(row, fields, where)
+            if bool(line_of) and (id_field is None) != bool(numbered_line):
+                first = next(iter(line_of.values()))
+                with_id, without = (first, line) if id_field is None else (line, first)
+                raise FileFormatError(
+                    f"{file}: line {with_id} has an id and line {without} has none. Give all records one, or none."
                 )
-            first_seen[id_] = line
+            if id_field is None and not numbered_line:
+                numbered_line = line
+                if len(row) > 1:
+                    message = f"{file} has no id field, so line numbers are the ids; found {_list(row)}."
+                    warnings.warn(message, DataWarning, stacklevel=3)
+            id_ = str(line) if id_field is None else _id(row[id_field], id_field, where)
+            if id_ in line_of:
+                raise DuplicateId(f"{where}: the id {id_!r} is already on line {line_of[id_]}. Ids must be unique.")
+            line_of[id_] = line
             text, used = _text(row, fields, where)
             if not text:
                 without_text.append(id_)
@@ -206,42 +224,32 @@ def _records(
             n_given += 1
             if n_given == limit:
                 break
-    if not first_seen:
+    if not line_of:
         raise EmptyInput(f"{file} is empty. Give at least one record.")
     if not n_given:
-        raise EmptyInput(
-            f"{file}: none of its {len(first_seen):,} records has text in {_list(used)}. Name the right fields with "
-            f"{fields.naming_text}."
-        )
+        raise EmptyInput(f"{file}: none of its {len(line_of):,} records has text in {_list(used)}. {fields.remedy}")
     if left_out is None:
-        warn_left_out(file, without_text, kind=fields.kinds[0], kinds=fields.kinds[1], stacklevel=3)
+        warn_left_out(file, without_text, kind="item" if fields.titled else "query", stacklevel=3)
 
 
-def _has_no_id(row: dict[str, Any], fields: _Fields) -> bool:
-    """Whether line numbers are the ids: none is known, and no field is left that could be one, or the text is named."""
-    if fields.id_field is not None or any(name in row for name in fields.ids):
-        return False
-    return fields.text_fields is not None or row.keys() <= {*fields.texts, "title"}
-
-
-def _id(row: dict[str, Any], fields: _Fields, where: str) -> tuple[str, str]:
+def _id_field(row: dict[str, Any], fields: _Fields, where: str) -> str | None:
+    """The field of the id; None where lines are numbered: no field could be the id, or the text alone is named."""
     names = (fields.id_field,) if fields.id_field else fields.ids
     name = next((name for name in names if name in row), None)
-    if name is None:
+    if name is None and (fields.id_field or (fields.text_fields is None and row.keys() - {*fields.texts, "title"})):
         near = did_you_mean(fields.id_field, row) if fields.id_field else ""
-        or_number = "; or name the text with text_fields (--text-field) to number the lines"
-        # Who named both, as the origin of an index does, learns of both at once.
         no_text = [text for text in fields.text_fields or () if text not in row]
-        and_text = f" Nor is there {_one_of(no_text)} for the text: see {fields.naming_text}." if no_text else ""
+        and_text = f" Nor is there {_one_of(no_text)} for the text." if no_text else ""
         raise FileFormatError(
-            f"{where}: no id. Expected {_one_of(names)}; found {_list(row)}.{near} "
-            f"Name the right one with {fields.naming_id}"
-            f"{or_number if fields.titled and not fields.id_field else ''}.{and_text}"
+            f"{where}: no id. Expected {_one_of(names)}; found {_list(row)}.{near}{and_text} {fields.remedy}"
         )
-    value = row[name]
+    return name
+
+
+def _id(value: Any, name: str, where: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
         raise FileFormatError(f"{where}: an id must be a text or a whole number; field {name!r} holds {value!r}.")
-    return str(value), name
+    return str(value)
 
 
 def _text(row: dict[str, Any], fields: _Fields, where: str) -> tuple[str, tuple[str, ...]]:
@@ -257,16 +265,12 @@ def _text(row: dict[str, Any], fields: _Fields, where: str) -> tuple[str, tuple[
         absent = [] if used else list(fields.texts)
     if absent or not used:
         raise FileFormatError(
-            f"{where}: no text. Expected {_one_of(absent)}; found {_list(row)}.{near} "
-            f"Name the right ones with {fields.naming_text}."
+            f"{where}: no text. Expected {_one_of(absent)}; found {_list(row)}.{near} {fields.remedy}"
         )
-    parts = []
     for name in used:
-        value = "" if row[name] is None else row[name]
-        if not isinstance(value, str):
-            raise FileFormatError(f"{where}: field {name!r} must be a text; it is a {type(value).__name__}.")
-        parts.append(value)
-    return joined(parts), used
+        if not isinstance(row[name], str | None):
+            raise FileFormatError(f"{where}: field {name!r} must be a text; it is a {type(row[name]).__name__}.")
+    return joined(row[name] or "" for name in used), used
 
 
 def _rows(file: Path, fields: _Fields) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -359,15 +363,10 @@ def _header(row: Sequence[str], fields: _Fields, where: str, *, separator: str) 
         if set(cells) >= _JUDGEMENTS:
             raise FileFormatError(f"{where}: {_list(cells)} are the columns of judgements (qrels), not of items.")
         example = "text" if len(cells) == 1 else f"id{separator}text"
-        as_lines = f", or save it as .txt: one {fields.kinds[0]} per line" if len(cells) == 1 else ""
-        if fields.titled:
-            naming = f"Name the text with {fields.naming_text} and the id with {fields.naming_id}"
-        else:
-            naming = "Call them 'id' and 'text' in that line, or name them to read_queries (id_field, text_fields)"
+        as_lines = ", or save it as .txt: one record per line" if len(cells) == 1 else ""
         raise FileFormatError(
-            f"{where}: a table begins with the names of its columns, and none of {_list(cells)} is a known one. "
-            f"{naming}; without an id, lines are numbered. If this line is a record, put a line of names above it, "
-            f"such as {example!r}{as_lines}."
+            f"{where}: a table must begin with the names of its columns, and none of {_list(cells)} is known. "
+            f"{fields.remedy} If this line is a record, put a line of names above it, such as {example!r}{as_lines}."
         )
     return header
 
@@ -408,23 +407,18 @@ def _find(path: str | Path, stem: str) -> Path:
 
 
 def _find_qrels(folder: Path, split: str | None) -> Path:
-    found = sorted({file for place in ("qrels/*", "qrels*") for file in folder.glob(place) if file.is_file()})
-    found = [file for file in found if file.name.endswith(_QRELS)]
-    names = ", ".join(str(path.relative_to(folder)) for path in found) or "none"
+    files = sorted(file for place in ("qrels/*", "qrels*") for file in folder.glob(place) if file.name.endswith(_QRELS))
     if split is not None:
-        wanted = {f"{start}{split}{end}" for start in ("", "qrels.", "qrels_", "qrels-") for end in _QRELS}
-        named = [path for path in found if path.name in wanted]
-        if len(named) != 1:
-            raise FileFormatError(f"Expected qrels/{split}.tsv or qrels.{split}.tsv in {folder}; found {names}.")
-        return named[0]
-    tests = [path for path in found if "test" in path.name]
-    if len(found) != 1 and len(tests) != 1:
-        which = "none of them is called test" if found else "the name may also end in .txt or .qrels"
+        names = {f"{start}{split}{end}" for start in ("", "qrels.", "qrels_", "qrels-") for end in _QRELS}
+        chosen = [file for file in files if file.name in names]
+    else:
+        chosen = files if len(files) == 1 else [file for file in files if "test" in file.name]
+    if len(chosen) != 1:
         raise FileFormatError(
-            f"Expected qrels/test.tsv or one file called qrels*.tsv in {folder}; found {names}: {which}. "
-            f"{'Name the split, or rename the one that you want' if found else 'Put the judgements there'}."
+            f"Expected one of qrels/{split or 'test'}.tsv and qrels.{split or 'test'}.tsv in {folder} (also .txt or "
+            f".qrels); found {', '.join(str(file.relative_to(folder)) for file in files) or 'none'}. Name the split."
         )
-    return (tests or found)[0]
+    return chosen[0]
 
 
 def _suffix(path: Path) -> str:

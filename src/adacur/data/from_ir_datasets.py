@@ -10,7 +10,7 @@ from adacur.core.records import Item, Query
 from adacur.core.spelling import did_you_mean
 from adacur.data.files import joined
 from adacur.data.judged_collection import JudgedCollection
-from adacur.data.left_out import warn_left_out
+from adacur.data.lines import warn_left_out
 
 __all__ = ["from_ir_datasets"]
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 
 from adacur.core.errors import DuplicateId, EmptyInput, InputError
 from adacur.core.records import Item, Query, first_repeat
@@ -43,29 +42,3 @@ class JudgedCollection:
     def judged(self) -> list[Query]:
         """The queries with judgements, in their order."""
         return [query for query in self.queries if self.qrels.get(query.id)]
-
-    @property
-    def unjudged(self) -> list[Query]:
-        """The queries without: anchor queries that cost no test query."""
-        return [query for query in self.queries if not self.qrels.get(query.id)]
-
-    def describe(self) -> dict[str, str | int | float]:
-        """A row of a table of collections; words are what white space separates, relevant is a grade above zero."""
-        judged = self.judged
-        item_ids = {item.id for item in self.items}
-        relevant = [sum(grade > 0 for grade in self.qrels[query.id].values()) for query in judged]
-        return {
-            "name": self.name,
-            "items": len(self.items),
-            "queries": len(self.queries),
-            "judged_queries": len(judged),
-            "judgements": sum(map(len, self.qrels.values())),
-            "relevant_per_query": fmean(relevant),
-            "words_per_item": _mean_words(self.items),
-            "words_per_query": _mean_words(self.queries),
-            "absent_items": len({id_ for grades in self.qrels.values() for id_ in grades} - item_ids),
-        }
-
-
-def _mean_words(records: Iterable[Item | Query]) -> float:
-    return fmean(len(record.text.split()) for record in records)

@@ -1,4 +1,4 @@
-"""Text files line by line: UTF-8, gzipped or not, with errors that name the file and the line."""
+"""Text files line by line: UTF-8, gzipped or not; errors name the file and the line, and warnings what is left out."""
 
 from __future__ import annotations
 
@@ -6,19 +6,37 @@ import csv
 import gzip
 import io
 import json
+import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from shlex import quote
 from typing import IO, Any
 
 from adacur.core.errors import FileFormatError
 
-__all__ = ["existing", "json_lines", "json_rows", "open_text", "reading"]
+__all__ = ["DataWarning", "existing", "json_lines", "json_rows", "open_text", "reading", "warn_left_out"]
 
 _GZIP = b"\x1f\x8b"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_IDS_NAMED = 5
+_REMEDY = "An array, or objects over several lines, can be read from a file called .json, or made lines by jq -c."
+
+
+class DataWarning(UserWarning):
+    """Records were left out because they have no text, or line numbers became ids because there are no others."""
+
+
+def warn_left_out(source: str | Path, ids: Sequence[str], *, kind: str = "item", stacklevel: int = 2) -> None:
+    """Warn that the records with these ids have no text and were left out; nothing where there are none.
+
+    `stacklevel` counts from the function that calls this one: 2 is its caller.
+    """
+    if ids:
+        named = ", ".join(ids[:_IDS_NAMED]) + (", …" if len(ids) > _IDS_NAMED else "")
+        kinds = {"item": "items", "query": "queries"}[kind]
+        what = f"1 {kind} without text was" if len(ids) == 1 else f"{len(ids):,} {kinds} without text were"
+        warnings.warn(f"{source}: {what} left out: {named}.", DataWarning, stacklevel=stacklevel + 1)
 
 
 def existing(path: Path) -> Path:
@@ -41,12 +59,6 @@ def _open_bytes(file: Path) -> gzip.GzipFile | io.BufferedReader:
 def _is_gzip(file: Path) -> bool:
     with file.open("rb") as start:
         return file.suffix == ".gz" or start.read(len(_GZIP)) == _GZIP
-
-
-def _over(file: Path, command: str) -> str:
-    """A command of the shell over the content of a file."""
-    path = quote(str(file))
-    return f"gunzip -c {path} | {command}" if _is_gzip(file) else f"{command} {path}"
 
 
 @contextmanager
@@ -72,8 +84,7 @@ def _not_utf8(file: Path, error: UnicodeDecodeError) -> FileFormatError:
                 code, name = ("utf-16", "UTF-16") if is_utf16 else ("latin1", "Latin-1 or Windows-1252")
                 return FileFormatError(
                     f"{file}, line {number}: not UTF-8: byte 0x{line[found.start]:02x} at offset "
-                    f"{offset + found.start:,}. If it is {name}, convert it: "
-                    f"{_over(file, f'iconv -f {code} -t utf8')} > new{Path(file.name.removesuffix('.gz')).suffix}"
+                    f"{offset + found.start:,}. If it is {name}, convert it: iconv -f {code} -t utf8"
                 )
             offset += len(line)
     return FileFormatError(f"{file} is not UTF-8 ({error}).")
@@ -89,17 +100,13 @@ def json_lines(lines: IO[str], file: Path) -> Iterator[tuple[int, dict[str, Any]
         try:
             row = json.loads(text)
         except json.JSONDecodeError as error:
-            remedy = ""
-            if text in ("[", "{"):
-                remedy = f" This file is spread over lines; to bring it into shape: {_jq(file, array=text == '[')}"
             raise FileFormatError(
-                f"{where}: not JSON ({error.msg}, column {error.pos + 1}). Each line must be one object.{remedy}"
+                f"{where}: not JSON ({error.msg}, column {error.pos + 1}). Each line must be one object. {_REMEDY}"
             ) from error
         except (ValueError, RecursionError) as error:
             raise FileFormatError(f"{where}: not JSON ({error}).") from error
         if not isinstance(row, dict):
-            remedy = f" To make lines of an array: {_jq(file, array=True)}" if isinstance(row, list) else ""
-            raise FileFormatError(f"{where}: each line must be a JSON object; got {type(row).__name__}.{remedy}")
+            raise FileFormatError(f"{where}: each line must be a JSON object; got {type(row).__name__}. {_REMEDY}")
         yield number, row
 
 
@@ -124,8 +131,3 @@ def json_rows(lines: IO[str], file: Path) -> Iterator[tuple[int, dict[str, Any]]
         if not isinstance(row, dict):
             raise FileFormatError(f"{file}, record {number}: must be a JSON object; got {type(row).__name__}.")
         yield number, row
-
-
-def _jq(file: Path, *, array: bool) -> str:
-    each = quote(".[]" if array else ".")
-    return f"{_over(file, f'jq -c {each}')} > new.jsonl"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import heapq
 import itertools
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -21,13 +20,12 @@ from adacur.core.seeds import stream_key
 
 __all__ = ["PseudoQueryKind", "pseudo_queries"]
 
-PseudoQueryKind = Literal["sentences", "titles", "keywords", "mixed"]
+PseudoQueryKind = Literal["sentences", "titles", "mixed"]
 
 _CANDIDATES_PER_QUERY = 8
 _FEWEST_WORDS = 5
 _MOST_WORDS = 25
 _MOST_CHARACTERS = 300
-_KEYWORDS = 5
 _DIMENSIONS = 512
 _LANDMARKS = 2000
 _FEWEST_REPEATS = 5
@@ -54,10 +52,9 @@ def pseudo_queries(items: Iterable[Item], n: int, *, seed: int = 0, kinds: Pseud
     """n different queries that the items themselves suggest; the same for the same items in any order.
 
     "sentences" come from inside the text, up to 25 words; "titles" are `metadata["title"]`, else the first sentence;
-    "mixed" is half of each; "keywords" are an item's most telling words and serve worst. Short items
-    lend their title or whole text instead. The items are read once, and again only if too few of the sampled ones
-    differ; memory grows with n, not with the items, unless they come as a one-shot iterator, which is first read
-    into a list.
+    "mixed" is half of each. Short items lend their title or whole text instead. The items are read once, and again
+    only if too few of the sampled ones differ; memory grows with n, not with the items, unless they come as a one-shot
+    iterator, which is first read into a list.
     """
     if n < 1:
         raise InputError(f"n counts the queries to make and must be at least 1; got {n}.")
@@ -126,8 +123,7 @@ def _sample(items: Iterable[Item], size: int, *, seed: int) -> tuple[list[Item],
 
 def _candidates(items: list[Item], n: int, *, kinds: PseudoQueryKind, seed: int) -> list[_Candidate]:
     """Different texts, in the order in which they would be taken at random; boilerplate last."""
-    frequencies = Counter(word for item in items for word in set(_words(item.text))) if kinds != "titles" else Counter()
-    cuts = [_cut(item, kinds=kinds, seed=seed, frequencies=frequencies, n_items=len(items)) for item in items]
+    cuts = [_cut(item, kinds=kinds, seed=seed) for item in items]
     openings = Counter(opening for wanted, spare in cuts for opening in {_opening(text) for text in (*wanted, *spare)})
     most = max(_FEWEST_REPEATS, _BOILERPLATE_SHARE * len(items))
     lent: list[list[_Candidate]] = []
@@ -159,9 +155,7 @@ def _in_turn(columns: list[list[_Candidate]]) -> Iterator[_Candidate]:
     return (piece for row in itertools.zip_longest(*columns) for piece in row if piece is not None)
 
 
-def _cut(
-    item: Item, *, kinds: PseudoQueryKind, seed: int, frequencies: Counter[str], n_items: int
-) -> tuple[list[str], list[str]]:
+def _cut(item: Item, *, kinds: PseudoQueryKind, seed: int) -> tuple[list[str], list[str]]:
     """Pieces of the wanted kind, and pieces to fall back on, each best first."""
     title = item.metadata.get("title")
     title = title.strip() if isinstance(title, str) else ""
@@ -174,9 +168,7 @@ def _cut(
     whole = [*sentences[:1], *([_shorten(title)] if title else []), *inner, _shorten(item.text), item.text]
     if kinds == "sentences":
         return inner, whole
-    if kinds == "titles":
-        return [_shorten(title) if title else sentences[0]] if title or sentences else [], whole
-    return _keywords(item.text, frequencies, n_items), whole
+    return [_shorten(title) if title else sentences[0]] if title or sentences else [], whole
 
 
 def _sentences(text: str) -> list[str]:
@@ -212,13 +204,6 @@ def _shorten(text: str) -> str:
     text = " ".join(words)
     # A text without spaces between its words is one word by this count.
     return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS].rsplit(" ", 1)[0]
-
-
-def _keywords(text: str, frequencies: Counter[str], n_items: int) -> list[str]:
-    words = Counter(word for word in _words(text) if len(word) > 2 and not word.isdigit())
-    weight = {word: count * math.log((1 + n_items) / (1 + frequencies[word])) for word, count in words.items()}
-    best = set(sorted(words, key=lambda word: (-weight[word], word))[:_KEYWORDS])
-    return [" ".join(word for word in words if word in best)] if best else []
 
 
 def _words(text: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from adacur.core.errors import InputError
@@ -24,28 +24,20 @@ class QuerySplit:
 
 
 def split_queries(
-    queries: Iterable[Query],
-    *,
-    anchors: int,
-    held_out: int = 0,
-    test: int | None = None,
-    seed: int = 0,
-    judged: Collection[str] | None = None,
+    queries: Iterable[Query], *, anchors: int, held_out: int = 0, test: int | None = None, seed: int = 0
 ) -> QuerySplit:
-    """So many anchor, held-out and test queries, at random; test is the rest unless a number is given.
+    """Anchor, held-out and test queries, drawn at random; test is the rest unless a number is given.
 
     A query's place in line follows from the seed and its text alone, upper case and spacing aside. Anchors come from
     the front, held-out queries are next, a number of test queries comes from the far end. So neither the order of the
     queries nor other queries matter to a place; 500 anchors include the 100 of the same seed, with the same tests;
     and a query added moves at most one over each border.
     Queries of equal text are never in two parts, and anchors hold each text once: a second row of the same scores
-    tells nothing. With `judged`, ids of judged queries, each part gets its share of them.
+    tells nothing.
     """
     if min(anchors, held_out, test or 0) < 0:
         raise InputError(f"Parts have zero queries or more; got {anchors}, {held_out} and {test}.")
     line = _line(as_queries(queries), seed)
-    if judged is not None:
-        line = _evenly(line, set(judged))
     rest = deque(line[anchors:])
     parts = [[alike[0] for alike in line[:anchors]], _take(rest, held_out)]
     rest.reverse()
@@ -66,15 +58,6 @@ def _line(queries: list[Query], seed: int) -> list[list[Query]]:
     for query in sorted(queries, key=lambda query: query.id):
         alike.setdefault(" ".join(query.text.casefold().split()), []).append(query)
     return [alike[text] for text in sorted(alike, key=lambda text: stream_key(seed, "split", text))]
-
-
-def _evenly(line: list[list[Query]], judged: set[str]) -> list[list[Query]]:
-    """Judged and unjudged queries, each kind in its order, mixed so that every stretch has as many as any other."""
-    placed = []
-    for is_judged in (True, False):
-        kind = [alike for alike in line if any(query.id in judged for query in alike) == is_judged]
-        placed += [((rank + 0.5) / len(kind), is_judged, alike) for rank, alike in enumerate(kind)]
-    return [alike for _, _, alike in sorted(placed, key=lambda one: one[:2])]
 
 
 def _take(line: deque[list[Query]], n: int | None) -> list[Query]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -15,9 +14,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from adacur.core.cache import cache_folder
 from adacur.core.errors import FetchError
 
-__all__ = ["Asset", "cache_folder", "fetch", "is_intact"]
+__all__ = ["Asset", "fetch", "is_intact"]
 
 _MARKER = ".checksums.json"
 
@@ -38,13 +38,6 @@ class Asset:
     def size(self) -> int:
         """Bytes on disk."""
         return sum(size for size, _ in self.files.values())
-
-
-def cache_folder() -> Path:
-    """Where fetched files are kept: $ADACUR_CACHE, else adacur in the user's cache folder."""
-    if chosen := os.environ.get("ADACUR_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "adacur"
 
 
 def fetch(asset: Asset, *, cache: str | Path | None = None, along: Sequence[Asset] = ()) -> Path:

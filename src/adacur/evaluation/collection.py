@@ -15,7 +15,7 @@ from adacur.core.errors import EmptyInput, FileFormatError, InputError
 from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
 from adacur.data import pseudo_queries, read_items, read_qrels, read_queries, split_queries
-from adacur.data.left_out import warn_left_out
+from adacur.data.lines import warn_left_out
 from adacur.index import Estimate, estimate
 
 __all__ = ["Collection", "Sizes", "Split", "choose_sizes", "read_collection", "sample", "scoring_cost", "split"]

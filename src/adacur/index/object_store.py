@@ -12,9 +12,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from adacur.core.cache import cache_folder
 from adacur.core.errors import InputError, StorageUnavailable
 from adacur.core.extras import require
-from adacur.data.wheels import cache_folder
 
 __all__ = ["ObjectStore", "copies", "index_url", "refuse_url"]
 

@@ -10,8 +10,3 @@ FIXTURES = Path(__file__).parents[2] / "fixtures"
 @pytest.fixture
 def beir_folder() -> Path:
     return FIXTURES / "beir"
-
-
-@pytest.fixture
-def zeshel_folder() -> Path:
-    return FIXTURES / "zeshel"

@@ -135,6 +135,13 @@ def test_lines_are_numbered_where_the_text_is_named_and_no_id_is_there(tmp_path,
         list(read_items(path, id_field="headline", text_fields=["sumary"]))
 
 
+@pytest.mark.parametrize("rows", [({"text": "x"}, {"id": 7, "text": "y"}), ({"id": 7, "text": "y"}, {"text": "x"})])
+def test_records_with_and_without_an_id_are_refused_wherever_the_first_one_without_is(tmp_path, rows) -> None:
+    with_id = 1 + ("id" in rows[1])
+    with pytest.raises(FileFormatError, match=f"line {with_id} has an id and line {3 - with_id} has none"):
+        list(read_items(write(tmp_path / "a.jsonl", lines(*rows))))
+
+
 def test_texts_alone_are_numbered(tmp_path) -> None:
     assert list(read_items(write(tmp_path / "a.jsonl", lines({"text": "A city."})))) == [Item("1", "A city.")]
     with pytest.warns(DataWarning, match="line numbers"):
@@ -225,9 +232,9 @@ def test_records_are_read_one_by_one(tmp_path) -> None:
         ("a.jsonl", '{"_id": "a", "text": "x"}\n{', FileFormatError, r"a\.jsonl, line 2: not JSON"),
         ("a.jsonl", "[" * 200_000 + "\n", FileFormatError, r"line 1: not JSON .*recursion"),
         ("a.json", "[" * 200_000, FileFormatError, r"a\.json: not JSON .*recursion"),
-        ("a.jsonl", "[1]\n", FileFormatError, r"line 1: each line must be a JSON object; got list.*jq -c '\.\[\]'"),
-        ("a.jsonl", "[\n {}]\n", FileFormatError, r"line 1: not JSON .*column \d+.*jq -c '\.\[\]' .*a\.jsonl"),
-        ("a.jsonl", "{\n}\n", FileFormatError, r"line 1: not JSON .*column 2.*jq -c \. .*a\.jsonl"),
+        ("a.jsonl", "[1]\n", FileFormatError, "line 1: .*got list"),
+        ("a.jsonl", "[\n {}]\n", FileFormatError, r"line 1: not JSON .*column \d+"),
+        ("a.jsonl", "{\n}\n", FileFormatError, "line 1: not JSON .*column 2"),
         (
             "a.jsonl",
             '{"key": "a", "text": "x"}\n',
@@ -242,7 +249,7 @@ def test_records_are_read_one_by_one(tmp_path) -> None:
         ("a.jsonl", "\n", EmptyInput, r"a\.jsonl is empty"),
         ("a.csv", "", EmptyInput, r"a\.csv is empty"),
         ("a.csv", "id,text\n", EmptyInput, r"a\.csv is empty"),
-        ("a.csv", "ref,text\n1,x\n", FileFormatError, "no id.*found 'ref', 'text'.*--id-field.*--text-field"),
+        ("a.csv", "ref,text\n1,x\n", FileFormatError, "no id.*found 'ref', 'text'.*--id-field"),
         ("a.csv", 'id,text\n1,"x\n', FileFormatError, "cannot be read"),
         ("a.txt", "", EmptyInput, r"a\.txt is empty"),
         ("a.xml", "<a/>", FileFormatError, r"ends in none of \.jsonl"),
@@ -279,8 +286,7 @@ def test_bytes_that_are_not_utf8_are_named_by_line_and_place_in_the_file(tmp_pat
     bad = content + '{"_id": "x", "text": "caf\xe9"}\n'.encode("latin-1")
     path.write_bytes(gzip.compress(bad) if suffix else bad)
     at = f"{bad.index(0xE9):,}"
-    mend = f"gunzip -c {path} | iconv -f latin1 -t utf8 > " if suffix else f"iconv -f latin1 -t utf8 {path} > "
-    with pytest.raises(FileFormatError, match=rf"line 251: .*0xe9 at offset {at}.*: {re.escape(mend)}new\.jsonl"):
+    with pytest.raises(FileFormatError, match=rf"line 251: .*0xe9 at offset {at}.*latin1"):
         list(read_items(path))
     (tmp_path / "array.json").write_bytes('[{"_id": "x", "text": "caf\xe9"}]'.encode("latin-1"))
     with pytest.raises(FileFormatError, match=r"line 1: .*0xe9 at offset 26.*iconv -f latin1 -t utf8"):

@@ -82,13 +82,6 @@ def test_equal_texts_are_never_in_two_parts_nor_twice_among_the_anchors(words, a
     assert sorted(query.id for query in everything) == sorted(query.id for query in queries)
 
 
-def test_judged_queries_are_spread_evenly_on_request() -> None:
-    queries = some(1000)
-    judged = ids(queries[:100])
-    split = split_queries(queries, anchors=200, held_out=50, test=300, judged=judged)
-    assert [len(ids(part) & judged) for part in (split.anchors, split.held_out, split.test)] == [20, 5, 30]
-
-
 def test_too_many_are_refused_with_the_numbers_there_are() -> None:
     queries = [*some(5), Query("again", "QUESTION 0")]
     with pytest.raises(InputError, match=r"6 queries with 5 different texts do not give 6 anchor, 0 held-out and 0"):

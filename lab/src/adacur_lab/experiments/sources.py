@@ -18,18 +18,16 @@ from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
 from adacur.data import (
     JudgedCollection,
-    ZeshelTags,
     from_ir_datasets,
     mondo,
     pseudo_queries,
     read_items,
     read_qrels,
     read_queries,
-    read_zeshel,
     split_queries,
     wikivital,
 )
-from adacur.data.left_out import warn_left_out
+from adacur.data.lines import warn_left_out
 from adacur.first_stages.opening import encoder as open_encoder
 from adacur.index import Estimate, estimate
 from adacur.scorers import scorer as open_scorer
@@ -44,6 +42,7 @@ from adacur_lab.experiments.testbed import (
     is_scored,
 )
 from adacur_lab.first_stages import token_encoder
+from adacur_lab.zeshel import ZeshelTags, read_zeshel
 
 __all__ = [
     "LiveSplit",

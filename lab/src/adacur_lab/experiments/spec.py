@@ -12,8 +12,8 @@ from typing import Any
 from adacur.core.budget import is_whole
 from adacur.core.errors import FileFormatError, InputError
 from adacur.core.spelling import did_you_mean
-from adacur.data import zeshel_worlds
 from adacur_lab.experiments.methods import METHODS, method
+from adacur_lab.zeshel import zeshel_worlds
 
 __all__ = ["DEFAULT_SCORER", "AnchorsSpec", "CollectionSpec", "MethodSpec", "ScorerSpec", "Spec", "spec_text"]
 

@@ -12,8 +12,7 @@ from adacur.core.records import Item, Query
 from adacur.core.spelling import did_you_mean
 from adacur.data.files import joined
 from adacur.data.judged_collection import JudgedCollection
-from adacur.data.left_out import warn_left_out
-from adacur.data.lines import existing, json_lines, open_text, reading
+from adacur.data.lines import existing, json_lines, open_text, reading, warn_left_out
 from adacur.data.splits import QuerySplit, split_queries
 
 __all__ = ["ZeshelTags", "read_zeshel", "zeshel_split", "zeshel_worlds"]

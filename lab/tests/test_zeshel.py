@@ -8,7 +8,13 @@ import pytest
 
 from adacur.core.errors import DuplicateId, EmptyInput, FileFormatError, InputError, UnknownName
 from adacur.core.records import Item, Query
-from adacur.data import DataWarning, JudgedCollection, ZeshelTags, read_zeshel, zeshel_split, zeshel_worlds
+from adacur.data import DataWarning, JudgedCollection
+from adacur_lab.zeshel import ZeshelTags, read_zeshel, zeshel_split, zeshel_worlds
+
+
+@pytest.fixture
+def zeshel_folder() -> Path:
+    return Path(__file__).parents[2] / "tests" / "fixtures" / "zeshel"
 
 
 def test_the_worlds_are_the_files_of_documents(zeshel_folder) -> None:
