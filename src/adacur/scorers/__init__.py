@@ -3,12 +3,14 @@
 Where to change what, from the name of a scorer to its scores:
 
 - opening.py: the door; from an object, a path, a URL or a name to a scorer. consent.py: what an index folder may name
-- calling.py: where every other room calls scorers; scores are checked there and failures named
+- calling.py (and core/scores.py): where other rooms call scorers; scores are checked there and failures named
 - cross_encoders/: inference of our own. onnx.py (CPU), torch.py (GPU); pair_tokens.py (queries and items to token ids),
   pair_batches.py, packed_encoder.py, attention.py and gpu_kernels.py (the forward pass without padding);
   emb_cross_encoder.py ([EMB] heads), checkpoints.py and weights.py (folders of models), onnx_export.py
-- http.py: rerank servers; http_dialects.py: how each kind is spoken to, one entry per kind; http_servers.py: addresses
-- function.py, matrix.py, langchain.py, pyterrier.py, rerankers.py, sentence_transformers.py: a file per kind of object
+- http.py: rerank servers; http_dialects.py: how each kind is spoken to, one entry per kind; http_servers.py: from an
+  address to a server; http_client.py: requests and retries
+- function.py, matrix.py, sentence_transformers.py; langchain.py, pyterrier.py and rerankers.py over hosted.py: one per
+  kind of object
 - wrappers: cached.py (over score_file.py; function_code.py recognises functions), metered.py, shared_batches.py
 - event_loop.py: async scorers for callers that are not async
 """

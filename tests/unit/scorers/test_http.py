@@ -449,7 +449,7 @@ def test_keys_of_the_environment_go_only_to_their_own_service(monkeypatch) -> No
         open_scorer("https://api.jina.ai/v1/rerank")
     # Neither a look-alike nor a plain connection is that service.
     for url in ("https://cohere.com.example.org/v2/rerank", "http://api.cohere.com/v2/rerank"):
-        assert open_scorer(url, kind="cohere")._key is None
+        assert open_scorer(url, kind="cohere")._client._key is None
 
 
 def test_no_more_requests_are_in_flight_than_allowed_over_all_threads_and_loops() -> None:
@@ -580,7 +580,7 @@ def test_a_scorer_nobody_holds_gives_its_connections_back() -> None:
     with RerankServer("tei") as server:
         scorer = open_scorer(server.root)
         scorer.score(PAIRS[:3])
-        client = scorer._connections.client
+        client = scorer._client._connections.client
         del scorer
         gc.collect()
         for _ in range(2000):
