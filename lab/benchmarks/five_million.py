@@ -37,9 +37,10 @@ from adacur.core.protocols import ScorerCard
 from adacur.core.records import Item, Query
 from adacur.core.results import Hits
 from adacur.index.blocks import ScoreBlocks
+from adacur.index.compressed import read_features
 from adacur.index.database import connect, load, seal
 from adacur.index.manifest import Manifest, write_manifest
-from adacur.search.compression import read_features
+from adacur.tuning import compress
 
 N_ANCHORS, DIMENSIONS, RANK = 500, 384, 128
 BUDGET, ROUNDS, K = 100, 5, 10
@@ -366,7 +367,7 @@ class Numbers:
 def compressed(path: Path) -> None:
     with Memory() as memory:
         started = time.perf_counter()
-        done = adacur.search.compress(path, encoder=Numbers())
+        done = compress(adacur.load(path, encoder=Numbers()))
         seconds = time.perf_counter() - started
     n_items = len(adacur.load(path, check=False))
     size = sum(file.stat().st_size for file in (path / "gaussian").iterdir())

@@ -22,9 +22,10 @@ from recall_at_budget import numbers, read_judgements
 from score_folders import ScoreFolder, read_score_folder
 
 from adacur import AnchorIndex, Dense, First, Hits, Query
-from adacur.evaluation import JudgedTuning, bootstrap_interval, judged_quality, top_k_recall, tune_fuse
+from adacur.evaluation import bootstrap_interval, judged_quality, top_k_recall
 from adacur.first_stages.encoders import EncoderCard
 from adacur.scorers import MatrixScorer
+from adacur.tuning import JudgedTuning, tune_fuse
 
 ALL = 1_000_000
 K = 10

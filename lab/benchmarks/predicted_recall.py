@@ -25,7 +25,8 @@ from adacur.approximation import GaussianModel
 from adacur.evaluation import top_k_recall
 from adacur.first_stages import Matrix
 from adacur.search.settings import GaussianSettings, default_settings
-from adacur.search.tuning import Replay, tune
+from adacur.tuning import HeldOut
+from adacur.tuning.settings import Replays, choose_settings
 
 
 class Measured:
@@ -43,8 +44,7 @@ class Measured:
         return float(top_k_recall(self._found[method, budget], self._folder.test_scores, k=k).mean())
 
     def _searched(self, method: str | GaussianSettings, calls: int) -> Any:
-        folder = self._folder
-        chosen: Any = method
+        folder, chosen = self._folder, method
         if isinstance(method, GaussianSettings):
             chosen = AdaCUR(
                 rounds=method.rounds,
@@ -53,9 +53,9 @@ class Measured:
                 first_share=method.first_share,
                 first_weight=method.first_weight,
             )
-        index = AnchorIndex(self._index, scorer=folder.scorer)
-        most = min(calls, len(folder.items))
-        return index.search(folder.test, most, budget=calls, method=chosen, first=folder.dense)
+        searched = AnchorIndex(self._index.anchors, scorer=folder.scorer)
+        k = min(calls, len(folder.items))
+        return searched.search(folder.test, k, budget=calls, method=chosen, first=folder.dense)
 
 
 def measure(
@@ -66,13 +66,14 @@ def measure(
     gaussian = GaussianModel(embeddings=folder.item_embeddings, embed_queries=folder.embed_queries)
     nearness = folder.anchor_embeddings @ folder.item_embeddings.T
     first = Matrix(queries=folder.anchors, items=folder.items, scores=nearness)
-    replay = Replay(index, first=first, approximator=gaussian, queries=queries)
+    held_out = HeldOut(index.anchors, queries=queries)
     measured = Measured(folder, index, gaussian)
     rows = []
     for budget in budgets:
         for k in (k for k in ks if k <= budget):
             started = time.perf_counter()
-            tuning = tune(replay, k=k, budget=budget, quick=quick)
+            replays = Replays(held_out, index.stage(first), gaussian, k=k, budget=budget)
+            tuning = choose_settings(replays, quick=quick)
             seconds = time.perf_counter() - started
             usual = measured.recall(default_settings(k), k=k, budget=budget)
             for method in methods:

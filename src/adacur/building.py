@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
+from adacur import tuning
 from adacur.core.errors import InputError
 from adacur.core.protocols import FirstStage, Scorer
 from adacur.core.records import Item, Query, as_queries
@@ -41,7 +42,6 @@ from adacur.search import AnchorIndex
 from adacur.search.first_stages import add_first_stages, check_first_stages, check_leads, listed_stages, needs_encoder
 from adacur.search.opening import open_folder
 from adacur.search.sparse_build import build_sparse, check_not_sparse, dense_among
-from adacur.search.tuning import FEWEST_QUERIES
 
 __all__ = ["build"]
 
@@ -276,8 +276,8 @@ def _tune_quickly(index: AnchorIndex, *, seed: int) -> None:
     # A smaller index has nothing to choose between: all its items are scored, or chance decides.
     if len(index) <= _USUAL_BUDGET or not 0 < len(index) * n_anchors <= _MOST_SCORES_TO_TUNE:
         return
-    if n_anchors < FEWEST_QUERIES:
-        _log.info("Not tuned: %d anchor queries, and %d are needed.", n_anchors, FEWEST_QUERIES)
+    if n_anchors < tuning.FEWEST_QUERIES:
+        _log.info("Not tuned: %d anchor queries, and %d are needed.", n_anchors, tuning.FEWEST_QUERIES)
         return
-    tuning = index.tune(k=_USUAL_K, budget=_USUAL_BUDGET, queries=_QUICK_QUERIES, seed=seed, quick=True)
-    _log.info("%s", tuning.verdict)
+    tuned = tuning.tune(index, k=_USUAL_K, budget=_USUAL_BUDGET, queries=_QUICK_QUERIES, seed=seed, quick=True)
+    _log.info("%s", tuned.verdict)

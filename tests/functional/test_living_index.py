@@ -16,6 +16,7 @@ import adacur
 from adacur.cli.app import app
 from adacur.core.errors import DuplicateId, InputError, NotAnIndex, ScorerFailed
 from adacur.index import home_of
+from adacur.tuning import compress, tune
 from tests import living_world as world
 from tests.editing import Edited
 from tests.living_world import Counted, build, found, item, query
@@ -202,8 +203,8 @@ def test_what_belonged_to_the_version_before_is_told_and_compacting_keeps_it(tmp
     path = tmp_path / "a.adacur"
     anchors = [query(n) for n in range(24)]
     index = build(path, [item(n) for n in range(150)], anchors, first=["bm25", "dense"], encoder=world.Encoder())
-    index.compress(rank=8, k=3, budget=20)
-    index.tune(k=3, budget=20, quick=True, queries=20)
+    compress(index, rank=8, k=3, budget=20)
+    tune(index, k=3, budget=20, quick=True, queries=20)
     before = found(index, ["red thing"], method="gaussian", first="bm25")
     Edited(index).compact()
     assert (home_of(path) / "gaussian").exists()
@@ -215,8 +216,8 @@ def test_what_belonged_to_the_version_before_is_told_and_compacting_keeps_it(tmp
     assert "adacur tune" in said
     index = adacur.load(path, scorer=world.score, encoder=world.Encoder())
     assert not index.tunings
-    assert index.compress(rank=8, k=3, budget=20).rank == 8
-    index.tune(k=3, budget=20, quick=True, queries=20)
+    assert compress(index, rank=8, k=3, budget=20).rank == 8
+    tune(index, k=3, budget=20, quick=True, queries=20)
     facts = json.loads(run("inspect", path, "--json"))
     assert facts["compressed_bytes"] > 0
     assert [tuning["k"] for tuning in facts["tuned"]] == [3]

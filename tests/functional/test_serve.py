@@ -23,6 +23,7 @@ from adacur import AnchorIndex, Gaussian, Item
 from adacur.scorers import FunctionScorer
 from adacur.serving import ServerSettings, create_app
 from adacur.serving.logs import server_log
+from adacur.tuning import tune
 from tests.rerank_servers import logit_of
 from tests.serving_world import N_ITEMS, TextScorer, world_index
 
@@ -776,7 +777,7 @@ def test_metrics_tell_what_ended_a_search():
 
 def test_metrics_tell_the_recall_that_tuning_predicts():
     index = world_index()
-    tuned = index.tune(k=5, budget=50, quick=True)
+    tuned = tune(index, k=5, budget=50, quick=True)
     with TestClient(create_app({"w": index})) as client:
         while client.get("/readyz").status_code != 200:
             time.sleep(0.01)

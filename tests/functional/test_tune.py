@@ -14,6 +14,7 @@ import pytest
 import adacur
 from adacur import Item, Query
 from adacur.cli.tune import tune_command
+from adacur.tuning import tune
 from tests.editing import Edited
 
 ADACUR = Path(sys.executable).with_name("adacur")
@@ -98,11 +99,11 @@ def test_after_a_change_the_command_that_tunes_again_names_every_k_and_budget(in
     (copied / "tuned.json").unlink(missing_ok=True)
     opened = adacur.load(copied, check=False)
     for k, budget in ((5, 20), (5, 30), (10, 30)):
-        opened.tune(k=k, budget=budget, queries=22, quick=True)
+        tune(opened, k=k, budget=budget, queries=22, quick=True)
     change = Edited(opened).remove([opened.items[0].id])
     assert (change.lost, change.tuned_for) == (("tunings",), ((5, 20), (5, 30), (10, 30)))
     for k, budget in change.tuned_for:
-        opened.tune(k=k, budget=budget, queries=22, quick=True)
+        tune(opened, k=k, budget=budget, queries=22, quick=True)
     done = run("remove", copied, opened.items[0].id)
     for command in ("-k 5 --budget 20", "-k 5 -k 10 --budget 30"):
         assert f"adacur tune '{copied}' {command}" in done.stderr

@@ -20,6 +20,7 @@ import adacur
 from adacur import AdacurError
 from adacur.core.errors import DamagedIndex
 from adacur.index import verify
+from adacur.tuning import compress, tune
 from tests.editing import Edited
 from tests.living_world import Encoder, item, query, score
 
@@ -81,8 +82,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             Edited(index).add([item(n) for n in range(40, 46)])
             Edited(index).remove(["i3"])
             Edited(index).add_anchors([query(30)])
-        index.tune(k=2, budget=12, queries=20, quick=True)
-        index.compress(rank=8, k=2, budget=12)
+        tune(index, k=2, budget=12, queries=20, quick=True)
+        compress(index, rank=8, k=2, budget=12)
         index.close()
         made[name] = path
     return made

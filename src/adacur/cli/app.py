@@ -799,8 +799,8 @@ def compress(
     if drop:
         drop_command(index, as_json=as_json)
     else:
-        chosen = {"rank": rank, "storage": storage, "k": k, "budget": budget, "seed": seed, "trust": trust}
-        compress_command(index, as_json=as_json, **chosen)
+        chosen = {"rank": rank, "storage": storage, "k": k, "budget": budget, "seed": seed}
+        compress_command(index, as_json=as_json, trust=trust, **chosen)
 
 
 add_update_commands(app)

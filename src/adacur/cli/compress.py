@@ -11,12 +11,14 @@ from adacur.cli.messages import megabytes, note, print_json, say, tell
 __all__ = ["compress_command", "drop_command"]
 
 
-def compress_command(index: str, *, as_json: bool, **options: Any) -> None:
+def compress_command(index: str, *, as_json: bool, trust: bool, **options: Any) -> None:
     """Compress an index folder and print sizes and recall before and after."""
     import adacur
+    from adacur.tuning import compress
 
-    with note.status("compressing, and searching for held-out anchor queries …"):
-        done = adacur.search.compress(index, **options)
+    status = note.status("compressing, and searching for held-out anchor queries …")
+    with status, adacur.load(index, trust=trust) as opened:
+        done = compress(opened, **options)
     if as_json:
         print_json({"index": str(index), **asdict(done)})
         return
@@ -39,8 +41,9 @@ def compress_command(index: str, *, as_json: bool, **options: Any) -> None:
 def drop_command(index: str, *, as_json: bool) -> None:
     """Go back to searching with the anchor scores as they are."""
     import adacur
+    from adacur.tuning import decompress
 
-    dropped = adacur.load(index).decompress()
+    dropped = decompress(adacur.load(index))
     if as_json:
         print_json({"index": str(index), "dropped": dropped})
     else:

@@ -13,8 +13,8 @@ from adacur.cli.messages import note, print_json, print_table, say, tell
 from adacur.core.errors import InputError
 from adacur.index import home_of
 from adacur.search.settings import default_settings
-from adacur.search.tuned import TUNED, reach_of, read_tunings
-from adacur.search.tuning import Tuning
+from adacur.search.tuned import TUNED, Tuning, reach_of, read_tunings
+from adacur.tuning import tune
 
 __all__ = ["ks_within", "tell_beyond", "tune_command", "tuned_line"]
 
@@ -33,7 +33,7 @@ def tune_command(
     made: list[Tuning] = []
     for k, budget in wanted:
         with _told(f"k = {k}, {budget} calls") as progress:
-            tuning = opened.tune(k=k, budget=budget, queries=queries, seed=seed, progress=progress)
+            tuning = tune(opened, k=k, budget=budget, queries=queries, seed=seed, progress=progress)
         if tuning in made:
             continue  # Of two budgets above the number of items.
         made.append(tuning)

@@ -13,8 +13,9 @@ from adacur.cli.tune import ks_within, tell_beyond
 from adacur.core.errors import EmptyInput, InputError
 from adacur.core.records import Query
 from adacur.data import read_qrels, read_queries
-from adacur.evaluation import JudgedTuning, calls_to_tune_fuse, tune_fuse
 from adacur.search import AnchorIndex
+from adacur.tuning import JudgedTuning, calls_to_tune_fuse, tune_fuse
+from adacur.tuning.held_out import check_anchors
 
 __all__ = ["tune_judged_command"]
 
@@ -37,7 +38,7 @@ def tune_judged_command(
     wanted = ks_within(budgets, ks)
     judgements = read_qrels(qrels)
     opened = adacur.load(index, check=judged is not None, scorer=scorer, trust=trust)
-    opened.check_anchors("Choosing by judgements")
+    check_anchors(opened, "Choosing by judgements")
     asked = list(read_queries(judged)) if judged else list(opened.anchor_queries)
     known = [query for query in asked if query.id in judgements]
     if not asked:

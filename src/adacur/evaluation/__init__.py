@@ -8,7 +8,6 @@
 from adacur.evaluation.comparison import Row, compare, verdict
 from adacur.evaluation.evaluating import Evaluation, Start, evaluate
 from adacur.evaluation.judged import judged_quality
-from adacur.evaluation.judged_tuning import JudgedChoice, JudgedTuning, calls_to_tune_fuse, tune_fuse
 from adacur.evaluation.recall import top_k_recall
 from adacur.evaluation.report import write_report
 from adacur.evaluation.runs import Run
@@ -17,20 +16,16 @@ from adacur.evaluation.trec import write_trec
 
 __all__ = [
     "Evaluation",
-    "JudgedChoice",
-    "JudgedTuning",
     "PairedDifference",
     "Row",
     "Run",
     "Start",
     "bootstrap_interval",
-    "calls_to_tune_fuse",
     "compare",
     "evaluate",
     "judged_quality",
     "paired_difference",
     "top_k_recall",
-    "tune_fuse",
     "verdict",
     "write_report",
     "write_trec",

@@ -2,8 +2,9 @@
 
 Where to change what: `build` scores block by block (`source` compares with what a folder holds, `workers` says where,
 `estimate` what it costs, `progress` reports), `sparse` scores a share of the pairs. On disk: `manifest`, `database`
-and `items` (SQLite), `blocks` (Zarr), `files` (locks, atomic writes). `folder` opens a version, `versions` puts one
-together from parts, `updates` makes a new one, `pruning` deletes old ones. `copying` and `object_store` go to S3.
+and `items` (SQLite), `blocks` (Zarr), `compressed` (features), `files` (locks, atomic writes). `folder` opens a
+version, `versions` puts one together from parts, `updates` makes a new one, `pruning` deletes old ones. `copying` and
+`object_store` go to S3.
 """
 
 from __future__ import annotations

@@ -2,17 +2,15 @@
 
 from adacur.search.adaptive import AdaptiveSearch
 from adacur.search.anchor_index import AnchorIndex
-from adacur.search.compression import Compression
 from adacur.search.editing import Change, Edit
 from adacur.search.methods import ANNCUR, AXN, METHODS, AdaCUR, Exact, Gaussian, Method, Rerank, method_named
-from adacur.search.opening import compress, load
+from adacur.search.opening import load
 from adacur.search.plan import Filter, First, Plan
 from adacur.search.planning import SearchOptions, plan_search, search_options
 from adacur.search.refresh import Refreshed, refresh
 from adacur.search.search_log import SearchLog, SearchLogWarning
 from adacur.search.settings import GaussianSettings
-from adacur.search.tuned import TuningWarning
-from adacur.search.tuning import Tuning
+from adacur.search.tuned import Tuning, TuningWarning
 
 __all__ = [
     "ANNCUR",
@@ -22,7 +20,6 @@ __all__ = [
     "AdaptiveSearch",
     "AnchorIndex",
     "Change",
-    "Compression",
     "Edit",
     "Exact",
     "Filter",
@@ -38,7 +35,6 @@ __all__ = [
     "SearchOptions",
     "Tuning",
     "TuningWarning",
-    "compress",
     "load",
     "method_named",
     "plan_search",

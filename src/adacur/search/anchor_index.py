@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import errno
 import functools
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any, Unpack, overload
 
 import numpy as np
 
-from adacur.approximation import EmbeddingRegression, GaussianModel, Storage
+from adacur.approximation import EmbeddingRegression, GaussianModel
 from adacur.core.arrays import BoolArray, FloatArray
 from adacur.core.errors import InputError, ScorerFailed, UnknownName
 from adacur.core.protocols import (
@@ -25,6 +24,7 @@ from adacur.core.protocols import (
     Items,
     Scorer,
     ScorerCard,
+    Vectors,
 )
 from adacur.core.records import Item, ItemList, Query, check_item
 from adacur.core.results import Hits
@@ -41,26 +41,18 @@ from adacur.index import (
     check_scorer,
     save_table,
 )
+from adacur.index.compressed import is_compressed, read_features
 from adacur.index.workers import check_workers
 from adacur.scorers.opening import scorer as as_scorer
 from adacur.search import rounds as loop
-from adacur.search.compression import (
-    Compression,
-    compress_features,
-    drop_features,
-    is_compressed,
-    read_features,
-)
 from adacur.search.editing import Edit, edit_index
 from adacur.search.first_stages import save_first_stage, stages_in_memory
 from adacur.search.fusion import Fusion
 from adacur.search.plan import Plan
 from adacur.search.planning import SearchOptions, plan_search
-from adacur.search.replay import AnchorScorer, AsIfNew
 from adacur.search.search_log import SearchLog
-from adacur.search.settings import GaussianSettings, default_settings
-from adacur.search.tuned import keep_tuning, nearest_tuning, read_tunings, with_tuning
-from adacur.search.tuning import FEWEST_QUERIES, Replay, Tuning, tune
+from adacur.search.settings import GaussianSettings
+from adacur.search.tuned import Tuning, nearest_tuning, read_tunings
 
 __all__ = ["AnchorIndex", "Reopen"]
 
@@ -111,7 +103,6 @@ class AnchorIndex:
         self._regression: EmbeddingRegression | None = None
         self._device = device
         self._tunings: tuple[Tuning, ...] | None = None
-        self._replay: Replay | None = None
         self._reopen = reopen
         self._recognised = recognised
         self._log = log
@@ -296,14 +287,6 @@ class AnchorIndex:
                     seen[:] = [hits]
                     yield hits
 
-    def replay(self, queries: Sequence[Query], k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]:
-        """Like `search` for anchor queries, each as if it had never been one; no scorer is called."""
-        self._check_exact(queries)
-        with self._in_use():
-            plan = plan_search(self, k, **options, scorer=AnchorScorer(self._anchors))
-            approximator = None if plan.approximator is None else AsIfNew(plan.approximator)
-            return loop.search(replace(plan, approximator=approximator), queries, k)
-
     def with_scorer(self, wrap: Callable[[Scorer], Scorer]) -> AnchorIndex:
         """The same index searching with `wrap(scorer)`, called when the scorer is first used; all else is shared."""
 
@@ -323,7 +306,7 @@ class AnchorIndex:
     def save(self, path: str | Path) -> None:
         """Write this index to a new folder, with the first stages that can be saved (BM25 and Dense can)."""
         self.check_open()
-        if not all(self._exact_anchors()):
+        if (cells := self.exact_cells()) is not None and not cells.all():
             # In a new folder predicted scores would pass for the scorer's.
             raise InputError(f"Some scores of this index are predicted; copy its folder {self.path} instead.")
         save_table(self._anchors, path, card=self._card)
@@ -332,109 +315,18 @@ class AnchorIndex:
             if stage is not None:
                 save_first_stage(stage, Path(path), name=name)
 
-    def compress(
-        self,
-        *,
-        rank: int = 128,
-        storage: Storage = "int8",
-        k: int = 10,
-        budget: int = 100,
-        seed: int = 0,
-    ) -> Compression:
-        """Keep the features of "gaussian" searches in the folder, in less memory, and measure what that costs.
-
-        Of the anchor scores, what the dense first stage's vectors do not explain is kept in `rank` dimensions, and all
-        in `storage` ("int8", "float16" or "float32"). Opened again, the index is then searched without reading its
-        scores. The cost is the recall of the best k at this budget on held-out anchor queries; no scorer is called.
-        """
-        self.check_open()
-        self._check_writable()
-        if self.path is None:
-            raise InputError(
-                "Compressed features are kept in an index folder; save this index first: index.save(path)."
-            )
-        self.check_anchors("Compressing")
-        self._check_exact()
-        dense = self.first_stage("dense") if "dense" in self._first else None
-        vectors = dense.vectors() if dense else None
-        compression = compress_features(
-            self._anchors,
-            path=self._home or self.path,
-            vectors=vectors,
-            embed_queries=vectors.embed_queries if vectors else None,
-            first=self.stage(None),
-            settings=default_settings(k),
-            rank=rank,
-            storage=storage,
-            k=k,
-            budget=budget,
-            seed=seed,
-        )
-        self._approximator = None
-        return compression
-
-    def decompress(self) -> bool:
-        """Remove what `compress` wrote; False where there was nothing."""
-        self.check_open()
-        self._check_writable()
-        dropped = self._home is not None and drop_features(self._home)
-        self._approximator = None
-        return dropped
-
     @property
     def tunings(self) -> tuple[Tuning, ...]:
         """What this index is tuned for, by k and budget."""
         with self._opening:
             if self._tunings is None:
-                found = () if self._home is None else read_tunings(self._home, anchor_queries=self.anchor_queries)
-                self._tunings = found
+                home = self.home
+                self._tunings = () if home is None else read_tunings(home, anchor_queries=self.anchor_queries)
             return self._tunings
 
-    def tune(
-        self,
-        *,
-        k: int = 10,
-        budget: int = 100,
-        queries: int = 100,
-        seed: int = 0,
-        quick: bool = False,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Tuning:
-        """Choose the settings of "gaussian" for k items within a budget, and predict the recall of four methods.
-
-        A budget above the number of items is taken as that number: every search is then exact, and nothing is kept.
-
-        Up to `queries` anchor queries are searched for as if they had never been anchor queries; no scorer is called.
-        Searches for about as many items within about as many calls (up to twice or half) use what was chosen, unless
-        they start from another first stage. It is kept in the index folder, or in memory where there is none that can
-        be written to. `quick` tries only what matters most; `progress` is told how many replays are done, of how many
-        at most.
-        """
-        self.check_open()
-        self.check_anchors("Tuning")
-        # A damaged file is told before the work and not after it.
-        _ = self.tunings
-        anchors, first, gaussian = self._truth()
-        # A budget of every item is exact, whatever was replayed.
-        if budget < len(self):
-            self._check_enough(len(anchors.anchor_queries), queries)
-        replay = self._replay
-        if replay is None or not replay.serves(first, gaussian, queries=queries, seed=seed):
-            replay = Replay(anchors, first=first, approximator=gaussian, queries=queries, seed=seed)
-        tuning = tune(replay, k=k, budget=budget, quick=quick, progress=progress)
-        if tuning.is_exact:
-            return tuning
-        with self._opening:
-            self._replay = replay
-            self._tunings = with_tuning(self.tunings, tuning)
-            if self._home is not None and not self._read_only:
-                try:
-                    self._tunings = keep_tuning(self._home, tuning, anchor_queries=self.anchor_queries)
-                except OSError as error:
-                    # An index may be served from where nobody can write.
-                    if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-                        raise
-        return tuning
+    @tunings.setter
+    def tunings(self, tunings: tuple[Tuning, ...]) -> None:
+        self._tunings = tunings
 
     @property
     def version(self) -> int:
@@ -454,8 +346,7 @@ class AnchorIndex:
         return edit_index(self, on=on, progress=progress)
 
     def _editable_path(self) -> Path:
-        self.check_open()
-        self._check_writable()
+        self.check_writable()
         if self.path is None or self._reopen is None:
             raise InputError(
                 "Only an index in a folder can be changed. Save this one, and open it: index.save(path), "
@@ -472,7 +363,7 @@ class AnchorIndex:
             if self._scorer is not None and not isinstance(self._scorer, Scorer):
                 # Opened later, it is recognised by the scores of this version; and the old one can be let go.
                 self._scorer = functools.partial(self._reopen.scorer, folder)
-            self._approximator = self._fusion = self._regression = self._tunings = self._replay = None
+            self._approximator = self._fusion = self._regression = self._tunings = None
 
     def _recognised_scorer(self, version: IndexFolder, on: On) -> tuple[Scorer, int]:
         """The scorer, known to be the one that built the index, and the calls that took."""
@@ -493,8 +384,8 @@ class AnchorIndex:
         return {name: opened() for name, opened in self._reopen.first(version).items()}
 
     @property
-    def _home(self) -> Path | None:
-        """The folder with what belongs to this version: first stages, tunings, compressed features."""
+    def home(self) -> Path | None:
+        """The folder of this version's first stages, tunings and compressed features."""
         return self._anchors.home if isinstance(self._anchors, IndexFolder) else self.path
 
     def first_stage(self, name: str) -> Placed:
@@ -523,7 +414,6 @@ class AnchorIndex:
             self._closed = True
             scorer, self._scorer = self._scorer, None
             self._first = {}
-            self._replay = None
             self._approximator = None
             self._regression = None
         if callable(close := getattr(scorer, "close", None)):
@@ -542,7 +432,21 @@ class AnchorIndex:
         if self._closed:
             raise InputError("This index has been closed. Open it again with adacur.load(path).")
 
-    def _check_writable(self) -> None:
+    def writable_home(self) -> Path:
+        """The folder to store what belongs to this version in; refused where there is none."""
+        self.check_writable()
+        if self.home is None:
+            raise InputError("This index is not in a folder. Save it first, and open it: index.save(path).")
+        return self.home
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the folder must stay as it is."""
+        return self._read_only
+
+    def check_writable(self) -> None:
+        """Refuse to change the folder of an index that was opened for reading."""
+        self.check_open()
         if self._read_only:
             raise InputError(
                 f"This index was opened for reading, and {self.path} stays as it is. Change a copy of that folder; of "
@@ -576,62 +480,6 @@ class AnchorIndex:
         finally:
             self._logged(plan, seen)
 
-    def check_anchors(self, what: str) -> None:
-        """Refuse what needs anchor queries where there are none, and say how to get them."""
-        if not self.anchor_queries:
-            where = "INDEX" if self.path is None else str(self.path)
-            raise InputError(
-                f"{what} needs anchor queries, and this index has none. Give it some: adacur add-anchors {where} "
-                "QUERIES, or index.add_anchors(queries) in Python."
-            )
-
-    def _check_enough(self, there: int, queries: int) -> None:
-        """Refuse to tune by so few anchor queries that noise would choose."""
-        if there < FEWEST_QUERIES:
-            where = "INDEX" if self.path is None else str(self.path)
-            raise InputError(
-                f"Tuning needs at least {FEWEST_QUERIES} anchor queries, and this index has {there}. Give it at least "
-                f"{FEWEST_QUERIES - there} more: adacur add-anchors {where} QUERIES, or index.add_anchors(queries) in "
-                "Python."
-            )
-        if queries < FEWEST_QUERIES:
-            raise InputError(
-                f"Tuning replays at least {FEWEST_QUERIES} anchor queries; got queries = {queries}. Leave it out, or "
-                f"let it be from {FEWEST_QUERIES} to {there}."
-            )
-
-    def _check_exact(self, queries: Sequence[Query] | None = None) -> None:
-        """Refuse to take predicted scores for the truth: of these anchor queries, or of any."""
-        exact = self._exact_anchors()
-        predicted = {query.id for query, own in zip(self.anchor_queries, exact, strict=True) if not own}
-        if predicted if queries is None else predicted & {query.id for query in queries}:
-            raise InputError(
-                f"Only {sum(exact)} of the {len(exact)} anchor queries were scored against every item; of the others "
-                "most scores are predicted, and a search for them cannot be checked against the truth. Measure recall "
-                "on queries of your own, or on an index that was built without sparse."
-            )
-
-    def _truth(self) -> tuple[AnchorScores, Placed | None, GaussianModel]:
-        """What replays may search on: the anchor queries whose every score is the scorer's.
-
-        The others are left out altogether, for their predicted scores have seen those of the queries replayed.
-        """
-        first = self.stage(None)
-        exact = np.flatnonzero(self._exact_anchors())
-        if len(exact) == len(self.anchor_queries):
-            return self._anchors, first, self._gaussian()
-        if len(exact) < FEWEST_QUERIES:
-            self._check_exact()
-        anchors = tuple(self.anchor_queries[at] for at in exact.tolist())
-        table = AnchorTable(self.items, anchors, np.ascontiguousarray(self.matrix[:, exact]))
-        return table, first, self._full_gaussian()
-
-    def _exact_anchors(self) -> list[bool]:
-        """Of each anchor query, whether all its scores are the scorer's."""
-        cells = self.exact_cells()
-        whole = np.ones(len(self.anchor_queries)) if cells is None else np.asarray(cells.all(axis=0))
-        return [bool(own) for own in whole]
-
     @property
     def anchors(self) -> AnchorScores:
         """The anchor scores that searches predict from."""
@@ -643,33 +491,36 @@ class AnchorIndex:
         return self._opening
 
     def gaussian_model(self) -> GaussianModel:
-        """The Gaussian of this index's anchor scores and item vectors."""
-        return self._gaussian()
+        """The Gaussian of this index's anchor scores and item vectors, or of its compressed features."""
+        with self._opening:
+            if self._approximator is None:
+                self._approximator = self._compressed_model() or self.uncompressed_model(device=self._device)
+            return self._approximator
+
+    def item_vectors(self) -> Vectors | None:
+        """The dense first stage's vectors of all items; None where it has none, or not of all."""
+        return self.first_stage("dense").vectors() if "dense" in self._first else None
+
+    def forget_features(self) -> None:
+        """Make or read the features of "gaussian" searches again when they are next needed."""
+        self._approximator = None
 
     def tuned(self, *, k: int, budget: int, first: str | None) -> tuple[GaussianSettings, tuple[int, int]] | None:
         """The settings tuned for about this k and budget, and the k and budget that they were tuned for."""
         tuning = nearest_tuning(self.tunings, k=k, budget=budget, first=first)
         return None if tuning is None else (tuning.settings, (tuning.k, tuning.budget))
 
-    def _gaussian(self) -> GaussianModel:
-        """The Gaussian approximator of this index, with the dense first stage's embeddings where there is one."""
-        dense = self.first_stage("dense") if "dense" in self._first else None
-        with self._opening:
-            if self._approximator is None:
-                if self._home is not None and is_compressed(self._home):
-                    features = read_features(self._home, self)
-                    vectors = dense.vectors() if dense else None
-                    embed_queries = vectors.embed_queries if vectors else None
-                    self._approximator = GaussianModel(
-                        embed_queries=embed_queries, features=features, device=self._device
-                    )
-                else:
-                    self._approximator = self._full_gaussian(device=self._device)
-            return self._approximator
+    def _compressed_model(self) -> GaussianModel | None:
+        if self.home is None or not is_compressed(self.home):
+            return None
+        vectors = self.item_vectors()
+        embed_queries = vectors.embed_queries if vectors else None
+        features = read_features(self.home, self)
+        return GaussianModel(embed_queries=embed_queries, features=features, device=self._device)
 
-    def _full_gaussian(self, *, device: str | None = None) -> GaussianModel:
-        dense = self.first_stage("dense") if "dense" in self._first else None
-        vectors = dense.vectors() if dense else None
+    def uncompressed_model(self, *, device: str | None = None) -> GaussianModel:
+        """The Gaussian of the anchor scores and item vectors, whatever is compressed."""
+        vectors = self.item_vectors()
         if vectors is None:
             return GaussianModel(device=device)
         return GaussianModel(embeddings=vectors.all_rows(), embed_queries=vectors.embed_queries, device=device)
@@ -686,8 +537,7 @@ class AnchorIndex:
         """The regression on the dense first stage's vectors; an error where there are none."""
         with self._opening:
             if self._regression is None:
-                dense = self.first_stage("dense") if "dense" in self._first else None
-                vectors = dense.vectors() if dense else None
+                vectors = self.item_vectors()
                 if vectors is None or vectors.embed_queries is None:
                     raise InputError(
                         "Method 'axn' predicts from a dual encoder's vectors of all items, and this index has no such "
@@ -695,8 +545,8 @@ class AnchorIndex:
                         "encoder, or pass approximator=EmbeddingRegression(…)."
                     )
                 # One copy for both; compressed features hold none, and are not to be asked for here.
-                compressed = self._home is not None and is_compressed(self._home)
-                shared = None if compressed else self._gaussian().embeddings
+                compressed = self.home is not None and is_compressed(self.home)
+                shared = None if compressed else self.gaussian_model().embeddings
                 embeddings = vectors.all_rows() if shared is None else shared
                 self._regression = EmbeddingRegression(embeddings, embed_queries=vectors.embed_queries)
             return self._regression

@@ -16,8 +16,8 @@ from adacur.core.protocols import Items, Scorer
 from adacur.core.records import Item, Query, as_queries, check_item
 from adacur.data import ItemFile
 from adacur.index import IndexFolder, On, Origin, Update, prune, scoring_bar, updating
+from adacur.index.compressed import is_compressed
 from adacur.index.updates import repeatable
-from adacur.search.compression import is_compressed
 from adacur.search.first_stages import check_can_grow, update_first_stages
 from adacur.search.tuned import TUNED, TuningWarning, read_tunings
 

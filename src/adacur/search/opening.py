@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from adacur.approximation import Storage
 from adacur.core.errors import InputError, UnknownOption
 from adacur.core.protocols import FirstStage, Scorer, ScorerCard
 from adacur.data import names
@@ -18,12 +17,11 @@ from adacur.scorers import Cached
 from adacur.scorers.consent import check_consent, check_not_from_here
 from adacur.scorers.opening import is_function_name, scorer
 from adacur.search.anchor_index import AnchorIndex, Reopen
-from adacur.search.compression import Compression
 from adacur.search.first_stages import open_first_stages
 from adacur.search.search_log import SearchLog
 from adacur.search.shipped import wikivital_folder
 
-__all__ = ["compress", "load", "open_folder"]
+__all__ = ["load", "open_folder"]
 
 
 def load(
@@ -65,25 +63,6 @@ def load(
     return open_folder(
         folder, scorer=opened, encoder=dual, check=check, cache=cache, device=device, log=kept, trust=trust
     )
-
-
-def compress(
-    path: str | Path,
-    *,
-    rank: int = 128,
-    storage: Storage = "int8",
-    k: int = 10,
-    budget: int = 100,
-    encoder: Any = None,
-    seed: int = 0,
-    trust: bool = False,
-) -> Compression:
-    """Make the index in a folder searchable in less memory, as `AnchorIndex.compress` explains.
-
-    `encoder` and `trust` are those of `load`.
-    """
-    with load(path, encoder=encoder, trust=trust) as index:
-        return index.compress(rank=rank, storage=storage, k=k, budget=budget, seed=seed)
 
 
 # `build` and `load` take arguments of these names.

@@ -88,7 +88,7 @@ def refresh(
         chosen = sorted(enough, key=lambda own: (-len(own.scores), -own.at, own.query.id))[:limit]
         if chosen:
             scores, exact = complete_searches(
-                index._gaussian(),
+                index.gaussian_model(),
                 index,
                 [own.query for own in chosen],
                 [np.array(sorted(own.scores), dtype=np.intp) for own in chosen],

@@ -1,4 +1,4 @@
-"""Tunings kept with an index: read, written whole, and the one that serves a search."""
+"""Tunings stored with an index: the record, read and written whole, and the one that serves a search."""
 
 from __future__ import annotations
 
@@ -6,32 +6,122 @@ import json
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from adacur.core.errors import DamagedIndex, NewerFormat
+from adacur.core.errors import DamagedIndex, InputError, NewerFormat
 from adacur.core.records import Query
 from adacur.data.stored import read_json
 from adacur.index import locked
 from adacur.index.database import digest_texts
 from adacur.index.files import write_atomically
 from adacur.search.settings import GaussianSettings
-from adacur.search.tuning import Gain, Prediction, Tuning
 
-__all__ = ["TUNED", "TuningWarning", "keep_tuning", "nearest_tuning", "reach_of", "read_tunings", "with_tuning"]
+__all__ = [
+    "TUNED",
+    "Gain",
+    "Prediction",
+    "Tuning",
+    "TuningWarning",
+    "nearest_tuning",
+    "reach_of",
+    "read_tunings",
+    "store_tuning",
+    "with_tuning",
+]
 
 TUNED = "tuned.json"
 _TYPE = "adacur_tuned"
 _FORMAT = 1
-# A tuning serves searches up to so many times its k and its budget, and down to as small a part of them.
+# A tuning serves searches up to this many times its k and its budget, and down to as small a part of them.
 _REACH = 2
 # Seconds: another tuning is written in far less, and what was tuned for minutes is not to be lost to it.
 _PATIENCE = 10.0
+# What an index has to add to re-ranking before one would build it for that.
+_WORTH = 0.02
 
 
 class TuningWarning(UserWarning):
     """An index was tuned for other anchor queries than it has; the defaults are used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The mean Top-k-Recall that a method is expected to reach, and where it will lie in 19 of 20 cases.
+
+    The interval is for the mean over as many new queries as were replayed: both samples' noise is in it.
+    """
+
+    method: str
+    recall: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What the Gaussian is expected to add to re-ranking, query by query, with an interval of the same kind."""
+
+    recall: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Settings chosen for k items within a budget, and the recall to expect of them and of the other methods.
+
+    `first` names the first stage that was replayed. `n_queries` counts the anchor queries replayed, 0 where there
+    were too few. `pseudo` says that they were pseudo-queries.
+    """
+
+    k: int
+    budget: int
+    settings: GaussianSettings
+    first: str | None = None
+    n_queries: int = 0
+    seed: int = 0
+    pseudo: bool = False
+    predictions: tuple[Prediction, ...] = ()
+    gain: Gain | None = None
+
+    def recall_of(self, method: str) -> Prediction:
+        """The prediction for a method."""
+        predictions = {prediction.method: prediction for prediction in self.predictions}
+        if method not in predictions:
+            raise InputError(f"Nothing is predicted of {method!r}; only of: {', '.join(predictions) or 'no method'}.")
+        return predictions[method]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the budget covers every item, so that all methods find the same and there is nothing to choose."""
+        return bool(self.predictions) and all(one.low == one.high == 1.0 for one in self.predictions)
+
+    @property
+    def verdict(self) -> str:
+        """In words: what the index adds to re-ranking, and whether that is worth having."""
+        if self.gain is None:
+            return "There were too few anchor queries to tune with. The default settings are used."
+        if self.is_exact:
+            return f"{self.budget} calls score every item: every method finds the exact top {self.k}. Nothing to tune."
+        plain = self.recall_of("rerank").recall
+        without = f"Re-ranking {self.first}'s best {self.budget}" if self.first else f"Scoring {self.budget} at random"
+        more, low, high = self.gain.recall, self.gain.low, self.gain.high
+        adds = f"{without} finds {_share(plain)} of the top {self.k}; the index adds {_share(more)} "
+        adds += f"[{_share(low)}, {_share(high)}]: "
+        if high < 0:
+            adds += "re-ranking does better here. Search with method='rerank'."
+        elif low <= 0 and high >= _WORTH:
+            needed = _queries_needed(self.gain, n=self.n_queries)
+            adds += f"too few anchor queries to tell; {self.n_queries} were replayed, and about {needed:,} are needed."
+        elif more < _WORTH:
+            adds += "probably not worth building for this."
+        else:
+            adds += "worth having."
+        if self.pseudo:
+            adds += " The anchor queries are pseudo-queries, made from the items: real queries may give other numbers."
+        return adds
 
 
 def read_tunings(folder: Path, *, anchor_queries: Sequence[Query]) -> tuple[Tuning, ...]:
@@ -67,7 +157,7 @@ def read_tunings(folder: Path, *, anchor_queries: Sequence[Query]) -> tuple[Tuni
     return tunings
 
 
-def keep_tuning(folder: Path, tuning: Tuning, *, anchor_queries: Sequence[Query]) -> tuple[Tuning, ...]:
+def store_tuning(folder: Path, tuning: Tuning, *, anchor_queries: Sequence[Query]) -> tuple[Tuning, ...]:
     """Add a tuning to a folder's, in the place of one for the same k and budget; all of them."""
     with locked(folder, wait=_PATIENCE), warnings.catch_warnings():
         # What belongs to other anchor queries is replaced, which is the remedy that the warning names.
@@ -148,3 +238,15 @@ def _parsed(entry: Mapping[str, Any]) -> Tuning:
         predictions=predictions,
         gain=gain,
     )
+
+
+def _queries_needed(gain: Gain, *, n: int) -> int:
+    """How many queries would tell this gain from none, or from one that is not worth having, if it stays as it is."""
+    reach = (gain.high - gain.low) / 2
+    narrow = max(gain.recall, _WORTH - gain.recall)
+    return -(-math.ceil(n * (reach / narrow) ** 2) // 10) * 10
+
+
+def _share(value: float) -> str:
+    """A share without the zero before the point."""
+    return f"{value:.2f}".replace("0.", ".", 1).replace("-", "−")

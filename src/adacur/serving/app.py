@@ -32,6 +32,7 @@ from adacur.serving.scoring import ServedScorers
 from adacur.serving.searching import Search, SearchStream, search_all
 from adacur.serving.settings import ServerSettings
 from adacur.serving.turns import Turns
+from adacur.tuning import replay
 
 __all__ = ["create_app"]
 
@@ -343,7 +344,7 @@ def _warm(one: Served) -> None:
         # Features are made from the scores once, which takes seconds where there are many.
         with warnings.catch_warnings(), suppress(AdacurError):
             warnings.simplefilter("ignore")
-            index.replay([index.anchor_queries[0]], 1, budget=1)
+            replay(index, [index.anchor_queries[0]], 1, budget=1)
 
 
 def _version() -> str:

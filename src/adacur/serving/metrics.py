@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from adacur.core.results import Hits
-from adacur.search.tuning import Tuning
+from adacur.search import Tuning
 
 __all__ = ["METRICS_TYPE", "Metrics"]
 

@@ -15,8 +15,8 @@ from adacur.core.results import Hits
 from adacur.core.spelling import did_you_mean
 from adacur.evaluation import top_k_recall
 from adacur.search import AnchorIndex
-from adacur.search.tuning import FEWEST_QUERIES, prediction_of
 from adacur.serving.failures import Refusal
+from adacur.tuning import FEWEST_QUERIES, prediction_of, replay
 
 __all__ = ["RecallCurves", "tunings_of"]
 
@@ -116,7 +116,7 @@ class RecallCurves:
             while len(found) < len(queries):
                 self._let_searches_go_first()
                 some = queries[len(found) : len(found) + _QUERIES_AT_ONCE]
-                found += index.replay(some, k, budget=budget, method=method, first=first)
+                found += replay(index, some, k, budget=budget, method=method, first=first)
             expected = prediction_of(method, top_k_recall(found, scores, k=k))
             points.append({"budget": budget, "recall": expected.recall, "low": expected.low, "high": expected.high})
         return {"k": k, "method": method, "first": first, "n_queries": len(queries), "points": points}

@@ -8,7 +8,7 @@ from typing import Any
 
 from adacur.core.budget import is_whole
 from adacur.core.errors import InputError
-from adacur.search.tuning import FEWEST_QUERIES
+from adacur.tuning import FEWEST_QUERIES
 
 __all__ = ["ServerSettings"]
 

@@ -29,6 +29,7 @@ from adacur.core.errors import (
     WrongScorer,
 )
 from adacur.integrations.hub import from_pretrained, push_to_hub
+from adacur.tuning import compress, decompress, tune
 from tests.editing import Edited
 from tests.living_world import Encoder, build, item, query, score
 
@@ -242,10 +243,15 @@ def test_a_downloaded_index_stays_the_commit_that_it_is(hub: Hub, tmp_path: Path
     index = fetched(REPO)
     files = sorted(index.path.rglob("*"))
 
-    for change in (lambda: Edited(index).remove(["i5"]), Edited(index).compact, index.compress, index.decompress):
+    for change in (
+        lambda: Edited(index).remove(["i5"]),
+        Edited(index).compact,
+        lambda: compress(index),
+        lambda: decompress(index),
+    ):
         with pytest.raises(InputError, match=r"opened for reading.*folder="):
             change()
-    index.tune(k=2, budget=10, quick=True)
+    tune(index, k=2, budget=10, quick=True)
 
     assert index.tunings
     assert sorted(index.path.rglob("*")) == files

@@ -16,6 +16,7 @@ import adacur
 from adacur import Dense
 from adacur.core.errors import NotTrusted, UnknownName
 from adacur.scorers.consent import check_not_from_here, why_consent
+from adacur.tuning import tune
 from tests.editing import Edited
 from tests.living_world import Encoder, build, item, query, score
 
@@ -115,7 +116,7 @@ def test_what_calls_no_scorer_needs_no_consent(wiki: Path) -> None:
     name_scorer(wiki, "evil:score")
     with adacur.load(wiki) as index:
         assert len(index) == 12
-        assert index.tune(k=2, budget=5, queries=20, quick=True).n_queries == 20
+        assert tune(index, k=2, budget=5, queries=20, quick=True).n_queries == 20
         Edited(index).remove(["i1"])
     assert adacur.verify(wiki).ok
 

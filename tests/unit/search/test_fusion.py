@@ -8,6 +8,7 @@ from adacur.core.errors import InputError, UnknownName
 from adacur.evaluation.trec import write_trec
 from adacur.first_stages import Matrix
 from adacur.search.fusion import LISTED, Fusion
+from adacur.tuning import replay
 
 
 @pytest.fixture
@@ -213,20 +214,20 @@ def test_replaying_anchor_queries_finds_their_scores_without_a_scorer(world) -> 
     )
     for method in ("gaussian", "adacur", "rerank"):
         for row, hits in enumerate(
-            index.replay(world.anchors[:5], 10, budget=40, method=method, first=First("known", fuse=1.0))
+            replay(index, world.anchors[:5], 10, budget=40, method=method, first=First("known", fuse=1.0))
         ):
             positions = index.items.positions(hits.ids)
             assert np.allclose(hits.scores, world.anchor_scores[row][positions])
             assert hits.trace.calls == 40
     with pytest.raises(UnknownName, match="none"):
-        index.replay([Query("new", "new")], first="known")
+        replay(index, [Query("new", "new")], first="known")
 
 
 def test_a_closed_index_replays_nothing(world) -> None:
     index = AnchorIndex.from_arrays(items=world.items, anchor_queries=world.anchors, scores=world.anchor_scores)
     index.close()
     with pytest.raises(InputError, match="closed"):
-        index.replay(world.anchors[:1], 5, budget=20)
+        replay(index, world.anchors[:1], 5, budget=20)
 
 
 def test_first_stage_scores_that_cannot_be_blended_are_refused_before_anything_is_scored(index, world) -> None:
@@ -256,7 +257,7 @@ def test_a_replayed_query_does_not_know_its_own_row() -> None:
     anchors = [Query(f"a{position}", f"anchor {position}") for position in range(40)]
     index = AnchorIndex.from_arrays(items=items, anchor_queries=anchors, scores=scores)
     best = [set(np.argsort(-row)[:10].tolist()) for row in scores]
-    found = index.replay(anchors, 10, budget=60, first="random")
+    found = replay(index, anchors, 10, budget=60, first="random")
     shares = [
         len(own & set(index.items.positions(hits.ids).tolist())) / 10 for own, hits in zip(best, found, strict=True)
     ]

@@ -17,6 +17,7 @@ from adacur.core.errors import FileFormatError, InputError, WrongScorer
 from adacur.core.protocols import ScorerCard
 from adacur.index import IndexFolder, verify
 from adacur.search import SearchLog, SearchLogWarning
+from adacur.tuning import replay, tune
 from tests.editing import Edited
 from tests.unit.search.test_sparse_build import ANCHORS, ITEMS, TRUTH, Encoder, Scorer, number
 
@@ -217,13 +218,13 @@ def test_recall_is_predicted_from_complete_rows_alone(path, tmp_path):
     log = tmp_path / "log"
     index = load(path, log)
     index.search(NEW, 5, budget=40)
-    before = index.tune(k=5, budget=40, quick=True)
+    before = tune(index, k=5, budget=40, quick=True)
     refresh(path, log)
     index = load(path)
-    assert index.tune(k=5, budget=40, quick=True) == before
-    index.replay(ANCHORS[:1], 5, budget=40)
+    assert tune(index, k=5, budget=40, quick=True) == before
+    replay(index, ANCHORS[:1], 5, budget=40)
     with pytest.raises(InputError, match="Only 30 of the 35 anchor queries"):
-        index.replay([index.anchor_queries[30]], 5, budget=40)
+        replay(index, [index.anchor_queries[30]], 5, budget=40)
 
 
 def test_a_card_is_told_by_its_weights_and_limits(folder, tmp_path):

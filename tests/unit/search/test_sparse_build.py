@@ -23,6 +23,7 @@ from adacur.first_stages.encoders import EncoderCard
 from adacur.index import IndexFolder, verify
 from adacur.index.manifest import read_manifest, work_folder
 from adacur.index.sparse import read_sparsity
+from adacur.tuning import compress, replay, tune
 from tests.editing import Edited
 
 N_ITEMS, N_ANCHORS, DIMENSION = 300, 40, 8
@@ -266,9 +267,9 @@ def test_predicted_scores_are_never_taken_for_the_truth(built):
     index = load(built[0])
     assert not index.tunings
     for refused in (
-        lambda: index.tune(k=5, budget=50),
-        lambda: index.replay(ANCHORS[:2], 5, budget=50),
-        lambda: index.compress(rank=10),
+        lambda: tune(index, k=5, budget=50),
+        lambda: replay(index, ANCHORS[:2], 5, budget=50),
+        lambda: compress(index, rank=10),
     ):
         with pytest.raises(InputError, match="predicted"):
             refused()

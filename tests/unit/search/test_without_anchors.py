@@ -12,6 +12,7 @@ import adacur
 from adacur import AnchorIndex, Item, Query
 from adacur.core.errors import EmptyInput, InputError, UnknownName, WrongScorer
 from adacur.first_stages import BM25, Dense
+from adacur.tuning import tune
 from tests.editing import Edited
 from tests.living_world import Encoder
 
@@ -172,7 +173,7 @@ def test_what_needs_anchor_queries_says_how_to_get_them(path, work) -> None:
 
 def test_tuning_items_in_memory_is_refused_too() -> None:
     with pytest.raises(InputError, match="anchor queries"):
-        AnchorIndex.from_items(ITEMS, scorer=Overlap()).tune(k=5, budget=20)
+        tune(AnchorIndex.from_items(ITEMS, scorer=Overlap()), k=5, budget=20)
 
 
 def test_a_build_that_stopped_goes_on(tmp_path) -> None:

@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,10 +21,12 @@ from adacur.evaluation import top_k_recall
 from adacur.first_stages import Matrix
 from adacur.index import AnchorTable, locked
 from adacur.scorers import MatrixScorer
-from adacur.search import plan_search
+from adacur.search.planning import plan_search
 from adacur.search.settings import GaussianSettings, default_settings
-from adacur.search.tuned import keep_tuning, nearest_tuning
-from adacur.search.tuning import Gain, Prediction, Replay, Tuning, tune
+from adacur.search.tuned import Gain, Prediction, Tuning, nearest_tuning, store_tuning
+from adacur.tuning import tune
+from adacur.tuning.held_out import HeldOut
+from adacur.tuning.settings import Replays, choose_settings
 
 SETTINGS = GaussianSettings(rounds=4, first_batch=0.5, first_weight=0.1)
 
@@ -74,13 +77,13 @@ def stored(make_world, path: Path) -> AnchorIndex:
 
 def test_a_replayed_query_is_searched_as_on_an_index_without_it(replayed) -> None:
     world, index, first = replayed
-    replay = Replay(index, first=first, approximator=GaussianModel(), queries=10)
-    recalls = replay.recalls("adacur", k=8, budget=25)
-    for query, position, recall in zip(replay.queries, replay.positions, recalls, strict=True):
+    held_out = HeldOut(index.anchors, queries=10)
+    recalls = Replays(held_out, index.stage(None), GaussianModel(), k=8, budget=25).recalls("adacur")
+    for query, position, recall in zip(held_out.queries, held_out.positions, recalls, strict=True):
         exact = world.anchor_scores[position][None]
         scorer = MatrixScorer([query], index.items.ids, exact)
         hits = AnchorIndex(without(index, position), scorer=scorer).search(
-            [query], 8, budget=25, method="adacur", first=first
+            [query], 8, budget=25, method=AdaCUR(), first=first
         )
         assert top_k_recall(hits, exact, k=8)[0] == recall
 
@@ -131,7 +134,7 @@ def test_tuning_calls_no_scorer_and_predicts_four_methods(replayed) -> None:
     _, index, _ = replayed
     index._scorer = Untouchable()
     seen = []
-    tuning = index.tune(k=5, budget=20, queries=30, progress=lambda done, most: seen.append((done, most)))
+    tuning = tune(index, k=5, budget=20, queries=30, progress=lambda done, most: seen.append((done, most)))
     assert [one.method for one in tuning.predictions] == ["gaussian", "adacur", "anncur", "rerank"]
     assert tuning.n_queries == 30
     assert all(0 <= one.low <= one.recall <= one.high <= 1 for one in tuning.predictions)
@@ -140,45 +143,41 @@ def test_tuning_calls_no_scorer_and_predicts_four_methods(replayed) -> None:
 
 
 def test_what_is_chosen_is_no_worse_than_the_defaults_on_the_replayed_queries(replayed) -> None:
-    _, index, first = replayed
-    replay = Replay(index, first=first, approximator=GaussianModel(), queries=40)
-    for k, budget in ((1, 10), (5, 20), (20, 40)):
-        tuning = tune(replay, k=k, budget=budget)
-        chosen = replay.recalls(tuning.settings, k=k, budget=budget)
-        assert chosen.mean() >= replay.recalls(default_settings(k), k=k, budget=budget).mean()
+    _, index, _ = replayed
+    held_out = HeldOut(index.anchors, queries=40)
+    for k, budget in ((1, 10), (20, 40)):
+        replays = Replays(held_out, index.stage(None), index.gaussian_model(), k=k, budget=budget)
+        chosen = tune(index, k=k, budget=budget, queries=40, quick=True).settings
+        assert replays.recalls(chosen).mean() >= replays.recalls(default_settings(k)).mean()
 
 
 def test_the_same_seed_tunes_the_same(replayed) -> None:
     _, index, _ = replayed
-    assert index.tune(k=5, budget=20, queries=25) == index.tune(k=5, budget=20, queries=25)
-    other = index.tune(k=5, budget=20, queries=25, seed=1)
-    assert index._replay is not None
+    given = {"k": 5, "budget": 20, "queries": 25, "quick": True}
+    assert tune(index, **given) == tune(index, **given)
+    other = tune(index, **given, seed=1)
     assert other.seed == 1
 
 
 class Lottery:
-    """A replay in which all settings are alike, and only luck differs."""
+    """Replays in which all settings are alike, and only luck differs."""
 
-    first_name = None
-    seed = 0
-
-    n_items = 1000
+    first = None
+    n_items, k, budget = 1000, 10, 100
 
     def __init__(self, seed: int) -> None:
         self._draws = np.random.default_rng(seed)
         self._known: dict[object, np.ndarray] = {}
-        self.queries = [Query(f"q{position}", "text") for position in range(40)]
+        self.held_out = SimpleNamespace(queries=[Query(f"q{position}", "text") for position in range(40)])
 
-    def recalls(self, method, *, k: int, budget: int):
+    def recalls(self, method):
         return self._known.setdefault(method, self._draws.binomial(10, 0.7, size=40) / 10)
 
 
 def test_the_prediction_does_not_gain_by_the_luck_of_the_choice() -> None:
     lotteries = [Lottery(seed) for seed in range(200)]
-    tunings = [tune(lottery) for lottery in lotteries]
-    lucky = [
-        lottery.recalls(one.settings, k=10, budget=100).mean() for lottery, one in zip(lotteries, tunings, strict=True)
-    ]
+    tunings = [choose_settings(lottery) for lottery in lotteries]
+    lucky = [lottery.recalls(one.settings).mean() for lottery, one in zip(lotteries, tunings, strict=True)]
     promised = [one.recall_of("gaussian").recall for one in tunings]
     # 200 means of 40 queries: a standard error of .0016.
     assert np.mean(promised) == pytest.approx(0.7, abs=0.005)
@@ -191,46 +190,46 @@ def test_the_mean_over_as_many_new_queries_lies_in_the_interval_in_19_of_20_case
     for _ in range(300):
         lottery = Lottery(int(draws.integers(1 << 30)))
         lottery._known = {name: draws.binomial(1, 0.95, size=40) * 1.0 for name in ("adacur", "anncur", "rerank")}
-        one = tune(lottery, quick=True).recall_of("rerank")
+        one = choose_settings(lottery, quick=True).recall_of("rerank")
         inside.append(one.low <= draws.binomial(1, 0.95, size=40).mean() <= one.high)
     assert 0.9 <= np.mean(inside) <= 1.0
 
 
 def test_a_method_that_has_not_failed_yet_may_still_fail(replayed) -> None:
     _, index, _ = replayed
-    perfect = index.tune(k=1, budget=149, queries=25).recall_of("gaussian")
+    perfect = tune(index, k=1, budget=149, queries=25, quick=True).recall_of("gaussian")
     assert (perfect.recall, perfect.high) == (1.0, 1.0)
     assert 0.8 < perfect.low < 1
 
 
 def test_too_few_anchor_queries_are_refused_with_the_number_needed_and_how_to_add_them(make_world) -> None:
     _, index, _ = replayed_world(make_world, n_anchors=17)
-    with pytest.raises(InputError, match=r"at least 20 anchor queries.* has 17.*at least 3 more.*add-anchors"):
-        index.tune(k=5, budget=20)
+    with pytest.raises(InputError, match=r"20.* 17"):
+        tune(index, k=5, budget=20)
     assert index.tunings == ()
-    assert index.tune(k=5, budget=len(index)).is_exact
+    assert tune(index, k=5, budget=len(index)).is_exact
 
 
 def test_too_few_queries_to_replay_are_refused(replayed) -> None:
-    with pytest.raises(InputError, match="queries = 19"):
-        replayed[1].tune(k=5, budget=20, queries=19)
+    with pytest.raises(InputError, match="19"):
+        tune(replayed[1], k=5, budget=20, queries=19)
 
 
 def test_a_budget_of_all_items_is_certain_and_nothing_is_kept(replayed) -> None:
     index = replayed[1]
     before, n_items = index.tunings, len(index)
     for budget in (n_items, 17 * n_items):
-        tuning = index.tune(k=5, budget=budget)
+        tuning = tune(index, k=5, budget=budget)
         assert (tuning.budget, tuning.is_exact) == (n_items, True)
         assert {(one.recall, one.low, one.high) for one in tuning.predictions} == {(1.0, 1.0, 1.0)}
         assert "every item" in tuning.verdict
     assert index.tunings == before
-    assert not index.tune(k=5, budget=n_items - 1).is_exact
+    assert not tune(index, k=5, budget=n_items - 1, quick=True).is_exact
 
 
 def test_a_k_beyond_the_budget_is_refused(replayed) -> None:
     with pytest.raises(BudgetError):
-        replayed[1].tune(k=30, budget=20)
+        tune(replayed[1], k=30, budget=20)
 
 
 def tuned(k: int = 10, budget: int = 100, *, first: str | None = "dense", **gain: float) -> Tuning:
@@ -284,7 +283,7 @@ def test_a_tuning_serves_searches_within_a_factor_of_two_the_nearest_first() -> 
 
 def test_searches_use_what_was_tuned_and_say_so(make_world, tmp_path: Path) -> None:
     index = stored(make_world, tmp_path / "index")
-    tuning = index.tune(k=5, budget=20, queries=25)
+    tuning = tune(index, k=5, budget=20, queries=25, quick=True)
     again = adacur.load(tmp_path / "index", scorer=Untouchable(), check=False)
     assert again.tunings == (tuning,)
     again._tunings = (replace(tuning, settings=SETTINGS),)
@@ -303,9 +302,9 @@ def test_searches_use_what_was_tuned_and_say_so(make_world, tmp_path: Path) -> N
 
 def test_tuning_again_takes_the_place_of_the_same_k_and_budget(make_world, tmp_path: Path) -> None:
     index = stored(make_world, tmp_path / "index")
-    index.tune(k=5, budget=20, queries=25, quick=True)
-    index.tune(k=1, budget=20, queries=25, quick=True)
-    last = index.tune(k=5, budget=20, queries=22, quick=True)
+    tune(index, k=5, budget=20, queries=25, quick=True)
+    tune(index, k=1, budget=20, queries=25, quick=True)
+    last = tune(index, k=5, budget=20, queries=22, quick=True)
     found = adacur.load(tmp_path / "index", scorer=Untouchable(), check=False).tunings
     assert [(one.k, one.budget) for one in found] == [(1, 20), (5, 20)]
     assert found[1] == last
@@ -314,7 +313,7 @@ def test_tuning_again_takes_the_place_of_the_same_k_and_budget(make_world, tmp_p
 
 def test_an_index_without_a_folder_keeps_its_tuning_in_memory(replayed) -> None:
     _, index, _ = replayed
-    tuning = index.tune(k=5, budget=20, queries=25)
+    tuning = tune(index, k=5, budget=20, queries=25, quick=True)
     assert index.tunings == (tuning,)
 
 
@@ -326,14 +325,14 @@ def test_a_folder_that_cannot_be_written_to_keeps_its_tuning_in_memory(make_worl
 
     monkeypatch.setattr("adacur.search.tuned.write_atomically", refuse)
     assert index.tunings == ()
-    tuning = index.tune(k=5, budget=20, queries=25)
+    tuning = tune(index, k=5, budget=20, queries=25, quick=True)
     assert index.tunings == (tuning,)
     assert not (tmp_path / "index" / "tuned.json").exists()
 
 
 def test_tunings_of_other_anchor_queries_are_left_aside_with_a_warning(make_world, tmp_path: Path) -> None:
     index = stored(make_world, tmp_path / "index")
-    keep_tuning(tmp_path / "index", tuned(5, 20), anchor_queries=index.anchor_queries)
+    store_tuning(tmp_path / "index", tuned(5, 20), anchor_queries=index.anchor_queries)
     file = tmp_path / "index" / "tuned.json"
     data = json.loads(file.read_text())
     file.write_text(json.dumps(data | {"anchors_digest": "0" * 32}))
@@ -341,7 +340,7 @@ def test_tunings_of_other_anchor_queries_are_left_aside_with_a_warning(make_worl
     with pytest.warns(adacur.search.TuningWarning, match="other anchor queries"):
         assert again.tunings == ()
     # Tuning again is the remedy.
-    again.tune(k=1, budget=20, queries=25, quick=True)
+    tune(again, k=1, budget=20, queries=25, quick=True)
     assert [one.k for one in adacur.load(tmp_path / "index", scorer=Untouchable(), check=False).tunings] == [1]
 
 
@@ -362,7 +361,7 @@ def test_a_damaged_or_foreign_file_is_refused_by_name_with_the_remedy(
     make_world, tmp_path: Path, damage, words
 ) -> None:
     index = stored(make_world, tmp_path / "index")
-    keep_tuning(tmp_path / "index", tuned(5, 20), anchor_queries=index.anchor_queries)
+    store_tuning(tmp_path / "index", tuned(5, 20), anchor_queries=index.anchor_queries)
     file = tmp_path / "index" / "tuned.json"
     text = file.read_text()
     file.write_text(damage(text))
@@ -378,7 +377,7 @@ def test_a_damaged_file_is_refused_before_anything_is_replayed(make_world, tmp_p
     (tmp_path / "index" / "tuned.json").write_text("cake")
     replays = []
     with pytest.raises(DamagedIndex, match="Remove it"):
-        index.tune(k=5, budget=20, queries=25, progress=lambda done, _: replays.append(done))
+        tune(index, k=5, budget=20, queries=25, progress=lambda done, _: replays.append(done))
     assert replays == []
 
 
@@ -394,14 +393,14 @@ def test_who_tunes_while_another_writes_waits_for_it(make_world, tmp_path: Path)
     with ThreadPoolExecutor(1) as other:
         held = other.submit(hold)
         written.wait()
-        keep_tuning(tmp_path / "index", tuned(5, 20), anchor_queries=index.anchor_queries)
+        store_tuning(tmp_path / "index", tuned(5, 20), anchor_queries=index.anchor_queries)
         held.result()
     assert [one.k for one in index.tunings] == [5]
 
 
 def test_a_file_of_a_later_version_is_refused(make_world, tmp_path: Path) -> None:
     index = stored(make_world, tmp_path / "index")
-    keep_tuning(tmp_path / "index", tuned(5, 20), anchor_queries=index.anchor_queries)
+    store_tuning(tmp_path / "index", tuned(5, 20), anchor_queries=index.anchor_queries)
     file = tmp_path / "index" / "tuned.json"
     file.write_text(file.read_text().replace('"format": 1', '"format": 2'))
     with pytest.raises(NewerFormat, match=r"tuned\.json"):
@@ -450,16 +449,19 @@ def test_predictions_hold_on_real_scores(shared_folder: Path) -> None:
     first = Matrix(
         queries=[*bed.anchor_queries, *bed.test_queries], items=bed.items, scores=vectors @ bed.item_embeddings.T
     )
-    tuning = tune(Replay(index, first=first, approximator=gaussian, queries=60), k=10, budget=50, quick=True)
-    scorer = MatrixScorer(bed.test_queries, index.items.ids, bed.exact_scores)
+    held_out = HeldOut(index.anchors, queries=60)
+    replays = Replays(held_out, index.stage(first), gaussian, k=10, budget=50)
+    tuning = choose_settings(replays, quick=True)
+    settings, scorer = tuning.settings, MatrixScorer(bed.test_queries, index.items.ids, bed.exact_scores)
     method = AdaCUR(
-        rounds=tuning.settings.rounds,
-        approximator=tuning.settings.approximator(gaussian),
-        first_batch=tuning.settings.first_batch,
-        first_share=tuning.settings.first_share,
-        first_weight=tuning.settings.first_weight,
+        rounds=settings.rounds,
+        approximator=settings.approximator(gaussian),
+        first_batch=settings.first_batch,
+        first_share=settings.first_share,
+        first_weight=settings.first_weight,
     )
-    hits = AnchorIndex(index, scorer=scorer).search(bed.test_queries, 10, budget=50, method=method, first=first)
+    searched = AnchorIndex(index.anchors, scorer=scorer)
+    hits = searched.search(bed.test_queries, 10, budget=50, method=method, first=first)
     measured = top_k_recall(hits, bed.exact_scores, k=10).mean()
     predicted = tuning.recall_of("gaussian")
     assert predicted.low <= measured <= predicted.high

@@ -16,6 +16,8 @@ from adacur.evaluation.judged import judged_quality
 from adacur.first_stages import as_hits
 from adacur.search import AnchorIndex, Gaussian
 from adacur.search.fusion import LISTED, Fusion, listed_by
+from adacur.tuning.held_out import check_anchors
+from adacur.tuning.replaying import replay
 
 __all__ = ["FEWEST_JUDGED", "JudgedChoice", "JudgedTuning", "calls_to_tune_fuse", "tune_fuse"]
 
@@ -108,7 +110,7 @@ def tune_fuse(
     weight alone; the earliest stop that loses next to nothing. A pool is judged by leaving out what lies beyond it: a
     search inside it would spend the calls there instead. `measure` is by default nDCG of the k hits.
     """
-    index.check_anchors("Choosing by judgements")
+    check_anchors(index, "Choosing by judgements")
     measure = measure or f"nDCG@{k}"
     judged = [query for query in queries if any(grade > 0 for grade in qrels.get(query.id, {}).values())]
     if len(judged) < FEWEST_JUDGED:
@@ -180,7 +182,7 @@ def _searched(index: AnchorIndex, queries: Sequence[Query], *, k: int, budget: i
     found: dict[str, Hits] = {}
     never = Gaussian(seed=seed, stop_when=_NEVER)
     if known:
-        found |= {hits.query.text: hits for hits in index.replay(known, k, budget=budget, method=never)}
+        found |= {hits.query.text: hits for hits in replay(index, known, k, budget=budget, method=never)}
     if new:
         found |= {hits.query.text: hits for hits in index.search(new, k, budget=budget, method=never)}
     return [replace(found[query.text], query=query) for query in queries]

@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 import adacur
-from adacur import AnchorIndex, Dense, First
+from adacur import AnchorIndex, Dense, First, tuning
 from adacur.core.errors import BudgetError, DamagedIndex, IndexMismatch, InputError, NewerFormat
+from adacur.first_stages import placed
 from adacur.first_stages.encoders import EncoderCard
 from adacur.first_stages.saved import StoredIds
-from adacur.index import IndexFolder
+from adacur.index import IndexFolder, compressed
 from adacur.index.items import StoredItems
-from adacur.search import Exact, compression
+from adacur.search import Exact
+from adacur.tuning import compression, decompress
 from tests.conftest import World, make_world
 
 WORLD = make_world(n_items=300, n_anchors=80, rank=12, noise=0.3)
@@ -61,7 +63,8 @@ def found(index):
 
 
 def compress(path, **options):
-    return adacur.search.compress(path, encoder=Encoder(), **({"rank": 40, "budget": 50} | options))
+    with adacur.load(path, encoder=Encoder()) as index:
+        return tuning.compress(index, **({"rank": 40, "budget": 50} | options))
 
 
 def test_a_compressed_index_is_searched_without_its_scores(path) -> None:
@@ -87,9 +90,9 @@ def test_dropped_features_leave_the_folder_as_it_was(path) -> None:
     compress(path, rank=3)
     assert found(opened(path)) != before
     index = opened(path)
-    assert index.decompress()
+    assert decompress(index)
     assert found(index) == before
-    assert not index.decompress()
+    assert not decompress(index)
     assert {file for file in path.rglob("*") if file.name != "build.lock"} == files
 
 
@@ -107,7 +110,8 @@ def test_what_it_costs_is_measured_on_held_out_anchor_queries(path) -> None:
 
 
 def test_no_scorer_is_called(path) -> None:
-    adacur.load(path, scorer=lambda pairs: 1 / 0, encoder=Encoder(), check=False).compress(rank=20, budget=50)
+    index = adacur.load(path, scorer=lambda pairs: 1 / 0, encoder=Encoder(), check=False)
+    tuning.compress(index, rank=20, budget=50)
 
 
 def test_verify_finds_a_flipped_byte(path) -> None:
@@ -186,9 +190,9 @@ def test_few_anchor_queries_and_no_folder_are_refused(tmp_path) -> None:
     few = make_world(n_anchors=19)
     few.index.save(tmp_path / "few")
     with pytest.raises(InputError, match="19"):
-        adacur.search.compress(tmp_path / "few")
+        tuning.compress(adacur.load(tmp_path / "few"))
     with pytest.raises(InputError, match="save"):
-        WORLD.index.compress()
+        tuning.compress(WORLD.index)
 
 
 def test_the_whole_matrix_is_never_read(path, monkeypatch) -> None:
@@ -200,8 +204,10 @@ def test_the_whole_matrix_is_never_read(path, monkeypatch) -> None:
     found(opened(path))
 
 
-def test_searching_reads_no_list_of_ids(path, monkeypatch) -> None:
+def test_searching_reads_no_list_of_ids_once_the_first_stage_is_open(path, monkeypatch) -> None:
     compress(path)
+    index = opened(path)
+    index.first_stage("dense")
 
     def every(self):
         raise AssertionError("all ids were asked for")
@@ -209,7 +215,7 @@ def test_searching_reads_no_list_of_ids(path, monkeypatch) -> None:
     monkeypatch.setattr(StoredItems, "ids", property(every))
     monkeypatch.setattr(StoredItems, "keys", property(every))
     monkeypatch.setattr(StoredIds, "__iter__", every)
-    found(opened(path))
+    found(index)
 
 
 def test_vectors_in_another_order_are_put_in_that_of_the_index(path, tmp_path) -> None:
@@ -234,38 +240,25 @@ def test_of_many_items_recall_is_measured_among_a_sample(path, monkeypatch) -> N
     assert 0.5 < sampled.recall_after <= sampled.recall_before + 0.05
 
 
-def test_among_a_sample_the_dense_first_stage_searches_the_sample_alone(path, monkeypatch) -> None:
-    searched, search = set(), Dense.search
-
-    def recorded(self, queries, k):
-        searched.add(len(self.ids))
-        return search(self, queries, k)
-
-    monkeypatch.setattr(Dense, "search", recorded)
-    monkeypatch.setattr(compression, "_SCORES_TO_MEASURE_BY", 150 * 80)
-    compress(path)
-    assert searched == {150}
-
-
-def test_any_other_first_stage_is_asked_for_more_and_those_of_the_sample_are_kept() -> None:
-    first, some = WORLD.noisy_first(), [f"i{position}" for position in range(0, 300, 3)]
-    whole = first.search(WORLD.test, 300)
-    among = compression._Among(first, some, share=1 / 3).search(WORLD.test, 40)
-    for own, every in zip(among, whole, strict=True):
-        kept = [(id_, score) for id_, score in zip(every.ids, every.scores, strict=True) if id_ in some][:40]
-        assert list(zip(own.ids, own.scores, strict=True)) == kept
+def test_among_a_sample_a_first_stage_is_searched_deeper() -> None:
+    first, some = placed(WORLD.noisy_first(), WORLD.index.items), np.arange(0, 300, 3)
+    among = compression._Among(first, some, [f"i{position}" for position in some]).search(WORLD.test, 40)
+    for hits, (positions, scores) in zip(among, first.search(WORLD.test, 300), strict=True):
+        of_sample = np.isin(positions, some)
+        assert hits.ids == tuple(f"i{position}" for position in positions[of_sample][:40])
+        assert (hits.scores == scores[of_sample][:40]).all()
 
 
 def test_room_on_the_disk_is_taken_before_it_is_filled(tmp_path) -> None:
     if not hasattr(os, "posix_fallocate"):
         pytest.skip("this system cannot set space aside")
-    rows = compression._on_disk(tmp_path)("part0", (1000, 1000), "int8")
+    rows = compressed._on_disk(tmp_path)("part0", (1000, 1000), "int8")
     assert (tmp_path / "part0.npy").stat().st_blocks * 512 >= rows.nbytes
 
 
 def test_dropping_removes_what_a_killed_compression_left(path) -> None:
     (path / ".gaussian.0123.unfinished").mkdir()
-    assert not opened(path).decompress()
+    assert not decompress(opened(path))
     assert not list(path.glob(".gaussian.*"))
 
 
@@ -301,6 +294,6 @@ def test_fusing_reads_the_scores_a_block_at_a_time(path, monkeypatch) -> None:
 
 @pytest.mark.parametrize("wrong", [{"rank": 0}, {"storage": "int4"}, {"budget": 5, "k": 6}])
 def test_what_cannot_be_done_is_refused_before_anything_is_read(path, wrong, monkeypatch) -> None:
-    monkeypatch.setattr(compression, "_recalls", lambda *_, **__: pytest.fail("the work had begun"))
+    monkeypatch.setattr(compression, "HeldOut", lambda *_, **__: pytest.fail("the work had begun"))
     with pytest.raises((InputError, BudgetError)):
         compress(path, **wrong)

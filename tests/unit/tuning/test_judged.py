@@ -5,9 +5,10 @@ import pytest
 
 from adacur import AnchorIndex, First, Gaussian, Item, Query
 from adacur.core.errors import EmptyInput, InputError
-from adacur.evaluation import calls_to_tune_fuse, judged_quality, tune_fuse
+from adacur.evaluation import judged_quality
 from adacur.first_stages import Matrix, as_hits
 from adacur.scorers import FunctionScorer, MatrixScorer
+from adacur.tuning import calls_to_tune_fuse, tune_fuse
 
 N_ITEMS = 300
 
@@ -112,7 +113,7 @@ def test_an_index_without_anchor_queries_is_refused_before_any_call() -> None:
     index, queries, qrels = world(scorer_error=1.0, first_error=1.0)
     items = index.items.at(range(N_ITEMS))
     bare = AnchorIndex.from_items(items, scorer=FunctionScorer(scorer), first={"dense": index.first_stage("dense")})
-    with pytest.raises(InputError, match="add-anchors"):
+    with pytest.raises(InputError, match="anchor queries"):
         tune_fuse(bare, queries, qrels)
     assert scorer.calls == 0
 

@@ -1,0 +1,202 @@
+"""The Gaussian model's features in less memory, and what that costs in recall."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from adacur.approximation import Features, GaussianModel, Storage
+from adacur.approximation.gaussian_features import EmbedQueries, rows_at
+from adacur.approximation.packed_rows import check_storage
+from adacur.core.arrays import FloatArray, IntArray, KeyArray
+from adacur.core.budget import Budget
+from adacur.core.errors import InputError
+from adacur.core.protocols import Items
+from adacur.core.records import ItemList, Query, as_queries
+from adacur.core.results import Hits
+from adacur.core.seeds import stream_key, uniform
+from adacur.first_stages import Placed, placed
+from adacur.index import AnchorTable, locked
+from adacur.index.compressed import drop_features, store_features
+from adacur.search import AnchorIndex
+from adacur.search.methods import AdaCUR
+from adacur.search.settings import default_settings
+from adacur.tuning.held_out import AnchorScorer, HeldOut, check_anchors, check_exact
+
+__all__ = ["Compression", "compress", "decompress"]
+
+_FEWEST_ANCHORS = 20
+# Recall is measured among as many items as have this many scores: 100 MB, held about five times.
+_SCORES_TO_MEASURE_BY = 25_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """What compressing an index changed.
+
+    `bytes_before` and `bytes_after` are what searches hold or map of anchor scores and features. The recalls are means
+    over `queries` held-out anchor queries, among `items` of the items; `lost` is their difference, with a 95 %
+    interval.
+    """
+
+    rank: int
+    storage: str
+    bytes_before: int
+    bytes_after: int
+    k: int
+    budget: int
+    queries: int
+    recall_before: float
+    recall_after: float
+    lost: float
+    low: float
+    high: float
+    items: int
+
+
+def compress(
+    index: AnchorIndex,
+    *,
+    rank: int = 128,
+    storage: Storage = "int8",
+    k: int = 10,
+    budget: int = 100,
+    queries: int = 100,
+    seed: int = 0,
+) -> Compression:
+    """Store the features of "gaussian" searches in the index folder, in less memory, and measure what that costs.
+
+    Searches then no longer read the anchor scores. Scores and vectors are read a block at a time, and features are
+    written as they are made. No scorer is called.
+
+    - `rank`: columns kept of the anchor scores, besides as many as the dense first stage's vectors have;
+    - `storage`: "int8", "float16" or "float32";
+    - `k`, `budget`: the recall to measure, with the features as they are and compressed;
+    - `queries`: how many anchor queries to hold out for that, at most half, by a draw with this `seed`. Of many items
+      the recall is measured among a sample that fits into memory.
+    """
+    home = index.writable_home()
+    check_anchors(index, "Compressing", fewest=_FEWEST_ANCHORS)
+    check_exact(index)
+    Budget(budget).check_k(k)
+    check_storage(storage)
+    if rank < 1:
+        raise InputError(f"rank must be at least 1; got {rank}.")
+    anchors, vectors = index.anchors, index.item_vectors()
+    embed_queries = None if vectors is None or vectors.embed_queries is None else _Remembering(vectors.embed_queries)
+    with locked(home):
+        sample = _sample(anchors.items.keys, n_anchors=len(anchors.anchor_queries), seed=seed)
+        table = AnchorTable(_items_at(index, sample), tuple(anchors.anchor_queries), rows_at(anchors, sample))
+        held_out = HeldOut(table, queries=min(queries, len(anchors.anchor_queries) // 2), seed=seed)
+        rest, first = held_out.rest(), index.stage(None)
+        if first is not None and len(sample) < len(index):
+            first = placed(_Among(first, sample, table.items.ids), table.items)
+
+        def recalls(model: GaussianModel) -> FloatArray:
+            settings = default_settings(k)
+            method = AdaCUR(
+                rounds=settings.rounds,
+                approximator=settings.approximator(model),
+                first_batch=settings.first_batch,
+                first_share=settings.first_share,
+                first_weight=settings.first_weight,
+                seed=seed,
+            )
+            searched = AnchorIndex(rest, scorer=AnchorScorer(table))
+            hits = searched.search(held_out.queries, k, budget=budget, method=method, first=first)
+            return held_out.recalls([one.scores for one in hits], k=k)
+
+        embeddings = None if vectors is None else vectors.rows(sample).astype(np.float32, copy=False)
+        whole = GaussianModel(embeddings=embeddings, embed_queries=embed_queries)
+        before = recalls(whole)
+        features = whole.compressed(rest, rank=rank, storage=storage)
+        after = recalls(GaussianModel(embed_queries=embed_queries, features=features))
+        lost = before - after
+        margin = float(1.96 * lost.std(ddof=1) / len(lost) ** 0.5)
+
+        def report(made: Features) -> dict[str, Any]:
+            # Scores, as much again for the residuals, vectors in float32, and means.
+            width, wide = len(anchors.anchor_queries), made.means.itemsize
+            per_item = 2 * width * wide + (0 if vectors is None else vectors.shape[1] * 4) + wide
+            return {
+                "rank": min(rank, width),
+                "storage": storage,
+                "bytes_before": len(anchors.items) * per_item,
+                "bytes_after": made.nbytes,
+                "k": k,
+                "budget": budget,
+                "queries": len(lost),
+                "recall_before": float(before.mean()),
+                "recall_after": float(after.mean()),
+                "lost": float(lost.mean()),
+                "low": float(lost.mean()) - margin,
+                "high": float(lost.mean()) + margin,
+                "items": len(sample),
+            }
+
+        model = GaussianModel(embeddings=vectors, embed_queries=embed_queries)
+        compression = store_features(
+            home,
+            lambda allocate: model.compressed(anchors, rank=rank, storage=storage, allocate=allocate),
+            keys=anchors.items.keys,
+            report=report,
+        )
+    index.forget_features()
+    return Compression(**compression)
+
+
+def decompress(index: AnchorIndex) -> bool:
+    """Remove what `compress` stored; False where there was nothing."""
+    dropped = drop_features(index.writable_home())
+    index.forget_features()
+    return dropped
+
+
+def _sample(keys: KeyArray, *, n_anchors: int, seed: int) -> IntArray:
+    """Positions of the items to measure among, in order: all, or as many as fit into memory several times."""
+    most = max(1, _SCORES_TO_MEASURE_BY // n_anchors)
+    if len(keys) <= most:
+        return np.arange(len(keys))
+    return np.sort(np.argpartition(uniform(stream_key(seed, "measured"), keys), most)[:most])
+
+
+def _items_at(index: AnchorIndex, sample: IntArray) -> Items:
+    return index.items if len(sample) == len(index) else ItemList(index.items.at(sample.tolist()))
+
+
+class _Among:
+    """A first stage's answers among some of the items that it knows, at these positions: it is searched deeper."""
+
+    def __init__(self, first: Placed, positions: IntArray, ids: Sequence[str]) -> None:
+        self.name = first.name
+        self._first = first
+        self._share = len(positions) / len(first.items)
+        self._ids = dict(zip(positions.tolist(), ids, strict=True))
+
+    def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
+        """At most k hits per query; now and then fewer, where chance left few of them among its best."""
+        # Half as many again, and some: of these, k are among the items nearly always.
+        answers = self._first.search(queries, int(1.5 * k / self._share) + 100)
+        hits = []
+        for query, (positions, scores) in zip(as_queries(queries), answers, strict=True):
+            ranks = [rank for rank, at in enumerate(positions.tolist()) if at in self._ids][:k]
+            ids = tuple(self._ids[at] for at in positions[ranks].tolist())
+            hits.append(Hits(query=query, ids=ids, scores=scores[ranks]))
+        return hits
+
+
+class _Remembering:
+    """Query vectors, each embedded once."""
+
+    def __init__(self, embed_queries: EmbedQueries) -> None:
+        self._embed_queries = embed_queries
+        self._known: dict[str, FloatArray] = {}
+
+    def __call__(self, queries: Sequence[Query]) -> FloatArray:
+        new = [query for query in queries if query.id not in self._known]
+        if new:
+            self._known |= zip((query.id for query in new), self._embed_queries(new), strict=True)
+        return np.stack([self._known[query.id] for query in queries])

@@ -1,0 +1,105 @@
+"""Held-out anchor queries: their exact scores are in the index, so searching for them calls no scorer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from adacur.core.arrays import BoolArray, FloatArray, IntArray
+from adacur.core.errors import InputError, UnknownName
+from adacur.core.protocols import AnchorScores, ScorerCard
+from adacur.core.ranking import best_positions
+from adacur.core.records import Pair, Query
+from adacur.core.seeds import item_keys, stream_key, uniform
+from adacur.evaluation.recall import kth_best
+from adacur.index import AnchorTable
+from adacur.search import AnchorIndex
+
+__all__ = ["AnchorScorer", "HeldOut", "check_anchors", "check_exact", "columns_of", "exact_anchors"]
+
+
+class HeldOut:
+    """Up to `queries` anchor queries of an index, by a seeded draw that does not depend on their order."""
+
+    def __init__(self, anchors: AnchorScores, *, queries: int, seed: int = 0) -> None:
+        keys = item_keys(query.id for query in anchors.anchor_queries)
+        draws = uniform(stream_key(seed, "held out"), keys)
+        self.anchors = anchors
+        self.positions: IntArray = np.sort(best_positions(draws, min(queries, len(keys)), keys=keys))
+        self.queries: list[Query] = [anchors.anchor_queries[at] for at in self.positions.tolist()]
+        self._thresholds: dict[int, FloatArray] = {}
+
+    @cached_property
+    def exact(self) -> FloatArray:
+        """Their scores of all items, shape (queries, items)."""
+        return np.ascontiguousarray(self.anchors.matrix[:, self.positions].T)
+
+    def recalls(self, found: Sequence[FloatArray], *, k: int) -> FloatArray:
+        """Top-k-Recall of each query, given the exact scores of the best k that a search found for it."""
+        k = min(k, self.exact.shape[1])
+        if k not in self._thresholds:
+            self._thresholds[k] = kth_best(self.exact, k)
+        pairs = zip(found, self._thresholds[k], strict=True)
+        return np.array([np.count_nonzero(scores[:k] >= threshold) / k for scores, threshold in pairs])
+
+    def rest(self) -> AnchorTable:
+        """The index without them."""
+        others = np.setdiff1d(np.arange(len(self.anchors.anchor_queries)), self.positions)
+        return AnchorTable(
+            self.anchors.items,
+            tuple(self.anchors.anchor_queries[at] for at in others.tolist()),
+            np.ascontiguousarray(self.anchors.matrix[:, others]),
+        )
+
+
+class AnchorScorer:
+    """The scorer's scores of anchor queries, looked up in the index."""
+
+    card = ScorerCard(name="anchor scores", backend="none")
+
+    def __init__(self, anchors: AnchorScores) -> None:
+        self._anchors = anchors
+
+    def score(self, pairs: Sequence[Pair]) -> FloatArray:
+        """One score per pair, in order."""
+        columns = columns_of(self._anchors, [query for query, _ in pairs])
+        return np.asarray(self._anchors.matrix[self._anchors.items.positions(item.id for _, item in pairs), columns])
+
+
+def columns_of(anchors: AnchorScores, queries: Sequence[Query]) -> IntArray:
+    """The positions of these among the anchor queries."""
+    columns = {query.id: column for column, query in enumerate(anchors.anchor_queries)}
+    if unknown := [query.id for query in queries if query.id not in columns]:
+        raise UnknownName(f"Only anchor queries can be replayed; {unknown[0]!r} is not one.")
+    return np.array([columns[query.id] for query in queries], dtype=np.intp)
+
+
+def exact_anchors(index: AnchorIndex) -> BoolArray:
+    """For each anchor query, whether the scorer gave all its scores; in a sparse index most are predicted."""
+    cells = index.exact_cells()
+    return np.ones(len(index.anchor_queries), dtype=np.bool_) if cells is None else np.asarray(cells.all(axis=0))
+
+
+def check_exact(index: AnchorIndex, queries: Sequence[Query] | None = None) -> None:
+    """Refuse to take predicted scores for the truth: of these anchor queries, or of any."""
+    exact = exact_anchors(index)
+    predicted = {index.anchor_queries[at].id for at in np.flatnonzero(~exact).tolist()}
+    if predicted if queries is None else predicted & {query.id for query in queries}:
+        raise InputError(
+            f"Only {exact.sum()} of the {len(exact)} anchor queries were scored against every item; of the others "
+            "most scores are predicted, and a search for them cannot be checked against the truth. Measure recall "
+            "on queries of your own, or on an index that was built without sparse."
+        )
+
+
+def check_anchors(index: AnchorIndex, purpose: str, *, fewest: int = 1) -> None:
+    """Refuse an index with fewer anchor queries than this purpose needs, and say how to add some."""
+    there = len(index.anchor_queries)
+    if there < fewest:
+        where = "INDEX" if index.path is None else str(index.path)
+        raise InputError(
+            f"{purpose} needs anchor queries, at least {fewest}; this index has {there}. Add some: adacur index "
+            f"anchors {where} QUERIES, or edit.add_anchors(queries) in Python."
+        )

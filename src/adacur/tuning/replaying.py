@@ -1,0 +1,63 @@
+"""Anchor queries searched for as if they were new: each is left out of the predictions that it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol, Unpack, runtime_checkable
+
+from adacur.core.arrays import IntArray
+from adacur.core.errors import InputError
+from adacur.core.protocols import AnchorScores, Approximation, Approximator
+from adacur.core.records import Query
+from adacur.core.results import Hits
+from adacur.search import AnchorIndex
+from adacur.search.planning import SearchOptions, plan_search
+from adacur.search.rounds import search
+from adacur.tuning.held_out import AnchorScorer, check_exact, columns_of
+
+__all__ = ["Replayable", "replay", "replayed"]
+
+
+@runtime_checkable
+class Replayable(Protocol):
+    """An approximator that can leave an anchor query out."""
+
+    def replay(self, anchors: AnchorScores, positions: IntArray) -> Approximation:
+        """An approximation for the anchor queries at these positions, each as if it were new."""
+        ...
+
+
+def replay(index: AnchorIndex, queries: Sequence[Query], k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]:
+    """Search for anchor queries of an index, each as if it were new; no scorer is called.
+
+    `options` are those of `AnchorIndex.search`.
+    """
+    check_exact(index, queries)
+    plan = plan_search(index, k, **options, scorer=AnchorScorer(index.anchors))
+    approximator = None if plan.approximator is None else _LeavingOut(plan.approximator)
+    return search(replace(plan, approximator=approximator), queries, k)
+
+
+def replayed(approximator: Approximator, anchors: AnchorScores, positions: IntArray) -> Approximation:
+    """The approximation of these anchor queries, each left out."""
+    if not isinstance(approximator, Replayable):
+        raise InputError(f"{approximator!r} cannot leave a query out, so anchor queries cannot be replayed.")
+    return approximator.replay(anchors, positions)
+
+
+class _LeavingOut:
+    """An approximator that leaves each anchor query out of its own predictions."""
+
+    def __init__(self, approximator: Approximator) -> None:
+        self._approximator: Any = approximator
+
+    def begin(self, anchors: AnchorScores, queries: Sequence[Query]) -> Approximation:
+        """A fresh approximation for these queries."""
+        if not anchors.anchor_queries:
+            approximation: Approximation = self._approximator.begin(anchors, queries)
+            return approximation
+        return replayed(self._approximator, anchors, columns_of(anchors, queries))
+
+    def __repr__(self) -> str:
+        return repr(self._approximator)

@@ -1,0 +1,268 @@
+"""Which settings of "gaussian" searches suit an index, and what recall to expect, by replaying its anchor queries."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from adacur.approximation import GaussianModel
+from adacur.core.arrays import BoolArray, FloatArray, IntArray
+from adacur.core.budget import Budget
+from adacur.core.errors import InputError
+from adacur.core.protocols import AnchorScores
+from adacur.first_stages import Placed
+from adacur.index import AnchorTable
+from adacur.search import AnchorIndex
+from adacur.search.adaptive import LockStep
+from adacur.search.methods import AdaCUR
+from adacur.search.plan import Plan, stage_name
+from adacur.search.planning import plan_search
+from adacur.search.prospects import RANKS_THAT_COUNT
+from adacur.search.settings import GaussianSettings, default_settings
+from adacur.search.tuned import Gain, Prediction, Tuning, store_tuning, with_tuning
+from adacur.tuning.held_out import AnchorScorer, HeldOut, check_anchors, check_exact, exact_anchors
+from adacur.tuning.replaying import replayed
+
+__all__ = ["FEWEST_QUERIES", "Replays", "choose_settings", "prediction_of", "tune"]
+
+# With fewer, the noise of a mean recall is larger than anything that a setting could gain.
+FEWEST_QUERIES = 20
+# In the order in which they are tried: what matters most, first.
+_QUICK: Mapping[str, tuple[Any, ...]] = {
+    "first_weight": (0.0, 0.1, 0.25, 0.5),
+    "rounds": (5, 10),
+    "first_batch": (None, 0.3),
+    "first_share": (0.0, 0.2),
+}
+_FULL: Mapping[str, tuple[Any, ...]] = {
+    **_QUICK,
+    "first_batch": (None, 0.3, 0.5),
+    "embedding_weight": (None, 0.5, 2.0),
+    "noise": (0.1, 0.3, 0.8),
+    "locality": (None, 0.15),
+}
+# A change must gain more than this many standard errors of the gain.
+_STANDARD_ERRORS = 1.0
+_RIVALS = ("adacur", "anncur", "rerank")
+_DRAWS = 20_000
+# Queries that move in lock-step share memory: their predictions, and the covariance of the scored items.
+_PREDICTIONS_AT_ONCE = 20_000_000
+_SCORED_AT_ONCE = 20_000
+
+
+def tune(
+    index: AnchorIndex,
+    *,
+    k: int = 10,
+    budget: int = 100,
+    queries: int = 100,
+    seed: int = 0,
+    quick: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Tuning:
+    """Choose the settings of "gaussian" for k items within a budget, and predict the recall of four methods.
+
+    Anchor queries are searched for as if they were new; no scorer is called. Searches for about this k within about
+    this budget (up to twice or half) then use these settings, unless they start from another first stage. They are
+    stored in the index folder, or in memory where it cannot be written to.
+
+    Starting from the defaults, one setting is changed at a time, where that gains more than its standard error. The
+    recall predicted for "gaussian" is measured on queries that the choice has not seen: each half of them is searched
+    with the settings that the other half would have chosen.
+
+    - `k`, `budget`: what to tune for. A budget of every item or more is exact: there is nothing to choose or store;
+    - `queries`: how many anchor queries to replay at most, by a draw with this `seed`;
+    - `quick`: try only what matters most, once;
+    - `progress`: called after each replay with the number done and the most there may be.
+    """
+    check_anchors(index, "Tuning")
+    Budget(budget).check_k(k)
+    # A damaged file is reported before the work and not after it.
+    _ = index.tunings
+    exact = np.flatnonzero(exact_anchors(index))
+    if budget < len(index):
+        if len(exact) < FEWEST_QUERIES <= len(index.anchor_queries):
+            check_exact(index)
+        check_anchors(index, "Tuning", fewest=FEWEST_QUERIES)
+        if queries < FEWEST_QUERIES:
+            raise InputError(f"queries must be at least {FEWEST_QUERIES}; got {queries}.")
+    anchors, model = index.anchors, index.gaussian_model()
+    if len(exact) < len(index.anchor_queries):
+        # Predicted scores have seen those of the queries replayed: anchor queries that have any are left out.
+        some = tuple(index.anchor_queries[at] for at in exact.tolist())
+        anchors = AnchorTable(index.items, some, np.ascontiguousarray(index.matrix[:, exact]))
+        model = index.uncompressed_model()
+    replays = Replays(HeldOut(anchors, queries=queries, seed=seed), index.stage(None), model, k=k, budget=budget)
+    tuning = choose_settings(replays, seed=seed, quick=quick, progress=progress)
+    if not tuning.is_exact:
+        _store(index, tuning)
+    return tuning
+
+
+def prediction_of(method: str, recalls: FloatArray) -> Prediction:
+    """The recall to expect of new queries, from the recalls of as many replayed."""
+    mean, variance = float(recalls.mean()), float(recalls.var(ddof=1))
+    # As if each query were several yes-or-no questions: their means are never outside 0 … 1, and a method that has not
+    # failed yet may still fail.
+    per_query = max(1.0, mean * (1 - mean) / variance) if variance else 1.0
+    n = max(1, round(per_query * len(recalls)))
+    draws = np.random.default_rng(0)
+    chances = draws.beta(mean * n + 0.5, (1 - mean) * n + 0.5, size=_DRAWS)
+    low, high = np.quantile(draws.binomial(n, chances) / n, [0.025, 0.975])
+    return Prediction(method=method, recall=mean, low=float(low), high=float(high))
+
+
+def choose_settings(
+    replays: Replays, *, seed: int = 0, quick: bool = False, progress: Callable[[int, int], None] | None = None
+) -> Tuning:
+    """The tuning that these replays come to; `tune` says how."""
+    queries, k = replays.held_out.queries, replays.k
+    tuning = Tuning(
+        k=k,
+        budget=min(replays.budget, replays.n_items),
+        settings=default_settings(k),
+        first=stage_name(replays.first),
+        n_queries=len(queries),
+        seed=seed,
+        pseudo=sum(query.id.startswith("pq-") for query in queries) * 2 > len(queries),
+    )
+    if replays.budget >= replays.n_items:
+        certain = tuple(Prediction(method, 1.0, 1.0, 1.0) for method in ("gaussian", *_RIVALS))
+        return replace(tuning, predictions=certain, gain=Gain(0.0, 0.0, 0.0))
+    choices, passes = (_QUICK, 1) if quick else (_FULL, 2)
+    at_most = 1 + len(_RIVALS) + passes * sum(len(values) - 1 for values in choices.values())
+    replays.report = None if progress is None else lambda done: progress(done, max(at_most, done))
+
+    def chosen(among: BoolArray) -> GaussianSettings:
+        return _descend(lambda settings: replays.recalls(settings)[among], default_settings(k), choices, passes=passes)
+
+    one_half = np.arange(len(queries)) % 2 == 0
+    settings = chosen(np.ones(len(queries), dtype=np.bool_))
+    unseen = np.where(one_half, replays.recalls(chosen(~one_half)), replays.recalls(chosen(one_half)))
+    rivals = {method: replays.recalls(method) for method in _RIVALS}
+    predictions = {"gaussian": unseen, **rivals}
+    return replace(
+        tuning,
+        settings=settings,
+        predictions=tuple(prediction_of(name, values) for name, values in predictions.items()),
+        gain=_gain(unseen - rivals["rerank"]),
+    )
+
+
+def _store(index: AnchorIndex, tuning: Tuning) -> None:
+    with index.opening:
+        index.tunings = with_tuning(index.tunings, tuning)
+        if index.home is not None and not index.is_read_only:
+            try:
+                index.tunings = store_tuning(index.home, tuning, anchor_queries=index.anchor_queries)
+            except OSError as error:
+                # An index may be served from a folder that cannot be written to.
+                if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                    raise
+
+
+def _descend(
+    recalls: Callable[[GaussianSettings], FloatArray],
+    start: GaussianSettings,
+    choices: Mapping[str, tuple[Any, ...]],
+    *,
+    passes: int,
+) -> GaussianSettings:
+    current = start
+    for _ in range(passes):
+        before = current
+        for name, values in choices.items():
+            rivals = [replace(current, **{name: value}) for value in values if value != getattr(current, name)]
+            best = max(rivals, key=lambda rival: float(recalls(rival).mean()))
+            gain = recalls(best) - recalls(current)
+            if gain.mean() > _STANDARD_ERRORS * gain.std(ddof=1) / np.sqrt(len(gain)):
+                current = best
+        if current == before:
+            break
+    return current
+
+
+def _gain(differences: FloatArray) -> Gain:
+    mean = float(differences.mean())
+    reach = 1.96 * float(differences.std(ddof=1)) * float(np.sqrt(2 / len(differences)))
+    return Gain(recall=mean, low=mean - reach, high=mean + reach)
+
+
+class Replays:
+    """Top-k-Recall of held-out anchor queries within a budget, by method; each method is replayed once."""
+
+    def __init__(self, held_out: HeldOut, first: Placed | None, model: GaussianModel, *, k: int, budget: int) -> None:
+        self.held_out = held_out
+        self.first = first
+        self.k = k
+        self.budget = budget
+        self.report: Callable[[int], None] | None = None
+        self._model = model
+        self._candidates: list[IntArray] | None = None
+        self._recalls: dict[str | GaussianSettings, FloatArray] = {}
+
+    @property
+    def n_items(self) -> int:
+        """How many items the queries are searched among."""
+        return len(self.held_out.anchors.items)
+
+    def recalls(self, method: str | GaussianSettings) -> FloatArray:
+        """Of each query: by a method's name, or by "gaussian" with these settings."""
+        if method not in self._recalls:
+            self._recalls[method] = self.held_out.recalls(self._searched(self._plan(method)), k=self.k)
+            if self.report is not None:
+                self.report(len(self._recalls))
+        return self._recalls[method]
+
+    def _plan(self, method: str | GaussianSettings) -> Plan:
+        anchors: AnchorScores = self.held_out.anchors
+        chosen = (
+            method
+            if isinstance(method, str)
+            else AdaCUR(
+                rounds=method.rounds,
+                approximator=method.approximator(self._model),
+                first_batch=method.first_batch,
+                first_share=method.first_share,
+                first_weight=method.first_weight,
+            )
+        )
+        index = AnchorIndex(anchors, scorer=AnchorScorer(anchors))
+        return plan_search(index, self.k, budget=self.budget, method=chosen, first=self.first)
+
+    def _searched(self, plan: Plan) -> list[FloatArray]:
+        """Exact scores of what a plan finds for each query, best first."""
+        held_out, candidates = self.held_out, self._first_stage()
+        together = max(1, min(_PREDICTIONS_AT_ONCE // self.n_items, _SCORED_AT_ONCE // plan.calls))
+        found: list[FloatArray] = []
+        for start in range(0, len(held_out.queries), together):
+            group = slice(start, start + together)
+            approximation = None
+            if plan.approximator is not None:
+                approximation = replayed(plan.approximator, held_out.anchors, held_out.positions[group])
+            steps = LockStep(
+                plan,
+                held_out.queries[group],
+                self.k,
+                candidates=candidates[group],
+                allowed=np.ones(self.n_items, dtype=np.bool_),
+                approximation=approximation,
+            )
+            exact = held_out.exact[group]
+            while steps.goes_on:
+                steps.tell([scores[asked] for scores, asked in zip(exact, steps.ask(), strict=True)])
+            found += [search.best(self.k)[1] for search in steps.searches]
+        return found
+
+    def _first_stage(self) -> list[IntArray]:
+        if self._candidates is None:
+            queries = self.held_out.queries
+            self._candidates = [np.empty(0, dtype=np.intp)] * len(queries)
+            if self.first is not None:
+                n = min(self.n_items, max(self.budget, RANKS_THAT_COUNT))
+                self._candidates = [positions for positions, _ in self.first.search(queries, n)]
+        return self._candidates
