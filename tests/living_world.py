@@ -11,6 +11,7 @@ import numpy as np
 import adacur
 from adacur import AnchorIndex, Hits, Item, Query
 from adacur.first_stages import EncoderCard
+from adacur.search import search_options
 
 METHODS = ("gaussian", "adacur", "anncur", "axn", "rerank", "exact")
 WORDS = ("red", "green", "blue", "round", "square", "heavy", "light", "ancient", "modern", "odd")
@@ -87,10 +88,9 @@ def build(path: Path, items: Sequence[Item], anchors: Sequence[Query], **options
 def found(index: AnchorIndex, asked: Sequence[str], *, method: str, **options: object) -> list[object]:
     """What searches find: ids, scores and rounds, and every position scored on the way, by its id."""
     k = 3
-    limits = {} if method == "exact" else {"budget": 12, "rounds": 3}
-    if method == "anncur":
-        limits.pop("rounds")
-    hits = index.search(asked, k, method=method, **limits, **options)
+    limits = {} if method == "exact" else {"budget": 12}
+    limits |= {"rounds": 3} if method in ("gaussian", "adacur", "axn") else {}
+    hits = index.search(asked, k, **search_options(index, method=method, **limits, **options))
     return [_told(one, index) for one in hits]
 
 

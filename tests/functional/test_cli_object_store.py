@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from adacur import cli
+from tests.functional.commands import here
 
 SCORER = "lengths_of_the_store_tests:score"
 
@@ -26,42 +26,36 @@ def world(tmp_path, monkeypatch):
     sys.modules.pop("lengths_of_the_store_tests", None)
 
 
-@pytest.fixture
-def run(world, monkeypatch, capsys):
-    """A command's lines on stdout and stderr; in this process, since starting one takes longer than the work."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-
-    def run_command(*arguments: str, code: int = 0) -> tuple[str, str]:
-        monkeypatch.setattr(sys, "argv", ["adacur", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.run()
-        told = capsys.readouterr()
-        assert (ended.value.code or 0) == code, told.err
-        return told.out, told.err
-
-    return run_command
+def run(*arguments: str, code: int = 0) -> tuple[str, str]:
+    """A command's lines on stdout and stderr."""
+    ran = here(*arguments)
+    assert ran.code == code, ran
+    return ran.out, ran.err
 
 
-def test_an_index_is_copied_to_a_url_searched_there_and_copied_back(world, run, s3_url):
+def test_an_index_is_copied_to_a_url_searched_there_and_copied_back(world, s3_url):
     run("build", "items.txt", "here.adacur", "--anchors", "queries.txt", "--scorer", SCORER, "--block-items", "40")
-    run("copy", "here.adacur", s3_url)
-    there, here = (
+    run("index", "copy", "here.adacur", s3_url)
+    there, local = (
         json.loads(run("search", index, "item xxxx", "--scorer", SCORER, "--budget", "40", "--json")[0])
         for index in (s3_url, "here.adacur")
     )
-    assert there["hits"] == here["hits"]
+    assert there["hits"] == local["hits"]
     assert json.loads(run("inspect", s3_url, "--json")[0])["blocks"] == 4
-    assert s3_url in run("verify", s3_url)[0]
-    _, err = run("remove", s3_url, "1", code=1)
+    assert s3_url in run("index", "verify", s3_url)[0]
+    _, err = run("index", "remove", s3_url, "1", code=1)
     assert "copy" in err
     _, err = run("build", "items.txt", f"{s3_url}-2", "--scorer", SCORER, code=1)
     assert "copy" in err
-    run("copy", s3_url, "copied.adacur")
-    run("verify", "copied.adacur")
+    run("index", "copy", s3_url, "copied.adacur")
+    run("index", "verify", "copied.adacur")
 
 
-def test_a_scheme_that_nobody_knows_is_refused(run):
-    for command in (["verify", "ftp://host/index"], ["build", "items.txt", "ftp://host/index", "--scorer", SCORER]):
+def test_a_scheme_that_nobody_knows_is_refused(world):
+    for command in (
+        ["index", "verify", "ftp://host/index"],
+        ["build", "items.txt", "ftp://host/index", "--scorer", SCORER],
+    ):
         _, err = run(*command, code=1)
         assert "s3://, gs://, az://" in err
         assert "ftp://host/index" in err

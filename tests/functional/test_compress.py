@@ -1,14 +1,13 @@
-"""`adacur compress` as its users meet it."""
+"""`adacur index compress` as its users meet it."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from tests.conftest import make_world
+from tests.functional.commands import here
 
 WORLD = make_world(n_items=300, n_anchors=60, rank=12, noise=0.3)
 
@@ -20,33 +19,32 @@ def folder(tmp_path_factory):
     return path
 
 
-def run(folder, *arguments, command="compress", index="my.adacur"):
-    line = [sys.executable, "-m", "adacur", command, index, *map(str, arguments)]
-    return subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+def compress(folder, *arguments):
+    return here("index", "compress", "my.adacur", *arguments, cwd=folder)
 
 
 def test_sizes_and_recall_before_and_after_are_told(folder) -> None:
-    ran = run(folder, "--rank", 20, "-k", 5, "--budget", 40)
-    assert ran.returncode == 0, ran.stderr
-    assert "rank 20, int8" in ran.stdout
-    assert "Recall of the best 5 in 40 calls" in " ".join(ran.stdout.split())
-    assert "30 held-out anchor queries" in " ".join(ran.stderr.split())
+    ran = compress(folder, "--rank", 20, "-k", 5, "--budget", 40)
+    assert ran.code == 0, ran.err
+    assert "rank 20, int8" in ran.out
+    assert "Recall of the best 5 in 40 calls" in " ".join(ran.out.split())
+    assert "30 held-out anchor queries" in " ".join(ran.err.split())
     assert (folder / "my.adacur" / "gaussian").is_dir()
 
 
 def test_with_json_nothing_but_json_is_on_stdout(folder) -> None:
-    ran = run(folder, "--rank", 20, "-k", 5, "--budget", 40, "--storage", "float16", "--json")
-    told = json.loads(ran.stdout)
+    ran = compress(folder, "--rank", 20, "-k", 5, "--budget", 40, "--storage", "float16", "--json")
+    told = json.loads(ran.out)
     assert told["storage"] == "float16"
     assert told["bytes_after"] < told["bytes_before"]
     assert told["low"] <= told["lost"] <= told["high"]
 
 
 def test_it_can_be_undone(folder) -> None:
-    run(folder, "--rank", 20, "--budget", 40)
-    assert json.loads(run(folder, "--drop", "--json").stdout) == {"index": "my.adacur", "dropped": True}
+    compress(folder, "--rank", 20, "--budget", 40)
+    assert json.loads(compress(folder, "--drop", "--json").out) == {"index": "my.adacur", "dropped": True}
     assert not (folder / "my.adacur" / "gaussian").exists()
-    assert "as it was before" in run(folder, "--drop").stdout
+    assert "as before" in compress(folder, "--drop").out
 
 
 @pytest.mark.parametrize(
@@ -54,9 +52,9 @@ def test_it_can_be_undone(folder) -> None:
     [(["--storage", "int4"], "int8"), (["--budget", 3, "-k", 5], "budget"), (["--rank", 0], "rank")],
 )
 def test_what_cannot_be_done_is_refused_and_nothing_is_written(folder, options, says) -> None:
-    run(folder, "--drop")
-    ran = run(folder, *options)
-    assert ran.returncode in (1, 2)
-    assert says in ran.stderr
-    assert "Traceback" not in ran.stderr
+    compress(folder, "--drop")
+    ran = compress(folder, *options)
+    assert ran.code in (1, 2)
+    assert says in ran.err
+    assert "Traceback" not in ran.err
     assert not (folder / "my.adacur" / "gaussian").exists()

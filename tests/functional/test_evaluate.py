@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from tests.functional.commands import ADACUR, environment, here
 
 SCORER = """
 import os, time, zlib
@@ -22,7 +22,6 @@ def score(pairs):
     return [len(set(a.split()) & set(b.split())) + zlib.crc32((a + b).encode()) / 2**32 for a, b in pairs]
 """
 PLACES = ("harbour", "mill", "orchard", "quarry", "station", "tower", "valley")
-COMMAND = (sys.executable, "-m", "adacur")
 
 
 @pytest.fixture
@@ -38,26 +37,21 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
-def run(*arguments: str, cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"COLUMNS": "120", "NO_COLOR": "1"} | extra
-    return subprocess.run([*COMMAND, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
-
-
 START = ("evaluate", "places", "--scorer", "words:score", "--anchors", "15", "--queries", "6", "--budgets", "10,20")
 
 
 def test_one_command_leads_from_a_folder_to_results_and_a_page(folder) -> None:
-    done = run(*START, "--report", "page/report.html", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert "60 items × 21 queries = 1,260 pairs" in done.stderr
+    done = here(*START, "--report", "page/report.html", cwd=folder, width=120)
+    assert done.code == 0, done.err
+    assert "60 items × 21 queries = 1,260 pairs" in done.err
     for method in ("gaussian", "adacur", "anncur", "rerank", "exact"):
-        assert method in done.stdout
+        assert method in done.out
     for column in ("budget", "rounds", "anchors", "paid", "recall@10", "nDCG@10"):
-        assert column in done.stdout
-    assert "Is an index worth it?" in done.stderr
+        assert column in done.out
+    assert "Is an index worth it?" in done.err
     assert (folder / "page" / "report.html").exists()
-    again = run(*START, "--json", cwd=folder)
-    rows = json.loads(again.stdout)
+    again = here(*START, "--json", cwd=folder)
+    rows = json.loads(again.out)
     assert rows["reused"] == len(rows["runs"]) == 9
     exact = next(row for row in rows["runs"] if row["method"] == "exact")
     assert exact["measures"]["recall@10"] == {"mean": 1.0, "low": 1.0, "high": 1.0, "queries": 6}
@@ -65,9 +59,9 @@ def test_one_command_leads_from_a_folder_to_results_and_a_page(folder) -> None:
 
 def test_a_killed_evaluation_goes_on_where_it_was(folder) -> None:
     slow = subprocess.Popen(
-        [*COMMAND, *START],
+        [ADACUR, *START],
         cwd=folder,
-        env=os.environ | {"SECONDS_PER_PAIR": "0.005"},
+        env=environment(SECONDS_PER_PAIR="0.005"),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -80,8 +74,8 @@ def test_a_killed_evaluation_goes_on_where_it_was(folder) -> None:
     slow.send_signal(signal.SIGKILL)
     slow.wait()
     assert not (folder / "places-results" / "runs").exists()
-    done = run(*START, cwd=folder, LOG=str(folder / "calls"))
-    assert done.returncode == 0, done.stderr
+    done = here(*START, cwd=folder, LOG=str(folder / "calls"))
+    assert done.code == 0, done.err
     # Of 60 × 21 pairs those of the six test queries are not paid again; timing and recognising take a few.
     assert len((folder / "calls").read_text()) < 60 * 18
     assert len(list((folder / "places-results" / "runs" / "places").glob("*.json"))) == 9

@@ -235,7 +235,7 @@ def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def test_a_stop_finishes_what_was_begun_and_takes_nobody_new(folder, browser):
-    slow = ("--scorer", "tests.functional.scoring:slow_lengths", "--log-queries")
+    slow = ("--scorer", "tests.functional.scoring:slow_lengths", "--set", "log_queries=true")
     with process(f"first={folder}", str(folder), *slow) as (running, url):
         finishes_and_takes_nobody_new(running, url, browser)
 
@@ -270,7 +270,7 @@ def finishes_and_takes_nobody_new(running: subprocess.Popen[str], url: str, brow
 
 @pytest.mark.parametrize("signals", [1, 2])
 def test_a_stop_does_not_wait_for_ever_for_a_scorer_that_hangs(folder, browser, signals):
-    never = ("--scorer", "tests.functional.scoring:lengths_or_never", "--grace-seconds", "0.5")
+    never = ("--scorer", "tests.functional.scoring:lengths_or_never", "--set", "grace_seconds=0.5")
     with process(str(folder), *never) as (running, url):
         parts = urlsplit(url)
         with socket.create_connection((parts.hostname, parts.port), timeout=10) as stranger:

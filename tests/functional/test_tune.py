@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import adacur
 from adacur import Item, Query
-from adacur.cli.tune import tune_command
 from adacur.tuning import tune
-from tests.editing import Edited
+from tests.functional.commands import here
 
-ADACUR = Path(sys.executable).with_name("adacur")
 WORDS = ("river", "harbour", "comet", "violin", "glacier", "lantern", "orchid")
 
 
@@ -35,49 +30,36 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [ADACUR, *map(str, arguments)],
-        env=os.environ | {"COLUMNS": "100", "NO_COLOR": "1"},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=300,
-        check=False,
-    )
-
-
 def test_tune_prints_predictions_and_a_verdict_and_keeps_what_it_chose(index: Path) -> None:
-    done = run("tune", index, "--k", 5, "--budget", 20, "--queries", 22)
-    assert done.returncode == 0, done
+    done = here("tune", index, "--k", 5, "--budget", 20, "--queries", 22)
+    assert done.code == 0, done
     for word in ("gaussian", "adacur", "anncur", "rerank", "95 % interval", "Settings: ", "22 anchor queries"):
-        assert word in done.stdout
-    assert "Re-ranking bm25's best 20 finds" in done.stdout
-    assert "tuned.json" in done.stderr
-    assert "k 3–10 and budget 10–40" in done.stderr
+        assert word in done.out
+    assert "Re-ranking bm25's best 20 finds" in done.out
+    assert "tuned.json" in done.err
+    assert "k 3–10 and budget 10–40" in done.err
     assert [(one.k, one.budget) for one in adacur.load(index).tunings] == [(5, 20)]
-    assert "k = 5, 20 calls (bm25)" in run("inspect", index).stdout
+    assert "k = 5, 20 calls (bm25)" in here("inspect", index).out
 
 
 def test_several_k_and_budgets_are_a_line_of_json_each(index: Path) -> None:
-    done = run("tune", index, "--k", 1, "-k", 15, "--budget", 10, "--budget", 30, "--json")
-    assert done.returncode == 0, done
-    told = [json.loads(line) for line in done.stdout.splitlines()]
+    done = here("tune", index, "--k", 1, "-k", 15, "--budget", 10, "--budget", 30, "--json")
+    assert done.code == 0, done
+    told = [json.loads(line) for line in done.out.splitlines()]
     assert [(one["k"], one["budget"]) for one in told] == [(1, 10), (1, 30), (15, 30)]
     assert all(one["n_queries"] == 24 and one["verdict"] and len(one["predictions"]) == 4 for one in told)
 
 
-def test_what_cannot_be_kept_is_not_said_to_be_kept(index: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+def test_what_cannot_be_stored_is_not_said_to_be_stored(index: Path, tmp_path: Path, monkeypatch) -> None:
     copied = shutil.copytree(index, tmp_path / "index")
-    wanted = {"ks": [5], "budgets": [20], "queries": 22, "as_json": True, "trust": False}
-    tune_command(copied, **wanted, seed=0)
-    assert "Stored in" in capsys.readouterr().err
+    tune = ("tune", copied, "-k", 5, "--budget", 20, "--queries", 22, "--json")
+    assert "Stored in" in here(*tune).err
 
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("adacur.search.tuned.write_atomically", refuse)
-    tune_command(copied, **wanted, seed=1)
-    told = capsys.readouterr().err
+    told = here(*tune, "--seed", 1).err
     assert "cannot be written to" in told
     assert "Stored in" not in told
 
@@ -85,12 +67,12 @@ def test_what_cannot_be_kept_is_not_said_to_be_kept(index: Path, tmp_path: Path,
 def test_a_budget_above_the_number_of_items_is_taken_as_that_number_and_said_so(index: Path, tmp_path: Path) -> None:
     copied = shutil.copytree(index, tmp_path / "index")
     (copied / "tuned.json").unlink(missing_ok=True)
-    done = run("tune", copied, "--k", 5, "--budget", 5000)
-    assert done.returncode == 0, done
+    done = here("tune", copied, "--k", 5, "--budget", 5000)
+    assert done.code == 0, done
     n_items = len(adacur.load(index))
-    assert f"a budget of 5,000 is taken as {n_items}" in done.stderr
-    assert "1.000 … 1.000" in done.stdout
-    assert "Stored in" not in done.stderr
+    assert f"a budget of 5,000 is taken as {n_items}" in done.err
+    assert "1.000 … 1.000" in done.out
+    assert "Stored in" not in done.err
     assert adacur.load(copied).tunings == ()
 
 
@@ -100,32 +82,34 @@ def test_after_a_change_the_command_that_tunes_again_names_every_k_and_budget(in
     opened = adacur.load(copied, check=False)
     for k, budget in ((5, 20), (5, 30), (10, 30)):
         tune(opened, k=k, budget=budget, queries=22, quick=True)
-    change = Edited(opened).remove([opened.items[0].id])
+    with opened.edit(progress=False) as edit:
+        edit.remove([opened.items[0].id])
+    change = edit.change
     assert (change.lost, change.tuned_for) == (("tunings",), ((5, 20), (5, 30), (10, 30)))
     for k, budget in change.tuned_for:
         tune(opened, k=k, budget=budget, queries=22, quick=True)
-    done = run("remove", copied, opened.items[0].id)
-    for command in ("-k 5 --budget 20", "-k 5 -k 10 --budget 30"):
-        assert f"adacur tune '{copied}' {command}" in done.stderr
+    done = here("index", "remove", copied, opened.items[0].id)
+    for command in ("-k 5 --budget 20", "-k 5 --budget 30", "-k 10 --budget 30"):
+        assert f"adacur tune '{copied}' {command}" in done.err
 
 
 def test_a_k_beyond_every_budget_is_refused(index: Path) -> None:
-    done = run("tune", index, "--k", 50, "--budget", 20)
-    assert done.returncode == 1
-    assert "a budget must be at least k; got --k 50 and --budget 20" in done.stderr
-    assert "Traceback" not in done.stderr
+    done = here("tune", index, "--k", 50, "--budget", 20)
+    assert done.code == 1
+    assert "at least k; got -k 50 and --budget 20" in done.err
+    assert "Traceback" not in done.err
 
 
 def test_several_k_and_budgets_go_with_commas_and_what_is_no_number_is_named(index: Path) -> None:
-    done = run("tune", index, "-k", "1,15", "--budget", "10,5000", "--budget", 30, "--json")
-    assert done.returncode == 0, done
-    told = [json.loads(line) for line in done.stdout.splitlines()]
+    done = here("tune", index, "-k", "1,15", "--budget", "10,5000", "--budget", 30, "--json")
+    assert done.code == 0, done
+    told = [json.loads(line) for line in done.out.splitlines()]
     assert [(one["k"], one["budget"]) for one in told] == [(1, 10), (1, 80), (15, 80), (1, 30), (15, 30)]
     for wrong in ("5;10", "0,5", "5,"):
-        refused = run("tune", index, "-k", wrong)
-        assert refused.returncode == 1
-        assert f"'{wrong}'" in refused.stderr
-        assert "-k 25,50" in refused.stderr
+        refused = here("tune", index, "-k", wrong)
+        assert refused.code == 1
+        assert f"'{wrong}'" in refused.err
+        assert "-k 25,50" in refused.err
 
 
 def test_too_few_anchor_queries_are_refused_once_with_how_to_add_more_and_a_build_goes_on(
@@ -136,7 +120,7 @@ def test_too_few_anchor_queries_are_refused_once_with_how_to_add_more_and_a_buil
     with caplog.at_level("INFO", logger="adacur"):
         adacur.build(items, anchors, scorer=score, path=tmp_path / "few", progress=False).close()
     assert "Not tuned: 5 anchor queries" in caplog.text
-    refused = run("tune", tmp_path / "few", "--k", 5, "--budget", 20)
-    assert refused.returncode == 1
-    assert refused.stdout == ""
-    assert "at least 15 more: adacur add-anchors" in " ".join(refused.stderr.split())
+    refused = here("tune", tmp_path / "few", "--k", 5, "--budget", 20)
+    assert refused.code == 1
+    assert refused.out == ""
+    assert "at least 15 more" in " ".join(refused.err.split())

@@ -1,4 +1,4 @@
-"""What the command line says: results on stdout, everything else on stderr."""
+"""What the command line prints: results on stdout, notes and errors on stderr."""
 
 from __future__ import annotations
 
@@ -21,29 +21,24 @@ from rich.text import Text
 from adacur.core.as_json import as_json
 from adacur.core.errors import AdacurError
 from adacur.core.results import Hits
-from adacur.core.units import duration, duration_range, megabytes, pace
 from adacur.data import DataWarning
 
 __all__ = [
     "KEPT",
-    "answer",
     "counted",
-    "duration",
-    "duration_range",
     "explained",
     "failed",
     "hits_table",
     "interrupted",
     "log_as_notes",
-    "megabytes",
     "note",
-    "pace",
+    "notes",
+    "output",
     "plain",
     "print_json",
     "print_table",
     "say",
     "seconds_line",
-    "tell",
     "warnings_as_notes",
 ]
 
@@ -52,19 +47,19 @@ _CONTINUED = {"build", "evaluate"}
 
 
 class _PlainConsole(Console):
-    """A console to which texts are texts: an escape sequence in an item would be an order to the terminal."""
+    """A console that shows control characters: an escape sequence in an item would reach the terminal."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """What is printed, with control characters of the text shown as such."""
+        """Replace control characters in every text that is printed."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(plain(segment.text), segment.style)
 
 
 # Half a surrogate pair, which JSON can spell, cannot be printed at all.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-# Texts of others pass through here: nothing in them is an emoji code or a number to colour.
-answer = _PlainConsole(highlight=False, emoji=False)
-note = _PlainConsole(highlight=False, emoji=False, stderr=True)
+# Texts of items and queries pass through here: nothing in them is an emoji code or a number to colour.
+output = _PlainConsole(highlight=False, emoji=False)
+notes = _PlainConsole(highlight=False, emoji=False, stderr=True)
 
 _WIDTH_OF_FILES = 160
 _STEPS = ("first", "predict", "choose", "score", "solve", "settle")
@@ -76,19 +71,19 @@ _STOPPED = {
 
 
 def say(message: str) -> None:
-    """A line of a result. Not wrapped: terminals do it better, and pipes want whole lines."""
-    answer.print(Text(message), soft_wrap=True)
+    """Print a line of a result. Not wrapped: terminals do it better, and pipes want whole lines."""
+    output.print(Text(message), soft_wrap=True)
 
 
 def plain(text: str) -> str:
-    """A text of others for a terminal, with its control characters shown as such."""
+    """A text for a terminal, with its control characters replaced."""
     return _CONTROL.sub("\ufffd", text)
 
 
 def print_table(table: Table) -> None:
-    """A table of a result: as wide as the terminal, and wider than one where there is none."""
-    if answer.is_terminal or "COLUMNS" in os.environ:
-        answer.print(table)
+    """Print a table, as wide as the terminal, or 160 columns where there is none."""
+    if output.is_terminal or "COLUMNS" in os.environ:
+        output.print(table)
     else:
         # No terminal, no width: rich would cut at 80.
         _PlainConsole(highlight=False, emoji=False, width=_WIDTH_OF_FILES).print(table)
@@ -99,18 +94,18 @@ def counted(n: int, one: str, several: str) -> str:
     return f"{n:,} {one if n == 1 else several}"
 
 
-def tell(message: str) -> None:
-    """A line beside the result: what is going on, what to do next."""
-    note.print(Text(message), soft_wrap=True)
+def note(message: str) -> None:
+    """Print a line beside the result: what happens, what to do next."""
+    notes.print(Text(message), soft_wrap=True)
 
 
 def failed(message: str) -> None:
-    """One error message."""
-    note.print(Text.assemble(("Error: ", "bold red"), message), soft_wrap=True)
+    """Print one error message."""
+    notes.print(Text.assemble(("Error: ", "bold red"), message), soft_wrap=True)
 
 
 def explained(error: Exception) -> str:
-    """An error in words: ours say all by themselves, the system's name a file, any other is unexpected."""
+    """The message for an error: ours as they are, the system's with a remedy, any other as unexpected."""
     if isinstance(error, AdacurError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
@@ -119,20 +114,20 @@ def explained(error: Exception) -> str:
         remedy = "Free some space and try again." if is_full else "Check the path and its permissions."
         return f"{where}{error.strerror}. {remedy}"
     if isinstance(error, OSError):
-        # numpy and others tell a full disk in words of their own.
+        # numpy and others report a full disk without an error number.
         return f"Reading or writing failed: {error}. Is there space on the disk? --debug shows where it happened."
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return f"Something unexpected happened, {what}. Run the command again with --debug to see where."
 
 
 def interrupted(command: str | None = None, kept: str = "") -> None:
-    """What to know after Ctrl-C; `kept` is what the command itself says of it."""
-    tell(f"Interrupted. {kept or (KEPT if command in _CONTINUED else '')}".rstrip())
+    """Print what to know after Ctrl-C; `kept` is what the command says about it."""
+    note(f"Interrupted. {kept or (KEPT if command in _CONTINUED else '')}".rstrip())
 
 
 @contextlib.contextmanager
 def warnings_as_notes() -> Iterator[None]:
-    """Show the warnings that Python shows users, as all of adacur's are, as notes instead of two lines of source."""
+    """Show warnings that are meant for users as notes, instead of two lines of source."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for shown in (UserWarning, RuntimeWarning, FutureWarning):
@@ -142,7 +137,7 @@ def warnings_as_notes() -> Iterator[None]:
 
 
 class _Notes:
-    """Shows what a reader says of a file once, however often a command reads the file."""
+    """Shows each warning about a file once, however often a command reads the file."""
 
     def __init__(self) -> None:
         self._of_files: set[str] = set()
@@ -153,13 +148,13 @@ class _Notes:
             if text in self._of_files:
                 return
             self._of_files.add(text)
-        note.print(Text.assemble(("Note: ", "yellow"), text), soft_wrap=True)
+        notes.print(Text.assemble(("Note: ", "yellow"), text), soft_wrap=True)
 
 
 @contextlib.contextmanager
 def log_as_notes(name: str) -> Iterator[None]:
-    """Tell what the library logs under this name."""
-    log, lines = logging.getLogger(name), _Told()
+    """Show as notes what the library logs under this name."""
+    log, lines = logging.getLogger(name), _NoteHandler()
     level = log.level
     log.addHandler(lines)
     log.setLevel(logging.INFO)
@@ -170,13 +165,13 @@ def log_as_notes(name: str) -> Iterator[None]:
         log.removeHandler(lines)
 
 
-class _Told(logging.Handler):
+class _NoteHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        tell(record.getMessage())
+        note(record.getMessage())
 
 
 def print_json(value: Any) -> None:
-    """A result for machines."""
+    """Print a result for machines."""
     is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     text = json.dumps(as_json(value), ensure_ascii=not is_utf8)
     # JSON spells out the control characters of ASCII; terminals obey others too.
@@ -184,9 +179,9 @@ def print_json(value: Any) -> None:
 
 
 def hits_table(hits: Hits, *, title: str, width: int | None = None, ids: bool = False, full: bool = False) -> Table:
-    """Hits for people: rank, exact score, the round that found each, and what it is.
+    """Hits for people: rank, exact score, the round that scored each, and the item.
 
-    With `ids` the text stands beside the id, whole if `full`; else the title stands for both where there is one.
+    With `ids` the text stands beside the id, whole if `full`; without, the title replaces both where there is one.
     """
     table = Table(title=Text(title), title_justify="left", width=width, show_edge=False, pad_edge=False, expand=ids)
     for name in ("#", "score", "round"):
@@ -211,7 +206,7 @@ def seconds_line(hits: Hits) -> str:
     seconds = hits.trace.seconds
     in_order = sorted(seconds, key=lambda step: _STEPS.index(step) if step in _STEPS else len(_STEPS))
     steps = "  ".join(f"{step} {seconds[step]:.3f} s" for step in in_order)
-    # Where hits are not in the order of the scores shown, the reason is said.
+    # Hits that are not in the order of their scores need an explanation.
     weight = hits.trace.settings.get("fuse")
     order = f"The order blends the first stage in (fuse={weight:g}).\n" if weight else ""
     return f"{order}{hits.trace.calls} scorer calls{_STOPPED.get(hits.trace.stopped, '')}  {steps}"

@@ -1,126 +1,91 @@
-"""`adacur serve`: indexes over HTTP."""
+"""`adacur serve`: indexes over HTTP, or one for a language model."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
-from pathlib import Path
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
 
-from adacur.cli.messages import note, say, tell
-from adacur.cli.opening import Trust
+from adacur.cli.messages import note, notes, say
+from adacur.cli.options import CacheFile, Trust, settings_given
 from adacur.core.errors import InputError
 from adacur.core.extras import require
 
-__all__ = ["KEYS_VARIABLE", "add_serve_command", "serve_command"]
+__all__ = ["KEYS_VARIABLE", "serve"]
 
 KEYS_VARIABLE = "ADACUR_API_KEYS"
 _LOOPBACK = ("127.", "::1", "localhost")
 
 
-def add_serve_command(app: typer.Typer) -> None:
-    """Make `adacur serve` one of the commands."""
+def serve(
+    indexes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[[NAME=]INDEX ...]",
+            help="Index folders or URLs, each under its folder's name or NAME; default: the index that ships.",
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is every network.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 8000,
+    scorer: Annotated[
+        str | None, typer.Option(help="Another backend of the scorer that built the indexes; default: that scorer.")
+    ] = None,
+    trust: Trust = False,
+    cache: CacheFile = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Accept only requests with this key; may be repeated. Or {KEYS_VARIABLE}=key,key."),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A host name of this server, besides localhost; may be repeated."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A limit or switch of the server, such as max_budget=200 or log_queries=true; may be repeated. A "
+            "wrong name lists them all.",
+        ),
+    ] = None,
+    mcp: Annotated[
+        bool, typer.Option("--mcp", help="Serve one index to a language model over stdin and stdout instead.")
+    ] = False,
+    about: Annotated[
+        str | None, typer.Option(help="With --mcp: what the items are, so that the model knows when to search.")
+    ] = None,
+) -> None:
+    """Serve indexes over HTTP: a page to try them on, a JSON API, and rerank routes that other clients know.
 
-    @app.command(epilog="Example: adacur serve my.adacur --port 8000")
-    def serve(
-        indexes: Annotated[
-            list[str] | None,
-            typer.Argument(
-                metavar="[[NAME=]INDEX ...]",
-                help="Index folders or URLs, each under its folder's name or NAME; default: the index that ships.",
-            ),
-        ] = None,
-        host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
-        port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8000,
-        scorer: Annotated[
-            str | None, typer.Option(help="Another backend of the scorer that built the indexes; default: that scorer.")
-        ] = None,
-        trust: Trust = False,
-        cache: Annotated[
-            Path | None, typer.Option(help="A file that keeps scores from run to run; made if there is none.")
-        ] = None,
-        key: Annotated[
-            list[str] | None,
-            typer.Option(help=f"Take only requests with this key; may be repeated. Or {KEYS_VARIABLE}=key,key."),
-        ] = None,
-        allow_host: Annotated[
-            list[str] | None,
-            typer.Option(
-                metavar="NAME",
-                help="A name by which clients ask for this server, beside localhost; may be repeated.",
-            ),
-        ] = None,
-        max_k: Annotated[int, typer.Option(min=1, help="Most items of a search.")] = 1000,
-        max_budget: Annotated[int, typer.Option(min=1, help="Most scorer calls of a query.")] = 1000,
-        max_rounds: Annotated[int, typer.Option(min=1, help="Most rounds of a search.")] = 100,
-        max_queries: Annotated[int, typer.Option(min=1, help="Most queries of a request.")] = 32,
-        max_query_chars: Annotated[int, typer.Option(min=1, help="Longest query.")] = 4000,
-        max_filter_values: Annotated[
-            int, typer.Option(min=1, help="Most ids, or values of metadata, in a filter.")
-        ] = 10_000,
-        max_documents: Annotated[int, typer.Option(min=1, help="Most documents to re-rank in a request.")] = 1000,
-        max_document_chars: Annotated[int, typer.Option(min=1, help="Longest document.")] = 100_000,
-        max_body_bytes: Annotated[int, typer.Option(min=1, help="Largest body of a request.")] = 4 * 2**20,
-        concurrency: Annotated[int, typer.Option(min=1, help="Requests that are worked on at a time.")] = 64,
-        queue: Annotated[int, typer.Option(min=0, help="Requests that may wait beside them; then 429.")] = 128,
-        seconds: Annotated[float, typer.Option(help="The most that a request may take.")] = 60.0,
-        grace_seconds: Annotated[
-            float, typer.Option(help="What requests under way are given to finish when the server is stopped.")
-        ] = 30.0,
-        shared_batches: Annotated[
-            bool | None,
-            typer.Option(
-                "--shared-batches/--no-shared-batches",
-                help="Let requests that wait at the same time share scorer calls; default: those of models on this "
-                "machine. A shared call that fails is repeated, request by request, beyond their budgets.",
-            ),
-        ] = None,
-        log_queries: Annotated[
-            bool, typer.Option("--log-queries", help="Write the texts of queries into the log as well.")
-        ] = False,
-    ) -> None:
-        """Serve indexes over HTTP: a page to try them on, a JSON API, and rerank routes that other clients know."""
-        serve_command(
-            indexes or (),
-            host=host,
-            port=port,
-            scorer=scorer,
-            trust=trust,
-            cache=cache,
-            keys=key or (),
-            allowed_hosts=tuple(name.lower() for name in allow_host or ()),
-            max_k=max_k,
-            max_budget=max_budget,
-            max_rounds=max_rounds,
-            max_queries=max_queries,
-            max_query_chars=max_query_chars,
-            max_filter_values=max_filter_values,
-            max_documents=max_documents,
-            max_document_chars=max_document_chars,
-            max_body_bytes=max_body_bytes,
-            concurrency=concurrency,
-            queue=queue,
-            seconds=seconds,
-            grace_seconds=grace_seconds,
-            shared_batches=shared_batches,
-            log_queries=log_queries,
-        )
+    Programs that speak MCP start `adacur serve INDEX --mcp` themselves; it ends when they close its stdin.
+
+    Example: adacur serve my.adacur --port 8000
+    """
+    options: dict[str, Any] = {"scorer": scorer, "trust": trust, "cache": cache}
+    if mcp:
+        given = settings_given(settings, takes=["max_budget"])
+        _serve_mcp(indexes or [], options, **given, about=about)
+        return
+    keys = tuple(key or ()) or _keys_in_the_environment()
+    access = {"api_keys": keys, "allowed_hosts": tuple(name.lower() for name in allow_host or ())}
+    _serve_http(indexes or [], options, access, settings or [], host=host, port=port)
 
 
-def serve_command(
-    indexes: Sequence[str],
+def _serve_http(
+    indexes: list[str],
+    options: Mapping[str, Any],
+    access: Mapping[str, Any],
+    given: list[str],
     *,
     host: str,
     port: int,
-    scorer: str | None,
-    trust: bool,
-    cache: Path | None,
-    keys: Sequence[str],
-    **options: Any,
 ) -> None:
-    """Open the indexes, listen, and serve until told to stop."""
     for module in ("fastapi", "uvicorn", "prometheus_client", "structlog"):
         require(module, extra="serving")
     from adacur.serving import ServerSettings, create_app
@@ -128,29 +93,61 @@ def serve_command(
     from adacur.serving.opening import named_places, open_indexes
     from adacur.serving.running import listening, run
 
-    settings = ServerSettings(api_keys=tuple(keys) or _keys_in_the_environment(), **options)
+    names = [field.name for field in fields(ServerSettings) if field.name not in access]
+    settings = ServerSettings(**access, **settings_given(given, takes=names))
     places = named_places(indexes)
-    # Told before models are opened, which may take a while.
+    # A port that is taken is reported before models are opened, which may take a while.
     at = listening(host, port)
     with at:
         if not places:
             places = {"wikivital": _shipped()}
-        with note.status(f"opening {', '.join(places)} …"):
-            opened = open_indexes(places, scorer=scorer, trust=trust, cache=cache)
+        with notes.status(f"opening {', '.join(places)} …"):
+            opened = open_indexes(places, **options)
         if not settings.api_keys and not host.startswith(_LOOPBACK):
-            tell(f"Note: whoever can reach {host} can search here, and spend. Ask for keys: --key or {KEYS_VARIABLE}.")
+            note(f"Anyone who can reach {host} can search here, and spend. Require keys: --key or {KEYS_VARIABLE}.")
         shown = "127.0.0.1" if host in ("0.0.0.0", "") else f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{at.getsockname()[1]}"
 
         def started() -> None:
-            held = ", ".join(f"{name} ({len(index):,} items)" for name, index in opened.items())
-            say(f"{held}: {url}")
-            tell(f"Open {url} in a browser; the API is at {url}/docs. Ctrl-C stops, after what is under way.")
+            served = ", ".join(f"{name} ({len(index):,} items)" for name, index in opened.items())
+            say(f"{served}: {url}")
+            note(f"Open {url} in a browser; the API is at {url}/docs. Ctrl-C stops, after running requests.")
 
         log = server_log()
         app = create_app(opened, settings=settings, log=log)
         run(app, at, grace_seconds=settings.grace_seconds, started=started, log=log)
-    tell("Stopped.")
+    note("Stopped.")
+
+
+def _serve_mcp(indexes: list[str], options: Mapping[str, Any], *, about: str | None, max_budget: int = 1000) -> None:
+    require("mcp", extra="mcp")
+    import adacur
+    from adacur.integrations.mcp import serve_stdio, usual_search
+
+    if len(indexes) != 1:
+        raise InputError(f"--mcp serves one index; got {len(indexes)}.")
+    usual = usual_search(k=None, budget=None, max_budget=max_budget)
+    with contextlib.ExitStack() as stack:
+        with _printing_to_stderr():
+            opened = stack.enter_context(adacur.load(indexes[0], **options))
+        note(f"{opened!r} is served over stdin and stdout to a program that speaks MCP.")
+        serve_stdio(opened, **usual, max_budget=max_budget, description=about)
+
+
+@contextlib.contextmanager
+def _printing_to_stderr() -> Iterator[None]:
+    """Send what a scorer prints while it is opened, child processes included, to stderr.
+
+    To the client every line of stdout is a message. While serving, the SDK does the same.
+    """
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _keys_in_the_environment() -> tuple[str, ...]:
@@ -160,13 +157,13 @@ def _keys_in_the_environment() -> tuple[str, ...]:
     keys = tuple(key.strip() for key in given.split(",") if key.strip())
     if not keys:
         # A secret that was never filled in must not open the server.
-        raise InputError(f"{KEYS_VARIABLE} is set and holds no key. Give it one, or unset it to serve without keys.")
+        raise InputError(f"{KEYS_VARIABLE} is set but has no key. Give it one, or unset it to serve without keys.")
     return keys
 
 
 def _shipped() -> str:
     from adacur.search.shipped import wikivital_folder
 
-    tell("No index given: serving the one that ships with adacur, 10,033 Wikipedia articles.")
-    with note.status("fetching the articles and models, once …"):
+    note("No index given: serving the one that ships with adacur, 10,033 Wikipedia articles.")
+    with notes.status("fetching the articles and models, once …"):
         return str(wikivital_folder())

@@ -209,7 +209,7 @@ def test_the_command_builds_on_a_cluster(ray_cluster, tmp_path, monkeypatch) -> 
         "--block-items",
         "10",
     ]
-    ran = CliRunner().invoke(app, ["build", "items.txt", "i.adacur", *options, "--ray", "--workers", "2"])
+    ran = CliRunner().invoke(app, ["build", "items.txt", "i.adacur", *options, "--ray", "local", "--workers", "2"])
     assert ran.exit_code == 0, ran.output
     assert "60 items × 5 anchor queries" in ran.output
     assert verify(tmp_path / "i.adacur").ok

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ import adacur
 from adacur import AnchorIndex
 from adacur.core.errors import InputError
 from adacur.integrations.mcp import create_server
+from tests.functional.commands import here
 from tests.living_world import Counted, build, item, query, score
 
 ITEMS = [item(number) for number in range(80)]
@@ -173,13 +173,8 @@ def test_a_small_budget_alone_returns_as_many_as_it_can_score(index: AnchorIndex
 
 
 def test_options_that_do_not_go_together_are_refused_before_anything_is_served(folder: Path) -> None:
-    command = [sys.executable, "-m", "adacur", "mcp", str(folder), "--budget", "60", "--max-budget", "40"]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, timeout=60)
-
-    assert done.returncode == 1
-    told = " ".join(done.stderr.split())
-    assert "-k 10, --budget 60, --max-budget 40" in told
-    assert "is served" not in told
+    for options, named in (([folder, "--set", "max_k=3"], "max_k"), ([folder, folder], "2"), ([], "0")):
+        here("serve", *options, "--mcp").refused(named)
 
 
 SPEAKING = """
@@ -197,12 +192,12 @@ def test_the_command_serves_over_stdin_and_stdout_and_nothing_else_speaks_there(
     folder: Path, index: AnchorIndex, tmp_path: Path
 ) -> None:
     (tmp_path / "speaking.py").write_text(SPEAKING)
-    options = ["--scorer", "speaking:score", "-k", "2", "--max-budget", "20", "--about", "Things."]
-    served = shlex.join([sys.executable, "-m", "adacur", "mcp", str(folder), *options])
+    options = ["--scorer", "speaking:score", "--mcp", "--set", "max_budget=20", "--about", "Things."]
+    served = shlex.join([sys.executable, "-m", "adacur", "serve", str(folder), *options])
     command = StdioServerParameters(
         command="sh",
         args=["-c", f"{served} | tee {shlex.quote(str(tmp_path / 'stdout'))}"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((os.environ.get("PYTHONPATH", ""), str(ROOT), str(tmp_path)))},
     )
 
     async def both(client: Client) -> tuple[Any, Any, Any]:
@@ -214,7 +209,7 @@ def test_the_command_serves_over_stdin_and_stdout_and_nothing_else_speaks_there(
 
     assert [tool.name for tool in tools.tools] == ["search"]
     assert "Things." in tools.tools[0].description
-    expected = index.search("a heavy ship", k=2, budget=20)
+    expected = index.search("a heavy ship", k=10, budget=20)
     assert tuple(hit["id"] for hit in found.structured_content["hits"]) == expected.ids
     assert refused.is_error
     assert all(json.loads(line)["jsonrpc"] == "2.0" for line in (tmp_path / "stdout").read_text().splitlines())

@@ -232,10 +232,10 @@ def test_tables_and_json_of_a_folder_give_the_terminal_no_orders(capsys, monkeyp
 
 
 def test_the_texts_of_a_folder_give_the_terminal_no_orders(wiki: Path, capsys) -> None:
-    from adacur.cli.messages import failed, print_table, say, tell
+    from adacur.cli.messages import failed, note, print_table, say
 
     text = "red \x1b]0;title\x07 \x1b[31m \x9b31m \r thing"
-    for write in (say, tell, failed):
+    for write in (say, note, failed):
         write(text)
     table = Table("item")
     table.add_row(Text(text))

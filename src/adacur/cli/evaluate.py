@@ -1,75 +1,133 @@
-"""`adacur evaluate`: what is printed before and after."""
+"""`adacur evaluate`: search methods compared on a collection."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.table import Table
 from rich.text import Text
 
-from adacur.cli.messages import counted, duration_range, explained, failed, pace, print_json, print_table, tell
-from adacur.evaluation import Evaluation, Row, Start, compare, evaluate, verdict, write_report
+from adacur.cli.messages import counted, explained, failed, note, print_json, print_table
+from adacur.cli.options import (
+    DEFAULT_SCORER,
+    Json,
+    MaxItemTokens,
+    ScorerName,
+    Seed,
+    comma_separated,
+    opened_scorer,
+    whole_numbers,
+)
+from adacur.core.units import duration_range, pace
 
-__all__ = ["evaluate_command"]
+if TYPE_CHECKING:
+    from adacur.evaluation import Evaluation, Row, Start
+
+__all__ = ["evaluate"]
 
 # Estimates are not more certain than this.
 _TOO_LONG = 1.5
 
 
-def evaluate_command(
-    folder: Path, *, output: Path | None, report: Path | None, minutes: float, as_json: bool, **options: Any
-) -> bool:
-    """Evaluate a BEIR folder; False if a run failed."""
+def evaluate(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A BEIR folder: corpus.jsonl, queries.jsonl, qrels/test.tsv.")
+    ],
+    scorer: ScorerName = DEFAULT_SCORER,
+    max_item_tokens: MaxItemTokens = None,
+    methods: Annotated[str, typer.Option(help="Search methods, with commas.")] = "gaussian,adacur,anncur,rerank,exact",
+    budgets: Annotated[str, typer.Option(help="Scorer calls per query, with commas.")] = "25,50,100",
+    k: Annotated[str | None, typer.Option("-k", "--k", help="Recall at these k; default: 1,10.")] = None,
+    first: Annotated[str, typer.Option(help="First stages, with commas: bm25, dense, random.")] = "bm25",
+    encoder: Annotated[str | None, typer.Option(help="Encoder of the dense first stage.")] = None,
+    anchors: Annotated[int | None, typer.Option(min=1, help="The number of anchor queries.")] = None,
+    queries: Annotated[int | None, typer.Option(min=1, help="The number of test queries.")] = None,
+    items: Annotated[int | None, typer.Option(min=1, help="A sample of N items; default: all, if time allows.")] = None,
+    minutes: Annotated[float, typer.Option(help="Time for scoring, where sizes are not given.")] = 5.0,
+    seed: Seed = 0,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder for scores and runs; default: FOLDER-results.")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(metavar="PAGE", help="Also write this HTML page.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare search methods on your data: recall of the scorer's best items, and judged quality, by budget.
+
+    An interrupted evaluation continues with the same command.
+
+    Example: adacur evaluate my-beir-folder --scorer ms-marco-MiniLM-L-12-v2
+    """
+    from adacur import evaluation
+
     # "." and ".." have no name to add to.
     beside = folder if folder.name not in ("", "..") else folder.resolve()
     output = output or beside.with_name(f"{beside.name}-results")
-    done = evaluate(folder, output=output, minutes=minutes, on_start=partial(_print_start, minutes=minutes), **options)
+    done = evaluation.evaluate(
+        folder,
+        scorer=opened_scorer(scorer, max_item_tokens),
+        output=output,
+        methods=comma_separated(methods),
+        budgets=whole_numbers("--budgets", [budgets]),
+        ks=None if k is None else whole_numbers("-k", [k]),
+        first=comma_separated(first),
+        encoder=encoder,
+        anchors=anchors,
+        queries=queries,
+        items=items,
+        minutes=minutes,
+        seed=seed,
+        on_start=partial(_print_start, minutes=minutes),
+    )
     if as_json:
         print_json(_as_json(done))
     elif done.runs:
         _show(done)
-        tell(f"{counted(len(done.runs), 'run', 'runs')} stored in {output / 'runs'}, {done.reused:,} of them reused.")
+        note(f"{counted(len(done.runs), 'run', 'runs')} stored in {output / 'runs'}, {done.reused:,} of them reused.")
     for settings, error in done.failed:
         failed(f"{', '.join(f'{name} {value}' for name, value in settings.items())}: {explained(error)}")
     if report is not None and done.runs:
-        tell(f"The report is {write_report(done.runs, report)}.")
-    return not done.failed
+        note(f"The report is {evaluation.write_report(done.runs, report)}.")
+    if done.failed:
+        raise typer.Exit(1)
 
 
 def _print_start(start: Start, *, minutes: float) -> None:
     anchors = counted(start.n_anchors, "anchor query", "anchor queries") if start.n_anchors else "no anchor queries"
     pseudo = ": pseudo-queries, cut from the items. Real queries usually give higher recall" * start.pseudo_anchors
-    tell(f"{start.collection}: {start.n_items:,} items, {start.n_test:,} test queries, {anchors}{pseudo}.")
-    for note in start.notes:
-        tell(note)
+    note(f"{start.collection}: {start.n_items:,} items, {start.n_test:,} test queries, {anchors}{pseudo}.")
+    for line in start.notes:
+        note(line)
     if (cost := start.cost) is None:
         return
-    tell(
+    note(
         f"{start.n_items:,} items × {start.n_test + start.n_anchors} queries = {cost.pairs:,} pairs to score; "
         f"estimated time {duration_range(cost.low, cost.high)} at {pace(cost.pairs_per_second)}. All runs replay these."
     )
     if cost.seconds > 60 * _TOO_LONG * minutes:
-        tell(
+        note(
             f"That is longer than --minutes {minutes:g}. Ctrl-C stops it, and the scores so far are stored. Faster: a "
             "sample (--items 200), --max-item-tokens 64, fewer --queries and --anchors, a faster --scorer."
         )
 
 
 def _show(done: Evaluation) -> None:
+    from adacur.evaluation import compare, verdict
+
     rows = compare(done.runs)
     print_table(_table(rows, title=f"{done.runs[0].collection}, {done.runs[0].made['items']:,} items"))
-    tell(
+    note(
         f"Means over {rows[0].n_queries} test queries, with 95 % intervals. recall@k: share of the scorer's k best. "
         "paid: scorer calls before the first search."
     )
     if said := verdict(done.runs):
-        tell(said)
+        note(said)
     ks = [int(name.removeprefix("recall@")) for row in rows for name in row.means if name.startswith("recall@")]
     if any(row.budget is not None and row.budget < max(ks) for row in rows):
-        tell("Where the budget is smaller than k, recall@k cannot exceed budget / k.")
+        note("Where the budget is smaller than k, recall@k cannot exceed budget / k.")
 
 
 def _table(rows: Sequence[Row], *, title: str) -> Table:
@@ -85,6 +143,8 @@ def _table(rows: Sequence[Row], *, title: str) -> Table:
 
 
 def _as_json(done: Evaluation) -> dict[str, Any]:
+    from adacur.evaluation import compare
+
     return {
         "runs": [
             {

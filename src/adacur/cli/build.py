@@ -1,0 +1,175 @@
+"""`adacur build`: an index from items, or what one would cost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from adacur.cli.messages import counted, log_as_notes, note, print_json, say
+from adacur.cli.options import (
+    DEFAULT_ENCODER,
+    DEFAULT_SCORER,
+    CacheFile,
+    IdField,
+    ItemsPath,
+    Json,
+    MaxItemTokens,
+    RayAddress,
+    ScorerName,
+    Seed,
+    TextFields,
+    Workers,
+    collection,
+    comma_separated,
+    on_workers,
+    opened_scorer,
+    scorer_flag,
+)
+from adacur.core.records import Item, Query
+from adacur.data import pseudo_queries, read_queries
+
+if TYPE_CHECKING:
+    from adacur.index import Estimate
+
+__all__ = ["build"]
+
+_DEFAULT_ANCHORS = 250
+# From here on a dry run names cheaper ways.
+_LONG_SECONDS = 600
+
+
+def build(
+    context: typer.Context,
+    items: ItemsPath,
+    index: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="INDEX",
+            help="The folder to write; an interrupted build continues.",
+        ),
+    ] = None,
+    anchors: Annotated[
+        Path | None,
+        typer.Option("--anchors", help="Anchor queries: .jsonl, .csv, .tsv, .txt or BEIR; default: pseudo-queries."),
+    ] = None,
+    n_anchors: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            "--number",
+            min=0,
+            help="Use the first N; without --anchors, make N pseudo-queries (250, or one per item if fewer). 0 scores "
+            "nothing: searches then re-rank the first stage.",
+        ),
+    ] = None,
+    queries: Annotated[
+        Path | None, typer.Option("--queries", help="Also write the anchor queries to this .jsonl file.")
+    ] = None,
+    scorer: ScorerName = DEFAULT_SCORER,
+    max_item_tokens: MaxItemTokens = None,
+    first: Annotated[str, typer.Option(help="First stages: bm25, dense, or both: bm25,dense.")] = "bm25",
+    encoder: Annotated[str, typer.Option(help="Encoder of the dense first stage.")] = DEFAULT_ENCODER,
+    sparse: Annotated[
+        float | None,
+        typer.Option(
+            help="Score each anchor query against only N items (or a share such as 0.05), and predict the rest; needs "
+            "--first dense."
+        ),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="How scores are stored: float32 or float16.")] = "float32",
+    block_items: Annotated[
+        int | None, typer.Option(min=1, help="Items per save point; default: about 20 s of work.")
+    ] = None,
+    cache: CacheFile = None,
+    workers: Workers = None,
+    ray: RayAddress = None,
+    tune: Annotated[
+        bool, typer.Option("--tune/--no-tune", help="End with a quick tuning for the best 10 within 100 calls.")
+    ] = True,
+    seed: Seed = 0,
+    id_field: IdField = None,
+    text_field: TextFields = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Take only the first N items, to try things out.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Time the scorer on a sample, print the cost, and write no index.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Score every item against every anchor query. An interrupted build continues with the same command.
+
+    Example: adacur build corpus.jsonl my.adacur --anchors queries.jsonl --first bm25,dense
+    """
+    import adacur
+    from adacur.index import is_finished
+
+    if index is None and not dry_run:
+        raise typer.BadParameter("Give the folder to write as INDEX, or --dry-run.")
+    source = collection(items, id_field=id_field, text_fields=text_field, limit=limit)
+    chosen = _anchor_queries(source, anchors, n_anchors, seed=seed)
+    if queries is not None:
+        rows = (json.dumps({"_id": query.id, "text": query.text}, ensure_ascii=False) for query in chosen)
+        queries.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+        note(f"{queries}: {counted(len(chosen), 'anchor query', 'anchor queries')}.")
+    stages = comma_separated(first)
+    options: dict[str, Any] = {
+        "scorer": opened_scorer(scorer, max_item_tokens, cache=cache),
+        "path": index or "",
+        "first": stages,
+        "encoder": encoder if "dense" in stages else None,
+        "sparse": sparse,
+        "dtype": dtype,
+        "block_items": block_items,
+        "on": on_workers(workers, ray),
+        "seed": seed,
+    }
+    if dry_run:
+        _show_cost(adacur.build(source, chosen or 0, dry_run=True, **options), items=items, as_json=as_json)
+        return
+    was_finished = is_finished(str(index))
+    with log_as_notes("adacur.build"):
+        # The command as it was typed; absent where commands are called from Python.
+        command = context.find_root().obj or ()
+        built = adacur.build(source, chosen or 0, tune=tune, command=command, **options)
+    if as_json:
+        summary = {"index": str(index), "items": len(built), "anchors": len(built.anchor_queries)}
+        recognising = 0 if built.drift is None else built.drift.n_probes
+        print_json(summary | {"first": built.first_stages, "recognising": recognising})
+        return
+    counted_anchors = counted(len(built.anchor_queries), "anchor query", "anchor queries")
+    say(f"{index}: {len(built):,} items × {counted_anchors}; first stages {', '.join(built.first_stages)}.")
+    if was_finished:
+        note("It was finished before: no block was scored again.")
+    if built.drift is not None:
+        note(f"{built.drift.n_probes} calls went into recognising the scorer.")
+    note(f"Next: adacur search {quote(str(index))} 'your question'{scorer_flag(built.scorer.card.source)}")
+
+
+def _anchor_queries(items: Iterable[Item], file: Path | None, n: int | None, *, seed: int) -> list[Query]:
+    """The first n queries of a file, or all; without a file n pseudo-queries, or one per item up to 250."""
+    if n == 0:
+        return []
+    if file is None:
+        return pseudo_queries(items, n or min(_DEFAULT_ANCHORS, sum(1 for _ in items)), seed=seed)
+    queries = list(itertools.islice(read_queries(file), n))
+    if n and len(queries) < n:
+        note(f"{file} holds {counted(len(queries), 'anchor query', 'anchor queries')}, fewer than {n}; all are used.")
+    return queries
+
+
+def _show_cost(cost: Estimate, *, items: str, as_json: bool) -> None:
+    if as_json:
+        print_json(cost)
+        return
+    say(cost.in_words())
+    if cost.seconds > _LONG_SECONDS:
+        note("Cheaper: fewer anchor queries (-n 100), --max-item-tokens 64, --sparse 0.05 --first dense, --limit 500,")
+        note("or -n 0: it scores nothing, searches re-rank the first stage, and anchor queries can come later.")
+    note(f"Next: adacur build {quote(items)} INDEX, with the same options and without --dry-run.")

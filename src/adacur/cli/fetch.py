@@ -1,0 +1,62 @@
+"""`adacur fetch`: models and collections by name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from adacur.cli.messages import note, notes, print_json, print_table, say
+from adacur.cli.options import Json
+from adacur.core.units import megabytes
+from adacur.data import Asset, cache_folder, describe, is_fetched, names
+from adacur.data import fetch as fetch_one
+
+__all__ = ["fetch"]
+
+
+def fetch(
+    wanted: Annotated[list[str] | None, typer.Argument(help="Names; none lists what there is.", metavar="NAME")] = None,
+    as_json: Json = False,
+) -> None:
+    """Fetch models and collections by name, checked and cached. Without a name: list them.
+
+    Example: adacur fetch ms-marco-MiniLM-L-12-v2 wikivital
+    """
+    assets = [describe(name) for name in wanted or names()]
+    if not wanted:
+        _list(assets, as_json=as_json)
+        return
+    fetched = {}
+    for asset in assets:
+        note(f"{asset.name}: {asset.origin}. Licence: {asset.licence}.")
+        with notes.status(f"fetching {asset.name}, {megabytes(asset.size)} …"):
+            fetched[asset.name] = str(fetch_one(asset.name))
+    if as_json:
+        print_json(fetched)
+        return
+    for name, path in fetched.items():
+        say(f"{name}\t{path}")
+
+
+def _list(assets: list[Asset], *, as_json: bool) -> None:
+    if as_json:
+        rows = [
+            {"name": one.name, "kind": one.kind, "licence": one.licence, "bytes": one.size, "origin": one.origin}
+            | {"fetched": is_fetched(one.name)}
+            for one in assets
+        ]
+        print_json(rows)
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("size", no_wrap=True, justify="right")
+    table.add_column("licence", no_wrap=True)
+    table.add_column("what it is", overflow="fold")
+    for asset in assets:
+        table.add_row(asset.name, megabytes(asset.size), asset.licence, asset.origin)
+    print_table(table)
+    here = [asset.name for asset in assets if is_fetched(asset.name)]
+    note(f"Stored in {cache_folder()} (set ADACUR_CACHE to change). Next: adacur fetch NAME")
+    note(f"Here already: {', '.join(here) or 'none'}.")

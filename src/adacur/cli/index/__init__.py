@@ -1,0 +1,1 @@
+"""Commands that change an index, copy it or check it."""

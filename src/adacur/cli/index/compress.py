@@ -1,0 +1,65 @@
+"""`adacur index compress`: less memory, and the recall that it costs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from shlex import quote
+from typing import Annotated, Any
+
+import typer
+
+from adacur.cli.messages import note, notes, print_json, say
+from adacur.cli.options import Budget, IndexPath, Json, K, Trust
+from adacur.core.units import megabytes
+
+__all__ = ["compress"]
+
+
+def compress(
+    index: IndexPath,
+    rank: Annotated[
+        int, typer.Option(min=1, help="Columns, besides as many as the dense first stage's vectors have.")
+    ] = 128,
+    storage: Annotated[str, typer.Option(help="int8, float16 (for a GPU) or float32.")] = "int8",
+    k: K = 10,
+    budget: Budget = 100,
+    drop: Annotated[bool, typer.Option("--drop", help="Remove the compressed form.")] = False,
+    trust: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Make an index searchable in less memory, and measure the recall that it costs. Calls no scorer.
+
+    Example: adacur index compress my.adacur --rank 128 --storage int8
+    """
+    import adacur
+    from adacur import tuning
+
+    chosen: Any = storage
+    if drop:
+        with adacur.load(index) as opened:
+            dropped = tuning.decompress(opened)
+        if as_json:
+            print_json({"index": str(index), "dropped": dropped})
+        else:
+            say(f"{index}: searched with its scores{'' if dropped else ', as before'}.")
+        return
+    status = notes.status("compressing, and searching for held-out anchor queries …")
+    with status, adacur.load(index, trust=trust) as opened:
+        done = tuning.compress(opened, rank=rank, storage=chosen, k=k, budget=budget)
+    if as_json:
+        print_json({"index": str(index), **asdict(done)})
+        return
+    say(
+        f"{index}: {megabytes(done.bytes_after)} in memory instead of {megabytes(done.bytes_before)} "
+        f"({done.bytes_before / done.bytes_after:.1f} times less), rank {done.rank}, {done.storage}."
+    )
+    say(
+        f"Recall of the best {done.k} in {done.budget} calls: {done.recall_after:.3f} instead of "
+        f"{done.recall_before:.3f}; it loses {done.lost:.3f}, between {done.low:.3f} and {done.high:.3f} with 95 % "
+        f"confidence."
+    )
+    note(
+        f"Measured on {done.queries} held-out anchor queries among {done.items:,} items, without a scorer call. The "
+        f"scores stay in the folder; searches no longer read them. To go back: adacur index compress "
+        f"{quote(str(index))} --drop"
+    )

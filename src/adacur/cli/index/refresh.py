@@ -1,0 +1,50 @@
+"""`adacur index refresh`: anchor queries from logged searches."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from shlex import quote
+from typing import Annotated
+
+import typer
+
+from adacur.cli.messages import note, notes, print_json, say
+from adacur.cli.options import IndexPath, Json, Trust
+
+__all__ = ["refresh"]
+
+
+def refresh(
+    index: IndexPath,
+    log: Annotated[Path, typer.Option(help="A file that searches with --log wrote.")],
+    limit: Annotated[int, typer.Option(min=1, help="Add at most N queries: those with most scores first.")] = 500,
+    fewest_scored: Annotated[int, typer.Option(min=1, help="Leave out queries with fewer than N scores.")] = 20,
+    trust: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Make anchor queries of logged searches: their scores are reused, the rest predicted. Calls no scorer.
+
+    Example: adacur index refresh my.adacur --log searches.sqlite
+    """
+    import adacur
+
+    with notes.status("predicting the missing scores …"):
+        done = adacur.search.refresh(index, log, limit=limit, fewest_scored=fewest_scored, trust=trust)
+    if as_json:
+        print_json({"index": str(index), **asdict(done)})
+        return
+    say(f"{index}: {done.added} of {done.queries} logged queries added; {done.anchors} anchor queries now.")
+    left_out = {
+        "were anchor queries already": done.known,
+        f"had fewer than {fewest_scored} scores": done.too_few,
+        "are beyond --limit": done.beyond_limit,
+        "were scored by another scorer than that of the index": done.other_scorer,
+    }
+    if reasons := [f"{n} {why}" for why, n in left_out.items() if n]:
+        note(f"Left out: {'; '.join(reasons)}.")
+    if done.added:
+        note(
+            f"The index now holds the texts of these queries. To remove one: adacur index anchors "
+            f"{quote(str(index))} --drop ID (adacur inspect {quote(str(index))} --anchors lists the ids)"
+        )

@@ -1,0 +1,182 @@
+"""Options that several commands share, and the values made from them."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from adacur.cli.messages import note
+from adacur.core.errors import InputError, UnknownOption
+from adacur.core.protocols import Scorer
+from adacur.core.records import Item
+from adacur.core.spelling import did_you_mean
+from adacur.data import ItemFile, mondo, wikivital
+
+if TYPE_CHECKING:
+    from adacur.engines import Ray
+
+__all__ = [
+    "DEFAULT_ENCODER",
+    "DEFAULT_SCORER",
+    "Budget",
+    "CacheFile",
+    "IdField",
+    "IndexPath",
+    "ItemsPath",
+    "Json",
+    "K",
+    "MaxItemTokens",
+    "NewItems",
+    "RayAddress",
+    "ScorerName",
+    "ScorerOfIndex",
+    "Seed",
+    "TextFields",
+    "Trust",
+    "Workers",
+    "collection",
+    "comma_separated",
+    "on_workers",
+    "opened_scorer",
+    "scorer_flag",
+    "settings_given",
+    "whole_numbers",
+]
+
+DEFAULT_SCORER = "ms-marco-MiniLM-L-12-v2"
+DEFAULT_ENCODER = "bge-small-en-v1.5"
+_COLLECTIONS: dict[str, Callable[[], Sequence[Item]]] = {"wikivital": wikivital, "mondo": lambda: mondo().items}
+
+
+IndexPath = Annotated[
+    str, typer.Argument(metavar="INDEX", help="An index folder; to read one, also a URL such as s3://bucket/my.adacur.")
+]
+ItemsPath = Annotated[
+    str,
+    typer.Argument(
+        metavar="ITEMS",
+        help="Items: .jsonl, .json, .csv, .tsv, .txt (also .gz) or .parquet, a BEIR folder, 'wikivital' or 'mondo'.",
+    ),
+]
+NewItems = Annotated[
+    Path,
+    typer.Argument(metavar="ITEMS", help="Items as for build, read by the fields that the index was built with."),
+]
+IdField = Annotated[
+    str | None,
+    typer.Option(
+        "--id-field", help="The field or column with the item's id. Without one, --text-field alone numbers the lines."
+    ),
+]
+TextFields = Annotated[
+    list[str] | None,
+    typer.Option("--text-field", help="The field or column with the item's text; may be repeated."),
+]
+ScorerName = Annotated[
+    str,
+    typer.Option(
+        "--scorer",
+        help="A name that `adacur fetch` lists, a folder with an ONNX or transformers cross-encoder, a hub name "
+        "org/name, the URL of a service, or module:function.",
+    ),
+]
+ScorerOfIndex = Annotated[
+    str | None, typer.Option("--scorer", help="The scorer that built the index; default: the one that it names.")
+]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Open the scorer or encoder that the folder names, even a function or a service."),
+]
+MaxItemTokens = Annotated[
+    int | None, typer.Option("--max-item-tokens", min=1, help="Cut items to N tokens; the query is never cut.")
+]
+CacheFile = Annotated[
+    Path | None, typer.Option("--cache", help="A file that stores scores between runs; created if missing.")
+]
+Workers = Annotated[
+    int | None, typer.Option("--workers", min=1, help="Processes that score; default: one, or one per GPU.")
+]
+RayAddress = Annotated[
+    str | None, typer.Option("--ray", help="Score on a Ray cluster: its address, auto, or local to start one here.")
+]
+K = Annotated[int, typer.Option("-k", "--k", help="The number of items to return.")]
+Budget = Annotated[int, typer.Option("--budget", help="Scorer calls per question.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Same seed, same result.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
+
+
+def collection(
+    source: str, *, id_field: str | None = None, text_fields: Sequence[str] | None = None, limit: int | None = None
+) -> Iterable[Item]:
+    """The items of a file, a folder or a collection's name; may be read several times."""
+    if source in _COLLECTIONS and not Path(source).exists():
+        return _COLLECTIONS[source]()[:limit]
+    return ItemFile(source, id_field=id_field, text_fields=tuple(text_fields) if text_fields else None, limit=limit)
+
+
+def settings_given(given: Iterable[str] | None, *, takes: Collection[str] | None = None) -> dict[str, Any]:
+    """The NAME=VALUE pairs of --set; a value is read as in TOML (3, 0.5, true), and otherwise as a text.
+
+    Names that are not among `takes` are refused; without `takes`, the library checks them.
+    """
+    settings: dict[str, Any] = {}
+    for pair in given or ():
+        name, separator, text = (part.strip() for part in pair.partition("="))
+        if not separator:
+            raise InputError(f"--set takes NAME=VALUE; got {pair!r}.")
+        if takes is not None and name not in takes:
+            raise UnknownOption(
+                f"--set does not take {name!r}.{did_you_mean(name, takes)} It takes: {', '.join(takes)}."
+            )
+        try:
+            settings[name] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            settings[name] = text
+    return settings
+
+
+def on_workers(workers: int | None, ray: str | None) -> int | Ray | None:
+    """Where to score: in this process, in local processes, or on a Ray cluster."""
+    if ray is None:
+        return workers
+    from adacur.engines import Ray
+
+    return Ray(None if ray == "local" else ray, workers)
+
+
+def opened_scorer(source: str, max_item_tokens: int | None = None, *, cache: Path | None = None) -> Scorer:
+    """The scorer of this name, with its card shown, behind a cache where one is given."""
+    import adacur
+
+    options = {} if max_item_tokens is None else {"max_item_tokens": max_item_tokens}
+    opened = adacur.scorer(source, **options)
+    note(f"Scorer: {opened.card}")
+    return opened if cache is None else adacur.Cached(opened, cache)
+
+
+def comma_separated(text: str) -> list[str]:
+    """The names in an option such as --first bm25,dense."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def whole_numbers(option: str, given: Sequence[str]) -> list[int]:
+    """The numbers of an option that takes several, with commas or repeated."""
+    try:
+        numbers = [int(part) for text in given for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise InputError(f"{option} must be whole numbers from 1 up, such as {option} 25,50; got {' '.join(given)!r}.")
+    return numbers
+
+
+def scorer_flag(source: str | None) -> str:
+    """The option that names the scorer again where an index alone is not trusted."""
+    from adacur.scorers.consent import why_consent
+
+    return f" --scorer {quote(source)}" if source and why_consent(source, folder=None) else ""

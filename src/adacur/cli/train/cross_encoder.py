@@ -1,0 +1,34 @@
+"""`adacur train cross-encoder`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from adacur.cli.options import Json
+from adacur.cli.train.running import Base, Config, Data, Epochs, First, Out, TrainingOptions, run_training
+
+__all__ = ["cross_encoder"]
+
+
+def cross_encoder(
+    data: Data,
+    out: Out,
+    base: Base = None,
+    first: First = None,
+    teacher: Annotated[
+        list[str] | None,
+        typer.Option(help="Learn the scores of this scorer, named as for build; of several, their mean."),
+    ] = None,
+    epochs: Epochs = None,
+    config: Config = None,
+    settings: TrainingOptions = None,
+    as_json: Json = False,
+) -> None:
+    """Train a cross-encoder on judged queries, with hard negatives of a first stage; or on the scores of teachers.
+
+    Example: adacur train cross-encoder my-beir-folder my-reranker --epochs 2 --set negatives=15
+    """
+    flags = {"base": base, "first": first, "teacher": teacher, "epochs": epochs}
+    run_training("cross-encoder", data, out, config=config, settings=settings, flags=flags, as_json=as_json)

@@ -1,0 +1,42 @@
+"""`adacur train distill`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from adacur.cli.options import Json
+from adacur.cli.train.running import Base, Config, Epochs, Out, TrainingOptions, run_training
+
+__all__ = ["distill"]
+
+
+def distill(
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="INDEX|DATA",
+            help="An index, whose anchor scores teach; or, with --teacher, a collection as for dual-encoder, or with "
+            "--queries any items that build takes.",
+        ),
+    ],
+    out: Out,
+    base: Base = None,
+    teacher: Annotated[
+        list[str] | None,
+        typer.Option(help="A scorer, named as for build, whose scores are learnt; of several, their mean."),
+    ] = None,
+    queries: Annotated[Path | None, typer.Option(help="With --teacher: a file of queries, judged or not.")] = None,
+    epochs: Epochs = None,
+    config: Config = None,
+    settings: TrainingOptions = None,
+    as_json: Json = False,
+) -> None:
+    """Train a dual encoder to order items as a cross-encoder does. From an index, nothing is scored.
+
+    Example: adacur train distill my.adacur my-encoder
+    """
+    flags = {"base": base, "teacher": teacher, "queries": queries, "epochs": epochs}
+    run_training("distill", data, out, config=config, settings=settings, flags=flags, as_json=as_json)

@@ -1,0 +1,26 @@
+"""`adacur train dual-encoder`."""
+
+from __future__ import annotations
+
+from adacur.cli.options import Json
+from adacur.cli.train.running import Base, Config, Data, Epochs, First, Out, TrainingOptions, run_training
+
+__all__ = ["dual_encoder"]
+
+
+def dual_encoder(
+    data: Data,
+    out: Out,
+    base: Base = None,
+    first: First = None,
+    epochs: Epochs = None,
+    config: Config = None,
+    settings: TrainingOptions = None,
+    as_json: Json = False,
+) -> None:
+    """Train a dual encoder on judged queries: a first stage made for your collection.
+
+    Example: adacur train dual-encoder my-beir-folder my-encoder --epochs 2 --set towers=shared
+    """
+    flags = {"base": base, "first": first, "epochs": epochs}
+    run_training("dual-encoder", data, out, config=config, settings=settings, flags=flags, as_json=as_json)

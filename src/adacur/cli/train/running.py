@@ -1,0 +1,128 @@
+"""What the commands that train share: options from a file, from --set and from flags; the result."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from adacur.cli.messages import KEPT, log_as_notes, note, print_json, print_table, say
+from adacur.cli.options import settings_given
+from adacur.core.errors import FileFormatError
+from adacur.core.units import duration
+
+if TYPE_CHECKING:
+    from adacur.training import Trained
+
+__all__ = ["Base", "Config", "Data", "Epochs", "First", "Out", "TrainingOptions", "run_training"]
+
+# Options that may name a file or folder, which is looked for beside the configuration that names it.
+_MAY_BE_PATHS = ("base", "first", "teacher", "queries")
+
+Data = Annotated[
+    str,
+    typer.Argument(
+        metavar="DATA", help="A collection with judgements: a BEIR folder, 'mondo', or irds:ID of ir_datasets."
+    ),
+]
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; an interrupted run in it continues.")]
+Base = Annotated[
+    str | None,
+    typer.Option(
+        help="The model to start from: a name that `adacur fetch` lists, a transformers folder, a hub name; default: "
+        "all-MiniLM-L6-v2."
+    ),
+]
+First = Annotated[
+    str | None,
+    typer.Option(help="First stage that finds hard negatives: bm25 (default), dense, or a dual encoder's path."),
+]
+Epochs = Annotated[int | None, typer.Option(help="The number of times that every query is seen.")]
+Config = Annotated[
+    Path | None, typer.Option(help="A TOML file with options by name (learning_rate = 2e-5); --set and flags win.")
+]
+TrainingOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Any option of the training, such as learning_rate=2e-5 or negatives=15; may be repeated. A wrong name "
+        "lists them all.",
+    ),
+]
+
+
+def run_training(
+    kind: str,
+    data: str,
+    out: Path,
+    *,
+    config: Path | None,
+    settings: Sequence[str] | None,
+    flags: dict[str, Any],
+    as_json: bool,
+) -> None:
+    """Train with the options of a file, of --set and of flags, where later ones win, and print the result."""
+    from adacur.training import by_name
+
+    options = {} if config is None else _options_in(config)
+    options |= settings_given(settings, takes=by_name.options_of(kind))
+    options |= {name: value for name, value in flags.items() if value is not None and value != []}
+    was_finished = (out / "training" / "result.json").exists()
+    try:
+        with log_as_notes("adacur.training"):
+            trained = by_name.train(kind, data, out, options)
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(KEPT) from error
+    if as_json:
+        facts = {name: value for name, value in asdict(trained).items() if name not in ("folder", "log")}
+        print_json({"model": str(out), **facts, "was_finished": was_finished})
+        return
+    _show(trained, out)
+    if was_finished:
+        note("It was finished before: nothing was trained.")
+    # A model that was trained on cut items is at its best with them.
+    cut = f" --max-item-tokens {options['max_item_tokens']}" if options.get("max_item_tokens") else ""
+    use = "--scorer" if kind == "cross-encoder" else "--first bm25,dense --encoder"
+    note(f"Next: adacur build ITEMS INDEX {use} {quote(str(out))}{cut}")
+
+
+def _options_in(file: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"{file} cannot be read as TOML: {error}") from error
+    for name in _MAY_BE_PATHS:
+        if name in table:
+            given = table[name]
+            paths = [_beside(file, one) for one in (given if isinstance(given, list) else [given])]
+            table[name] = paths if isinstance(given, list) else paths[0]
+    return table
+
+
+def _beside(file: Path, name: Any) -> str:
+    path = file.parent / str(name)
+    return str(path) if path.exists() else str(name)
+
+
+def _show(trained: Trained, out: Path) -> None:
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("held-out queries")
+    table.add_column("before", justify="right")
+    table.add_column("after", justify="right")
+    for name, value in trained.best.items():
+        table.add_row(name, f"{trained.before[name]:.3f}", f"{value:.3f}")
+    print_table(table)
+    why = ", stopped early" if trained.stopped_early else ""
+    say(
+        f"{out}: the model after {trained.best_update} of {trained.updates} updates{why}. "
+        f"{duration(trained.seconds)}, {trained.queries / max(trained.seconds, 1e-9):,.1f} queries/s."
+    )
+    if trained.best_update == 0:
+        note("No check was better than before the training. Try another learning rate, or more queries.")
