@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -15,41 +16,67 @@ from adacur.core.extras import require
 from adacur.core.protocols import Scorer
 from adacur.core.records import Item
 from adacur.core.results import Hit
-from adacur.integrations.documents import (
-    arerank,
-    as_item,
-    asearch,
-    checked_filter,
-    item_of,
-    metadata_of,
-    rerank,
-    score_of,
-    search,
-)
+from adacur.integrations import bridge
 from adacur.scorers import scorer as open_scorer
 from adacur.search import AnchorIndex, load
 
 require("haystack", extra="haystack")
 
-from haystack import Document, component, default_from_dict, default_to_dict  # noqa: E402
+from haystack import Document, component, default_to_dict  # noqa: E402
 from haystack.document_stores.types import FilterPolicy, apply_filter_policy  # noqa: E402
 from haystack.utils.filters import document_matches_filter  # noqa: E402
 
 __all__ = ["AdacurRanker", "AdacurRetriever", "items_of"]
 
 
+class _Opened:
+    """A component that opens its index or scorer in `warm_up`, or when it first runs."""
+
+    def __init__(self) -> None:
+        self._held: Any = None
+        self._opening = threading.Lock()
+
+    def warm_up(self) -> None:
+        """Open the index or the scorer, if it is not open."""
+        self._opened()
+
+    async def warm_up_async(self) -> None:
+        """Like `warm_up`, without blocking the event loop."""
+        await asyncio.to_thread(self._opened)
+
+    def close(self) -> None:
+        """Close what was opened here; the next run opens it again."""
+        with self._opening:
+            held, self._held = self._held, None
+        if callable(close := getattr(held, "close", None)) and not self._is_given(held):
+            close()
+
+    def _opened(self) -> Any:
+        with self._opening:
+            if self._held is None:
+                self._held = self._open()
+            return self._held
+
+    def _open(self) -> Any:
+        raise NotImplementedError
+
+    def _is_given(self, held: Any) -> bool:
+        return False
+
+
 @component
-class AdacurRetriever:
+class AdacurRetriever(_Opened):
     """The best items of an index for a query, within a budget of scorer calls, as documents with their scores.
 
-    The index folder is opened by `warm_up`, or when first asked. `scorer`, `encoder`, `cache`, `device`, `check` and
-    `trust` are those of `adacur.load`; the rest are options of `AnchorIndex.search`, chosen by the index where left
-    out. A pipeline can be written as YAML where they are texts and numbers: a scorer by its name, folder, URL or
-    "module:function".
+    The index folder is opened by `warm_up`, or at the first run. The score is the scorer's; with a fused first stage
+    it is what documents are ordered by, and exact the scorer's. Documents carry the item's metadata, and rank, round
+    and exact.
 
-    `filters` are Haystack's; where no item passes, no document is found. The score is the scorer's own; with `fuse` it
-    is what documents are ordered by, and exact the scorer's. Documents carry the item's metadata, and rank, round and
-    exact.
+    - `filters`: Haystack's; where no item passes, there are no documents;
+    - `options`: those of `adacur.load` (scorer, encoder, device …) and of `AnchorIndex.search` (budget, method, first).
+      A pipeline can be written as YAML where they are texts, numbers and dicts: a scorer by its name, folder, URL or
+      "module:function"; `method={"name": "gaussian", "rounds": 3}`, `first={"stage": "dense", "fuse": 0.5}`,
+      `budget={"calls": 100, "deadline": 2.0}`.
     """
 
     def __init__(
@@ -58,179 +85,96 @@ class AdacurRetriever:
         top_k: int = 10,
         filters: dict[str, Any] | None = None,
         filter_policy: str | FilterPolicy = "replace",
-        *,
-        scorer: Any = None,
-        encoder: Any = None,
-        cache: str | Path | None = None,
-        device: str | None = None,
-        check: bool = True,
-        trust: bool = False,
-        budget: int | None = None,
-        rounds: int | None = None,
-        deadline: float | None = None,
-        method: str | None = None,
-        first: str | None = None,
-        pool: int | None = None,
-        fuse: float | None = None,
-        stop_when: float | None = None,
-        seed: int | None = None,
+        **options: Any,
     ) -> None:
+        super().__init__()
         check_k(top_k)
         self.path = str(path)
         self.top_k = top_k
         self.filters = filters
         self.filter_policy = FilterPolicy.from_str(str(filter_policy))
-        self._loading = {
-            "scorer": scorer,
-            "encoder": encoder,
-            "cache": None if cache is None else str(cache),
-            "device": device,
-            "check": check,
-            "trust": trust or None,
-        }
-        self._options = {
-            "budget": budget,
-            "rounds": rounds,
-            "deadline": deadline,
-            "method": method,
-            "first": first,
-            "pool": pool,
-            "fuse": fuse,
-            "stop_when": stop_when,
-            "seed": seed,
-        }
-        self._index: AnchorIndex | None = None
-        self._opening = threading.Lock()
-
-    def warm_up(self) -> None:
-        """Open the index and its scorer, if they are not open."""
-        self._opened()
-
-    async def warm_up_async(self) -> None:
-        """Like `warm_up`, without holding up the event loop."""
-        await asyncio.to_thread(self._opened)
-
-    def close(self) -> None:
-        """Close the index and its scorer; the next run opens them again."""
-        with self._opening:
-            index, self._index = self._index, None
-        if index is not None:
-            index.close()
+        self._given = {name: value for name, value in options.items() if value is not None}
+        loading = inspect.signature(load).parameters.keys()
+        self._loading = {name: value for name, value in self._given.items() if name in loading}
+        self._options = {name: value for name, value in self._given.items() if name not in loading}
 
     def to_dict(self) -> dict[str, Any]:
         """This component as a pipeline file holds it."""
-        for name in ("scorer", "encoder"):
-            _check_named(name, self._loading[name])
-        return default_to_dict(  # type: ignore[no-any-return]
-            self,
-            path=self.path,
-            top_k=self.top_k,
-            filters=self.filters,
-            filter_policy=self.filter_policy.value,
-            **_given(self._loading),
-            **_given(self._options),
-        )
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> AdacurRetriever:
-        """The component that `to_dict` told of."""
-        return default_from_dict(cls, data)  # type: ignore[no-any-return]
+        for name, value in self._given.items():
+            _check_plain(name, value)
+        plain = {"path": self.path, "top_k": self.top_k, "filters": self.filters} | self._given
+        return default_to_dict(self, **plain, filter_policy=self.filter_policy.value)  # type: ignore[no-any-return]
 
     @component.output_types(documents=list[Document])  # type: ignore[untyped-decorator]
     def run(
         self, query: str, filters: dict[str, Any] | None = None, top_k: int | None = None
     ) -> dict[str, list[Document]]:
         """The best documents, best first."""
-        index = self._opened()
-        hits = search(index, query, **self._asked(filters, top_k))
+        hits = bridge.search(self._opened(), query, **self._search_options(filters, top_k))
         return {"documents": [_document(hit) for hit in hits]}
 
     @component.output_types(documents=list[Document])  # type: ignore[untyped-decorator]
     async def run_async(
         self, query: str, filters: dict[str, Any] | None = None, top_k: int | None = None
     ) -> dict[str, list[Document]]:
-        """Like `run`, without holding up the event loop."""
+        """Like `run`, without blocking the event loop."""
         index = await asyncio.to_thread(self._opened)
-        hits = await asearch(index, query, **self._asked(filters, top_k))
+        hits = await bridge.asearch(index, query, **self._search_options(filters, top_k))
         return {"documents": [_document(hit) for hit in hits]}
 
-    def _opened(self) -> AnchorIndex:
-        with self._opening:
-            if self._index is None:
-                index = load(self.path, **_given(self._loading))
-                # Named in the manifest, it would be opened, and may be refused, only in the first search.
-                _ = index.scorer
-                self._index = index
-            return self._index
+    def _open(self) -> AnchorIndex:
+        index = load(self.path, **self._loading)
+        # Otherwise a scorer that the manifest names would be opened, and perhaps refused, in the first search.
+        _ = index.scorer
+        return index
 
-    def _asked(self, filters: dict[str, Any] | None, top_k: int | None) -> dict[str, Any]:
+    def _search_options(self, filters: dict[str, Any] | None, top_k: int | None) -> dict[str, Any]:
         wanted = apply_filter_policy(self.filter_policy, self.filters, filters)
         allowed = None
         if wanted:
-            allowed = checked_filter(lambda item: document_matches_filter(wanted, _plain_document(item)))
+            allowed = bridge.checked_filter(lambda item: document_matches_filter(wanted, _plain(item)))
         return self._options | {"k": self.top_k if top_k is None else top_k, "filter": allowed}
 
 
 @component
-class AdacurRanker:
+class AdacurRanker(_Opened):
     """Scores the given documents exactly and keeps the best `top_k`.
 
-    `scorer` is whatever `adacur.scorer` opens, in `warm_up` or when first asked; a pipeline can be written as YAML
+    `scorer` is whatever `adacur.scorer` opens, in `warm_up` or at the first run; a pipeline can be written as YAML
     where it is a text: a name, a folder, a URL, or "module:function".
     """
 
     def __init__(self, scorer: Any, top_k: int = 10) -> None:
+        super().__init__()
         check_k(top_k)
         self._source = str(scorer) if isinstance(scorer, Path) else scorer
         self.top_k = top_k
-        self._scorer: Scorer | None = None
-        self._opening = threading.Lock()
-
-    def warm_up(self) -> None:
-        """Open the scorer, if it is not open."""
-        self._opened()
-
-    async def warm_up_async(self) -> None:
-        """Like `warm_up`, without holding up the event loop."""
-        await asyncio.to_thread(self._opened)
-
-    def close(self) -> None:
-        """Close a scorer that was opened here; the next run opens it again."""
-        with self._opening:
-            scorer, self._scorer = self._scorer, None
-        if scorer is not self._source and callable(close := getattr(scorer, "close", None)):
-            close()
 
     def to_dict(self) -> dict[str, Any]:
         """This component as a pipeline file holds it."""
-        _check_named("scorer", self._source)
+        _check_plain("scorer", self._source)
         return default_to_dict(self, scorer=self._source, top_k=self.top_k)  # type: ignore[no-any-return]
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> AdacurRanker:
-        """The component that `to_dict` told of."""
-        return default_from_dict(cls, data)  # type: ignore[no-any-return]
 
     @component.output_types(documents=list[Document])  # type: ignore[untyped-decorator]
     def run(self, query: str, documents: list[Document], top_k: int | None = None) -> dict[str, list[Document]]:
         """The best documents, best first."""
-        best = rerank(self._opened(), query, _texts(documents), k=self._checked(top_k))
+        best = bridge.rerank(self._opened(), query, _texts(documents), k=self._checked(top_k))
         return {"documents": _scored(documents, best)}
 
     @component.output_types(documents=list[Document])  # type: ignore[untyped-decorator]
     async def run_async(
         self, query: str, documents: list[Document], top_k: int | None = None
     ) -> dict[str, list[Document]]:
-        """Like `run`, without holding up the event loop."""
+        """Like `run`, without blocking the event loop."""
         scorer = await asyncio.to_thread(self._opened)
-        best = await arerank(scorer, query, _texts(documents), k=self._checked(top_k))
+        best = await bridge.arerank(scorer, query, _texts(documents), k=self._checked(top_k))
         return {"documents": _scored(documents, best)}
 
-    def _opened(self) -> Scorer:
-        with self._opening:
-            if self._scorer is None:
-                self._scorer = open_scorer(self._source)
-            return self._scorer
+    def _open(self) -> Scorer:
+        return open_scorer(self._source)
+
+    def _is_given(self, held: Any) -> bool:
+        return held is self._source
 
     def _checked(self, top_k: int | None) -> int:
         if top_k is not None:
@@ -241,14 +185,16 @@ class AdacurRanker:
 def items_of(documents: Iterable[Document]) -> list[Item]:
     """Haystack documents as items for `adacur.build`: their ids, texts and metadata."""
     given = list(documents)
-    return [as_item(document.id, text, document.meta) for document, text in zip(given, _texts(given), strict=True)]
+    return [
+        bridge.as_item(document.id, text, document.meta) for document, text in zip(given, _texts(given), strict=True)
+    ]
 
 
 def _document(hit: Hit) -> Document:
-    return Document(id=hit.id, content=item_of(hit).text, meta=metadata_of(hit), score=score_of(hit))
+    return Document(id=hit.id, content=bridge.text_of(hit), meta=bridge.metadata_of(hit), score=bridge.score_of(hit))
 
 
-def _plain_document(item: Item) -> Document:
+def _plain(item: Item) -> Document:
     return Document(id=item.id, content=item.text, meta=dict(item.metadata))
 
 
@@ -260,18 +206,14 @@ def _texts(documents: Iterable[Document]) -> list[str]:
     texts = []
     for document in documents:
         if document.content is None:
-            raise InputError(f"Only documents with a text can be scored; {document.id!r} has no content.")
+            raise InputError(f"Documents must have a text to be scored; {document.id!r} has no content.")
         texts.append(document.content)
     return texts
 
 
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _check_named(name: str, value: Any) -> None:
-    if value is not None and not isinstance(value, str):
+def _check_plain(name: str, value: Any) -> None:
+    if not isinstance(value, str | int | float | dict):
         raise InputError(
-            f"A pipeline file holds texts and numbers, and {name} is an object of {type(value).__name__}. Give its "
-            "name or folder, or 'module:name' of an object that can be imported."
+            f"A pipeline file holds texts, numbers and dicts, and {name} is an object of {type(value).__name__}. Give "
+            "its name or folder, or 'module:name' of an object that can be imported."
         )

@@ -6,23 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from adacur.core.budget import Budget
 from adacur.core.extras import require
 from adacur.core.records import Item
 from adacur.core.results import Hit
-from adacur.integrations.documents import (
-    arerank,
-    as_item,
-    asearch,
-    check_index,
-    item_of,
-    load_with,
-    metadata_filter,
-    metadata_of,
-    rerank,
-    score_of,
-    search,
-)
+from adacur.integrations import bridge
 from adacur.scorers import scorer as open_scorer
 
 require("langchain_core", extra="langchain")
@@ -34,18 +21,16 @@ from pydantic import ConfigDict, Field  # noqa: E402
 
 __all__ = ["AdacurReranker", "AdacurRetriever", "items_of"]
 
-_SEARCH_FIELDS = ("budget", "rounds", "deadline", "method", "first", "pool", "filter", "fuse", "stop_when", "seed")
-
 
 class AdacurRetriever(BaseRetriever):  # type: ignore[misc]
     """The best k items of an index for a query, within a budget of scorer calls, as LangChain documents.
 
-    What is left out is chosen by the index: `AnchorIndex.search` explains each option. Options that are no field go
-    into `search_kwargs`. All of them may be given to `invoke` too, and count for that call. `filter` is a function of
-    an item, a collection of ids, or a dict of metadata that items must have.
+    Documents carry the item's metadata, and id, relevance_score, rank and round. The score is the scorer's; with
+    fused first stages it is what they are ordered by, and exact the scorer's. A filter that no item passes gives no
+    documents. All fields may be given to `invoke` too, for that call.
 
-    Documents carry the item's metadata, and id, relevance_score, rank and round. The score is the scorer's own; with
-    `fuse` it is what they are ordered by, and exact the scorer's. A filter that no item passes finds no document.
+    - `budget`, `method`, `first`: as in `AnchorIndex.search`;
+    - `filter`: a function of an item, a collection of ids, or a dict of metadata that items must have.
     """
 
     # A misspelt option must not be ignored.
@@ -53,27 +38,20 @@ class AdacurRetriever(BaseRetriever):  # type: ignore[misc]
 
     index: Any = Field(exclude=True)
     k: int = 10
-    budget: int | Budget | None = None
-    rounds: int | None = None
-    deadline: float | None = None
-    method: str | None = None
+    budget: Any = None
+    method: Any = None
     first: Any = None
-    pool: int | None = None
     filter: Any = None
-    fuse: float | None = None
-    stop_when: float | None = None
-    seed: int | None = None
-    search_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse what is no index."""
+        """Refuse what is not an index."""
         super().model_post_init(context)
-        check_index(self.index)
+        bridge.check_index(self.index)
 
     @classmethod
     def from_path(cls, path: str | Path, **options: Any) -> AdacurRetriever:
-        """Open an index folder; `options` are those of `adacur.load` (scorer, encoder, cache …) and fields."""
-        index, fields = load_with(path, options)
+        """Open an index folder; `options` are those of `adacur.load` (scorer, encoder …) and fields."""
+        index, fields = bridge.load_with(path, options)
         return cls(index=index, **fields)
 
     def close(self) -> None:
@@ -83,19 +61,21 @@ class AdacurRetriever(BaseRetriever):  # type: ignore[misc]
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        return [_document(hit) for hit in search(self.index, query, **self._options(kwargs))]
+        return [_document(hit) for hit in bridge.search(self.index, query, **self._options(kwargs))]
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        return [_document(hit) for hit in await asearch(self.index, query, **self._options(kwargs))]
+        return [_document(hit) for hit in await bridge.asearch(self.index, query, **self._options(kwargs))]
 
     def _options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in _SEARCH_FIELDS}
-        now = {name: value for name, value in given.items() if value is not None}
-        options = {"k": self.k} | own | self.search_kwargs | now
-        if isinstance(options["filter"], Mapping):
-            options["filter"] = metadata_filter(options["filter"])
+        fields = {name: getattr(self, name) for name in ("k", "budget", "method", "first", "filter")}
+        options = {name: value for name, value in {**fields, **given}.items() if value is not None}
+        if isinstance(wanted := options.get("filter"), Mapping):
+            pairs = wanted.items()
+            options["filter"] = lambda item: all(
+                name in item.metadata and item.metadata[name] == value for name, value in pairs
+            )
         return options
 
 
@@ -118,35 +98,28 @@ class AdacurReranker(BaseDocumentCompressor):  # type: ignore[misc]
     def compress_documents(self, documents: Sequence[Document], query: str, callbacks: Any = None) -> list[Document]:
         """The best documents, best first."""
         texts = [document.page_content for document in documents]
-        return _scored(documents, rerank(self.scorer, query, texts, k=self.top_n))
+        return _scored(documents, bridge.rerank(self.scorer, query, texts, k=self.top_n))
 
     async def acompress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Any = None
     ) -> list[Document]:
-        """Like `compress_documents`, without holding up the event loop."""
+        """Like `compress_documents`, without blocking the event loop."""
         texts = [document.page_content for document in documents]
-        return _scored(documents, await arerank(self.scorer, query, texts, k=self.top_n))
+        return _scored(documents, await bridge.arerank(self.scorer, query, texts, k=self.top_n))
 
 
 def items_of(documents: Iterable[Document]) -> list[Item]:
     """LangChain documents as items for `adacur.build`; one without an id gets one that follows from its content."""
-    return [as_item(document.id, document.page_content, document.metadata) for document in documents]
+    return [bridge.as_item(document.id, document.page_content, document.metadata) for document in documents]
 
 
 def _document(hit: Hit) -> Document:
-    return Document(
-        id=hit.id,
-        page_content=item_of(hit).text,
-        metadata=metadata_of(hit) | {"id": hit.id, "relevance_score": score_of(hit)},
-    )
+    metadata = bridge.metadata_of(hit) | {"id": hit.id, "relevance_score": bridge.score_of(hit)}
+    return Document(id=hit.id, page_content=bridge.text_of(hit), metadata=metadata)
 
 
 def _scored(documents: Sequence[Document], best: Iterable[tuple[int, float]]) -> list[Document]:
     return [
-        Document(
-            id=documents[at].id,
-            page_content=documents[at].page_content,
-            metadata=documents[at].metadata | {"relevance_score": score},
-        )
+        documents[at].model_copy(update={"metadata": documents[at].metadata | {"relevance_score": score}})
         for at, score in best
     ]

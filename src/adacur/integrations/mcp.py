@@ -7,38 +7,42 @@ import logging
 from typing import Any
 
 from adacur import __version__
+from adacur.core.as_json import hit_rows
 from adacur.core.errors import InputError, NonFiniteScore, ScorerError, UnknownName
 from adacur.core.extras import require
-from adacur.core.results import Hit, Hits
+from adacur.core.results import Hits
 from adacur.search import AnchorIndex, search_options
 
-__all__ = ["TOOL", "create_server", "serve_stdio"]
+__all__ = ["TOOL", "create_server", "default_search", "serve_mcp"]
 
 _log = logging.getLogger("adacur.mcp")
 
 TOOL = "search"
-_HIT = {
-    "type": "object",
-    "properties": {
-        "id": {"type": "string"},
-        "text": {"type": "string"},
-        "score": {"type": "number", "description": "The scorer's own score; higher is nearer."},
-        "rank": {"type": "integer", "description": "From 1."},
-        "round": {"type": "integer", "description": "The round of the search that scored it, from 1."},
-        "fused": {"type": "number", "description": "What the hits are ordered by, where that is not the score."},
-        "metadata": {"type": "object"},
-    },
-    "required": ["id", "text", "score", "rank", "round", "metadata"],
-}
 _ANSWER = {
     "type": "object",
     "properties": {
-        "hits": {"type": "array", "items": _HIT, "description": "Best first."},
+        "hits": {
+            "type": "array",
+            "items": {"type": "object"},
+            "description": "Best first: id, text, score (higher is nearer), rank, round, metadata.",
+        },
         "calls": {"type": "integer", "description": "Scorer calls that were spent."},
         "stopped": {"type": "string", "description": "Why it ended: budget, exhausted, deadline or settled."},
     },
     "required": ["hits", "calls", "stopped"],
 }
+
+
+def serve_mcp(index: AnchorIndex, **settings: Any) -> None:
+    """Serve an index over stdin and stdout until the client closes them; `settings` are those of `create_server`."""
+    server = create_server(index, **settings)
+    from mcp.server.stdio import stdio_server
+
+    async def run() -> None:
+        async with stdio_server() as (read, write):
+            await server.run(read, write, server.create_initialization_options())
+
+    asyncio.run(run())
 
 
 def create_server(
@@ -52,25 +56,27 @@ def create_server(
 ) -> Any:
     """An `mcp.server.lowlevel.Server` with the tool `search(query, k, budget)`, for any transport of the SDK.
 
-    `k` and `budget` are what the tool uses where its caller gives none (default: 10 and 100, or less where `max_budget`
-    is less), and `max_budget` is the most that it may ask for.
-    `description` says what the collection holds, for the model to know when to search it. `options` are those of
-    `AnchorIndex.search`. What cannot be searched is told as an error of the tool, which the model can read.
+    - `k`, `budget`: what the tool uses where its caller gives none (10 and 100, or less where `max_budget` is less);
+    - `max_budget`: the most scorer calls that its caller may ask for;
+    - `description`: what the items are, for the model to know when to search them;
+    - `options`: those of `AnchorIndex.search`.
+
+    A search that is refused is an error of the tool, which the model can read.
     """
     require("mcp", extra="mcp")
     server = require("mcp.server.lowlevel", extra="mcp")
     types, jsonschema = require("mcp_types", extra="mcp"), require("jsonschema", extra="mcp")
 
-    usual = usual_search(k=k, budget=budget, max_budget=max_budget)
+    defaults = default_search(k=k, budget=budget, max_budget=max_budget)
     tool = types.Tool(
         name=TOOL,
         title="Search",
         description=_description(index, description),
-        input_schema=_arguments(**usual, max_budget=max_budget),
+        input_schema=_arguments(**defaults, max_budget=max_budget),
         output_schema=_ANSWER,
         annotations=types.ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False),
     )
-    checked = jsonschema.Draft202012Validator(tool.input_schema)
+    schema = jsonschema.Draft202012Validator(tool.input_schema)
 
     def answer(text: str, **rest: Any) -> Any:
         return types.CallToolResult(content=[types.TextContent(type="text", text=text)], **rest)
@@ -82,24 +88,24 @@ def create_server(
         given = params.arguments or {}
         if params.name != TOOL:
             return answer(f"There is no tool {params.name!r}; there is {TOOL!r}.", is_error=True)
-        if (wrong := next(checked.iter_errors(given), None)) is not None:
+        if (wrong := next(schema.iter_errors(given), None)) is not None:
             return answer(f"{'.'.join(map(str, wrong.path)) or 'arguments'}: {wrong.message}", is_error=True)
-        asked = usual | given
+        arguments = defaults | given
         if "k" not in given:
-            # A small budget is no reason to refuse a k that nobody asked for.
-            asked["k"] = min(asked["k"], asked["budget"])
+            # A small budget is not a reason to refuse the default k.
+            arguments["k"] = min(arguments["k"], arguments["budget"])
         try:
-            hits = await index.asearch(
-                asked["query"], asked["k"], **search_options(index, **{**options, "budget": asked["budget"]})
-            )
+            spent = search_options(index, **options | {"budget": arguments["budget"]})
+            hits = await index.asearch(arguments["query"], arguments["k"], **spent)
         except (InputError, UnknownName, NonFiniteScore) as error:
             return answer(str(error), is_error=True)
         except Exception as error:
-            # What it says may name files, hosts and keys: it goes to the log, and the client learns of what kind it is.
+            # Its message may name files, hosts and keys: it goes to the log, and the client learns the kind of error.
             _log.exception("A search failed.")
             what = "The scorer" if isinstance(error, ScorerError) else "The search"
             return answer(f"{what} failed ({type(error).__name__}). The log of this server says why.", is_error=True)
-        return answer(_in_words(hits), structured_content=_as_data(hits))
+        data = {"hits": hit_rows(hits), "calls": hits.trace.calls, "stopped": hits.trace.stopped}
+        return answer(_in_words(hits), structured_content=data)
 
     return server.Server(
         "adacur",
@@ -110,49 +116,26 @@ def create_server(
     )
 
 
-def usual_search(
-    *,
-    k: int | None,
-    budget: int | None,
-    max_budget: int,
-    names: tuple[str, str, str] = ("k", "budget", "max_budget"),
-) -> dict[str, int]:
-    """The k and the budget of a search whose caller gives none; refused, by these names, where they do not fit."""
+def default_search(*, k: int | None, budget: int | None, max_budget: int) -> dict[str, int]:
+    """The k and the budget of a search whose caller gives none; refused where they do not fit."""
     calls = min(100, max_budget) if budget is None else budget
     n_items = min(10, calls) if k is None else k
     if not 1 <= n_items <= calls <= max_budget:
-        shown = ", ".join(f"{name} {value}" for name, value in zip(names, (n_items, calls, max_budget), strict=True))
         raise InputError(
-            f"{names[0]} must be at least 1 and at most {names[1]}, and {names[1]} at most {names[2]}; the search "
-            f"would have {shown}. Lower the first, or raise the others."
+            "k must be at least 1 and at most budget, and budget at most max_budget; got "
+            f"k={n_items}, budget={calls}, max_budget={max_budget}."
         )
     return {"k": n_items, "budget": calls}
 
 
-def serve_stdio(index: AnchorIndex, **settings: Any) -> None:
-    """Serve an index over stdin and stdout until the client closes them; `settings` are those of `create_server`."""
-    server = create_server(index, **settings)
-    from mcp.server.stdio import stdio_server
-
-    async def run() -> None:
-        async with stdio_server() as (read, write):
-            await server.run(read, write, server.create_initialization_options())
-
-    asyncio.run(run())
-
-
-def _description(index: AnchorIndex, own: str | None) -> str:
-    return " ".join(
-        part
-        for part in (
-            f"Search {len(index):,} items.",
-            own,
-            "Each is judged by a cross-encoder that reads query and item together; a search finds the items that it "
-            "likes best with a limited number of calls to it. Ask in plain words, as in a question or a description of "
-            "what is wanted.",
-        )
-        if part
+def _description(index: AnchorIndex, about: str | None) -> str:
+    parts = (
+        f"Search {len(index):,} items.",
+        about,
+        "Each is judged by a cross-encoder that reads query and item together; a search finds the items that it ranks "
+        "highest with a limited number of calls to it. Ask in plain words: a question, or a description of the items.",
     )
+    return " ".join(part for part in parts if part)
 
 
 def _arguments(*, k: int, budget: int, max_budget: int) -> dict[str, Any]:
@@ -171,23 +154,7 @@ def _arguments(*, k: int, budget: int, max_budget: int) -> dict[str, Any]:
     }
 
 
-def _as_data(hits: Hits) -> dict[str, Any]:
-    return {"hits": [_hit(hit) for hit in hits], "calls": hits.trace.calls, "stopped": hits.trace.stopped}
-
-
-def _hit(hit: Hit) -> dict[str, Any]:
-    return {
-        "id": hit.id,
-        "text": hit.item.text if hit.item else "",
-        "score": hit.score,
-        "rank": hit.rank,
-        "round": hit.round,
-        **({} if hit.fused is None else {"fused": hit.fused}),
-        "metadata": dict(hit.item.metadata) if hit.item else {},
-    }
-
-
 def _in_words(hits: Hits) -> str:
-    found = (f"{hit.rank}. [{hit.id}] score {hit.score:.2f}\n{hit.item.text if hit.item else ''}" for hit in hits)
+    lines = (f"{hit.rank}. [{hit.id}] score {hit.score:.2f}\n{hit.item.text if hit.item else ''}" for hit in hits)
     items = "1 item" if len(hits) == 1 else f"{len(hits)} items"
-    return "\n\n".join((f"{items}, {hits.trace.calls} scorer calls.", *found))
+    return "\n\n".join((f"{items}, {hits.trace.calls} scorer calls.", *lines))

@@ -32,13 +32,17 @@ __all__ = ["AdacurSearch"]
 class AdacurSearch:
     """A scorer as an MTEB model that retrieves (`SearchProtocol`): each corpus is indexed, then searched.
 
-    An index costs `n_anchors` scorer calls a document; its anchor queries are pseudo-queries, at most one a document,
-    or those of `anchor_queries`. It is kept in `folder`, one folder for each task, split and subset, where an
-    interrupted run goes on; without one, it lives as long as this object. `first` names the first stage ("dense" needs
-    an `encoder`). `options` are those of `AnchorIndex.search`. A search aims at the best `k` and returns all that it
-    scored, at most MTEB's `top_k`: no document without an exact score is returned, so that measures beyond the budget
-    see fewer documents. In re-ranking tasks, all documents given are scored. A document without a text is never found,
-    and a query without one finds nothing.
+    A search aims at the best `k` and returns all items that it scored, at most MTEB's `top_k`: documents without an
+    exact score are not returned, so that measures beyond the budget see fewer documents. In re-ranking tasks, all
+    documents given are scored. A document without a text is never found, and a query without one finds nothing.
+
+    - `n_anchors`: anchor queries of each index, pseudo-queries unless `anchor_queries` are given; an index costs this
+      many scorer calls a document;
+    - `first`: the name of the first stage ("dense" needs an `encoder`);
+    - `folder`: where indexes are kept, a folder for each task, split and subset, and an interrupted run goes on; by
+      default each lives as long as this object;
+    - `name`: what MTEB calls the model;
+    - `options`: `budget` and `method` of `AnchorIndex.search`.
     """
 
     def __init__(
@@ -58,8 +62,8 @@ class AdacurSearch:
         require("mteb", extra="mteb")
         if not isinstance(first, str):
             raise InputError(
-                f"The first stage is built anew for each corpus, so it is given by name: bm25, tfidf, dense or "
-                f"multi-vector; got {type(first).__name__}."
+                f"The first stage is built for each corpus, so it must be a name, bm25 or dense for example; got "
+                f"{type(first).__name__}."
             )
         if "fuse" in options or "filter" in options:
             raise InputError("MTEB orders documents by their exact scores and searches all; leave fuse and filter out.")
@@ -89,10 +93,10 @@ class AdacurSearch:
         num_proc: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Score the corpus for the anchor queries; where documents to re-rank are given, nothing need be scored."""
-        everything = [Item(row["id"], _text_of(row)) for row in corpus]
-        items = [item for item in everything if item.text]
-        self._without_text = {item.id for item in everything if not item.text}
+        """Score the corpus for the anchor queries; re-ranking tasks need no scores here."""
+        documents = [Item(row["id"], _text_of(row)) for row in corpus]
+        items = [item for item in documents if item.text]
+        self._without_text = {item.id for item in documents if not item.text}
         if "Reranking" in task_metadata.type:
             self._index = AnchorIndex.from_items(items, scorer=self._scorer)
             return
@@ -123,15 +127,17 @@ class AdacurSearch:
     ) -> dict[str, dict[str, float]]:
         """Documents and their exact scores by query; of those given in `top_ranked`, all."""
         if self._index is None:
-            raise InputError("A corpus is indexed before it is searched. Call index(corpus, …) first.")
-        everything = [Query(row["id"], _query_text(row)) for row in queries]
-        asked = [query for query in everything if query.text.strip()]
-        answers: dict[str, dict[str, float]] = {query.id: {} for query in everything}
+            raise InputError("A corpus must be indexed before it is searched. Call index(corpus, …) first.")
+        every = [Query(row["id"], _query_text(row)) for row in queries]
+        searched = [query for query in every if query.text.strip()]
+        answers: dict[str, dict[str, float]] = {query.id: {} for query in every}
         if top_ranked is not None:
-            return answers | {query.id: self._reranked(query, top_ranked.get(query.id, ()), top_k) for query in asked}
-        found = self._index.search(asked, self._k, **self._given(self._index, self._first))
+            return answers | {
+                query.id: self._reranked(query, top_ranked.get(query.id, ()), top_k) for query in searched
+            }
+        hits = self._index.search(searched, self._k, **self._search_options(self._index, self._first))
         ids = self._index.items.ids
-        return answers | {query.id: _all_scored(hits, ids, top_k) for query, hits in zip(asked, found, strict=True)}
+        return answers | {query.id: _all_scored(one, ids, top_k) for query, one in zip(searched, hits, strict=True)}
 
     @property
     def mteb_model_meta(self) -> Any:
@@ -144,7 +150,7 @@ class AdacurSearch:
             "n_anchors": len(self._anchor_queries) if self._anchor_queries else self._n_anchors,
             "k": self._k,
             "seed": self._seed,
-            **{name: _as_told(value) for name, value in self._options.items()},
+            **{name: _as_setting(value) for name, value in self._options.items()},
         }
         return ModelMeta.create_empty(
             overwrites={
@@ -166,7 +172,7 @@ class AdacurSearch:
         self._remove_temporary = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return Path(folder) / name
 
-    def _given(self, index: AnchorIndex, first: Any) -> SearchOptions:
+    def _search_options(self, index: AnchorIndex, first: Any) -> SearchOptions:
         return search_options(index, first=first, **{"seed": self._seed, **self._options})
 
     def _check_options(self) -> None:
@@ -180,7 +186,7 @@ class AdacurSearch:
             scorer=self._scorer,
             first=dense if self._first == "dense" else None,
         )
-        plan_search(example, self._k, **self._given(example, Random([item.id])))
+        plan_search(example, self._k, **self._search_options(example, Random([item.id])))
 
     def _reranked(self, query: Query, given: Sequence[str], top_k: int) -> dict[str, float]:
         scored = [id_ for id_ in given if id_ not in self._without_text]
@@ -213,7 +219,7 @@ def _all_scored(hits: Hits, ids: Sequence[str], top_k: int) -> dict[str, float]:
     return {id_: score for score, id_ in scored[:top_k]}
 
 
-def _as_told(value: Any) -> Any:
+def _as_setting(value: Any) -> Any:
     if isinstance(value, Budget):
         return f"{value.calls}" if value.deadline is None else f"{value.calls} in {value.deadline} s"
     return value if isinstance(value, str | int | float | bool) else repr(value)

@@ -26,7 +26,6 @@ from adacur.serving.logs import silent_log
 from adacur.serving.metrics import METRICS_TYPE, Metrics
 from adacur.serving.page import add_page, content_security_policy
 from adacur.serving.recall import RecallCurves, tunings_of
-from adacur.serving.reference import reference_page
 from adacur.serving.reranking import DIALECTS, Dialect, Ranked, Reranking
 from adacur.serving.scoring import ServedScorers
 from adacur.serving.searching import Search, SearchStream, search_all
@@ -56,7 +55,6 @@ def create_app(
         redoc_url=None,
         lifespan=server.lifespan,
     )
-    app.state.turns = server.turns
     app.add_middleware(GZipMiddleware, compresslevel=5)
     app.add_middleware(
         Door, settings=server.settings, metrics=server.metrics, log=server.log, policy=content_security_policy()
@@ -111,7 +109,6 @@ class _Server:
         try:
             yield
         finally:
-            self.turns.stop()
             self.curves.stop()
             opening.cancel()
             with suppress(asyncio.CancelledError, Exception):
@@ -265,13 +262,11 @@ class _Server:
             summary="Ready",
             responses={
                 200: {"model": shapes.Ready},
-                503: {"model": shapes.Ready, "description": "Models are being opened, or the server is stopping."},
+                503: {"model": shapes.Ready, "description": "Models are being opened."},
             },
         )
         async def ready() -> Response:
             """Whether searches are taken and can be answered at once."""
-            if self.turns.is_stopping:
-                return json_answer({"status": "stopping"}, status=503, headers={"Retry-After": "5"})
             if not self.is_ready:
                 return json_answer({"status": "starting"}, status=503, headers={"Retry-After": "1"})
             return json_answer({"status": "ready"})
@@ -289,10 +284,6 @@ class _Server:
         async def metrics() -> Response:
             """Requests, scorer calls, seconds per step, waiting and refused requests, in Prometheus' text format."""
             return Response(self.metrics.text(), headers={"Content-Type": METRICS_TYPE})
-
-        @app.get("/docs", include_in_schema=False)
-        async def docs() -> Response:
-            return Response(reference_page(app.openapi()), media_type="text/html")
 
     def _note_search(self, request: Request, plan: SearchPlan) -> None:
         notes = {"index": plan.served.name, "k": plan.k, "queries": len(plan.queries), "method": plan.method}

@@ -14,13 +14,13 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from adacur.serving.failures import ClientGone, Refusal, as_refusal, stopping
+from adacur.serving.failures import ClientGone, Refusal, as_refusal
 from adacur.serving.metrics import Metrics
 from adacur.serving.settings import ServerSettings
 
 __all__ = ["Door", "notes_of"]
 
-_OPEN = {"/", "/healthz", "/readyz", "/docs", "/openapi.json", "/favicon.ico"}
+_OPEN = {"/", "/healthz", "/readyz", "/openapi.json", "/favicon.ico"}
 # An id that a proxy gave goes into headers and logs, so it must look like one.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 # An IPv6 address contains colons, and stands in brackets.
@@ -93,8 +93,9 @@ class Door:
         except asyncio.CancelledError:
             # The grace period of a stop is over.
             if status is None:
-                notes["error"] = "stopping"
-                await stopping().response()(scope, receive, answer)
+                refusal = Refusal(503, "stopping", "This server is being stopped.", headers={"Retry-After": "5"})
+                notes["error"] = refusal.code
+                await refusal.response()(scope, receive, answer)
             raise
         finally:
             # A stream has sent its status before it can fail.

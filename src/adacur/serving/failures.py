@@ -21,7 +21,7 @@ from adacur.core.errors import (
     UnknownName,
 )
 
-__all__ = ["ClientGone", "Refusal", "as_refusal", "json_answer", "stopping"]
+__all__ = ["ClientGone", "Refusal", "as_refusal", "json_answer"]
 
 # The first class that an error is an instance of counts, so that narrower classes stand before wider ones.
 _LIBRARY_ERRORS: tuple[tuple[type[AdacurError], int, str], ...] = (
@@ -34,8 +34,8 @@ _LIBRARY_ERRORS: tuple[tuple[type[AdacurError], int, str], ...] = (
 )
 _ROUTER_ERRORS = {
     400: ("malformed_json", "The body cannot be read as JSON."),
-    404: ("not_found", "There is nothing at this address. /docs lists the addresses."),
-    405: ("method_not_allowed", "This address does not take this HTTP method. /docs lists what it takes."),
+    404: ("not_found", "There is nothing at this address. /openapi.json lists the addresses."),
+    405: ("method_not_allowed", "This address does not take this HTTP method. /openapi.json lists what it takes."),
 }
 _MOST_FAULTS = 3
 
@@ -68,11 +68,6 @@ class Refusal(Exception):
     def response(self) -> Response:
         """The whole answer."""
         return json_answer(self.body(), status=self.status, headers=self.headers)
-
-
-def stopping() -> Refusal:
-    """The answer to requests that arrive, or still wait, while the server stops."""
-    return Refusal(503, "stopping", "This server is being stopped. Try another one.", headers={"Retry-After": "5"})
 
 
 def as_refusal(error: Exception) -> Refusal:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from adacur.core.errors import InputError
-from adacur.core.protocols import Scorer, ScorerCard
+from adacur.core.protocols import Scorer
 from adacur.index import IndexFolder, index_url
 from adacur.search import AnchorIndex, load
 
@@ -34,7 +34,7 @@ def named_places(given: Iterable[str]) -> dict[str, str]:
 
 
 def open_indexes(places: Mapping[str, str | Path], *, scorer: Any = None, **options: Any) -> dict[str, AnchorIndex]:
-    """Open indexes with their scorers; those that were built by the same one share it.
+    """Open indexes with their scorers; indexes that were built by the same one share it.
 
     `scorer` replaces the one that each was built with, and `options` are those of `adacur.load`.
     """
@@ -42,17 +42,12 @@ def open_indexes(places: Mapping[str, str | Path], *, scorer: Any = None, **opti
     indexes: dict[str, AnchorIndex] = {}
     for name, place in places.items():
         card = IndexFolder.open(index_url(str(place)) or place).manifest.scorer
-        who = _identity(card) if scorer is None else (card.max_item_tokens if card else None)
-        # An opened scorer has its cache around it already.
-        given = {**options, "cache": None} if who in opened else options
-        index = load(place, scorer=opened.get(who, scorer), **given)
-        opened[who] = index.scorer
+        if scorer is not None or card is None:
+            model: Any = card and card.max_item_tokens
+        else:
+            model = (card.name, card.backend, card.weights, card.source, card.max_tokens, card.max_item_tokens)
+        # A scorer that is open has its cache around it already.
+        index = load(place, scorer=opened.get(model, scorer), **options | ({"cache": None} if model in opened else {}))
+        opened[model] = index.scorer
         indexes[name] = index
     return indexes
-
-
-def _identity(card: ScorerCard | None) -> tuple[Any, ...] | None:
-    """Cards with the same are of one model, opened in the same way."""
-    if card is None:
-        return None
-    return card.name, card.backend, card.weights, card.source, card.max_tokens, card.max_item_tokens

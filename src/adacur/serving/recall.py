@@ -1,4 +1,4 @@
-"""Recall against budget, computed in the background from what the index holds already."""
+"""Recall against budget, computed in the background from the scores of the index."""
 
 from __future__ import annotations
 
@@ -47,83 +47,65 @@ class RecallCurves:
         self, name: str, index: AnchorIndex, *, k: int, method: str, first: str | None = None
     ) -> dict[str, Any] | None:
         """The curve, or None while it is computed."""
-        first = index.default_first if first is None else first
+        first = first or index.default_first
         key = (name, k, method, first)
         if key not in self._curves:
-            self._check(index, k=k, first=first)
+            budgets = self._budgets(index, k, first)
             if len(self._curves) >= _MOST_CURVES:
-                # Whoever asks for every k there is gets them, but they are not all kept.
                 oldest = next((one for one, curve in self._curves.items() if curve.done()), None)
                 if oldest is None:
                     raise Refusal(429, "too_busy", "Too many curves are being computed.", headers={"Retry-After": "10"})
                 del self._curves[oldest]
-            self._curves[key] = self._thread.submit(self._computed, index, k, method, first)
+            self._curves[key] = self._thread.submit(self._computed, index, budgets, k, method, first)
         future = self._curves[key]
         if not future.done():
             return None
-        if (error := future.exception()) is not None:
-            if isinstance(error, AdacurError):
-                raise Refusal(404, "no_recall", str(error))
-            raise error
-        return future.result()
+        try:
+            return future.result()
+        except AdacurError as error:
+            raise Refusal(404, "no_recall", str(error)) from error
 
     def stop(self) -> None:
         """End after the search under way."""
         self._stopping.set()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _check(self, index: AnchorIndex, *, k: int, first: str) -> None:
+    def _budgets(self, index: AnchorIndex, k: int, first: str) -> list[int]:
+        """From the least that a search may have to the most, as far as that is quickly measured."""
         if first not in index.first_stages:
-            raise Refusal(
-                422,
-                "unknown_name",
-                f"This index has no first stage {first!r}.{did_you_mean(first, index.first_stages)} "
-                f"It has: {', '.join(index.first_stages)}.",
-            )
-        if len(index.anchor_queries) < FEWEST_QUERIES:
-            raise Refusal(
-                404,
-                "no_recall",
-                f"Recall is measured on anchor queries, at least {FEWEST_QUERIES} of them; this index has "
-                f"{len(index.anchor_queries)}.",
-            )
-        cells = index.exact_cells()
-        if cells is not None and not cells.all():
-            raise Refusal(
-                404, "no_recall", "Some scores of this index are predicted; recall cannot be measured against those."
-            )
-        if not self._budgets(index, k):
-            raise Refusal(
-                404, "no_recall", f"k={k} is more than the largest budget that can be searched with, or than the items."
-            )
+            near, stages = did_you_mean(first, index.first_stages), ", ".join(index.first_stages)
+            raise Refusal(422, "unknown_name", f"This index has no first stage {first!r}.{near} It has: {stages}.")
+        most, n_anchors, cells = min(self._max_budget, len(index)), len(index.anchor_queries), index.exact_cells()
+        if n_anchors < FEWEST_QUERIES:
+            reason = f"Recall is measured on at least {FEWEST_QUERIES} anchor queries; this index has {n_anchors}."
+        elif cells is not None and not cells.all():
+            reason = "Some scores of this index are predicted; recall cannot be measured against those."
+        elif k > most:
+            reason = f"k={k} is more than the largest budget or the number of items, {most}."
+        else:
+            budgets = (*_BUDGETS, k, 2 * k, min(most, max(_LARGEST_BUDGET, k)))
+            return sorted({budget for budget in budgets if k <= budget <= most})
+        raise Refusal(404, "no_recall", reason)
 
-    def _budgets(self, index: AnchorIndex, k: int) -> list[int]:
-        most = min(self._max_budget, len(index))
-        if k > most:
-            return []
-        # From the least that a search may have to the most, as far as that can be measured in passing.
-        asked = (*_BUDGETS, k, 2 * k, min(most, max(_LARGEST_BUDGET, k)))
-        return sorted({budget for budget in asked if k <= budget <= most})
-
-    def _computed(self, index: AnchorIndex, k: int, method: str, first: str) -> dict[str, Any]:
+    def _computed(self, index: AnchorIndex, budgets: list[int], k: int, method: str, first: str) -> dict[str, Any]:
         n_anchors = len(index.anchor_queries)
-        chosen = np.linspace(0, n_anchors - 1, min(self._queries, n_anchors)).astype(int).tolist()
-        queries = [index.anchor_queries[at] for at in chosen]
-        scores = np.ascontiguousarray(index.matrix[:, chosen].T)
+        rows = np.linspace(0, n_anchors - 1, min(self._queries, n_anchors)).astype(int).tolist()
+        queries = [index.anchor_queries[row] for row in rows]
+        scores = np.ascontiguousarray(index.matrix[:, rows].T)
         points = []
-        for budget in self._budgets(index, k):
-            found: list[Hits] = []
-            while len(found) < len(queries):
+        for budget in budgets:
+            hits: list[Hits] = []
+            while len(hits) < len(queries):
                 self._let_searches_go_first()
-                some = queries[len(found) : len(found) + _QUERIES_AT_ONCE]
-                found += replay(index, some, k, budget=budget, method=method, first=first)
-            expected = prediction_of(method, top_k_recall(found, scores, k=k))
+                some = queries[len(hits) : len(hits) + _QUERIES_AT_ONCE]
+                hits += replay(index, some, k, budget=budget, method=method, first=first)
+            expected = prediction_of(method, top_k_recall(hits, scores, k=k))
             points.append({"budget": budget, "recall": expected.recall, "low": expected.low, "high": expected.high})
         return {"k": k, "method": method, "first": first, "n_queries": len(queries), "points": points}
 
     def _let_searches_go_first(self) -> None:
         began = busy = time.monotonic()
-        # Between two searches of one client there is a moment, which is no rest.
+        # The moment between two searches of one client does not count as idle.
         while (now := time.monotonic()) - busy < _SECONDS_OF_REST and now - began < _SECONDS_TO_WAIT:
             if not self._is_idle():
                 busy = now
@@ -135,10 +117,7 @@ def tunings_of(index: AnchorIndex) -> list[Mapping[str, Any]]:
     """What an index is tuned for."""
     return [
         {
-            "k": tuning.k,
-            "budget": tuning.budget,
-            "first": tuning.first,
-            "n_queries": tuning.n_queries,
+            **{name: getattr(tuning, name) for name in ("k", "budget", "first", "n_queries")},
             "predictions": [
                 {"method": one.method, "recall": one.recall, "low": one.low, "high": one.high}
                 for one in tuning.predictions

@@ -21,13 +21,18 @@ _KEY = re.compile(r"[!-~]([ -~]*[!-~])?")
 class ServerSettings:
     """Limits, keys and switches of a server.
 
-    `concurrency` searches run at a time and `queue` more wait for their turn; whoever comes then is sent away with 429.
-    `seconds` is the most that a request may take, waiting included; `grace_seconds` is what requests under way are
-    given to finish when the server is told to stop. With `api_keys`, everything that searches needs one of them.
-    `shared_batches` lets requests that wait at the same time share scorer calls: by default those of models in this
-    process, with True those of every scorer, and then a failed call is repeated caller by caller, beyond any budget.
-    `allowed_hosts` are the names, without ports, that a request's Host header may have beside localhost and loopback
-    addresses. Without any, only requests that arrive at a loopback address are held to these.
+    - `max_…`: the most of one request;
+    - `concurrency`, `queue`: requests that run and that wait at a time; further ones are refused with 429;
+    - `seconds`: the most that a request may take, waiting included;
+    - `grace_seconds`: the time that requests under way have to finish when the server stops;
+    - `api_keys`: if given, every request that searches needs one of them;
+    - `allowed_hosts`: names, without ports, that a request's Host header may have beside localhost and loopback
+      addresses. Without any, only requests that arrive at a loopback address are held to these;
+    - `shared_batches`: whether requests that wait at the same time share scorer calls: by default those of models in
+      this process; with True those of every scorer, and then a failed call is repeated caller by caller, beyond any
+      budget;
+    - `log_queries`: whether texts of queries go into the log;
+    - `recall_queries`: anchor queries that a curve of recall is measured on.
     """
 
     max_body_bytes: int = 4 * 2**20
@@ -51,31 +56,26 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            least = _LEAST.get(field.name, 1)
+            value, least = getattr(self, field.name), _LEAST.get(field.name, 1)
             if field.type == "int" and not (is_whole(value) and value >= least):
-                raise InputError(f"{field.name} is a whole number of at least {least}; got {value!r}.")
+                raise InputError(f"{field.name} must be a whole number of at least {least}; got {value!r}.")
             if field.type == "float" and not (isinstance(value, int | float) and 0 <= value < float("inf")):
-                raise InputError(f"{field.name} is a number of seconds; got {value!r}.")
+                raise InputError(f"{field.name} must be a number of seconds; got {value!r}.")
+            if field.type == "tuple[str, ...]" and isinstance(value, str):
+                raise InputError(f"{field.name} must be a list of texts; got one text. Put it into a list.")
         if not self.seconds:
-            raise InputError("seconds is the most that a request may take, and must be more than 0.")
-        for name in ("api_keys", "allowed_hosts"):
-            if isinstance(getattr(self, name), str):
-                raise InputError(f"{name} is a list of texts; got one text. Put it into a list.")
+            raise InputError("seconds, the most that a request may take, must be more than 0.")
         for host in self.allowed_hosts:
             if not (isinstance(host, str) and _HOST.fullmatch(host)):
                 raise InputError(
-                    f"allowed_hosts are names or addresses in small letters, without http://, port or brackets; "
-                    f"got {host!r}. Give for example 'search.example.com'."
+                    f"allowed_hosts must be names or addresses in lower case, without http://, port or brackets; got "
+                    f"{host!r}. Give for example 'search.example.com'."
                 )
         if not all(isinstance(key, str) and _KEY.fullmatch(key) for key in self.api_keys):
-            raise InputError(
-                "An API key is of letters, digits and signs of ASCII, without spaces at its ends: what every client "
-                "can put into a header. One of those given is not."
-            )
+            raise InputError("API keys must be printable ASCII without spaces at the ends, to fit into a header.")
 
     def defaults(self) -> dict[str, int]:
-        """What a search that says nothing gets: as in Python, within the limits."""
+        """k and budget of a search that names neither: as in Python, within the limits."""
         budget = min(100, self.max_budget)
         return {"budget": budget, "k": min(10, self.max_k, budget)}
 

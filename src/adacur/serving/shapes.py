@@ -158,7 +158,7 @@ class Computing(BaseModel):
 class Ready(BaseModel):
     """Whether the server takes searches."""
 
-    status: Literal["ok", "ready", "starting", "stopping"]
+    status: Literal["ok", "ready", "starting"]
 
 
 class Reranked(BaseModel):

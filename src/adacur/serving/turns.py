@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from starlette.types import Receive
 
-from adacur.serving.failures import ClientGone, Refusal, stopping
+from adacur.serving.failures import ClientGone, Refusal
 
 __all__ = ["Turns"]
 
@@ -17,14 +17,13 @@ Answer = TypeVar("Answer")
 
 
 class Turns:
-    """`concurrency` requests at a time and `queue` waiting; further ones get 429, and 503 once `stop` is called."""
+    """`concurrency` requests at a time and `queue` waiting; further ones get 429."""
 
     def __init__(self, *, concurrency: int, queue: int) -> None:
         self._free = asyncio.Semaphore(concurrency)
         self._queue = queue
         self.waiting = 0
         self.running = 0
-        self.is_stopping = False
 
     async def run(self, work: Callable[[], Awaitable[Answer]], *, receive: Receive, seconds: float) -> Answer:
         """The result of some work, in turn; the work is cancelled when the client hangs up first.
@@ -70,21 +69,10 @@ class Turns:
             self._free.release()
 
     def check(self) -> None:
-        """Refuse a request that would have to wait beyond the queue, or that arrives while the server stops."""
-        if self.is_stopping:
-            raise stopping()
+        """Refuse a request that would have to wait beyond the queue."""
         if self._free.locked() and self.waiting >= self._queue:
             message = f"{self.running} requests are under way and {self.waiting} wait. Try again in a second."
             raise Refusal(429, "too_busy", message, headers={"Retry-After": "1"})
-
-    def stop(self) -> None:
-        """Take no new requests."""
-        self.is_stopping = True
-
-    async def all_done(self) -> None:
-        """Wait for the requests that were let in."""
-        while self.running or self.waiting:
-            await asyncio.sleep(0.02)
 
 
 async def _hung_up(receive: Receive) -> None:

@@ -1,4 +1,8 @@
-"""What the hosts share: hits as documents, documents as items, exact scores for documents given, checks at the door."""
+"""What the adapters share: hits as documents, documents as items, exact scores for given documents, and checks.
+
+An adapter turns its host's query into `search` or `rerank`, and the hits into the host's documents. `k` and the
+options `budget`, `method`, `first` and `filter` of `AnchorIndex.search` keep their names in all of them.
+"""
 
 from __future__ import annotations
 
@@ -26,64 +30,62 @@ __all__ = [
     "asearch",
     "check_index",
     "checked_filter",
-    "item_of",
-    "known_of",
     "load_with",
-    "metadata_filter",
     "metadata_of",
+    "ranking_of",
     "rerank",
     "score_of",
     "search",
+    "text_of",
 ]
 
 
 def load_with(path: str | Path, options: Mapping[str, Any]) -> tuple[AnchorIndex, dict[str, Any]]:
-    """Open an index with those of the options that `adacur.load` takes, and hand back the others."""
+    """Open an index with those of the options that `adacur.load` takes, and return the others."""
     loading = inspect.signature(load).parameters.keys() & options.keys()
-    return load(path, **{name: options[name] for name in loading}), {
-        name: value for name, value in options.items() if name not in loading
-    }
+    others = {name: value for name, value in options.items() if name not in loading}
+    return load(path, **{name: options[name] for name in loading}), others
 
 
 def check_index(index: object) -> None:
-    """Refuse what is no index, a path above all."""
+    """Refuse a path, and whatever else is not an index."""
     if not isinstance(index, AnchorIndex):
         raise InputError(
-            f"Expected an index, as adacur.load and adacur.build return; got {index!r}. "
-            "A folder is opened with AdacurRetriever.from_path(path)."
+            f"index must be an index, as adacur.load and adacur.build return; got {index!r}. "
+            "Open a folder with AdacurRetriever.from_path(path)."
         )
 
 
 def search(index: AnchorIndex, query: str, k: int, **options: Any) -> Sequence[Hit]:
-    """Like `index.search`, but a filter that no item passes finds nothing: to a pipeline that is an answer."""
+    """Like `index.search`, but a filter that no item passes gives no hits: an empty answer to a pipeline."""
     try:
         return index.search(query, k, **search_options(index, **options))
     except EmptyInput:
-        if _may_find_nothing(query, options):
+        if _is_filtered(query, options):
             return []
         raise
 
 
 async def asearch(index: AnchorIndex, query: str, k: int, **options: Any) -> Sequence[Hit]:
-    """Like `search`, without holding up the event loop."""
+    """Like `search`, without blocking the event loop."""
     try:
         return await index.asearch(query, k, **search_options(index, **options))
     except EmptyInput:
-        if _may_find_nothing(query, options):
+        if _is_filtered(query, options):
             return []
         raise
 
 
-def _may_find_nothing(query: str, options: Mapping[str, Any]) -> bool:
-    # A query without a word is refused with the same error, and before any filter is looked at.
+def _is_filtered(query: str, options: Mapping[str, Any]) -> bool:
+    # An empty query is refused with the same error, before the filter is looked at.
     return options.get("filter") is not None and bool(query.strip())
 
 
-def item_of(hit: Hit) -> Item:
-    """The item that was found."""
+def text_of(hit: Hit) -> str:
+    """The item's text."""
     if hit.item is None:
-        raise InputError(f"The index knows no text of {hit.id!r}.")
-    return hit.item
+        raise InputError(f"The index has no text of {hit.id!r}.")
+    return hit.item.text
 
 
 def score_of(hit: Hit) -> float:
@@ -91,31 +93,26 @@ def score_of(hit: Hit) -> float:
     return hit.score if hit.fused is None else hit.fused
 
 
-def metadata_of(hit: Hit) -> dict[str, Any]:
-    """The item's own metadata, and what the search knows of it, which wins where both use a name."""
-    return dict(item_of(hit).metadata) | known_of(hit)
-
-
-def known_of(hit: Hit) -> dict[str, Any]:
+def ranking_of(hit: Hit) -> dict[str, Any]:
     """What the search knows of a hit beside its score: rank, round and, where that was fused, the exact score."""
     return {"rank": hit.rank, "round": hit.round} | ({} if hit.fused is None else {"exact": hit.score})
 
 
+def metadata_of(hit: Hit) -> dict[str, Any]:
+    """The item's metadata and `ranking_of`, which wins where both use a name."""
+    return (dict(hit.item.metadata) if hit.item else {}) | ranking_of(hit)
+
+
 def as_item(id_: str | None, text: str, metadata: Mapping[str, Any]) -> Item:
-    """An item from a document; one without an id gets one that follows from its content."""
+    """An item from a document; without an id, it gets one that follows from its content."""
     if id_ is None:
         content = json.dumps([text, dict(metadata)], sort_keys=True, default=str)
         id_ = hashlib.blake2b(content.encode(errors="replace"), digest_size=12).hexdigest()
     return Item(id_, text, dict(metadata))
 
 
-def metadata_filter(wanted: Mapping[str, Any]) -> Callable[[Item], bool]:
-    """Items whose metadata hold all these values."""
-    return lambda item: all(name in item.metadata and item.metadata[name] == value for name, value in wanted.items())
-
-
 def checked_filter(matches: Callable[[Item], bool]) -> Callable[[Item], bool]:
-    """A host's filter, which names the item that it cannot be applied to."""
+    """A host's filter, whose errors name the item that it cannot be applied to."""
 
     def allowed(item: Item) -> bool:
         try:
@@ -136,15 +133,15 @@ def rerank(scorer: Scorer, query: str, texts: Sequence[str], *, k: int) -> list[
 
 
 async def arerank(scorer: Scorer, query: str, texts: Sequence[str], *, k: int) -> list[tuple[int, float]]:
-    """Like `rerank`, without holding up the event loop; calls that are awaited together are made together."""
+    """Like `rerank`, without blocking the event loop; calls that are awaited together are made together."""
     if not texts:
         return []
     return _best(await ascore(scorer, _pairs(query, texts)), k)
 
 
 def _pairs(query: str, texts: Sequence[str]) -> list[Pair]:
-    asked = as_query(query)
-    return [(asked, Item(str(position), text)) for position, text in enumerate(texts)]
+    one = as_query(query)
+    return [(one, Item(str(position), text)) for position, text in enumerate(texts)]
 
 
 def _best(scores: FloatArray, k: int) -> list[tuple[int, float]]:
