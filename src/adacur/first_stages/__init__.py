@@ -15,24 +15,14 @@ search/first_stages.py keeps them in index folders.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from adacur.first_stages.bm25 import BM25
-    from adacur.first_stages.dense import Dense
-    from adacur.first_stages.encoders import (
-        Encoder,
-        EncoderCard,
-        OnnxEncoder,
-        SentenceTransformerEncoder,
-        bge_small,
-    )
-    from adacur.first_stages.matrix import Matrix
-    from adacur.first_stages.placing import AnyStage, Placed, Retriever, as_hits, placed
-    from adacur.first_stages.random import Random
-    from adacur.first_stages.saved import read_settings
-    from adacur.first_stages.table import FIRST_STAGES, built_by_name, first_stage_named, load_first_stage
+from adacur.first_stages.bm25 import BM25
+from adacur.first_stages.dense import Dense
+from adacur.first_stages.encoders import Encoder, EncoderCard, OnnxEncoder, SentenceTransformerEncoder, bge_small
+from adacur.first_stages.matrix import Matrix
+from adacur.first_stages.placing import AnyStage, Placed, Retriever, as_hits, placed
+from adacur.first_stages.random import Random
+from adacur.first_stages.saved import read_settings
+from adacur.first_stages.table import FIRST_STAGES, first_stage_named, load_first_stage
 
 __all__ = [
     "BM25",
@@ -49,41 +39,8 @@ __all__ = [
     "SentenceTransformerEncoder",
     "as_hits",
     "bge_small",
-    "built_by_name",
     "first_stage_named",
     "load_first_stage",
     "placed",
     "read_settings",
 ]
-
-_HOMES = {
-    "AnyStage": "placing",
-    "BM25": "bm25",
-    "FIRST_STAGES": "table",
-    "Dense": "dense",
-    "Encoder": "encoders",
-    "EncoderCard": "encoders",
-    "Matrix": "matrix",
-    "OnnxEncoder": "encoders",
-    "Placed": "placing",
-    "Random": "random",
-    "Retriever": "placing",
-    "SentenceTransformerEncoder": "encoders",
-    "as_hits": "placing",
-    "bge_small": "encoders",
-    "built_by_name": "table",
-    "first_stage_named": "table",
-    "load_first_stage": "table",
-    "placed": "placing",
-    "read_settings": "saved",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -225,11 +225,8 @@ class Dense(FirstStage):
             return self._encoder
 
     def _opened_encoder(self) -> Encoder:
-        how = (
-            "adacur.load(path, encoder=...) or Dense.load(folder, encoder=...)"
-            if self._folder
-            else "from_embeddings(..., encoder=...)"
-        )
+        loading = "adacur.load(path, encoder=...) or Dense.load(folder, encoder=...)"
+        how = loading if self._folder else "from_embeddings(..., encoder=...)"
         if self._card is None:
             raise InputError(f"These embeddings came without an encoder, so text cannot be searched. Use {how}.")
         encoder = reopen_encoder(self._card, instead=how, folder=self._folder, trust=self._trust)
@@ -301,34 +298,33 @@ def _stacked(blocks: Iterable[_Block], *, folder: Path | None) -> tuple[Any, Flo
         stored = np.concatenate(parts) if parts else None
     else:
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / _EMBEDDINGS).open("wb") as file:
-            n_rows = _write_npy(rows(), file)
-        stored = np.load(folder / _EMBEDDINGS, mmap_mode="r") if n_rows else None
+        stored = _written(rows(), folder / _EMBEDDINGS)
     if stored is None:
         raise EmptyInput("There are no items. Give at least one.")
     return stored, np.concatenate(scales) if scales else None
 
 
-def _write_npy(blocks: Iterable[Any], file: IO[bytes]) -> int:
-    """Append blocks to a .npy file whose length is not known beforehand."""
-    n, width, dtype = 0, 0, np.dtype(np.float32)
-    for block in blocks:
-        width, dtype = block.shape[1], block.dtype
-        if not n:
-            _write_header(file, (0, width), dtype)
-        file.write(np.ascontiguousarray(block).data)
-        n += len(block)
-    # numpy pads the header so that the first axis can grow in place.
-    file.seek(0)
-    if n:
-        _write_header(file, (n, width), dtype)
-    return n
+def _written(blocks: Iterable[Any], path: Path) -> Any:
+    """The blocks in a .npy file whose length is not known beforehand, memory-mapped; None where there are none."""
 
+    def write_header(n: int, block: Any) -> None:
+        descr = np.lib.format.dtype_to_descr(block.dtype)
+        about = {"shape": (n, block.shape[1]), "fortran_order": False, "descr": descr}
+        np.lib.format.write_array_header_1_0(file, about)
 
-def _write_header(file: IO[bytes], shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
-    np.lib.format.write_array_header_1_0(
-        file, {"shape": shape, "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
-    )
+    n, block = 0, None
+    with path.open("wb") as file:
+        for block in blocks:
+            if not n:
+                write_header(0, block)
+            file.write(np.ascontiguousarray(block).data)
+            n += len(block)
+        if block is None:
+            return None
+        # numpy pads the header so that the first axis can grow in place.
+        file.seek(0)
+        write_header(n, block)
+    return np.load(path, mmap_mode="r")
 
 
 def _check_vectors(given: Any, *, n: int, encoder: Encoder | None) -> FloatArray:

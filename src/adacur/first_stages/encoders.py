@@ -38,7 +38,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class EncoderCard:
-    """Who an encoder is, as a saved retriever remembers it.
+    """Who an encoder is, as a saved first stage remembers it.
 
     `source` is what opens it again (a folder or a name), `weights` a hash of its weights and `settings` one of its
     tokenizer and configuration; None where there is none. `kind` "onnx" and "sentence-transformers" can be opened
@@ -58,7 +58,7 @@ class EncoderCard:
 
 
 def read_card(data: Any) -> EncoderCard:
-    """The card in the settings of a saved retriever; ValueError where they hold something else."""
+    """The card in the settings of a saved first stage; ValueError where they hold something else."""
     card = EncoderCard(**data)
     texts = (card.kind, card.query_prefix, card.item_prefix)
     names_ = (card.source, card.weights, card.pooling, card.settings)
@@ -258,7 +258,7 @@ def check_same_encoder(given: EncoderCard, built: EncoderCard | None) -> None:
         if then is not None and now is not None and then != now:
             raise InputError(
                 f"The items were encoded with {field} {then!r}; this encoder has {now!r}. "
-                "Pass the encoder the retriever was built with, or build it again."
+                "Pass the encoder that the first stage was built with, or build it again."
             )
 
 
@@ -281,9 +281,9 @@ def open_encoder(card: EncoderCard) -> Encoder:
 
 
 def reopen_encoder(card: EncoderCard, *, instead: str, folder: Path | None, trust: bool) -> Encoder:
-    """The encoder that a saved retriever remembers; `instead` says how to pass it by hand.
+    """The encoder that a saved first stage remembers; `instead` says how to pass it by hand.
 
-    What the `folder` of the retriever names is weights, or takes `trust`.
+    What its `folder` names must be weights, or takes `trust`.
     """
     source = card.source
     if source is not None and source not in names() and folder is not None:
@@ -295,7 +295,7 @@ def reopen_encoder(card: EncoderCard, *, instead: str, folder: Path | None, trus
         return open_encoder(replace(card, source=source))
     except (OSError, ValueError) as error:
         raise InputError(
-            f"The encoder of this retriever ({card.kind}, {card.source!r}) cannot be opened: {error} "
+            f"The encoder of this first stage ({card.kind}, {card.source!r}) cannot be opened: {error} "
             f"Pass it: {instead}."
         ) from error
 

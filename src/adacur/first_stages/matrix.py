@@ -1,22 +1,20 @@
-"""Known scores, looked up: to replay a first stage or exact search."""
+"""Known scores, looked up: to replay a first stage or exact search. Not kept with an index."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.arrays import FloatArray
 from adacur.core.budget import check_k
 from adacur.core.errors import InputError, UnknownName
 from adacur.core.protocols import FirstStage, Ranking
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.scores import check_grid
-from adacur.data.stored import read_array, read_json
 from adacur.first_stages.ranking import best_first, check_ids
-from adacur.first_stages.saved import read_ids, unreadable_is_damage, write_json, write_settings
 
 __all__ = ["Matrix"]
 
@@ -35,27 +33,6 @@ class Matrix(FirstStage):
     def ids(self) -> Sequence[str]:
         """The ids of its items, by position."""
         return self._ids
-
-    @classmethod
-    def build(
-        cls, items: Iterable[Item], *, queries: Sequence[Query] = (), scores: FloatArray | None = None, **unused: Any
-    ) -> Matrix:
-        """The known `scores` of `queries`; there is nothing that these could be made from."""
-        if scores is None:
-            raise InputError("Known scores cannot be built from items; give queries=… and scores=….")
-        return cls(queries=queries, items=list(items), scores=scores)
-
-    def check_can_grow(self) -> None:
-        """Refuse: the scores of new items are not known."""
-        raise InputError("A first stage of known scores cannot take in new items; their scores are not known.")
-
-    def updated(self, items: Iterable[Item], *, unchanged: IntArray, **unused: Any) -> Matrix:
-        """Some of its items, with their scores."""
-        items = list(items)
-        if len(items) > len(unchanged):
-            self.check_can_grow()
-        queries = [Query(id_, id_) for id_ in self._rows]
-        return Matrix(queries=queries, items=items, scores=self._scores[:, unchanged])
 
     def settings(self) -> dict[str, Any]:
         """How much is known."""
@@ -76,19 +53,26 @@ class Matrix(FirstStage):
         best = best_first(row, self._ids, k)
         return Ranking(best, np.asarray(row[best]))
 
-    def save(self, folder: str | Path) -> None:
-        """Write the scores and the ids of queries and items."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        np.save(folder / "scores.npy", self._scores)
-        write_json(folder / "queries.json", list(self._rows))
-        write_settings(folder, kind=self.name, ids=self._ids, settings=self.settings())
+    @classmethod
+    def build(cls, items: Iterable[Item], **unused: Any) -> NoReturn:
+        """Refused: scores cannot be made from items."""
+        raise InputError(
+            "Known scores cannot be built, updated or saved; give them: Matrix(queries=…, items=…, scores=…)."
+        )
 
     @classmethod
-    def load(cls, folder: str | Path, **unused: Any) -> Matrix:
-        """Open what `save` wrote."""
-        folder = Path(folder)
-        with unreadable_is_damage(folder, "matrix"):
-            queries = [Query(id_, id_) for id_ in read_json(folder / "queries.json")]
-            items = [Item(id_, id_) for id_ in read_ids(folder)]
-            return cls(queries=queries, items=items, scores=read_array(folder / "scores.npy", kind="f", ndim=2))
+    def load(cls, folder: str | Path, **unused: Any) -> NoReturn:
+        """Refused, like `build`."""
+        Matrix.build(())
+
+    def check_can_grow(self) -> NoReturn:
+        """Refused: the scores of new items are not known."""
+        Matrix.build(())
+
+    def updated(self, items: Iterable[Item], **unused: Any) -> NoReturn:
+        """Refused, like `build`."""
+        Matrix.build(items)
+
+    def save(self, folder: str | Path) -> NoReturn:
+        """Refused, like `build`."""
+        Matrix.build(())

@@ -21,7 +21,6 @@ __all__ = [
     "read_settings",
     "unreadable_is_damage",
     "write_ids",
-    "write_json",
     "write_settings",
 ]
 
@@ -29,17 +28,13 @@ _FORMAT = 1
 _TEXT, _ENDS = "ids.utf8", "ids_ends.npy"
 
 
-def write_json(file: Path, content: Any, *, indent: int | None = None) -> None:
-    """Write JSON in UTF-8."""
-    file.write_text(json.dumps(content, indent=indent, ensure_ascii=False), encoding="utf-8")
-
-
 def write_settings(folder: Path, *, kind: str, ids: Iterable[str] | None = None, settings: dict[str, Any]) -> None:
     """Write settings, and ids where they are given; called last: without `retriever.json` a folder is unfinished."""
     folder.mkdir(parents=True, exist_ok=True)
     if ids is not None:
-        write_json(folder / "ids.json", list(ids))
-    write_json(folder / "retriever.json", {"kind": kind, "format": _FORMAT} | settings, indent=2)
+        (folder / "ids.json").write_text(json.dumps(list(ids), ensure_ascii=False), encoding="utf-8")
+    content = {"kind": kind, "format": _FORMAT} | settings
+    (folder / "retriever.json").write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
 def read_settings(folder: str | Path) -> dict[str, Any]:

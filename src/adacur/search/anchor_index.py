@@ -30,7 +30,7 @@ from adacur.core.records import Item, ItemList, Query, check_item
 from adacur.core.results import Hits
 from adacur.core.spelling import did_you_mean
 from adacur.data import as_items
-from adacur.first_stages import AnyStage, Placed, Retriever, placed
+from adacur.first_stages import FIRST_STAGES, AnyStage, Placed, Retriever, placed
 from adacur.first_stages.opening import encoder as open_encoder
 from adacur.index import (
     AnchorTable,
@@ -312,7 +312,7 @@ class AnchorIndex:
         save_table(self._anchors, path, card=self._card)
         for name in self._first:
             stage = self.first_stage(name).stage
-            if stage is not None:
+            if stage is not None and stage.name in FIRST_STAGES:
                 save_first_stage(stage, Path(path), name=name)
 
     @property

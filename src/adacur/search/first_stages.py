@@ -21,7 +21,6 @@ from adacur.core.records import Item, ItemList
 from adacur.first_stages import (
     FIRST_STAGES,
     Retriever,
-    built_by_name,
     first_stage_named,
     load_first_stage,
 )
@@ -77,7 +76,7 @@ def check_leads(stages: Sequence[Any]) -> None:
     """Refuse an index without anchor queries and first stage: it would search at random."""
     if not stages:
         raise InputError(
-            f"An index without anchor queries needs a first stage to start from: {', '.join(built_by_name())} or an "
+            f"An index without anchor queries needs a first stage to start from: {', '.join(FIRST_STAGES)} or an "
             "object. Name 'random' to search at random."
         )
 
@@ -169,7 +168,7 @@ def open_first_stages(
     if former:
         warnings.warn(
             f"{path} has the first stage {' and '.join(map(repr, former))}, which this version of adacur cannot use: "
-            f"searches start from the others. Build the index again with --first {','.join(built_by_name()[:2])}.",
+            f"searches start from the others. Build the index again with --first {','.join(list(FIRST_STAGES)[:2])}.",
             FirstStageWarning,
             stacklevel=2,
         )

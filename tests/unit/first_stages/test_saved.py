@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-import adacur.first_stages
 from adacur.core.errors import NewerFormat, NotAnIndex, UnknownName
 from adacur.first_stages import load_first_stage
 from adacur.first_stages.saved import StoredIds, read_ids, write_ids
@@ -40,12 +39,6 @@ def test_importing_the_room_costs_numpy_only() -> None:
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_only_what_is_listed_can_be_imported() -> None:
-    assert dir(adacur.first_stages) == sorted(adacur.first_stages.__all__)
-    with pytest.raises(AttributeError, match="Splade"):
-        _ = adacur.first_stages.Splade
 
 
 def test_ids_are_read_one_at_a_time_from_the_disk(tmp_path) -> None:
