@@ -219,7 +219,7 @@ def test_replaying_anchor_queries_finds_their_scores_without_a_scorer(world) -> 
             positions = index.items.positions(hits.ids)
             assert np.allclose(hits.scores, world.anchor_scores[row][positions])
             assert hits.trace.calls == 40
-    with pytest.raises(UnknownName, match="none"):
+    with pytest.raises(UnknownName, match="new"):
         replay(index, [Query("new", "new")], first="known")
 
 
