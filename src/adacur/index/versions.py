@@ -120,7 +120,7 @@ def live_blocks(
         return
     dtype = np.result_type(*(part.manifest.dtype for part in parts))
     height = largest_block(n_anchors, dtype)
-    sources = [_PartScores(part) for part in parts]
+    sources = [_PartScores(part) for part in parts if (part.columns >= 0).any()]
     for start in range(first, n_items, height):
         values = np.empty((min(height, n_items - start), n_anchors), dtype=dtype)
         for source in sources:
