@@ -107,31 +107,27 @@ def _serve_http(
             note(f"Anyone who can reach {host} can search here, and spend. Require keys: --key or {KEYS_VARIABLE}.")
         shown = "127.0.0.1" if host in ("0.0.0.0", "") else f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{at.getsockname()[1]}"
-
-        def started() -> None:
-            served = ", ".join(f"{name} ({len(index):,} items)" for name, index in opened.items())
-            say(f"{served}: {url}")
-            note(f"Open {url} in a browser; the API is at {url}/docs. Ctrl-C stops, after running requests.")
-
         log = server_log()
         app = create_app(opened, settings=settings, log=log)
-        run(app, at, grace_seconds=settings.grace_seconds, started=started, log=log)
+        served = ", ".join(f"{name} ({len(index):,} items)" for name, index in opened.items())
+        say(f"{served}: {url}")
+        note(f"Open {url} in a browser; the API is at {url}/openapi.json. Ctrl-C stops, after running requests.")
+        run(app, at, grace_seconds=settings.grace_seconds, log=log)
     note("Stopped.")
 
 
 def _serve_mcp(indexes: list[str], options: Mapping[str, Any], *, about: str | None, max_budget: int = 1000) -> None:
     require("mcp", extra="mcp")
     import adacur
-    from adacur.integrations.mcp import serve_stdio, usual_search
+    from adacur.integrations.mcp import serve_mcp
 
     if len(indexes) != 1:
         raise InputError(f"--mcp serves one index; got {len(indexes)}.")
-    usual = usual_search(k=None, budget=None, max_budget=max_budget)
     with contextlib.ExitStack() as stack:
         with _printing_to_stderr():
             opened = stack.enter_context(adacur.load(indexes[0], **options))
         note(f"{opened!r} is served over stdin and stdout to a program that speaks MCP.")
-        serve_stdio(opened, **usual, max_budget=max_budget, description=about)
+        serve_mcp(opened, max_budget=max_budget, description=about)
 
 
 @contextlib.contextmanager
