@@ -1,7 +1,8 @@
 """What the adapters share: hits as documents, documents as items, exact scores for given documents, and checks.
 
-An adapter turns its host's query into `search` or `rerank`, and the hits into the host's documents. `k` and the
-options `budget`, `method`, `first` and `filter` of `AnchorIndex.search` keep their names in all of them.
+An adapter turns its host's query into `search` or `rerank`, and the hits into the host's documents. All take the same
+options: `budget`, `method`, `first` and `filter` of `AnchorIndex.search`, as objects or in single values (`rounds`,
+`pool`, `fuse` …), as `adacur.search.search_options` reads them.
 """
 
 from __future__ import annotations

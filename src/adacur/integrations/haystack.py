@@ -73,10 +73,9 @@ class AdacurRetriever(_Opened):
     and exact.
 
     - `filters`: Haystack's; where no item passes, there are no documents;
-    - `options`: those of `adacur.load` (scorer, encoder, device …) and of `AnchorIndex.search` (budget, method, first).
-      A pipeline can be written as YAML where they are texts, numbers and dicts: a scorer by its name, folder, URL or
-      "module:function"; `method={"name": "gaussian", "rounds": 3}`, `first={"stage": "dense", "fuse": 0.5}`,
-      `budget={"calls": 100, "deadline": 2.0}`.
+    - `options`: those of `adacur.load` (scorer, encoder, device …) and of searches (budget, deadline, method and its
+      options, first, pool, fuse). A pipeline can be written as YAML where they are texts and numbers: a scorer by its
+      name, folder, URL or "module:function".
     """
 
     def __init__(
@@ -87,7 +86,8 @@ class AdacurRetriever(_Opened):
         filter_policy: str | FilterPolicy = "replace",
         **options: Any,
     ) -> None:
-        super().__init__()
+        # Haystack makes the class anew: super() would look for the one written here.
+        _Opened.__init__(self)
         check_k(top_k)
         self.path = str(path)
         self.top_k = top_k
@@ -145,7 +145,7 @@ class AdacurRanker(_Opened):
     """
 
     def __init__(self, scorer: Any, top_k: int = 10) -> None:
-        super().__init__()
+        _Opened.__init__(self)
         check_k(top_k)
         self._source = str(scorer) if isinstance(scorer, Path) else scorer
         self.top_k = top_k
@@ -212,8 +212,8 @@ def _texts(documents: Iterable[Document]) -> list[str]:
 
 
 def _check_plain(name: str, value: Any) -> None:
-    if not isinstance(value, str | int | float | dict):
+    if not isinstance(value, str | int | float):
         raise InputError(
-            f"A pipeline file holds texts, numbers and dicts, and {name} is an object of {type(value).__name__}. Give "
+            f"A pipeline file holds texts and numbers, and {name} is an object of {type(value).__name__}. Give "
             "its name or folder, or 'module:name' of an object that can be imported."
         )

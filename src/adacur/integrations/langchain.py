@@ -21,6 +21,8 @@ from pydantic import ConfigDict, Field  # noqa: E402
 
 __all__ = ["AdacurReranker", "AdacurRetriever", "items_of"]
 
+_SEARCH_FIELDS = ("k", "budget", "deadline", "method", "rounds", "seed", "stop_when", "first", "pool", "fuse", "filter")
+
 
 class AdacurRetriever(BaseRetriever):  # type: ignore[misc]
     """The best k items of an index for a query, within a budget of scorer calls, as LangChain documents.
@@ -29,8 +31,10 @@ class AdacurRetriever(BaseRetriever):  # type: ignore[misc]
     fused first stages it is what they are ordered by, and exact the scorer's. A filter that no item passes gives no
     documents. All fields may be given to `invoke` too, for that call.
 
-    - `budget`, `method`, `first`: as in `AnchorIndex.search`;
-    - `filter`: a function of an item, a collection of ids, or a dict of metadata that items must have.
+    - `budget`, `deadline`; `method`, `rounds`, `seed`, `stop_when`; `first`, `pool`, `fuse`: as objects of
+      `AnchorIndex.search`, or in single values;
+    - `filter`: a function of an item, a collection of ids, or a dict of metadata that items must have;
+    - `search_kwargs`: other options of the method.
     """
 
     # A misspelt option must not be ignored.
@@ -39,9 +43,16 @@ class AdacurRetriever(BaseRetriever):  # type: ignore[misc]
     index: Any = Field(exclude=True)
     k: int = 10
     budget: Any = None
+    deadline: float | None = None
     method: Any = None
+    rounds: int | None = None
+    seed: int | None = None
+    stop_when: float | None = None
     first: Any = None
+    pool: int | None = None
+    fuse: float | None = None
     filter: Any = None
+    search_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     def model_post_init(self, context: Any, /) -> None:
         """Refuse what is not an index."""
@@ -66,15 +77,17 @@ class AdacurRetriever(BaseRetriever):  # type: ignore[misc]
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        return [_document(hit) for hit in await bridge.asearch(self.index, query, **self._options(kwargs))]
+        hits = await bridge.asearch(self.index, query, **self._options(kwargs))
+        return [_document(hit) for hit in hits]
 
     def _options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        fields = {name: getattr(self, name) for name in ("k", "budget", "method", "first", "filter")}
-        options = {name: value for name, value in {**fields, **given}.items() if value is not None}
-        if isinstance(wanted := options.get("filter"), Mapping):
-            pairs = wanted.items()
+        fields = {name: getattr(self, name) for name in _SEARCH_FIELDS}
+        # None in a call stands for what the field says.
+        now = {name: value for name, value in given.items() if value is not None}
+        options = fields | self.search_kwargs | now
+        if isinstance(metadata := options["filter"], Mapping):
             options["filter"] = lambda item: all(
-                name in item.metadata and item.metadata[name] == value for name, value in pairs
+                name in item.metadata and item.metadata[name] == value for name, value in metadata.items()
             )
         return options
 

@@ -79,7 +79,9 @@ class Adacur(pt.Artifact, pt.Transformer):  # type: ignore[misc]
             # Columns of the documents go: other documents will take their places.
             columns = [column for column in queries.columns if column in pt.model.query_columns(queries)]
             queries = queries[columns].drop_duplicates("qid").reset_index(drop=True)
-            options["first"] = replace(given, stage=first) if isinstance(given := options.get("first"), First) else first
+            options["first"] = (
+                replace(given, stage=first) if isinstance(given := options.get("first"), First) else first
+            )
         texts = [Query(str(id_), text) for id_, text in zip(queries["qid"], queries["query"], strict=True)]
         answers = self.index.search(texts, self.k, **search_options(self.index, **options)) if texts else []
         return _frame(queries, answers, fused=any(hits.fused is not None for hits in answers))

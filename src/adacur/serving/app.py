@@ -16,12 +16,12 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 
 from adacur.core.errors import AdacurError, InputError
-from adacur.search import AnchorIndex
+from adacur.search import METHODS, AnchorIndex
 from adacur.serving import bodies, shapes
 from adacur.serving.description import DESCRIPTION, EVENT, TAGS, errors, with_keys
 from adacur.serving.door import Door, notes_of
 from adacur.serving.failures import Refusal, as_refusal, json_answer
-from adacur.serving.indexes import METHODS, SearchPlan, Served, check_name, named_index, plan_of
+from adacur.serving.indexes import SearchPlan, Served, check_name, named_index, plan_of
 from adacur.serving.logs import silent_log
 from adacur.serving.metrics import METRICS_TYPE, Metrics
 from adacur.serving.page import add_page, content_security_policy

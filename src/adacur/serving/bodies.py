@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -18,9 +18,10 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from adacur.core.spelling import did_you_mean
+from adacur.search.methods import METHODS, options_of
 from adacur.serving.settings import ServerSettings
 
-__all__ = ["rerank_request", "search_request"]
+__all__ = ["METHOD_OPTIONS", "rerank_request", "search_request"]
 
 # More than any list can hold, and within what every library counts with.
 _LARGEST = 2**31 - 1
@@ -30,7 +31,15 @@ _MOST_METADATA_FIELDS = 100
 # Looking for similar names would keep the server busy for seconds with a name of a megabyte.
 Name = Annotated[str, StringConstraints(max_length=1000)]
 Plain = str | int | float | bool
-_METHOD: Any = Literal["gaussian", "adacur", "anncur", "axn", "rerank", "exact"]
+_METHOD: Any = Literal[*METHODS]
+# Options of the methods that are numbers; the others are objects, which JSON cannot hold.
+METHOD_OPTIONS: dict[str, type] = {
+    option: kind
+    for name, method in METHODS.items()
+    for option in options_of(name)
+    for kind in (int, float)
+    if kind in ((hint := get_type_hints(method)[option]), *get_args(hint))
+}
 
 
 def search_request(
@@ -91,13 +100,8 @@ def search_request(
             Annotated[float, Field(ge=0, le=1000)] | None,
             Field(None, description="The first stage's weight in the final order; try 0.5."),
         ),
-        method=(
-            _METHOD | None,
-            Field(None, description="The search method; default: gaussian, or rerank without anchor queries."),
-        ),
-        rounds=(_count(settings.max_rounds) | None, Field(None, description="Rounds")),
-        seed=(Annotated[int, Field(ge=0)] | None, Field(None, description="Same seed, same answer.")),
-        stop_when=(Annotated[float, Field(gt=0, lt=1)] | None, Field(None, description="Stop early")),
+        method=(_METHOD | None, Field(None, description="How calls are spent; `/v1/indexes` names the methods.")),
+        **_method_options(settings),
         filter=(filter_ | None, Field(None, description="Which items may be found; default: all.")),
         trace=(bool, Field(False, description="Return every round: what was scored, predicted and exact.")),
         stream=(
@@ -130,6 +134,16 @@ def rerank_request(settings: ServerSettings) -> type[BaseModel]:
         raw_scores=(bool, Field(False, description="The scorer's logits instead of 1 / (1 + exp(-logit)).")),
         use_activation=(bool, Field(True, description="vLLM's name for the same: false asks for logits.")),
     )
+
+
+def _method_options(settings: ServerSettings) -> dict[str, Any]:
+    """A field for each option of the methods; their rules are checked by the method that a search names."""
+    fields = {}
+    for option, kind in METHOD_OPTIONS.items():
+        takers = ", ".join(name for name in METHODS if option in options_of(name))
+        number = _count(getattr(settings, f"max_{option}", 2**63 - 1), least=0) if kind is int else float
+        fields[option] = (number | None, Field(None, description=f"An option of {takers}."))
+    return fields
 
 
 class _Body(BaseModel):

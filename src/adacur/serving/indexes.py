@@ -7,18 +7,19 @@ from collections.abc import AsyncGenerator, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from adacur.core.budget import Budget
 from adacur.core.errors import InputError
 from adacur.core.records import Item, Query, as_query
 from adacur.core.results import Hits
 from adacur.core.spelling import did_you_mean
-from adacur.search import METHODS, AnchorIndex, Filter, plan_search, search_options
+from adacur.search import METHODS, AnchorIndex, Filter, SearchOptions, plan_search, search_options
+from adacur.serving.bodies import METHOD_OPTIONS
 from adacur.serving.failures import Refusal
 from adacur.serving.scoring import ServedScorer
 from adacur.serving.settings import ServerSettings
 
-__all__ = ["METHODS", "SearchPlan", "Served", "check_name", "named_index", "plan_of"]
+__all__ = ["SearchPlan", "Served", "check_name", "named_index", "plan_of"]
 
-_METHOD_OPTIONS = ("rounds", "seed", "stop_when")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
@@ -45,13 +46,10 @@ class Served:
     @property
     def methods(self) -> tuple[str, ...]:
         """The methods that this index can be searched by."""
-        return tuple(
-            name
-            for name in METHODS
-            if (name != "gaussian" or self.index.default_method == "gaussian")
-            and (name not in ("adacur", "anncur") or self.index.anchor_queries)
-            and (name != "axn" or "dense" in self.index.first_stages)
-        )
+        has_anchors, has_vectors = bool(self.index.anchor_queries), "dense" in self.index.first_stages
+        possible = {"adacur": has_anchors, "anncur": has_anchors, "axn": has_vectors}
+        possible["gaussian"] = has_anchors or has_vectors
+        return tuple(name for name in METHODS if possible.get(name, True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +60,27 @@ class SearchPlan:
     queries: tuple[Query, ...]
     k: int
     method: str
-    options: Mapping[str, Any]
+    options: SearchOptions
     trace: bool
     deadline: float | None = None
 
     def settings(self) -> dict[str, Any]:
         """What the searches will do; refuses what they would refuse before their first scorer call."""
-        index = self.served.index
-        return plan_search(index, self.k, **search_options(index, **self.options)).settings()
+        return plan_search(self.served.index, self.k, **self.options).settings()
 
     def rounds(self, query: Query, *, waited: float) -> AsyncGenerator[Hits, None]:
-        """The hits after each round of a search; `waited` are the seconds since the request came."""
-        options = dict(self.options)
+        """The hits after each round of a search; `waited` are the seconds since the request came.
+
+        Here the server's searches meet the library's loop of rounds. Each request has a loop; searches of several
+        requests share scorer calls in the queue of their scorer (scoring.py), where one's failure is not another's.
+        """
+        options = self.options.copy()
         if self.deadline is not None:
+            calls = options["budget"] or len(self.served.index)
+            assert isinstance(calls, int)
             # Even a late search scores something: an answer that is a little late beats none.
-            options["deadline"] = max(0.001, self.deadline - waited)
-        index = self.served.index
-        return index.asearch_iter(query, self.k, **search_options(index, **options))
+            options["budget"] = Budget(calls, max(0.001, self.deadline - waited))
+        return self.served.index.asearch_iter(query, self.k, **options)
 
 
 def check_name(name: str) -> None:
@@ -108,21 +110,22 @@ def plan_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: 
         # A small budget is not a reason to refuse the default k.
         given["k"] = min(given["k"], given["budget"])
     method = given.get("method") or one.index.default_method
-    options = {name: given[name] for name in (*_METHOD_OPTIONS, "first", "pool", "fuse") if given.get(name) is not None}
     filter_ = given.get("filter") or {}
-    if (allowed := _filter(filter_)) is not None:
-        options["filter"] = allowed
     if method == "exact":
         _check_exact(one, filter_, settings)
-    if method != "exact" or "budget" in body:
-        options["budget"] = given["budget"]
+        given["budget"] = body.get("budget")
+    options = search_options(
+        one.index,
+        filter=_filter(filter_),
+        **{name: given.get(name) for name in ("budget", "method", "first", "pool", "fuse", *METHOD_OPTIONS)},
+    )
     deadline_ms = given.get("deadline_ms")
     return SearchPlan(
         served=one,
         queries=tuple(as_query(text) for text in given.get("queries") or [given["query"]]),
         k=given["k"],
         method=method,
-        options={"method": method, **options},
+        options=options,
         trace=given.get("trace", False),
         deadline=None if deadline_ms is None else deadline_ms / 1000,
     )

@@ -65,7 +65,7 @@ class Search:
             if self.last is not None:
                 self.stopped = self.last.trace.stopped
         except EmptyInput:
-            if "filter" not in self.plan.options:
+            if self.plan.options["filter"] is None:
                 raise
             # No item passes the filter: not an error to a client, whose filter is what a person chose on a page.
             self.last = Hits(self.query, ids=(), scores=np.empty(0), trace=Trace(stopped="exhausted"))

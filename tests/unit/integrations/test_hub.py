@@ -23,7 +23,6 @@ from adacur.core.errors import (
     FetchError,
     IndexMismatch,
     InputError,
-    NotAnIndex,
     NotTrusted,
     StorageUnavailable,
     WrongScorer,
@@ -355,40 +354,10 @@ def test_what_is_not_there_is_told(hub: Hub, living: AnchorIndex) -> None:
         push_to_hub(living, "no/such/name", token="hf_x")
 
 
-def test_a_folder_serves_as_a_repository(living: AnchorIndex, tmp_path: Path) -> None:
-    target = tmp_path / "repository"
-
-    assert push_to_hub(living, target, license="mit") == str(target)
-
-    index = fetched(target)
-    assert told(index) == told(living)
-    assert adacur.verify(target).ok
-    assert 'license: "mit"' in (target / "README.md").read_text()
-    assert [version.name for version in (target / "versions").iterdir()] == [str(living.version)]
-    with pytest.raises(IndexMismatch, match="in use already"):
-        push_to_hub(living, str(target))
-    with pytest.raises(InputError, match="is a folder"):
-        from_pretrained(target, revision="main")
-    with pytest.raises(NotAnIndex):
-        from_pretrained(tmp_path / "nowhere")
-
-
-def test_an_index_in_memory_and_a_path_are_pushed_too(tmp_path: Path) -> None:
+def test_an_index_in_memory_and_a_path_are_pushed_too(hub: Hub, tmp_path: Path) -> None:
     built = build(tmp_path / "i.adacur", ITEMS, ANCHORS)
     held = AnchorIndex.from_arrays(items=ITEMS, anchor_queries=ANCHORS, scores=built.matrix.T, scorer=score)
 
-    push_to_hub(held, tmp_path / "from-memory")
-    push_to_hub(tmp_path / "i.adacur", tmp_path / "from-path")
-
-    for place in ("from-memory", "from-path"):
-        assert (fetched(tmp_path / place).matrix == built.matrix).all()
-
-
-def test_a_pushed_folder_can_be_pushed_again(tmp_path: Path) -> None:
-    build(tmp_path / "i.adacur", ITEMS, ANCHORS)
-    push_to_hub(tmp_path / "i.adacur", tmp_path / "once", about="First.")
-
-    push_to_hub(tmp_path / "once", tmp_path / "twice", about="Second.")
-
-    assert "Second." in (tmp_path / "twice" / "README.md").read_text()
-    assert adacur.verify(tmp_path / "twice").ok
+    for index in (held, tmp_path / "i.adacur"):
+        push_to_hub(index, REPO, token="hf_x")
+        assert (fetched(REPO).matrix == built.matrix).all()

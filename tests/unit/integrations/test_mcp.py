@@ -147,9 +147,9 @@ def test_a_scorer_s_own_words_go_to_the_log_and_the_server_lives_on(folder: Path
 
 
 def test_settings_that_contradict_each_other_are_refused(index: AnchorIndex) -> None:
-    with pytest.raises(InputError, match=r"budget at most max_budget; the search would have k 10, budget 60, max_bud"):
+    with pytest.raises(InputError, match="k=10, budget=60, max_budget=50"):
         create_server(index, budget=60, max_budget=50)
-    with pytest.raises(InputError, match=r"k must be .* at most budget.*k 30, budget 20, max_budget 1000"):
+    with pytest.raises(InputError, match="k=30, budget=20, max_budget=1000"):
         create_server(index, k=30, budget=20)
 
 

@@ -34,7 +34,7 @@ async def test_who_is_cancelled_in_line_leaves_no_trace():
 
         waiting = asyncio.ensure_future(waits())
         await asyncio.sleep(0)
-        with pytest.raises(Refusal, match="1 requests are under way and 1 wait"):
+        with pytest.raises(Refusal, match=r"1 requests .* 1 wait"):
             turns.check()
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
@@ -46,22 +46,10 @@ async def test_who_is_cancelled_in_line_leaves_no_trace():
 async def test_a_turn_that_does_not_come_in_time_is_refused():
     turns = Turns(concurrency=1, queue=1)
     async with turns.one():
-        with pytest.raises(Refusal, match=r"within 0\.01 s") as refused:
+        with pytest.raises(Refusal, match=r"0\.01") as refused:
             async with turns.one(within=0.01):
                 raise AssertionError
     assert refused.value.status == 504
     assert (turns.running, turns.waiting) == (0, 0)
     async with turns.one(within=0.01):
         assert turns.running == 1
-
-
-async def test_a_stop_lets_those_inside_finish():
-    turns = Turns(concurrency=1, queue=1)
-    async with turns.one():
-        turns.stop()
-        with pytest.raises(Refusal, match="being stopped"):
-            turns.check()
-        done = asyncio.ensure_future(turns.all_done())
-        await asyncio.sleep(0.05)
-        assert not done.done()
-    await asyncio.wait_for(done, 5)
