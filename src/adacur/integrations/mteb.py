@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from adacur import __version__
 from adacur.building import build
 from adacur.core.budget import Budget
@@ -21,10 +19,9 @@ from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
 from adacur.core.results import Hits
 from adacur.data import pseudo_queries
-from adacur.first_stages import Dense, Random
 from adacur.first_stages.opening import encoder as open_encoder
 from adacur.scorers import scorer as open_scorer
-from adacur.search import AnchorIndex, SearchOptions, plan_search, search_options
+from adacur.search import AnchorIndex, search_options
 
 __all__ = ["AdacurSearch"]
 
@@ -76,8 +73,12 @@ class AdacurSearch:
         self._folder = None if folder is None else Path(folder)
         self._seed = seed
         self._name = name or f"adacur/{re.sub(r'[^A-Za-z0-9._-]+', '-', self._scorer.card.name)}"
-        self._options = options
-        self._check_options()
+        method = options.get("method", "gaussian")
+        self._options = {"method": method, **({"seed": seed} if isinstance(method, str) else {}), **options}
+        # Refuse what the searches would refuse, before an index is paid for.
+        example = AnchorIndex.from_items([Item("item", "an item")], first="random", progress=False)
+        budget = search_options(example, **self._options)["budget"] or Budget(100)
+        (budget if isinstance(budget, Budget) else Budget(budget)).check_k(k)
         self._index: AnchorIndex | None = None
         self._without_text: set[str] = set()
         self._remove_temporary: Callable[[], object] = lambda: None
@@ -135,7 +136,7 @@ class AdacurSearch:
             return answers | {
                 query.id: self._reranked(query, top_ranked.get(query.id, ()), top_k) for query in searched
             }
-        hits = self._index.search(searched, self._k, **self._search_options(self._index, self._first))
+        hits = self._index.search(searched, self._k, **search_options(self._index, first=self._first, **self._options))
         ids = self._index.items.ids
         return answers | {query.id: _all_scored(one, ids, top_k) for query, one in zip(searched, hits, strict=True)}
 
@@ -145,13 +146,12 @@ class AdacurSearch:
         from mteb.models import ModelMeta
 
         card = self._scorer.card
-        settings = {
-            "first": self._first,
-            "n_anchors": len(self._anchor_queries) if self._anchor_queries else self._n_anchors,
-            "k": self._k,
-            "seed": self._seed,
-            **{name: _as_setting(value) for name, value in self._options.items()},
+        n_anchors = len(self._anchor_queries) if self._anchor_queries else self._n_anchors
+        options = {
+            name: value if isinstance(value, str | int | float | bool) else repr(value)
+            for name, value in self._options.items()
         }
+        settings = {"first": self._first, "n_anchors": n_anchors, "k": self._k, **options}
         return ModelMeta.create_empty(
             overwrites={
                 "name": self._name,
@@ -171,22 +171,6 @@ class AdacurSearch:
         folder = tempfile.mkdtemp(prefix="adacur-mteb-")
         self._remove_temporary = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return Path(folder) / name
-
-    def _search_options(self, index: AnchorIndex, first: Any) -> SearchOptions:
-        return search_options(index, first=first, **{"seed": self._seed, **self._options})
-
-    def _check_options(self) -> None:
-        """Refuse what the searches would refuse, before an index is paid for."""
-        item, anchor = Item("item", "an item"), Query("query", "a query")
-        dense = {"dense": Dense.from_embeddings([item.id], np.ones((1, 1), dtype=np.float32))}
-        example = AnchorIndex.from_arrays(
-            items=[item],
-            anchor_queries=[anchor],
-            scores=np.ones((1, 1), dtype=np.float32),
-            scorer=self._scorer,
-            first=dense if self._first == "dense" else None,
-        )
-        plan_search(example, self._k, **self._search_options(example, Random([item.id])))
 
     def _reranked(self, query: Query, given: Sequence[str], top_k: int) -> dict[str, float]:
         scored = [id_ for id_ in given if id_ not in self._without_text]
@@ -217,9 +201,3 @@ def _all_scored(hits: Hits, ids: Sequence[str], top_k: int) -> dict[str, float]:
     ]
     scored.sort(key=lambda pair: -pair[0])
     return {id_: score for score, id_ in scored[:top_k]}
-
-
-def _as_setting(value: Any) -> Any:
-    if isinstance(value, Budget):
-        return f"{value.calls}" if value.deadline is None else f"{value.calls} in {value.deadline} s"
-    return value if isinstance(value, str | int | float | bool) else repr(value)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from haystack import Document, Pipeline
+from haystack import Document, Pipeline, default_from_dict
 from haystack.core.errors import DeserializationError
 from haystack.document_stores.types import FilterPolicy
 
@@ -91,7 +91,7 @@ def test_every_option_survives_the_file(path: Path) -> None:
     written = AdacurRetriever(**options).to_dict()
 
     assert written == {"type": "adacur.integrations.haystack.AdacurRetriever", "init_parameters": options}
-    assert AdacurRetriever.from_dict(written).to_dict() == written
+    assert default_from_dict(AdacurRetriever, written).to_dict() == written
 
 
 def test_objects_serve_in_python_and_are_refused_in_a_file(path: Path) -> None:
