@@ -35,13 +35,13 @@ def test_a_curve_waits_while_somebody_searches_but_not_for_ever(monkeypatch):
         expected = measured(alone, index)
     monkeypatch.setattr(recall, "_SECONDS_TO_WAIT", 1000.0)
     is_quiet, asked = threading.Event(), threading.Event()
-    replay = AnchorIndex.replay
+    replay = recall.replay
 
     def counted(*given: Any, **options: Any) -> Any:
         assert is_quiet.is_set()
         return replay(*given, **options)
 
-    monkeypatch.setattr(AnchorIndex, "replay", counted)
+    monkeypatch.setattr(recall, "replay", counted)
 
     def is_idle() -> bool:
         asked.set()
