@@ -188,7 +188,7 @@ def work(scorer: TorchCrossEncoder, model: Path, queries: list[Query], items: li
     config = json.loads((model / "config.json").read_text())
     hidden, wide, layers = config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
     texts = scorer._tokens.texts(queries, items)
-    kept = np.minimum(texts.item_lengths[None, :], texts.rooms[:, None])
+    kept = np.minimum(texts.item_lengths[None, :], texts.space[:, None])
     length = (texts.head_lengths[:, None] + kept + len(texts.template.suffix)).astype(np.float64)
     full = length * (8 * hidden**2 + 4 * hidden * wide) + 4 * length**2 * hidden
     last = length * 4 * hidden**2 + 4 * hidden**2 + 4 * hidden * wide + 4 * length * hidden

@@ -1,4 +1,4 @@
-"""Every scorer awaited, or for a grid, whether or not it has a way of its own; for pairs: `core.scores.score_pairs`.
+"""Any scorer awaited, or called for a grid, whether or not it has a method for it; pairs: `core.scores.score_pairs`.
 
 Scores are checked here and there, where they arrive, and nowhere else.
 """

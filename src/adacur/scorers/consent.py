@@ -1,4 +1,4 @@
-"""What an index folder may have opened on its own word, and what takes the user's."""
+"""What an index folder may name to be opened, and what needs the user's consent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 def why_consent(source: str, *, folder: Path | None) -> str | None:
     """Why a source that a folder names is not opened on its word; None for the weights of a model.
 
-    Those are a hub name, and a path of this machine outside the folder. A model that names code of its own is refused
+    Those are a hub name, and a path of this machine outside the folder. A model that names code is refused
     wherever it comes from (`check_names_no_code`).
     """
     if _URL.match(source):

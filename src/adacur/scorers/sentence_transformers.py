@@ -36,7 +36,7 @@ class SentenceTransformersScorer:
     """A `sentence_transformers.CrossEncoder`, or the folder or hub name of one; raw float32 logits.
 
     The identity takes the place of the model's activation, which by default is a sigmoid and ties the best items. Only
-    the item is cut to fit the model, and a query that leaves it no room is refused; models that write pairs into
+    the item is cut to fit the model, and a query that leaves it no space is refused; models that write pairs into
     a chat template, and sentence-transformers before version 6, cut as they do by themselves. What is opened here runs
     in float32 on `device`; an object keeps its dtype, device and limit of tokens, and outlives `close`.
     """
@@ -215,21 +215,21 @@ def _short(origin: str) -> str:
     return Path(origin).name if Path(origin).is_dir() else origin
 
 
-def _limited(model: Any, asked: int | None, *, may_set: bool) -> int | None:
-    """The tokens of a pair, set to those asked for where the model is ours."""
+def _limited(model: Any, max_tokens: int | None, *, may_set: bool) -> int | None:
+    """The tokens of a pair, set to `max_tokens` where the model is ours."""
     attribute = "max_seq_length" if hasattr(type(model), "max_seq_length") else "max_length"
-    own = getattr(model, attribute)
-    own = own if own is not None and own < _NO_LIMIT else None
-    if asked is None or asked == own:
-        return own
+    limit = getattr(model, attribute)
+    limit = limit if limit is not None and limit < _NO_LIMIT else None
+    if max_tokens is None or max_tokens == limit:
+        return limit
     if not may_set:
         raise InputError(
-            f"This CrossEncoder takes {own} tokens; got max_tokens={asked}. Set model.{attribute} instead."
+            f"This CrossEncoder takes {limit} tokens; got max_tokens={max_tokens}. Set model.{attribute} instead."
         )
-    if asked < 1 or (own is not None and asked > own):
-        raise InputError(f"max_tokens must lie between 1 and the model's limit of {own}; got {asked}.")
-    setattr(model, attribute, asked)
-    return asked
+    if max_tokens < 1 or (limit is not None and max_tokens > limit):
+        raise InputError(f"max_tokens must lie between 1 and the model's limit of {limit}; got {max_tokens}.")
+    setattr(model, attribute, max_tokens)
+    return max_tokens
 
 
 def _only_items_cut(model: Any, max_tokens: int | None) -> tuple[PairTokenizer | None, dict[str, Any]]:

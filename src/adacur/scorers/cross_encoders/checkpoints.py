@@ -1,4 +1,4 @@
-"""Folders of transformers models: found, read without a word on the terminal, written whole or not at all."""
+"""Folders of transformers models: fetched, read silently, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def beyond_plain_pairs(folder: Path) -> str | None:
 
 
 def check_names_no_code(folder: Path) -> None:
-    """Refuse a sentence-transformers folder that names classes of other packages, or Python files of its own.
+    """Refuse a sentence-transformers folder that names classes of other packages, or Python files in it.
 
     Before version 6, sentence-transformers ran the code of a local folder without asking.
     """
@@ -94,13 +94,13 @@ def check_names_no_code(folder: Path) -> None:
         types = settings.get("types")
         places += map(str, types) if isinstance(types, dict) else ()
         named += [(path, of, "sentence_transformers.") for of in (types.values() if isinstance(types, dict) else ())]
-        kept = (("activation_function", "torch."), ("tokenizer_class", "sentence_transformers."))
+        fields = (("activation_function", "torch."), ("tokenizer_class", "sentence_transformers."))
         # Transformers has a field tokenizer_class too, which is a plain name.
-        named += [(path, settings[key], own) for key, own in kept if "." in str(settings.get(key) or "")]
+        named += [(path, settings[key], package) for key, package in fields if "." in str(settings.get(key) or "")]
     if outside := [place for place in places if Path(place).is_absolute() or ".." in re.split(r"[/\\]", place)]:
         raise InputError(f"The modules of a model lie in its folder; {folder} names {outside[0]!r}.")
-    for path, name, own in named:
-        if not str(name).startswith(own):
+    for path, name, package in named:
+        if not str(name).startswith(package):
             raise InputError(
                 f"A model's folder may name classes of sentence-transformers and torch; {path} names {name!r}, whose "
                 "code would be run. If you trust it, open the model yourself, with trust_remote_code=True, and give "
@@ -161,14 +161,14 @@ def load_classifier(folder: Path) -> tuple[Any, Any]:
 
 
 def check_is_fast(tokenizer: Any, folder: Path) -> None:
-    """Refuse tokenizers that are Python alone: they cannot be asked without transformers."""
+    """Refuse tokenizers that are Python alone: they cannot be called without transformers."""
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise InputError(f"A scorer needs a fast tokenizer (tokenizer.json); {folder} has {type(tokenizer).__name__}.")
 
 
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
-    """Transformers without progress bars, and without reports of weights that nobody asked for."""
+    """Transformers without progress bars, and without reports on weights."""
     logging = transformers.utils.logging
     shows_progress, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()

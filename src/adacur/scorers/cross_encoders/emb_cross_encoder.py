@@ -1,4 +1,4 @@
-"""[EMB] cross-encoders: made from any encoder, kept in Hugging Face's layout, read again."""
+"""[EMB] cross-encoders: made from any encoder, saved in Hugging Face's layout, loaded again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEY = "adacur_emb_head"
 class EmbHead:
     """Scores are mean(h[query_start], h[query_end]) · h[item]: dot products of the vectors of tags in the pair.
 
-    `item_position` is where every item begins, as in checkpoints that had their query side padded to so many tokens
+    `item_position` is where every item begins, as in checkpoints that had their query side padded to that many tokens
     (the paper's authors: 128); None where an item follows its query.
     """
 
@@ -37,7 +37,7 @@ class EmbHead:
             raise InputError(f"The tags of an [EMB] head are three different words; got {self.tags}.")
         if self.item_position is not None and not (is_whole(self.item_position) and self.item_position >= 8):
             raise InputError(
-                f"item_position is a whole number that leaves room for a query (8 or more), or None; got "
+                f"item_position must be a whole number of at least 8, which leaves space for a query, or None; got "
                 f"{self.item_position!r}."
             )
 
@@ -53,7 +53,9 @@ class EmbHead:
         try:
             return cls(**config[_KEY])
         except (TypeError, InputError) as error:
-            raise FileFormatError(f"{_KEY!r} in config.json is no [EMB] head: {config[_KEY]!r} ({error}).") from error
+            raise FileFormatError(
+                f"{_KEY!r} in config.json is not an [EMB] head: {config[_KEY]!r} ({error})."
+            ) from error
 
     def to_config(self) -> dict[str, Any]:
         """What a model's config.json says of it."""
@@ -66,7 +68,7 @@ _PAPER_HEAD = EmbHead()
 def make_emb_cross_encoder(
     name_or_folder: str | Path, *, head: EmbHead = _PAPER_HEAD, add_tags: bool = False
 ) -> tuple[Any, Any]:
-    """Tokenizer and module of an untrained [EMB] cross-encoder over any encoder; a head of its own is left behind.
+    """Tokenizer and module of an untrained [EMB] cross-encoder over any encoder; the head of the base is left out.
 
     Tags become special tokens of the tokenizer and keep the ids that they have in its vocabulary. Those that it lacks
     are added with random vectors, the same each time, if `add_tags` says so.
@@ -82,7 +84,7 @@ def make_emb_cross_encoder(
         )
     _register(tokenizer, head)
     if missing:
-        _make_room(body, len(tokenizer))
+        _add_embeddings(body, len(tokenizer))
     return tokenizer, _module(tokenizer, body, head, folder)
 
 
@@ -152,7 +154,7 @@ def _register(tokenizer: Any, head: EmbHead) -> None:
     tokenizer.add_tokens([added_token(tag, special=True, normalized=False) for tag in head.tags], special_tokens=True)
 
 
-def _make_room(body: Any, n_tokens: int) -> None:
+def _add_embeddings(body: Any, n_tokens: int) -> None:
     torch = require("torch", extra="torch")
     known = body.get_input_embeddings().weight.shape[0]
     if n_tokens <= known:

@@ -92,7 +92,7 @@ def _attend(
     inner = head * HEAD_SIZE + tl.arange(0, HEAD_SIZE)
     at = (query_start + rows)[:, None]
     has_row = (rows < n_rows)[:, None]
-    asked = tl.load(query + at * query_stride + inner[None, :], mask=has_row, other=0.0)
+    rows_read = tl.load(query + at * query_stride + inner[None, :], mask=has_row, other=0.0)
     highest = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, HEAD_SIZE), tl.float32)
@@ -102,7 +102,7 @@ def _attend(
         place = start + columns
         keys = tl.load(key + place[None, :] * key_stride + inner[:, None], mask=has_column[None, :], other=0.0)
         values = tl.load(value + place[:, None] * value_stride + inner[None, :], mask=has_column[:, None], other=0.0)
-        logits = tl.where(has_column[None, :], tl.dot(asked, keys) * scale, float("-inf"))
+        logits = tl.where(has_column[None, :], tl.dot(rows_read, keys) * scale, float("-inf"))
         now_highest = tl.maximum(highest, tl.max(logits, 1))
         weights = tl.math.exp2(logits - now_highest[:, None])
         shrink = tl.math.exp2(highest - now_highest)
@@ -110,7 +110,7 @@ def _attend(
         mixed = tl.dot(weights.to(values.dtype), values, mixed * shrink[:, None])
         highest = now_highest
     mixed = mixed / total[:, None]
-    tl.store(answers + at * answer_stride + inner[None, :], mixed.to(asked.dtype), mask=has_row)
+    tl.store(answers + at * answer_stride + inner[None, :], mixed.to(rows_read.dtype), mask=has_row)
 
 
 _TILE_ROWS, _TILE_COLUMNS, _TILE_DEPTH = 128, 256, 64

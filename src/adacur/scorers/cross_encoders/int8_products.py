@@ -28,7 +28,7 @@ _EXACT = 8 * 255 * 127
 def int8_products() -> str:
     """Either "exact products", "exact products, widened" where that takes `PRECISE`, or "saturating products".
 
-    It is measured, once per process and in milliseconds: onnxruntime tells nobody which instructions it chose.
+    It is measured, once per process and in milliseconds: onnxruntime does not say which instructions it chose.
     """
     if _is_exact(precise=False):
         return "exact products"

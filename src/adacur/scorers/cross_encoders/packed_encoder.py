@@ -27,7 +27,7 @@ _ACTIVATIONS = {
 class PackedTokens:
     """Texts one behind the other; text i owns rows `starts[i]` up to `starts[i + 1]`; filler may follow the last.
 
-    `wanted`, (texts, as many for each), are the rows whose vectors a head reads.
+    `read_rows`, (texts, rows per text), are the rows whose vectors a head reads.
     """
 
     ids: Any
@@ -35,7 +35,7 @@ class PackedTokens:
     positions: Any
     starts: Any
     longest: int
-    wanted: Any
+    read_rows: Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +91,7 @@ class PackedEncoder:
         )
 
     def vectors(self, tokens: PackedTokens, *, compiled: bool = False) -> Any:
-        """The vectors wanted, (texts, wanted of each, hidden size); a graph is compiled per number of rows."""
+        """The vectors that a head reads, (texts, rows per text, hidden size); compiled per number of rows."""
         linear = self._functional.linear
         starts, longest = tokens.starts, tokens.longest
         embed, add_norm = self._compiled_parts(tokens) if compiled else (self._embed, self._add_norm)
@@ -110,9 +110,9 @@ class PackedEncoder:
             )
             states = self._rest(attended.view(-1, self._size), states, layer, add_norm=add_norm)
         last, size = self._layers[-1], self._size
-        n_texts, per_text = tokens.wanted.shape
-        wanted = states[tokens.wanted.flatten()]
-        query = self._split(linear(wanted, last.joint_weight[:size], last.joint_bias[:size]))[0]
+        n_texts, per_text = tokens.read_rows.shape
+        last_states = states[tokens.read_rows.flatten()]
+        query = self._split(linear(last_states, last.joint_weight[:size], last.joint_bias[:size]))[0]
         key, value = self._split(linear(states, last.joint_weight[size:], last.joint_bias[size:]))
         attended = attend(
             self._torch,
@@ -124,7 +124,7 @@ class PackedEncoder:
             query_longest=per_text,
             longest=longest,
         )
-        vectors = self._rest(attended.view(-1, size), wanted, last, add_norm=self._add_norm)
+        vectors = self._rest(attended.view(-1, size), last_states, last, add_norm=self._add_norm)
         return vectors.view(n_texts, per_text, size)
 
     def _places_of(self, tokens: PackedTokens) -> Any:
@@ -191,8 +191,8 @@ def compiled_or_plain(torch: Any, function: Any, *, dynamic: bool, example: tupl
 
 
 def _layer(torch: Any, layer: Any) -> _Layer:
-    own, out = layer.attention.self, layer.attention.output
-    parts = (own.query, own.key, own.value)
+    inner, out = layer.attention.self, layer.attention.output
+    parts = (inner.query, inner.key, inner.value)
     return _Layer(
         joint_weight=torch.cat([part.weight for part in parts]),
         joint_bias=torch.cat([part.bias for part in parts]),

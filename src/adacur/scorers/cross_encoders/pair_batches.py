@@ -44,7 +44,7 @@ class PairBatches:
         self._suffix_start = starts[-1]
         self._head_lengths = self._sent(texts.head_lengths, torch.int64)
         self._item_lengths = self._sent(texts.item_lengths, torch.int64)
-        self._rooms = self._sent(texts.rooms, torch.int64)
+        self._space = self._sent(texts.space, torch.int64)
         self._suffix_length = len(template.suffix)
         self._item_position: int | None = None
         self._query_tags: Any = None
@@ -61,7 +61,7 @@ class PairBatches:
         return int(self._ends[end - 1] - (self._ends[start - 1] if start else 0))
 
     def packed_end(self, start: int, *, tokens: int) -> int:
-        """Where a batch of at most so many tokens ends that begins here; it holds one pair at least."""
+        """Where a batch of at most `tokens` tokens ends that begins here; it holds one pair at least."""
         before = self._ends[start - 1] if start else 0
         return max(start + 1, int(np.searchsorted(self._ends, before + tokens, side="right")))
 
@@ -73,23 +73,23 @@ class PairBatches:
         return min(end, enough + int(np.count_nonzero(self._lengths[enough:end] * 10 >= longest * 9)))
 
     def packed(self, start: int, end: int, *, rows: int) -> PackedTokens:
-        """These pairs one behind the other, and filler up to `rows` tokens; wanted are tags, or else first tokens."""
+        """These pairs one after another, and filler up to `rows` tokens; a head reads the tags, or the first tokens."""
         torch = self._torch
-        query, item, head_length, kept = self._parts(start, end)
+        query, item, head_length, item_length = self._parts(start, end)
         n_tokens = self.tokens(start, end)
-        lengths = head_length + kept + self._suffix_length
+        lengths = head_length + item_length + self._suffix_length
         ends = torch.cumsum(lengths, 0)
         starts = ends - lengths
         pair = torch.repeat_interleave(lengths, output_size=n_tokens)
         place_in_pair = torch.arange(n_tokens, device=self._device) - starts[pair]
-        place = self._place(place_in_pair, query[pair], item[pair], head_length[pair], kept[pair])
-        position, wanted = place_in_pair, starts[:, None]
+        place = self._place(place_in_pair, query[pair], item[pair], head_length[pair], item_length[pair])
+        position, read_rows = place_in_pair, starts[:, None]
         if self._item_position is not None:
             after_head = place_in_pair - head_length[pair]
             position = torch.where(after_head < 0, place_in_pair, after_head + self._item_position)
         if self._query_tags is not None:
-            item_tags = head_length + torch.minimum(self._item_tags[item], kept - 1)
-            wanted = wanted + torch.cat((self._query_tags[query], item_tags[:, None]), 1)
+            item_tags = head_length + torch.minimum(self._item_tags[item], item_length - 1)
+            read_rows = read_rows + torch.cat((self._query_tags[query], item_tags[:, None]), 1)
         filler = (0, rows - n_tokens)
         pad = torch.nn.functional.pad
         return PackedTokens(
@@ -98,16 +98,16 @@ class PairBatches:
             positions=pad(position, filler),
             starts=pad(ends, (1, 0)).to(torch.int32),
             longest=int(self._lengths[start]),
-            wanted=wanted,
+            read_rows=read_rows,
         )
 
     def padded(self, start: int, end: int) -> dict[str, Any]:
         """These pairs as model inputs, padded on the right to the longest."""
         torch = self._torch
-        query, item, head_length, kept = (part[:, None] for part in self._parts(start, end))
+        query, item, head_length, item_length = (part[:, None] for part in self._parts(start, end))
         position = torch.arange(int(self._lengths[start]), device=self._device)[None, :]
-        is_token = position < head_length + kept + self._suffix_length
-        place = self._place(position, query, item, head_length, kept).clamp(max=len(self._ids) - 1)
+        is_token = position < head_length + item_length + self._suffix_length
+        place = self._place(position, query, item, head_length, item_length).clamp(max=len(self._ids) - 1)
         return {
             "input_ids": self._ids[place].masked_fill(~is_token, self._pad_id),
             "attention_mask": is_token.to(torch.int64),
@@ -116,18 +116,20 @@ class PairBatches:
 
     def _parts(self, start: int, end: int) -> tuple[Any, Any, Any, Any]:
         query, item = self._query_of[start:end], self._item_of[start:end]
-        kept = self._torch.minimum(self._item_lengths[item], self._rooms[query])
-        return query, item, self._head_lengths[query], kept
+        item_length = self._torch.minimum(self._item_lengths[item], self._space[query])
+        return query, item, self._head_lengths[query], item_length
 
-    def _place(self, position: Any, query: Any, item: Any, head_length: Any, kept: Any) -> Any:
+    def _place(self, position: Any, query: Any, item: Any, head_length: Any, item_length: Any) -> Any:
         """Where in the long row the token at `position` of a pair stands."""
         where = self._torch.where
         in_tail = position - head_length
         in_item = self._item_starts[item] + in_tail
         if self._query_tags is not None:
-            # A tag behind all that is kept takes the last place.
-            in_item = where(in_tail == kept - 1, in_item + (self._item_tags[item] - in_tail).clamp(min=0), in_item)
-        in_item = where(in_tail < kept, in_item, self._suffix_start + in_tail - kept)
+            # A tag behind the last token takes the last place.
+            in_item = where(
+                in_tail == item_length - 1, in_item + (self._item_tags[item] - in_tail).clamp(min=0), in_item
+            )
+        in_item = where(in_tail < item_length, in_item, self._suffix_start + in_tail - item_length)
         return where(in_tail < 0, self._head_starts[query] + position, in_item)
 
     def _sent(self, array: IntArray, dtype: Any) -> Any:

@@ -67,7 +67,7 @@ class PairTemplate:
         encoding = tokenizer.encode("a", "b")
         ids, types = np.array(encoding.ids, np.int64), np.array(encoding.type_ids, np.int64)
         sides = encoding.sequence_ids
-        query, item = ([at for at, side in enumerate(sides) if side == wanted] for wanted in (0, 1))
+        query, item = ([at for at, side in enumerate(sides) if side == part] for part in (0, 1))
         if not query or not item or query[-1] > item[0]:
             raise InputError(
                 "A cross-encoder's tokenizer joins a pair as query, then item; this one made "
@@ -105,7 +105,7 @@ class PairTemplate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TagPlaces:
-    """Where the tags of an [EMB] head stand: `queries` (queries, 2) counts in a pair, `items` in an item's own tokens.
+    """Where the tags of an [EMB] head stand: `queries` (queries, 2) counts in a pair, `items` in the tokens of an item.
 
     `item_position` is the head's.
     """
@@ -117,11 +117,11 @@ class TagPlaces:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenTexts:
-    """Tokenised queries and items, one entry per record; `rooms[i]` tokens of an item fit beside query i."""
+    """Tokenised queries and items, one entry per record; `space[i]` tokens of an item fit beside query i."""
 
     template: PairTemplate
     heads: list[tuple[TokenArray, TokenArray]]
-    rooms: IntArray
+    space: IntArray
     items: list[TokenArray]
     tags: TagPlaces | None = None
 
@@ -139,10 +139,10 @@ class TokenTexts:
         return replace(self, items=self.items[start:end], tags=tags)
 
     def pair(self, query: int, item: int) -> tuple[TokenArray, TokenArray]:
-        """Ids and types of one pair, the item cut to the room that the query leaves."""
+        """Ids and types of one pair, the item cut to the space that the query leaves."""
         head_ids, head_types = self.heads[query]
         tag_at = 0 if self.tags is None else int(self.tags.items[item])
-        tail_ids, tail_types = self.template.tail(_cut(self.items[item], int(self.rooms[query]), tag_at=tag_at))
+        tail_ids, tail_types = self.template.tail(_cut(self.items[item], int(self.space[query]), tag_at=tag_at))
         return np.concatenate((head_ids, tail_ids)), np.concatenate((head_types, tail_types))
 
 
@@ -160,8 +160,8 @@ class TokenPairs:
     @property
     def lengths(self) -> IntArray:
         """Tokens per pair, special ones included."""
-        kept = np.minimum(self.texts.item_lengths[self.item_of], self.texts.rooms[self.query_of])
-        return self.texts.head_lengths[self.query_of] + kept + len(self.texts.template.suffix)
+        of_items = np.minimum(self.texts.item_lengths[self.item_of], self.texts.space[self.query_of])
+        return self.texts.head_lengths[self.query_of] + of_items + len(self.texts.template.suffix)
 
     def padded(self, positions: Iterable[int], *, pad_id: int) -> dict[str, TokenArray]:
         """Model inputs for these pairs, padded on the right to the longest."""
@@ -171,15 +171,15 @@ class TokenPairs:
 class PairTokenizer:
     """Turns queries and items into ids that fit a model; safe to share between threads.
 
-    For an [EMB] `head`, a query stands between its tags and an item behind its own, unless the text holds them already
+    For an [EMB] `head`, a query stands between its tags and an item behind its tag, unless the text holds them already
     ("left [unused0] mention [unused1] right", "title [unused2] text"). The limits count them. An item's tag is never
-    cut away: behind a title longer than its room it takes the last place.
+    cut away: behind a title longer than its space it takes the last place.
     """
 
     def __init__(
         self, tokenizer: Any, *, max_tokens: int, max_item_tokens: int | None = None, head: EmbHead | None = None
     ) -> None:
-        # A copy of our own: truncation or padding set elsewhere in mid-call is what 'Already borrowed' complains of.
+        # A copy: truncation or padding set elsewhere in mid-call is what 'Already borrowed' complains of.
         self._tokenizer = type(tokenizer).from_str(tokenizer.to_str())
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
@@ -231,16 +231,16 @@ class PairTokenizer:
             query_tokens, query_places = _queries_with_tags(queries, query_tokens, self._tags)
             item_tokens, item_places = _items_with_tag(item_tokens, self._tags[2], most=self.max_item_tokens)
             tags = TagPlaces(len(self.template.prefix) + query_places, item_places, self._item_position)
-        rooms = [self._room(query, tokens) for query, tokens in zip(queries, query_tokens, strict=True)]
+        space = [self._space_beside(query, tokens) for query, tokens in zip(queries, query_tokens, strict=True)]
         return TokenTexts(
             template=self.template,
             heads=[self.template.head(tokens) for tokens in query_tokens],
-            rooms=np.array(rooms, np.intp),
+            space=np.array(space, np.intp),
             items=[tokens[: self.max_item_tokens] for tokens in item_tokens],
             tags=tags,
         )
 
-    def _room(self, query: Query, tokens: TokenArray) -> int:
+    def _space_beside(self, query: Query, tokens: TokenArray) -> int:
         if self._item_position is not None:
             most = self._item_position - len(self.template.prefix) - len(self.template.middle)
             if len(tokens) > most:
@@ -249,14 +249,14 @@ class PairTokenizer:
                     f"tokens, its tags included; query {query.id!r} has {len(tokens)}. Shorten the query."
                 )
             return self.max_tokens - self._item_position - len(self.template.suffix)
-        room = self.max_tokens - self.template.n_special - len(tokens)
-        if room < LEAST_ITEM_TOKENS:
+        space = self.max_tokens - self.template.n_special - len(tokens)
+        if space < LEAST_ITEM_TOKENS:
             raise TextTooLong(
                 f"A query must leave {LEAST_ITEM_TOKENS} of the model's {self.max_tokens} tokens for an item, so it "
                 f"may have {self.max_tokens - self.template.n_special - LEAST_ITEM_TOKENS}; query {query.id!r} has "
                 f"{len(tokens)}. Shorten the query, or raise max_tokens if the model allows it."
             )
-        return room
+        return space
 
     def _tokens(self, texts: Sequence[str]) -> list[TokenArray]:
         distinct = list(dict.fromkeys(texts))
@@ -282,23 +282,23 @@ def padded(rows: Sequence[tuple[TokenArray, TokenArray]], *, pad_id: int) -> dic
     return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
 
 
-def chosen_max_tokens(asked: int | None, *, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> int:
-    """Tokens per pair: as asked, by default 512 or what the model can take; asking for more than that is refused."""
+def chosen_max_tokens(max_tokens: int | None, *, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> int:
+    """Tokens per pair: as given, by default 512 or what the model can take, and never more than that."""
     limit = config.get("max_position_embeddings")
     if isinstance(limit, int) and config.get("model_type") in _POSITIONS_AFTER_PADDING:
         limit -= (config.get("pad_token_id") or 0) + 1
     if not isinstance(limit, int) or limit < 1:
         # Tokenizers without a limit write 10^30 here.
         limit = int(min(tokenizer_config.get("model_max_length") or 10**9, 10**9))
-    if asked is None:
+    if max_tokens is None:
         return min(_DEFAULT_MAX_TOKENS, limit)
-    if not 1 <= asked <= limit:
-        raise InputError(f"max_tokens must lie between 1 and the model's limit of {limit}; got {asked}.")
-    return asked
+    if not 1 <= max_tokens <= limit:
+        raise InputError(f"max_tokens must lie between 1 and the model's limit of {limit}; got {max_tokens}.")
+    return max_tokens
 
 
 def _tag_ids(tokenizer: Any, head: EmbHead) -> tuple[int, int, int]:
-    """Ids of the tags; the tokenizer, our own copy, makes one token of each from here on."""
+    """Ids of the tags; the tokenizer, a copy, makes one token of each from here on."""
     ids = [tokenizer.token_to_id(tag) for tag in head.tags]
     if None in ids:
         missing = [tag for tag, id_ in zip(head.tags, ids, strict=True) if id_ is None]
@@ -332,24 +332,24 @@ def _queries_with_tags(
 
 
 def _items_with_tag(tokens: Sequence[TokenArray], tag: int, *, most: int | None) -> tuple[list[TokenArray], IntArray]:
-    """At most so many tokens with the tag, and where it stands; of several the first counts."""
+    """At most `most` tokens with the tag, and where it stands; of several the first counts."""
     tagged: list[TokenArray] = []
     places = np.zeros(len(tokens), np.intp)
     for number, row in enumerate(tokens):
-        found = np.flatnonzero(row == tag)
-        if not len(found):
+        at = np.flatnonzero(row == tag)
+        if not len(at):
             tagged.append(np.concatenate(([tag], row))[:most])
             continue
-        room = len(row) if most is None else most
-        tagged.append(_cut(row, room, tag_at=int(found[0])))
-        places[number] = min(int(found[0]), room - 1)
+        length = len(row) if most is None else most
+        tagged.append(_cut(row, length, tag_at=int(at[0])))
+        places[number] = min(int(at[0]), length - 1)
     return tagged, places
 
 
-def _cut(tokens: TokenArray, room: int, *, tag_at: int) -> TokenArray:
+def _cut(tokens: TokenArray, length: int, *, tag_at: int) -> TokenArray:
     """An item's first tokens; the one at `tag_at` takes the last place rather than fall off."""
-    kept = tokens[:room]
-    return kept if tag_at < room else np.append(kept[:-1], tokens[tag_at])
+    first = tokens[:length]
+    return first if tag_at < length else np.append(first[:-1], tokens[tag_at])
 
 
 def _distinct(records: Sequence[Any]) -> tuple[list[Any], IntArray]:

@@ -33,7 +33,7 @@ _CPU_BATCH_TOKENS = 4096
 _GPU_BATCH_TOKENS = 65_536
 _LARGE_GPU_BATCH_TOKENS = 262_144
 _LARGE_GPU_BYTES = 32 << 30
-# A grid is cut into parts of so many pairs, to bound the memory that their bookkeeping takes.
+# A grid is cut into parts of this many pairs, to bound the memory that their bookkeeping takes.
 _PAIRS_AT_ONCE = 1 << 22
 # Compiling takes seconds; a scorer that has had this much to do will have more.
 _TOKENS_BEFORE_COMPILING = 20_000_000
@@ -221,7 +221,7 @@ class TorchCrossEncoder:
 
 
 class _Packed:
-    """The model as an encoder over packed tokens and its own head."""
+    """The model as an encoder over packed tokens, and its head."""
 
     def __init__(self, torch: Any, model: Any, *, head: Callable[[Any], Any], takes_types: bool) -> None:
         self._encoder = PackedEncoder(torch, model.base_model, takes_types=takes_types)
@@ -279,21 +279,21 @@ def _classified(model: Any, vectors: Any) -> Any:
     return model.classifier(vectors if pooler is None else pooler(vectors))[:, 0]
 
 
-def _devices(torch: Any, asked: str | Sequence[str] | None) -> list[str]:
-    if asked is None:
+def _devices(torch: Any, device: str | Sequence[str] | None) -> list[str]:
+    if device is None:
         return [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
-    names = [asked] if isinstance(asked, str) else list(asked)
+    names = [device] if isinstance(device, str) else list(device)
     if not names:
         raise InputError("device names one torch device or several, such as 'cuda:0'; got none.")
     for name in names:
         try:
-            device = torch.device(name)
+            named = torch.device(name)
         except RuntimeError as error:
             raise InputError(f"device is a torch device such as 'cpu' or 'cuda:0'; got {name!r}.") from error
         there = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-        if device.type == "cuda" and (device.index or 0) >= len(there):
+        if named.type == "cuda" and (named.index or 0) >= len(there):
             seen = ", ".join(there) or "no CUDA device"
-            raise InputError(f"device {name!r} was asked for, but torch sees {seen} here. Use that, or device='cpu'.")
+            raise InputError(f"There is no device {name!r}; torch sees {seen} here. Use that, or device='cpu'.")
     return names
 
 

@@ -66,7 +66,7 @@ def test_packed_and_padded_batches_hold_the_pairs_as_tokenised() -> None:
         assert padded["input_ids"][place].tolist()[: len(ids)] == ids.tolist()
         assert padded["token_type_ids"][place].tolist()[: len(ids)] == types.tolist()
         assert padded["attention_mask"][place].tolist() == [1] * len(ids) + [0] * (packed.longest - len(ids))
-        assert packed.wanted[place].tolist() == [packed.starts[place]]
+        assert packed.read_rows[place].tolist() == [packed.starts[place]]
     assert len(packed.ids) == packed.starts[-1] + 3
 
 
@@ -86,7 +86,7 @@ def test_batches_know_where_the_tags_of_each_pair_stand(item_position) -> None:
         first = int(packed.starts[place])
         assert packed.ids[first : first + len(ids)].tolist() == ids
         assert padded["input_ids"][place].tolist()[: len(ids)] == ids
-        assert (packed.wanted[place] - first).tolist() == [ids.index(start), ids.index(end), ids.index(tag)]
+        assert (packed.read_rows[place] - first).tolist() == [ids.index(start), ids.index(end), ids.index(tag)]
         before = ids.index(end) + 2
         item_starts = before if item_position is None else item_position
         expected = [*range(before), *range(item_starts, item_starts + len(ids) - before)]

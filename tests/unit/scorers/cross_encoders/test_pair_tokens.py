@@ -185,7 +185,7 @@ def test_limits_count_the_tags(tagged) -> None:
     tokens = PairTokenizer(tagged, max_tokens=40, max_item_tokens=5, head=HEAD)
     pairs = tokens.pairs([(Query("q", "w1 w2"), Item("i", "w3 " * 9))])
     assert pairs.texts.item_lengths.tolist() == [5]
-    assert pairs.texts.rooms.tolist() == [40 - tokens.template.n_special - 4]
+    assert pairs.texts.space.tolist() == [40 - tokens.template.n_special - 4]
     assert pairs.lengths.tolist() == [len(pairs.texts.pair(0, 0)[0])]
     longest = 40 - tokens.template.n_special - LEAST_ITEM_TOKENS - 2
     tokens.texts([Query("fits", "w1 " * longest)], [])
@@ -209,7 +209,7 @@ def test_a_position_for_items_bounds_queries_and_leaves_the_rest_to_items() -> N
     head = EmbHead(*HEAD.tags, item_position=12)
     tokens = PairTokenizer(tokenizer, max_tokens=40, head=head)
     texts = tokens.texts([Query("short", "w1"), Query("fits", "w1 " * 8)], [])
-    assert texts.rooms.tolist() == [40 - 12 - 1] * 2
+    assert texts.space.tolist() == [40 - 12 - 1] * 2
     with pytest.raises(TextTooLong, match="may have 10 tokens, its tags included; query 'long' has 11"):
         tokens.texts([Query("long", "w1 " * 9)], [])
     with pytest.raises(InputError, match="at least 29"):
