@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from adacur.index import verify
     from adacur.scorers import Cached, scorer
     from adacur.search import ANNCUR, AXN, AdaCUR, AnchorIndex, Exact, First, Gaussian, Rerank, load
+    from adacur.tuning import tune
 
 __version__ = "0.1.0"
 
@@ -51,6 +52,7 @@ _HOME_OF = {
     "load": "search",
     "pseudo_queries": "data",
     "scorer": "scorers",
+    "tune": "tuning",
     "verify": "index",
 }
 # Everything else is found where it lives, e.g. adacur.scorers.HttpScorer.
@@ -67,6 +69,7 @@ _ROOMS = (
     "search",
     "serving",
     "training",
+    "tuning",
 )
 
 __all__ = [
@@ -94,6 +97,7 @@ __all__ = [
     "load",
     "pseudo_queries",
     "scorer",
+    "tune",
     "verify",
 ]
 

@@ -14,7 +14,6 @@ from adacur.approximation.packed_rows import check_storage
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
 from adacur.core.budget import Budget
 from adacur.core.errors import InputError
-from adacur.core.protocols import Items
 from adacur.core.records import ItemList, Query, as_queries
 from adacur.core.results import Hits
 from adacur.core.seeds import stream_key, uniform
@@ -22,13 +21,14 @@ from adacur.first_stages import Placed, placed
 from adacur.index import AnchorTable, locked
 from adacur.index.compressed import drop_features, store_features
 from adacur.search import AnchorIndex
-from adacur.search.methods import AdaCUR
 from adacur.search.settings import default_settings
 from adacur.tuning.held_out import AnchorScorer, HeldOut, check_anchors, check_exact
+from adacur.tuning.replaying import method_of
 
 __all__ = ["Compression", "compress", "decompress"]
 
 _FEWEST_ANCHORS = 20
+_QUERIES = 100
 # Recall is measured among as many items as have this many scores: 100 MB, held about five times.
 _SCORES_TO_MEASURE_BY = 25_000_000
 
@@ -64,7 +64,6 @@ def compress(
     storage: Storage = "int8",
     k: int = 10,
     budget: int = 100,
-    queries: int = 100,
     seed: int = 0,
 ) -> Compression:
     """Store the features of "gaussian" searches in the index folder, in less memory, and measure what that costs.
@@ -74,9 +73,9 @@ def compress(
 
     - `rank`: columns kept of the anchor scores, besides as many as the dense first stage's vectors have;
     - `storage`: "int8", "float16" or "float32";
-    - `k`, `budget`: the recall to measure, with the features as they are and compressed;
-    - `queries`: how many anchor queries to hold out for that, at most half, by a draw with this `seed`. Of many items
-      the recall is measured among a sample that fits into memory.
+    - `k`, `budget`: the recall to measure, with the features as they are and compressed, on up to 100 anchor queries
+      held out by a draw with this `seed`, at most half. Of many items it is measured among a sample that fits into
+      memory.
     """
     home = index.writable_home()
     check_anchors(index, "Compressing", fewest=_FEWEST_ANCHORS)
@@ -89,22 +88,15 @@ def compress(
     embed_queries = None if vectors is None or vectors.embed_queries is None else _Remembering(vectors.embed_queries)
     with locked(home):
         sample = _sample(anchors.items.keys, n_anchors=len(anchors.anchor_queries), seed=seed)
-        table = AnchorTable(_items_at(index, sample), tuple(anchors.anchor_queries), rows_at(anchors, sample))
-        held_out = HeldOut(table, queries=min(queries, len(anchors.anchor_queries) // 2), seed=seed)
+        items = index.items if len(sample) == len(index) else ItemList(index.items.at(sample.tolist()))
+        table = AnchorTable(items, tuple(anchors.anchor_queries), rows_at(anchors, sample))
+        held_out = HeldOut(table, queries=min(_QUERIES, len(anchors.anchor_queries) // 2), seed=seed)
         rest, first = held_out.rest(), index.stage(None)
         if first is not None and len(sample) < len(index):
             first = placed(_Among(first, sample, table.items.ids), table.items)
 
         def recalls(model: GaussianModel) -> FloatArray:
-            settings = default_settings(k)
-            method = AdaCUR(
-                rounds=settings.rounds,
-                approximator=settings.approximator(model),
-                first_batch=settings.first_batch,
-                first_share=settings.first_share,
-                first_weight=settings.first_weight,
-                seed=seed,
-            )
+            method = method_of(default_settings(k), model, seed=seed)
             searched = AnchorIndex(rest, scorer=AnchorScorer(table))
             hits = searched.search(held_out.queries, k, budget=budget, method=method, first=first)
             return held_out.recalls([one.scores for one in hits], k=k)
@@ -161,10 +153,6 @@ def _sample(keys: KeyArray, *, n_anchors: int, seed: int) -> IntArray:
     if len(keys) <= most:
         return np.arange(len(keys))
     return np.sort(np.argpartition(uniform(stream_key(seed, "measured"), keys), most)[:most])
-
-
-def _items_at(index: AnchorIndex, sample: IntArray) -> Items:
-    return index.items if len(sample) == len(index) else ItemList(index.items.at(sample.tolist()))
 
 
 class _Among:

@@ -27,6 +27,7 @@ class HeldOut:
         keys = item_keys(query.id for query in anchors.anchor_queries)
         draws = uniform(stream_key(seed, "held out"), keys)
         self.anchors = anchors
+        self.seed = seed
         self.positions: IntArray = np.sort(best_positions(draws, min(queries, len(keys)), keys=keys))
         self.queries: list[Query] = [anchors.anchor_queries[at] for at in self.positions.tolist()]
         self._thresholds: dict[int, FloatArray] = {}

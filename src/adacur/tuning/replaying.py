@@ -6,17 +6,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol, Unpack, runtime_checkable
 
+from adacur.approximation import GaussianModel
 from adacur.core.arrays import IntArray
 from adacur.core.errors import InputError
 from adacur.core.protocols import AnchorScores, Approximation, Approximator
 from adacur.core.records import Query
 from adacur.core.results import Hits
 from adacur.search import AnchorIndex
+from adacur.search.methods import AdaCUR
 from adacur.search.planning import SearchOptions, plan_search
 from adacur.search.rounds import search
+from adacur.search.settings import GaussianSettings
 from adacur.tuning.held_out import AnchorScorer, check_exact, columns_of
 
-__all__ = ["Replayable", "replay", "replayed"]
+__all__ = ["Replayable", "method_of", "replay", "replayed"]
 
 
 @runtime_checkable
@@ -37,6 +40,18 @@ def replay(index: AnchorIndex, queries: Sequence[Query], k: int = 10, **options:
     plan = plan_search(index, k, **options, scorer=AnchorScorer(index.anchors))
     approximator = None if plan.approximator is None else _LeavingOut(plan.approximator)
     return search(replace(plan, approximator=approximator), queries, k)
+
+
+def method_of(settings: GaussianSettings, model: GaussianModel, *, seed: int = 0) -> AdaCUR:
+    """The method that searches with these settings of "gaussian" and this model."""
+    return AdaCUR(
+        rounds=settings.rounds,
+        seed=seed,
+        approximator=settings.approximator(model),
+        first_batch=settings.first_batch,
+        first_share=settings.first_share,
+        first_weight=settings.first_weight,
+    )
 
 
 def replayed(approximator: Approximator, anchors: AnchorScores, positions: IntArray) -> Approximation:

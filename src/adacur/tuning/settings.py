@@ -18,14 +18,13 @@ from adacur.first_stages import Placed
 from adacur.index import AnchorTable
 from adacur.search import AnchorIndex
 from adacur.search.adaptive import LockStep
-from adacur.search.methods import AdaCUR
 from adacur.search.plan import Plan, stage_name
 from adacur.search.planning import plan_search
 from adacur.search.prospects import RANKS_THAT_COUNT
 from adacur.search.settings import GaussianSettings, default_settings
 from adacur.search.tuned import Gain, Prediction, Tuning, store_tuning, with_tuning
 from adacur.tuning.held_out import AnchorScorer, HeldOut, check_anchors, check_exact, exact_anchors
-from adacur.tuning.replaying import replayed
+from adacur.tuning.replaying import method_of, replayed
 
 __all__ = ["FEWEST_QUERIES", "Replays", "choose_settings", "prediction_of", "tune"]
 
@@ -220,19 +219,10 @@ class Replays:
 
     def _plan(self, method: str | GaussianSettings) -> Plan:
         anchors: AnchorScores = self.held_out.anchors
-        chosen = (
-            method
-            if isinstance(method, str)
-            else AdaCUR(
-                rounds=method.rounds,
-                approximator=method.approximator(self._model),
-                first_batch=method.first_batch,
-                first_share=method.first_share,
-                first_weight=method.first_weight,
-            )
-        )
+        chosen = method if isinstance(method, str) else method_of(method, self._model)
         index = AnchorIndex(anchors, scorer=AnchorScorer(anchors))
-        return plan_search(index, self.k, budget=self.budget, method=chosen, first=self.first)
+        plan = plan_search(index, self.k, budget=self.budget, method=chosen, first=self.first)
+        return replace(plan, seed=self.held_out.seed)
 
     def _searched(self, plan: Plan) -> list[FloatArray]:
         """Exact scores of what a plan finds for each query, best first."""

@@ -12,7 +12,7 @@ import adacur
 from adacur import AnchorIndex, Item, Query
 from adacur.core.errors import EmptyInput, InputError, UnknownName, WrongScorer
 from adacur.first_stages import BM25, Dense
-from adacur.tuning import tune
+from adacur.tuning import compress, tune
 from tests.editing import Edited
 from tests.living_world import Encoder
 
@@ -164,11 +164,11 @@ def test_anchor_queries_can_come_later(path, tmp_path) -> None:
     assert (len(index), len(index.anchor_queries)) == (200, 10)
 
 
-@pytest.mark.parametrize("work", ["tune", "compress"])
+@pytest.mark.parametrize("work", [tune, compress])
 def test_what_needs_anchor_queries_says_how_to_get_them(path, work) -> None:
     index = adacur.load(path, scorer=Overlap())
-    with pytest.raises(InputError, match="add-anchors"):
-        getattr(index, work)(k=5, budget=20)
+    with pytest.raises(InputError, match="index anchors"):
+        work(index, k=5, budget=20)
 
 
 def test_tuning_items_in_memory_is_refused_too() -> None:
