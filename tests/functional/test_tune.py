@@ -123,4 +123,4 @@ def test_too_few_anchor_queries_are_refused_once_with_how_to_add_more_and_a_buil
     refused = here("tune", tmp_path / "few", "--k", 5, "--budget", 20)
     assert refused.code == 1
     assert refused.out == ""
-    assert "at least 15 more" in " ".join(refused.err.split())
+    assert "at least 20; this index has 5" in " ".join(refused.err.split())
