@@ -32,7 +32,7 @@ from adacur.index import (
     scoring_bar,
     time_encoder,
 )
-from adacur.index.build import check_dtype
+from adacur.index.blocks import check_dtype
 from adacur.index.folder import pairs_done
 from adacur.index.object_store import refuse_url
 from adacur.index.sparse import sparse_pairs_done

@@ -49,51 +49,20 @@ class Ray:
 def connected(address: str | None = None) -> Iterator[None]:
     """A connection to the cluster at `address`, by default to one that is started here and ended again.
 
-    A process has one connection. Where there is one already, it is used: one that was made here ends with its last
-    user, one that was made elsewhere is left open.
+    A process has one connection: where there is one already, it is used and left open.
     """
     ray = require("ray", extra="ray")
-    with _shared.lock:
-        is_ours = bool(_shared.users) or not ray.is_initialized()
-        if not ray.is_initialized():
-            _shared.connection.enter_context(_connection(ray, address))
-        _shared.users += is_ours
-    try:
+    if ray.is_initialized():
         yield
-    finally:
-        with _shared.lock:
-            _shared.users -= is_ours
-            if is_ours and not _shared.users:
-                _shared.connection.close()
-
-
-class _Shared:
-    """The connection that was made here, and its number of users."""
-
-    def __init__(self) -> None:
-        # Re-entrant: a user that is garbage-collected instead of closed leaves while this thread may hold it.
-        self.lock = threading.RLock()
-        self.connection = contextlib.ExitStack()
-        self.users = 0
-
-
-_shared = _Shared()
-
-
-@contextlib.contextmanager
-def _connection(ray: Any, address: str | None) -> Iterator[None]:
+        return
     with _quiet(ray):
         try:
             _check_listening(address)
             with warnings.catch_warnings():
                 # Hints for Ray's users, which would be errors where warnings are.
                 warnings.simplefilter("ignore")
-                ray.init(
-                    address=address or "local",
-                    log_to_driver=False,
-                    configure_logging=False,
-                    **({} if address else {"include_dashboard": False}),
-                )
+                local = {} if address else {"include_dashboard": False}
+                ray.init(address=address or "local", log_to_driver=False, configure_logging=False, **local)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise InputError(
                 f"No Ray cluster can be used at {address or 'this machine'!r}: {error}. Start one with "

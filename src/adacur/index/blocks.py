@@ -5,24 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from adacur.core.arrays import FloatArray
-from adacur.core.errors import DamagedIndex
+from adacur.core.errors import DamagedIndex, InputError
+from adacur.core.records import Pair
 from adacur.index.files import sync_path
 from adacur.index.manifest import DTYPES, Manifest
 
 if TYPE_CHECKING:
     import zarr
 
-__all__ = ["BLOCK_BYTES", "MOST_BLOCK_ITEMS", "SCORES", "ScoreBlocks", "digest_scores", "largest_block"]
+__all__ = ["MOST_BLOCK_ITEMS", "SCORES", "ScoreBlocks", "as_stored", "check_dtype", "digest_scores", "largest_block"]
 
 SCORES = "scores.zarr"
-BLOCK_BYTES = 32 * 2**20
+_BLOCK_BYTES = 32 * 2**20
 MOST_BLOCK_ITEMS = 8192
 # What zarr and its codecs raise on bytes that are not a chunk, or on metadata that is not an array's.
 _UNREADABLE = (ValueError, TypeError, LookupError, OSError, RuntimeError, ArithmeticError, AttributeError, MemoryError)
@@ -141,7 +142,34 @@ class ScoreBlocks:
 
 def largest_block(n_anchors: int, dtype: Any) -> int:
     """The most items of a block, which must fit in memory many times over."""
-    return max(1, min(MOST_BLOCK_ITEMS, BLOCK_BYTES // (max(1, n_anchors) * int(np.dtype(dtype).itemsize))))
+    return max(1, min(MOST_BLOCK_ITEMS, _BLOCK_BYTES // (max(1, n_anchors) * int(np.dtype(dtype).itemsize))))
+
+
+def check_dtype(dtype: str) -> None:
+    """Refuse what scores cannot be stored as."""
+    if dtype not in ("float32", "float16"):
+        raise InputError(f"dtype must be float32 or float16; got {dtype!r}.")
+
+
+def as_stored(scores: FloatArray, dtype: str, pair_at: Callable[[tuple[int, ...]], Pair]) -> FloatArray:
+    """Scores in the dtype of the index; refused where one does not fit, with the pair named, or all become 0."""
+    with np.errstate(over="ignore"):
+        values: FloatArray = scores.astype(dtype)
+    beyond = np.argwhere(np.isinf(values))
+    if len(beyond):
+        at = tuple(beyond[0].tolist())
+        query, item = pair_at(at)
+        raise InputError(
+            f"{dtype} holds numbers up to {np.finfo(dtype).max:g}; query {query.id!r} and item {item.id!r} score "
+            f"{scores[at]:g}. Build in another folder with a wider dtype."
+        )
+    if scores.any() and not values.any():
+        raise InputError(
+            f"{dtype} holds no numbers below {np.finfo(dtype).smallest_subnormal:g} but 0, and the largest of "
+            f"{scores.size} scores is {np.abs(scores).max():g}. Build in another folder with a wider dtype, or "
+            "multiply the scores by a constant."
+        )
+    return values
 
 
 def digest_scores(values: FloatArray) -> str:

@@ -33,7 +33,7 @@ from adacur.core.protocols import AnchorScores, Items, Scorer, ScorerCard
 from adacur.core.records import Item, Pair, Query, as_queries
 from adacur.core.scores import score_pairs
 from adacur.engines import Engine, InThisProcess, WorkersLost
-from adacur.index.blocks import MOST_BLOCK_ITEMS, ScoreBlocks, digest_scores, largest_block
+from adacur.index.blocks import MOST_BLOCK_ITEMS, ScoreBlocks, as_stored, check_dtype, digest_scores, largest_block
 from adacur.index.database import DATABASE, DATABASE_FILES, connect, load, seal
 from adacur.index.estimate import Estimate, block_items_for, blocks_of_small_build, estimate
 from adacur.index.files import LOCK, check_no_links, is_full, locked, remove_files, sync_path, write_atomically
@@ -49,7 +49,7 @@ from adacur.index.workers import On, check_workers, connected_to, engine_for
 from adacur.scorers.cached import past_cache
 from adacur.scorers.calling import score_grid
 
-__all__ = ["as_stored", "build_scores", "check_dtype", "save_rows", "save_table"]
+__all__ = ["build_scores", "save_rows", "save_table"]
 
 _log = logging.getLogger("adacur.build")
 
@@ -82,12 +82,6 @@ class _Scored:
 _ScoreBlock = Callable[[_Block], _Scored]
 _ChooseEngine = Callable[[int, int], Engine[_Block, _Scored]]
 """From the numbers of blocks and pairs that are left to the engine that scores them."""
-
-
-def check_dtype(dtype: str) -> None:
-    """Refuse what scores cannot be stored as."""
-    if dtype not in ("float32", "float16"):
-        raise InputError(f"dtype must be float32 or float16; got {dtype!r}.")
 
 
 def build_scores(
@@ -437,27 +431,6 @@ def _storage_errors(folder: Path, reports: ProgressReports) -> Iterator[None]:
         if isinstance(error, sqlite3.Error):
             raise IndexFolderError(f"{folder / DATABASE} cannot be used: {error}.") from error
         raise
-
-
-def as_stored(scores: FloatArray, dtype: str, pair_at: Callable[[tuple[int, ...]], Pair]) -> FloatArray:
-    """Scores in the dtype of the index; refused where one does not fit, with the pair named, or all become 0."""
-    with np.errstate(over="ignore"):
-        values: FloatArray = scores.astype(dtype)
-    beyond = np.argwhere(np.isinf(values))
-    if len(beyond):
-        at = tuple(beyond[0].tolist())
-        query, item = pair_at(at)
-        raise InputError(
-            f"{dtype} holds numbers up to {np.finfo(dtype).max:g}; query {query.id!r} and item {item.id!r} score "
-            f"{scores[at]:g}. Build in another folder with a wider dtype."
-        )
-    if scores.any() and not values.any():
-        raise InputError(
-            f"{dtype} holds no numbers below {np.finfo(dtype).smallest_subnormal:g} but 0, and the largest of "
-            f"{scores.size} scores is {np.abs(scores).max():g}. Build in another folder with a wider dtype, or "
-            "multiply the scores by a constant."
-        )
-    return values
 
 
 def _cost(

@@ -26,7 +26,8 @@ from adacur.core.protocols import Items, Scorer
 from adacur.core.records import Item, Query
 from adacur.core.scores import score_pairs
 from adacur.data.stored import read_json
-from adacur.index.build import as_stored, build_scores, save_rows
+from adacur.index.blocks import as_stored
+from adacur.index.build import build_scores, save_rows
 from adacur.index.checksums import write_checksums
 from adacur.index.database import digest_texts
 from adacur.index.files import is_full, locked, sync_path, sync_tree
