@@ -21,7 +21,7 @@ import numpy as np
 
 from adacur import Item, Query
 from adacur.core.protocols import ScorerCard
-from adacur.scorers import Cached
+from adacur.scorers import Cached, score_grid
 
 SCORES = "SELECT score FROM scores WHERE scorer = 1"
 
@@ -51,13 +51,13 @@ def main() -> None:
     fresh = [(Query("new", f"new {n % 100}"), items[n // 100]) for n in range(arguments.pairs)][: 100 * n_items]
     print(f"{os.cpu_count()} cores, SQLite {sqlite3.sqlite_version}")
     with tempfile.TemporaryDirectory() as folder, Cached(Free(), Path(folder) / "scores.sqlite") as cached:
-        timed(f"store a grid of {len(every):,}", len(every), lambda: cached.score_grid(queries, items))
+        timed(f"store a grid of {len(every):,}", len(every), lambda: score_grid(cached, queries, items))
         size = sum(file.stat().st_size for file in Path(folder).iterdir())
         print(f"  {size / len(every):.0f} bytes per score on disk, the log included")
         timed(f"look up {len(known):,} known pairs at random", len(known), lambda: cached.score(known))
         timed("  the same, awaited", len(known), lambda: asyncio.run(cached.ascore(known)))
         rows = queries[: max(1, arguments.pairs // n_items)]
-        timed("look up as many as a grid", len(rows) * n_items, lambda: cached.score_grid(rows, items))
+        timed("look up as many as a grid", len(rows) * n_items, lambda: score_grid(cached, rows, items))
         timed(f"ask for and store {len(fresh):,} new pairs", len(fresh), lambda: cached.score(fresh))
         one = every[:20]
         timed("look up 20 pairs, 500 times", 500 * 20, lambda: [cached.score(one) for _ in range(500)])
