@@ -104,7 +104,7 @@ def check_names_no_code(folder: Path) -> None:
             raise InputError(
                 f"A model's folder may name classes of sentence-transformers and torch; {path} names {name!r}, whose "
                 "code would be run. If you trust it, open the model yourself, with trust_remote_code=True, and give "
-                "the object to adacur.scorer or adacur.SentenceTransformerEncoder."
+                "the object to adacur.scorer or adacur.first_stages.SentenceTransformerEncoder."
             )
 
 
