@@ -72,7 +72,7 @@ def test_a_further_dual_encoder_is_a_first_stage_of_its_own_and_what_methods_reg
     assert both.first_stages == ("dense", "bm25", "tfidf", "dense-tuned", "random")
     wanted = vectors.test_queries @ vectors.items.T
     found = both.first_stage("dense-tuned").search(both.test_queries, 3)
-    assert [list(hits.ids) for hits in found] == [[f"i{place}" for place in np.argsort(-row)[:3]] for row in wanted]
+    assert [answer.positions.tolist() for answer in found] == [np.argsort(-row)[:3].tolist() for row in wanted]
     alone = replace(
         testbed,
         item_embeddings=vectors.items,
