@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -90,13 +91,16 @@ AnyStage = FirstStage | Retriever | Placed
 
 def _positions_of(stage: FirstStage, items: Items) -> IntArray | None:
     """Where the items of a stage are among these; None where both have the same, in the same order."""
-    compared, positions = _KNOWN.get(stage, (None, None))
-    if compared is not None and compared() is items:
-        return positions
+    # What cannot be a weak key (a dataclass that compares by value, say) is compared at every search.
+    with suppress(TypeError):
+        compared, positions = _KNOWN.get(stage, (None, None))
+        if compared is not None and compared() is items:
+            return positions
     # By their keys, which take a tenth of the memory of ids and are needed in every search.
     ours, theirs = items.keys, item_keys(stage.ids)
     positions = None if np.array_equal(ours, theirs) else _positions_among(theirs, ours, stage)
-    _KNOWN[stage] = weakref.ref(items), positions
+    with suppress(TypeError):
+        _KNOWN[stage] = weakref.ref(items), positions
     return positions
 
 

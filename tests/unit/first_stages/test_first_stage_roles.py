@@ -154,3 +154,13 @@ def test_a_search_takes_an_engine_that_answers_by_id(index) -> None:
 def test_a_first_stage_of_other_items_is_refused(index) -> None:
     with pytest.raises(UnknownName, match="'elsewhere'"):
         index.search(QUERIES[0], 3, budget=30, first=BM25.build([*ITEMS, Item("elsewhere", "the river")]))
+
+
+def test_a_first_stage_that_cannot_be_hashed_serves_too(index) -> None:
+    class Unhashable(BM25):
+        __hash__ = None
+
+    built = BM25.build(ITEMS[::-1])
+    stage = Unhashable(built.ids, built._model, stemmer="english", stopwords="english")
+    found = index.search(QUERIES[0], 3, budget=30, first=stage)
+    assert scored(found) == scored(index.search(QUERIES[0], 3, budget=30, first="bm25"))
