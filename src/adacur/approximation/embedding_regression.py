@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from adacur.approximation.gaussian_features import EmbedQueries, unit_vectors
-from adacur.approximation.linear import Weights, precise_predictions, predictions
+from adacur.approximation.linear import Weights, predictions
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import InputError
 from adacur.core.protocols import AnchorScores
@@ -103,10 +103,6 @@ class _Regressed:
     def in_scores(self, predicted: FloatArray) -> FloatArray:
         """Predictions are scores already."""
         return predicted
-
-    def predict_precisely(self) -> FloatArray:
-        """The same in float64, whatever the embeddings are stored in."""
-        return precise_predictions(self._embeddings, self._weights())
 
     def _weights(self) -> list[Weights]:
         return [self._fitted(index) for index in range(len(self._positions))]

@@ -292,12 +292,6 @@ class _Posteriors:
         """Predictions as scores of the scorer."""
         return self._features.scale.score(predicted)
 
-    def predict_precisely(self) -> FloatArray:
-        """Predicted scores of every item in float64."""
-        factors = self._features.factors
-        precise = [factors.precise_product(query.weights) + query.level for query in self._queries]
-        return self._features.scale.score(np.stack(precise) + self._features.means)
-
     def chance_above(self, query: int, predicted: FloatArray, best: FloatArray, *, ranks: IntArray) -> FloatArray:
         """How likely unscored items are to score above the best found, shape (predicted, best).
 

@@ -105,13 +105,6 @@ class ItemFactors:
             first += other
         return first
 
-    def precise_product(self, weights: FloatArray) -> FloatArray:
-        """The same in float64, whatever the parts are stored in."""
-        stored = self._stored_weights(weights)
-        split = np.split(stored, self._ends)
-        products = [part.precise_product(ws) for part, ws in zip(self.parts, split, strict=True)]
-        return np.asarray(np.sum(products, axis=0) - self.centre @ stored)
-
     @classmethod
     def packed(
         cls,

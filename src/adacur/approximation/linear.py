@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adacur.approximation.packed_rows import ROWS_PER_BLOCK
 from adacur.core.arrays import FloatArray
 
-__all__ = ["Weights", "precise_predictions", "predictions"]
+__all__ = ["Weights", "predictions"]
 
 # The weights of the columns, and the constant beside them.
 Weights = tuple[FloatArray, float]
@@ -24,14 +23,4 @@ def predictions(rows: FloatArray, queries: Sequence[Weights]) -> FloatArray:
         np.dot(rows, weights.astype(row.dtype), out=row)
         if constant:
             row += row.dtype.type(constant)
-    return predicted
-
-
-def precise_predictions(rows: FloatArray, queries: Sequence[Weights]) -> FloatArray:
-    """The same in float64, whatever the rows are stored in."""
-    predicted = np.empty((len(queries), len(rows)))
-    for start in range(0, len(rows), ROWS_PER_BLOCK):
-        block = rows[start : start + ROWS_PER_BLOCK].astype(np.float64)
-        for row, (weights, constant) in zip(predicted, queries, strict=True):
-            row[start : start + len(block)] = block @ weights + constant
     return predicted

@@ -113,14 +113,6 @@ class DeviceRows:
         """The same for many weights, shape (weights, rows), on the host."""
         return np.stack([self.product(one).cpu().numpy() for one in weights])
 
-    def precise_product(self, weights: FloatArray) -> FloatArray:
-        """The same in float64, on the host."""
-        product = np.empty(len(self._values))
-        for start in range(0, len(product), _ROWS_PER_TRANSFER):
-            block = self._values[start : start + _ROWS_PER_TRANSFER].cpu().numpy()
-            product[start : start + len(block)] = block.astype(np.float64) @ weights
-        return product if self._scales is None else product * self._scales.cpu().numpy()
-
 
 def _moved(values: Any, beside: Any, *, dtype: str | None = None) -> Any:
     """A tensor of these values on the device of another."""

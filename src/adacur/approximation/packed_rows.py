@@ -105,7 +105,7 @@ class PackedRows:
         weights = weights.astype(np.float32)
 
         def multiply(starts: range) -> None:
-            for rows, block in self._blocks(np.float32, positions, starts):
+            for rows, block in self._blocks(positions, starts):
                 np.dot(block, weights, out=product[rows])
                 if self.scales is not None:
                     product[rows] *= self.scales[rows if positions is None else positions[rows]]
@@ -125,16 +125,9 @@ class PackedRows:
             return np.asarray(weights.astype(self.values.dtype) @ self.values.T)
         products = np.empty((len(weights), len(self.values)), dtype=np.float32)
         weights = weights.astype(np.float32)
-        for rows, block in self._blocks(np.float32):
+        for rows, block in self._blocks():
             products[:, rows] = weights @ block.T
         return products if self.scales is None else np.multiply(products, self.scales, out=products)
-
-    def precise_product(self, weights: FloatArray) -> FloatArray:
-        """The same in float64."""
-        product = np.empty(len(self.values))
-        for rows, block in self._blocks(np.float64):
-            np.dot(block, weights, out=product[rows])
-        return product if self.scales is None else product * self.scales
 
     @property
     def _height(self) -> int:
@@ -150,11 +143,11 @@ class PackedRows:
         return [starts[at : at + share] for at in range(0, len(starts), share)] or [starts]
 
     def _blocks(
-        self, dtype: type[np.floating[Any]], positions: IntArray | None = None, starts: range | None = None
+        self, positions: IntArray | None = None, starts: range | None = None
     ) -> Iterator[tuple[slice, FloatArray]]:
-        """Blocks of rows without their scales, each in the same memory as the last."""
+        """Blocks of rows in float32, without their scales, each in the same memory as the last."""
         n_rows, height = len(self.values if positions is None else positions), self._height
-        buffer = np.empty((height, self.values.shape[1]), dtype=dtype)
+        buffer = np.empty((height, self.values.shape[1]), dtype=np.float32)
         for start in range(0, n_rows, height) if starts is None else starts:
             rows = slice(start, min(start + height, n_rows))
             block = buffer[: rows.stop - start]

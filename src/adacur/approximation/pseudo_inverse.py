@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from adacur.approximation.least_squares import GrowingLeastSquares
-from adacur.approximation.linear import Weights, precise_predictions, predictions
+from adacur.approximation.linear import Weights, predictions
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.protocols import AnchorScores
 from adacur.core.records import Query
@@ -63,10 +63,6 @@ class _QueryEmbeddings:
     def in_scores(self, predicted: FloatArray) -> FloatArray:
         """Predictions are scores already."""
         return predicted
-
-    def predict_precisely(self) -> FloatArray:
-        """The same in float64, whatever the index is stored in."""
-        return precise_predictions(self._items, self._weights())
 
     def _weights(self) -> list[Weights]:
         return [(solve.solution, 0.0) for solve in self._solves]

@@ -305,10 +305,6 @@ class Approximation(Protocol):
         """Predictions as scores of the scorer (Ŝ), whatever their shape."""
         ...
 
-    def predict_precisely(self) -> FloatArray:
-        """Predicted scores (Ŝ) in float64, for those who asked to see them."""
-        ...
-
 
 @runtime_checkable
 class UncertainApproximation(Approximation, Protocol):

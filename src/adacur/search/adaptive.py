@@ -270,11 +270,11 @@ class LockStep:
         for search in self.searches:
             search.stop()
 
-    def predict_precisely(self) -> Sequence[FloatArray | None]:
-        """Predicted scores of every item, per query, where they are to be kept."""
+    def final_predictions(self) -> Sequence[FloatArray | None]:
+        """Predicted scores of every item after all rounds, per query, where they are to be kept."""
         if not self._plan.keep_predictions or self._approximation is None:
             return [None] * len(self.searches)
-        return list(self._approximation.predict_precisely())
+        return [self._approximation.in_scores(np.asarray(row)) for row in self._approximation.predict()]
 
     def _settle(self, approximation: Approximation) -> None:
         assert isinstance(approximation, UncertainApproximation)

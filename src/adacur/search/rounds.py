@@ -288,9 +288,9 @@ class _Group:
         """The best k of each query so far."""
         if self.has_news:
             self.has_news = False
-            settings, precise = self._plan.settings(), self._steps.predict_precisely()
+            settings, predicted = self._plan.settings(), self._steps.final_predictions()
             self._hits = [
-                self._hits_of(at, search.trace(settings=settings, approximate_scores=precise[at]))
+                self._hits_of(at, search.trace(settings=settings, approximate_scores=predicted[at]))
                 for at, search in enumerate(self._steps.searches)
             ]
         return self._hits

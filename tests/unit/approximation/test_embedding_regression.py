@@ -5,7 +5,7 @@ import pytest
 
 from adacur.approximation import EmbeddingRegression
 from adacur.core.errors import InputError
-from adacur.search.methods import without_anchors
+from adacur.index import AnchorTable
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def begin(world, queries, **options):
     approximator = EmbeddingRegression(
         world.item_embeddings, embed_queries=lambda asked: np.stack([of[query.id] for query in asked]), **options
     )
-    return approximator.begin(without_anchors(world.index), world.test)
+    return approximator.begin(AnchorTable(world.index.items, (), np.empty((len(world.items), 0))), world.test)
 
 
 def told(state, world, n: int):
@@ -34,7 +34,7 @@ def told(state, world, n: int):
 def test_as_many_scores_as_dimensions_and_one_recover_linear_scores_and_their_constant(linear) -> None:
     world, queries = linear
     state = told(begin(world, queries, blend=0, ridge=1e-12), world, 9)
-    assert state.predict_precisely() == pytest.approx(world.test_scores, abs=1e-6)
+    assert state.predict() == pytest.approx(world.test_scores, abs=1e-6)
 
 
 @pytest.mark.parametrize("blend", [0.3, 1.0])
@@ -76,9 +76,9 @@ def test_items_that_embed_alike_and_a_query_without_a_vector_can_be_predicted(li
 
 def test_a_constant_added_to_all_scores_is_added_to_all_predictions(linear) -> None:
     world, queries = linear
-    plain = told(begin(world, queries), world, 6).predict_precisely()
+    plain = told(begin(world, queries), world, 6).predict()
     object.__setattr__(world, "test_scores", world.test_scores + 100.0)
-    assert told(begin(world, queries), world, 6).predict_precisely() == pytest.approx(plain + 100.0)
+    assert told(begin(world, queries), world, 6).predict() == pytest.approx(plain + 100.0)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from adacur import AnchorIndex
 from adacur.approximation import GaussianModel, PseudoInverse
 from adacur.approximation.score_scale import ScoreScale
 from adacur.core.errors import InputError
-from adacur.search.methods import without_anchors
+from adacur.index import AnchorTable
 from tests.conftest import make_world
 
 
@@ -45,7 +45,8 @@ def test_the_prediction_is_the_conditional_mean_written_out() -> None:
         query_noise=0.4,
         locality=0.5,
     )
-    predicted = told(gaussian, world, positions).predict_precisely()[0]
+    state = told(gaussian, world, positions)
+    predicted = state.in_scores(state.predict())[0]
 
     scale = ScoreScale.of(world.index.matrix)
     rows = scale.rarity(world.index.matrix).T
@@ -88,7 +89,9 @@ def test_items_that_embed_alike_share_what_one_of_them_scored() -> None:
 
 def test_without_anchor_queries_the_embeddings_alone_predict() -> None:
     world = make_world(n_items=200, n_anchors=2, n_test=4, rank=6)
-    state = GaussianModel(embeddings=world.item_embeddings, noise=0.01).begin(without_anchors(world.index), world.test)
+    state = GaussianModel(embeddings=world.item_embeddings, noise=0.01).begin(
+        AnchorTable(world.index.items, (), np.empty((len(world.items), 0))), world.test
+    )
     seen = np.arange(60)
     state.tell([seen] * 4, [scores[seen] for scores in world.test_scores])
     for predicted, exact in zip(state.predict(), world.test_scores, strict=True):
@@ -104,7 +107,7 @@ def test_an_anchor_query_like_the_new_one_leads_before_anything_is_scored() -> N
 
     state = GaussianModel(embed_queries=like_the_fifth, query_noise=1e-3).begin(world.index, world.test)
     expected = world.index.matrix[:, 4]
-    assert state.predict_precisely()[0] == pytest.approx(expected, abs=0.1)
+    assert state.in_scores(state.predict())[0] == pytest.approx(expected, abs=0.1)
 
 
 def test_chances_rise_with_the_prediction_and_fall_with_the_score_to_beat() -> None:

@@ -87,7 +87,7 @@ def test_nothing_of_a_search_runs_on_the_event_loop_s_thread(world) -> None:
             def called(*args, **options):
                 here(name)
                 answer = found(*args, **options)
-                return Watched(answer, "predict", "tell", "predict_precisely") if name == "begin" else answer
+                return Watched(answer, "predict", "tell") if name == "begin" else answer
 
             return called
 
@@ -116,7 +116,7 @@ def test_nothing_of_a_search_runs_on_the_event_loop_s_thread(world) -> None:
         )
 
     asyncio.run(search())
-    parts = {"open scorer", "open first stage", "search", "filter", "begin", "predict", "tell", "predict_precisely"}
+    parts = {"open scorer", "open first stage", "search", "filter", "begin", "predict", "tell"}
     assert set(seen) == parts
     assert threading.get_ident() not in set.union(*seen.values())
 
