@@ -827,8 +827,7 @@ async def test_a_hundred_clients_at_once_share_calls_and_get_the_answers_of_one(
     assert scorer.pairs == 100 * 20
 
 
-@pytest.mark.parametrize("shared", [None, False])
-async def test_a_neighbour_whose_query_fails_costs_nobody_else_a_call(shared):
+async def test_a_neighbour_whose_query_fails_costs_nobody_else_a_call():
     sent: Counter[str] = Counter()
 
     def scored(pairs: list[tuple[str, str]]) -> list[float]:
@@ -838,7 +837,7 @@ async def test_a_neighbour_whose_query_fails_costs_nobody_else_a_call(shared):
             raise RuntimeError("it cannot read this question")
         return [logit_of(query, text) for query, text in pairs]
 
-    app = create_app({"w": world_index(FunctionScorer(scored))}, settings=settings(shared_batches=shared))
+    app = create_app({"w": world_index(FunctionScorer(scored))})
     queries = [f"a ship and {at}" for at in range(6)] + [f"an unreadable ship and {at}" for at in range(4)]
     responses = await gathered(app, *({"query": query, "k": 3, "budget": 20} for query in queries))
     assert [response.status_code for response in responses] == [200] * 6 + [502] * 4
@@ -847,16 +846,6 @@ async def test_a_neighbour_whose_query_fails_costs_nobody_else_a_call(shared):
         for q, response in zip(queries[:6], responses[:6], strict=True)
     )
     assert max(sent.values()) <= 20
-
-
-async def test_without_shared_batches_every_round_is_a_call_of_its_own():
-    scorer = TextScorer()
-    app = create_app({"w": world_index(scorer)}, settings=settings(shared_batches=False))
-    bodies = [{"query": f"a ship and {at}", "k": 5, "budget": 20} for at in range(10)]
-    responses = await gathered(app, *bodies)
-    assert all(response.status_code == 200 for response in responses)
-    assert len(scorer.calls) == 50
-    assert scorer.pairs == 200
 
 
 async def test_whoever_comes_when_all_places_are_taken_is_asked_to_come_back():

@@ -2,12 +2,14 @@
 
 Where to change what, in the order in which a request meets it:
 
-- the process: `running` (socket, signals, end), `opening` (folders to indexes), `settings` (limits, keys), `logs`;
-- every request: `door` (key, size, log line), `requests` (its body), `shapes` (fields of bodies and answers),
-  `failures` (what becomes of an error), `turns` (how many at a time), `metrics`;
-- routes: `app`, which calls `indexes` (what a search may ask), `searching` (answers and streams), `answers` (their
-  JSON), `reranking`, `recall` (curves); `scoring` is where requests share a scorer;
-- documents: `description` (OpenAPI), `reference` (`/docs`), `page` and the folder `page/` (`/`).
+- the process: `running` (socket, end), `opening` (folders to indexes), `settings` (limits, keys), `logs`;
+- every request: `door` (host, key, size, log line), `bodies` (its fields and limits), `failures` (errors as answers),
+  `turns` (how many at a time), `metrics`;
+- routes: `app`, which calls `indexes` (from a body to the options of a search), `searching` (answers and streams),
+  `reranking` (a rerank dialect is one entry of its table), `recall` (curves); `scoring` is where requests share a scorer;
+- documents: `shapes` (answers) and `description` (errors) for OpenAPI, `page` and the folder `page/` (`/`).
+
+Methods and their options come from the table `adacur.search.METHODS`: a new method needs no line here.
 """
 
 from __future__ import annotations
@@ -28,10 +30,14 @@ __all__ = ["ServerSettings", "create_app"]
 def create_app(
     indexes: Mapping[str, AnchorIndex], *, settings: ServerSettings | None = None, log: Any = None
 ) -> FastAPI:
-    """A server of these indexes as an ASGI application, by the names that clients are to use; the first is the default.
+    """A server of these indexes as an ASGI application.
 
     Scorers and first stages are opened when the application starts. Indexes with the same scorer object share its
-    calls. `log` is a structlog logger, told of every request; by default nobody is.
+    calls.
+
+    - `indexes`: by the names that clients use; the first is the default;
+    - `settings`: limits, keys and switches;
+    - `log`: a structlog logger with a line for every request; by default nothing is logged.
     """
     for module in ("fastapi", "prometheus_client", "structlog"):
         require(module, extra="serving")

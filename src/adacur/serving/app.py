@@ -15,17 +15,18 @@ from pydantic import WithJsonSchema
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 
+from adacur.core.as_json import as_json
 from adacur.core.errors import AdacurError, InputError
 from adacur.search import METHODS, AnchorIndex
 from adacur.serving import bodies, shapes
-from adacur.serving.description import DESCRIPTION, EVENT, TAGS, errors, with_keys
+from adacur.serving.description import DESCRIPTION, EVENT, errors, with_keys
 from adacur.serving.door import Door, notes_of
 from adacur.serving.failures import Refusal, as_refusal, json_answer
 from adacur.serving.indexes import SearchPlan, Served, check_name, named_index, plan_of
 from adacur.serving.logs import silent_log
 from adacur.serving.metrics import METRICS_TYPE, Metrics
 from adacur.serving.page import add_page, content_security_policy
-from adacur.serving.recall import RecallCurves, tunings_of
+from adacur.serving.recall import RecallCurves
 from adacur.serving.reranking import DIALECTS, Dialect, Ranked, Reranking
 from adacur.serving.scoring import ServedScorers
 from adacur.serving.searching import Search, SearchStream, search_all
@@ -36,6 +37,7 @@ from adacur.tuning import replay
 __all__ = ["create_app"]
 
 _SECONDS_UNTIL_RECALL = 2
+_OF_BODIES = (400, 401, 404, 408, 413, 415, 422, 429, 500, 503, 504)
 
 
 def create_app(
@@ -50,7 +52,6 @@ def create_app(
         summary="The items an expensive scorer ranks highest, within a budget of calls to it.",
         description=DESCRIPTION,
         version=_version(),
-        openapi_tags=TAGS,
         docs_url=None,
         redoc_url=None,
         lifespan=server.lifespan,
@@ -90,7 +91,7 @@ class _Server:
             max_budget=settings.max_budget,
             is_idle=lambda: not (self.turns.running or self.turns.waiting),
         )
-        scorers = ServedScorers(metrics=self.metrics, shared=settings.shared_batches)
+        scorers = ServedScorers(metrics=self.metrics)
         for name in indexes:
             check_name(name)
         self.served = {name: Served(name, index.with_scorer(scorers.of)) for name, index in indexes.items()}
@@ -142,7 +143,7 @@ class _Server:
                     "content": {"text/event-stream": {"schema": EVENT}},
                 },
                 502: {"model": shapes.FailedSearch, "description": "The scorer failed; the hits so far."},
-                **errors(400, 401, 404, 408, 413, 415, 422, 429, 500, 503, 504),
+                **errors(*_OF_BODIES),
             },
         )
         async def search(request: Request, body: SearchRequest) -> Response:  # type: ignore[valid-type]
@@ -186,7 +187,7 @@ class _Server:
             operation_id=f"rerank{dialect.path.replace('/', '_')}",
             responses={
                 200: {"model": dialect.shape, "description": "The documents, best first."},
-                **errors(400, 401, 404, 408, 413, 415, 422, 429, 500, 502, 503, 504),
+                **errors(*_OF_BODIES, 502),
             },
         )
         async def rerank(request: Request, body: RerankRequest) -> Response:  # type: ignore[valid-type]
@@ -230,7 +231,7 @@ class _Server:
             summary="Recall against budget",
             responses={
                 200: {"model": shapes.RecallCurve, "description": "The expected recall at several budgets."},
-                202: {"model": shapes.Computing, "description": "It is being computed: ask again."},
+                202: {"description": "It is being computed: ask again after `Retry-After` seconds."},
                 **errors(401, 404, 422, 429, 500),
             },
         )
@@ -316,7 +317,7 @@ class _Server:
             "first_stages": list(index.first_stages),
             "default_first": index.default_first,
             "methods": list(one.methods),
-            "tunings": tunings_of(index),
+            "tunings": as_json(index.tunings),
             "limits": self.settings.limits(),
         }
 

@@ -31,7 +31,6 @@ _MOST_METADATA_FIELDS = 100
 # Looking for similar names would keep the server busy for seconds with a name of a megabyte.
 Name = Annotated[str, StringConstraints(max_length=1000)]
 Plain = str | int | float | bool
-_METHOD: Any = Literal[*METHODS]
 # Options of the methods that are numbers; the others are objects, which JSON cannot hold.
 METHOD_OPTIONS: dict[str, type] = {
     option: kind
@@ -46,94 +45,55 @@ def search_request(
     settings: ServerSettings, *, indexes: Sequence[str] = (), first_stages: Sequence[str] = ()
 ) -> type[BaseModel]:
     """The body of a search, with the names of indexes and first stages where they may be told."""
-    default = settings.defaults()
+    default, n_values = settings.defaults(), settings.max_filter_values
     text = _text(settings.max_query_chars)
+    values = dict[str, Plain | Annotated[list[Plain], Field(fail_fast=True)]]
     filter_: Any = create_model(
         "SearchFilter",
         __base__=_Body,
         __doc__="Which items may be found: these ids, or those whose metadata have these values; or both.",
-        ids=(
-            _list_of(str, most=settings.max_filter_values) | None,
-            Field(None, description="Only these items."),
-        ),
-        metadata=(
-            Annotated[
-                dict[str, Plain | Annotated[list[Plain], Field(fail_fast=True)]],
-                Field(min_length=1),
-                _few_values(settings.max_filter_values),
-            ]
-            | None,
-            Field(None, description="Only items whose field has this value, or one of these values."),
+        ids=_optional(_list_of(str, most=n_values), "Only these items."),
+        metadata=_optional(
+            Annotated[values, Field(min_length=1), _few_values(n_values)],
+            "Only items whose field has this value, or one of these values.",
         ),
     )
-    return create_model(
-        "SearchRequest",
-        __base__=_SearchBody,
-        __doc__="A search: a query, or several, and how much may be spent on each.",
-        index=(_one_of(indexes) | None, Field(None, description="Which index; default: the first that is served.")),
-        query=(text | None, Field(None, description="The question. Either this or `queries`.")),
-        queries=(
-            _list_of(text, most=settings.max_queries) | None,
-            Field(None, description="Several questions, each with the whole budget."),
-        ),
-        k=(
-            _count(settings.max_k),
-            Field(default["k"], description="How many items to return; at most the budget."),
-        ),
-        budget=(
-            _count(settings.max_budget),
-            Field(default["budget"], description="Scorer calls per query: never one more."),
-        ),
-        deadline_ms=(
-            _count(int(settings.seconds * 1000)) | None,
-            Field(None, description="Milliseconds after which to return the best hits so far."),
-        ),
-        first=(
-            _one_of(first_stages) | None,
-            Field(None, description="The first stage to start from; `/v1/indexes` lists them."),
-        ),
-        pool=(
-            _count() | None,
-            Field(None, description="Search only the first stage's best N; at least k."),
-        ),
-        fuse=(
-            Annotated[float, Field(ge=0, le=1000)] | None,
-            Field(None, description="The first stage's weight in the final order; try 0.5."),
-        ),
-        method=(_METHOD | None, Field(None, description="How calls are spent; `/v1/indexes` names the methods.")),
+    fields: dict[str, Any] = {
+        "index": _optional(_one_of(indexes), "Which index; default: the first that is served."),
+        "query": _optional(text, "The question. Either this or `queries`."),
+        "queries": _optional(_list_of(text, most=settings.max_queries), "Several questions, each with the budget."),
+        "k": _usually(_count(settings.max_k), default["k"], "How many items to return; at most the budget."),
+        "budget": _usually(_count(settings.max_budget), default["budget"], "Scorer calls per query: never one more."),
+        "deadline_ms": _optional(_count(int(settings.seconds * 1000)), "Milliseconds until the best hits so far."),
+        "first": _optional(_one_of(first_stages), "The first stage to start from; `/v1/indexes` lists them."),
+        "pool": _optional(_count(), "Search only the first stage's best N; at least k."),
+        "fuse": _optional(Annotated[float, Field(ge=0, le=1000)], "The first stage's weight in the order; try 0.5."),
+        "method": _optional(Literal[*METHODS], "How calls are spent; `/v1/indexes` names what each index can do."),
         **_method_options(settings),
-        filter=(filter_ | None, Field(None, description="Which items may be found; default: all.")),
-        trace=(bool, Field(False, description="Return every round: what was scored, predicted and exact.")),
-        stream=(
-            bool,
-            Field(False, description="Answer with a server-sent event per round (one query only); also by `Accept`."),
-        ),
-    )
+        "filter": _optional(filter_, "Which items may be found; default: all."),
+        "trace": _usually(bool, False, "Return every round: what was scored, predicted and exact."),
+        "stream": _usually(bool, False, "Answer with a server-sent event per round (one query); also by `Accept`."),
+    }
+    about = "A search: a query, or several, and how much may be spent on each."
+    return create_model("SearchRequest", __base__=_SearchBody, __doc__=about, **fields)
 
 
 def rerank_request(settings: ServerSettings) -> type[BaseModel]:
     """The body of a re-ranking: the fields of Jina, vLLM and Cohere together."""
     text = Annotated[str, StringConstraints(max_length=settings.max_document_chars)]
     document = create_model("TextDocument", __base__=_ForeignBody, text=(text, ...))
-    return create_model(
-        "RerankRequest",
-        __base__=_ForeignBody,
-        __doc__="Documents to score exactly for a query.",
-        model=(
-            Name | None,
-            Field(None, description="An index, or a scorer's name; default: the first index's scorer."),
-        ),
-        query=(_text(settings.max_query_chars), ...),
-        documents=(_list_of(text | document, most=settings.max_documents), ...),
-        top_n=(_count() | None, Field(None, description="Return only the best N.")),
-        return_documents=(bool | None, Field(None, description="Return the texts too (Jina, vLLM); default: true.")),
-        max_tokens_per_doc=(
-            _count() | None,
-            Field(None, description="Cut documents after N words; the scorer's tokens are not counted."),
-        ),
-        raw_scores=(bool, Field(False, description="The scorer's logits instead of 1 / (1 + exp(-logit)).")),
-        use_activation=(bool, Field(True, description="vLLM's name for the same: false asks for logits.")),
-    )
+    fields: dict[str, Any] = {
+        "model": _optional(Name, "An index or a scorer; default: the first index's scorer."),
+        "query": (_text(settings.max_query_chars), ...),
+        "documents": (_list_of(text | document, most=settings.max_documents), ...),
+        "top_n": _optional(_count(), "Return only the best N."),
+        "return_documents": _optional(bool, "Return the texts too (Jina, vLLM); default: true."),
+        "max_tokens_per_doc": _optional(_count(), "Cut documents after N words; the scorer's tokens are not counted."),
+        "raw_scores": _usually(bool, False, "The scorer's logits instead of 1 / (1 + exp(-logit))."),
+        "use_activation": _usually(bool, True, "vLLM's name for the same: false asks for logits."),
+    }
+    about = "Documents to score exactly for a query."
+    return create_model("RerankRequest", __base__=_ForeignBody, __doc__=about, **fields)
 
 
 def _method_options(settings: ServerSettings) -> dict[str, Any]:
@@ -142,7 +102,7 @@ def _method_options(settings: ServerSettings) -> dict[str, Any]:
     for option, kind in METHOD_OPTIONS.items():
         takers = ", ".join(name for name in METHODS if option in options_of(name))
         number = _count(getattr(settings, f"max_{option}", 2**63 - 1), least=0) if kind is int else float
-        fields[option] = (number | None, Field(None, description=f"An option of {takers}."))
+        fields[option] = _optional(number, f"An option of {takers}.")
     return fields
 
 
@@ -194,6 +154,14 @@ class _ForeignBody(BaseModel):
     """Clients of other services send fields that only those know."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+def _optional(kind: Any, meaning: str) -> tuple[Any, Any]:
+    return kind | None, Field(None, description=meaning)
+
+
+def _usually(kind: Any, default: Any, meaning: str) -> tuple[Any, Any]:
+    return kind, Field(default, description=meaning)
 
 
 def _whole(value: Any) -> Any:

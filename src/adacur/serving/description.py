@@ -6,7 +6,7 @@ from typing import Any
 
 from adacur.serving import shapes
 
-__all__ = ["DESCRIPTION", "EVENT", "TAGS", "errors", "with_keys"]
+__all__ = ["DESCRIPTION", "EVENT", "errors", "with_keys"]
 
 DESCRIPTION = (
     "Searches an index of items for those that its scorer, a cross-encoder for example, ranks highest, within a budget "
@@ -14,12 +14,6 @@ DESCRIPTION = (
     'sends. Every answer that is not a success is `{"error": {"code", "message"}}`, also at unknown addresses (404) '
     "and for other HTTP methods than those below (405, with `Allow`)."
 )
-TAGS = [
-    {"name": "search", "description": "Find items."},
-    {"name": "rerank", "description": "Score documents that the client sends, for clients of rerank services."},
-    {"name": "indexes", "description": "What is served, and the recall to expect of it."},
-    {"name": "health", "description": "For operators of the server."},
-]
 EVENT = {
     "type": "object",
     "description": "One server-sent event; `data` is JSON: see `docs/serve.md` for the fields of each.",

@@ -44,7 +44,11 @@ class Door:
         self._settings = settings
         self._metrics = metrics
         self._log = log
-        self._policy = policy
+        self._headers = {
+            "X-Content-Type-Options": "nosniff",
+            "Content-Security-Policy": policy,
+            "Referrer-Policy": "no-referrer",
+        }
         self._keys = [_digest(key) for key in settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,14 +70,7 @@ class Door:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message).update(
-                    {
-                        "X-Request-Id": request_id,
-                        "X-Content-Type-Options": "nosniff",
-                        "Content-Security-Policy": self._policy,
-                        "Referrer-Policy": "no-referrer",
-                    }
-                )
+                MutableHeaders(scope=message).update({"X-Request-Id": request_id, **self._headers})
             await send(message)
 
         try:
@@ -121,12 +118,8 @@ class Door:
         if name in ("", "localhost", arrived_at, *self._settings.allowed_hosts) or _is_loopback(name):
             return
         if self._settings.allowed_hosts or _is_loopback(arrived_at):
-            raise Refusal(
-                421,
-                "unknown_host",
-                "The Host header names a host that this server does not answer for. Use 127.0.0.1, [::1] or "
-                "localhost, or start the server with --allow-host NAME (allowed_hosts in Python).",
-            )
+            rule = "The Host header must be localhost, a loopback address or one of allowed_hosts (--allow-host NAME)."
+            raise Refusal(421, "unknown_host", rule)
 
     def _check_key(self, path: str, headers: Headers) -> None:
         if not self._keys or path in _OPEN or path.startswith("/page/"):
@@ -136,13 +129,10 @@ class Door:
         digest = _digest(given)
         # All keys are compared in full: the time it takes says nothing about them.
         if not sum([hmac.compare_digest(digest, key) for key in self._keys]):
-            raise Refusal(
-                401,
-                "wrong_key" if given else "key_needed",
-                f"{'This key is not known here' if given else 'This server asks for a key'}. Send it as "
-                "Authorization: Bearer KEY, or as X-API-Key: KEY.",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+            reason = "This key is not known here" if given else "This server asks for a key"
+            message = f"{reason}. Send it as Authorization: Bearer KEY, or as X-API-Key: KEY."
+            code = "wrong_key" if given else "key_needed"
+            raise Refusal(401, code, message, headers={"WWW-Authenticate": "Bearer"})
 
     async def _with_body(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
         """The same connection with its whole body read, unless that is too large or too slow."""

@@ -136,12 +136,10 @@ def _check_exact(served: Served, filter_: Mapping[str, Any], settings: ServerSet
     ids = filter_.get("ids")
     n_calls = len(served.index) if ids is None else len(set(ids))
     if n_calls > settings.max_budget:
-        raise Refusal(
-            422,
-            "budget_over_limit",
-            f"Exact search scores every item, {n_calls} of them, and a search may cost at most {settings.max_budget} "
-            "calls here. Filter by ids, or use another method.",
+        message = (
+            f"Exact search scores all {n_calls} items; a search may cost at most {settings.max_budget} calls here."
         )
+        raise Refusal(422, "budget_over_limit", f"{message} Filter by ids, or use another method.")
 
 
 def _filter(given: Mapping[str, Any]) -> Filter | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 
@@ -18,7 +18,7 @@ from adacur.search import AnchorIndex
 from adacur.serving.failures import Refusal
 from adacur.tuning import FEWEST_QUERIES, prediction_of, replay
 
-__all__ = ["RecallCurves", "tunings_of"]
+__all__ = ["RecallCurves"]
 
 _BUDGETS = (10, 20, 50, 100, 200, 500, 1000)
 _LARGEST_BUDGET = 2000
@@ -111,17 +111,3 @@ class RecallCurves:
                 busy = now
             if self._stopping.wait(_SECONDS_OF_REST / 5):
                 raise CancelledError
-
-
-def tunings_of(index: AnchorIndex) -> list[Mapping[str, Any]]:
-    """What an index is tuned for."""
-    return [
-        {
-            **{name: getattr(tuning, name) for name in ("k", "budget", "first", "n_queries")},
-            "predictions": [
-                {"method": one.method, "recall": one.recall, "low": one.low, "high": one.high}
-                for one in tuning.predictions
-            ],
-        }
-        for tuning in index.tunings
-    ]

@@ -1,8 +1,7 @@
-"""The scorers of a server: each is one object for all indexes, counted, and shared by whoever waits."""
+"""The scorers of a server: each is one object for all indexes, counted, and shared by requests that wait."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -10,7 +9,7 @@ from contextlib import contextmanager
 
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import ScorerFailed
-from adacur.core.protocols import AsyncScorer, Scorer, ScorerCard
+from adacur.core.protocols import AsyncScorer, Scorer
 from adacur.core.records import Pair
 from adacur.scorers.shared_batches import queue_for, shares_calls
 from adacur.serving.metrics import Metrics
@@ -23,11 +22,8 @@ class _Counted:
 
     def __init__(self, scorer: Scorer, metrics: Metrics) -> None:
         self.scorer = scorer
-        self.card: ScorerCard = scorer.card
-        self._calls = metrics.scorer_calls.labels(self.card.name)
-        self._pairs = metrics.scorer_pairs.labels(self.card.name)
-        self._seconds = metrics.scorer_seconds.labels(self.card.name)
-        self._failures = metrics.scorer_failures.labels(self.card.name)
+        self.card = scorer.card
+        self._metrics = metrics
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
@@ -42,62 +38,47 @@ class _Counted:
 
     @contextmanager
     def _counting(self, n_pairs: int) -> Iterator[None]:
-        started = time.perf_counter()
-        self._calls.inc()
-        self._pairs.observe(n_pairs)
+        name, started = self.card.name, time.perf_counter()
+        self._metrics.scorer_calls.labels(name).inc()
+        self._metrics.scorer_pairs.labels(name).observe(n_pairs)
         try:
             yield
         except Exception:
-            self._failures.inc()
+            self._metrics.scorer_failures.labels(name).inc()
             raise
         except SystemExit as error:
-            # A scorer may not want to go on; the server does.
-            self._failures.inc()
-            raise ScorerFailed(f"Scorer {self.card.name!r} wanted to end the process: exit({error.code!r}).") from error
+            # A scorer may want to end the process; the server goes on.
+            self._metrics.scorer_failures.labels(name).inc()
+            raise ScorerFailed(f"Scorer {name!r} wanted to end the process: exit({error.code!r}).") from error
         finally:
-            self._seconds.observe(time.perf_counter() - started)
+            self._metrics.scorer_seconds.labels(name).observe(time.perf_counter() - started)
 
 
 class ServedScorer:
     """A scorer as a server's searches await it.
 
-    With `shared` those who wait at the same time share a call; by default that is so for models in this process, and
-    with other scorers each has calls of its own, one after another. If it is false, each call has a thread of its own.
-    A scorer that runs side by side by itself, such as a service, is asked by everybody at once whatever it is.
+    A scorer that runs side by side by itself, such as a service, is called by all requests at once. Calls of others
+    follow one another in a queue, where requests that wait share a call if the scorer `shares_calls`.
     """
 
-    def __init__(self, scorer: Scorer, *, metrics: Metrics, shared: bool | None) -> None:
-        self._scorer = scorer
+    def __init__(self, scorer: Scorer, *, metrics: Metrics) -> None:
+        self.card = scorer.card
         self._counted = _Counted(scorer, metrics)
-        self._runs_side_by_side = _runs_side_by_side(scorer)
-        asked_at_once = self._runs_side_by_side or shared is False
-        self._queue = None if asked_at_once else queue_for(self._counted, shared=shared or shares_calls(scorer))
+        is_alone = not _runs_side_by_side(scorer)
+        self._queue = queue_for(self._counted, shared=shares_calls(scorer)) if is_alone else self._counted
         self._waiting = metrics.pairs_waiting.labels(scorer.card.name)
-
-    @property
-    def card(self) -> ScorerCard:
-        return self._scorer.card
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
-        return self._counted.score(pairs) if self._queue is None else self._queue.score(pairs)
+        return self._queue.score(pairs)
 
     async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order; the event loop goes on meanwhile."""
-        with self._in_line(len(pairs)):
-            if self._queue is not None:
-                return await self._queue.ascore(pairs)
-            if self._runs_side_by_side:
-                return await self._counted.ascore(pairs)
-            return await asyncio.to_thread(self._counted.score, pairs)
-
-    @contextmanager
-    def _in_line(self, n_pairs: int) -> Iterator[None]:
-        self._waiting.inc(n_pairs)
+        self._waiting.inc(len(pairs))
         try:
-            yield
+            return await self._queue.ascore(pairs)
         finally:
-            self._waiting.dec(n_pairs)
+            self._waiting.dec(len(pairs))
 
 
 def _runs_side_by_side(scorer: Scorer) -> bool:
@@ -113,16 +94,15 @@ def _runs_side_by_side(scorer: Scorer) -> bool:
 class ServedScorers:
     """One served scorer per scorer: indexes that have the same one share its calls too."""
 
-    def __init__(self, *, metrics: Metrics, shared: bool | None) -> None:
+    def __init__(self, *, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._shared = shared
         self._served: dict[int, ServedScorer] = {}
         self._lock = threading.Lock()
 
     def of(self, scorer: Scorer) -> ServedScorer:
         """The served scorer of this one."""
-        # A served scorer keeps its scorer alive, so that no other object can have its id.
         with self._lock:
+            # A served scorer keeps its scorer alive, so that no other object can have its id.
             if id(scorer) not in self._served:
-                self._served[id(scorer)] = ServedScorer(scorer, metrics=self._metrics, shared=self._shared)
+                self._served[id(scorer)] = ServedScorer(scorer, metrics=self._metrics)
             return self._served[id(scorer)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -73,12 +74,8 @@ class Search:
         except TimeoutError as error:
             self.stopped = "deadline"
             if self.last is None:
-                raise Refusal(
-                    504,
-                    "out_of_time",
-                    f"Nothing was scored within {self.seconds:g} s, the most that a request may take here. "
-                    "Ask for a smaller budget or more rounds, or try again when the server is less busy.",
-                ) from error
+                message = f"Nothing was scored within {self.seconds:g} s. Ask for less, or try again later."
+                raise Refusal(504, "out_of_time", message) from error
         except Exception as error:
             self.stopped = "failed" if as_refusal(error).status >= 500 else "refused"
             raise
@@ -94,7 +91,7 @@ class Search:
             "stopped": self.stopped,
             "seconds": self.last.trace.seconds,
             "expected_recall": next((one.expected_recall for one in reversed(rounds) if one.expected_recall), None),
-            **({"trace": self._trace(self.last)} if self.plan.trace else {}),
+            **({"trace": self._trace(rounds)} if self.plan.trace else {}),
         }
 
     def round_event(self, hits: Hits) -> dict[str, Any]:
@@ -106,10 +103,9 @@ class Search:
         """What an error leaves of it."""
         return {"hits": [] if self.last is None else hit_rows(self.last), "calls": self.calls}
 
-    def _trace(self, hits: Hits) -> list[dict[str, Any]]:
-        calls = np.cumsum([len(one.positions) for one in hits.trace.rounds]).tolist()
-        items = self.plan.served.index.items
-        return [_round(one, calls=so_far, items=items) for one, so_far in zip(hits.trace.rounds, calls, strict=True)]
+    def _trace(self, rounds: Sequence[Round]) -> list[dict[str, Any]]:
+        calls = accumulate(len(one.positions) for one in rounds)
+        return [_round(one, calls=n, items=self.plan.served.index.items) for one, n in zip(rounds, calls, strict=True)]
 
 
 def _round(one: Round, *, calls: int, items: Items) -> dict[str, Any]:

@@ -28,9 +28,6 @@ class ServerSettings:
     - `api_keys`: if given, every request that searches needs one of them;
     - `allowed_hosts`: names, without ports, that a request's Host header may have beside localhost and loopback
       addresses. Without any, only requests that arrive at a loopback address are held to these;
-    - `shared_batches`: whether requests that wait at the same time share scorer calls: by default those of models in
-      this process; with True those of every scorer, and then a failed call is repeated caller by caller, beyond any
-      budget;
     - `log_queries`: whether texts of queries go into the log;
     - `recall_queries`: anchor queries that a curve of recall is measured on.
     """
@@ -50,7 +47,6 @@ class ServerSettings:
     grace_seconds: float = 30.0
     api_keys: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
-    shared_batches: bool | None = None
     log_queries: bool = False
     recall_queries: int = 50
 

@@ -8,7 +8,6 @@ from pydantic import BaseModel, Field
 
 __all__ = [
     "CohereRerankAnswer",
-    "Computing",
     "ErrorAnswer",
     "FailedSearch",
     "Indexes",
@@ -89,25 +88,6 @@ class FailedSearch(ErrorAnswer):
     calls: int | None = None
 
 
-class PredictedRecall(BaseModel):
-    """What `adacur tune` expects of a method."""
-
-    method: str
-    recall: float
-    low: float
-    high: float
-
-
-class TunedFor(BaseModel):
-    """A k and a budget that an index is tuned for."""
-
-    k: int
-    budget: int
-    first: str | None
-    n_queries: int
-    predictions: list[PredictedRecall]
-
-
 class IndexFacts(BaseModel):
     """One index that is served."""
 
@@ -119,7 +99,7 @@ class IndexFacts(BaseModel):
     first_stages: list[str]
     default_first: str
     methods: list[str]
-    tunings: list[TunedFor]
+    tunings: list[dict[str, Any]] = Field(description="What it is tuned for: k, budget, recall to expect …")
     limits: dict[str, float] = Field(description="The most that one request may ask for.")
 
 
@@ -147,12 +127,6 @@ class RecallCurve(BaseModel):
     first: str
     n_queries: int
     points: list[RecallPoint]
-
-
-class Computing(BaseModel):
-    """Not ready yet: ask again after `Retry-After` seconds."""
-
-    state: Literal["computing"]
 
 
 class Ready(BaseModel):

@@ -38,9 +38,9 @@ class Functions:
         return self.plain(pairs)
 
 
-async def asked_by_twenty(scorer: object, *, shared: bool) -> Metrics:
+async def asked_by_twenty(scorer: object) -> Metrics:
     metrics = Metrics()
-    served = ServedScorer(scorer, metrics=metrics, shared=shared)  # type: ignore[arg-type]
+    served = ServedScorer(scorer, metrics=metrics)  # type: ignore[arg-type]
     found = await asyncio.gather(*(served.ascore(pairs_of(caller)) for caller in range(20)))
     for caller, scores in enumerate(found):
         assert scores.tolist() == [float(len(q.text) + len(i.text)) for q, i in pairs_of(caller)]
@@ -57,30 +57,31 @@ def counted(metrics: Metrics, name: str) -> float:
 async def test_plain_functions_share_calls_only_where_that_is_asked_for(wrap):
     for shared in (True, False):
         functions = Functions()
-        metrics = await asked_by_twenty(wrap(FunctionScorer(functions.plain, name="f")), shared=shared)
+        metrics = await asked_by_twenty(wrap(FunctionScorer(functions.plain, name="f", shares_calls=shared)))
         assert counted(metrics, "f") == functions.calls
         assert functions.calls == 20 if not shared else functions.calls < 15
 
 
 async def test_a_cache_in_front_shares_calls_too(tmp_path):
     functions = Functions()
-    with Cached(FunctionScorer(functions.plain, name="f"), tmp_path / "scores.sqlite", key="k") as scorer:
-        await asked_by_twenty(scorer, shared=True)
+    with Cached(
+        FunctionScorer(functions.plain, name="f", shares_calls=True), tmp_path / "scores.sqlite", key="k"
+    ) as scorer:
+        await asked_by_twenty(scorer)
         paid = functions.calls
-        await asked_by_twenty(scorer, shared=True)
+        await asked_by_twenty(scorer)
     assert functions.calls == paid < 15
 
 
 async def test_what_runs_side_by_side_by_itself_is_left_to():
-    for shared in (True, False):
-        functions = Functions()
-        metrics = await asked_by_twenty(FunctionScorer(functions.awaited, name="f"), shared=shared)
-        assert counted(metrics, "f") == functions.calls == 20
-        assert functions.at_once > 1
+    functions = Functions()
+    metrics = await asked_by_twenty(FunctionScorer(functions.awaited, name="f"))
+    assert counted(metrics, "f") == functions.calls == 20
+    assert functions.at_once > 1
 
 
 def test_one_scorer_is_served_as_one_object():
-    scorers = ServedScorers(metrics=Metrics(), shared=True)
+    scorers = ServedScorers(metrics=Metrics())
     one, other = TextScorer(), TextScorer()
     assert scorers.of(one) is scorers.of(one)
     assert scorers.of(one) is not scorers.of(other)
