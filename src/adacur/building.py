@@ -13,13 +13,12 @@ import numpy as np
 
 from adacur import tuning
 from adacur.core.errors import InputError
-from adacur.core.protocols import FirstStage, Scorer
+from adacur.core.protocols import FirstStage
 from adacur.core.records import Item, Query, as_queries
 from adacur.data import ItemFile, as_items, pseudo_queries
 from adacur.first_stages.opening import encoder as open_encoder
 from adacur.index import (
     Drift,
-    Encode,
     Estimate,
     On,
     Origin,
@@ -30,12 +29,12 @@ from adacur.index import (
     estimate,
     is_finished,
     scoring_bar,
-    time_encoder,
 )
 from adacur.index.blocks import check_dtype
 from adacur.index.folder import pairs_done
 from adacur.index.object_store import refuse_url
 from adacur.index.sparse import sparse_pairs_done
+from adacur.index.table import distinct_anchors
 from adacur.index.workers import check_workers
 from adacur.scorers.opening import scorer as open_scorer
 from adacur.search import AnchorIndex
@@ -160,12 +159,13 @@ def build(
     check_workers(on, opened)
     if isinstance(anchor_queries, int):
         records = records if isinstance(records, ItemFile) else list(records)
-        queries = pseudo_queries(records, anchor_queries, seed=seed) if anchor_queries else None
+        queries = pseudo_queries(records, anchor_queries, seed=seed) if anchor_queries else []
     else:
-        queries = as_queries(anchor_queries)
+        queries = list(distinct_anchors(as_queries(anchor_queries)))
     if dry_run:
-        encode = _encoders(stages, dual)
-        return _estimate(records, queries, opened, path, share=share, encode=encode, dtype=dtype, seed=seed, on=on)
+        encode = [dual.encode_items for stage in stages if needs_encoder([stage])]
+        options: dict[str, Any] = {"scorer": opened, "encode": encode, "dtype": dtype, "seed": seed, "on": on}
+        return _estimate(records, queries, path, sparse=share, **options)
     was_finished = is_finished(path)
     origin = _origin(records, command)
     latest: Progress | None = None
@@ -178,7 +178,7 @@ def build(
                 show(now)
 
         common: dict[str, Any] = {"scorer": opened, "path": path, "dtype": dtype, "seed": seed, "origin": origin}
-        if share is not None and queries is not None:
+        if share is not None:
             folder = build_sparse(
                 records,
                 queries,
@@ -191,7 +191,7 @@ def build(
             )
         else:
             check_not_sparse(path)
-            folder = build_scores(records, queries, block_items=block_items, on=on, progress=report, **common)
+            folder = build_scores(records, queries or None, block_items=block_items, on=on, progress=report, **common)
     add_first_stages(stages, items=folder.items, path=folder.path, encoder=dual, progress=progress)
     drift: Drift | None = latest.drift if latest is not None else None
     index = open_folder(folder, scorer=opened, encoder=dual, check=was_finished, built=not was_finished, drift=drift)
@@ -201,49 +201,21 @@ def build(
 
 
 def _estimate(
-    items: Iterable[Item],
-    queries: Sequence[Query] | None,
-    scorer: Scorer,
-    path: str | Path,
-    *,
-    share: Sparse | None,
-    encode: Sequence[Encode],
-    dtype: str,
-    seed: int,
-    on: On,
+    items: Iterable[Item], queries: Sequence[Query], path: str | Path, *, sparse: Sparse | None, **options: Any
 ) -> Estimate:
     sample, n_items = _sample(items)
-    n_anchors = len(queries or ())
-    pairs = (n_items if share is None else share.per_query(n_items)) * n_anchors
-    status = build_status(path)
-    done = pairs_done(path) if share is None else sparse_pairs_done(path)
-    status = "building" if status is None and done else status
-    size = {"n_items": n_items, "n_anchors": n_anchors, "pairs": pairs}
-    n_bytes = n_items * n_anchors * np.dtype(dtype).itemsize
+    per_query = n_items if sparse is None else sparse.per_query(n_items)
+    pairs, status = per_query * len(queries), build_status(path)
+    done = pairs_done(path) if sparse is None or status else sparse_pairs_done(path)
+    n_bytes = n_items * len(queries) * np.dtype(options["dtype"]).itemsize
     if status == "complete":
-        return Estimate(**size, bytes=n_bytes, pairs_done=pairs, status=status)
-    if not queries:
-        paces = [time_encoder(sample, one, seed=seed) for one in encode]
-        mean, low, high = (sum(n_items / getattr(one, of) for one in paces) for of in ("mean", "fastest", "slowest"))
-        times = {"seconds": mean, "low": low, "high": high, "encoding_seconds": mean}
-        return Estimate(**size, bytes=n_bytes, status=status, **times)
-    (cost,) = estimate(
-        sample,
-        queries[:_SAMPLE_QUERIES],
-        scorer=scorer,
-        n_items=n_items,
-        n_anchors=[n_anchors],
-        items_per_anchor=pairs // n_anchors,
-        encode=encode,
-        dtype=dtype,
-        seed=seed,
-        most_calls=max(_FEWEST_TIMED, pairs // 100),
-        on=on,
-    )
-    left = (pairs - done) / pairs
-    return replace(
-        cost, seconds=cost.seconds * left, low=cost.low * left, high=cost.high * left, pairs_done=done, status=status
-    )
+        return Estimate(n_items, len(queries), pairs, n_bytes, pairs_done=pairs, status=status)
+    size: dict[str, Any] = {"n_items": n_items, "n_anchors": len(queries), "items_per_anchor": per_query}
+    limit = max(_FEWEST_TIMED, pairs // 100)
+    cost = estimate(sample, queries[:_SAMPLE_QUERIES], most_calls=limit, **size, **options)
+    left = (pairs - done) / pairs if pairs else 1.0
+    times = {name: getattr(cost, name) * left for name in ("seconds", "low", "high")}
+    return replace(cost, pairs_done=done, status="building" if done else status, **times)
 
 
 def _sample(items: Iterable[Item]) -> tuple[list[Item], int]:
@@ -257,11 +229,6 @@ def _sample(items: Iterable[Item]) -> tuple[list[Item], int]:
         elif (place := draw.randrange(seen)) < _SAMPLE_ITEMS:
             sample[place] = item
     return sample, seen
-
-
-def _encoders(stages: Sequence[str | FirstStage], encoder: Any) -> list[Encode]:
-    """How the items are encoded, once for each first stage that does."""
-    return [encoder.encode_items for stage in stages if needs_encoder([stage])]
 
 
 def _origin(items: Iterable[Item], command: Sequence[str]) -> Origin | None:

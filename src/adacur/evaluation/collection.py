@@ -162,9 +162,9 @@ def scoring_cost(collection: Collection, queries: Sequence[Query], *, scorer: Sc
         queries[:_SAMPLE_QUERIES],
         scorer=scorer,
         n_items=len(collection.items),
-        n_anchors=(n_queries,),
+        n_anchors=n_queries,
         most_calls=max(16, len(collection.items) * n_queries // 100),
-    )[0]
+    )
 
 
 def sample(collection: Collection, n: int | None, *, n_test: int, seed: int) -> Collection:

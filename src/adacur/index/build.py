@@ -454,13 +454,13 @@ def _cost(
         anchors,
         scorer=scorer,
         n_items=n_items,
-        n_anchors=[len(anchors)],
+        n_anchors=len(anchors),
         dtype=dtype,
         seed=seed,
         seconds=1.0,
         most_calls=pairs // 200,
         on=on,
-    )[0]
+    )
 
 
 def _read_blocks(folder: Path, manifest: Manifest, numbers: Iterable[int]) -> Iterator[_Block]:

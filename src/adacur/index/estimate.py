@@ -115,7 +115,7 @@ def estimate(
     *,
     scorer: Scorer,
     n_items: int,
-    n_anchors: Sequence[int] = (50, 100, 250, 500),
+    n_anchors: int,
     items_per_anchor: int | None = None,
     encode: Sequence[Encode] = (),
     dtype: str = "float32",
@@ -123,8 +123,8 @@ def estimate(
     seconds: float = _SECONDS,
     most_calls: int | None = None,
     on: On = None,
-) -> list[Estimate]:
-    """Time and space for several numbers of anchor queries, from a few seconds of scoring a sample.
+) -> Estimate:
+    """Time and space of an index, from a few seconds of scoring a sample.
 
     - items_per_anchor: items that a sparse build scores per anchor query.
     - encode: encoders of first stages; all items and anchor queries go through each, and a few items are timed.
@@ -132,30 +132,35 @@ def estimate(
     - on: where the build is to run; the scorer is timed here, and other machines are taken to be like this one.
     """
     check_workers(on, scorer)
+    pairs = (items_per_anchor or n_items) * n_anchors
+    encoders = [time_encoder(items_sample, one, seed=seed) for one in encode]
+    encoding = [sum((n_items + n_anchors) / pace for pace in paces) for paces in _by_speed(encoders)]
+    n_bytes = n_items * n_anchors * np.dtype(dtype).itemsize
+    if not pairs:
+        mean, low, high = encoding
+        return Estimate(n_items, 0, 0, n_bytes, seconds=mean, low=low, high=high, encoding_seconds=mean)
     with connected_to(on):
         workers, faster = n_workers(on, scorer), speed(on, scorer)
     timing = time_scorer(items_sample, queries_sample, scorer=scorer, seed=seed, seconds=seconds, most_calls=most_calls)
-    encoding = [time_encoder(items_sample, one, seed=seed) for one in encode]
+    times = [pairs / pace / faster + more for (pace,), more in zip(_by_speed([timing]), encoding, strict=True)]
+    return Estimate(
+        n_items,
+        n_anchors,
+        pairs,
+        n_bytes,
+        seconds=times[0],
+        low=times[1],
+        high=times[2],
+        encoding_seconds=encoding[0],
+        pairs_per_second=timing.mean * faster,
+        workers=workers,
+        calls_used=timing.calls_used,
+    )
 
-    def cost(anchors: int) -> Estimate:
-        pairs, texts = (items_per_anchor or n_items) * anchors, n_items + anchors
-        mean, low, high = (pairs / rate / faster for rate in (timing.mean, timing.fastest, timing.slowest))
-        encoded = sum(texts / one.mean for one in encoding)
-        return Estimate(
-            n_items=n_items,
-            n_anchors=anchors,
-            pairs=pairs,
-            bytes=n_items * anchors * np.dtype(dtype).itemsize,
-            seconds=mean + encoded,
-            low=low + sum(texts / one.fastest for one in encoding),
-            high=high + sum(texts / one.slowest for one in encoding),
-            encoding_seconds=encoded,
-            pairs_per_second=timing.mean * faster,
-            workers=workers,
-            calls_used=timing.calls_used,
-        )
 
-    return [cost(anchors) for anchors in n_anchors]
+def _by_speed(paces: Sequence[Pace]) -> tuple[list[float], list[float], list[float]]:
+    """The mean, the fastest and the slowest of each."""
+    return [one.mean for one in paces], [one.fastest for one in paces], [one.slowest for one in paces]
 
 
 def block_items_for(pairs_per_second: float, *, n_items: int, n_anchors: int, dtype: str, workers: int = 1) -> int:

@@ -297,6 +297,6 @@ def test_compiling_for_a_shape_is_not_taken_for_slowness(known) -> None:
 
 def test_an_estimate_counts_on_every_device(tmp_path) -> None:
     scorer = Sines(tmp_path / "log", devices=4)
-    (cost,) = estimate(ITEMS, ANCHORS, scorer=scorer, n_items=10_000, n_anchors=(70,), most_calls=2000)
+    cost = estimate(ITEMS, ANCHORS, scorer=scorer, n_items=10_000, n_anchors=70, most_calls=2000)
     assert cost.workers == 4
     assert cost.seconds == pytest.approx(700_000 / cost.pairs_per_second)

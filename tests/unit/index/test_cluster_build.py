@@ -156,7 +156,7 @@ def test_workers_that_make_no_sense_are_refused_before_anything_is_written(tmp_p
     with pytest.raises(InputError, match=str(on)):
         build(tmp_path / "index", on=on)
     with pytest.raises(InputError, match=str(on)):
-        estimate(ITEMS, ANCHORS, scorer=FunctionScorer(score), n_items=400, on=on)
+        estimate(ITEMS, ANCHORS, scorer=FunctionScorer(score), n_items=400, n_anchors=8, on=on)
     assert not (tmp_path / "index").exists()
     with pytest.raises(InputError, match="0"):
         Ray(workers=0)
@@ -182,11 +182,11 @@ def test_a_cache_a_scorer_that_cannot_travel_and_too_few_devices_are_refused(tmp
 
 def test_an_estimate_counts_on_every_worker(ray_cluster) -> None:
     scorer = FunctionScorer(score, name="sines")
-    sizes = {"n_items": 10_000, "n_anchors": (8,), "most_calls": 1000}
-    (four,) = estimate(ITEMS, ANCHORS, scorer=scorer, on=4, **sizes)
+    sizes = {"n_items": 10_000, "n_anchors": 8, "most_calls": 1000}
+    four = estimate(ITEMS, ANCHORS, scorer=scorer, on=4, **sizes)
     assert four.workers == 4
     assert four.seconds == pytest.approx(80_000 / four.pairs_per_second)
-    (cluster,) = estimate(ITEMS, ANCHORS, scorer=scorer, on=Ray(), **sizes)
+    cluster = estimate(ITEMS, ANCHORS, scorer=scorer, on=Ray(), **sizes)
     assert cluster.workers == 2
     assert speed(Ray(), scorer) == 2
 

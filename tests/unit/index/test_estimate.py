@@ -13,18 +13,17 @@ from adacur.scorers.metered import Metered
 
 
 def test_costs_grow_with_the_anchors_and_use_the_pace_measured(known) -> None:
-    costs = estimate(known.items, known.anchors, scorer=known.scorer, n_items=1000, n_anchors=(50, 100))
-    assert [cost.pairs for cost in costs] == [50_000, 100_000]
-    assert [cost.bytes for cost in costs] == [200_000, 400_000]
-    assert costs[1].seconds == pytest.approx(2 * costs[0].seconds)
-    assert costs[0].seconds == pytest.approx(50_000 / costs[0].pairs_per_second)
-    halved = estimate(known.items, known.anchors, scorer=known.scorer, n_items=1000, n_anchors=(50,), dtype="float16")
-    assert halved[0].bytes == 100_000
+    cost = estimate(known.items, known.anchors, scorer=known.scorer, n_items=1000, n_anchors=50)
+    assert (cost.n_items, cost.n_anchors, cost.pairs, cost.bytes) == (1000, 50, 50_000, 200_000)
+    assert cost.seconds == pytest.approx(50_000 / cost.pairs_per_second)
+    assert "50,000" in cost.in_words()
+    halved = estimate(known.items, known.anchors, scorer=known.scorer, n_items=1000, n_anchors=50, dtype="float16")
+    assert halved.bytes == 100_000
 
 
 def test_every_call_that_the_estimate_costs_is_counted(known) -> None:
     scorer = known.metered
-    (cost,) = estimate(known.items, known.anchors, scorer=scorer, n_items=1000, n_anchors=(50,))
+    cost = estimate(known.items, known.anchors, scorer=scorer, n_items=1000, n_anchors=50)
     assert cost.calls_used == scorer.calls > 0
 
 
@@ -67,22 +66,22 @@ def test_one_item_and_one_query_are_enough() -> None:
 @pytest.mark.parametrize("most_calls", [2, 3, 7, 100])
 def test_no_more_calls_are_made_than_allowed(known, most_calls) -> None:
     scorer = known.metered
-    estimate(known.items, known.anchors, scorer=scorer, n_items=1000, most_calls=most_calls)
+    estimate(known.items, known.anchors, scorer=scorer, n_items=1000, n_anchors=50, most_calls=most_calls)
     assert 0 < scorer.calls <= most_calls
 
 
 def test_fewer_calls_than_timing_takes_are_refused_before_the_first(known) -> None:
     scorer = known.metered
     with pytest.raises(InputError, match="at least 2 calls"):
-        estimate(known.items, known.anchors, scorer=scorer, n_items=1000, most_calls=1)
+        estimate(known.items, known.anchors, scorer=scorer, n_items=1000, n_anchors=50, most_calls=1)
     assert scorer.calls == 0
 
 
 def test_an_empty_sample_and_a_failing_scorer_are_told(known) -> None:
     with pytest.raises(EmptyInput, match="0 items and 7 queries"):
-        estimate([], known.anchors, scorer=known.scorer, n_items=5)
+        estimate([], known.anchors, scorer=known.scorer, n_items=5, n_anchors=7)
     with pytest.raises(ScorerFailed, match="no model"):
-        estimate(known.items, known.anchors, scorer=Broken(known.scorer.card), n_items=5)
+        estimate(known.items, known.anchors, scorer=Broken(known.scorer.card), n_items=5, n_anchors=7)
 
 
 class Broken:
@@ -112,7 +111,7 @@ def test_slow_moments_of_the_machine_widen_the_range() -> None:
 
     items = [Item(f"i{position}", "text") for position in range(1000)]
     scorer = FunctionScorer(score)
-    (cost,) = estimate(items, [Query("a", "text")], scorer=scorer, n_items=1000, n_anchors=(1,), most_calls=800)
+    cost = estimate(items, [Query("a", "text")], scorer=scorer, n_items=1000, n_anchors=1, most_calls=800)
     assert cost.low < cost.seconds < cost.high
     assert cost.high > 2 * cost.low
 
@@ -122,15 +121,15 @@ def test_encoding_is_part_of_the_time(known) -> None:
         time.sleep(0.01 * len(texts))
         return texts
 
-    options = {"scorer": known.scorer, "n_items": 1000, "n_anchors": (0, 50)}
-    none, some = estimate(known.items, known.anchors, encode=[encode], **options)
+    options = {"scorer": known.scorer, "n_items": 1000}
+    none, some = (estimate(known.items, known.anchors, encode=[encode], n_anchors=n, **options) for n in (0, 50))
     assert none.seconds == none.encoding_seconds >= 10
     assert some.encoding_seconds > none.encoding_seconds
-    twice, _ = estimate(known.items, known.anchors, encode=[encode, encode], **options)
+    twice = estimate(known.items, known.anchors, encode=[encode, encode], n_anchors=0, **options)
     assert twice.encoding_seconds >= 20
 
 
 def test_a_sparse_build_pays_for_the_items_it_scores(known) -> None:
-    options = {"scorer": known.scorer, "n_items": 1000, "n_anchors": (50,)}
-    (cost,) = estimate(known.items, known.anchors, items_per_anchor=30, **options)
+    options = {"scorer": known.scorer, "n_items": 1000, "n_anchors": 50}
+    cost = estimate(known.items, known.anchors, items_per_anchor=30, **options)
     assert (cost.pairs, cost.bytes) == (1500, 200_000)

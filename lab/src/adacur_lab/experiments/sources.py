@@ -384,9 +384,9 @@ def scoring_cost(items: Sequence[Item], queries: Sequence[Query], *, scorer: Sco
         queries[:_SAMPLE_QUERIES],
         scorer=scorer,
         n_items=len(items),
-        n_anchors=(n_queries,),
+        n_anchors=n_queries,
         most_calls=max(16, pairs // 100),
-    )[0]
+    )
 
 
 def _live(source: Source, spec: Spec, *, on_start: OnStart | None, on_cost: OnCost | None, progress: bool) -> Testbed:

@@ -1,0 +1,86 @@
+"""What a build would cost, and that saying so costs little and writes nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+import adacur
+from adacur import Item, Query
+from adacur.core.errors import EmptyInput, InputError, ScorerFailed
+from adacur.index import Estimate, Sparse
+from adacur.scorers import FunctionScorer, Metered
+from tests.living_world import Encoder, score
+
+ITEMS = [Item(f"i{number}", f"text {number} of kind {number % 7}") for number in range(200)]
+ANCHORS = [Query(f"a{number}", f"anchor {number}") for number in range(30)]
+
+
+def cost(path, *, items=ITEMS, anchors=ANCHORS, scorer=score, **options) -> Estimate:
+    return adacur.build(items, anchors, scorer=scorer, path=path, dry_run=True, **options)
+
+
+def test_a_dry_run_says_the_cost_and_writes_nothing(tmp_path) -> None:
+    scorer = Metered(FunctionScorer(score, name="score"))
+    found = cost(tmp_path / "index", scorer=scorer)
+    assert (found.n_items, found.n_anchors, found.pairs, found.bytes) == (200, 30, 6000, 24_000)
+    assert (found.status, found.pairs_done, found.workers) == (None, 0, 1)
+    assert found.calls_used == scorer.calls <= 64
+    assert found.low <= found.seconds <= found.high
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_counts_the_items_of_an_iterator_and_makes_pseudo_queries(tmp_path) -> None:
+    assert cost(tmp_path / "index", items=iter(ITEMS), anchors=5).pairs == 1000
+    none = cost(tmp_path / "index", items=iter(ITEMS), anchors=0, scorer=score)
+    assert (none.pairs, none.calls_used, none.seconds) == (0, 0, 0)
+
+
+def test_a_dry_run_of_a_sparse_build_counts_what_is_scored_and_encoded(tmp_path) -> None:
+    found = cost(tmp_path / "index", sparse=Sparse(0.1), first="dense", encoder=Encoder())
+    assert (found.pairs, found.bytes) == (600, 24_000)
+    assert found.encoding_seconds > 0
+
+
+def test_a_dry_run_knows_what_is_scored_already(tmp_path) -> None:
+    path, calls = tmp_path / "index", 0
+
+    def tired(pairs):
+        nonlocal calls
+        calls += len(pairs)
+        if calls > 3000:
+            raise TimeoutError("enough")
+        return score(pairs)
+
+    with pytest.raises(ScorerFailed):
+        adacur.build(ITEMS, ANCHORS, scorer=FunctionScorer(tired, name="score"), path=path, block_items=20, progress=False)
+    known = FunctionScorer(score, name="score")
+    begun = cost(path, scorer=known)
+    assert (begun.status, begun.pairs_done) == ("building", 3000)
+    adacur.build(ITEMS, ANCHORS, scorer=known, path=path, tune=False, progress=False)
+    scorer = Metered(FunctionScorer(score, name="score"))
+    done = cost(path, scorer=scorer)
+    assert (done.status, done.pairs_done, done.seconds, scorer.calls) == ("complete", 6000, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"first": "bm52"}, LookupError),
+        ({"first": "dense"}, InputError),
+        ({"dtype": "int8"}, InputError),
+        ({"sparse": 0.1}, InputError),
+        ({"sparse": 0.1, "first": "dense", "encoder": Encoder(), "on": 2}, InputError),
+        ({"on": 0}, InputError),
+        ({"anchors": []}, EmptyInput),
+        ({"path": "s3://bucket/my.adacur"}, InputError),
+    ],
+)
+def test_what_cannot_be_built_is_refused_before_a_call(tmp_path, options, error) -> None:
+    scorer = Metered(FunctionScorer(score, name="score"))
+    options = {"path": tmp_path / "index", "progress": False, "scorer": scorer, "anchors": ANCHORS} | options
+    anchors = options.pop("anchors")
+    for dry_run in (True, False):
+        with pytest.raises(error):
+            adacur.build(ITEMS, anchors, dry_run=dry_run, **options)
+    assert scorer.calls == 0
+    assert list(tmp_path.iterdir()) == []
