@@ -124,8 +124,10 @@ def from_pretrained(
     except Exception as error:
         raise FetchError(f"{repo}{f' at {revision}' if revision else ''} cannot be fetched. {error}") from error
     if folder is None:
+        index = load(snapshot, **options)
         # A snapshot is named after its commit, so it must not change.
-        return load(snapshot, **options).read_only()
+        index.is_read_only = True
+        return index
     _copy(Path(snapshot), Path(folder))
     return load(folder, **options)
 

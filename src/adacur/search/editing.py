@@ -5,26 +5,27 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adacur.core.arrays import BoolArray
 from adacur.core.errors import AdacurError, IndexLocked, InputError
-from adacur.core.protocols import Items, Scorer
+from adacur.core.protocols import FirstStage, Items, Scorer
 from adacur.core.records import Item, Query, as_queries, check_item
 from adacur.data import ItemFile
-from adacur.index import IndexFolder, On, Origin, Update, prune, scoring_bar, updating
+from adacur.index import IndexFolder, On, Origin, Update, check_scorer, prune, scoring_bar, updating
 from adacur.index.compressed import is_compressed
 from adacur.index.updates import repeatable
+from adacur.index.workers import check_workers
 from adacur.search.first_stages import check_can_grow, update_first_stages
 from adacur.search.tuned import TUNED, TuningWarning, read_tunings
 
 if TYPE_CHECKING:
     from adacur.search.anchor_index import AnchorIndex
 
-__all__ = ["Change", "Edit", "edit_index"]
+__all__ = ["Change", "Edit", "edit_index", "writable_home"]
 
 _log = logging.getLogger("adacur.change")
 
@@ -59,7 +60,9 @@ def edit_index(index: AnchorIndex, *, on: On = None, progress: bool = True) -> I
     - on: where new pairs are scored, as for `adacur.build`.
     - progress: show bars.
     """
-    path = index._editable_path()
+    writable_home(index)
+    path = index.path
+    assert path is not None
     with updating(path) as update:
         edit = Edit(index, update, on=on, progress=progress)
         try:
@@ -68,7 +71,7 @@ def edit_index(index: AnchorIndex, *, on: On = None, progress: bool = True) -> I
         finally:
             edit._is_over = True
     if folder is not None:
-        index._follow(folder)
+        index.move_to(folder)
         # The version before could not be deleted while this index had it open.
         with contextlib.suppress(IndexLocked):
             prune(path)
@@ -101,7 +104,7 @@ class Edit:
         """
         update, items = self._open(), self._items(items)
         n_new = update.check_new_items(items)
-        check_can_grow(self._index._stages(update.current).values())
+        check_can_grow(_stages(self._index, update.current).values())
         scorer = self._opened_scorer() if update.n_anchors else None
         _log.info("%s × %s: %s scorer calls.", *_counts(n_new, update.n_anchors))
         with scoring_bar(self._progress) as show:
@@ -159,13 +162,13 @@ class Edit:
     def _items(self, items: Iterable[Item] | str | Path) -> Iterable[Item]:
         if not isinstance(items, str | Path):
             return repeatable(items)
-        origin = self._index.origin or Origin()
+        origin = self._update.current.manifest.origin or Origin()
         return ItemFile(items, id_field=origin.id_field, text_fields=origin.text_fields)
 
     def _opened_scorer(self) -> Scorer:
         """The scorer of the index, recognised once; after whatever is refused without it."""
         if self._scorer is None:
-            self._scorer, calls = self._index._recognised_scorer(self._update.current, self._on)
+            self._scorer, calls = _recognised_scorer(self._index, self._update.current, self._on)
             self._update.recognising += calls
         return self._scorer
 
@@ -177,7 +180,7 @@ class Edit:
             return None
 
         def write(home: Path, items: Items, new: Collection[str]) -> Sequence[str]:
-            stages = self._index._stages(old)
+            stages = _stages(self._index, old)
             return update_first_stages(stages, home=home, items=items, new=new, progress=self._progress)
 
         folder = update.switch(write)
@@ -210,3 +213,36 @@ def _counts(n_items: int, n_anchors: int) -> tuple[str, str, str]:
     items = "1 item" if n_items == 1 else f"{n_items:,} items"
     anchors = "1 anchor query" if n_anchors == 1 else f"{n_anchors:,} anchor queries"
     return items, anchors, f"{n_items * n_anchors:,}"
+
+
+def writable_home(index: AnchorIndex) -> Path:
+    """The folder of this version to write to; refused where there is none, or where it must stay as it is."""
+    home = index.snapshot.home
+    if index.is_read_only:
+        raise InputError(
+            f"This index was opened for reading, and {index.path} stays as it is. Change a copy of that folder; of an "
+            "index of the hub, adacur.integrations.hub.from_pretrained(…, folder=…) makes one."
+        )
+    if home is None:
+        raise InputError("Only an index in a folder can be changed. Save it, and open that: index.save(path).")
+    return home
+
+
+def _recognised_scorer(index: AnchorIndex, version: IndexFolder, on: On) -> tuple[Scorer, int]:
+    """The scorer, known to be the one that built the index, and the calls that took."""
+    was_open = isinstance(index._scorer, Scorer)
+    check_workers(on, index.scorer)
+    drifts = [None if was_open else index.drift]
+    if not index.recognised:
+        drifts.append(check_scorer(version, index.scorer))
+    index.recognised = True
+    return index.scorer, sum(drift.n_probes for drift in drifts if drift is not None)
+
+
+def _stages(index: AnchorIndex, version: IndexFolder) -> Mapping[str, FirstStage]:
+    """The first stages of a version, opened; those at hand where it is the index's."""
+    if version.version == index.version:
+        stages = {name: index.first_stage(name).stage for name in index.snapshot.named_stages}
+        return {name: stage for name, stage in stages.items() if stage is not None}
+    assert index.reopen is not None
+    return {name: open_stage() for name, open_stage in index.reopen.first(version).items()}

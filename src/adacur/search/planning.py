@@ -74,26 +74,25 @@ def plan_search(
     Refuses what the search would refuse before its first call, its query and filter aside. `scorer` takes the place
     of the index's.
     """
-    chosen = method_named(method) if isinstance(method, str) else method or method_named(index.default_method)
+    # One version throughout: an edit may move the index on to another at any time.
+    snapshot = index.snapshot
+    chosen = method_named(method) if isinstance(method, str) else method or method_named(snapshot.default_method)
     start = first if isinstance(first, First) else First(first)
     # Exact search needs no first stage but to fuse its scores in.
     needs_first = not isinstance(chosen, Exact) or bool(start.fuse) or start.stage is not None
     if budget is None:
         budget = len(index) if isinstance(chosen, Exact) else _USUAL_CALLS
     spend = budget if isinstance(budget, Budget) else Budget(budget)
-    # A version stays whole: no edit may come between what a plan is made of.
-    with index.opening:
-        index.check_open()
-        base = Plan(
-            method=chosen.name,
-            items=index.items,
-            scorer=index.scorer if scorer is None else scorer,
-            calls=spend.calls,
-            deadline=spend.deadline,
-            first=index.stage(start.stage) if needs_first else None,
-            pool=start.pool,
-            fuse=index.fusion(start.fuse) if start.fuse else None,
-            filter=filter,
-        )
-        check_k(k) if isinstance(chosen, Exact) else spend.check_k(k)
-        return chosen.plan(base, index, k=k)
+    base = Plan(
+        method=chosen.name,
+        items=snapshot.anchors.items,
+        scorer=index.scorer if scorer is None else scorer,
+        calls=spend.calls,
+        deadline=spend.deadline,
+        first=snapshot.stage(start.stage) if needs_first else None,
+        pool=start.pool,
+        fuse=snapshot.fusion(start.fuse) if start.fuse else None,
+        filter=filter,
+    )
+    check_k(k) if isinstance(chosen, Exact) else spend.check_k(k)
+    return chosen.plan(base, snapshot, k=k)

@@ -88,8 +88,8 @@ def refresh(
         chosen = sorted(enough, key=lambda own: (-len(own.scores), -own.at, own.query.id))[:limit]
         if chosen:
             scores, exact = complete_searches(
-                index.gaussian_model(),
-                index,
+                index.snapshot.gaussian_model(),
+                folder,
                 [own.query for own in chosen],
                 [np.array(sorted(own.scores), dtype=np.intp) for own in chosen],
                 [np.array([own.scores[at] for at in sorted(own.scores)]) for own in chosen],

@@ -21,6 +21,7 @@ from adacur.first_stages import Placed, placed
 from adacur.index import AnchorTable, locked
 from adacur.index.compressed import drop_features, store_features
 from adacur.search import AnchorIndex
+from adacur.search.editing import writable_home
 from adacur.search.settings import default_settings
 from adacur.tuning.held_out import AnchorScorer, HeldOut, check_anchors, check_exact
 from adacur.tuning.replaying import method_of
@@ -77,21 +78,21 @@ def compress(
       held out by a draw with this `seed`, at most half. Of many items it is measured among a sample that fits into
       memory.
     """
-    home = index.writable_home()
+    home = writable_home(index)
     check_anchors(index, "Compressing", fewest=_FEWEST_ANCHORS)
     check_exact(index)
     Budget(budget).check_k(k)
     check_storage(storage)
     if rank < 1:
         raise InputError(f"rank must be at least 1; got {rank}.")
-    anchors, vectors = index.anchors, index.item_vectors()
+    anchors, vectors = index.anchors, index.snapshot.item_vectors()
     embed_queries = None if vectors is None or vectors.embed_queries is None else _Remembering(vectors.embed_queries)
     with locked(home):
         sample = _sample(anchors.items.keys, n_anchors=len(anchors.anchor_queries), seed=seed)
         items = index.items if len(sample) == len(index) else ItemList(index.items.at(sample.tolist()))
         table = AnchorTable(items, tuple(anchors.anchor_queries), rows_at(anchors, sample))
         held_out = HeldOut(table, queries=min(_QUERIES, len(anchors.anchor_queries) // 2), seed=seed)
-        rest, first = held_out.rest(), index.stage(None)
+        rest, first = held_out.rest(), index.snapshot.stage(None)
         if first is not None and len(sample) < len(index):
             first = placed(_Among(first, sample, table.items.ids), table.items)
 
@@ -136,14 +137,14 @@ def compress(
             keys=anchors.items.keys,
             report=report,
         )
-    index.forget_features()
+    index.snapshot.reread()
     return Compression(**compression)
 
 
 def decompress(index: AnchorIndex) -> bool:
     """Remove what `compress` stored; False where there was nothing."""
-    dropped = drop_features(index.writable_home())
-    index.forget_features()
+    dropped = drop_features(writable_home(index))
+    index.snapshot.reread()
     return dropped
 
 

@@ -89,13 +89,15 @@ def tune(
         check_anchors(index, "Tuning", fewest=FEWEST_QUERIES)
         if queries < FEWEST_QUERIES:
             raise InputError(f"queries must be at least {FEWEST_QUERIES}; got {queries}.")
-    anchors, model = index.anchors, index.gaussian_model()
+    anchors, model = index.anchors, index.snapshot.gaussian_model()
     if len(exact) < len(index.anchor_queries):
         # Predicted scores have seen those of the queries replayed: anchor queries that have any are left out.
         some = tuple(index.anchor_queries[at] for at in exact.tolist())
         anchors = AnchorTable(index.items, some, np.ascontiguousarray(index.matrix[:, exact]))
-        model = index.uncompressed_model()
-    replays = Replays(HeldOut(anchors, queries=queries, seed=seed), index.stage(None), model, k=k, budget=budget)
+        model = index.snapshot.uncompressed_model()
+    replays = Replays(
+        HeldOut(anchors, queries=queries, seed=seed), index.snapshot.stage(None), model, k=k, budget=budget
+    )
     tuning = choose_settings(replays, seed=seed, quick=quick, progress=progress)
     if not tuning.is_exact:
         _store(index, tuning)
@@ -153,15 +155,16 @@ def choose_settings(
 
 
 def _store(index: AnchorIndex, tuning: Tuning) -> None:
-    with index.opening:
-        index.tunings = with_tuning(index.tunings, tuning)
-        if index.home is not None and not index.is_read_only:
-            try:
-                index.tunings = store_tuning(index.home, tuning, anchor_queries=index.anchor_queries)
-            except OSError as error:
-                # An index may be served from a folder that cannot be written to.
-                if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-                    raise
+    snapshot = index.snapshot
+    snapshot.tunings = with_tuning(snapshot.tunings, tuning)
+    if snapshot.home is None or index.is_read_only:
+        return
+    try:
+        snapshot.tunings = store_tuning(snapshot.home, tuning, anchor_queries=snapshot.anchors.anchor_queries)
+    except OSError as error:
+        # An index may be served from a folder that cannot be written to.
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
 
 
 def _descend(

@@ -49,7 +49,7 @@ def replayed_world(make_world, *, n_anchors: int = 40, n_items: int = 150):
         items=world.items, anchor_queries=world.anchors, scores=world.anchor_scores, first={"matrix": first}
     )
     # Only these names are started from by default.
-    index._first = {"bm25": first}
+    index.snapshot._first = {"bm25": first}
     return world, index, first
 
 
@@ -70,7 +70,7 @@ def stored(make_world, path: Path) -> AnchorIndex:
     items = [Item(item.id, f"{item.text} word{position % 7}") for position, item in enumerate(world.items)]
     anchors = [Query(query.id, f"word{position % 7} number") for position, query in enumerate(world.anchors)]
     index = AnchorIndex.from_arrays(items=items, anchor_queries=anchors, scores=world.anchor_scores)
-    index._first = {"bm25": adacur.BM25.build(items)}
+    index.snapshot._first = {"bm25": adacur.BM25.build(items)}
     index.save(path)
     return adacur.load(path, scorer=Untouchable(), check=False)
 
@@ -78,7 +78,7 @@ def stored(make_world, path: Path) -> AnchorIndex:
 def test_a_replayed_query_is_searched_as_on_an_index_without_it(replayed) -> None:
     world, index, first = replayed
     held_out = HeldOut(index.anchors, queries=10)
-    recalls = Replays(held_out, index.stage(None), GaussianModel(), k=8, budget=25).recalls("adacur")
+    recalls = Replays(held_out, index.snapshot.stage(None), GaussianModel(), k=8, budget=25).recalls("adacur")
     for query, position, recall in zip(held_out.queries, held_out.positions, recalls, strict=True):
         exact = world.anchor_scores[position][None]
         scorer = MatrixScorer([query], index.items.ids, exact)
@@ -146,7 +146,7 @@ def test_what_is_chosen_is_no_worse_than_the_defaults_on_the_replayed_queries(re
     _, index, _ = replayed
     held_out = HeldOut(index.anchors, queries=40)
     for k, budget in ((1, 10), (20, 40)):
-        replays = Replays(held_out, index.stage(None), index.gaussian_model(), k=k, budget=budget)
+        replays = Replays(held_out, index.snapshot.stage(None), index.snapshot.gaussian_model(), k=k, budget=budget)
         chosen = tune(index, k=k, budget=budget, queries=40, quick=True).settings
         assert replays.recalls(chosen).mean() >= replays.recalls(default_settings(k)).mean()
 
@@ -286,7 +286,7 @@ def test_searches_use_what_was_tuned_and_say_so(make_world, tmp_path: Path) -> N
     tuning = tune(index, k=5, budget=20, queries=25, quick=True)
     again = adacur.load(tmp_path / "index", scorer=Untouchable(), check=False)
     assert again.tunings == (tuning,)
-    again._tunings = (replace(tuning, settings=SETTINGS),)
+    again.snapshot.tunings = (replace(tuning, settings=SETTINGS),)
     plan = plan_search(again, 5, budget=20)
     assert plan.settings()["tuned_for"] == (5, 20)
     assert (plan.batch_sizes(20), plan.first_weight) == ((10, 4, 3, 3), 0.1)
@@ -450,7 +450,7 @@ def test_predictions_hold_on_real_scores(shared_folder: Path) -> None:
         queries=[*bed.anchor_queries, *bed.test_queries], items=bed.items, scores=vectors @ bed.item_embeddings.T
     )
     held_out = HeldOut(index.anchors, queries=60)
-    replays = Replays(held_out, index.stage(first), gaussian, k=10, budget=50)
+    replays = Replays(held_out, index.snapshot.stage(first), gaussian, k=10, budget=50)
     tuning = choose_settings(replays, quick=True)
     settings, scorer = tuning.settings, MatrixScorer(bed.test_queries, index.items.ids, bed.exact_scores)
     method = AdaCUR(
