@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo serve test rehearsal check browser bench docs dist lowest clean
+.PHONY: help demo serve test rehearsal check browser bench reproduce docs dist lowest clean
 
 help: ## Show what can be made.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,8 +32,9 @@ serve: $(VENV)/demo.stamp ## The page and the API over the demo's articles, at h
 	$(BIN)/adacur serve
 
 # One thread per worker: idle BLAS threads of two workers would fight over two cores.
-PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
+PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q
 SEED := 1
+EXPERIMENT := all
 
 test: check browser ## Lint, types, rooms, then every test, and the documents again as on another processor.
 	$(PYTEST)
@@ -67,6 +68,9 @@ check: $(VENV)/dev.stamp ## Lint, types and the rooms' imports.
 bench: $(VENV)/dev.stamp ## Overhead of a search, and recall by replay where score folders are given: make bench SCORES="dir dir".
 	$(BIN)/python lab/benchmarks/search_overhead.py
 	$(if $(SCORES),$(BIN)/python lab/benchmarks/recall_at_budget.py $(foreach dir,$(SCORES),--scores $(dir)))
+
+reproduce: $(VENV)/dev.stamp ## The paper's figures from stored results: make reproduce EXPERIMENT=oracles SCORES=dir DATA=dir computes what is missing.
+	$(BIN)/python -m adacur_lab reproduce $(EXPERIMENT) $(if $(SCORES),--scores $(SCORES) --data $(DATA))
 
 docs: $(VENV)/docs.stamp ## Build the documentation into site/; a warning is an error.
 	$(BIN)/python docs/build.py

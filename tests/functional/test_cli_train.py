@@ -17,13 +17,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from filelock import FileLock
 
 import adacur
 from adacur.core.extras import install_command
@@ -38,7 +36,7 @@ from adacur.training import (
     train_dual_encoder,
 )
 from tests.functional.commands import ADACUR, Ran, environment, here, run, write_lines
-from tests.unit.scorers.cross_encoders.tiny_models import WORDS, made_once_in, tiny_transformer
+from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_transformer
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
@@ -125,19 +123,12 @@ def losses(out: Path) -> list[float]:
 
 @pytest.fixture(scope="module")
 def training(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran]:
-    """A folder with a finished cross-encoder in it, and what the process said that trained it without interruption.
-
-    Others may be reading it: add only names of your own.
-    """
-    folder = made_once_in(tmp_path_factory) / "trained-by-command"
-    said = folder.with_suffix(".json")
-    with FileLock(f"{folder}.lock"):
-        if not said.exists():
-            shutil.copytree(shop, folder, dirs_exist_ok=True)
-            ran = train(folder, "reranker", *QUICK, "--json", ran=run)
-            assert ran.code == 0, ran
-            said.write_text(json.dumps(asdict(ran)))
-    return folder, Ran(**json.loads(said.read_text()))
+    """A folder with a finished cross-encoder in it, and what the process said that trained it without interruption."""
+    folder = tmp_path_factory.mktemp("trained") / "shop"
+    shutil.copytree(shop, folder)
+    ran = train(folder, "reranker", *QUICK, "--json", ran=run)
+    assert ran.code == 0, ran
+    return folder, ran
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,6 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 import yaml
-from filelock import FileLock
 
 import adacur
 from tests.functional.test_docs import ROOT
@@ -37,16 +36,10 @@ def builder() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built once for all workers: any warning fails the build."""
-    base = tmp_path_factory.getbasetemp()
-    shared = (base.parent if base.name.startswith("popen-") else base) / "docs-site"
-    with FileLock(f"{shared}.lock"):
-        if not (shared / "built").exists():
-            shared.mkdir(exist_ok=True)
-            log = builder().build(shared)
-            assert "No issues found" in log
-            (shared / "built").touch()
-    return shared / "site"
+    """The site: any warning fails the build."""
+    folder = tmp_path_factory.mktemp("docs-site")
+    assert "No issues found" in builder().build(folder)
+    return folder / "site"
 
 
 class Page(HTMLParser):

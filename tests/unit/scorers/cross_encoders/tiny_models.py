@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tokenizers
-from filelock import FileLock
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from adacur.core.records import Item, Query
@@ -152,28 +150,16 @@ def tiny_emb(folder: Path, style: str = "bert", *, item_position: int | None = N
     return folder / "emb"
 
 
-def made_once_in(temporary: pytest.TempPathFactory) -> Path:
-    """The temporary folder that all processes of pytest-xdist have in common, for what takes seconds to make."""
-    own = temporary.getbasetemp()
-    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-
-
 def tiny_export(temporary: pytest.TempPathFactory, kind: str) -> tuple[Path, Path]:
-    """A checkpoint of one layer and its ONNX export, which nobody may change; `kind` is "bert-cls", "bert-emb-at-24".
-
-    An export takes seconds, however small the model: it is made once for all tests.
-    """
+    """A checkpoint of one layer and its ONNX export; `kind` is "bert-cls", "bert-emb-at-24". Takes seconds."""
     style, head, *at = kind.split("-")
-    folder = made_once_in(temporary) / f"tiny-export-{kind}"
+    folder = temporary.mktemp(f"tiny-export-{kind}")
     checkpoint = folder / ("base" if head == "cls" else "emb")
-    with FileLock(f"{folder}.lock"):
-        # The graph is there last, and whole.
-        if not (folder / "graph").exists():
-            if head == "cls":
-                tiny_transformer(checkpoint, style, layers=1)
-            else:
-                tiny_emb(folder, style, item_position=int(at[1]) if at else None, layers=1)
-            export_onnx(checkpoint, folder / "graph")
+    if head == "cls":
+        tiny_transformer(checkpoint, style, layers=1)
+    else:
+        tiny_emb(folder, style, item_position=int(at[1]) if at else None, layers=1)
+    export_onnx(checkpoint, folder / "graph")
     return checkpoint, folder / "graph"
 
 
