@@ -32,7 +32,7 @@ serve: $(VENV)/demo.stamp ## The page and the API over the demo's articles, at h
 	$(BIN)/adacur serve
 
 # One thread per worker: idle BLAS threads of two workers would fight over two cores.
-PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q
+PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
 SEED := 1
 EXPERIMENT := all
 

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+ROOT = Path(__file__).parent
+# What several files share, by a word in their source: a cluster, an object store, the import of a trainer.
+_FOR_SEVERAL_FILES = ("ray_cluster", "s3_url", "adacur.training")
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup`, tests that share a fixture run in one worker, so that each fixture is made once.
 
-    A fixture of a module or of the session is shared; tests that share any are one group, and so are their sharers.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep files whose tests share a fixture in one worker, so that a trained model or a server is made once.
+
+    The tests of other files go wherever there is room. `--dist loadgroup` would do the same, but groups nothing with
+    pytest 9.2 (pytest-xdist issue 1386).
     """
-    leader: dict[str, str] = {}
+    from xdist.scheduler import LoadScopeScheduling
 
-    def root(name: str) -> str:
-        while leader.setdefault(name, name) != name:
-            name = leader[name]
-        return name
+    class ByFixture(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return shared_by(nodeid.partition("::")[0]) or nodeid
 
-    shared: list[list[str]] = []
-    for item in items:
-        fixtures = getattr(item, "_fixtureinfo", None)
-        wide = [
-            f"{one.baseid}::{one.argname}"
-            for defined in (fixtures.name2fixturedefs.values() if fixtures else ())
-            for one in defined[-1:]
-            # Those of plugins have no place in the tree and cost nothing.
-            if one.scope in ("module", "session") and one.baseid
-        ]
-        shared.append(wide)
-        for other in wide[1:]:
-            leader[root(other)] = root(wide[0])
-    for item, wide in zip(items, shared, strict=True):
-        if wide:
-            item.add_marker(pytest.mark.xdist_group(root(wide[0])))
+    return ByFixture(config, log)
+
+
+@functools.cache
+def shared_by(file: str) -> str | None:
+    """The word, or else the file, that keeps the tests of a file together; None where nothing does."""
+    source = (ROOT / file).read_text(encoding="utf-8")
+    for name in _FOR_SEVERAL_FILES:
+        if name in source:
+            return name
+    return file if 'scope="module"' in source or 'scope="session"' in source else None

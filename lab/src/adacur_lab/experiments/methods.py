@@ -68,8 +68,7 @@ def method(name: str) -> Method:
 
 
 def _index(testbed: Testbed, settings: Settings) -> AnchorIndex:
-    anchors = testbed.index(settings.get("anchors", len(testbed.anchor_queries)))
-    return AnchorIndex(anchors, scorer=testbed.scorer)
+    return testbed.index(settings.get("anchors"))
 
 
 def _first(testbed: Testbed, settings: Settings) -> First:

@@ -274,8 +274,8 @@ class Testbed:
     def index(self, n_anchors: int | None = None) -> AnchorIndex:
         """An index of the first `n_anchors` anchor queries (default: all), with the scorer and the first stages."""
         n = len(self.anchor_queries) if n_anchors is None else n_anchors
-        if not 1 <= n <= len(self.anchor_queries):
-            raise InputError(f"{self.name!r} has {len(self.anchor_queries)} anchor queries; asked for {n}.")
+        if not 0 <= n <= len(self.anchor_queries):
+            raise InputError(f"n_anchors must be from 0 to {len(self.anchor_queries)}, all of {self.name!r}; got {n}.")
         if n not in self._indexes:
             # One is enough: runs come sorted by the number of anchors, and each index is a copy of the scores.
             self._indexes.clear()
