@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ class DeviceRow:
 
 
 class DeviceRows:
-    """Rows in a tensor: float32, float16, or int8 with `scales`."""
+    """Rows in a tensor as they are packed: float32, float16, or int8 with `scales`."""
 
     def __init__(self, values: Any, scales: Any = None) -> None:
         self._values = values
@@ -69,18 +70,14 @@ class DeviceRows:
 
     @classmethod
     def of(cls, packed: PackedRows, *, device: str) -> DeviceRows:
-        """The same rows there; bytes become float16, which tells them apart, where they cannot be multiplied fast."""
+        """The same rows on a device; float64 becomes float32."""
         torch = require("torch", extra="torch")
-        stay = packed.scales is not None and _multiplies_bytes(torch.device(device))
-        dtype = torch.float16 if packed.values.dtype in (np.int8, np.float16) else torch.float32
-        values = torch.empty(packed.shape, dtype=torch.int8 if stay else dtype, device=device)
+        dtype = torch.float32 if packed.values.dtype == np.float64 else getattr(torch, packed.values.dtype.name)
+        values = torch.empty(packed.shape, dtype=dtype, device=device)
         for start in range(0, len(packed.values), _ROWS_PER_TRANSFER):
             rows = slice(start, start + _ROWS_PER_TRANSFER)
-            block = _moved(packed.values[rows], values)
-            if packed.scales is not None and not stay:
-                block = block.float() * _moved(packed.scales[rows, None], values)
-            values[rows] = block
-        return cls(values, _moved(packed.scales, values) if stay else None)
+            values[rows] = _moved(packed.values[rows], values)
+        return cls(values, None if packed.scales is None else _moved(packed.scales, values))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -100,14 +97,10 @@ class DeviceRows:
 
     def product(self, weights: FloatArray) -> Any:
         """Every row · weights: a float32 tensor on the device."""
-        torch = require("torch", extra="torch")
-        if self._scales is not None:
-            from adacur.approximation.int8_on_gpu import product
-
-            return product(torch, self._values, self._scales, _moved(weights, self._values, dtype="float32"))
         column = _moved(weights, self._values, dtype="float32")
-        # A block at a time: a product of halves would be rounded to halves, and a copy in float32 takes twice the room.
-        return torch.cat([block.float() @ column for block in self._values.split(_ROWS_PER_TRANSFER)])
+        fused = _fused_product() if self._values.is_cuda else None
+        product = fused(self._values, column) if fused else _product(self._values, column)
+        return product if self._scales is None else product * self._scales
 
     def products(self, weights: FloatArray) -> FloatArray:
         """The same for many weights, shape (weights, rows), on the host."""
@@ -121,12 +114,20 @@ def _moved(values: Any, beside: Any, *, dtype: str | None = None) -> Any:
     return require("torch", extra="torch").from_numpy(np.array(values, dtype=dtype)).to(beside.device)
 
 
-def _multiplies_bytes(device: Any) -> bool:
-    """Whether bytes are multiplied there as they are, in half the time of float16."""
-    if device.type != "cuda":
-        return False
+def _product(rows: Any, column: Any) -> Any:
+    """rows @ column in float32, a block at a time: a copy of all rows in float32 may not fit."""
+    torch = require("torch", extra="torch")
+    return torch.cat([block.float() @ column for block in rows.split(_ROWS_PER_TRANSFER)])
+
+
+@functools.cache
+def _fused_product() -> Any:
+    """The same in one pass over the rows, a third of the time on a GPU; None where torch cannot compile it."""
+    torch = require("torch", extra="torch")
+    product = torch.compile(lambda rows, column: (rows.float() * column).sum(1), dynamic=True)
     try:
-        from adacur.approximation.int8_on_gpu import runs_on
-    except ImportError:
-        return False
-    return runs_on(device)
+        product(torch.ones((3, 5), dtype=torch.int8, device="cuda"), torch.ones(5, device="cuda"))
+    except Exception:
+        # A C compiler may be missing.
+        return None
+    return product
