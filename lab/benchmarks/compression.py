@@ -19,7 +19,7 @@ from adacur import AdaCUR, AnchorIndex
 from adacur.approximation import GaussianModel
 from adacur.evaluation import top_k_recall
 from adacur.index import AnchorTable
-from adacur.search.settings import default_settings
+from adacur.search.tuned import default_settings
 
 BUDGETS, KS = (50, 100, 200, 500), (1, 10, 100)
 

@@ -26,8 +26,8 @@ from adacur import AdaCUR, AnchorIndex, Hits
 from adacur.approximation import GaussianModel, TopK
 from adacur.evaluation import bootstrap_interval
 from adacur.search import AdaptiveSearch, adaptive
-from adacur.search.settings import default_settings
 from adacur.search.stopping import SHORTLIST
+from adacur.search.tuned import default_settings
 
 RECALLS = np.array([0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0001])
 # So near 1 that only a search that cannot be wrong would stop.
@@ -49,7 +49,7 @@ class Watched(AdaptiveSearch):
         if len(exact) >= self._k and np.isfinite(spread):
             best = np.sort(exact)[-self._k : -self._k + 1 or None]
             positions, promising = self._prospects.best(
-                min(SHORTLIST, self._prospects.n_left),
+                min(SHORTLIST, np.count_nonzero(self._prospects.unscored)),
                 acquisition=TopK(),
                 stream=0,
                 without=np.empty(0, dtype=np.intp),

@@ -24,7 +24,7 @@ from adacur import AdaCUR, AnchorIndex
 from adacur.approximation import GaussianModel
 from adacur.evaluation import top_k_recall
 from adacur.first_stages import Matrix
-from adacur.search.settings import GaussianSettings, default_settings
+from adacur.search.tuned import GaussianSettings, default_settings
 from adacur.tuning import HeldOut
 from adacur.tuning.settings import Replays, choose_settings
 

@@ -25,7 +25,7 @@ from adacur.approximation import EmbeddingRegression, GaussianModel, Softmax, To
 from adacur.core.protocols import Acquisition
 from adacur.data import read_qrels
 from adacur.evaluation import bootstrap_interval, judged_quality, top_k_recall
-from adacur.search.settings import default_settings
+from adacur.search.tuned import default_settings
 from adacur_lab.experiments.held_out_splits import held_out_splits
 from adacur_lab.oracle import Oracle
 

@@ -52,7 +52,9 @@ def test_a_dry_run_knows_what_is_scored_already(tmp_path) -> None:
         return score(pairs)
 
     with pytest.raises(ScorerFailed):
-        adacur.build(ITEMS, ANCHORS, scorer=FunctionScorer(tired, name="score"), path=path, block_items=20, progress=False)
+        adacur.build(
+            ITEMS, ANCHORS, scorer=FunctionScorer(tired, name="score"), path=path, block_items=20, progress=False
+        )
     known = FunctionScorer(score, name="score")
     begun = cost(path, scorer=known)
     assert (begun.status, begun.pairs_done) == ("building", 3000)

@@ -137,7 +137,7 @@ def _show(tuning: Tuning) -> None:
 
 
 def _changes(tuning: Tuning) -> str:
-    from adacur.search.settings import default_settings
+    from adacur.search.tuned import default_settings
 
     usual = default_settings(tuning.k)
     changed = [

@@ -9,8 +9,7 @@ from adacur.search.plan import Filter, First, Plan
 from adacur.search.planning import SearchOptions, plan_search, search_options
 from adacur.search.refresh import Refreshed, refresh
 from adacur.search.search_log import SearchLog, SearchLogWarning
-from adacur.search.settings import GaussianSettings
-from adacur.search.tuned import Tuning, TuningWarning
+from adacur.search.tuned import GaussianSettings, Tuning, TuningWarning
 
 __all__ = [
     "ANNCUR",

@@ -10,20 +10,84 @@ from functools import partial
 import numpy as np
 
 from adacur.approximation import TopK, Uniform
-from adacur.core.arrays import BoolArray, FloatArray, IntArray
+from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
 from adacur.core.errors import InputError, ScoreCountError
-from adacur.core.protocols import Approximation, UncertainApproximation
+from adacur.core.protocols import Acquisition, Approximation, UncertainApproximation
 from adacur.core.ranking import best_positions
 from adacur.core.records import Query
 from adacur.core.results import Round, Trace
 from adacur.core.seeds import stream_key
 from adacur.search.plan import Plan
-from adacur.search.prospects import Prospects
 from adacur.search.stopping import SHORTLIST, expected_recall
 
-__all__ = ["AdaptiveSearch", "LockStep"]
+__all__ = ["RANKS_THAT_COUNT", "AdaptiveSearch", "LockStep", "Prospects"]
+
+# Beyond this rank the first stage does not influence what is scored next.
+RANKS_THAT_COUNT = 1000
+# A tenfold rank counts one step less, the first ten being much alike.
+_ALIKE = 10
+# Predictions in float32 that differ by less, relative to their height, differ by how they were rounded.
+_ROUNDING = 1e-6
+_RISE = np.log((_ALIKE + RANKS_THAT_COUNT) / (_ALIKE + np.arange(RANKS_THAT_COUNT)))
 
 _NONE: IntArray = np.empty(0, dtype=np.intp)
+
+
+class Prospects:
+    """The items that may still be scored for one query, and which of them are the most promising.
+
+    `candidates` are the first stage's positions, best first; `first_weight` is its weight beside the predictions. This
+    is the one place that reads predictions of all items, a row of them in memory or on a device. Where item vectors
+    live elsewhere, `best` is the question to ask there: the n best by prediction, without those scored.
+    """
+
+    def __init__(self, allowed: BoolArray, *, keys: KeyArray, candidates: IntArray, first_weight: float = 0.0) -> None:
+        self.unscored = allowed.copy()
+        self.keys = keys
+        self._candidates = candidates
+        self._first_weight = first_weight
+
+    def of_first_stage(self, n: int) -> IntArray:
+        """The first stage's best n that may still be scored."""
+        return self._candidates[self.unscored[self._candidates]][:n]
+
+    def best(
+        self, n: int, *, acquisition: Acquisition, stream: int, without: IntArray, predicted: FloatArray | None = None
+    ) -> tuple[IntArray, FloatArray]:
+        """At most n unscored positions as `acquisition` chooses them, and the raised predictions they were chosen by.
+
+        Without predictions, `acquisition` must not look at any.
+        """
+        unscored = self.unscored
+        if len(without):
+            unscored = unscored.copy()
+            unscored[without] = False
+        else:
+            # An acquisition must not be able to have an item scored twice.
+            unscored = unscored.view()
+            unscored.flags.writeable = False
+        raised = np.empty(0) if predicted is None else self._raised(predicted)
+        positions = acquisition.choose(raised, unscored=unscored, n=n, keys=self.keys, stream=stream)
+        return positions, raised if predicted is None else raised[positions]
+
+    def _raised(self, predicted: FloatArray) -> FloatArray:
+        """Predictions, higher by the logarithm of the first stage's rank, in units of their standard deviation."""
+        known = self._candidates[:RANKS_THAT_COUNT]
+        if not self._first_weight or not len(known):
+            return predicted
+        values = predicted[known]
+        with np.errstate(over="ignore", invalid="ignore"):
+            height = abs(float(values[0]))
+            spread = float(predicted.std(dtype=np.float64))
+        if spread <= _ROUNDING * height:
+            # Predictions that are all alike say nothing: the first stage alone leads.
+            spread = max(1.0, height)
+        unit = self._first_weight * spread
+        if not np.isfinite(unit):
+            return predicted
+        raised = predicted.copy()
+        raised[known] = values + (unit * _RISE[: len(known)]).astype(predicted.dtype)
+        return raised
 
 
 class AdaptiveSearch:
@@ -52,8 +116,10 @@ class AdaptiveSearch:
         self._k = k
         self._prospects = Prospects(allowed, keys=plan.item_keys, candidates=candidates, first_weight=plan.first_weight)
         if plan.pool is not None:
-            self._prospects.limit(self._topped_up(candidates[: plan.pool], plan.pool, "pool"))
-        affordable = min(plan.calls, self._prospects.n_left)
+            pool = self._topped_up(candidates[: plan.pool], plan.pool, "pool")
+            self._prospects.unscored[:] = False
+            self._prospects.unscored[pool] = True
+        affordable = min(plan.calls, int(self._prospects.unscored.sum()))
         self._sizes = plan.batch_sizes(affordable) if affordable else ()
         if len(self._sizes) > 1 and (plan.approximator is None or plan.acquisition is None):
             raise InputError("A search of more than one round needs an approximation and an acquisition.")
@@ -83,10 +149,10 @@ class AdaptiveSearch:
         self._predicted = predicted
         self._seconds = dict(seconds or {})
         if predicted is None:
-            chosen = self._prospects.next_of_first_stage(size)
+            chosen = self._prospects.of_first_stage(size)
         else:
             assert self._plan.acquisition is not None
-            chosen = self._prospects.next_of_first_stage(round(self._plan.first_share * size))
+            chosen = self._prospects.of_first_stage(round(self._plan.first_share * size))
             more, _ = self._prospects.best(
                 size - len(chosen),
                 acquisition=self._plan.acquisition,
@@ -107,18 +173,19 @@ class AdaptiveSearch:
         asked = self._asked[: len(scores)] if self._out_of_time else self._asked
         if len(scores) != len(asked):
             raise ScoreCountError(f"Tell one score per position: asked for {len(asked)}, got {len(scores)}.")
-        self._asked = None
-        self._prospects.mark_scored(asked)
+        self._asked, predicted = None, self._predicted
+        self._prospects.unscored[asked] = False
+        keeps = self._plan.keep_predictions == "all"
         if len(asked):
             self.rounds.append(
                 Round(
                     number=len(self.rounds) + 1,
                     positions=asked,
                     exact=scores,
-                    predicted=None if self._predicted is None else self._in_scores(self._predicted[asked]),
+                    predicted=None if predicted is None else self._in_scores(predicted[asked]),
                     # What is counted after this, such as the solve, belongs to the round as well.
                     seconds=self._seconds,
-                    all_predicted=self._all_predicted(),
+                    all_predicted=None if predicted is None or not keeps else self._in_scores(predicted.copy()),
                 )
             )
         return asked
@@ -143,7 +210,11 @@ class AdaptiveSearch:
         # Fewer than k are no top k.
         if len(exact) >= self._k:
             _, promising = self._prospects.best(
-                min(SHORTLIST, self._prospects.n_left), acquisition=TopK(), stream=0, without=_NONE, predicted=predicted
+                min(SHORTLIST, int(self._prospects.unscored.sum())),
+                acquisition=TopK(),
+                stream=0,
+                without=_NONE,
+                predicted=predicted,
             )
             best = np.sort(exact)[: -self._k - 1 : -1]
             recall = expected_recall(lambda some, ranks: chance_above(promising, some, ranks=ranks), best)
@@ -159,7 +230,7 @@ class AdaptiveSearch:
         positions = np.concatenate([round_.positions for round_ in self.rounds])
         exact = np.concatenate([round_.exact for round_ in self.rounds])
         numbers = np.repeat([round_.number for round_ in self.rounds], [len(one.positions) for one in self.rounds])
-        order = best_positions(exact, k, keys=self._prospects.keys_at(positions))
+        order = best_positions(exact, k, keys=self._prospects.keys[positions])
         return positions[order], exact[order], numbers[order]
 
     def trace(self, *, settings: dict[str, object], approximate_scores: FloatArray | None = None) -> Trace:
@@ -170,15 +241,10 @@ class AdaptiveSearch:
         elif self._out_of_time and n_scored < sum(self._sizes):
             stopped = "deadline"
         else:
-            stopped = "budget" if self._prospects.n_left else "exhausted"
+            stopped = "budget" if self._prospects.unscored.any() else "exhausted"
         return Trace(
             rounds=tuple(self.rounds), stopped=stopped, settings=settings, approximate_scores=approximate_scores
         )
-
-    def _all_predicted(self) -> FloatArray | None:
-        if self._plan.keep_predictions != "all" or self._predicted is None:
-            return None
-        return self._in_scores(self._predicted.copy())
 
     def _topped_up(self, chosen: IntArray, size: int, purpose: str) -> IntArray:
         """The chosen positions, and a uniform sample of the rest where they are too few."""

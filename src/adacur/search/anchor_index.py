@@ -27,9 +27,8 @@ from adacur.search import rounds
 from adacur.search.editing import Edit, edit_index
 from adacur.search.first_stages import stages_in_memory
 from adacur.search.plan import Plan
-from adacur.search.planning import SearchOptions, plan_search
+from adacur.search.planning import Reopen, SearchOptions, Snapshot, plan_search
 from adacur.search.search_log import SearchLog
-from adacur.search.snapshot import Reopen, Snapshot
 from adacur.search.tuned import Tuning
 
 __all__ = ["AnchorIndex"]
@@ -134,8 +133,9 @@ class AnchorIndex:
         - `filter`: a function of an item, or a collection of ids: only these items are scored.
         """
         plan = plan_search(self, k, **options)
+        queries = [query] if isinstance(query, Query | str) else query
         with self._searching(plan) as found:
-            found += rounds.search(plan, _several(query), k)
+            found += rounds.search(plan, queries, k)
         return found[0] if isinstance(query, Query | str) else found
 
     def search_iter(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Iterator[Hits]:
@@ -161,8 +161,9 @@ class AnchorIndex:
         """
         # The first search opens the scorer and the first stage, which may take seconds.
         plan = await asyncio.to_thread(plan_search, self, k, **options)
+        queries = [query] if isinstance(query, Query | str) else query
         with self._searching(plan) as found:
-            found += await rounds.asearch(plan, _several(query), k)
+            found += await rounds.asearch(plan, queries, k)
         return found[0] if isinstance(query, Query | str) else found
 
     async def asearch_iter(
@@ -318,7 +319,3 @@ class AnchorIndex:
         finally:
             if self._log is not None:
                 self._log.add(found, items=plan.items, card=plan.scorer.card)
-
-
-def _several(query: Query | str | Sequence[Query | str]) -> Sequence[Query | str]:
-    return [query] if isinstance(query, Query | str) else query

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 
@@ -11,9 +10,9 @@ from adacur.approximation.gaussian_features import rows_at
 from adacur.approximation.score_scale import ScoreScale
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import InputError
-from adacur.core.protocols import AnchorScores, Collection, Ranking
+from adacur.core.protocols import AnchorScores, Ranking
 
-__all__ = ["LISTED", "Fusion", "as_fusion", "listed_by"]
+__all__ = ["LISTED", "Fusion", "listed_by"]
 
 # The first stage's best are what it is asked about; further down it tells noise from noise.
 LISTED = 100
@@ -50,28 +49,11 @@ class Fusion:
         sample = ScoreScale.sample(anchors.items.keys, n_anchors=n_anchors)
         return cls(weight, ScoreScale.of(rows_at(anchors, sample), rarest=_RAREST))
 
-    @classmethod
-    def of(cls, scores: FloatArray, *, weight: float) -> Fusion:
-        """The same, from the anchor scores that a scale is made from."""
-        return cls(weight, ScoreScale.of(scores, rarest=_RAREST))
-
     def values(
         self, exact: FloatArray, positions: IntArray, *, listed: IntArray, listed_scores: FloatArray
     ) -> FloatArray:
         """What to order these positions by, given the first stage's list for the query, best first."""
         return np.asarray(self.scale.rarity(exact) + self.weight * _standing(positions, listed, listed_scores))
-
-
-def as_fusion(fuse: float | Fusion | None, index: Collection) -> Fusion | None:
-    """The fusion that is meant: a weight on the scale of the index's anchor scores, a fusion as it is, 0 for none."""
-    if not fuse:
-        return None
-    if isinstance(fuse, Fusion):
-        return fuse
-    # Not asked by the protocol: before Python 3.12 that would read the whole matrix.
-    if not hasattr(index, "anchor_queries"):
-        raise InputError("A weight to fuse with needs an index with anchor scores, which give it its scale.")
-    return Fusion.fit(cast("AnchorScores", index), weight=fuse)
 
 
 def listed_by(answer: Ranking, *, allowed: BoolArray) -> tuple[IntArray, FloatArray]:

@@ -16,7 +16,7 @@ from adacur.core.protocols import Acquisition, AnchorScores, Approximator, Colle
 from adacur.core.spelling import did_you_mean
 from adacur.index import AnchorTable
 from adacur.search.plan import KeepPredictions, Plan, stage_name
-from adacur.search.settings import GaussianSettings, default_settings
+from adacur.search.tuned import GaussianSettings, default_settings
 
 __all__ = [
     "ANNCUR",

@@ -18,9 +18,9 @@ from adacur.scorers.consent import check_consent, check_not_from_here
 from adacur.scorers.opening import is_function_name, scorer
 from adacur.search.anchor_index import AnchorIndex
 from adacur.search.first_stages import open_first_stages
+from adacur.search.planning import Reopen
 from adacur.search.search_log import SearchLog
 from adacur.search.shipped import wikivital_folder
-from adacur.search.snapshot import Reopen
 
 __all__ = ["load", "open_folder"]
 

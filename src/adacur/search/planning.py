@@ -1,22 +1,35 @@
-"""From an index and the options of a search to a plan."""
+"""From an index and the options of a search to a plan: the snapshot that plans are made of, and their making."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from adacur.approximation import EmbeddingRegression, GaussianModel
 from adacur.core.budget import Budget, check_k
-from adacur.core.errors import InputError
-from adacur.core.protocols import Scorer
-from adacur.first_stages import AnyStage
+from adacur.core.errors import InputError, UnknownName
+from adacur.core.protocols import AnchorScores, FirstStage, Scorer, ScorerCard, Vectors
+from adacur.core.spelling import did_you_mean
+from adacur.first_stages import FIRST_STAGES, AnyStage, Placed, Retriever, placed
+from adacur.index import Drift, IndexFolder, save_table
+from adacur.index.compressed import is_compressed, read_features
+from adacur.search.first_stages import save_first_stage
+from adacur.search.fusion import Fusion
 from adacur.search.methods import Exact, Method, method_named
 from adacur.search.plan import Filter, First, Plan
+from adacur.search.tuned import GaussianSettings, Tuning, nearest_tuning, read_tunings
 
 if TYPE_CHECKING:
     from adacur.search.anchor_index import AnchorIndex
 
-__all__ = ["SearchOptions", "plan_search", "search_options"]
+__all__ = ["Reopen", "SearchOptions", "Snapshot", "plan_search", "search_options"]
 
 _USUAL_CALLS = 100
+# A dual encoder is the better start where there is one; random needs nothing.
+_PREFERRED_FIRST = ("dense", "bm25")
 
 
 class SearchOptions(TypedDict, total=False):
@@ -96,3 +109,174 @@ def plan_search(
     )
     check_k(k) if isinstance(chosen, Exact) else spend.check_k(k)
     return chosen.plan(base, snapshot, k=k)
+
+
+@dataclass(frozen=True, slots=True)
+class Reopen:
+    """How to open the scorer and the first stages of another version of an index."""
+
+    scorer: Callable[[IndexFolder], tuple[Scorer, Drift | None]]
+    first: Callable[[IndexFolder], Mapping[str, Callable[[], FirstStage]]]
+
+
+class Snapshot:
+    """Anchor scores and first stages of one version; models and tunings are made or read when first used, once.
+
+    - `first`: first stages by name, or functions that open them;
+    - `home`: the folder of this version with its tunings and compressed features, where there is one;
+    - `device`: where "gaussian" searches predict, by torch's name.
+
+    A search stays on the snapshot that it began on, whatever becomes of the index.
+    """
+
+    def __init__(
+        self,
+        anchors: AnchorScores,
+        *,
+        first: Mapping[str, Any] | None = None,
+        home: Path | None = None,
+        device: str | None = None,
+    ) -> None:
+        self.anchors = anchors
+        self.home = anchors.home if isinstance(anchors, IndexFolder) else home
+        self._first = dict(first or {})
+        self._device = device
+        # Entered again by a model that needs a first stage.
+        self._lock = threading.RLock()
+        self._gaussian: GaussianModel | None = None
+        self._regression: EmbeddingRegression | None = None
+        self._fusion: Fusion | None = None
+        self._tunings: tuple[Tuning, ...] | None = None
+
+    @property
+    def named_stages(self) -> tuple[str, ...]:
+        """The first stages that this version has."""
+        return tuple(self._first)
+
+    @property
+    def first_stages(self) -> tuple[str, ...]:
+        """Names that `first=` accepts."""
+        return (*self._first, "random")
+
+    @property
+    def default_first(self) -> str:
+        """The first stage that searches start from where none is named."""
+        return next((name for name in _PREFERRED_FIRST if name in self._first), "random")
+
+    @property
+    def default_method(self) -> str:
+        """The method of searches where none is named: "rerank" where there is nothing to predict from."""
+        return "gaussian" if self.anchors.anchor_queries or "dense" in self._first else "rerank"
+
+    def stage(self, first: str | AnyStage | None) -> Placed | None:
+        """A first stage by name or as given; the default for None. None where a search starts at random."""
+        if first is None:
+            first = self.default_first
+        if not isinstance(first, str):
+            return placed(first, self.anchors.items)
+        # No first stage is needed to start at random: a search without candidates draws its own.
+        return None if first == "random" and "random" not in self._first else self.first_stage(first)
+
+    def first_stage(self, name: str) -> Placed:
+        """The first stage of this name, opened when first used."""
+        with self._lock:
+            if name not in self._first:
+                raise UnknownName(
+                    f"This index has no first stage {name!r}.{did_you_mean(name, self.first_stages)} It has: "
+                    f"{', '.join(self.first_stages)}. Others are chosen when the index is built. Unless it was changed "
+                    "since, the same `adacur build` with them named as well (--first bm25,dense) adds them, and no "
+                    "anchor query is scored again."
+                )
+            entry = self._first[name]
+            if not isinstance(entry, Placed):
+                stage = entry if isinstance(entry, Retriever) else entry()
+                entry = self._first[name] = placed(stage, self.anchors.items)
+            return entry
+
+    def item_vectors(self) -> Vectors | None:
+        """The item vectors of the dense first stage, where there is one that has them all."""
+        return self.first_stage("dense").vectors() if "dense" in self._first else None
+
+    def gaussian_model(self) -> GaussianModel:
+        """The Gaussian of the anchor scores and item vectors: from compressed features where there are any."""
+        with self._lock:
+            if self._gaussian is None:
+                if self.is_compressed and self.home is not None:
+                    vectors, features = self.item_vectors(), read_features(self.home, self.anchors)
+                    embed_queries = vectors.embed_queries if vectors else None
+                    self._gaussian = GaussianModel(embed_queries=embed_queries, features=features, device=self._device)
+                else:
+                    self._gaussian = self.uncompressed_model(device=self._device)
+            return self._gaussian
+
+    def uncompressed_model(self, *, device: str | None = None) -> GaussianModel:
+        """A Gaussian of the anchor scores themselves, compressed features or not."""
+        vectors = self.item_vectors()
+        if vectors is None:
+            return GaussianModel(device=device)
+        return GaussianModel(embeddings=vectors.all_rows(), embed_queries=vectors.embed_queries, device=device)
+
+    def embedding_regression(self) -> EmbeddingRegression:
+        """The regression on the dense first stage's vectors; an error where there are none."""
+        with self._lock:
+            if self._regression is None:
+                vectors = self.item_vectors()
+                if vectors is None or vectors.embed_queries is None:
+                    raise InputError(
+                        "Method 'axn' predicts from a dual encoder's vectors of all items, and this index has no such "
+                        f"first stage; it has: {', '.join(self.first_stages)}. Build it with first=['dense'] and an "
+                        "encoder, or pass approximator=EmbeddingRegression(…)."
+                    )
+                # One copy for both; compressed features hold none.
+                shared = None if self.is_compressed else self.gaussian_model().embeddings
+                embeddings = vectors.all_rows() if shared is None else shared
+                self._regression = EmbeddingRegression(embeddings, embed_queries=vectors.embed_queries)
+            return self._regression
+
+    def fusion(self, weight: float) -> Fusion:
+        """How to blend the first stage into the final order with this weight."""
+        with self._lock:
+            # What is learned from the anchor scores is the same for every weight.
+            if self._fusion is None:
+                self._fusion = Fusion.fit(self.anchors, weight=1.0)
+            return replace(self._fusion, weight=weight)
+
+    @property
+    def tunings(self) -> tuple[Tuning, ...]:
+        """What this version is tuned for, by k and budget."""
+        with self._lock:
+            if self._tunings is None:
+                queries = self.anchors.anchor_queries
+                self._tunings = () if self.home is None else read_tunings(self.home, anchor_queries=queries)
+            return self._tunings
+
+    @tunings.setter
+    def tunings(self, tunings: tuple[Tuning, ...]) -> None:
+        self._tunings = tunings
+
+    def tuned(self, *, k: int, budget: int, first: str | None) -> tuple[GaussianSettings, tuple[int, int]] | None:
+        """The settings tuned for about this k and budget, and the k and budget that they were tuned for."""
+        tuning = nearest_tuning(self.tunings, k=k, budget=budget, first=first)
+        return None if tuning is None else (tuning.settings, (tuning.k, tuning.budget))
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether the folder holds compressed features."""
+        return self.home is not None and is_compressed(self.home)
+
+    def save(self, path: Path, *, card: ScorerCard | None) -> None:
+        """Write this version to a new folder, with the first stages that can be saved."""
+        cells = self.anchors.exact_cells() if isinstance(self.anchors, IndexFolder) else None
+        if cells is not None and not cells.all():
+            # In a new folder predicted scores would pass for the scorer's.
+            raise InputError(f"Some scores of this index are predicted; copy its folder {self.home} instead.")
+        save_table(self.anchors, path, card=card)
+        for name in self._first:
+            stage = self.first_stage(name).stage
+            if stage is not None and stage.name in FIRST_STAGES:
+                save_first_stage(stage, path, name=name)
+
+    def reread(self) -> None:
+        """Forget what was read from the folder, which has been written to."""
+        with self._lock:
+            self._gaussian = self._regression = self._tunings = None

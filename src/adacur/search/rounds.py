@@ -18,18 +18,16 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 import numpy as np
 
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
-from adacur.core.errors import BudgetError, InputError
-from adacur.core.protocols import Scorer
+from adacur.core.errors import BudgetError, EmptyInput, InputError
+from adacur.core.protocols import Items, Ranking, Scorer
 from adacur.core.ranking import best_positions
 from adacur.core.records import Pair, Query, as_queries
 from adacur.core.results import Hits, Trace
 from adacur.core.scores import score_pairs
 from adacur.scorers.calling import ascore
-from adacur.search.adaptive import LockStep
-from adacur.search.candidates import allowed_by, candidates_of
+from adacur.search.adaptive import RANKS_THAT_COUNT, LockStep
 from adacur.search.fusion import LISTED, listed_by
-from adacur.search.plan import Plan
-from adacur.search.prospects import RANKS_THAT_COUNT
+from adacur.search.plan import Filter, Plan
 
 __all__ = ["JoinedSearch", "Rounds", "asearch", "asearch_iter", "search", "search_iter"]
 
@@ -39,6 +37,7 @@ _PREDICTIONS_AT_ONCE = 50_000_000
 _PAIRS_AT_ONCE = 200_000
 _SQUARES_AT_ONCE = 25_000_000
 _SHARE_OF_TIME_LEFT = 0.8
+_ITEMS_PER_FILTER_BLOCK = 4096
 
 
 def search(plan: Plan, queries: Sequence[Query | str], k: int) -> list[Hits]:
@@ -127,21 +126,21 @@ class Rounds:
         await asyncio.to_thread(self._accept, shares, scores, time.monotonic() - started)
         return True
 
-    def _next_pairs(self) -> list[tuple[JoinedSearch, list[Pair]]]:
-        """The pairs of the next call, by search: all that wait, or what the tightest deadline affords."""
+    def _next_pairs(self) -> list[tuple[_Group, list[Pair]]]:
+        """The pairs of the next call, by group: all that wait, or what the tightest deadline affords."""
         while self._arriving:
             self._under_way.append(self._arriving.popleft())
         self._under_way = [joined for joined in self._under_way if joined.advance()]
-        n_waiting = sum(joined.n_waiting for joined in self._under_way)
-        affordable = min((joined.affordable for joined in self._under_way), default=0)
-        share = min(1.0, affordable / max(1, n_waiting))
-        return [(joined, joined.next_pairs(max(1, int(share * joined.n_waiting)))) for joined in self._under_way]
+        groups = [joined.group for joined in self._under_way if joined.group is not None]
+        n_waiting = sum(len(group.waiting) for group in groups)
+        share = min(1.0, min((group.affordable for group in groups), default=0.0) / max(1, n_waiting))
+        return [(group, group.next_pairs(max(1, int(share * len(group.waiting))))) for group in groups]
 
-    def _accept(self, shares: Sequence[tuple[JoinedSearch, list[Pair]]], scores: FloatArray, seconds: float) -> None:
+    def _accept(self, shares: Sequence[tuple[_Group, list[Pair]]], scores: FloatArray, seconds: float) -> None:
         start = 0
-        for joined, pairs in shares:
+        for group, pairs in shares:
             end = start + len(pairs)
-            joined.accept(scores[start:end], seconds=seconds * len(pairs) / len(scores))
+            group.accept(scores[start:end], seconds=seconds * len(pairs) / len(scores))
             start = end
 
 
@@ -155,7 +154,7 @@ class JoinedSearch:
                 f"Only items of the pool are returned, so k must not exceed it; got k={k}, pool={plan.pool}."
             )
         everyone = as_queries(queries)
-        allowed = allowed_by(plan.filter, plan.items)
+        allowed = _allowed_by(plan.filter, plan.items)
         calls = min(plan.calls, len(plan.items))
         together = min(_PAIRS_AT_ONCE // calls, _PREDICTIONS_AT_ONCE // len(plan.items))
         together = max(1, min(together, _SQUARES_AT_ONCE // calls**2) if plan.approximator else together)
@@ -163,18 +162,18 @@ class JoinedSearch:
             _Group(plan, everyone[start : start + together], k, allowed=allowed, started=started)
             for start in range(0, len(everyone), together)
         )
-        self._group = next(self._groups, None)
+        self.group = next(self._groups, None)
         self._finished: list[Hits] = []
         self._has_left = False
 
     @property
     def has_news(self) -> bool:
         """Whether a round has ended since `hits` were last read."""
-        return self._group is not None and self._group.has_news
+        return self.group is not None and self.group.has_news
 
     def hits(self) -> list[Hits]:
         """The best k of each query so far; of queries in later groups none yet."""
-        return self._finished + ([] if self._group is None else self._group.hits())
+        return self._finished + ([] if self.group is None else self.group.hits())
 
     def leave(self) -> None:
         """Take no part in further steps."""
@@ -182,38 +181,15 @@ class JoinedSearch:
 
     def advance(self) -> bool:
         """Choose the next round's items where the last round has ended; False when the search has ended."""
-        while self._group is not None and not self._has_left:
-            if self._group.advance():
+        while self.group is not None and not self._has_left:
+            if self.group.advance():
                 return True
             following = next(self._groups, None)
             if following is None:
                 break
-            self._finished += self._group.hits()
-            self._group = following
+            self._finished += self.group.hits()
+            self.group = following
         return False
-
-    @property
-    def n_waiting(self) -> int:
-        """Pairs of this round that have no score yet."""
-        return len(self._under_way.waiting)
-
-    @property
-    def affordable(self) -> float:
-        """Pairs that the next call may hold for this search's deadline."""
-        return self._under_way.affordable
-
-    def next_pairs(self, n: int) -> list[Pair]:
-        """The next n pairs to score."""
-        return self._under_way.next_pairs(n)
-
-    def accept(self, scores: FloatArray, *, seconds: float) -> None:
-        """Scores of the pairs last handed out, and their share of the scorer's time."""
-        self._under_way.accept(scores, seconds)
-
-    @property
-    def _under_way(self) -> _Group:
-        assert self._group is not None
-        return self._group
 
 
 class _Group:
@@ -227,7 +203,7 @@ class _Group:
         if plan.approximator is not None and plan.anchors is not None:
             approximation = plan.approximator.begin(plan.anchors, queries)
         before = time.monotonic()
-        self._candidates, answers = candidates_of(plan.first, queries, n=_n_candidates(plan, allowed), allowed=allowed)
+        self._candidates, answers = _candidates_of(plan.first, queries, n=_n_candidates(plan, allowed), allowed=allowed)
         self._first_scores = [listed_by(answer, allowed=allowed)[1] for answer in answers if plan.fuse]
         self._first_seconds = time.monotonic() - before
         self._steps = LockStep(
@@ -258,7 +234,13 @@ class _Group:
             )
             if not self.waiting:
                 return False
-        self.affordable = self._affordable()
+        if self._plan.deadline is not None and not self._n_scored:
+            # One pair per query tells how fast the scorer is, and makes sure that there is an answer.
+            self.affordable = len(self._steps.searches)
+        elif self._plan.deadline is not None:
+            left = self._plan.deadline - (time.monotonic() - self._started)
+            per_pair = max(self._scorer_seconds / self._n_scored, 1e-9)
+            self.affordable = min(len(self.waiting), _SHARE_OF_TIME_LEFT * left / per_pair)
         if self.affordable < 1:
             self._steps.stop()
             self.waiting = []
@@ -273,7 +255,7 @@ class _Group:
         items = self._plan.items.at(int(self._asked[query][rank]) for query, rank in now)
         return [(self._steps.searches[query].query, item) for (query, _), item in zip(now, items, strict=True)]
 
-    def accept(self, scores: FloatArray, seconds: float) -> None:
+    def accept(self, scores: FloatArray, *, seconds: float) -> None:
         """Scores of the pairs last handed out."""
         self._scorer_seconds += seconds
         self._round_seconds += seconds
@@ -319,16 +301,6 @@ class _Group:
         self._steps.tell([np.array(scores) for scores in self._scores], seconds=self._round_seconds)
         self.has_news = True
 
-    def _affordable(self) -> float:
-        if self._plan.deadline is None:
-            return math.inf
-        if not self._n_scored:
-            # One pair per query tells how fast the scorer is, and makes sure that there is an answer.
-            return min(len(self.waiting), len(self._steps.searches))
-        left = self._plan.deadline - (time.monotonic() - self._started)
-        per_pair = max(self._scorer_seconds / self._n_scored, 1e-9)
-        return min(len(self.waiting), _SHARE_OF_TIME_LEFT * left / per_pair)
-
 
 def _n_candidates(plan: Plan, allowed: BoolArray) -> int:
     """How many of the first stage's best a search needs."""
@@ -338,3 +310,41 @@ def _n_candidates(plan: Plan, allowed: BoolArray) -> int:
     if plan.first_weight:
         n = max(n, min(RANKS_THAT_COUNT, n_allowed))
     return max(n, min(LISTED, n_allowed)) if plan.fuse else n
+
+
+def _candidates_of(
+    first: Placed | None, queries: Sequence[Query], *, n: int, allowed: BoolArray
+) -> tuple[list[IntArray], list[Ranking]]:
+    """The first stage's best n allowed positions per query, best first, and its answers."""
+    if first is None:
+        return [np.empty(0, dtype=np.intp) for _ in queries], []
+    k = n
+    while True:
+        answers = first.search(queries, k)
+        candidates = [positions[allowed[positions]] for positions, _ in answers]
+        short = any(
+            len(some) < n and len(answer.positions) >= k for some, answer in zip(candidates, answers, strict=True)
+        )
+        if not short or k >= len(allowed):
+            return candidates, answers
+        # The filter has left too few: ask for more.
+        k = min(4 * k, len(allowed))
+
+
+def _allowed_by(filter_: Filter | None, items: Items) -> BoolArray:
+    """Which items may be scored."""
+    if filter_ is None:
+        # One value seen many times: it takes no memory.
+        return np.broadcast_to(np.True_, len(items))
+    if isinstance(filter_, str):
+        raise InputError("A filter must be a function of an item or a collection of ids; got one text.")
+    allowed = np.zeros(len(items), dtype=np.bool_)
+    if callable(filter_):
+        for start in range(0, len(items), _ITEMS_PER_FILTER_BLOCK):
+            block = items.at(range(start, min(start + _ITEMS_PER_FILTER_BLOCK, len(items))))
+            allowed[start : start + len(block)] = [bool(filter_(item)) for item in block]
+    else:
+        allowed[items.positions(filter_)] = True
+    if not allowed.any():
+        raise EmptyInput("The filter leaves no item to search. Widen it.")
+    return allowed

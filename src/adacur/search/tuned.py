@@ -1,4 +1,4 @@
-"""Tunings stored with an index: the record, read and written whole, and the one that serves a search."""
+"""The settings of "gaussian" searches: the defaults, and tunings that are stored with an index."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from adacur.approximation import GaussianModel
 from adacur.core.errors import DamagedIndex, InputError, NewerFormat
 from adacur.core.records import Query
 from adacur.data.stored import read_json
 from adacur.index import locked
 from adacur.index.database import digest_texts
 from adacur.index.files import write_atomically
-from adacur.search.settings import GaussianSettings
 
 __all__ = [
     "TUNED",
     "Gain",
+    "GaussianSettings",
     "Prediction",
     "Tuning",
     "TuningWarning",
+    "default_settings",
     "nearest_tuning",
     "reach_of",
     "read_tunings",
@@ -44,6 +46,38 @@ _WORTH = 0.02
 
 class TuningWarning(UserWarning):
     """An index was tuned for other anchor queries than it has; the defaults are used."""
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianSettings:
+    """How `method="gaussian"` predicts and spends.
+
+    `noise`, `embedding_weight` and `locality` are the approximator's (`GaussianModel`; None: by the number of anchor
+    queries). `first_batch` is the first round's share of the budget (None: as much as any other), `first_share` the
+    first stage's share of each later round, and `first_weight` its say beside the predictions.
+    """
+
+    rounds: int = 5
+    noise: float = 0.3
+    embedding_weight: float | None = None
+    locality: float | None = None
+    first_batch: float | None = None
+    first_share: float = 0.0
+    first_weight: float = 0.25
+
+    def approximator(self, gaussian: GaussianModel) -> GaussianModel:
+        """This approximator with these settings."""
+        return gaussian.adjusted(noise=self.noise, embedding_weight=self.embedding_weight, locality=self.locality)
+
+
+def default_settings(k: int) -> GaussianSettings:
+    """Settings that do well on every collection tried, for the best k.
+
+    The fewer are wanted, the more the first stage is to be trusted: it is sharpest at the top.
+    """
+    if k <= 3:
+        return GaussianSettings(first_batch=0.3, first_share=0.2)
+    return GaussianSettings(first_batch=0.3) if k <= 30 else GaussianSettings()
 
 
 @dataclass(frozen=True, slots=True)

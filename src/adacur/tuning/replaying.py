@@ -16,7 +16,7 @@ from adacur.search import AnchorIndex
 from adacur.search.methods import AdaCUR
 from adacur.search.planning import SearchOptions, plan_search
 from adacur.search.rounds import search
-from adacur.search.settings import GaussianSettings
+from adacur.search.tuned import GaussianSettings
 from adacur.tuning.held_out import AnchorScorer, check_exact, columns_of
 
 __all__ = ["Replayable", "method_of", "replay", "replayed"]

@@ -17,12 +17,10 @@ from adacur.core.protocols import AnchorScores
 from adacur.first_stages import Placed
 from adacur.index import AnchorTable
 from adacur.search import AnchorIndex
-from adacur.search.adaptive import LockStep
+from adacur.search.adaptive import RANKS_THAT_COUNT, LockStep
 from adacur.search.plan import Plan, stage_name
 from adacur.search.planning import plan_search
-from adacur.search.prospects import RANKS_THAT_COUNT
-from adacur.search.settings import GaussianSettings, default_settings
-from adacur.search.tuned import Gain, Prediction, Tuning, store_tuning, with_tuning
+from adacur.search.tuned import Gain, GaussianSettings, Prediction, Tuning, default_settings, store_tuning, with_tuning
 from adacur.tuning.held_out import AnchorScorer, HeldOut, check_anchors, check_exact, exact_anchors
 from adacur.tuning.replaying import method_of, replayed
 

@@ -22,8 +22,15 @@ from adacur.first_stages import Matrix
 from adacur.index import AnchorTable, locked
 from adacur.scorers import MatrixScorer
 from adacur.search.planning import plan_search
-from adacur.search.settings import GaussianSettings, default_settings
-from adacur.search.tuned import Gain, Prediction, Tuning, nearest_tuning, store_tuning
+from adacur.search.tuned import (
+    Gain,
+    GaussianSettings,
+    Prediction,
+    Tuning,
+    default_settings,
+    nearest_tuning,
+    store_tuning,
+)
 from adacur.tuning import tune
 from adacur.tuning.held_out import HeldOut
 from adacur.tuning.settings import Replays, choose_settings
