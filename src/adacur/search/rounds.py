@@ -24,6 +24,7 @@ from adacur.core.ranking import best_positions
 from adacur.core.records import Pair, Query, as_queries
 from adacur.core.results import Hits, Trace
 from adacur.core.scores import score_pairs
+from adacur.first_stages import Placed
 from adacur.scorers.calling import ascore
 from adacur.search.adaptive import RANKS_THAT_COUNT, LockStep
 from adacur.search.fusion import LISTED, listed_by
