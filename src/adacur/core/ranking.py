@@ -1,12 +1,19 @@
-"""The best positions of a row of scores, the same whatever the order of the items."""
+"""The best positions of a row of scores, the same whatever the order of the items.
+
+There are two rules for ties, on purpose. A search gives ties to the smaller random key, so that items that the scorer
+saturates have equal chances. A first stage gives them to the smaller id: its order is shown to users, and engines
+outside this library can be told to keep it.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
 
-__all__ = ["best_positions"]
+__all__ = ["best_by_id", "best_positions"]
 
 
 def best_positions(values: FloatArray, n: int, *, keys: KeyArray) -> IntArray:
@@ -25,3 +32,13 @@ def best_positions(values: FloatArray, n: int, *, keys: KeyArray) -> IntArray:
         tied = tied[np.argpartition(keys[tied], n - len(above) - 1)[: n - len(above)]]
         chosen = np.concatenate([above, tied])
     return chosen[np.lexsort((keys[chosen], -values[chosen]))][:n]
+
+
+def best_by_id(scores: FloatArray, ids: Sequence[str], k: int) -> IntArray:
+    """Positions of the k highest scores, best first; ties go to the smaller id."""
+    candidates = np.arange(len(scores))
+    if k < len(scores):
+        cut = len(scores) - k
+        candidates = np.flatnonzero(scores >= np.partition(scores, cut)[cut])
+    names = np.array([ids[position] for position in candidates.tolist()], dtype=np.str_)
+    return candidates[np.lexsort((names, -scores[candidates]))[:k]]

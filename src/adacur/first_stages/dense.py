@@ -14,11 +14,12 @@ from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.budget import check_k
 from adacur.core.errors import DamagedIndex, EmptyInput, InputError
 from adacur.core.protocols import FirstStage, Ranking, Vectors
+from adacur.core.ranking import best_by_id
 from adacur.core.records import Item, Query, as_queries
 from adacur.data.stored import read_array
 from adacur.first_stages.encoders import Encoder, EncoderCard, check_same_encoder, read_card, reopen_encoder
 from adacur.first_stages.encoding import blocks_to_encode
-from adacur.first_stages.ranking import best_first, check_ids
+from adacur.first_stages.ranking import check_ids
 from adacur.first_stages.saved import read_ids, read_settings, unreadable_is_damage, write_ids, write_settings
 
 __all__ = ["Dense"]
@@ -178,7 +179,7 @@ class Dense(FirstStage):
         rankings = []
         for vector, shortlist in zip(vectors, self._shortlists(vectors, k), strict=True):
             scores = self._exact(vector, shortlist)
-            best = best_first(scores, [self._ids[position] for position in shortlist.tolist()], k)
+            best = best_by_id(scores, [self._ids[position] for position in shortlist.tolist()], k)
             rankings.append(Ranking(shortlist[best], scores[best]))
         return rankings
 

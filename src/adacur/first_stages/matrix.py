@@ -12,9 +12,10 @@ from adacur.core.arrays import FloatArray
 from adacur.core.budget import check_k
 from adacur.core.errors import InputError, UnknownName
 from adacur.core.protocols import FirstStage, Ranking
+from adacur.core.ranking import best_by_id
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.scores import check_grid
-from adacur.first_stages.ranking import best_first, check_ids
+from adacur.first_stages.ranking import check_ids
 
 __all__ = ["Matrix"]
 
@@ -50,7 +51,7 @@ class Matrix(FirstStage):
                 "Search with the Query records it was made with: a plain text gets an id of its own."
             )
         row = self._scores[self._rows[query.id]]
-        best = best_first(row, self._ids, k)
+        best = best_by_id(row, self._ids, k)
         return Ranking(best, np.asarray(row[best]))
 
     @classmethod

@@ -8,9 +8,10 @@ from typing import Any
 
 from adacur.core.budget import check_k
 from adacur.core.protocols import FirstStage, Ranking
+from adacur.core.ranking import best_by_id
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.seeds import item_keys, stream_key, uniform
-from adacur.first_stages.ranking import best_first, check_ids
+from adacur.first_stages.ranking import check_ids
 from adacur.first_stages.saved import read_ids, read_settings, unreadable_is_damage, write_settings
 
 __all__ = ["Random"]
@@ -51,7 +52,7 @@ class Random(FirstStage):
 
     def _search(self, query: Query, k: int) -> Ranking:
         draws = uniform(stream_key(self._seed, "random", query.id), self._keys)
-        best = best_first(draws, self._ids, k)
+        best = best_by_id(draws, self._ids, k)
         return Ranking(best, draws[best])
 
     def save(self, folder: str | Path) -> None:

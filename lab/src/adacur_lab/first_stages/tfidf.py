@@ -13,9 +13,10 @@ from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.budget import check_k
 from adacur.core.errors import DamagedIndex, EmptyInput, InputError, UnknownName
 from adacur.core.protocols import FirstStage, Ranking
+from adacur.core.ranking import best_by_id
 from adacur.core.records import Item, Query, as_queries
 from adacur.data.stored import read_array, read_json
-from adacur.first_stages.ranking import best_first, check_ids
+from adacur.first_stages.ranking import check_ids
 from adacur.first_stages.saved import read_ids, read_settings, unreadable_is_damage, write_settings
 
 __all__ = ["TfIdf"]
@@ -147,7 +148,7 @@ class TfIdf(FirstStage):
                 raise DamagedIndex(
                     f"The TF-IDF files name an item that is not there ({error}). Build it again."
                 ) from error
-        best = best_first(scores, self._ids, min(k, int(np.count_nonzero(scores > 0))))
+        best = best_by_id(scores, self._ids, min(k, int(np.count_nonzero(scores > 0))))
         return Ranking(best, scores[best].astype(np.float32))
 
     def save(self, folder: str | Path) -> None:
