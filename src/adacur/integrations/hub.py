@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -105,10 +104,12 @@ def from_pretrained(
     the index, and opens one that is a function or a service only if it is given, or with `trust=True`.
 
     - `revision`: a branch, a tag or a commit;
-    - `folder`: a new folder to copy the index into, where it can be changed;
+    - `folder`: a new folder to fetch the index into, where it can be changed;
     - `token`, `local_files_only`: as in `huggingface_hub`.
     """
     hub = require("huggingface_hub", extra="hub")
+    if folder is not None and Path(folder).exists() and any(Path(folder).iterdir()):
+        raise IndexMismatch(f"{folder} is in use already. Choose a new folder.")
     try:
         snapshot = hub.snapshot_download(
             repo,
@@ -116,6 +117,7 @@ def from_pretrained(
             revision=revision,
             token=token,
             local_files_only=local_files_only,
+            local_dir=folder,
             # No file of an index is hidden, and a hidden one could have its scores read from elsewhere.
             ignore_patterns=[".*", "*/.*"],
             library_name="adacur",
@@ -123,13 +125,10 @@ def from_pretrained(
         )
     except Exception as error:
         raise FetchError(f"{repo}{f' at {revision}' if revision else ''} cannot be fetched. {error}") from error
-    if folder is None:
-        index = load(snapshot, **options)
-        # A snapshot is named after its commit, so it must not change.
-        index.is_read_only = True
-        return index
-    _copy(Path(snapshot), Path(folder))
-    return load(folder, **options)
+    index = load(snapshot, **options)
+    # A snapshot in the cache is named after its commit, so it must not change.
+    index.is_read_only = folder is None
+    return index
 
 
 @contextlib.contextmanager
@@ -147,17 +146,6 @@ def _folder_of(index: AnchorIndex | str | Path) -> Iterator[IndexFolder]:
             yield folder
         finally:
             folder.release()
-
-
-def _copy(snapshot: Path, target: Path) -> None:
-    """Copy the files that a snapshot links to; the folder has its name once it is complete."""
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise IndexMismatch(f"{target} is in use already. Choose a new folder.")
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as partial:
-        shutil.copytree(snapshot, Path(partial) / "index")
-        if target.exists():
-            target.rmdir()
-        os.replace(Path(partial) / "index", target)
 
 
 def _check_is_index(api: Any, place: dict[str, str], revision: str, there: set[str]) -> None:
@@ -193,12 +181,8 @@ def _card(folder: IndexFolder, *, repo: str, license_: str | None, about: str | 
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
     front = f"license: {json.dumps(license_)}\n" if license_ else ""
     return f"""---
-{front}tags:
-- adacur
-- cross-encoder
-- text-retrieval
-task_categories:
-- text-retrieval
+{front}tags: [adacur, cross-encoder, text-retrieval]
+task_categories: [text-retrieval]
 viewer: false
 ---
 

@@ -139,15 +139,14 @@ def _description(index: AnchorIndex, about: str | None) -> str:
 
 
 def _arguments(*, k: int, budget: int, max_budget: int) -> dict[str, Any]:
-    def number(what: str, default: int) -> dict[str, Any]:
-        return {"type": "integer", "minimum": 1, "maximum": max_budget, "default": default, "description": what}
-
+    number = {"type": "integer", "minimum": 1, "maximum": max_budget}
+    spend = "Scorer calls to spend: more find more of the best items, and take longer."
     return {
         "type": "object",
         "properties": {
             "query": {"type": "string", "minLength": 1, "description": "What to find."},
-            "k": number("How many items to return, at most the budget.", k),
-            "budget": number("Scorer calls to spend: more find more of the best items, and take longer.", budget),
+            "k": {**number, "default": k, "description": "How many items to return, at most the budget."},
+            "budget": {**number, "default": budget, "description": spend},
         },
         "required": ["query"],
         "additionalProperties": False,

@@ -1,9 +1,8 @@
-"""PyTerrier: an index as a transformer and an artifact, and scorer caches as anchor scores."""
+"""PyTerrier: an index as a transformer and an artifact, and the scores of its scorer caches."""
 
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,21 +13,17 @@ import numpy as np
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import EmptyInput, FileFormatError, InputError, UnknownName
 from adacur.core.extras import require
-from adacur.core.protocols import FirstStage
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.results import Hits
-from adacur.first_stages.opening import encoder as open_encoder
-from adacur.index import AnchorTable, IndexFolder, check_scorer, save_table, write_manifest
+from adacur.index import IndexFolder
 from adacur.index.copying import version_files
 from adacur.index.object_store import refuse_url
-from adacur.scorers import scorer as open_scorer
 from adacur.search import AnchorIndex, First, load, search_options
-from adacur.search.first_stages import add_first_stages, check_first_stages
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Adacur", "import_scorer_cache"]
+__all__ = ["Adacur", "cached_scores"]
 
 pt: Any = require("pyterrier", extra="pyterrier")
 
@@ -158,91 +153,31 @@ def _frame(queries: pd.DataFrame, answers: Sequence[Hits], *, fused: bool) -> pd
     return others.iloc[rows].reset_index(drop=True).assign(**columns, **({"exact": exact} if fused else {}))
 
 
-def import_scorer_cache(
-    cache: Any,
-    items: Iterable[Item],
-    queries: Iterable[Query | str],
-    *,
-    path: str | Path,
-    scorer: Any = None,
-    first: Sequence[str | FirstStage] = ("bm25",),
-    encoder: Any = None,
-    skip_incomplete: bool = False,
-) -> AnchorIndex:
-    """Make an index of a `pyterrier_caching.Hdf5ScorerCache` (or its folder), without scoring anything again.
+def cached_scores(cache: Any, items: Sequence[Item], queries: Sequence[Query | str]) -> FloatArray:
+    """The scores in a `pyterrier_caching.Hdf5ScorerCache` (or its folder): (queries, items), NaN where missing.
 
-    A cache knows queries by a hash of their text and documents by their docno, so both are given: `queries` with the
-    very texts that were scored, and `items`, all of which the cache must have.
-
-    - `path`, `first`, `encoder`: as in `adacur.build`;
-    - `scorer`: if given, 32 calls make sure that the cached scores are its scores;
-    - `skip_incomplete`: leave out queries without a score for every item, instead of refusing them.
+    An index of them costs no scorer call: `AnchorIndex.from_arrays(items=…, anchor_queries=…, scores=…).save(path)`.
+    A cache knows queries by a hash of their text, so `queries` must have the very texts that were scored, and
+    documents by their docno, the ids of `items`.
     """
-    dual = open_encoder(encoder)
-    check_first_stages(first, encoder=dual)
-    items, anchors = list(items), as_queries(queries)
-    scores = _cached_scores(Path(getattr(cache, "path", cache)), items, anchors)
-    complete = _complete(scores, anchors, skip_incomplete=skip_incomplete)
-    opened = None if scorer is None else open_scorer(scorer)
-    table = AnchorTable.from_arrays(
-        items=items, anchor_queries=[anchors[row] for row in complete], scores=scores[complete]
-    )
-    folder = save_table(table, path)
-    try:
-        if opened is not None:
-            # Before the manifest names it: a scorer of that name would not be checked.
-            check_scorer(folder, opened)
-            write_manifest(folder.path, replace(folder.manifest, scorer=opened.card))
-        add_first_stages(first, items=folder.items, path=folder.path, encoder=dual)
-        return load(path, scorer=opened, encoder=dual, check=False)
-    except BaseException:
-        folder.release()
-        shutil.rmtree(folder.path, ignore_errors=True)
-        raise
-
-
-def _cached_scores(cache: Path, items: Sequence[Item], anchors: Sequence[Query]) -> FloatArray:
-    """Scores of shape (queries, items), NaN where there is none."""
-    for file in ("data.h5", "docnos.npids"):
-        if not (cache / file).is_file():
-            raise FileFormatError(f"{cache} is not the folder of an Hdf5ScorerCache: it has no {file}.")
     h5py, npids = require("h5py", extra="pyterrier"), require("npids", extra="pyterrier")
-    docnos = npids.Lookup(cache / "docnos.npids")
+    folder, texts = Path(getattr(cache, "path", cache)), [query.text for query in as_queries(queries)]
+    for file in ("data.h5", "docnos.npids"):
+        if not (folder / file).is_file():
+            raise FileFormatError(f"{folder} is not the folder of an Hdf5ScorerCache: it has no {file}.")
     if not items:
         raise EmptyInput("There are no items. Give those that the cache has scores of.")
-    columns = np.asarray(docnos.inv[np.array([item.id for item in items])])
+    columns = np.asarray(npids.Lookup(folder / "docnos.npids").inv[np.array([item.id for item in items])])
     if (unknown := np.flatnonzero(columns < 0)).size:
         raise UnknownName(
             f"Item ids must be docnos of the cache; {len(unknown)} of {len(items)} are not, the first "
             f"{items[int(unknown[0])].id!r}. Give only items that the cache was built for."
         )
-    scores = np.empty((len(anchors), len(items)), dtype=np.float32)
-    with h5py.File(cache / "data.h5", "r") as rows:
-        names = [hashlib.sha256(query.text.encode()).hexdigest() for query in anchors]
-        if absent := [query for query, name in zip(anchors, names, strict=True) if name not in rows]:
+    with h5py.File(folder / "data.h5", "r") as rows:
+        names = {text: hashlib.sha256(text.encode()).hexdigest() for text in texts}
+        if missing := [text for text in texts if names[text] not in rows]:
             raise UnknownName(
-                f"{cache} has no scores for {len(absent)} of {len(anchors)} queries, the first {absent[0].text!r}. "
-                f"It holds {len(rows)} queries, by a hash of their text: give each as it was in the column 'query'."
+                f"{folder} has no scores for {len(missing)} of {len(texts)} queries, the first {missing[0]!r}. It "
+                f"holds {len(rows)} queries, by a hash of their text: give each as it was in the column 'query'."
             )
-        for row, name in enumerate(names):
-            scores[row] = rows[name][:][columns]
-    return scores
-
-
-def _complete(scores: FloatArray, anchors: Sequence[Query], *, skip_incomplete: bool) -> list[int]:
-    """The rows without a gap; refuses the others unless they are to be skipped."""
-    missing = np.isnan(scores).sum(axis=1)
-    gaps = np.flatnonzero(missing)
-    n_items = scores.shape[1]
-    if len(gaps) == len(anchors):
-        raise EmptyInput(
-            f"An index needs a query with the scores of all {n_items} items, and none of the {len(anchors)} given has "
-            "them. Score the whole collection for some: cache.score_all(dataset)."
-        )
-    if len(gaps) and not skip_incomplete:
-        raise InputError(
-            f"{len(gaps)} of {len(anchors)} queries have no score for some items; {anchors[int(gaps[0])].text!r} lacks "
-            f"{missing[gaps[0]]} of {n_items}. Score the rest (cache.score_all(dataset)), or leave such queries out "
-            "(skip_incomplete=True)."
-        )
-    return np.flatnonzero(missing == 0).tolist()
+        return np.array([rows[names[text]][:][columns] for text in texts], dtype=np.float32)

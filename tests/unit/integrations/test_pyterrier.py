@@ -16,10 +16,10 @@ from pyterrier_caching import Hdf5ScorerCache
 
 import adacur
 from adacur import AdaCUR, AnchorIndex, First, Item
-from adacur.core.errors import EmptyInput, FileFormatError, InputError, NotTrusted, UnknownName, WrongScorer
-from adacur.integrations.pyterrier import Adacur, import_scorer_cache
+from adacur.core.errors import EmptyInput, FileFormatError, InputError, NotTrusted, UnknownName
+from adacur.integrations.pyterrier import Adacur, cached_scores
 from tests.editing import Edited
-from tests.living_world import Counted, build, item, query, score
+from tests.living_world import build, item, query, score
 
 ITEMS = [item(number) for number in range(150)]
 ANCHORS = [query(number) for number in range(24)]
@@ -263,57 +263,27 @@ def cache(tmp_path: Path) -> Hdf5ScorerCache:
 
 
 def test_a_scorer_cache_becomes_an_index_without_scoring_anything_again(cache: Hdf5ScorerCache, tmp_path: Path) -> None:
-    scorer = Counted()
+    built = build(tmp_path / "built.adacur", ITEMS, ANCHORS)
 
-    index = import_scorer_cache(cache, ITEMS, ANCHORS[:-3], path=tmp_path / "imported.adacur", scorer=scorer)
+    scores = cached_scores(cache, ITEMS, ANCHORS)
 
-    assert scorer.calls == 32
-    built = build(tmp_path / "built.adacur", ITEMS, ANCHORS[:-3])
-    np.testing.assert_array_equal(index.matrix, built.matrix)
-    assert index.search("a heavy ship", k=5, budget=40).ids == built.search("a heavy ship", k=5, budget=40).ids
+    complete = ~np.isnan(scores).any(axis=1)
+    assert complete.tolist() == [True] * 21 + [False] * 3
+    np.testing.assert_array_equal(scores[~np.isnan(scores)], built.matrix.T[~np.isnan(scores)])
+    kept = [query for query, whole in zip(ANCHORS, complete, strict=True) if whole]
+    index = AnchorIndex.from_arrays(items=ITEMS, anchor_queries=kept, scores=scores[complete], scorer=score)
+    index.save(tmp_path / "imported.adacur")
     assert adacur.verify(tmp_path / "imported.adacur").ok
-    reopened = adacur.load(tmp_path / "imported.adacur", scorer=score)
-    assert reopened.card == index.card
-    assert reopened.first_stages == ("bm25", "random")
+    # A cache is read from its folder and by texts too.
+    np.testing.assert_array_equal(cached_scores(str(cache.path), ITEMS[:50], [ANCHORS[0].text]), scores[:1, :50])
 
 
-def test_a_cache_is_imported_from_its_folder_and_by_texts(cache: Hdf5ScorerCache, tmp_path: Path) -> None:
-    texts = [query.text for query in ANCHORS[:5]]
-
-    index = import_scorer_cache(str(cache.path), ITEMS[:50], texts, path=tmp_path / "i.adacur")
-
-    assert index.matrix.shape == (50, 5)
-    assert [query.text for query in index.anchor_queries] == texts
-    with pytest.raises(InputError, match="does not say how to open its scorer"):
-        index.search("a heavy ship")
-
-
-def test_queries_with_missing_scores_are_refused_or_skipped(cache: Hdf5ScorerCache, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"3 of 24 queries .* lacks \d+ of 150"):
-        import_scorer_cache(cache, ITEMS, ANCHORS, path=tmp_path / "refused.adacur")
-    assert not (tmp_path / "refused.adacur").exists()
-
-    skipped = import_scorer_cache(cache, ITEMS, ANCHORS, path=tmp_path / "skipped.adacur", skip_incomplete=True)
-    assert [query.id for query in skipped.anchor_queries] == [query.id for query in ANCHORS[:-3]]
-    assert skipped.exact_cells() is None
-
-
-def test_the_scores_of_another_scorer_are_not_imported(cache: Hdf5ScorerCache, tmp_path: Path) -> None:
-    with pytest.raises(WrongScorer):
-        import_scorer_cache(
-            cache, ITEMS, ANCHORS[:5], path=tmp_path / "i.adacur", scorer=lambda pairs: [len(text) for _, text in pairs]
-        )
-    assert not (tmp_path / "i.adacur").exists()
-
-
-def test_what_a_cache_does_not_hold_is_told(cache: Hdf5ScorerCache, tmp_path: Path) -> None:
-    path = tmp_path / "i.adacur"
+def test_scores_that_a_cache_does_not_hold_are_named(cache: Hdf5ScorerCache, tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match=r"1 of 2 .*'never asked'"):
-        import_scorer_cache(cache, ITEMS, [ANCHORS[0], "never asked"], path=path)
+        cached_scores(cache, ITEMS, [ANCHORS[0], "never asked"])
     with pytest.raises(UnknownName, match=r"1 of 151 .*'new'"):
-        import_scorer_cache(cache, [*ITEMS, Item("new", "a new thing")], ANCHORS[:2], path=path)
-    with pytest.raises(EmptyInput, match="none of the 3"):
-        import_scorer_cache(cache, ITEMS, ANCHORS[-3:], path=path, skip_incomplete=True)
+        cached_scores(cache, [*ITEMS, Item("new", "a new thing")], ANCHORS[:2])
+    with pytest.raises(EmptyInput):
+        cached_scores(cache, [], ANCHORS[:2])
     with pytest.raises(FileFormatError, match=r"data\.h5"):
-        import_scorer_cache(tmp_path, ITEMS, ANCHORS[:2], path=path)
-    assert not path.exists()
+        cached_scores(tmp_path, ITEMS, ANCHORS[:2])
