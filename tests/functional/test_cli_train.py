@@ -181,10 +181,10 @@ def test_a_trained_dual_encoder_is_the_encoder_of_an_index_and_the_first_stage_o
     again = train(folder, "mined", *QUICK, "--first", "dual", "--epochs", 1)
     assert again.code == 0, again
     # However its path is written, it is the same first stage; trained anew it is another.
-    assert settings(folder / "mined")["first"] == str((folder / "dual").resolve())
+    assert settings(folder / "mined")["first_settings"]["encoder"]["source"] == str((folder / "dual").resolve())
     shutil.rmtree(folder / "dual")
     assert train(folder, "dual", *tiny, "--set", "seed=1", what="dual-encoder").code == 0
-    train(folder, "mined", *QUICK, "--first", "dual", "--epochs", 1).refused("first_weights")
+    train(folder, "mined", *QUICK, "--first", "dual", "--epochs", 1).refused("encoder")
 
 
 def test_a_dual_encoder_is_distilled_from_an_index_without_a_scorer(folder: Path) -> None:

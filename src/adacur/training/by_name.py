@@ -14,7 +14,6 @@ from adacur.core.errors import InputError, UnknownName, UnknownOption
 from adacur.core.extras import require
 from adacur.core.protocols import Items
 from adacur.core.records import Item, ItemList, Query
-from adacur.core.results import Hits
 from adacur.core.spelling import did_you_mean
 from adacur.data import (
     JudgedCollection,
@@ -27,13 +26,13 @@ from adacur.data import (
     read_queries,
     split_queries,
 )
-from adacur.first_stages import BM25, Dense, as_hits
+from adacur.first_stages import BM25, Dense
 from adacur.first_stages.opening import encoder
 from adacur.scorers import scorer
 from adacur.search import load
 from adacur.training import dual_encoder
 from adacur.training.cross_encoder import train_cross_encoder
-from adacur.training.run_folder import Trained, check_may_write, model_hash
+from adacur.training.run_folder import Trained, check_may_write
 from adacur.training.settings import TowerOptions, TrainingSettings
 from adacur.training.teacher_scores import TeacherScores
 
@@ -53,8 +52,6 @@ _TOWERS = [field.name for field in fields(TowerOptions)]
 _OBJECTS = ("settings", "teachers", "towers", "progress")
 _OTHERS = {"cross-encoder": ["teacher"], "dual-encoder": _TOWERS}
 _OTHERS["distill"] = [*_TOWERS, "teacher", "first", "queries", "top"]
-_STAGES = ("bm25", "dense")
-_IR_DATASETS = "irds:"
 
 
 def options_of(kind: str) -> list[str]:
@@ -100,7 +97,7 @@ def train(kind: str, data: str, out: Path, options: Mapping[str, Any], *, progre
     _log.info("%s: %s items, %s judged queries.", data, f"{len(collection.items):,}", f"{len(collection.judged):,}")
     first = given.pop("first", "bm25")
     is_mined = kind == "cross-encoder" or (first != "none" and given.get("negatives") != 0)
-    given["first"] = _Stage(first, collection.items) if is_mined else None
+    given["first"] = _first_stage(first, collection.items) if is_mined else None
     if kind == "cross-encoder":
         given["teachers"] = [scorer(name) for name in _listed(given.pop("teacher", ()))]
     usual = inspect.signature(KINDS[kind]).parameters["settings"].default
@@ -139,7 +136,7 @@ def _taught(
     cache = out / "training" / "teachers.sqlite"
     cache.parent.mkdir(parents=True, exist_ok=True)
     teachers = [scorer(name) for name in _listed(teacher)]
-    stage = _Stage(first or "bm25", items.at(range(len(items))))
+    stage = _first_stage(first or "bm25", items.at(range(len(items))))
     scores = TeacherScores.from_scorers(
         teachers, chosen, items, first=stage, top=min(top or 100, len(items)), cache=cache, progress=progress
     )
@@ -169,8 +166,8 @@ def _collection(data: str, *, split: str | None, number: int | None, seed: int) 
     folder = Path(data)
     if split is not None and not folder.is_dir():
         raise InputError(f"split names the judgements of a BEIR folder; {data} is not a folder.")
-    if data.startswith(_IR_DATASETS):
-        collection = from_ir_datasets(data.removeprefix(_IR_DATASETS))
+    if data.startswith("irds:"):
+        collection = from_ir_datasets(data.removeprefix("irds:"))
     elif folder.exists():
         # Judgements of a test are learnt from only where there are no others.
         has_train = (folder / "qrels" / "train.tsv").is_file() or (folder / "qrels.train.tsv").is_file()
@@ -194,29 +191,12 @@ def _sample(queries: Sequence[Query], n: int | None, *, seed: int) -> Sequence[Q
     return queries if n is None else split_queries(queries, anchors=0, test=min(n, len(queries)), seed=seed).test
 
 
-class _Stage:
-    """A first stage that is built when it is first searched: a run that is finished never searches it."""
-
-    def __init__(self, name: str, items: Sequence[Item]) -> None:
-        if name not in _STAGES and name not in names() and not Path(name).exists() and "/" not in name:
-            raise UnknownName(
-                f"There is no first stage {name!r}.{did_you_mean(name, _STAGES)} Choose {', '.join(_STAGES)}, or give "
-                "the folder or hub name of a dual encoder."
-            )
-        # The same encoder, however its path is written.
-        is_folder = name not in (*_STAGES, *names()) and Path(name).exists()
-        self.name = str(Path(name).resolve()) if is_folder else name
-        self.weights = model_hash(Path(name)) if is_folder else None
-        self._items = items
-        self._built: BM25 | Dense | None = None
-
-    def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
-        """The best k for each query."""
-        if self._built is None:
-            dual = _DEFAULT_ENCODER if self.name == "dense" else self.name
-            self._built = (
-                BM25.build(self._items)
-                if self.name == "bm25"
-                else Dense.build(self._items, encoder=encoder(dual), progress=True)
-            )
-        return as_hits(queries, self._built.search(queries, k), self._built.ids)
+def _first_stage(name: str, items: Sequence[Item]) -> BM25 | Dense:
+    if name == "bm25":
+        return BM25.build(items)
+    if name not in ("dense", *names()) and not Path(name).exists() and "/" not in name:
+        raise UnknownName(
+            f"There is no first stage {name!r}.{did_you_mean(name, ['bm25', 'dense'])} Choose bm25, dense, or the "
+            "folder or hub name of a dual encoder."
+        )
+    return Dense.build(items, encoder=encoder(_DEFAULT_ENCODER if name == "dense" else name), progress=True)

@@ -13,6 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from adacur.core.errors import InputError
+from adacur.core.protocols import FirstStage
 from adacur.first_stages import AnyStage
 from adacur.scorers.cross_encoders.weights import weights_hash
 
@@ -167,13 +168,13 @@ def facts_of_base(base: str | Path, folder: Path, *, out: str | Path) -> dict[st
     return {"base": str(folder.resolve() if Path(base).is_dir() else base), "base_weights": model_hash(folder)}
 
 
-def facts_of_first(first: AnyStage | None) -> dict[str, str | None]:
-    """The identity of the first stage in `made_from`: its name and, where it has one, the hash of its `weights`."""
-    if first is None:
-        return {"first": None}
-    weights = getattr(first, "weights", None)
-    name = getattr(first, "name", type(first).__name__)
-    return {"first": name} | ({} if weights is None else {"first_weights": weights})
+def facts_of_first(first: AnyStage | None) -> dict[str, Any]:
+    """The identity of the first stage in `made_from`: its name and settings, with the weights of an encoder."""
+    settings = first.settings() if isinstance(first, FirstStage) else None
+    return {
+        "first": None if first is None else getattr(first, "name", type(first).__name__),
+        "first_settings": settings,
+    }
 
 
 def model_hash(folder: Path) -> str:

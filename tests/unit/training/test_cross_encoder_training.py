@@ -231,10 +231,10 @@ def test_a_model_is_not_written_into_the_one_that_it_starts_from(tmp_path) -> No
 
 def test_a_first_stage_with_other_weights_is_not_gone_on_with(tmp_path, base) -> None:
     before, retrained = first(collection()), first(collection())
-    before.weights, retrained.weights = "1", "2"  # type: ignore[attr-defined]
+    before.settings, retrained.settings = lambda: {"weights": "1"}, lambda: {"weights": "2"}  # type: ignore[method-assign]
     train(tmp_path / "model", base, first=before, settings=replace(QUICK, epochs=1))
     train(tmp_path / "model", base, first=before, settings=replace(QUICK, epochs=1))
-    with pytest.raises(InputError, match="first_weights '1', now '2'"):
+    with pytest.raises(InputError, match="weights '1', now '2'"):
         train(tmp_path / "model", base, first=retrained, settings=replace(QUICK, epochs=1))
 
 

@@ -119,8 +119,7 @@ def test_dense_retrieval_with_the_result_is_as_good_as_the_best_check_said(train
     collection = word_collection(46)
     held_out = learning_data(collection, held_out=6).held_out
     dense = Dense.build(collection.items, encoder=SentenceTransformerEncoder(result.folder), storage="float32")
-    items = ItemList(collection.items)
-    found = np.stack([items.positions(hits.ids) for hits in dense.search(held_out.queries, 10)])
+    found = np.stack([ranking.positions for ranking in dense.search(held_out.queries, 10)])
     assert retrieval_quality(found, held_out.relevant, k=6) == result.best
 
 
