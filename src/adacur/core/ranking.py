@@ -1,8 +1,7 @@
 """The best positions of a row of scores, the same whatever the order of the items.
 
-There are two rules for ties, on purpose. A search gives ties to the smaller random key, so that items that the scorer
-saturates have equal chances. A first stage gives them to the smaller id: its order is shown to users, and engines
-outside this library can be told to keep it.
+There are two rules for ties, on purpose. A search gives them to the smaller random key: saturated scores tie by the
+thousand, and no item is to be preferred for its name. A first stage gives them to the smaller id, which needs no key.
 """
 
 from __future__ import annotations
