@@ -63,7 +63,7 @@ def test_the_commands_change_an_index_as_the_methods_do(tmp_path) -> None:
     path = tmp_path / "a.adacur"
     build(path, items, anchors, scorer="tests.living_world:score").close()
     said = run("index", "add", path, write(tmp_path / "new.jsonl", [item(20), item(21)]), *SCORER)
-    assert "2 items × 4 anchor queries: 8 scorer calls" in said
+    assert "8 scorer calls" in said
     assert "version 2, 14 items × 4 anchor queries" in said
     (tmp_path / "ids.txt").write_text("i3\n\ni20\n")
     told = run_json("index", "remove", path, "i4", "--file", tmp_path / "ids.txt")
@@ -75,7 +75,7 @@ def test_the_commands_change_an_index_as_the_methods_do(tmp_path) -> None:
     }
     run("index", "replace", path, write(tmp_path / "changed.jsonl", [item(5, edition=2)]), "--trust")
     asked = write(tmp_path / "asked.jsonl", [query(8)])
-    assert "11 items × 1 anchor query: 11 scorer calls" in run("index", "anchors", path, asked, "--trust")
+    assert "11 scorer calls" in run("index", "anchors", path, asked, "--trust")
     run("index", "anchors", path, "--drop", "q0")
     assert [line.split("\t")[0] for line in here("inspect", path, "--anchors").out.splitlines()] == [
         "q1",

@@ -187,7 +187,7 @@ def _serve(opener: bytes, connection: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent is killed: nobody would read its results."""
+    """End this process when its parent is killed: its results would not be read."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

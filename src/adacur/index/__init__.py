@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from adacur.index.build import build_scores, save_table
 from adacur.index.checksums import write_checksums
-from adacur.index.estimate import Encode, Estimate, block_items_for, estimate, time_encoder
+from adacur.index.estimate import Estimate, block_items_for, estimate
 from adacur.index.files import locked
 from adacur.index.folder import COMPRESSED, IndexFolder, build_status, first_stage_folders, is_finished
 from adacur.index.items import StoredItems
 from adacur.index.manifest import (
-    FORMAT,
     FORMAT_OF_VERSIONS,
     Manifest,
     Origin,
@@ -31,31 +30,26 @@ from adacur.index.progress import Progress, scoring_bar
 from adacur.index.pruning import prune
 from adacur.index.sparse import Sparse
 from adacur.index.table import AnchorTable
-from adacur.index.updates import Update, WriteFirstStages, updating
-from adacur.index.verify import Problem, Report, verify
+from adacur.index.updates import Update, updating
+from adacur.index.verify import verify
 from adacur.index.workers import On
 
 __all__ = [
     "COMPRESSED",
-    "FORMAT",
     "FORMAT_OF_VERSIONS",
     "AnchorTable",
     "Drift",
     "DriftWarning",
-    "Encode",
     "Estimate",
     "IndexFolder",
     "Manifest",
     "On",
     "Origin",
     "Probe",
-    "Problem",
     "Progress",
-    "Report",
     "Sparse",
     "StoredItems",
     "Update",
-    "WriteFirstStages",
     "block_items_for",
     "build_scores",
     "build_status",
@@ -71,7 +65,6 @@ __all__ = [
     "read_manifest",
     "save_table",
     "scoring_bar",
-    "time_encoder",
     "updating",
     "verify",
     "write_checksums",

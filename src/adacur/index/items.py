@@ -103,9 +103,9 @@ class StoredItems:
     def positions(self, ids: Iterable[str]) -> IntArray:
         """The positions of these ids, in that order."""
         names = list(ids)
-        return _in_order(names, self.found(names))
+        return _in_order(names, self.known_positions(names))
 
-    def found(self, ids: Sequence[str]) -> dict[str, int]:
+    def known_positions(self, ids: Sequence[str]) -> dict[str, int]:
         """The positions of those ids that are there."""
         return dict(self._select_in("SELECT id, position FROM items WHERE id", ids))
 
@@ -190,14 +190,14 @@ class PartItems:
     def positions(self, ids: Iterable[str]) -> IntArray:
         """The positions of these ids, in that order."""
         names = list(ids)
-        return _in_order(names, self.found(names))
+        return _in_order(names, self.known_positions(names))
 
-    def found(self, ids: Sequence[str]) -> dict[str, int]:
+    def known_positions(self, ids: Sequence[str]) -> dict[str, int]:
         """The positions of those ids that are there."""
         return {
             id_: position
             for store, rows in zip(self._stores, self._rows, strict=True)
-            for id_, row in store.found(ids).items()
+            for id_, row in store.known_positions(ids).items()
             if (position := int(rows[row])) >= 0
         }
 

@@ -15,7 +15,8 @@ __all__ = ["Progress", "ProgressReports", "scoring_bar"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a build is. `seconds` and `pairs_per_second` are of this run; `resumed_blocks` were done before it.
+    """How far a build is. `seconds` and `pairs_per_second` are of this run; `resumed_blocks` and
+    `resumed_pairs` were done before it.
 
     `workers` are those at work now. Beside these pairs, `drift` was measured where the scorer had to be recognised by
     scores of before, and `timed` pairs were scored to choose the size of a block.
@@ -28,6 +29,7 @@ class Progress:
     seconds: float
     pairs_per_second: float
     resumed_blocks: int
+    resumed_pairs: int = 0
     workers: int = 1
     drift: Drift | None = None
     timed: int = 0
@@ -70,6 +72,7 @@ class ProgressReports:
                 seconds=seconds,
                 pairs_per_second=(self.pairs_done - self._resumed[1]) / max(seconds, 1e-9),
                 resumed_blocks=self._resumed[0],
+                resumed_pairs=self._resumed[1],
                 workers=workers,
                 drift=self.drift,
                 timed=self.timed,

@@ -85,6 +85,7 @@ class Update:
         self._current = current
         self._index = current.path
         self._parts = list(current.parts) or [Part.whole(current.path, ".")]
+        self._parts_before = self._parts
         self._anchors = list(current.anchor_queries)
         self._n_items = len(current.items)
         self._items_changed = False
@@ -99,6 +100,11 @@ class Update:
     def current(self) -> IndexFolder:
         """The version that is being changed."""
         return self._current
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is anything to switch to."""
+        return self.compacted or self._parts is not self._parts_before
 
     @property
     def n_items(self) -> int:
@@ -122,7 +128,7 @@ class Update:
                 if item.id in seen:
                     raise DuplicateId(f"Item ids must be unique; {item.id!r} occurs more than once.")
                 seen.add(item.id)
-            if known := list(stored.found([item.id for item in some])):
+            if known := list(stored.known_positions([item.id for item in some])):
                 raise DuplicateId(
                     f"Ids of new items must be new; already in {self._index}: {_shown(known)}. Use replace to change "
                     "the texts of items."
@@ -204,7 +210,7 @@ class Update:
     def remove(self, ids: Iterable[str], *, replaced: bool = False) -> None:
         """Remove items; each must be there, and one must stay, unless they are to be `replaced`."""
         names = _distinct(ids, "item")
-        there = self._view().items.found(names)
+        there = self._view().items.known_positions(names)
         if missing := [id_ for id_ in names if id_ not in there]:
             remedy = " Use add for new items." if replaced else ""
             raise UnknownName(f"Not in {self._index}: {_shown(missing)}.{remedy}")
@@ -270,10 +276,10 @@ class Update:
             names = () if first_stages is None else tuple(first_stages(home, view.items, self._new_ids))
         else:
             names = old.first_names()
-            kept = AT_HOME if self._anchors == list(old.anchor_queries) else AT_HOME[:1]
+            names_kept = AT_HOME if self._anchors == list(old.anchor_queries) else AT_HOME[:1]
             # Compressing and tuning a version hold its home.
             with contextlib.nullcontext() if old.home == index else locked(old.home):
-                _link(old.home, home, kept)
+                _link(old.home, home, names_kept)
         write_checksums(home / ROWS)
         write_manifest(
             home,
@@ -353,12 +359,11 @@ class Update:
             )
         )[:16]
         path = f"{PARTS}/{name}"
-        first: Progress | None = None
         last: Progress | None = None
 
         def count(now: Progress) -> None:
-            nonlocal first, last
-            first, last = first or now, now
+            nonlocal last
+            last = now
             if progress is not None:
                 progress(now)
 
@@ -367,8 +372,8 @@ class Update:
         try:
             build_scores(items, anchors, scorer=scorer, path=self._index / path, progress=count, **options)
         finally:
-            if first is not None and last is not None:
-                self.calls += last.pairs_done - first.pairs_done
+            if last is not None:
+                self.calls += last.pairs_done - last.resumed_pairs
                 self.recognising += 0 if last.drift is None else last.drift.n_probes
                 self.timing += last.timed
         return path

@@ -30,7 +30,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What `verify` found. An unfinished build is not damage: it is `ok` without being `complete`."""
+    """The result of `verify`. An unfinished build is not damage: it is `ok` without being `complete`."""
 
     problems: tuple[Problem, ...]
     complete: bool = False
@@ -47,7 +47,7 @@ def verify(path: str | Path) -> Report:
     """Read a folder's scores, texts, first stages and compressed features, and report what differs.
 
     Of an index that was changed, the current version is read, and all of every part that it is made of. Item metadata
-    has no checksum of its own: a change there is found only if it breaks the database.
+    has no checksum: a change there shows only if it breaks the database.
     """
     index = local_folder(path)
     try:

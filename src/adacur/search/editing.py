@@ -85,7 +85,6 @@ class Edit:
         self._update = update
         self._on = on
         self._progress = progress
-        self._is_changed = False
         self._is_over = False
         self._scorer: Scorer | None = None
         self._change: Change | None = None
@@ -106,10 +105,9 @@ class Edit:
         n_new = update.check_new_items(items)
         check_can_grow(_stages(self._index, update.current).values())
         scorer = self._opened_scorer() if update.n_anchors else None
-        _log.info("%s × %s: %s scorer calls.", *_counts(n_new, update.n_anchors))
+        _log_calls(n_new, update.n_anchors)
         with scoring_bar(self._progress) as show:
             update.add(items, scorer=scorer, on=self._on, progress=show)
-        self._is_changed = True
 
     def replace(self, items: Iterable[Item] | str | Path) -> None:
         """Give items of the index other texts and metadata; costs what adding them does."""
@@ -123,17 +121,15 @@ class Edit:
     def remove(self, ids: Iterable[str]) -> None:
         """Remove items by their ids; calls no scorer."""
         self._open().remove(ids)
-        self._is_changed = True
 
     def add_anchors(self, queries: Iterable[Query | str]) -> None:
         """Add anchor queries, at one scorer call per item each."""
         update, queries = self._open(), as_queries(queries)
         n_new = len(update.check_new_anchors(queries))
         scorer = self._opened_scorer()
-        _log.info("%s × %s: %s scorer calls.", *_counts(update.n_items, n_new))
+        _log_calls(update.n_items, n_new)
         with scoring_bar(self._progress) as show:
             update.add_anchors(queries, scorer=scorer, on=self._on, progress=show)
-        self._is_changed = True
 
     def add_anchor_scores(self, queries: Iterable[Query | str], scores: Any, *, exact: BoolArray | None = None) -> None:
         """Add anchor queries whose scores are known, without a scorer call.
@@ -142,17 +138,14 @@ class Edit:
         - exact: of the same shape, false where a score was predicted.
         """
         self._open().add_anchor_scores(queries, scores, exact=exact)
-        self._is_changed = True
 
     def drop_anchors(self, ids: Iterable[str]) -> None:
         """Remove anchor queries by their ids; calls no scorer."""
         self._open().drop_anchors(ids)
-        self._is_changed = True
 
     def compact(self) -> None:
         """Copy what counts into one part and delete what no version in use needs; tunings and the like stay."""
         self._open().compact()
-        self._is_changed = True
 
     def _open(self) -> Update:
         if self._is_over:
@@ -175,7 +168,7 @@ class Edit:
     def _finish(self) -> IndexFolder | None:
         """Switch to the new version, if there is a change."""
         update, old = self._update, self._update.current
-        if not self._is_changed:
+        if not update.is_changed:
             self._change = Change(old.version, len(old.items), len(old.anchor_queries), calls=0)
             return None
 
@@ -209,10 +202,8 @@ def _tuned_for(folder: IndexFolder) -> tuple[tuple[int, int], ...]:
     return ()
 
 
-def _counts(n_items: int, n_anchors: int) -> tuple[str, str, str]:
-    items = "1 item" if n_items == 1 else f"{n_items:,} items"
-    anchors = "1 anchor query" if n_anchors == 1 else f"{n_anchors:,} anchor queries"
-    return items, anchors, f"{n_items * n_anchors:,}"
+def _log_calls(n_items: int, n_anchors: int) -> None:
+    _log.info(f"{n_items:,} items × {n_anchors:,} anchor queries: {n_items * n_anchors:,} scorer calls.")
 
 
 def writable_home(index: AnchorIndex) -> Path:

@@ -194,7 +194,7 @@ def _paid_for(searches: Iterable[LoggedSearch], items: StoredItems | PartItems) 
     digests: dict[str, tuple[int, bytes]] = {}
     for search in searches:
         if unseen := [id_ for id_ in search.ids if id_ not in digests]:
-            there = items.found(unseen)
+            there = items.known_positions(unseen)
             texts = items.at(list(there.values()))
             digests |= dict.fromkeys(unseen, (-1, b""))
             digests |= {item.id: (there[item.id], text_digest(item.text)) for item in texts}
