@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import adacur
-from adacur import AnchorIndex, Hits, Item, Query
+from adacur import AnchorIndex, Gaussian, Hits, Item, Query
 from adacur.core.errors import AdacurError, InputError, ScorerFailed
 from adacur.data import fetch, wikivital
 from adacur.first_stages import SentenceTransformerEncoder
@@ -22,6 +22,7 @@ from adacur.scorers.shared_batches import SharedBatches
 from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_onnx, tiny_transformer
 
 THREADS = 8
+TWO_ROUNDS = Gaussian(rounds=2)
 QUESTIONS = [f"who or what is {name}?" for name in ("the sun", "a king", "honey", "Rome", "music", "the sea", "war")]
 
 
@@ -101,9 +102,15 @@ def test_eight_threads_search_a_folder_with_the_real_model_like_one_and_open_eve
     with adacur.load(folder) as index:
         first = in_threads(lambda _: answer(index.search(QUESTIONS[0], k=2, budget=3, first="dense")))
         assert all(found == first[0] for found in first)
-        assert sorted(opened) == ["ScoreBlocks", "load_first_stage", "scorer", "reopen_encoder"]
+        assert sorted(opened) == ["ScoreBlocks", "load_first_stage", "reopen_encoder", "scorer"]
         searches = [
-            {"query": f"{QUESTIONS[n % 7]} {n}", "k": 2, "budget": 3, "rounds": 2, "first": ("bm25", "dense")[n % 2]}
+            {
+                "query": f"{QUESTIONS[n % 7]} {n}",
+                "k": 2,
+                "budget": 3,
+                "method": TWO_ROUNDS,
+                "first": ("bm25", "dense")[n % 2],
+            }
             for n in range(50)
         ]
         check_threads_agree(index, searches)
@@ -127,7 +134,7 @@ def small_index(scorer, n_items: int = 40) -> AnchorIndex:
     return AnchorIndex.from_arrays(items=items, anchor_queries=anchors, scores=scores, scorer=scorer)
 
 
-SMALL_SEARCHES = [{"query": f"w{n % 40} w{n * 7 % 40}", "k": 3, "budget": 8, "rounds": 2} for n in range(50)]
+SMALL_SEARCHES = [{"query": f"w{n % 40} w{n * 7 % 40}", "k": 3, "budget": 8, "method": TWO_ROUNDS} for n in range(50)]
 
 
 @pytest.mark.parametrize("kind", ["torch", "int8 onnx", "float onnx"])

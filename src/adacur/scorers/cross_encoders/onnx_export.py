@@ -23,7 +23,7 @@ from adacur.scorers.cross_encoders.weights import json_in
 
 __all__ = ["export_onnx"]
 
-# Of different lengths, and alone as well as together: a graph that froze a size fails on them.
+# Of different lengths: a graph that froze a size fails on them.
 _PROBES = [
     (Query("short", "a"), Item("short", "b")),
     (Query("long", "a b b a"), Item("long", "b a a " * 4)),
