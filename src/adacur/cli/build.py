@@ -10,27 +10,10 @@ from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
+from adacur.cli import options as opt
 from adacur.cli.messages import counted, log_as_notes, note, print_json, say
-from adacur.cli.options import (
-    DEFAULT_ENCODER,
-    DEFAULT_SCORER,
-    CacheFile,
-    IdField,
-    ItemsPath,
-    Json,
-    MaxItemTokens,
-    RayAddress,
-    ScorerName,
-    Seed,
-    TextFields,
-    Workers,
-    collection,
-    comma_separated,
-    on_workers,
-    opened_scorer,
-    scorer_flag,
-)
 from adacur.core.records import Item, Query
 from adacur.data import pseudo_queries, read_queries
 
@@ -46,21 +29,12 @@ _LONG_SECONDS = 600
 
 def build(
     context: typer.Context,
-    items: ItemsPath,
-    index: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="INDEX",
-            help="The folder to write; an interrupted build continues.",
-        ),
-    ] = None,
-    anchors: Annotated[
-        Path | None,
-        typer.Option("--anchors", help="Anchor queries: .jsonl, .csv, .tsv, .txt or BEIR; default: pseudo-queries."),
-    ] = None,
+    items: opt.ItemsPath,
+    index: Annotated[str | None, Argument(help="The folder to write; an interrupted build continues.")] = None,
+    anchors: Annotated[Path | None, Option(help="A file of anchor queries; default: pseudo-queries.")] = None,
     n_anchors: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "-n",
             "--number",
             min=0,
@@ -68,40 +42,27 @@ def build(
             "nothing: searches then re-rank the first stage.",
         ),
     ] = None,
-    queries: Annotated[
-        Path | None, typer.Option("--queries", help="Also write the anchor queries to this .jsonl file.")
-    ] = None,
-    scorer: ScorerName = DEFAULT_SCORER,
-    max_item_tokens: MaxItemTokens = None,
-    first: Annotated[str, typer.Option(help="First stages: bm25, dense, or both: bm25,dense.")] = "bm25",
-    encoder: Annotated[str, typer.Option(help="Encoder of the dense first stage.")] = DEFAULT_ENCODER,
+    queries: Annotated[Path | None, Option(help="Also write the anchor queries to this .jsonl file.")] = None,
+    scorer: opt.ScorerName = opt.DEFAULT_SCORER,
+    max_item_tokens: opt.MaxItemTokens = None,
+    first: Annotated[str, Option(help="First stages: bm25, dense, or both: bm25,dense.")] = "bm25",
+    encoder: Annotated[str, Option(help="Encoder of the dense first stage.")] = opt.DEFAULT_ENCODER,
     sparse: Annotated[
         float | None,
-        typer.Option(
-            help="Score each anchor query against only N items (or a share such as 0.05), and predict the rest; needs "
-            "--first dense."
-        ),
+        Option(help="Score each anchor query against N items (or a share, 0.05) only; needs --first dense."),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="How scores are stored: float32 or float16.")] = "float32",
-    block_items: Annotated[
-        int | None, typer.Option(min=1, help="Items per save point; default: about 20 s of work.")
-    ] = None,
-    cache: CacheFile = None,
-    workers: Workers = None,
-    ray: RayAddress = None,
-    tune: Annotated[
-        bool, typer.Option("--tune/--no-tune", help="End with a quick tuning for the best 10 within 100 calls.")
-    ] = True,
-    seed: Seed = 0,
-    id_field: IdField = None,
-    text_field: TextFields = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Take only the first N items, to try things out.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Time the scorer on a sample, print the cost, and write no index.")
-    ] = False,
-    as_json: Json = False,
+    dtype: Annotated[str, Option(help="How scores are stored: float32 or float16.")] = "float32",
+    block_items: Annotated[int | None, Option(min=1, help="Items per save point; default: about 20 s of work.")] = None,
+    cache: opt.CacheFile = None,
+    workers: opt.Workers = None,
+    ray: opt.RayAddress = None,
+    tune: Annotated[bool, Option(help="End with a quick tuning for the best 10 within 100 calls.")] = True,
+    seed: opt.Seed = 0,
+    id_field: Annotated[str | None, Option(help="The field or column with the item's id.")] = None,
+    text_field: Annotated[list[str] | None, Option(help="A field with the item's text; may be repeated.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="Take only the first N items, to try things out.")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Time the scorer, print the cost, and write no index.")] = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Score every item against every anchor query. An interrupted build continues with the same command.
 
@@ -112,22 +73,22 @@ def build(
 
     if index is None and not dry_run:
         raise typer.BadParameter("Give the folder to write as INDEX, or --dry-run.")
-    source = collection(items, id_field=id_field, text_fields=text_field, limit=limit)
+    source = opt.collection(items, id_field=id_field, text_fields=text_field, limit=limit)
     chosen = _anchor_queries(source, anchors, n_anchors, seed=seed)
     if queries is not None:
         rows = (json.dumps({"_id": query.id, "text": query.text}, ensure_ascii=False) for query in chosen)
         queries.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
         note(f"{queries}: {counted(len(chosen), 'anchor query', 'anchor queries')}.")
-    stages = comma_separated(first)
+    stages = opt.comma_separated(first)
     options: dict[str, Any] = {
-        "scorer": opened_scorer(scorer, max_item_tokens, cache=cache),
+        "scorer": opt.opened_scorer(scorer, max_item_tokens, cache=cache),
         "path": index or "",
         "first": stages,
         "encoder": encoder if "dense" in stages else None,
         "sparse": sparse,
         "dtype": dtype,
         "block_items": block_items,
-        "on": on_workers(workers, ray),
+        "on": opt.on_workers(workers, ray),
         "seed": seed,
     }
     if dry_run:
@@ -138,18 +99,18 @@ def build(
         # The command as it was typed; absent where commands are called from Python.
         command = context.find_root().obj or ()
         built = adacur.build(source, chosen or 0, tune=tune, command=command, **options)
+    recognising = 0 if built.drift is None else built.drift.n_probes
     if as_json:
-        summary = {"index": str(index), "items": len(built), "anchors": len(built.anchor_queries)}
-        recognising = 0 if built.drift is None else built.drift.n_probes
+        summary = {"index": index, "items": len(built), "anchors": len(built.anchor_queries)}
         print_json(summary | {"first": built.first_stages, "recognising": recognising})
         return
-    counted_anchors = counted(len(built.anchor_queries), "anchor query", "anchor queries")
-    say(f"{index}: {len(built):,} items × {counted_anchors}; first stages {', '.join(built.first_stages)}.")
+    n_queries = counted(len(built.anchor_queries), "anchor query", "anchor queries")
+    say(f"{index}: {len(built):,} items × {n_queries}; first stages {', '.join(built.first_stages)}.")
     if was_finished:
         note("It was finished before: no block was scored again.")
-    if built.drift is not None:
-        note(f"{built.drift.n_probes} calls went into recognising the scorer.")
-    note(f"Next: adacur search {quote(str(index))} 'your question'{scorer_flag(built.scorer.card.source)}")
+    if recognising:
+        note(f"{recognising} calls went into recognising the scorer.")
+    note(f"Next: adacur search {quote(str(index))} 'your question'{opt.scorer_flag(built.scorer.card.source)}")
 
 
 def _anchor_queries(items: Iterable[Item], file: Path | None, n: int | None, *, seed: int) -> list[Query]:

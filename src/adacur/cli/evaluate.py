@@ -10,18 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
+from adacur.cli import options as opt
 from adacur.cli.messages import counted, explained, failed, note, print_json, print_table
-from adacur.cli.options import (
-    DEFAULT_SCORER,
-    Json,
-    MaxItemTokens,
-    ScorerName,
-    Seed,
-    comma_separated,
-    opened_scorer,
-    whole_numbers,
-)
 from adacur.core.units import duration_range, pace
 
 if TYPE_CHECKING:
@@ -34,26 +26,22 @@ _TOO_LONG = 1.5
 
 
 def evaluate(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="A BEIR folder: corpus.jsonl, queries.jsonl, qrels/test.tsv.")
-    ],
-    scorer: ScorerName = DEFAULT_SCORER,
-    max_item_tokens: MaxItemTokens = None,
-    methods: Annotated[str, typer.Option(help="Search methods, with commas.")] = "gaussian,adacur,anncur,rerank,exact",
-    budgets: Annotated[str, typer.Option(help="Scorer calls per query, with commas.")] = "25,50,100",
-    k: Annotated[str | None, typer.Option("-k", "--k", help="Recall at these k; default: 1,10.")] = None,
-    first: Annotated[str, typer.Option(help="First stages, with commas: bm25, dense, random.")] = "bm25",
-    encoder: Annotated[str | None, typer.Option(help="Encoder of the dense first stage.")] = None,
-    anchors: Annotated[int | None, typer.Option(min=1, help="The number of anchor queries.")] = None,
-    queries: Annotated[int | None, typer.Option(min=1, help="The number of test queries.")] = None,
-    items: Annotated[int | None, typer.Option(min=1, help="A sample of N items; default: all, if time allows.")] = None,
-    minutes: Annotated[float, typer.Option(help="Time for scoring, where sizes are not given.")] = 5.0,
-    seed: Seed = 0,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder for scores and runs; default: FOLDER-results.")
-    ] = None,
-    report: Annotated[Path | None, typer.Option(metavar="PAGE", help="Also write this HTML page.")] = None,
-    as_json: Json = False,
+    folder: Annotated[Path, Argument(help="A BEIR folder: corpus.jsonl, queries.jsonl, qrels/test.tsv.")],
+    scorer: opt.ScorerName = opt.DEFAULT_SCORER,
+    max_item_tokens: opt.MaxItemTokens = None,
+    methods: Annotated[str, Option(help="Search methods, with commas.")] = "gaussian,adacur,anncur,rerank,exact",
+    budgets: Annotated[str, Option(help="Scorer calls per query, with commas.")] = "25,50,100",
+    k: Annotated[str | None, Option("-k", "--k", help="Recall at these k; default: 1,10.")] = None,
+    first: Annotated[str, Option(help="First stages, with commas: bm25, dense, random.")] = "bm25",
+    encoder: Annotated[str | None, Option(help="Encoder of the dense first stage.")] = None,
+    anchors: Annotated[int | None, Option(min=1, help="The number of anchor queries.")] = None,
+    queries: Annotated[int | None, Option(min=1, help="The number of test queries.")] = None,
+    items: Annotated[int | None, Option(min=1, help="A sample of N items; default: all, if time allows.")] = None,
+    minutes: Annotated[float, Option(help="Time for scoring, where sizes are not given.")] = 5.0,
+    seed: opt.Seed = 0,
+    output: Annotated[Path | None, Option("-o", "--output", help="Folder for scores; default: FOLDER-results.")] = None,
+    report: Annotated[Path | None, Option(metavar="PAGE", help="Also write this HTML page.")] = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Compare search methods on your data: recall of the scorer's best items, and judged quality, by budget.
 
@@ -68,12 +56,12 @@ def evaluate(
     output = output or beside.with_name(f"{beside.name}-results")
     done = evaluation.evaluate(
         folder,
-        scorer=opened_scorer(scorer, max_item_tokens),
+        scorer=opt.opened_scorer(scorer, max_item_tokens),
         output=output,
-        methods=comma_separated(methods),
-        budgets=whole_numbers("--budgets", [budgets]),
-        ks=None if k is None else whole_numbers("-k", [k]),
-        first=comma_separated(first),
+        methods=opt.comma_separated(methods),
+        budgets=opt.whole_numbers("--budgets", budgets),
+        ks=None if k is None else opt.whole_numbers("-k", k),
+        first=opt.comma_separated(first),
         encoder=encoder,
         anchors=anchors,
         queries=queries,

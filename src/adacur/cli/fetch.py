@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
 from rich.table import Table
+from typer import Argument
 
+from adacur.cli import options as opt
 from adacur.cli.messages import note, notes, print_json, print_table, say
-from adacur.cli.options import Json
 from adacur.core.units import megabytes
 from adacur.data import Asset, cache_folder, describe, is_fetched, names
 from adacur.data import fetch as fetch_one
@@ -17,8 +17,8 @@ __all__ = ["fetch"]
 
 
 def fetch(
-    wanted: Annotated[list[str] | None, typer.Argument(help="Names; none lists what there is.", metavar="NAME")] = None,
-    as_json: Json = False,
+    wanted: Annotated[list[str] | None, Argument(help="Names; none lists what there is.", metavar="NAME")] = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Fetch models and collections by name, checked and cached. Without a name: list them.
 
@@ -49,10 +49,9 @@ def _list(assets: list[Asset], *, as_json: bool) -> None:
         ]
         print_json(rows)
         return
-    table = Table(box=None, pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    table.add_column("size", no_wrap=True, justify="right")
-    table.add_column("licence", no_wrap=True)
+    table = Table("name", "size", "licence", box=None, pad_edge=False)
+    for column in table.columns:
+        column.no_wrap = True
     table.add_column("what it is", overflow="fold")
     for asset in assets:
         table.add_row(asset.name, megabytes(asset.size), asset.licence, asset.origin)

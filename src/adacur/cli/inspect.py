@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
+from adacur.cli import options as opt
 from adacur.cli.messages import plain, print_json, print_table
-from adacur.cli.options import IndexPath, Json
 from adacur.core.units import megabytes
 
 if TYPE_CHECKING:
@@ -21,11 +22,11 @@ __all__ = ["inspect"]
 
 
 def inspect(
-    index: IndexPath,
+    index: opt.IndexPath,
     anchors: Annotated[
-        bool, typer.Option("--anchors", help="List the anchor queries instead: id and text, a line each.")
+        bool, Option("--anchors", help="List the anchor queries instead: id and text, a line each.")
     ] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Show what an index folder holds: items, anchor queries, scorer, first stages, versions.
 
@@ -79,37 +80,39 @@ def _facts(folder: IndexFolder) -> dict[str, Any]:
 
 
 def _table(folder: IndexFolder, facts: Mapping[str, Any]) -> Table:
-    manifest = folder.manifest
+    manifest, card = folder.manifest, folder.manifest.scorer
+    scores, compressed = facts["probes"], facts["compressed_bytes"]
+    about: list[str | None] = []
+    if card is not None:
+        about = [card.name, card.backend, card.dtype, f"weights {card.weights}" if card.weights else card.source]
+        about += [f"items cut to {card.max_item_tokens} tokens" if card.max_item_tokens else None]
+    n_scores = manifest.n_items * manifest.n_anchors
+    tuned = (f"k = {one.k}, {one.budget} calls ({one.first or 'random'})" for one in facts["tuned"])
+    packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
+    rows = {
+        "items × anchor queries": f"{manifest.n_items:,} × {manifest.n_anchors:,} ({manifest.dtype})",
+        "scorer": ", ".join(part for part in about if part),
+        "sparse": facts["sparse"] and f"built with {facts['sparse'].per_query:,} items per anchor query",
+        "searched by": "" if n_scores else "its first stages; `adacur index anchors` adds anchor queries",
+        "exact": facts["exact_scores"] < n_scores
+        and f"{facts['exact_scores']:,} of {n_scores:,} scores are exact, the rest predicted",
+        "first stages": ", ".join((*facts["first"], "random")),
+        "scores": f"{min(scores):.2f} … {max(scores):.2f}" if scores else "–",
+        "anchor queries": "\n".join(facts["anchor_examples"]),
+        "tuned for": "; ".join(tuned) or "–",
+        "compressed": f"{megabytes(compressed)} for 'gaussian' searches" if compressed else "–",
+        "version": f"{folder.version}{f', in {len(folder.parts)} parts' if len(folder.parts) > 1 else ''}",
+        "blocks": f"{folder.n_blocks:,}, each of up to {manifest.block_items:,} items",
+        "on disk": megabytes(facts["bytes"]),
+        # Each version has its own manifest, so the time is that of the last change.
+        "built" if folder.version == 1 else "changed": f"{manifest.created}, {packages}",
+    }
     table = Table(show_header=False, show_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row("items × anchor queries", f"{manifest.n_items:,} × {manifest.n_anchors:,} ({manifest.dtype})")
-    card = manifest.scorer
-    if card is not None:
-        parts = [card.name, card.backend, card.dtype, f"weights {card.weights}" if card.weights else card.source]
-        parts.append(f"items cut to {card.max_item_tokens} tokens" if card.max_item_tokens else None)
-        table.add_row("scorer", Text(", ".join(part for part in parts if part)))
-    if facts["sparse"] is not None:
-        table.add_row("sparse", f"built with {facts['sparse'].per_query:,} items per anchor query")
-    if not manifest.n_anchors:
-        table.add_row("searched by", "its first stages; `adacur index anchors` adds anchor queries")
-    if (exact := facts["exact_scores"]) < (n_scores := manifest.n_items * manifest.n_anchors):
-        table.add_row("exact", f"{exact:,} of {n_scores:,} scores are exact, the rest predicted")
-    table.add_row("first stages", ", ".join((*facts["first"], "random")))
-    scores = facts["probes"]
-    table.add_row("scores", f"{min(scores):.2f} … {max(scores):.2f}" if scores else "–")
-    table.add_row("anchor queries", Text("\n".join(facts["anchor_examples"])))
-    tuned = "; ".join(f"k = {one.k}, {one.budget} calls ({one.first or 'random'})" for one in facts["tuned"])
-    table.add_row("tuned for", tuned or "–")
-    compressed = facts["compressed_bytes"]
-    table.add_row("compressed", f"{megabytes(compressed)} for 'gaussian' searches" if compressed else "–")
-    parts_of = f", in {len(folder.parts)} parts" if len(folder.parts) > 1 else ""
-    table.add_row("version", f"{folder.version}{parts_of}")
-    table.add_row("blocks", f"{folder.n_blocks:,}, each of up to {manifest.block_items:,} items")
-    table.add_row("on disk", megabytes(facts["bytes"]))
-    # Each version has its own manifest, so the time is that of the last change.
-    when = "built" if folder.version == 1 else "changed"
-    table.add_row(when, f"{manifest.created}, " + ", ".join(f"{n} {v}" for n, v in facts["packages"].items()))
+    for name, value in rows.items():
+        if value:
+            table.add_row(name, Text(value))
     return table
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from adacur.cli.messages import note
 from adacur.core.errors import InputError, UnknownOption
@@ -25,7 +25,6 @@ __all__ = [
     "DEFAULT_SCORER",
     "Budget",
     "CacheFile",
-    "IdField",
     "IndexPath",
     "ItemsPath",
     "Json",
@@ -36,7 +35,6 @@ __all__ = [
     "ScorerName",
     "ScorerOfIndex",
     "Seed",
-    "TextFields",
     "Trust",
     "Workers",
     "collection",
@@ -50,64 +48,36 @@ __all__ = [
 
 DEFAULT_SCORER = "ms-marco-MiniLM-L-12-v2"
 DEFAULT_ENCODER = "bge-small-en-v1.5"
-_COLLECTIONS: dict[str, Callable[[], Sequence[Item]]] = {"wikivital": wikivital, "mondo": lambda: mondo().items}
 
-
-IndexPath = Annotated[
-    str, typer.Argument(metavar="INDEX", help="An index folder; to read one, also a URL such as s3://bucket/my.adacur.")
-]
+IndexPath = Annotated[str, Argument(metavar="INDEX", help="An index folder; where it is only read, also a URL.")]
 ItemsPath = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="ITEMS",
         help="Items: .jsonl, .json, .csv, .tsv, .txt (also .gz) or .parquet, a BEIR folder, 'wikivital' or 'mondo'.",
     ),
 ]
-NewItems = Annotated[
-    Path,
-    typer.Argument(metavar="ITEMS", help="Items as for build, read by the fields that the index was built with."),
-]
-IdField = Annotated[
-    str | None,
-    typer.Option(
-        "--id-field", help="The field or column with the item's id. Without one, --text-field alone numbers the lines."
-    ),
-]
-TextFields = Annotated[
-    list[str] | None,
-    typer.Option("--text-field", help="The field or column with the item's text; may be repeated."),
-]
+NewItems = Annotated[Path, Argument(metavar="ITEMS", help="Items as for build, with the fields of the index.")]
 ScorerName = Annotated[
     str,
-    typer.Option(
+    Option(
         "--scorer",
         help="A name that `adacur fetch` lists, a folder with an ONNX or transformers cross-encoder, a hub name "
         "org/name, the URL of a service, or module:function.",
     ),
 ]
-ScorerOfIndex = Annotated[
-    str | None, typer.Option("--scorer", help="The scorer that built the index; default: the one that it names.")
-]
-Trust = Annotated[
-    bool,
-    typer.Option("--trust", help="Open the scorer or encoder that the folder names, even a function or a service."),
-]
-MaxItemTokens = Annotated[
-    int | None, typer.Option("--max-item-tokens", min=1, help="Cut items to N tokens; the query is never cut.")
-]
-CacheFile = Annotated[
-    Path | None, typer.Option("--cache", help="A file that stores scores between runs; created if missing.")
-]
-Workers = Annotated[
-    int | None, typer.Option("--workers", min=1, help="Processes that score; default: one, or one per GPU.")
-]
-RayAddress = Annotated[
-    str | None, typer.Option("--ray", help="Score on a Ray cluster: its address, auto, or local to start one here.")
-]
-K = Annotated[int, typer.Option("-k", "--k", help="The number of items to return.")]
-Budget = Annotated[int, typer.Option("--budget", help="Scorer calls per question.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Same seed, same result.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
+ScorerOfIndex = Annotated[str | None, Option("--scorer", help="The scorer that built the index; default: as it says.")]
+Trust = Annotated[bool, Option("--trust", help="Open the scorer or encoder that the folder names, even a function.")]
+MaxItemTokens = Annotated[int | None, Option("--max-item-tokens", min=1, help="Cut items to N tokens.")]
+CacheFile = Annotated[Path | None, Option("--cache", help="A file that stores scores between runs.")]
+Workers = Annotated[int | None, Option("--workers", min=1, help="Processes that score; default: one, or one per GPU.")]
+RayAddress = Annotated[str | None, Option("--ray", help="Score on a Ray cluster: its address, auto, or local.")]
+K = Annotated[int, Option("-k", "--k", help="The number of items to return.")]
+Budget = Annotated[int, Option("--budget", help="Scorer calls per question.")]
+Seed = Annotated[int, Option("--seed", min=0, help="Same seed, same result.")]
+Json = Annotated[bool, Option("--json", help="Print JSON, and nothing else, on stdout.")]
+
+_COLLECTIONS: dict[str, Callable[[], Sequence[Item]]] = {"wikivital": wikivital, "mondo": lambda: mondo().items}
 
 
 def collection(
@@ -130,9 +100,8 @@ def settings_given(given: Iterable[str] | None, *, takes: Collection[str] | None
         if not separator:
             raise InputError(f"--set takes NAME=VALUE; got {pair!r}.")
         if takes is not None and name not in takes:
-            raise UnknownOption(
-                f"--set does not take {name!r}.{did_you_mean(name, takes)} It takes: {', '.join(takes)}."
-            )
+            near = did_you_mean(name, takes)
+            raise UnknownOption(f"--set does not take {name!r}.{near} It takes: {', '.join(takes)}.")
         try:
             settings[name] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
@@ -164,14 +133,14 @@ def comma_separated(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def whole_numbers(option: str, given: Sequence[str]) -> list[int]:
-    """The numbers of an option that takes several, with commas or repeated."""
+def whole_numbers(option: str, given: str) -> list[int]:
+    """The numbers in an option such as --budget 25,50."""
     try:
-        numbers = [int(part) for text in given for part in text.split(",")]
+        numbers = [int(part) for part in given.split(",")]
     except ValueError:
         numbers = []
     if not numbers or min(numbers) < 1:
-        raise InputError(f"{option} must be whole numbers from 1 up, such as {option} 25,50; got {' '.join(given)!r}.")
+        raise InputError(f"{option} must be whole numbers from 1 up, such as {option} 25,50; got {given!r}.")
     return numbers
 
 

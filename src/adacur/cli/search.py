@@ -6,13 +6,12 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
+from adacur.cli import options as opt
 from adacur.cli.messages import hits_table, note, notes, print_json, print_table, seconds_line
-from adacur.cli.options import CacheFile, IndexPath, Json, Trust, settings_given
 from adacur.core.as_json import as_json as to_json
 from adacur.core.errors import InputError
-from adacur.core.protocols import Scorer
 from adacur.core.records import as_queries
 from adacur.data import read_queries
 
@@ -23,50 +22,37 @@ _TOGETHER = 16
 
 
 def search(
-    index: IndexPath,
-    question: Annotated[list[str] | None, typer.Argument(metavar="QUESTION", help="One question, or several.")] = None,
-    queries: Annotated[
-        Path | None, typer.Option("--queries", help="A file of questions: .jsonl, .csv, .tsv, .txt or BEIR.")
-    ] = None,
-    k: Annotated[
-        int | None, typer.Option("-k", "--k", help="The number of items to return; default: 10, or the budget if less.")
-    ] = None,
-    budget: Annotated[int | None, typer.Option(help="Scorer calls per question; default: 100.")] = None,
-    deadline: Annotated[float | None, typer.Option(help="Seconds for all questions together.")] = None,
+    index: opt.IndexPath,
+    question: Annotated[list[str] | None, Argument(help="One question, or several.")] = None,
+    queries: Annotated[Path | None, Option(help="A file of questions: .jsonl, .csv, .tsv, .txt or BEIR.")] = None,
+    k: Annotated[int | None, Option("-k", "--k", help="Items to return; default: 10, or the budget if less.")] = None,
+    budget: Annotated[int | None, Option(help="Scorer calls per question; default: 100.")] = None,
+    deadline: Annotated[float | None, Option(help="Seconds for all questions together.")] = None,
     method: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="gaussian, adacur (the paper's), anncur, axn, rerank or exact; default: gaussian, or rerank where the "
             "index has neither anchor queries nor dense vectors."
         ),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set",
             metavar="NAME=VALUE",
             help="An option of the method, such as rounds=3, seed=1 or stop_when=0.98; may be repeated. A wrong name "
             "lists those that the method takes.",
         ),
     ] = None,
-    first: Annotated[
-        str | None, typer.Option(help="First stage; default: the best that the index has (dense, bm25, random).")
-    ] = None,
-    pool: Annotated[int | None, typer.Option(help="Search only the first stage's best N.")] = None,
-    fuse: Annotated[
-        float | None,
-        typer.Option(help="Weight of the first stage's scores in the final order; default: 0, a good first try: 0.5."),
-    ] = None,
-    scorer: Annotated[
-        str | None, typer.Option(help="Another backend of the scorer that built the index; default: that scorer.")
-    ] = None,
-    trust: Trust = False,
-    cache: CacheFile = None,
-    log: Annotated[
-        Path | None, typer.Option(help="A file that stores questions and their scores, for `adacur index refresh`.")
-    ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Show the whole text of each item.")] = False,
-    as_json: Json = False,
+    first: Annotated[str | None, Option(help="First stage; default: dense, bm25 or random, as there is.")] = None,
+    pool: Annotated[int | None, Option(help="Search only the first stage's best N.")] = None,
+    fuse: Annotated[float | None, Option(help="Weight of the first stage in the final order, such as 0.5.")] = None,
+    scorer: opt.ScorerOfIndex = None,
+    trust: opt.Trust = False,
+    cache: opt.CacheFile = None,
+    log: Annotated[Path | None, Option(help="A file that stores scores for `adacur index refresh`.")] = None,
+    full: Annotated[bool, Option("--full", help="Show the whole text of each item.")] = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Find the best items for a question, exactly scored, within a budget. --json prints a line per question.
 
@@ -84,10 +70,11 @@ def search(
     together = len(questions) if deadline is not None else _TOGETHER
     with adacur.load(index, scorer=scorer, trust=trust, log=log) as opened:
         if cache is not None:
-            opened = opened.with_scorer(lambda opened_scorer: adacur.Cached(opened_scorer, cache))
+            opened = opened.with_scorer(lambda named: adacur.Cached(named, cache))
         limits: dict[str, Any] = {"budget": budget, "deadline": deadline, "method": method}
         limits |= {"first": first, "pool": pool, "fuse": fuse}
-        options = search_options(opened, **limits, **settings_given(settings))
+        options = search_options(opened, **limits, **opt.settings_given(settings))
+        cached: dict[str, Any] = {}
         for start in range(0, len(questions), together):
             with notes.status("searching …"):
                 answers = opened.search(questions[start : start + together], k, **options)
@@ -95,7 +82,8 @@ def search(
                 note(f"Scorer: {opened.scorer.card}")
                 if opened.drift is not None and opened.drift.n_probes:
                     note(f"Besides the budget, {opened.drift.n_probes} calls went into recognising the scorer.")
-            cached = _cache_facts(opened.scorer)
+            if isinstance(opened.scorer, adacur.Cached):
+                cached = {name: getattr(opened.scorer, name) for name in ("hits", "misses", "hit_rate")}
             for hits in answers:
                 if as_json:
                     print_json(to_json(hits) | ({"cache": cached} if cached else {}))
@@ -106,11 +94,3 @@ def search(
         if cached and not as_json:
             known, new = cached["hits"], cached["misses"]
             note(f"Cache: {known} of {known + new} scores were known ({cached['hit_rate']:.0%}); {new} were paid for.")
-
-
-def _cache_facts(scorer: Scorer) -> dict[str, Any] | None:
-    from adacur.scorers import Cached
-
-    if not isinstance(scorer, Cached):
-        return None
-    return {"hits": scorer.hits, "misses": scorer.misses, "hit_rate": scorer.hit_rate}

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
+from adacur.cli import options as opt
 from adacur.cli.messages import note, notes, say
-from adacur.cli.options import CacheFile, Trust, settings_given
 from adacur.core.errors import InputError
 from adacur.core.extras import require
 
@@ -25,51 +25,40 @@ _LOOPBACK = ("127.", "::1", "localhost")
 def serve(
     indexes: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="[[NAME=]INDEX ...]",
             help="Index folders or URLs, each under its folder's name or NAME; default: the index that ships.",
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is every network.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 8000,
-    scorer: Annotated[
-        str | None, typer.Option(help="Another backend of the scorer that built the indexes; default: that scorer.")
-    ] = None,
-    trust: Trust = False,
-    cache: CacheFile = None,
-    key: Annotated[
-        list[str] | None,
-        typer.Option(help=f"Accept only requests with this key; may be repeated. Or {KEYS_VARIABLE}=key,key."),
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="A host name of this server, besides localhost; may be repeated."),
-    ] = None,
+    host: Annotated[str, Option(help="The address to listen on; 0.0.0.0 is every network.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="0 takes any free port.")] = 8000,
+    scorer: opt.ScorerOfIndex = None,
+    trust: opt.Trust = False,
+    cache: opt.CacheFile = None,
+    key: Annotated[list[str] | None, Option(help="A key that requests need; may be repeated.")] = None,
+    allow_host: Annotated[list[str] | None, Option(help="A host name of this server; may be repeated.")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set",
             metavar="NAME=VALUE",
             help="A limit or switch of the server, such as max_budget=200 or log_queries=true; may be repeated. A "
             "wrong name lists them all.",
         ),
     ] = None,
-    mcp: Annotated[
-        bool, typer.Option("--mcp", help="Serve one index to a language model over stdin and stdout instead.")
-    ] = False,
-    about: Annotated[
-        str | None, typer.Option(help="With --mcp: what the items are, so that the model knows when to search.")
-    ] = None,
+    mcp: Annotated[bool, Option("--mcp", help="Serve one index to a language model, over stdin and stdout.")] = False,
+    about: Annotated[str | None, Option(help="With --mcp: what the items are, for the model.")] = None,
 ) -> None:
     """Serve indexes over HTTP: a page to try them on, a JSON API, and rerank routes that other clients know.
 
-    Programs that speak MCP start `adacur serve INDEX --mcp` themselves; it ends when they close its stdin.
+    Keys may also come from ADACUR_API_KEYS=key,key. Programs that speak MCP start `adacur serve INDEX --mcp`
+    themselves; it ends when they close its stdin.
 
     Example: adacur serve my.adacur --port 8000
     """
     options: dict[str, Any] = {"scorer": scorer, "trust": trust, "cache": cache}
     if mcp:
-        given = settings_given(settings, takes=["max_budget"])
+        given = opt.settings_given(settings, takes=["max_budget"])
         _serve_mcp(indexes or [], options, **given, about=about)
         return
     keys = tuple(key or ()) or _keys_in_the_environment()
@@ -88,19 +77,21 @@ def _serve_http(
 ) -> None:
     for module in ("fastapi", "uvicorn", "prometheus_client", "structlog"):
         require(module, extra="serving")
+    from adacur.search.shipped import wikivital_folder
     from adacur.serving import ServerSettings, create_app
     from adacur.serving.logs import server_log
     from adacur.serving.opening import named_places, open_indexes
     from adacur.serving.running import listening, run
 
     names = [field.name for field in fields(ServerSettings) if field.name not in access]
-    settings = ServerSettings(**access, **settings_given(given, takes=names))
+    settings = ServerSettings(**access, **opt.settings_given(given, takes=names))
     places = named_places(indexes)
     # A port that is taken is reported before models are opened, which may take a while.
     at = listening(host, port)
     with at:
         if not places:
-            places = {"wikivital": _shipped()}
+            note("No index given: serving the one that ships with adacur, 10,033 Wikipedia articles.")
+            places = {"wikivital": str(wikivital_folder())}
         with notes.status(f"opening {', '.join(places)} …"):
             opened = open_indexes(places, **options)
         if not settings.api_keys and not host.startswith(_LOOPBACK):
@@ -155,11 +146,3 @@ def _keys_in_the_environment() -> tuple[str, ...]:
         # A secret that was never filled in must not open the server.
         raise InputError(f"{KEYS_VARIABLE} is set but has no key. Give it one, or unset it to serve without keys.")
     return keys
-
-
-def _shipped() -> str:
-    from adacur.search.shipped import wikivital_folder
-
-    note("No index given: serving the one that ships with adacur, 10,033 Wikipedia articles.")
-    with notes.status("fetching the articles and models, once …"):
-        return str(wikivital_folder())

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
+from adacur.cli import options as opt
 from adacur.cli.index.editing import edit_index
-from adacur.cli.options import IndexPath, Json, RayAddress, ScorerOfIndex, Trust, Workers
 from adacur.core.errors import InputError
 from adacur.data import read_queries
 
@@ -19,18 +19,14 @@ __all__ = ["anchors"]
 
 
 def anchors(
-    index: IndexPath,
-    queries: Annotated[
-        Path | None, typer.Argument(metavar="QUERIES", help="Queries to add: .jsonl, .csv, .tsv, .txt or BEIR.")
-    ] = None,
-    drop: Annotated[
-        list[str] | None, typer.Option("--drop", metavar="ID", help="Remove this anchor query; may be repeated.")
-    ] = None,
-    scorer: ScorerOfIndex = None,
-    trust: Trust = False,
-    workers: Workers = None,
-    ray: RayAddress = None,
-    as_json: Json = False,
+    index: opt.IndexPath,
+    queries: Annotated[Path | None, Argument(help="Queries to add: .jsonl, .csv, .tsv, .txt or BEIR.")] = None,
+    drop: Annotated[list[str] | None, Option(metavar="ID", help="An anchor query to remove; may be repeated.")] = None,
+    scorer: opt.ScorerOfIndex = None,
+    trust: opt.Trust = False,
+    workers: opt.Workers = None,
+    ray: opt.RayAddress = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Add anchor queries, for one scorer call per item each, or remove some, for none. More of them predict better.
 
@@ -48,4 +44,4 @@ def anchors(
         if new:
             edit.add_anchors(new)
 
-    edit_index(index, make, scorer=scorer, trust=trust, workers=workers, ray=ray, as_json=as_json)
+    edit_index(index, make, scorer=scorer, trust=trust, on=opt.on_workers(workers, ray), as_json=as_json)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from adacur.cli import options as opt
 from adacur.cli.index.editing import edit_index
-from adacur.cli.options import IndexPath, Json
 
 __all__ = ["compact"]
 
 
-def compact(index: IndexPath, as_json: Json = False) -> None:
+def compact(index: opt.IndexPath, as_json: opt.Json = False) -> None:
     """Copy an index into one part and delete what is no longer used. Calls no scorer.
 
     Versions that are open somewhere stay until the next change. Interrupted additions that were never continued are

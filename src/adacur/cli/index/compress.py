@@ -6,26 +6,24 @@ from dataclasses import asdict
 from shlex import quote
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
+from adacur.cli import options as opt
 from adacur.cli.messages import note, notes, print_json, say
-from adacur.cli.options import Budget, IndexPath, Json, K, Trust
 from adacur.core.units import megabytes
 
 __all__ = ["compress"]
 
 
 def compress(
-    index: IndexPath,
-    rank: Annotated[
-        int, typer.Option(min=1, help="Columns, besides as many as the dense first stage's vectors have.")
-    ] = 128,
-    storage: Annotated[str, typer.Option(help="int8, float16 (for a GPU) or float32.")] = "int8",
-    k: K = 10,
-    budget: Budget = 100,
-    drop: Annotated[bool, typer.Option("--drop", help="Remove the compressed form.")] = False,
-    trust: Trust = False,
-    as_json: Json = False,
+    index: opt.IndexPath,
+    rank: Annotated[int, Option(min=1, help="Columns, besides as many as the dense first stage's vectors have.")] = 128,
+    storage: Annotated[str, Option(help="int8, float16 (for a GPU) or float32.")] = "int8",
+    k: opt.K = 10,
+    budget: opt.Budget = 100,
+    drop: Annotated[bool, Option("--drop", help="Remove the compressed form.")] = False,
+    trust: opt.Trust = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Make an index searchable in less memory, and measure the recall that it costs. Calls no scorer.
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Argument
 
+from adacur.cli import options as opt
 from adacur.cli.messages import note, notes, print_json, say
-from adacur.cli.options import Json
 
 __all__ = ["copy"]
 
 
 def copy(
-    source: Annotated[str, typer.Argument(metavar="FROM", help="An index folder, or a URL.")],
-    target: Annotated[str, typer.Argument(metavar="TO", help="A URL, or a folder that does not exist yet.")],
-    as_json: Json = False,
+    source: Annotated[str, Argument(metavar="FROM", help="An index folder, or a URL.")],
+    target: Annotated[str, Argument(metavar="TO", help="A URL, or a folder that does not exist yet.")],
+    as_json: opt.Json = False,
 ) -> None:
     """Copy an index from a folder to an object store, or back. After an interruption, the same command starts over.
 

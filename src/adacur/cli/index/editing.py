@@ -8,9 +8,9 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from adacur.cli.messages import KEPT, counted, log_as_notes, note, print_json, say
-from adacur.cli.options import on_workers
 
 if TYPE_CHECKING:
+    from adacur.engines import Ray
     from adacur.search import Change, Edit
 
 __all__ = ["edit_index"]
@@ -23,8 +23,7 @@ def edit_index(
     as_json: bool,
     scorer: str | None = None,
     trust: bool = False,
-    workers: int | None = None,
-    ray: str | None = None,
+    on: int | Ray | None = None,
 ) -> None:
     """Make one new version of an index by the edits that `make` asks for, and print it."""
     import adacur
@@ -32,7 +31,7 @@ def edit_index(
     # The edit recognises the scorer, after it has refused what cannot be done.
     with adacur.load(path, scorer=scorer, trust=trust, check=False) as index:
         try:
-            with log_as_notes("adacur.change"), index.edit(on=on_workers(workers, ray)) as edit:
+            with log_as_notes("adacur.change"), index.edit(on=on) as edit:
                 make(edit)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"{path} is unchanged. {KEPT}") from None

@@ -7,21 +7,21 @@ from pathlib import Path
 from shlex import quote
 from typing import Annotated
 
-import typer
+from typer import Option
 
+from adacur.cli import options as opt
 from adacur.cli.messages import note, notes, print_json, say
-from adacur.cli.options import IndexPath, Json, Trust
 
 __all__ = ["refresh"]
 
 
 def refresh(
-    index: IndexPath,
-    log: Annotated[Path, typer.Option(help="A file that searches with --log wrote.")],
-    limit: Annotated[int, typer.Option(min=1, help="Add at most N queries: those with most scores first.")] = 500,
-    fewest_scored: Annotated[int, typer.Option(min=1, help="Leave out queries with fewer than N scores.")] = 20,
-    trust: Trust = False,
-    as_json: Json = False,
+    index: opt.IndexPath,
+    log: Annotated[Path, Option(help="A file that searches with --log wrote.")],
+    limit: Annotated[int, Option(min=1, help="Add at most N queries: those with most scores first.")] = 500,
+    fewest_scored: Annotated[int, Option(min=1, help="Leave out queries with fewer than N scores.")] = 20,
+    trust: opt.Trust = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Make anchor queries of logged searches: their scores are reused, the rest predicted. Calls no scorer.
 

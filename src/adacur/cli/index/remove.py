@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
+from adacur.cli import options as opt
 from adacur.cli.index.editing import edit_index
-from adacur.cli.options import IndexPath, Json
 from adacur.core.errors import InputError
 
 __all__ = ["remove"]
 
 
 def remove(
-    index: IndexPath,
-    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids; or name a file with --file.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="A text file with an id per line.")] = None,
-    as_json: Json = False,
+    index: opt.IndexPath,
+    ids: Annotated[list[str] | None, Argument(metavar="ID", help="Ids; or name a file with --file.")] = None,
+    file: Annotated[Path | None, Option("--file", help="A text file with an id per line.")] = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Remove items from an index by their ids. Calls no scorer.
 

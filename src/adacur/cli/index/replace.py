@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from adacur.cli import options as opt
 from adacur.cli.index.editing import edit_index
-from adacur.cli.options import IndexPath, Json, NewItems, RayAddress, ScorerOfIndex, Trust, Workers
 
 __all__ = ["replace"]
 
 
 def replace(
-    index: IndexPath,
-    items: NewItems,
-    scorer: ScorerOfIndex = None,
-    trust: Trust = False,
-    workers: Workers = None,
-    ray: RayAddress = None,
-    as_json: Json = False,
+    index: opt.IndexPath,
+    items: opt.NewItems,
+    scorer: opt.ScorerOfIndex = None,
+    trust: opt.Trust = False,
+    workers: opt.Workers = None,
+    ray: opt.RayAddress = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Give items of an index other texts, for one scorer call per item and anchor query.
 
@@ -23,12 +23,5 @@ def replace(
 
     Example: adacur index replace my.adacur changed.jsonl
     """
-    edit_index(
-        index,
-        lambda edit: edit.replace(items),
-        scorer=scorer,
-        trust=trust,
-        workers=workers,
-        ray=ray,
-        as_json=as_json,
-    )
+    on = opt.on_workers(workers, ray)
+    edit_index(index, lambda edit: edit.replace(items), scorer=scorer, trust=trust, on=on, as_json=as_json)

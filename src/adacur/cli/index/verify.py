@@ -6,13 +6,13 @@ from pathlib import Path
 
 import typer
 
+from adacur.cli import options as opt
 from adacur.cli.messages import note, print_json, say
-from adacur.cli.options import IndexPath, Json
 
 __all__ = ["verify"]
 
 
-def verify(index: IndexPath, as_json: Json = False) -> None:
+def verify(index: opt.IndexPath, as_json: opt.Json = False) -> None:
     """Read an index and name what differs from what was written. Exit code 1 if anything is damaged.
 
     Example: adacur index verify my.adacur

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
-from adacur.cli.options import Json
+from adacur.cli import options as opt
 from adacur.cli.train.running import Base, Config, Data, Epochs, First, Out, TrainingOptions, run_training
 
 __all__ = ["cross_encoder"]
@@ -19,12 +19,12 @@ def cross_encoder(
     first: First = None,
     teacher: Annotated[
         list[str] | None,
-        typer.Option(help="Learn the scores of this scorer, named as for build; of several, their mean."),
+        Option(help="Learn the scores of this scorer, named as for build; of several, their mean."),
     ] = None,
     epochs: Epochs = None,
     config: Config = None,
     settings: TrainingOptions = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Train a cross-encoder on judged queries, with hard negatives of a first stage; or on the scores of teachers.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from adacur.cli.options import Json
+from adacur.cli import options as opt
 from adacur.cli.train.running import Base, Config, Epochs, Out, TrainingOptions, run_training
 
 __all__ = ["distill"]
@@ -16,7 +16,7 @@ __all__ = ["distill"]
 def distill(
     data: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="INDEX|DATA",
             help="An index, whose anchor scores teach; or, with --teacher, a collection as for dual-encoder, or with "
             "--queries any items that build takes.",
@@ -26,13 +26,13 @@ def distill(
     base: Base = None,
     teacher: Annotated[
         list[str] | None,
-        typer.Option(help="A scorer, named as for build, whose scores are learnt; of several, their mean."),
+        Option(help="A scorer, named as for build, whose scores are learnt; of several, their mean."),
     ] = None,
-    queries: Annotated[Path | None, typer.Option(help="With --teacher: a file of queries, judged or not.")] = None,
+    queries: Annotated[Path | None, Option(help="With --teacher: a file of queries, judged or not.")] = None,
     epochs: Epochs = None,
     config: Config = None,
     settings: TrainingOptions = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Train a dual encoder to order items as a cross-encoder does. From an index, nothing is scored.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adacur.cli.options import Json
+from adacur.cli import options as opt
 from adacur.cli.train.running import Base, Config, Data, Epochs, First, Out, TrainingOptions, run_training
 
 __all__ = ["dual_encoder"]
@@ -16,7 +16,7 @@ def dual_encoder(
     epochs: Epochs = None,
     config: Config = None,
     settings: TrainingOptions = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Train a dual encoder on judged queries: a first stage made for your collection.
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.table import Table
+from typer import Argument, Option
 
+from adacur.cli import options as opt
 from adacur.cli.messages import KEPT, log_as_notes, note, print_json, print_table, say
-from adacur.cli.options import settings_given
 from adacur.core.errors import FileFormatError
 from adacur.core.units import duration
 
@@ -23,33 +23,21 @@ if TYPE_CHECKING:
 __all__ = ["Base", "Config", "Data", "Epochs", "First", "Out", "TrainingOptions", "run_training"]
 
 # Options that may name a file or folder, which is looked for beside the configuration that names it.
-_MAY_BE_PATHS = ("base", "first", "teacher", "queries")
+_MAY_BE_PATHS = {"base", "first", "teacher", "queries"}
 
 Data = Annotated[
-    str,
-    typer.Argument(
-        metavar="DATA", help="A collection with judgements: a BEIR folder, 'mondo', or irds:ID of ir_datasets."
-    ),
+    str, Argument(metavar="DATA", help="Judged queries and items: a BEIR folder, 'mondo', or irds:ID of ir_datasets.")
 ]
-Out = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; an interrupted run in it continues.")]
+Out = Annotated[Path, Argument(metavar="OUT", help="The folder to write; an interrupted run in it continues.")]
 Base = Annotated[
-    str | None,
-    typer.Option(
-        help="The model to start from: a name that `adacur fetch` lists, a transformers folder, a hub name; default: "
-        "all-MiniLM-L6-v2."
-    ),
+    str | None, Option(help="The model to start from: a name that `adacur fetch` lists, a folder, or a hub name.")
 ]
-First = Annotated[
-    str | None,
-    typer.Option(help="First stage that finds hard negatives: bm25 (default), dense, or a dual encoder's path."),
-]
-Epochs = Annotated[int | None, typer.Option(help="The number of times that every query is seen.")]
-Config = Annotated[
-    Path | None, typer.Option(help="A TOML file with options by name (learning_rate = 2e-5); --set and flags win.")
-]
+First = Annotated[str | None, Option(help="Finds hard negatives: bm25 (default), dense, or a dual encoder's path.")]
+Epochs = Annotated[int | None, Option(help="The number of times that every query is seen.")]
+Config = Annotated[Path | None, Option(help="A TOML file with options by name; --set and flags win.")]
 TrainingOptions = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set",
         metavar="NAME=VALUE",
         help="Any option of the training, such as learning_rate=2e-5 or negatives=15; may be repeated. A wrong name "
@@ -72,7 +60,7 @@ def run_training(
     from adacur.training import by_name
 
     options = {} if config is None else _options_in(config)
-    options |= settings_given(settings, takes=by_name.options_of(kind))
+    options |= opt.settings_given(settings, takes=by_name.options_of(kind))
     options |= {name: value for name, value in flags.items() if value is not None and value != []}
     was_finished = (out / "training" / "result.json").exists()
     try:
@@ -98,17 +86,11 @@ def _options_in(file: Path) -> dict[str, Any]:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FileFormatError(f"{file} cannot be read as TOML: {error}") from error
-    for name in _MAY_BE_PATHS:
-        if name in table:
-            given = table[name]
-            paths = [_beside(file, one) for one in (given if isinstance(given, list) else [given])]
-            table[name] = paths if isinstance(given, list) else paths[0]
+    for name in table.keys() & _MAY_BE_PATHS:
+        given = table[name] if isinstance(table[name], list) else [table[name]]
+        table[name] = [str(path) if (path := file.parent / str(one)).exists() else str(one) for one in given]
+        table[name] = table[name] if name == "teacher" else table[name][0]
     return table
-
-
-def _beside(file: Path, name: Any) -> str:
-    path = file.parent / str(name)
-    return str(path) if path.exists() else str(name)
 
 
 def _show(trained: Trained, out: Path) -> None:
