@@ -174,7 +174,7 @@ def test_every_name_in_the_table_from_the_paper_exists() -> None:
 
 
 def test_a_name_that_does_not_exist_is_noticed() -> None:
-    resolve("adacur.Round.positions")
+    resolve("adacur.core.results.Round.positions")
     for name in ("adacur.AdaCUR.nothing", "adacur.Nothing", "nowhere.Thing"):
         with pytest.raises(AssertionError):
             resolve(name)
