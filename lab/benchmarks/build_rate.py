@@ -21,19 +21,19 @@ from pathlib import Path
 import numpy as np
 
 import adacur
+from adacur import building
 from adacur.core.protocols import ScorerCard
 from adacur.data import read_items, read_queries
-from adacur.index import build as building
+from adacur.index import build as scoring
 from adacur.index import read_manifest
 from adacur.scorers import score_grid
-from adacur.search import opening
 
 STAGES = {
-    "items into SQLite": (building, "load"),
-    "choice of a block size": (building, "_timed_block_items"),
-    "blocks": (building, "_score_blocks"),
-    "probes and closing": (building, "_finish"),
-    "first stages": (opening, "add_first_stages"),
+    "items into SQLite": (scoring, "load"),
+    "choice of a block size": (scoring, "_cost"),
+    "blocks": (scoring, "_score_blocks"),
+    "probes and closing": (scoring, "_finish"),
+    "first stages": (building, "add_first_stages"),
     "verify": (adacur, "verify"),
 }
 WARM_ITEMS = 1000

@@ -56,7 +56,7 @@ def score(pairs):
 
 items = (adacur.Item(f"i{n}", f"item {n}") for n in range(n_items))
 anchors = [adacur.Query(f"a{n}", f"anchor {n}") for n in range(n_anchors)]
-where = {"engine": "ray", "address": address} if address else {}
+where = {"on": adacur.Ray(address)} if address else {}
 scorer = adacur.scorers.FunctionScorer(score, name="checksum")
 adacur.build(items, anchors, scorer=scorer, path=folder, first=(), block_items=block_items, progress=False, tune=False,
              **where)
