@@ -26,6 +26,11 @@ class AnchorTable:
     matrix: FloatArray
 
     @classmethod
+    def of_items(cls, items: Items) -> AnchorTable:
+        """Items without anchor queries."""
+        return cls(items, (), np.empty((len(items), 0), dtype=np.float32))
+
+    @classmethod
     def from_arrays(cls, *, items: Iterable[Item], anchor_queries: Iterable[Query | str], scores: Any) -> AnchorTable:
         """A table from known scores, given as in the paper: anchor queries × items."""
         collection = list(items)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import functools
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Unpack, overload
 
-import numpy as np
-
-from adacur.core.arrays import BoolArray, FloatArray
+from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError, ScorerFailed
 from adacur.core.protocols import AnchorScores, Items, Scorer, ScorerCard
 from adacur.core.records import Item, ItemList, Query, check_item
@@ -37,10 +34,9 @@ __all__ = ["AnchorIndex"]
 class AnchorIndex:
     """Items, their anchor scores, the scorer they came from and the first stages: what searches run on.
 
-    Made by `adacur.build`, `adacur.load`, `AnchorIndex.from_arrays` or `AnchorIndex.from_items`. `first` maps names to
-    first stages, or to functions that open them when they are first used; likewise `scorer` may be a function that
-    opens one. `reopen` lets the index follow its edits; `recognised` says that the scorer is known to be the one that
-    built it. What searches paid for is written to `log`.
+    Made by `adacur.build`, `adacur.load`, `from_arrays` or `from_items`. `first` maps names to first stages, `scorer`
+    is one, or functions that open them when they are first used. `reopen` lets the index follow its edits; `recognised`
+    says that the scorer is the one that built it. What searches paid for is written to `log`.
     """
 
     def __init__(
@@ -65,7 +61,7 @@ class AnchorIndex:
         self.is_read_only = False
         self._device = device
         self._snapshot: Snapshot | None = Snapshot(anchors, first=first, home=path, device=device)
-        self._anchors = anchors
+        self.anchors = anchors
         self._scorer = scorer
         self._log = log
         # Entered again where one scorer wraps that of another index.
@@ -98,18 +94,16 @@ class AnchorIndex:
     ) -> AnchorIndex:
         """An index without anchor queries, which costs no scorer call; `adacur.build(items, 0, …)` makes one on disk.
 
-        `first` is what searches start from: "bm25", "dense" (with `encoder`), objects, several of these, or objects by
-        name; "random" for none. With a dense one searches predict from its item vectors; else there is nothing to
-        predict from, and its best are re-ranked.
+        - `first`: what searches start from: "bm25", "dense" (with `encoder`), objects, several of these, or objects by
+          name; "random" for none. With a dense one searches predict from its item vectors; else they re-rank.
         """
         given = list(as_items(items))
         for item in given:
             check_item(item)
         held = ItemList(given)
         stages = stages_in_memory(first, held, encoder=open_encoder(encoder), progress=progress)
-        table = AnchorTable(held, (), np.empty((len(held), 0), dtype=np.float32))
         opened = None if scorer is None else open_scorer(scorer)
-        return cls(table, scorer=opened, first=stages, card=opened.card if opened else None)
+        return cls(AnchorTable.of_items(held), scorer=opened, first=stages, card=opened.card if opened else None)
 
     # A text is a sequence of texts to type checkers; the first overload is the one that it means.
     @overload
@@ -157,7 +151,7 @@ class AnchorIndex:
     ) -> Hits | list[Hits]:
         """Like `search`, without holding up the event loop; searches that are awaited together share scorer calls.
 
-        The trace's seconds of the scorer are then the time waited for it, its other callers included.
+        The trace's seconds of the scorer are then the time waited for it.
         """
         # The first search opens the scorer and the first stage, which may take seconds.
         plan = await asyncio.to_thread(plan_search, self, k, **options)
@@ -179,19 +173,17 @@ class AnchorIndex:
     def edit(self, *, on: On = None, progress: bool = True) -> AbstractContextManager[Edit]:
         """Change the index: `with index.edit() as edit:`, then edit.add, replace, remove, add_anchors and the like.
 
-        All changes of the block become one new version of the folder, at its end; this index moves on to it, and so
-        does every later `load`. Searches under way, and others that have the folder open, stay on theirs. An error in
-        the block changes nothing.
+        All changes of the block become one new version of the folder, at its end; this index moves on to it. Searches
+        under way, and others that have the folder open, stay on theirs. An error in the block changes nothing.
 
-        - on: where new pairs are scored, as for `adacur.build`.
-        - progress: show bars.
+        - `on`: where new pairs are scored, as for `adacur.build`; `progress`: show bars.
         """
         return edit_index(self, on=on, progress=progress)
 
     def close(self) -> None:
-        """Close the scorer, given or opened here, and let go of the first stages; searches are refused from now on.
+        """Close the scorer, given or opened here, and refuse searches from now on; those under way end with an error.
 
-        Searches under way in other threads end with an error. Items and anchor scores can still be read.
+        Items and anchor scores can still be read.
         """
         with self._opening:
             scorer, self._scorer, self._snapshot = self._scorer, None, None
@@ -218,48 +210,29 @@ class AnchorIndex:
             return self._scorer
 
     @property
-    def anchors(self) -> AnchorScores:
-        """Items, anchor queries and anchor scores as they are stored."""
-        return self._anchors
-
-    @property
     def items(self) -> Items:
         """The items, by position and by id."""
-        return self._anchors.items
+        return self.anchors.items
 
     @property
     def anchor_queries(self) -> Sequence[Query]:
         """The queries that every item was scored against."""
-        return self._anchors.anchor_queries
+        return self.anchors.anchor_queries
 
     @property
     def matrix(self) -> FloatArray:
         """R_anc, item-major: shape (items, anchor queries)."""
-        return self._anchors.matrix
-
-    def exact_cells(self) -> BoolArray | None:
-        """Which entries of `matrix` the scorer gave and were not predicted; None where it gave them all."""
-        return self._anchors.exact_cells() if isinstance(self._anchors, IndexFolder) else None
+        return self.anchors.matrix
 
     @property
     def version(self) -> int:
         """Which version of its folder this index is; 1 as it was built, or where there is none."""
-        return self._anchors.version if isinstance(self._anchors, IndexFolder) else 1
+        return self.anchors.version if isinstance(self.anchors, IndexFolder) else 1
 
     @property
     def first_stages(self) -> tuple[str, ...]:
         """Names that `first=` accepts."""
         return self.snapshot.first_stages
-
-    @property
-    def default_first(self) -> str:
-        """The first stage that searches start from where none is named."""
-        return self.snapshot.default_first
-
-    @property
-    def default_method(self) -> str:
-        """The method of searches where none is named: "rerank" where there is nothing to predict from."""
-        return self.snapshot.default_method
 
     @property
     def tunings(self) -> tuple[Tuning, ...]:
@@ -279,16 +252,6 @@ class AnchorIndex:
         other = copy.copy(self)
         other._scorer = lambda: (wrap(self.scorer), self.drift)
         return other
-
-    def move_to(self, folder: IndexFolder) -> None:
-        """Search on another version of the folder from now on."""
-        assert self.reopen is not None
-        with self._opening:
-            self._anchors = folder
-            self._snapshot = Snapshot(folder, first=self.reopen.first(folder), device=self._device)
-            if self._scorer is not None and not isinstance(self._scorer, Scorer):
-                # Opened later, it is recognised by the scores of this version; and the old one can be let go.
-                self._scorer = functools.partial(self.reopen.scorer, folder)
 
     def __len__(self) -> int:
         return len(self.items)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from adacur.index.compressed import is_compressed
 from adacur.index.updates import repeatable
 from adacur.index.workers import check_workers
 from adacur.search.first_stages import check_can_grow, update_first_stages
+from adacur.search.planning import Snapshot
 from adacur.search.tuned import TUNED, TuningWarning, read_tunings
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ def edit_index(index: AnchorIndex, *, on: On = None, progress: bool = True) -> I
         finally:
             edit._is_over = True
     if folder is not None:
-        index.move_to(folder)
+        _move(index, folder)
         # The version before could not be deleted while this index had it open.
         with contextlib.suppress(IndexLocked):
             prune(path)
@@ -217,6 +219,17 @@ def writable_home(index: AnchorIndex) -> Path:
     if home is None:
         raise InputError("Only an index in a folder can be changed. Save it, and open that: index.save(path).")
     return home
+
+
+def _move(index: AnchorIndex, folder: IndexFolder) -> None:
+    """Let searches of the index begin on another version from now on."""
+    assert index.reopen is not None
+    with index._opening:
+        index.anchors = folder
+        index._snapshot = Snapshot(folder, first=index.reopen.first(folder), device=index._device)
+        if index._scorer is not None and not isinstance(index._scorer, Scorer):
+            # Opened later, it is recognised by the scores of this version; and the old one can be let go.
+            index._scorer = functools.partial(index.reopen.scorer, folder)
 
 
 def _recognised_scorer(index: AnchorIndex, version: IndexFolder, on: On) -> tuple[Scorer, int]:

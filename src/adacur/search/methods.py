@@ -7,12 +7,10 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
-import numpy as np
-
 from adacur.approximation import EmbeddingRegression, GaussianModel, PseudoInverse, TopK
 from adacur.core.budget import even_split, is_whole
 from adacur.core.errors import BudgetError, InputError, UnknownName
-from adacur.core.protocols import Acquisition, AnchorScores, Approximator, Collection
+from adacur.core.protocols import Acquisition, AnchorScores, Approximator
 from adacur.core.spelling import did_you_mean
 from adacur.index import AnchorTable
 from adacur.search.plan import KeepPredictions, Plan, stage_name
@@ -176,7 +174,7 @@ class AXN:
         choices = _shared(self, *_ADAPTIVE)
         return replace(
             base,
-            anchors=_without_anchors(source.anchors),
+            anchors=AnchorTable.of_items(source.anchors.items),
             batch_sizes=partial(_in_rounds, rounds=self.rounds, first_batch=self.first_batch),
             **choices | {"approximator": self.approximator or source.embedding_regression()},
         )
@@ -314,10 +312,6 @@ def _check_anchors(method: AdaCUR | ANNCUR, source: Source) -> None:
             f"Method {method.name!r} predicts from anchor queries, and this index has none. Use 'gaussian' or 'axn' "
             "with a dense first stage, or 'rerank'."
         )
-
-
-def _without_anchors(collection: Collection) -> AnchorScores:
-    return AnchorTable(collection.items, (), np.empty((len(collection.items), 0), dtype=np.float32))
 
 
 def _in_rounds(affordable: int, *, rounds: int, first_batch: float | None) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from adacur.approximation import EmbeddingRegression, GaussianModel
+from adacur.core.arrays import BoolArray
 from adacur.core.budget import Budget, check_k
 from adacur.core.errors import InputError, UnknownName
 from adacur.core.protocols import AnchorScores, FirstStage, Scorer, ScorerCard, Vectors
@@ -59,7 +60,7 @@ def search_options(
     """
     given = {name: value for name, value in method_options.items() if value is not None}
     if given or isinstance(method, str):
-        method = method_named(index.default_method if method is None else str(method), **given)
+        method = method_named(index.snapshot.default_method if method is None else str(method), **given)
     if pool is not None or fuse is not None:
         if isinstance(first, First):
             raise InputError("Give pool and fuse inside First(…), or beside the name of a first stage; not both.")
@@ -264,9 +265,13 @@ class Snapshot:
         """Whether the folder holds compressed features."""
         return self.home is not None and is_compressed(self.home)
 
+    def exact_cells(self) -> BoolArray | None:
+        """Which scores (items, anchor queries) the scorer gave and were not predicted; None where it gave all."""
+        return self.anchors.exact_cells() if isinstance(self.anchors, IndexFolder) else None
+
     def save(self, path: Path, *, card: ScorerCard | None) -> None:
         """Write this version to a new folder, with the first stages that can be saved."""
-        cells = self.anchors.exact_cells() if isinstance(self.anchors, IndexFolder) else None
+        cells = self.exact_cells()
         if cells is not None and not cells.all():
             # In a new folder predicted scores would pass for the scorer's.
             raise InputError(f"Some scores of this index are predicted; copy its folder {self.home} instead.")

@@ -315,7 +315,7 @@ class _Server:
             "version": index.version,
             "scorer": one.scorer_name,
             "first_stages": list(index.first_stages),
-            "default_first": index.default_first,
+            "default_first": index.snapshot.default_first,
             "methods": list(one.methods),
             "tunings": as_json(index.tunings),
             "limits": self.settings.limits(),
@@ -330,8 +330,8 @@ def _described(names: list[str]) -> Any:
 def _warm(one: Served) -> None:
     index = one.index
     _ = one.scorer
-    if index.default_first != "random":
-        index.first_stage(index.default_first)
+    if index.snapshot.default_first != "random":
+        index.first_stage(index.snapshot.default_first)
     if index.anchor_queries:
         # Features are made from the scores once, which takes seconds where there are many.
         with warnings.catch_warnings(), suppress(AdacurError):

@@ -109,7 +109,7 @@ def plan_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: 
     if "k" not in body:
         # A small budget is not a reason to refuse the default k.
         given["k"] = min(given["k"], given["budget"])
-    method = given.get("method") or one.index.default_method
+    method = given.get("method") or one.index.snapshot.default_method
     filter_ = given.get("filter") or {}
     if method == "exact":
         _check_exact(one, filter_, settings)

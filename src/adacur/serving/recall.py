@@ -47,7 +47,7 @@ class RecallCurves:
         self, name: str, index: AnchorIndex, *, k: int, method: str, first: str | None = None
     ) -> dict[str, Any] | None:
         """The curve, or None while it is computed."""
-        first = first or index.default_first
+        first = first or index.snapshot.default_first
         key = (name, k, method, first)
         if key not in self._curves:
             budgets = self._budgets(index, k, first)
@@ -75,7 +75,11 @@ class RecallCurves:
         if first not in index.first_stages:
             near, stages = did_you_mean(first, index.first_stages), ", ".join(index.first_stages)
             raise Refusal(422, "unknown_name", f"This index has no first stage {first!r}.{near} It has: {stages}.")
-        most, n_anchors, cells = min(self._max_budget, len(index)), len(index.anchor_queries), index.exact_cells()
+        most, n_anchors, cells = (
+            min(self._max_budget, len(index)),
+            len(index.anchor_queries),
+            index.snapshot.exact_cells(),
+        )
         if n_anchors < FEWEST_QUERIES:
             reason = f"Recall is measured on at least {FEWEST_QUERIES} anchor queries; this index has {n_anchors}."
         elif cells is not None and not cells.all():

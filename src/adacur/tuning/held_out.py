@@ -79,7 +79,7 @@ def columns_of(anchors: AnchorScores, queries: Sequence[Query]) -> IntArray:
 
 def exact_anchors(index: AnchorIndex) -> BoolArray:
     """For each anchor query, whether the scorer gave all its scores; in a sparse index most are predicted."""
-    cells = index.exact_cells()
+    cells = index.snapshot.exact_cells()
     return np.ones(len(index.anchor_queries), dtype=np.bool_) if cells is None else np.asarray(cells.all(axis=0))
 
 

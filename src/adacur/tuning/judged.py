@@ -118,13 +118,15 @@ def tune_fuse(
             f"Choosing by judgements needs at least {FEWEST_JUDGED} queries with something relevant; "
             f"got {len(judged)} of {len(queries)}. Judge more, or search with fuse=0.5 untuned."
         )
-    if index.default_first == "random":
+    if index.snapshot.default_first == "random":
         raise InputError("fuse blends a first stage's scores in, and this index has none. Build it with one.")
     if pools is None:
         pools = [n * budget for n in _POOLS]
     pools = [pool for pool in pools if pool < len(index.items)]
     searched = _searched(index, judged, k=k, budget=budget, seed=seed)
-    first = index.first_stage(index.default_first).search(judged, min(len(index.items), max([LISTED, k, *pools])))
+    first = index.first_stage(index.snapshot.default_first).search(
+        judged, min(len(index.items), max([LISTED, k, *pools]))
+    )
     every = np.ones(len(index.items), dtype=np.bool_)
     lists = [listed_by(answer, allowed=every) for answer in first]
     scale = Fusion.fit(index, weight=1.0)

@@ -94,7 +94,7 @@ def test_items_may_be_a_path_or_plain_texts(tmp_path) -> None:
         Edited(index).add(tmp_path / "more.jsonl")
         assert index.items[20].text == "a comet"
         Edited(index).compact()
-        assert index.origin == Origin(None, ("words",))
+        assert index.anchors.manifest.origin == Origin(None, ("words",))
     whole = adacur.build(str(tmp_path / "more.jsonl"), ANCHORS, scorer=overlap, path=tmp_path / "one", progress=False)
     assert whole.items[0].text == "A title"
 
@@ -366,7 +366,7 @@ def test_a_build_with_a_cache_pays_for_no_pair_twice(tmp_path) -> None:
 def test_a_cache_that_cannot_be_used_is_refused_before_anything_is_scored(tmp_path) -> None:
     (tmp_path / "scores.sqlite").write_text("these are no scores")
     paid = Metered(FunctionScorer(overlap))
-    with pytest.raises(InputError, match="no score cache"):
+    with pytest.raises(InputError, match="not a score cache"):
         build(tmp_path / "index", scorer=Cached(paid, tmp_path / "scores.sqlite"))
     assert paid.calls == 0
     assert not (tmp_path / "index").exists()

@@ -52,7 +52,7 @@ def path_fixture(tmp_path) -> Path:
 def test_an_index_of_items_alone_is_led_by_a_first_stage(first) -> None:
     given = {} if first is None else {"first": first}
     index = AnchorIndex.from_items(ITEMS, scorer=Overlap(), **given)
-    assert index.default_first == "bm25"
+    assert index.snapshot.default_first == "bm25"
     hits = index.search(QUESTION, 2, budget=50)
     assert hits.ids == true_best(index, 2)
     assert (hits.trace.settings["method"], len(hits.trace.rounds)) == ("rerank", 1)
@@ -60,7 +60,7 @@ def test_an_index_of_items_alone_is_led_by_a_first_stage(first) -> None:
 
 def test_named_dense_stages_are_built_with_the_encoder_and_predict() -> None:
     index = AnchorIndex.from_items(ITEMS, scorer=Overlap(), first=["bm25", "dense"], encoder=Encoder(), progress=False)
-    assert index.default_first == "dense"
+    assert index.snapshot.default_first == "dense"
     assert index.search(QUESTION, 2, budget=50).trace.settings["method"] == "gaussian"
     assert index.search(QUESTION, 2, budget=50, method="axn").trace.calls == 50
 
@@ -196,4 +196,4 @@ def test_a_folder_that_lost_its_items_is_damaged(path) -> None:
 def test_dense_vectors_lead_where_words_do_not() -> None:
     dense = Dense.build(ITEMS, encoder=Encoder())
     index = AnchorIndex.from_items(ITEMS, scorer=Overlap(), first={"bm25": BM25.build(ITEMS), "dense": dense})
-    assert (index.default_first, index.default_method) == ("dense", "gaussian")
+    assert (index.snapshot.default_first, index.snapshot.default_method) == ("dense", "gaussian")
