@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import WithJsonSchema
+from pydantic import BaseModel, WithJsonSchema
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 
@@ -22,7 +22,7 @@ from adacur.serving import bodies, shapes
 from adacur.serving.description import DESCRIPTION, EVENT, errors, with_keys
 from adacur.serving.door import Door, notes_of
 from adacur.serving.failures import Refusal, as_refusal, json_answer
-from adacur.serving.indexes import SearchPlan, Served, check_name, named_index, plan_of
+from adacur.serving.indexes import Served, check_name, named_index, plan_of
 from adacur.serving.logs import silent_log
 from adacur.serving.metrics import METRICS_TYPE, Metrics
 from adacur.serving.page import add_page, content_security_policy
@@ -120,7 +120,6 @@ class _Server:
         try:
             for one in self.served.values():
                 await asyncio.to_thread(_warm, one)
-                self.metrics.set_tunings(one.name, one.index.tunings)
                 self.log.info("index", index=one.name, items=len(one.index), version=one.index.version)
         except Exception as error:
             # Searches that need it will fail in the same way; /readyz stays at 503.
@@ -155,7 +154,10 @@ class _Server:
             started = time.monotonic()
             given = body.model_dump(exclude_unset=True)  # type: ignore[attr-defined]
             plan = plan_of(self.served, given, settings=self.settings)
-            self._note_search(request, plan)
+            notes = {"index": plan.served.name, "k": plan.k, "queries": len(plan.queries), "method": plan.method}
+            if self.settings.log_queries:
+                notes["query"] = [query.text for query in plan.queries]
+            notes_of(request.scope).update(notes)
             searches = [Search(plan, query, started=started, seconds=self.settings.seconds) for query in plan.queries]
             if given.get("stream") or "text/event-stream" in request.headers.get("accept", ""):
                 if given.get("query") is None:
@@ -185,10 +187,7 @@ class _Server:
             summary=f"Re-rank documents ({dialect.service})",
             description=f"Score the given documents exactly, all of them, for clients of {dialect.service}.",
             operation_id=f"rerank{dialect.path.replace('/', '_')}",
-            responses={
-                200: {"model": dialect.shape, "description": "The documents, best first."},
-                **errors(*_OF_BODIES, 502),
-            },
+            responses=_answers(dialect.shape, "The documents, best first.", *_OF_BODIES, 502),
         )
         async def rerank(request: Request, body: RerankRequest) -> Response:  # type: ignore[valid-type]
             asked = Reranking(self.served, body.model_dump())  # type: ignore[attr-defined]
@@ -214,12 +213,9 @@ class _Server:
         First = _described(self.stages)
         Method = Literal[*(name for name in METHODS if name != "exact")]  # type: ignore[valid-type]
 
-        @app.get(
-            "/v1/indexes",
-            tags=["indexes"],
-            summary="What is served",
-            responses={200: {"model": shapes.Indexes}, **errors(401, 500)},
-        )
+        answers = _answers(shapes.Indexes, "The indexes.", 401, 500)
+
+        @app.get("/v1/indexes", tags=["indexes"], summary="What is served", responses=answers)
         async def list_indexes() -> Response:
             """The indexes, what each can do, and the limits of a request."""
             facts = await asyncio.to_thread(lambda: [self._facts(one) for one in self.served.values()])
@@ -229,11 +225,8 @@ class _Server:
             "/v1/indexes/{name}/recall",
             tags=["indexes"],
             summary="Recall against budget",
-            responses={
-                200: {"model": shapes.RecallCurve, "description": "The expected recall at several budgets."},
-                202: {"description": "It is being computed: ask again after `Retry-After` seconds."},
-                **errors(401, 404, 422, 429, 500),
-            },
+            responses=_answers(shapes.RecallCurve, "The expected recall at several budgets.", 401, 404, 422, 429, 500)
+            | {202: {"description": "It is being computed: ask again after `Retry-After` seconds."}},
         )
         async def recall(
             name: str,
@@ -252,20 +245,15 @@ class _Server:
     def add_health(self, app: FastAPI) -> None:
         """For operators."""
 
-        @app.get("/healthz", tags=["health"], summary="Alive", responses={200: {"model": shapes.Ready}})
+        @app.get("/healthz", tags=["health"], summary="Alive", responses=_answers(shapes.Ready, "It does."))
         async def health() -> Response:
             """Whether the process answers at all."""
             return json_answer({"status": "ok"})
 
-        @app.get(
-            "/readyz",
-            tags=["health"],
-            summary="Ready",
-            responses={
-                200: {"model": shapes.Ready},
-                503: {"model": shapes.Ready, "description": "Models are being opened."},
-            },
-        )
+        answers = _answers(shapes.Ready, "They are.")
+        answers[503] = {"model": shapes.Ready, "description": "Models are being opened."}
+
+        @app.get("/readyz", tags=["health"], summary="Ready", responses=answers)
         async def ready() -> Response:
             """Whether searches are taken and can be answered at once."""
             if not self.is_ready:
@@ -285,12 +273,6 @@ class _Server:
         async def metrics() -> Response:
             """Requests, scorer calls, seconds per step, waiting and refused requests, in Prometheus' text format."""
             return Response(self.metrics.text(), headers={"Content-Type": METRICS_TYPE})
-
-    def _note_search(self, request: Request, plan: SearchPlan) -> None:
-        notes = {"index": plan.served.name, "k": plan.k, "queries": len(plan.queries), "method": plan.method}
-        if self.settings.log_queries:
-            notes["query"] = [query.text for query in plan.queries]
-        notes_of(request.scope).update(notes)
 
     def _count(self, request: Request, searches: list[Search], error: Exception | None = None) -> None:
         """Count what was spent; `error` is what ended a stream after its status had been sent."""
@@ -320,6 +302,11 @@ class _Server:
             "tunings": as_json(index.tunings),
             "limits": self.settings.limits(),
         }
+
+
+def _answers(shape: type[BaseModel], description: str, *statuses: int) -> dict[int | str, dict[str, Any]]:
+    """A route's `responses`: a success, and errors."""
+    return {200: {"model": shape, "description": description}, **errors(*statuses)}
 
 
 def _described(names: list[str]) -> Any:

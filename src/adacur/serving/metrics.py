@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from adacur.core.results import Hits
-from adacur.search import Tuning
 
 __all__ = ["METRICS_TYPE", "Metrics"]
 
@@ -49,9 +48,6 @@ class Metrics:
         self.expected_recall = histogram(
             "search_expected_recall", "Recall expected at the end, with stop_when.", "index", buckets=_RECALLS
         )
-        self.predicted_recall = gauge(
-            "index_predicted_recall", "Recall that tuning predicts.", "index", "method", "k", "budget"
-        )
 
     def count_search(self, index: str, method: str, hits: Hits | None, *, stopped: str) -> None:
         """One query's search, at its end; without hits if it ended before the first round."""
@@ -65,12 +61,6 @@ class Metrics:
             if one.expected_recall is not None:
                 self.expected_recall.labels(index).observe(one.expected_recall)
                 break
-
-    def set_tunings(self, index: str, tunings: Iterable[Tuning]) -> None:
-        """The recall that an index is expected to reach."""
-        for tuning in tunings:
-            for one in tuning.predictions:
-                self.predicted_recall.labels(index, one.method, tuning.k, tuning.budget).set(one.recall)
 
     def text(self) -> bytes:
         """All counters, as Prometheus reads them."""
