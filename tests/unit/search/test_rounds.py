@@ -1,0 +1,138 @@
+"""Searches that step together: who takes part in a step, and what a step costs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+
+from adacur import AdaCUR, AnchorIndex, Budget, Gaussian, Rerank
+from adacur.core.errors import InputError
+from adacur.core.protocols import ScorerCard
+from adacur.search import plan_search, rounds
+from adacur.search.rounds import Rounds
+
+
+class Noting:
+    """A scorer that remembers the queries of each of its calls."""
+
+    card = ScorerCard(name="noting", backend="test")
+
+    def __init__(self, scorer, *, seconds: float = 0.0) -> None:
+        self.scorer = scorer
+        self.seconds = seconds
+        self.calls: list[list[str]] = []
+
+    def score(self, pairs):
+        self.calls.append([query.id for query, _ in pairs])
+        time.sleep(self.seconds * len(pairs))
+        return self.scorer.score(pairs)
+
+
+@pytest.fixture
+def index(world) -> AnchorIndex:
+    return AnchorIndex(world.index, scorer=Noting(world.scorer), first={"bm25": world.noisy_first()})
+
+
+def everything(hits) -> list:
+    return [hits.ids, hits.scores.tolist(), [round_.positions.tolist() for round_ in hits.trace.rounds]]
+
+
+def test_searches_of_different_plans_share_one_call_a_step_and_answer_as_if_alone(index, world) -> None:
+    asked = [
+        (plan_search(index, 5, budget=40), world.test[:2], 5),
+        (plan_search(index, 3, budget=30, method=AdaCUR(rounds=3)), world.test[2:3], 3),
+        (plan_search(index, 7, budget=20, method=Rerank()), world.test[3:], 7),
+    ]
+    together = Rounds()
+    joined = [together.join(*one) for one in asked]
+    steps = 0
+    while together.step():
+        steps += 1
+    assert steps == len(index.scorer.calls) == 5
+    assert set(index.scorer.calls[0]) == {query.id for query in world.test}
+    for (plan, queries, k), search in zip(asked, joined, strict=True):
+        alone = rounds.search(plan, queries, k)
+        assert [everything(hits) for hits in search.hits()] == [everything(hits) for hits in alone]
+
+
+def test_a_search_joins_between_steps_and_waits_for_no_other_s_last_round(index, world) -> None:
+    plan = plan_search(index, 5, budget=40, method=Gaussian(rounds=4))
+    together = Rounds()
+    early = together.join(plan, world.test[:1], 5)
+    together.step()
+    late = together.join(plan, world.test[1:2], 5)
+    together.step()
+    assert set(index.scorer.calls[1]) == {world.test[0].id, world.test[1].id}
+    assert early.hits()[0].trace.calls > late.hits()[0].trace.calls > 0
+    while together.step():
+        pass
+    assert len(index.scorer.calls) == 5
+    assert [everything(early.hits()[0]), everything(late.hits()[0])] == [
+        everything(hits) for hits in rounds.search(plan, world.test[:2], 5)
+    ]
+
+
+def test_a_search_that_leaves_is_asked_for_no_more(index, world) -> None:
+    plan = plan_search(index, 5, budget=40)
+    together = Rounds()
+    gone, stays = together.join(plan, world.test[:1], 5), together.join(plan, world.test[1:2], 5)
+    together.step()
+    gone.leave()
+    while together.step():
+        pass
+    assert all(world.test[0].id not in call for call in index.scorer.calls[1:])
+    assert stays.hits()[0].trace.calls == 40
+    assert 0 < gone.hits()[0].trace.calls < 40
+
+
+def test_searches_that_step_together_have_one_scorer(index, world) -> None:
+    together = Rounds()
+    together.join(plan_search(index, 5, budget=40), world.test[:1], 5)
+    with pytest.raises(InputError, match="scorer"):
+        together.join(plan_search(index, 5, budget=40, scorer=world.scorer), world.test[:1], 5)
+
+
+def test_a_tight_deadline_is_kept_beside_a_search_that_has_none(world) -> None:
+    index = AnchorIndex(world.index, scorer=Noting(world.scorer, seconds=0.002))
+    together = Rounds()
+    hurried = together.join(plan_search(index, 1, budget=Budget(50, deadline=0.05)), world.test[:1], 1)
+    patient = together.join(plan_search(index, 1, method="exact"), world.test[1:2], 1)
+    while together.step():
+        pass
+    assert hurried.hits()[0].trace.stopped == "deadline"
+    # One call of all pairs would have taken half a second.
+    assert len(index.scorer.calls[0]) <= 3
+    assert patient.hits()[0].trace.calls == len(world.items)
+
+
+@pytest.mark.parametrize("limit", ["_PAIRS_AT_ONCE", "_PREDICTIONS_AT_ONCE", "_SQUARES_AT_ONCE"])
+def test_groups_that_fit_into_memory_answer_as_all_at_once(index, world, monkeypatch, limit) -> None:
+    plan = plan_search(index, 5, budget=40)
+    whole = rounds.search(plan, world.test, 5)
+    calls = len(index.scorer.calls)
+    monkeypatch.setattr(rounds, limit, 1)
+    parts = rounds.search(plan, world.test, 5)
+    assert len(index.scorer.calls) - calls == calls * len(world.test)
+    assert [everything(hits) for hits in parts] == [everything(hits) for hits in whole]
+
+
+def test_awaited_steps_do_what_steps_do(index, world) -> None:
+    plan = plan_search(index, 5, budget=40)
+
+    async def stepped() -> list:
+        together = Rounds()
+        joined = [together.join(plan, [query], 5) for query in world.test]
+        while await together.astep():
+            pass
+        return [search.hits()[0] for search in joined]
+
+    found = asyncio.run(stepped())
+    assert [everything(hits) for hits in found] == [everything(hits) for hits in rounds.search(plan, world.test, 5)]
+
+
+def test_no_queries_have_no_hits(index) -> None:
+    assert index.search([]) == []
+    assert np.size(index.scorer.calls) == 0
