@@ -6,6 +6,7 @@ import pytest
 from adacur import AnchorIndex, Exact, Hits, Query, Rerank
 from adacur.core.errors import InputError, UnknownName
 from adacur.evaluation import judged_quality, top_k_recall
+from adacur.first_stages import as_hits
 from adacur_lab.measures import first_stage_ceiling, phantom_share
 
 
@@ -40,7 +41,7 @@ def test_the_ceiling_is_what_re_ranking_reaches(world, n) -> None:
     ids = [item.id for item in world.items]
     scorer = type(world.scorer)(queries=world.test, items=world.items, scores=exact)
     reranked = AnchorIndex(world.index, scorer=scorer).search(world.test, k=10, budget=n, method=Rerank(), first=first)
-    ceiling = first_stage_ceiling(first.search(world.test, n), exact, item_ids=ids, k=10, n=n)
+    ceiling = first_stage_ceiling(as_hits(world.test, first.search(world.test, n), ids), exact, item_ids=ids, k=10, n=n)
     assert ceiling.tolist() == top_k_recall(reranked, exact, k=10).tolist()
 
 
@@ -73,7 +74,7 @@ def test_unjudged_queries_and_queries_without_hits_have_no_share_of_phantoms() -
 def test_re_ranking_has_no_phantoms_and_exact_search_has_them(world) -> None:
     first = world.noisy_first(noise=10.0)
     qrels = {query.id: {"i0": 1} for query in world.test}
-    reach = first.search(world.test, 20)
+    reach = as_hits(world.test, first.search(world.test, 20), [item.id for item in world.items])
     index = AnchorIndex(world.index, scorer=world.scorer)
     reranked = index.search(world.test, k=5, budget=20, method=Rerank(), first=first)
     assert phantom_share(reranked, reach, qrels, k=5, n=20).tolist() == [0] * len(world.test)

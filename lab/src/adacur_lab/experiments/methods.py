@@ -72,7 +72,8 @@ def _index(testbed: Testbed, settings: Settings) -> AnchorIndex:
 
 
 def _first(testbed: Testbed, settings: Settings) -> First:
-    return First(testbed.first_stage(settings["first"]), settings.get("pool"), settings.get("fuse") or None)
+    stage = testbed.first_stage(settings["first"])
+    return First("random" if stage is None else stage, settings.get("pool"), settings.get("fuse") or None)
 
 
 def _kept(asked: Asked) -> KeepPredictions:
@@ -231,7 +232,7 @@ def _one_shot(
         settings["k_max"],
         budget=settings["budget"],
         method=ANNCUR(split=split, seed=settings["seed"], keep_predictions="last" if predictions else False),
-        first=First(first, settings.get("pool")),
+        first=First("random" if first is None else first, settings.get("pool")),
     )
 
 
