@@ -11,7 +11,7 @@ import pytest
 from adacur import ANNCUR, AdaCUR, AnchorIndex, Hits, Rerank
 from adacur.evaluation import judged_quality, top_k_recall
 from adacur.scorers import MatrixScorer
-from adacur_lab.measures import approximation_error, first_stage_ceiling, phantom_share, predictions
+from adacur_lab.measures import approximation_error, first_stage_ceiling, phantom_share, predictions, strict_recall
 from tests.conftest import World, make_world
 
 KS = (1, 10, 100)
@@ -72,7 +72,7 @@ def test_recall_is_the_literal_recall(tied, answers, method, k) -> None:
         lenient.append(min(len(reached), k) / k)
         strict.append(len({ids[position] for position in best} & set(hits.ids[:k])) / k)
     assert top_k_recall(found, tied.test_scores, k=k).tolist() == lenient
-    assert top_k_recall(found, tied.test_scores, k=k, strict_ids=ids).tolist() == strict
+    assert strict_recall(found, tied.test_scores, k=k, ids=ids).tolist() == strict
     # The world must have ties that matter, or the two forms are not told apart.
     assert strict != lenient
 

@@ -10,12 +10,13 @@ import pytest
 
 from adacur.core.errors import InputError, MissingExtra, UnknownName
 from adacur.core.records import Query
-from adacur.evaluation import Run, write_trec
+from adacur.evaluation import Run
 from adacur.first_stages import OnnxEncoder
 from adacur_lab.experiments import METHODS, Asked, Spec, evaluate, measured_run
 from adacur_lab.experiments.runner import run_settings
 from adacur_lab.experiments.sources import live_split, open_testbed, read_records
 from adacur_lab.experiments.spec import AnchorsSpec, CollectionSpec, MethodSpec
+from adacur_lab.experiments.trec import write_trec
 from adacur_lab.report import read_runs
 from tests.unit.first_stages.conftest import tiny_model
 

@@ -12,7 +12,6 @@ from adacur.evaluation.recall import top_k_recall
 from adacur.evaluation.report import write_report
 from adacur.evaluation.runs import Run
 from adacur.evaluation.significance import PairedDifference, bootstrap_interval, paired_difference
-from adacur.evaluation.trec import write_trec
 
 __all__ = [
     "Evaluation",
@@ -28,5 +27,4 @@ __all__ = [
     "top_k_recall",
     "verdict",
     "write_report",
-    "write_trec",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from adacur.core.errors import EmptyInput, FileFormatError, InputError
+from adacur.core.errors import EmptyInput, InputError
 from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
 from adacur.data import pseudo_queries, read_items, read_qrels, read_queries, split_queries
@@ -67,16 +66,6 @@ class Sizes:
     items: int | None
     folder: str
 
-    @classmethod
-    def read(cls, file: Path) -> Sizes | None:
-        """The sizes of an earlier evaluation in the same place."""
-        if not file.exists():
-            return None
-        try:
-            return cls(**json.loads(file.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
-            raise FileFormatError(f"{file} cannot be read: {error}. Delete it to choose sizes again.") from error
-
     def write(self, file: Path) -> None:
         """Keep them, so that an interrupted evaluation goes on with the same queries."""
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -124,6 +113,7 @@ def read_collection(folder: str | Path) -> Collection:
 def choose_sizes(
     collection: Collection,
     folder: str | Path,
+    kept: Path,
     *,
     scorer: Scorer,
     minutes: float,
@@ -133,8 +123,16 @@ def choose_sizes(
 ) -> Sizes:
     """Fill in the sizes that are not given, so that scoring takes about this long; the scorer is timed for seconds.
 
-    Where not even the fewest queries fit, a sample of the items is taken.
+    Where not even the fewest queries fit, a sample of the items is taken. The sizes in the file `kept`, of an earlier
+    evaluation in the same place, serve where none is given.
     """
+    name = str(Path(folder).resolve())
+    if kept.exists():
+        before = Sizes(**json.loads(kept.read_text(encoding="utf-8")))
+        if before.folder != name:
+            raise InputError(f"{kept.parent} holds the evaluation of {before.folder}. Choose another for {folder}.")
+        if anchors is None and queries is None and items is None:
+            return before
     if not minutes > 0:
         raise InputError(f"minutes must be positive: the time that scoring may take; got {minutes}.")
     n_all = len(collection.items)
@@ -151,7 +149,7 @@ def choose_sizes(
         if anchors is None:
             anchors = max(_FEWEST_ANCHORS, min(affordable - queries, _MOST_ANCHORS))
     items = None if items is None or items >= n_all else items
-    return Sizes(anchors, queries, items, str(Path(folder).resolve()))
+    return Sizes(anchors, queries, items, name)
 
 
 def scoring_cost(collection: Collection, queries: Sequence[Query], *, scorer: Scorer, n_queries: int) -> Estimate:
@@ -220,12 +218,7 @@ def _test_queries(collection: Collection, n: int, seed: int) -> Sequence[Query]:
 
 def _pseudo_anchors(items: Sequence[Item], n: int, taken: set[str], *, seed: int) -> list[Query]:
     """Pseudo-queries without the test queries' texts: such an anchor would give the answer away."""
-    chosen = [query for query in pseudo_queries(items, n, seed=seed) if _plain(query.text) not in taken]
-    if len(chosen) < n:
-        with contextlib.suppress(InputError):
-            more = pseudo_queries(items, n + len(taken), seed=seed)
-            chosen = [query for query in more if _plain(query.text) not in taken][:n]
-    return chosen
+    return [query for query in pseudo_queries(items, n, seed=seed) if _plain(query.text) not in taken]
 
 
 def _plain(text: str) -> str:

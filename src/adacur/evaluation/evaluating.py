@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from adacur.core.arrays import FloatArray
-from adacur.core.budget import check_k
 from adacur.core.errors import EmptyInput, InputError, UnknownName, WrongScorer
 from adacur.core.extras import install_command
 from adacur.core.protocols import FirstStage, Scorer
@@ -26,7 +25,6 @@ from adacur.core.records import Item, Query
 from adacur.core.spelling import did_you_mean
 from adacur.evaluation.collection import (
     Collection,
-    Sizes,
     Split,
     choose_sizes,
     read_collection,
@@ -43,12 +41,12 @@ from adacur.first_stages.opening import encoder as open_encoder
 from adacur.index import Estimate, Progress, build_scores, check_scorer, is_finished
 from adacur.scorers import MatrixScorer
 from adacur.scorers import scorer as open_scorer
-from adacur.search import AnchorIndex, search_options
+from adacur.search import AnchorIndex
+from adacur.search.methods import METHODS, method_named, options_of
 
 __all__ = ["DEFAULT_METHODS", "Evaluation", "Start", "evaluate"]
 
 DEFAULT_METHODS = ("gaussian", "adacur", "anncur", "rerank", "exact")
-_METHODS = ("gaussian", "adacur", "anncur", "axn", "rerank", "exact")
 _WITHOUT_ANCHORS = ("axn", "rerank", "exact")
 _FIRST_STAGES = ("bm25", "dense", "random")
 _JUDGED_DEPTH = 10
@@ -114,17 +112,19 @@ def evaluate(
     What cannot run is refused before anything is scored; a run that fails later stops no other.
     """
     collection = read_collection(folder)
-    _check_names(methods, _METHODS, "method")
+    _check_names(methods, METHODS, "method")
     _check_names(first, _FIRST_STAGES, "first stage")
     scorer = open_scorer(scorer)
     encoder = open_encoder(encoder or _ENCODER) if "dense" in first else None
     output = Path(output)
-    sizes = _sizes(collection, folder, output, scorer, minutes, anchors, queries, items)
+    given = {"anchors": anchors, "queries": queries, "items": items}
+    sizes = choose_sizes(collection, folder, output / "sizes.json", scorer=scorer, minutes=minutes, **given)
     collection = sample(collection, sizes.items, n_test=sizes.queries, seed=seed)
     n_anchors = sizes.anchors if any(name not in _WITHOUT_ANCHORS for name in methods) else 0
     queries_of = split(collection, n_anchors=n_anchors, n_test=sizes.queries, seed=seed)
     ks = sorted(set(ks if ks is not None else (1, min(10, len(collection.items)))))
-    _check_ks(ks, collection)
+    if min(ks) < 1 or max(ks) > len(collection.items):
+        raise InputError(f"k must be from 1 to the number of items, {len(collection.items):,}; got {list(ks)}.")
     scores = output / "scores" / f"{collection.name}-{collection.digest}-{_card_digest(scorer)}"
     if on_start is not None:
         on_start(_start(collection, queries_of, scorer, budgets, scores))
@@ -173,9 +173,14 @@ class _Replay:
         """Search with these settings and measure."""
         judged = self._judged()
         depth = min(max(*self.ks, _JUDGED_DEPTH if judged else 1), settings.get("budget", len(self.collection.items)))
-        options = {name: value for name, value in settings.items() if name in ("method", "budget", "first")}
-        options |= {"seed": self.seed} if settings["method"] != "exact" else {}
-        found = self.index.search(self.split.test, depth, **search_options(self.index, **options))
+        seed = {"seed": self.seed} if "seed" in options_of(settings["method"]) else {}
+        found = self.index.search(
+            self.split.test,
+            depth,
+            budget=settings.get("budget"),
+            method=method_named(settings["method"], **seed),
+            first=settings.get("first"),
+        )
         rounds = max(len(hits.trace.rounds) for hits in found)
         paid = len(self.split.anchors) if settings["method"] not in _WITHOUT_ANCHORS else 0
         measures = {f"recall@{k}": top_k_recall(found, self.exact, k=k) for k in self.ks}
@@ -234,42 +239,12 @@ def _combinations(
         yield {"method": "exact"}
 
 
-def _check_names(names: Sequence[str], known: Sequence[str], kind: str) -> None:
+def _check_names(names: Sequence[str], known: Iterable[str], kind: str) -> None:
     if not names:
         raise EmptyInput(f"Give at least one {kind}: {', '.join(known)}.")
     for name in names:
         if name not in known:
             raise UnknownName(f"Unknown {kind} {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}.")
-
-
-def _check_ks(ks: Sequence[int], collection: Collection) -> None:
-    for k in ks:
-        check_k(k)
-    if max(ks) > len(collection.items):
-        raise InputError(
-            f"k must be at most the number of items: {collection.name!r} has {len(collection.items):,}; got {max(ks)}."
-        )
-
-
-def _sizes(
-    collection: Collection,
-    folder: str | Path,
-    output: Path,
-    scorer: Scorer,
-    minutes: float,
-    anchors: int | None,
-    queries: int | None,
-    items: int | None,
-) -> Sizes:
-    """The sizes that are given, those of an earlier evaluation in the same place, or new ones."""
-    before = Sizes.read(output / "sizes.json")
-    if before is not None and before.folder != str(Path(folder).resolve()):
-        raise InputError(f"{output} holds the evaluation of {before.folder}. Choose another output for {folder}.")
-    if before is not None and anchors is None and queries is None and items is None:
-        return before
-    return choose_sizes(
-        collection, folder, scorer=scorer, minutes=minutes, anchors=anchors, queries=queries, items=items
-    )
 
 
 def _start(collection: Collection, queries_of: Split, scorer: Scorer, budgets: Sequence[int], scores: Path) -> Start:

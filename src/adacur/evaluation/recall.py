@@ -14,30 +14,20 @@ from adacur.core.results import Hits
 __all__ = ["check_score_matrix", "kth_best", "top_k_recall"]
 
 
-def top_k_recall(
-    found: Sequence[Hits], exact: FloatArray, *, k: int, strict_ids: Sequence[str] | None = None
-) -> FloatArray:
+def top_k_recall(found: Sequence[Hits], exact: FloatArray, *, k: int) -> FloatArray:
     """Recall per query, given the exact scores of all items (queries × items).
 
     An item counts if its exact score reaches the k-th best, and at most k count: among equal scores any will do.
-    With `strict_ids` (the items' ids, in the order of the columns) only the first k in a stable sort count.
     A k larger than the collection means all of it.
     """
     check_k(k)
-    exact = check_score_matrix(exact, n_queries=len(found), ids=strict_ids)
+    exact = check_score_matrix(exact, n_queries=len(found))
     k = min(k, exact.shape[1])
-    thresholds = kth_best(exact, k)
-    recalls = np.empty(len(found))
-    for row, (hits, scores, threshold) in enumerate(zip(found, exact, thresholds, strict=True)):
-        if strict_ids is None:
-            right = int(np.count_nonzero(np.asarray(hits.scores[:k]) >= threshold))
-        else:
-            above = np.flatnonzero(scores > threshold)
-            tied = np.flatnonzero(scores == threshold)[: k - len(above)]
-            wanted = {strict_ids[position] for position in (*above, *tied)}
-            right = len(wanted.intersection(hits.ids[:k]))
-        recalls[row] = right / k
-    return recalls
+    right = [
+        np.count_nonzero(np.asarray(hits.scores[:k]) >= threshold)
+        for hits, threshold in zip(found, kth_best(exact, k), strict=True)
+    ]
+    return np.array(right, dtype=np.float64) / k
 
 
 def kth_best(exact: FloatArray, k: int) -> FloatArray:

@@ -14,10 +14,8 @@ from adacur.evaluation.runs import Run
 __all__ = ["PairedDifference", "bootstrap_interval", "paired_difference", "paired_values"]
 
 
-def bootstrap_interval(
-    values: FloatArray, *, level: float = 0.95, samples: int = 2000, seed: int = 0
-) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean over queries. NaN, a query without a value, is left out.
+def bootstrap_interval(values: FloatArray, *, samples: int = 2000, seed: int = 0) -> tuple[float, float]:
+    """95 % percentile bootstrap interval of the mean over queries. NaN, a query without a value, is left out.
 
     Given differences between two methods, query by query, it is the paired interval: both see the same resamples.
     """
@@ -25,22 +23,17 @@ def bootstrap_interval(
     present = present[~np.isnan(present)]
     if present.ndim != 1 or not len(present):
         raise EmptyInput("There is no value to average. Give at least one query that has one.")
-    if not 0 < level < 1:
-        raise InputError(f"level must be between 0 and 1, such as 0.95; got {level}.")
     if samples < 1:
         raise InputError(f"samples must be at least 1, and 2000 are usual; got {samples}.")
     generator = np.random.default_rng(seed)
     means = present[generator.integers(len(present), size=(samples, len(present)))].mean(axis=1)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)
 
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """Left minus right over the queries that both runs have: means and interval.
-
-    `higher` and `lower` count the queries where left's value is above and below right's.
-    """
+    """Left minus right over the queries that both runs have: means and interval."""
 
     measure: str
     n_queries: int
@@ -49,13 +42,9 @@ class PairedDifference:
     difference: float
     low: float
     high: float
-    higher: int
-    lower: int
 
 
-def paired_difference(
-    left: Run, right: Run, measure: str, *, level: float = 0.95, samples: int = 2000, seed: int = 0
-) -> PairedDifference:
+def paired_difference(left: Run, right: Run, measure: str) -> PairedDifference:
     """Compare two runs on one measure, matched by query id; queries without a value in either are left out."""
     pairs = np.array(list(paired_values(left, right, measure).values())).reshape(-1, 2)
     if not len(pairs):
@@ -64,7 +53,7 @@ def paired_difference(
             "Were they searched with the same queries?"
         )
     differences = pairs[:, 0] - pairs[:, 1]
-    low, high = bootstrap_interval(differences, level=level, samples=samples, seed=seed)
+    low, high = bootstrap_interval(differences)
     left_mean, right_mean = pairs.mean(axis=0).tolist()
     return PairedDifference(
         measure=measure,
@@ -74,8 +63,6 @@ def paired_difference(
         difference=float(differences.mean()),
         low=low,
         high=high,
-        higher=int(np.count_nonzero(differences > 0)),
-        lower=int(np.count_nonzero(differences < 0)),
     )
 
 

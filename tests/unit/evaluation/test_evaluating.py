@@ -157,11 +157,14 @@ def test_a_sample_keeps_every_item_that_is_judged_and_has_a_name_with_its_size(p
 def test_where_the_fewest_queries_do_not_fit_a_sample_is_taken(places, monkeypatch) -> None:
     monkeypatch.setattr(collections, "_FEWEST_ITEMS", 20)
     options = {"scorer": opened(score), "minutes": 1e-9, "anchors": None, "queries": None, "items": None}
-    sizes = collections.choose_sizes(collections.read_collection(places), places, **options)
+    sizes = collections.choose_sizes(collections.read_collection(places), places, places / "none.json", **options)
     assert (sizes.items, sizes.queries, sizes.anchors) == (20, 5, 10)
     # Most of the items would take as long as all of them.
     monkeypatch.setattr(collections, "_FEWEST_ITEMS", 31)
-    assert collections.choose_sizes(collections.read_collection(places), places, **options).items is None
+    assert (
+        collections.choose_sizes(collections.read_collection(places), places, places / "none.json", **options).items
+        is None
+    )
 
 
 def test_without_judgements_recall_is_measured_and_a_note_says_so(places, run_it) -> None:

@@ -15,16 +15,10 @@ def found(*pairs: tuple[str, float]) -> Hits:
 
 
 EXACT = np.array([[5.0, 4.0, 4.0, 1.0]])
-IDS = ["a", "b", "c", "d"]
 
 
 def test_among_equal_scores_any_will_do() -> None:
     assert top_k_recall([found(("a", 5.0), ("c", 4.0))], EXACT, k=2).tolist() == [1.0]
-
-
-def test_the_strict_form_counts_the_first_in_a_stable_sort_only() -> None:
-    assert top_k_recall([found(("a", 5.0), ("c", 4.0))], EXACT, k=2, strict_ids=IDS).tolist() == [0.5]
-    assert top_k_recall([found(("a", 5.0), ("b", 4.0))], EXACT, k=2, strict_ids=IDS).tolist() == [1.0]
 
 
 def test_at_most_k_are_counted() -> None:
@@ -36,15 +30,13 @@ def test_what_was_not_found_is_missing() -> None:
     assert top_k_recall([found(("b", 4.0))], EXACT, k=3).tolist() == [pytest.approx(1 / 3)]
 
 
-@pytest.mark.parametrize("strict_ids", [None, IDS])
-def test_a_search_without_hits_has_found_nothing(strict_ids) -> None:
-    assert top_k_recall([found()], EXACT, k=2, strict_ids=strict_ids).tolist() == [0.0]
+def test_a_search_without_hits_has_found_nothing() -> None:
+    assert top_k_recall([found()], EXACT, k=2).tolist() == [0.0]
 
 
-@pytest.mark.parametrize("strict_ids", [None, IDS])
-def test_a_k_larger_than_the_collection_means_all_of_it(strict_ids) -> None:
+def test_a_k_larger_than_the_collection_means_all_of_it() -> None:
     hits = [found(("a", 5.0), ("b", 4.0), ("c", 4.0))]
-    assert top_k_recall(hits, EXACT, k=100, strict_ids=strict_ids).tolist() == [0.75]
+    assert top_k_recall(hits, EXACT, k=100).tolist() == [0.75]
 
 
 def test_no_queries_have_no_recall() -> None:
@@ -52,10 +44,8 @@ def test_no_queries_have_no_recall() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(InputError, match="One row of exact scores per query"):
+    with pytest.raises(InputError):
         top_k_recall([], EXACT, k=1)
-    with pytest.raises(InputError, match="One id per column"):
-        top_k_recall([found()], EXACT, k=1, strict_ids=["a"])
     with pytest.raises(BudgetError):
         top_k_recall([found()], EXACT, k=0)
 

@@ -35,9 +35,7 @@ def test_no_value_at_all_is_refused(values) -> None:
         bootstrap_interval(np.array(values))
 
 
-def test_levels_and_samples_that_mean_nothing_are_refused() -> None:
-    with pytest.raises(InputError, match="95"):
-        bootstrap_interval(np.ones(3), level=95)
+def test_no_samples_are_refused() -> None:
     with pytest.raises(InputError, match="0"):
         bootstrap_interval(np.ones(3), samples=0)
 
@@ -53,7 +51,7 @@ def test_about_nineteen_of_twenty_intervals_hold_the_truth() -> None:
 
 def test_runs_are_matched_by_query_id() -> None:
     compared = paired_difference(run("abcd", 1, 0.5, 0, NAN), run("edcba", 1, 0, 0, 0.25, 0.5), "recall@1")
-    assert (compared.n_queries, compared.higher, compared.lower) == (3, 2, 0)
+    assert compared.n_queries == 3
     assert (compared.left, compared.right, compared.difference) == (0.5, 0.25, 0.25)
     assert (compared.low, compared.high) == bootstrap_interval(np.array([0.5, 0.25, 0]))
 
@@ -64,7 +62,6 @@ def test_turning_the_runs_turns_the_difference() -> None:
     left, right = run(ids, *rng.random(40)), run(ids, *rng.random(40))
     one, other = paired_difference(left, right, "recall@1"), paired_difference(right, left, "recall@1")
     assert (one.difference, one.low, one.high) == pytest.approx((-other.difference, -other.high, -other.low))
-    assert one.higher == other.lower
 
 
 def test_one_query_is_compared_and_proves_nothing() -> None:

@@ -19,13 +19,20 @@ from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError
 from adacur.core.extras import install_command, require
 from adacur.evaluation import Run, judged_quality, top_k_recall
-from adacur.evaluation.trec import write_trec
 from adacur_lab.experiments.methods import Answers, Asked, method
 from adacur_lab.experiments.sources import OnCost, OnStart, prepared, scored_testbed
 from adacur_lab.experiments.spec import MethodSpec, Spec
 from adacur_lab.experiments.store import run_name
 from adacur_lab.experiments.testbed import Testbed
-from adacur_lab.measures import approximation_error, first_stage_ceiling, phantom_share, predictions, search_cost
+from adacur_lab.experiments.trec import write_trec
+from adacur_lab.measures import (
+    approximation_error,
+    first_stage_ceiling,
+    phantom_share,
+    predictions,
+    search_cost,
+    strict_recall,
+)
 
 __all__ = ["Failure", "Outcome", "StoredRun", "evaluate", "measured_run", "run_settings"]
 
@@ -221,7 +228,7 @@ def _measures(
     for k, hits in answers.by_k.items():
         if calls_scorer:
             measures[f"recall@{k}"] = top_k_recall(hits, exact, k=k)
-            measures[f"strict_recall@{k}"] = top_k_recall(hits, exact, k=k, strict_ids=ids)
+            measures[f"strict_recall@{k}"] = strict_recall(hits, exact, k=k, ids=ids)
         if first is not None and first != "random":
             n = settings.get("pool") or settings.get("budget") or settings["k_max"]
             reached = testbed.first_hits(first, max(n, _VOUCHED_DEPTH))
