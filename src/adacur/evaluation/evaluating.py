@@ -140,7 +140,9 @@ def evaluate(
         if n_anchors
         else AnchorIndex.from_items(collection.items, scorer=look_up, first=stages or "random")
     )
-    replay = _Replay(collection, queries_of, exact, index, ks=ks, seed=seed, scored_by=str(_plain_card(scorer)))
+    replay = _Replay(
+        collection, queries_of, exact, index, ks=ks, seed=seed, scored_by=str(replace(scorer.card, source=None))
+    )
     runs, files, failed, reused = [], [], [], 0
     for settings in _combinations(methods, budgets, first, len(collection.items)):
         file = output / "runs" / collection.name / f"{replay.name(settings, encoder)}.json"
@@ -334,12 +336,8 @@ def _first_stages(
     return stages
 
 
-def _plain_card(model: Any) -> Any:
-    return replace(model.card, source=None)
-
-
 def _card_digest(model: Any) -> str:
-    return hashlib.blake2b(repr(_plain_card(model)).encode(), digest_size=4).hexdigest()
+    return hashlib.blake2b(repr(replace(model.card, source=None)).encode(), digest_size=4).hexdigest()
 
 
 def _digest_of(records: Sequence[Query] | Sequence[Item]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,8 @@ import numpy as np
 
 from adacur.core.errors import EmptyInput
 from adacur.core.extras import require
-from adacur.evaluation.comparison import JUDGED, Mean, Row, compare, measures_of, verdict
+from adacur.evaluation.comparison import JUDGED, Row, compare, measures_of, verdict
 from adacur.evaluation.runs import Run
-from adacur.evaluation.significance import PairedDifference
 
 __all__ = ["write_report"]
 
@@ -55,9 +54,11 @@ def write_report(runs: Sequence[Run], page: str | Path, *, rival: str = "rerank"
         f"<h2>In words</h2><p>{escape(verdict(runs, rival=rival)) or 'There is no rival to compare with.'}</p>",
         "<h2>Recall and judged quality by budget</h2>",
         _figure(rows, measures),
-        f"<h2>Every run</h2>{_measure_table(rows, measures)}",
+        "<h2>Every run</h2>",
+        _run_table(rows, measures, _mean, ", 95 % interval, queries"),
         f"<h2>Difference to {escape(rival)} at the same budget and first stage</h2>",
-        _difference_table(rows, measures),
+        _run_table([row for row in rows if row.differences], measures, _difference),
+        "<p class=soft>▲ and ▼: the whole interval is above or below zero.</p>",
         f"<h2>How it was measured</h2><p>{escape(_method_of_measuring(made))}</p>",
     ]
     page.write_text(_PAGE.format(title=escape(title), style=_STYLE, content="\n".join(content)), encoding="utf-8")
@@ -113,36 +114,30 @@ def _words(measure: str) -> str:
     return measure if k == measure else f"recall of the scorer's top {k}"
 
 
-def _price_cells(row: Row) -> list[str]:
-    paid = f"{row.paid:,}" if row.paid else "0"
-    values = (row.budget, row.rounds, row.anchors)
-    return [row.method, row.first or "", *("" if value is None else f"{value:,}" for value in values), paid]
-
-
 _PRICE = ["method", "first stage", "budget", "rounds", "anchor queries", "calls paid beforehand"]
 
 
-def _measure_table(rows: Sequence[Row], measures: Sequence[str]) -> str:
-    def cell(mean: Mean | None) -> str:
-        return "" if mean is None else f"{mean} on {mean.n}"
+def _run_table(rows: Sequence[Row], measures: Sequence[str], cell: Callable[[Row, str], str], more: str = "") -> str:
+    """A line per run: its price, and a cell per measure."""
+    body = []
+    for row in rows:
+        numbers = (row.budget, row.rounds, row.anchors, row.paid)
+        price = [row.method, row.first or "", *("" if value is None else f"{value:,}" for value in numbers)]
+        body.append([*price, *(cell(row, name) for name in measures)])
+    return _table([*_PRICE, *(_words(name) + more for name in measures)], body)
 
-    body = [[*_price_cells(row), *(cell(row.means.get(name)) for name in measures)] for row in rows]
-    return _table([*_PRICE, *(f"{_words(name)}, 95 % interval, queries" for name in measures)], body)
+
+def _mean(row: Row, measure: str) -> str:
+    mean = row.means.get(measure)
+    return "" if mean is None else f"{mean} on {mean.n}"
 
 
-def _difference_table(rows: Sequence[Row], measures: Sequence[str]) -> str:
-    def cell(found: PairedDifference | None) -> str:
-        if found is None:
-            return ""
-        mark = " ▲" if found.low > 0 else " ▼" if found.high < 0 else ""
-        return f"{found.difference:+.3f} ({found.low:+.3f} to {found.high:+.3f}) on {found.n_queries}{mark}"
-
-    compared = [row for row in rows if row.differences]
-    if not compared:
-        return "<p>No run of the rival shares a budget and a first stage with another run.</p>"
-    body = [[*_price_cells(row), *(cell(row.differences.get(name)) for name in measures)] for row in compared]
-    note = "<p class=soft>▲ and ▼: the whole interval is above or below zero.</p>"
-    return _table([*_PRICE, *map(_words, measures)], body) + note
+def _difference(row: Row, measure: str) -> str:
+    found = row.differences.get(measure)
+    if found is None:
+        return ""
+    mark = " ▲" if found.low > 0 else " ▼" if found.high < 0 else ""
+    return f"{found.difference:+.3f} ({found.low:+.3f} to {found.high:+.3f}) on {found.n_queries}{mark}"
 
 
 def _table(headers: Sequence[str], body: Sequence[Sequence[str]]) -> str:
