@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,17 @@ from adacur.data import pseudo_queries, read_items, read_qrels, read_queries, sp
 from adacur.data.lines import warn_left_out
 from adacur.index import Estimate, estimate
 
-__all__ = ["Collection", "Sizes", "Split", "choose_sizes", "read_collection", "sample", "scoring_cost", "split"]
+__all__ = [
+    "Collection",
+    "Sizes",
+    "Split",
+    "choose_sizes",
+    "digest_of",
+    "read_collection",
+    "sample",
+    "scoring_cost",
+    "split",
+]
 
 _FEWEST_QUERIES, _MOST_QUERIES = 5, 30
 _FEWEST_ANCHORS, _MOST_ANCHORS = 10, 100
@@ -45,10 +55,7 @@ class Collection:
     @property
     def digest(self) -> str:
         """A hash of the items' ids and texts."""
-        digest = hashlib.blake2b(digest_size=4)
-        for item in self.items:
-            digest.update(f"{item.id}\0{item.text}\0".encode(errors="surrogatepass"))
-        return digest.hexdigest()
+        return digest_of(self.items)
 
     def missing(self) -> list[str]:
         """The ids of judged items that are not among the items."""
@@ -65,11 +72,6 @@ class Sizes:
     queries: int
     items: int | None
     folder: str
-
-    def write(self, file: Path) -> None:
-        """Keep them, so that an interrupted evaluation goes on with the same queries."""
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,3 +225,11 @@ def _pseudo_anchors(items: Sequence[Item], n: int, taken: set[str], *, seed: int
 
 def _plain(text: str) -> str:
     return " ".join(text.casefold().split())
+
+
+def digest_of(records: Sequence[Query] | Sequence[Item]) -> str:
+    """The number of records, and a hash of their ids and texts."""
+    digest = hashlib.blake2b(digest_size=6)
+    for record in records:
+        digest.update(f"{record.id}\0{record.text}\0".encode(errors="surrogatepass"))
+    return f"{len(records)}-{digest.hexdigest()}"

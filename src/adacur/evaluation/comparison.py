@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from adacur.core.errors import EmptyInput
 from adacur.evaluation.runs import Run
 from adacur.evaluation.significance import PairedDifference, bootstrap_interval, paired_difference, paired_values
 
@@ -86,7 +85,9 @@ def compare(runs: Sequence[Run], *, rival: str = "rerank") -> list[Row]:
                 n_queries=len(run.query_ids),
                 means={name: mean for name in measures if (mean := Mean.of(run, name))},
                 differences={
-                    name: found for name in measures if other is not None and (found := _difference(run, other, name))
+                    name: paired_difference(run, other, name)
+                    for name in measures
+                    if other is not None and name in run.measures and name in other.measures
                 },
             )
         )
@@ -145,23 +146,13 @@ def verdict(runs: Sequence[Run], *, rival: str = "rerank") -> str:
 
 
 def _rival_of(run: Run, runs: Sequence[Run], rival: str) -> Run | None:
-    if run.method == rival:
-        return None
-    there = [other for other in runs if other.method == rival and _price(other) == _price(run)]
-    return next(iter(there), None)
+    """The rival's run of the same budget and first stage."""
 
+    def price(one: Run) -> tuple[Any, Any]:
+        return one.settings.get("budget"), one.settings.get("first")
 
-def _price(run: Run) -> tuple[Any, Any]:
-    return run.settings.get("budget"), run.settings.get("first")
-
-
-def _difference(left: Run, right: Run, measure: str) -> PairedDifference | None:
-    if measure not in left.measures or measure not in right.measures:
-        return None
-    try:
-        return paired_difference(left, right, measure)
-    except EmptyInput:
-        return None
+    there = (other for other in runs if other.method == rival and price(other) == price(run))
+    return None if run.method == rival else next(there, None)
 
 
 def _together(pairs: Sequence[tuple[Run, Run]], measures: Sequence[str]) -> tuple[float, float, float, int]:

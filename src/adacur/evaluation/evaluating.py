@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -18,15 +17,15 @@ from typing import Any
 import numpy as np
 
 from adacur.core.arrays import FloatArray
-from adacur.core.errors import EmptyInput, InputError, UnknownName, WrongScorer
+from adacur.core.errors import EmptyInput, InputError, WrongScorer
 from adacur.core.extras import install_command
 from adacur.core.protocols import FirstStage, Scorer
-from adacur.core.records import Item, Query
-from adacur.core.spelling import did_you_mean
+from adacur.core.records import Query
 from adacur.evaluation.collection import (
     Collection,
     Split,
     choose_sizes,
+    digest_of,
     read_collection,
     sample,
     scoring_cost,
@@ -36,9 +35,10 @@ from adacur.evaluation.comparison import JUDGED
 from adacur.evaluation.judged import judged_quality
 from adacur.evaluation.recall import top_k_recall
 from adacur.evaluation.runs import Run
-from adacur.first_stages import BM25, Dense
+from adacur.first_stages import BM25, Dense, first_stage_named
 from adacur.first_stages.opening import encoder as open_encoder
-from adacur.index import Estimate, Progress, build_scores, check_scorer, is_finished
+from adacur.index import Estimate, build_scores, check_scorer, is_finished
+from adacur.index.progress import scoring_bar
 from adacur.scorers import MatrixScorer
 from adacur.scorers import scorer as open_scorer
 from adacur.search import AnchorIndex
@@ -48,7 +48,6 @@ __all__ = ["DEFAULT_METHODS", "Evaluation", "Start", "evaluate"]
 
 DEFAULT_METHODS = ("gaussian", "adacur", "anncur", "rerank", "exact")
 _WITHOUT_ANCHORS = ("axn", "rerank", "exact")
-_FIRST_STAGES = ("bm25", "dense", "random")
 _JUDGED_DEPTH = 10
 _ENCODER = "bge-small-en-v1.5"
 
@@ -112,8 +111,12 @@ def evaluate(
     What cannot run is refused before anything is scored; a run that fails later stops no other.
     """
     collection = read_collection(folder)
-    _check_names(methods, METHODS, "method")
-    _check_names(first, _FIRST_STAGES, "first stage")
+    if not methods or not first or not budgets:
+        raise EmptyInput(f"Give at least one method ({', '.join(METHODS)}), first stage and budget.")
+    for name in methods:
+        options_of(name)
+    for name in first:
+        first_stage_named(name)
     scorer = open_scorer(scorer)
     encoder = open_encoder(encoder or _ENCODER) if "dense" in first else None
     output = Path(output)
@@ -128,7 +131,9 @@ def evaluate(
     scores = output / "scores" / f"{collection.name}-{collection.digest}-{_card_digest(scorer)}"
     if on_start is not None:
         on_start(_start(collection, queries_of, scorer, budgets, scores))
-    sizes.write(output / "sizes.json")
+    output.mkdir(parents=True, exist_ok=True)
+    # An interrupted evaluation goes on with the same queries.
+    (output / "sizes.json").write_text(json.dumps(asdict(sizes)) + "\n", encoding="utf-8")
     exact = _scored(collection, queries_of.test, scorer=scorer, path=scores, progress=progress)
     known = _scored(collection, queries_of.anchors, scorer=scorer, path=scores, progress=progress)
     look_up = MatrixScorer(queries=queries_of.test, items=collection.items, scores=exact)
@@ -223,7 +228,7 @@ class _Replay:
     def _digest(self) -> str:
         digest = hashlib.blake2b(self.collection.digest.encode(), digest_size=8)
         for records in (self.split.anchors, self.split.test):
-            digest.update(_digest_of(records).encode())
+            digest.update(digest_of(records).encode())
         digest.update(np.ascontiguousarray(self.exact).data)
         digest.update(np.ascontiguousarray(self.index.matrix).data)
         digest.update(json.dumps(self._judged(), sort_keys=True).encode())
@@ -241,18 +246,10 @@ def _combinations(
         yield {"method": "exact"}
 
 
-def _check_names(names: Sequence[str], known: Iterable[str], kind: str) -> None:
-    if not names:
-        raise EmptyInput(f"Give at least one {kind}: {', '.join(known)}.")
-    for name in names:
-        if name not in known:
-            raise UnknownName(f"Unknown {kind} {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}.")
-
-
 def _start(collection: Collection, queries_of: Split, scorer: Scorer, budgets: Sequence[int], scores: Path) -> Start:
     every = [*queries_of.test, *queries_of.anchors]
     parts = (queries_of.test, queries_of.anchors)
-    scored = all(is_finished(scores / _digest_of(queries)) for queries in parts if queries)
+    scored = all(is_finished(scores / digest_of(queries)) for queries in parts if queries)
     return Start(
         collection=collection.name,
         scorer=scorer,
@@ -269,9 +266,8 @@ def _notes(collection: Collection, test: Sequence[Query], budgets: Sequence[int]
     n_items = len(collection.items)
     if collection.sampled_from is not None:
         yield (
-            f"This is a sample of {n_items:,} of the {collection.sampled_from:,} items, with all that are judged for "
-            "the test queries. Searching fewer items is easier: expect lower numbers, and larger differences between "
-            "methods, on the whole collection."
+            f"This is a sample of {n_items:,} of the {collection.sampled_from:,} items, which is easier to search: "
+            "expect lower numbers, and larger differences between methods, on the whole collection."
         )
     if not any(collection.qrels.get(query.id) for query in test):
         yield f"No test query is judged (qrels/test.tsv), so {JUDGED} is left out."
@@ -293,11 +289,11 @@ def _scored(
     """Scores of shape (queries, items), from the folder that keeps them; other queries have another folder."""
     if not queries:
         return np.empty((0, len(collection.items)), dtype=np.float32)
-    target = path / _digest_of(queries)
+    target = path / digest_of(queries)
     target.parent.mkdir(parents=True, exist_ok=True)
     was_finished = is_finished(target)
     try:
-        with _bar(progress and not was_finished) as show:
+        with scoring_bar(progress and not was_finished) as show:
             folder = build_scores(collection.items, queries, scorer=scorer, path=target, progress=show)
         if was_finished:
             check_scorer(folder, scorer)
@@ -306,25 +302,11 @@ def _scored(
     return np.ascontiguousarray(folder.matrix.T)
 
 
-@contextmanager
-def _bar(shown: bool) -> Iterator[Callable[[Progress], None] | None]:
-    from tqdm import tqdm
-
-    with tqdm(total=0, unit=" pairs", unit_scale=True, desc="scoring", disable=not shown) as bar:
-
-        def show(progress: Progress) -> None:
-            bar.total = progress.pairs
-            bar.update(progress.pairs_done - bar.n)
-
-        yield show if shown else None
-
-
 def _first_stages(
     collection: Collection, names: Sequence[str], *, encoder: Any, folder: Path, progress: bool
 ) -> dict[str, FirstStage]:
-    stages: dict[str, FirstStage] = {}
-    if "bm25" in names:
-        stages["bm25"] = BM25.build(collection.items)
+    """The first stages by name; vectors are kept in the folder, since encoding takes long."""
+    stages: dict[str, FirstStage] = {"bm25": BM25.build(collection.items)} if "bm25" in names else {}
     if "dense" in names:
         target = folder / f"dense-{collection.digest}-{_card_digest(encoder)}"
         if not target.exists():
@@ -338,10 +320,3 @@ def _first_stages(
 
 def _card_digest(model: Any) -> str:
     return hashlib.blake2b(repr(replace(model.card, source=None)).encode(), digest_size=4).hexdigest()
-
-
-def _digest_of(records: Sequence[Query] | Sequence[Item]) -> str:
-    digest = hashlib.blake2b(digest_size=6)
-    for record in records:
-        digest.update(f"{record.id}\0{record.text}\0".encode(errors="surrogatepass"))
-    return f"{len(records)}-{digest.hexdigest()}"

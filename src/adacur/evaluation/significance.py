@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from adacur.core.arrays import FloatArray
-from adacur.core.errors import DuplicateId, EmptyInput, InputError
-from adacur.core.records import first_repeat
+from adacur.core.errors import EmptyInput, InputError
 from adacur.evaluation.runs import Run
 
 __all__ = ["PairedDifference", "bootstrap_interval", "paired_difference", "paired_values"]
@@ -78,10 +77,5 @@ def paired_values(left: Run, right: Run, measure: str) -> dict[str, tuple[float,
 
 def _by_query(run: Run, measure: str) -> dict[str, float]:
     run.values(measure)  # names the measures that there are, where this one is missing
-    by_query = dict(zip(run.query_ids, np.asarray(run.measures[measure], dtype=np.float64).tolist(), strict=True))
-    if len(by_query) < len(run.query_ids):
-        raise DuplicateId(
-            f"Runs are matched by query id, so ids must be unique; {first_repeat(run.query_ids)!r} occurs more than "
-            f"once in the run of {run.method!r}."
-        )
-    return {id_: value for id_, value in by_query.items() if not np.isnan(value)}
+    values = np.asarray(run.measures[measure], dtype=np.float64).tolist()
+    return {id_: value for id_, value in zip(run.query_ids, values, strict=True) if not np.isnan(value)}
