@@ -1,4 +1,4 @@
-"""A folder of exact scores of a collection, as `adacur reproduce --scores` and `adacur evaluate` read it. Wants a GPU.
+"""A folder of exact scores of a collection, as `python -m adacur_lab reproduce --scores` reads it. Wants a GPU.
 
     python lab/reproduction/score_collection.py --model CHECKPOINT --items corpus.jsonl.gz --queries queries.jsonl.gz \
         --out scores/NAME [--anchors 500] [--test 200] [--seed 7] [--max-item-tokens 160]

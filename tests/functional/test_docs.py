@@ -4,7 +4,7 @@ A fenced block is run by its language, in the order of the document, in a folder
 `python` in one namespace per document, a `text` block right behind it being what it prints; `console` and `bash`
 command by command, if it is an `adacur` command; and a block with `title="name"` is a file of that name.
 `adacur serve …` is started on a free port, and stopped at the end of the document; the `curl` commands and the Python
-behind it that say `localhost:8000` (or the `--port` given) reach it there. `adacur reproduce …` finds a copy of the
+behind it that say `localhost:8000` (or the `--port` given) reach it there. `python -m adacur_lab reproduce …` finds a copy of the
 repository's experiments. Plain commands that other tests start as processes of their own run in this one.
 `<!-- not run: reason -->` above a block leaves it alone.
 
@@ -241,7 +241,7 @@ def commands_of(block: Block) -> Iterator[Shown]:
 def run_commands(block: Block, servers: Servers) -> Iterator[Shown]:
     for shown in commands_of(block):
         line, text = shown.example, shown.shown
-        if line.startswith("adacur reproduce ") and not Path("lab").exists():
+        if line.startswith("python -m adacur_lab ") and not Path("lab").exists():
             shutil.copytree(ROOT / "lab/reproduction", "lab/reproduction")
         if line.split()[:2] == ["adacur", "serve"]:
             servers.start(line, shown)

@@ -5,7 +5,7 @@
 DATA is a BEIR folder; SPLIT the meta.json of a score folder, whose anchor and test queries are kept out of training,
 and so is every other query about their relevant items. CHECKPOINT is what `dequantise.py` writes, FOLDER
 all-MiniLM-L6-v2. OUT gets the models, OUT/scores-emb and OUT/scores-cls (folders of exact scores with the dual
-encoders' embeddings, as `adacur reproduce --scores` reads them) and OUT/quality.json. What is there is not made again.
+encoders' embeddings, as `python -m adacur_lab reproduce --scores` reads them) and OUT/quality.json. What is there is not made again.
 
 `--stages` runs some of it, in the order given. With OUT/scores-emb from an earlier run, the dual encoders alone are
 `--stages dual,distill,embed,dual_quality`; the [CLS] head and its scores `--stages dual,cls,score`.
