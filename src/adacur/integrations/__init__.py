@@ -1,1 +1,1 @@
-"""An index in the words of other libraries. Each module needs its own extra, and imports its host only when used."""
+"""An index in the words of other libraries. Each module needs an extra; `bridge` is what they share."""

@@ -129,10 +129,10 @@ class AdacurRetriever(_Opened):
         return index
 
     def _search_options(self, filters: dict[str, Any] | None, top_k: int | None) -> dict[str, Any]:
-        wanted = apply_filter_policy(self.filter_policy, self.filters, filters)
+        merged = apply_filter_policy(self.filter_policy, self.filters, filters)
         allowed = None
-        if wanted:
-            allowed = bridge.checked_filter(lambda item: document_matches_filter(wanted, _plain(item)))
+        if merged:
+            allowed = bridge.checked_filter(lambda item: document_matches_filter(merged, _plain(item)))
         return self._options | {"k": self.top_k if top_k is None else top_k, "filter": allowed}
 
 

@@ -157,7 +157,7 @@ def _check_is_index(api: Any, place: dict[str, str], revision: str, there: set[s
             return
     raise IndexMismatch(
         f"{place['repo_id']} holds other files and no index: {', '.join(sorted(there - _NOT_A_CLAIM)[:3])} … "
-        "Choose a repository of its own for an index."
+        "Choose a repository for this index alone."
     )
 
 

@@ -36,7 +36,7 @@ class AdacurSearch:
     - `n_anchors`: anchor queries of each index, pseudo-queries unless `anchor_queries` are given; an index costs this
       many scorer calls a document;
     - `first`: the name of the first stage ("dense" needs an `encoder`);
-    - `folder`: where indexes are kept, a folder for each task, split and subset, and an interrupted run goes on; by
+    - `folder`: where indexes stay, a folder for each task, split and subset, and an interrupted run goes on; by
       default each lives as long as this object;
     - `name`: what MTEB calls the model;
     - `options`: `budget` and `method` of `AnchorIndex.search`.

@@ -190,14 +190,14 @@ class _Server:
             responses=_answers(dialect.shape, "The documents, best first.", *_OF_BODIES, 502),
         )
         async def rerank(request: Request, body: RerankRequest) -> Response:  # type: ignore[valid-type]
-            asked = Reranking(self.served, body.model_dump())  # type: ignore[attr-defined]
-            notes_of(request.scope).update({"index": asked.served.name, "documents": len(asked.texts)})
+            reranking = Reranking(self.served, body.model_dump())  # type: ignore[attr-defined]
+            notes_of(request.scope).update({"index": reranking.served.name, "documents": len(reranking.texts)})
             if self.settings.log_queries:
-                notes_of(request.scope)["query"] = asked.query
+                notes_of(request.scope)["query"] = reranking.query
 
             async def ranked() -> Ranked:
-                await asyncio.to_thread(lambda: asked.served.scorer)
-                return await asked.ranked()
+                await asyncio.to_thread(lambda: reranking.served.scorer)
+                return await reranking.ranked()
 
             seconds = self.settings.seconds
             try:
@@ -206,7 +206,7 @@ class _Server:
             except TimeoutError as error:
                 message = f"It took more than {seconds:g} s. Send fewer documents at a time."
                 raise Refusal(504, "out_of_time", message) from error
-            return json_answer(dialect.answer(asked, best))
+            return json_answer(dialect.answer(reranking, best))
 
     def add_indexes(self, app: FastAPI) -> None:
         """What is served, and how well it searches."""

@@ -44,7 +44,7 @@ METHOD_OPTIONS: dict[str, type] = {
 def search_request(
     settings: ServerSettings, *, indexes: Sequence[str] = (), first_stages: Sequence[str] = ()
 ) -> type[BaseModel]:
-    """The body of a search, with the names of indexes and first stages where they may be told."""
+    """The body of a search, with the names of indexes and first stages where they may be shown."""
     default, n_values = settings.defaults(), settings.max_filter_values
     text = _text(settings.max_query_chars)
     values = dict[str, Plain | Annotated[list[Plain], Field(fail_fast=True)]]

@@ -71,7 +71,7 @@ class Refusal(Exception):
 
 
 def as_refusal(error: Exception) -> Refusal:
-    """What to tell a client of an error.
+    """What a client learns of an error.
 
     Messages of other people's code may name files, hosts or keys: they go to the log, and the client learns where.
     """

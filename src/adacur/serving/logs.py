@@ -49,7 +49,7 @@ class _Forwarding(logging.Handler):
 
 
 def silent_log() -> Any:
-    """A logger that writes nowhere, for applications that keep their own log."""
+    """A logger that writes nowhere, for applications that log by themselves."""
     return structlog.wrap_logger(structlog.ReturnLogger(), processors=[_drop], wrapper_class=structlog.BoundLogger)
 
 

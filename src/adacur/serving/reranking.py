@@ -54,21 +54,21 @@ class Reranking:
         return [(int(at), float(shown[at])) for at in np.argsort(-scores, kind="stable")[: self._top_n]]
 
 
-def _jina(asked: Reranking, ranked: Ranked) -> dict[str, Any]:
-    n_words = len(asked.texts) * len(asked.query.split()) + sum(len(text.split()) for text in asked.texts)
+def _jina(reranking: Reranking, ranked: Ranked) -> dict[str, Any]:
+    n_words = len(reranking.texts) * len(reranking.query.split()) + sum(len(text.split()) for text in reranking.texts)
     return {
         "id": str(uuid.uuid4()),
-        "model": asked.served.scorer.card.name,
+        "model": reranking.served.scorer.card.name,
         "results": [
             {"index": at, "relevance_score": score}
-            | ({"document": {"text": asked.texts[at]}} if asked.returns_documents else {})
+            | ({"document": {"text": reranking.texts[at]}} if reranking.returns_documents else {})
             for at, score in ranked
         ],
-        "usage": {"total_tokens": n_words, "scored_pairs": len(asked.texts)},
+        "usage": {"total_tokens": n_words, "scored_pairs": len(reranking.texts)},
     }
 
 
-def _cohere(asked: Reranking, ranked: Ranked) -> dict[str, Any]:
+def _cohere(reranking: Reranking, ranked: Ranked) -> dict[str, Any]:
     return {
         "id": str(uuid.uuid4()),
         "results": [{"index": at, "relevance_score": score} for at, score in ranked],

@@ -47,9 +47,9 @@ class _Counted:
             self._metrics.scorer_failures.labels(name).inc()
             raise
         except SystemExit as error:
-            # A scorer may want to end the process; the server goes on.
+            # A scorer may try to end the process; the server goes on.
             self._metrics.scorer_failures.labels(name).inc()
-            raise ScorerFailed(f"Scorer {name!r} wanted to end the process: exit({error.code!r}).") from error
+            raise ScorerFailed(f"Scorer {name!r} tried to end the process: exit({error.code!r}).") from error
         finally:
             self._metrics.scorer_seconds.labels(name).observe(time.perf_counter() - started)
 

@@ -1,4 +1,4 @@
-"""Turns: a limited number of requests run at a time, some more wait, and the rest are asked to come back."""
+"""Turns: a limited number of requests run at a time, some more wait, and further ones are refused."""
 
 from __future__ import annotations
 
