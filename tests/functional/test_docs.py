@@ -4,7 +4,8 @@ A fenced block is run by its language, in the order of the document, in a folder
 `python` in one namespace per document, a `text` block right behind it being what it prints; `console` and `bash`
 command by command, if it is an `adacur` command; and a block with `title="name"` is a file of that name.
 `adacur serve …` is started on a free port, and stopped at the end of the document; the `curl` commands and the Python
-behind it that say `localhost:8000` (or the `--port` given) reach it there. `python -m adacur_lab reproduce …` finds a copy of the
+behind it that say `localhost:8000` (or the `--port` given) reach it there. `python -m adacur_lab reproduce …` finds
+a copy of the
 repository's experiments. Plain commands that other tests start as processes of their own run in this one.
 `<!-- not run: reason -->` above a block leaves it alone.
 
