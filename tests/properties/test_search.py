@@ -153,7 +153,7 @@ def test_a_pool_confines_the_search_to_the_first_stage_s_best(world, budget, poo
         world.test, 1, budget=budget[0], method=AdaCUR(rounds=budget[1]), first=First(first, pool=pool)
     )
     for query, found in zip(world.test, hits, strict=True):
-        allowed = set(first.search([query], pool)[0].ids)
+        allowed = {world.items[p].id for p in first.search([query], pool)[0].positions}
         scored = {world.items[p].id for round_ in found.trace.rounds for p in round_.positions}
         assert scored <= allowed
         assert len(scored) == min(budget[0], len(allowed))

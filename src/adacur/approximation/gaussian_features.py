@@ -97,7 +97,7 @@ class FeatureCache:
     def __init__(self, given: Features | None) -> None:
         self.given = given
         self._lock = threading.Lock()
-        self._matrix: FloatArray | None = None
+        self._anchors: AnchorScores | None = None
         self._features: Features | None = None
 
     def features(self, anchors: AnchorScores, extract: Callable[[], Features]) -> Features:
@@ -106,9 +106,10 @@ class FeatureCache:
             return self.given
         # Many threads may begin at once, and each set of features is a second copy of the index.
         with self._lock:
-            if self._features is None or self._matrix is not anchors.matrix:
+            known = self._anchors
+            if self._features is None or known is None or (known is not anchors and known.matrix is not anchors.matrix):
                 self._features = extract()
-                self._matrix = anchors.matrix
+                self._anchors = anchors
             return self._features
 
 

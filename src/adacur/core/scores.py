@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -71,15 +71,12 @@ def _as_floats(scores: Any) -> tuple[npt.NDArray[Any], FloatArray]:
     try:
         given = np.asarray(scores)
         # Of other objects None and texts would be read as numbers, and of complex numbers a part.
-        if given.dtype.kind not in "fiubO" or any(isinstance(one, str | bytes | complex) for one in _objects(given)):
+        objects = given.flat if given.dtype.kind == "O" else ()
+        if given.dtype.kind not in "fiubO" or any(isinstance(one, str | bytes | complex) for one in objects):
             raise TypeError(f"it holds {_kind(given)}")
         return given, given if given.dtype.kind == "f" and given.dtype.itemsize <= 8 else given.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise ScoreCountError(f"A scorer returns an array of numbers; this cannot be read as one: {error}") from error
-
-
-def _objects(given: npt.NDArray[Any]) -> Iterable[Any]:
-    return given.flat if given.dtype.kind == "O" else ()
 
 
 def _kind(given: npt.NDArray[Any]) -> str:

@@ -114,7 +114,8 @@ class AdaptiveSearch:
         self._plan = plan
         self._in_scores = in_scores
         self._k = k
-        self._prospects = Prospects(allowed, keys=plan.item_keys, candidates=candidates, first_weight=plan.first_weight)
+        self.keys = plan.items.keys if plan.keys is None else plan.keys
+        self._prospects = Prospects(allowed, keys=self.keys, candidates=candidates, first_weight=plan.first_weight)
         if plan.pool is not None:
             pool = self._topped_up(candidates[: plan.pool], plan.pool, "pool")
             self._prospects.unscored[:] = False
@@ -230,7 +231,7 @@ class AdaptiveSearch:
         positions = np.concatenate([round_.positions for round_ in self.rounds])
         exact = np.concatenate([round_.exact for round_ in self.rounds])
         numbers = np.repeat([round_.number for round_ in self.rounds], [len(one.positions) for one in self.rounds])
-        order = best_positions(exact, k, keys=self._prospects.keys[positions])
+        order = best_positions(exact, k, keys=self.keys[positions])
         return positions[order], exact[order], numbers[order]
 
     def trace(self, *, settings: dict[str, object], approximate_scores: FloatArray | None = None) -> Trace:

@@ -105,7 +105,9 @@ class Gaussian:
             first_share=settings.first_share,
             first_weight=settings.first_weight,
             tuned_for=tuned_for,
-            **_shared(self, "seed", "stop_when", "keep_predictions"),
+            seed=self.seed,
+            stop_when=self.stop_when,
+            keep_predictions=self.keep_predictions,
         )
 
 
@@ -142,7 +144,7 @@ class AdaCUR:
             base,
             anchors=source.anchors,
             batch_sizes=partial(_in_rounds, rounds=self.rounds, first_batch=self.first_batch),
-            **_shared(self, *_ADAPTIVE),
+            **_adaptive(self),
         )
 
 
@@ -171,7 +173,7 @@ class AXN:
 
     def plan(self, base: Plan, source: Source, *, k: int) -> Plan:
         """The base plan in rounds of predictions from item vectors."""
-        choices = _shared(self, *_ADAPTIVE)
+        choices = _adaptive(self)
         return replace(
             base,
             anchors=AnchorTable.of_items(source.anchors.items),
@@ -210,7 +212,9 @@ class ANNCUR:
             acquisition=TopK(),
             batch_sizes=partial(_anchors_then_rest, split=self.split),
             same_first_for_all=base.first is None,
-            **_shared(self, "seed", "approximator", "keep_predictions"),
+            seed=self.seed,
+            approximator=self.approximator,
+            keep_predictions=self.keep_predictions,
         )
 
 
@@ -254,15 +258,6 @@ class Exact:
 METHODS: Mapping[str, type[Gaussian | AdaCUR | ANNCUR | AXN | Rerank | Exact]] = {
     method.name: method for method in (Gaussian, AdaCUR, ANNCUR, AXN, Rerank, Exact)
 }
-_ADAPTIVE = (
-    "seed",
-    "approximator",
-    "acquisition",
-    "first_share",
-    "first_weight",
-    "stop_when",
-    "keep_predictions",
-)
 _RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "rounds": ("a whole number of at least 1", lambda value: is_whole(value) and value >= 1),
     "seed": ("a whole number", is_whole),
@@ -294,16 +289,17 @@ def method_named(name: str, **options: Any) -> Method:
     return METHODS[name](**options)
 
 
-def _shared(method: Any, *names: str) -> dict[str, Any]:
+def _adaptive(method: AdaCUR | AXN) -> dict[str, Any]:
+    names = ("seed", "approximator", "acquisition", "first_share", "first_weight", "stop_when", "keep_predictions")
     return {name: getattr(method, name) for name in names}
 
 
 def _check(method: Method) -> None:
     """Refuse an option that makes no sense."""
-    for name in options_of(method.name):
-        value = getattr(method, name)
-        if name in _RULES and value is not None and not _RULES[name][1](value):
-            raise BudgetError(f"{name} must be {_RULES[name][0]}; got {value!r}.")
+    for name, (rule, holds) in _RULES.items():
+        value = getattr(method, name, None)
+        if value is not None and not holds(value):
+            raise BudgetError(f"{name} must be {rule}; got {value!r}.")
 
 
 def _check_anchors(method: AdaCUR | ANNCUR, source: Source) -> None:

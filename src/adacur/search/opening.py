@@ -13,7 +13,6 @@ from adacur.core.protocols import FirstStage, Scorer, ScorerCard
 from adacur.data import names
 from adacur.first_stages.opening import encoder
 from adacur.index import Drift, IndexFolder, check_scorer
-from adacur.scorers import Cached
 from adacur.scorers.consent import check_consent, check_not_from_here
 from adacur.scorers.opening import is_function_name, scorer
 from adacur.search.anchor_index import AnchorIndex
@@ -31,7 +30,6 @@ def load(
     scorer: Any = None,
     encoder: Any = None,
     check: bool = True,
-    cache: str | Path | None = None,
     device: str | None = None,
     log: str | Path | None = None,
     trust: bool = False,
@@ -45,9 +43,6 @@ def load(
     `DriftWarning` that gives the measured difference. Recognising a scorer whose weights differ or cannot be
     compared costs 32 calls; `check=False` trusts it instead. `encoder` replaces the dense first stage's.
 
-    `cache` is the file of a score cache: `index.scorer` is then a `Cached`, whose `hits` and `misses` tell what was
-    paid. A budget counts answers, known or not, so that a search finds the same with a cache as without.
-
     `device`, e.g. "cuda", is where "gaussian" searches keep the items' features and predict, by torch's name of it;
     by default numpy does that.
 
@@ -59,11 +54,9 @@ def load(
     folder = IndexFolder.open(path)
     # A file that is no log is told before a search is paid for.
     kept = None if log is None else SearchLog(log)
-    opened = None if scorer is None else _cached(_open_as_built(scorer, folder.manifest.scorer), cache)
+    opened = None if scorer is None else _open_as_built(scorer, folder.manifest.scorer)
     dual = _open_encoder(encoder)
-    return open_folder(
-        folder, scorer=opened, encoder=dual, check=check, cache=cache, device=device, log=kept, trust=trust
-    )
+    return open_folder(folder, scorer=opened, encoder=dual, check=check, device=device, log=kept, trust=trust)
 
 
 # `build` and `load` take arguments of these names.
@@ -77,7 +70,6 @@ def open_folder(
     scorer: Scorer | None,
     encoder: Any,
     check: bool,
-    cache: str | Path | None = None,
     device: str | None = None,
     built: bool = False,
     log: SearchLog | None = None,
@@ -89,7 +81,7 @@ def open_folder(
         drift = check_scorer(folder, scorer)
 
     def named_scorer(version: IndexFolder) -> tuple[Scorer, Drift | None]:
-        return _named_scorer(version, check=check, cache=cache, trust=trust)
+        return _named_scorer(version, check=check, trust=trust)
 
     def first_stages(version: IndexFolder) -> Mapping[str, Callable[[], FirstStage]]:
         return open_first_stages(version.home, encoder=encoder, trust=trust)
@@ -117,13 +109,7 @@ def _open_as_built(source: Any, card: ScorerCard | None) -> Scorer:
     return _open_scorer(source)
 
 
-def _cached(scorer: Scorer, cache: str | Path | None) -> Scorer:
-    return scorer if cache is None else Cached(scorer, cache)
-
-
-def _named_scorer(
-    folder: IndexFolder, *, check: bool, cache: str | Path | None, trust: bool
-) -> tuple[Scorer, Drift | None]:
+def _named_scorer(folder: IndexFolder, *, check: bool, trust: bool) -> tuple[Scorer, Drift | None]:
     card = folder.manifest.scorer
     if card is None or (card.source is None and card.name not in names()):
         raise InputError(
@@ -149,4 +135,4 @@ def _named_scorer(
             "Or give it: adacur.load(path, scorer=…), or --scorer."
         ) from error
     drift = check_scorer(folder, opened) if check else None
-    return _cached(opened, cache), drift
+    return opened, drift

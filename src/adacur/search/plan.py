@@ -52,7 +52,7 @@ class Plan:
     `first`, or a uniform sample; later rounds take what `acquisition` chooses from the predictions, which
     `first_weight` raises for what the first stage ranks high. `fuse` orders what was scored. `tuned_for` names the k
     and the budget that the settings were tuned for. `stop_when` is the expected recall of a query's top k that ends
-    its search before the budget does.
+    its search before the budget does. `keys` are the items' random keys, where they need not be made from the ids.
     """
 
     method: str
@@ -88,11 +88,6 @@ class Plan:
                 "stop_when can be trusted only where a search starts from a first stage's best items, and this one "
                 "starts at random. Give first=…, such as 'dense' or 'bm25' where the index has it."
             )
-
-    @property
-    def item_keys(self) -> KeyArray:
-        """The items' random keys: those at hand, or made from their ids."""
-        return self.items.keys if self.keys is None else self.keys
 
     def settings(self) -> dict[str, Any]:
         """The choices that a result should name."""

@@ -285,7 +285,7 @@ class _Group:
             values = plan.fuse.values(
                 scores, positions, listed=self._candidates[at], listed_scores=self._first_scores[at]
             )
-            order = best_positions(values, self._k, keys=plan.item_keys[positions])
+            order = best_positions(values, self._k, keys=search.keys[positions])
             positions, scores, rounds, fused = positions[order], scores[order], rounds[order], values[order]
         items = tuple(plan.items.at(positions.tolist()))
         return Hits(

@@ -282,7 +282,7 @@ def test_a_search_with_a_cache_finds_the_same_and_pays_once(tmp_path) -> None:
     build(tmp_path / "index")
     plain = adacur.load(tmp_path / "index", scorer=overlap).search("violin harbour", k=5, budget=30)
     paid = Metered(FunctionScorer(overlap, name="f"))
-    with adacur.load(tmp_path / "index", scorer=paid, check=False, cache=tmp_path / "scores.sqlite") as index:
+    with adacur.load(tmp_path / "index", scorer=Cached(paid, tmp_path / "scores.sqlite"), check=False) as index:
         first, second = (index.search("violin harbour", k=5, budget=30) for _ in range(2))
         assert (index.scorer.hits, index.scorer.misses) == (30, 30)
     for hits in (first, second):
@@ -293,20 +293,20 @@ def test_a_search_with_a_cache_finds_the_same_and_pays_once(tmp_path) -> None:
 def test_the_scorer_named_in_the_manifest_is_cached_too(tmp_path) -> None:
     build(tmp_path / "index", scorer=FunctionScorer(overlap, source=f"{__name__}:overlap"))
     for expected in ((0, 20), (20, 0)):
-        index = adacur.load(tmp_path / "index", cache=tmp_path / "scores.sqlite", trust=True)
+        index = adacur.load(tmp_path / "index", trust=True)
+        index = index.with_scorer(lambda scorer: Cached(scorer, tmp_path / "scores.sqlite"))
         index.search("violin harbour", k=5, budget=20)
         assert (index.scorer.hits, index.scorer.misses) == expected
         assert index.drift.same
         index.close()
 
 
-@pytest.mark.parametrize("given", ["cache", "cached scorer", "metered cache"])
+@pytest.mark.parametrize("given", ["cached scorer", "metered cache"])
 def test_a_scorer_is_recognised_by_what_it_says_today_not_by_what_is_cached(tmp_path, given) -> None:
     cache = tmp_path / "scores.sqlite"
     build(tmp_path / "index", scorer=Cached(FunctionScorer(overlap, name="f", source="s"), cache)).close()
     changed = FunctionScorer(opposite, name="f", source="s")
     scorer = {
-        "cache": {"scorer": changed, "cache": cache},
         "cached scorer": {"scorer": Cached(changed, cache)},
         "metered cache": {"scorer": Metered(Cached(changed, cache))},
     }[given]
