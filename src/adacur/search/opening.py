@@ -36,18 +36,16 @@ def load(
 ) -> AnchorIndex:
     """Open an index folder, or the index that ships with adacur: "wikivital", 10,033 Wikipedia articles.
 
-    Without `scorer`, the one named in the manifest is opened when a search first needs it: a model of the catalogue,
-    of the hub or in a folder of yours. A function or a service is refused (`NotTrusted`), for the manifest may be
-    anybody's: give it as `scorer`, or say `trust=True` to open whatever this folder names. Either way it must be
-    the scorer that built the index: another model is refused, another backend of it is accepted with a
-    `DriftWarning` that gives the measured difference. Recognising a scorer whose weights differ or cannot be
-    compared costs 32 calls; `check=False` trusts it instead. `encoder` replaces the dense first stage's.
-
-    `device`, e.g. "cuda", is where "gaussian" searches keep the items' features and predict, by torch's name of it;
-    by default numpy does that.
-
-    `log` is the file of a `SearchLog`: what every search pays for is written there, with the text of its query, for
-    `adacur.search.refresh` to make anchor queries of. Without it nothing is.
+    - `scorer`: the scorer that built the index, or its name. By default the one named in the manifest is opened when a
+      search first needs it: a model of the catalogue, of the hub or in a folder of yours. Another model is refused,
+      another backend of the same one is accepted with a `DriftWarning` that gives the measured difference;
+    - `trust`: also open a function or a service that the manifest names; else that is refused (`NotTrusted`), since
+      the folder may come from anyone;
+    - `check`: recognise a scorer whose weights differ or cannot be compared, for 32 calls;
+    - `encoder`: replaces that of the dense first stage;
+    - `device`: where "gaussian" searches hold the items' features and predict, e.g. "cuda"; by default numpy does;
+    - `log`: the file of a `SearchLog`, to which every search writes its query and what it paid for;
+      `adacur.search.refresh` makes anchor queries of it.
     """
     if path == "wikivital" and not Path(path).exists():
         path = wikivital_folder()

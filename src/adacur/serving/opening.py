@@ -46,8 +46,7 @@ def open_indexes(places: Mapping[str, str | Path], *, scorer: Any = None, **opti
             model: Any = card and card.max_item_tokens
         else:
             model = (card.name, card.backend, card.weights, card.source, card.max_tokens, card.max_item_tokens)
-        # A scorer that is open has its cache around it already.
-        index = load(place, scorer=opened.get(model, scorer), **options | ({"cache": None} if model in opened else {}))
+        index = load(place, scorer=opened.get(model, scorer), **options)
         opened[model] = index.scorer
         indexes[name] = index
     return indexes
