@@ -226,7 +226,8 @@ def use(index: Path, out: Path, rng: np.random.Generator) -> list[str]:
     """Search, check, serve, copy and change an index, without saying whom to trust; the errors that are not ours."""
     import adacur
     from adacur import AdacurError
-    from adacur.index import verify
+    from adacur.index import IndexFolder, verify
+    from adacur.index.copying import version_files
     from adacur.serving.opening import open_indexes
 
     def searched(**options: Any) -> None:
@@ -236,8 +237,6 @@ def use(index: Path, out: Path, rng: np.random.Generator) -> list[str]:
     def dense() -> None:
         with adacur.load(index, check=False) as opened:
             opened.first_stage("dense").search(["red thing"], 2)
-
-    from adacur.integrations import hub
 
     def removed() -> None:
         with adacur.load(index) as opened:
@@ -256,8 +255,7 @@ def use(index: Path, out: Path, rng: np.random.Generator) -> list[str]:
         dense,
         lambda: verify(index),
         served,
-        lambda: hub.push_to_hub(index, out / "pushed"),
-        lambda: hub.from_pretrained(index).search("red", k=1, budget=5),
+        lambda: version_files(IndexFolder.open(index)),
         removed,
         compacted,
     ]

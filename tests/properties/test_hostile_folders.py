@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import adacur
+from tests.editing import Edited
 from tests.living_world import Encoder, item, query, score
 
 TRIES = int(os.environ.get("ADACUR_FUZZ", "40"))
@@ -23,8 +24,8 @@ def test_a_hostile_folder_reaches_nothing_outside_itself(tmp_path: Path) -> None
     with adacur.build(
         items, anchors, scorer=score, path=index, first=["bm25", "dense"], encoder=Encoder(), progress=False
     ) as built:
-        built.add([item(n) for n in range(20, 24)], progress=False)
-        built.remove(["i3"])
+        Edited(built).add([item(n) for n in range(20, 24)])
+        Edited(built).remove(["i3"])
 
     (temporary := tmp_path / "temporary").mkdir()
     done = subprocess.run(
