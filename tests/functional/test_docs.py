@@ -311,7 +311,7 @@ def run_here(command: str) -> tuple[int, str]:
 def without_progress(printed: str) -> str:
     """What stays on the screen: a progress bar writes over itself."""
     lines = (line.rstrip() for line in re.split(r"[\n\r]+", printed))
-    return "".join(f"{line}\n" for line in lines if line and not re.search(r"\d%\||\d+it|\ditem", line))
+    return "".join(f"{line}\n" for line in lines if line and not re.search(r"\d%\||\d+it|\ditem|pairs \[", line))
 
 
 def comparable(output: str) -> list[Line]:

@@ -46,7 +46,7 @@ def test_one_command_leads_from_a_folder_to_results_and_a_page(folder) -> None:
     assert "60 items × 21 queries = 1,260 pairs" in done.err
     for method in ("gaussian", "adacur", "anncur", "rerank", "exact"):
         assert method in done.out
-    for column in ("budget", "rounds", "anchors", "paid", "recall@10", "nDCG@10"):
+    for column in ("budget", "paid", "recall@10", "nDCG@10"):
         assert column in done.out
     assert "Is an index worth it?" in done.err
     assert (folder / "page" / "report.html").exists()

@@ -122,10 +122,13 @@ def _table(rows: Sequence[Row], *, title: str) -> Table:
     measures = list(dict.fromkeys(name for row in rows for name in row.means))
     table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("method", no_wrap=True)
-    for name in ("budget", "rounds", "anchors", "paid", *measures):
-        table.add_column(name, justify="right", overflow="fold")
+    table.add_column("budget", justify="right")
+    table.add_column("paid", justify="right")
+    for name in measures:
+        # Where the line is too short, an interval goes below its mean in one piece.
+        table.add_column(name, justify="right", min_width=len("(0.00–0.00)"))
     for row in rows:
-        prices = ("" if value is None else f"{value:,}" for value in (row.budget, row.rounds, row.anchors, row.paid))
+        prices = ("" if value is None else f"{value:,}" for value in (row.budget, row.paid))
         table.add_row(row.name, *prices, *(str(row.means.get(name, "")) for name in measures))
     return table
 
