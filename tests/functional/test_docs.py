@@ -258,7 +258,7 @@ def shell() -> dict[str, str]:
 
 def run_command(command: str, *, fails: bool) -> str:
     # A shell is needed for its own signs, and a process by those that start processes.
-    is_plain = not re.search(r"[|&;<>$`*~#]|--workers|--engine", command)
+    is_plain = not re.search(r"[|&;<>$`*~#]|--workers|--ray", command)
     program, name = command.split()[:2]
     code, printed = (run_here if program == "adacur" and name in RUN_HERE and is_plain else run_in_a_shell)(command)
     assert (code != 0) == fails, f"{command}\nended with {code}:\n{printed}"
