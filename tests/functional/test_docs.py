@@ -4,9 +4,8 @@ A fenced block is run by its language, in the order of the document, in a folder
 `python` in one namespace per document, a `text` block right behind it being what it prints; `console` and `bash`
 command by command, if it is an `adacur` command; and a block with `title="name"` is a file of that name.
 `adacur serve …` is started on a free port, and stopped at the end of the document; the `curl` commands and the Python
-behind it that say `localhost:8000` (or the `--port` given) reach it there. `python -m adacur_lab reproduce …` finds
-a copy of the
-repository's experiments. Plain commands that other tests start as processes of their own run in this one.
+behind it that say `localhost:8000` (or the `--port` given) reach it there. `python -m adacur_lab …` finds a copy
+of the repository's experiments. Plain commands that other tests start as processes of their own run in this one.
 `<!-- not run: reason -->` above a block leaves it alone.
 
     python -m tests.functional.test_docs [--all] docs/cli.md …
@@ -246,7 +245,7 @@ def run_commands(block: Block, servers: Servers) -> Iterator[Shown]:
             shutil.copytree(ROOT / "lab/reproduction", "lab/reproduction")
         if line.split()[:2] == ["adacur", "serve"]:
             servers.start(line, shown)
-        elif line.startswith("adacur") or (line.startswith("curl") and servers.running):
+        elif line.startswith(("adacur", "python -m adacur_lab ")) or (line.startswith("curl") and servers.running):
             printed = run_command(servers.reach(line), fails="Error: " in text)
             yield dataclasses.replace(shown, printed=servers.printed(printed))
 
@@ -399,7 +398,7 @@ def test_every_command_is_run_or_names_an_extra_or_target_that_exists(document: 
             elif command.startswith("make "):
                 assert command.split()[1] in targets, command
             else:
-                assert command.startswith(("adacur ", "curl ")), (
+                assert command.startswith(("adacur ", "curl ", "python -m adacur_lab ")), (
                     f"{document.name} has a command that is not run: {command}"
                 )
 

@@ -3,9 +3,9 @@
     python lab/reproduction/emb-cross-encoder/train.py DATA SPLIT OUT --cross-base CHECKPOINT --dual-base FOLDER
 
 DATA is a BEIR folder; SPLIT the meta.json of a score folder, whose anchor and test queries are kept out of training,
-and so is every other query about their relevant items. CHECKPOINT is what `dequantise.py` writes, FOLDER
+and so is every other query about their relevant items. CHECKPOINT is what `adacur_lab.dequantise` writes, FOLDER
 all-MiniLM-L6-v2. OUT gets the models, OUT/scores-emb and OUT/scores-cls (folders of exact scores with the dual
-encoders' embeddings, as `python -m adacur_lab reproduce --scores` reads them) and OUT/quality.json. What is there is not made again.
+encoders' embeddings, as `adacur_lab reproduce` reads them) and OUT/quality.json. What is there is not made again.
 
 `--stages` runs some of it, in the order given. With OUT/scores-emb from an earlier run, the dual encoders alone are
 `--stages dual,distill,embed,dual_quality`; the [CLS] head and its scores `--stages dual,cls,score`.
@@ -23,7 +23,6 @@ from pathlib import Path
 import numpy as np
 
 from adacur import AnchorIndex, Dense, Item, Query
-from adacur.core.records import ItemList
 from adacur.data import JudgedCollection, read_beir, split_queries
 from adacur.first_stages.encoders import SentenceTransformerEncoder
 from adacur.scorers import (
@@ -41,8 +40,7 @@ from adacur.training import (
     train_cross_encoder,
     train_dual_encoder,
 )
-from adacur.training.candidates import found_by
-from adacur.training.ranking_quality import ranking_quality
+from adacur.training.cross_encoder import ranking_quality
 from adacur_lab.experiments import Testbed
 
 SHORTLIST = 64
@@ -208,7 +206,7 @@ class Work:
         measured: dict[str, Mapping[str, float]] = {}
         for name, folder in self.dual_encoders().items():
             dense = self.dense(folder)
-            found = found_by(dense, judged, ItemList(self.items), depth=100)
+            found = [ranking.positions for ranking in dense.search(judged, 100)]
             hit = [np.isin(wanted, own).mean() for own, wanted in zip(found, relevant, strict=True)]
             measured[name] = {"recall@100": float(np.mean(hit))}
         self.add_quality(measured)
@@ -217,7 +215,7 @@ class Work:
         """How the cross-encoders rank DE_base's shortlists for the test queries."""
         judged, relevant = self.judged_tests()
         measured: dict[str, Mapping[str, float]] = {}
-        shortlists = found_by(self.dense(self.out / "de-base"), judged, ItemList(self.items), depth=SHORTLIST)
+        shortlists = [ranking.positions for ranking in self.dense(self.out / "de-base").search(judged, SHORTLIST)]
         pairs = [(query, self.items[place]) for query, own in zip(judged, shortlists, strict=True) for place in own]
         untrained = self.out / "emb-untrained"
         if not untrained.exists():
