@@ -17,17 +17,7 @@ from adacur.data import pseudo_queries, read_items, read_qrels, read_queries, sp
 from adacur.data.lines import warn_left_out
 from adacur.index import Estimate, estimate
 
-__all__ = [
-    "Collection",
-    "Sizes",
-    "Split",
-    "choose_sizes",
-    "digest_of",
-    "read_collection",
-    "sample",
-    "scoring_cost",
-    "split",
-]
+__all__ = ["Collection", "Split", "choose_sizes", "digest_of", "read_collection", "sample", "scoring_cost", "split"]
 
 _FEWEST_QUERIES, _MOST_QUERIES = 5, 30
 _FEWEST_ANCHORS, _MOST_ANCHORS = 10, 100

@@ -20,7 +20,7 @@ from adacur.core.arrays import FloatArray
 from adacur.core.errors import EmptyInput, InputError, WrongScorer
 from adacur.core.extras import install_command
 from adacur.core.protocols import FirstStage, Scorer
-from adacur.core.records import Query
+from adacur.core.records import ItemList, Query
 from adacur.evaluation.collection import (
     Collection,
     Split,
@@ -37,7 +37,7 @@ from adacur.evaluation.recall import top_k_recall
 from adacur.evaluation.runs import Run
 from adacur.first_stages import BM25, Dense, first_stage_named
 from adacur.first_stages.opening import encoder as open_encoder
-from adacur.index import Estimate, build_scores, check_scorer, is_finished
+from adacur.index import AnchorTable, Estimate, build_scores, check_scorer, is_finished
 from adacur.index.progress import scoring_bar
 from adacur.scorers import MatrixScorer
 from adacur.scorers import scorer as open_scorer
@@ -138,13 +138,8 @@ def evaluate(
     known = _scored(collection, queries_of.anchors, scorer=scorer, path=scores, progress=progress)
     look_up = MatrixScorer(queries=queries_of.test, items=collection.items, scores=exact)
     stages = _first_stages(collection, first, encoder=encoder, folder=output / "first", progress=progress)
-    index = (
-        AnchorIndex.from_arrays(
-            items=collection.items, anchor_queries=queries_of.anchors, scores=known, scorer=look_up, first=stages
-        )
-        if n_anchors
-        else AnchorIndex.from_items(collection.items, scorer=look_up, first=stages or "random")
-    )
+    table = AnchorTable(ItemList(collection.items), tuple(queries_of.anchors), np.ascontiguousarray(known.T))
+    index = AnchorIndex(table, scorer=look_up, first=stages)
     replay = _Replay(
         collection, queries_of, exact, index, ks=ks, seed=seed, scored_by=str(replace(scorer.card, source=None))
     )

@@ -18,16 +18,9 @@ from adacur.evaluation.runs import Run
 
 __all__ = ["write_report"]
 
-# The palette of Okabe & Ito: told apart by colour-blind readers; markers tell them apart in grey.
-_STYLES = {
-    "gaussian": ("#d55e00", "o"),
-    "adacur": ("#0072b2", "s"),
-    "axn": ("#aa4499", "X"),
-    "anncur": ("#009e73", "D"),
-    "rerank": ("#333333", "^"),
-    "exact": ("#8c8c8c", "8"),
-}
-_DASHES = ("-", "--", ":", "-.")
+# The palette of Okabe & Ito, for colour-blind readers; a colour and marker per method, dashes per first stage.
+_COLOURS = ("#d55e00", "#0072b2", "#009e73", "#333333", "#aa4499", "#8c8c8c")
+_MARKERS, _DASHES = "osD^X8", ("-", "--", ":", "-.")
 
 
 def write_report(runs: Sequence[Run], page: str | Path, *, rival: str = "rerank") -> Path:
@@ -89,18 +82,19 @@ def _figure(rows: Sequence[Row], measures: Sequence[str]) -> str:
 
 
 def _draw(panel: Any, rows: Sequence[Row], measure: str) -> None:
-    stages = list(dict.fromkeys(row.first for row in rows if row.first))
+    stages, methods = (list(dict.fromkeys(getattr(row, of) for row in rows)) for of in ("first", "method"))
     for name in dict.fromkeys(row.name for row in rows):
         line = [(row, row.means[measure]) for row in rows if row.name == name and measure in row.means]
         if not line:
             continue
         row = line[0][0]
-        colour, marker = _STYLES.get(row.method, ("#882255", "P"))
+        place = methods.index(row.method) % len(_COLOURS)
+        colour, marker = _COLOURS[place], _MARKERS[place]
         if row.budget is None:
             panel.axhline(line[0][1].mean, color=colour, linestyle=":", label=name)
             continue
         budgets = [one.budget for one, _ in line]
-        dashes = _DASHES[stages.index(row.first) % len(_DASHES)] if row.first in stages else "-"
+        dashes = _DASHES[stages.index(row.first) % len(_DASHES)]
         panel.plot(budgets, [mean.mean for _, mean in line], dashes, color=colour, marker=marker, label=name)
         panel.fill_between(
             budgets, [mean.low for _, mean in line], [mean.high for _, mean in line], color=colour, alpha=0.12, lw=0

@@ -88,9 +88,9 @@ class Run:
                 },
                 made=content["made"],
             )
+        except FileFormatError:
+            raise
         except (ValueError, KeyError, TypeError) as error:
-            if isinstance(error, FileFormatError):
-                raise
             raise FileFormatError(f"{path} is not a stored run: {error!r}.") from error
 
 
