@@ -107,7 +107,7 @@ def test_an_index_holds_the_first_anchors_and_searches(testbed) -> None:
     assert np.array_equal(index.matrix, testbed.anchor_scores[:10].T)
     best = index.search(testbed.test_queries[0], 3, method="exact")
     assert list(best.scores) == sorted(testbed.exact_scores[0], reverse=True)[:3]
-    with pytest.raises(InputError, match="30 anchor queries; asked for 31"):
+    with pytest.raises(InputError, match="31"):
         testbed.index(31)
 
 
