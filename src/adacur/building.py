@@ -192,6 +192,8 @@ def build(
         else:
             check_not_sparse(path)
             folder = build_scores(records, queries or None, block_items=block_items, on=on, progress=report, **common)
+            if not queries and not was_finished:
+                _log.info("%s", Estimate(len(folder.items), n_anchors=0, pairs=0, bytes=0).in_words())
     add_first_stages(stages, items=folder.items, path=folder.path, encoder=dual, progress=progress)
     drift: Drift | None = latest.drift if latest is not None else None
     index = open_folder(folder, scorer=opened, encoder=dual, check=was_finished, built=not was_finished, drift=drift)

@@ -132,7 +132,8 @@ def build_scores(
     def choose_block_items(n_items: int) -> int:
         cost = _cost(folder, n_items, anchors, scorer=scorer, dtype=dtype, seed=seed, on=on, timed=block_items is None)
         reports.timed = cost.calls_used
-        _log.info("%s", cost.in_words())
+        if anchors:
+            _log.info("%s", cost.in_words())
         if block_items or not cost.calls_used:
             return block_items or blocks_of_small_build(n_items)
         size = {"n_items": n_items, "n_anchors": len(anchors), "workers": cost.workers}

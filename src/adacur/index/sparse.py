@@ -30,6 +30,7 @@ from adacur.index.blocks import as_stored
 from adacur.index.build import build_scores, save_rows
 from adacur.index.checksums import write_checksums
 from adacur.index.database import digest_texts
+from adacur.index.estimate import Estimate
 from adacur.index.files import is_full, locked, sync_path, sync_tree
 from adacur.index.folder import IndexFolder, is_finished
 from adacur.index.manifest import Origin, Probe, how_to_continue, read_manifest, work_folder, write_manifest
@@ -191,6 +192,9 @@ class SparseBuild:
                 _log.info("Continuing the sparse build of %s: finished anchor queries are not scored again.", self.path)
             left = [at for at in range(len(anchors)) if at not in done]
             pairs, pairs_done = len(anchors) * per_query, len(done) * per_query
+            n_bytes = len(items) * len(anchors) * np.dtype(self._dtype).itemsize
+            cost = Estimate(len(items), len(anchors), pairs=pairs, bytes=n_bytes, pairs_done=pairs_done)
+            _log.info("%s", cost.in_words())
             reports.begin(blocks=len(anchors), pairs=pairs, blocks_done=len(done), pairs_done=pairs_done)
             most, together = max(1, _PAIRS_PER_BLOCK // per_query), 1
             while left:
