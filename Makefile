@@ -17,7 +17,7 @@ $(VENV)/demo.stamp: pyproject.toml constraints.txt
 $(VENV)/dev.stamp: pyproject.toml lab/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) torch==2.13.0
-	$(INSTALL) -e '.[dev]' -e lab
+	$(INSTALL) -e '.[dev]' -e 'lab[mteb]'
 	@touch $@ $(VENV)/demo.stamp $(VENV)/docs.stamp
 
 $(VENV)/docs.stamp: pyproject.toml constraints.txt

@@ -61,7 +61,7 @@ def test_importing_adacur_imports_no_library_that_it_may_never_need() -> None:
 
 def test_importing_the_integrations_imports_no_host() -> None:
     script = "import sys, adacur.integrations; print(*{name.split('.')[0] for name in sys.modules})"
-    hosts = {"langchain_core", "llama_index", "haystack", "pyterrier", "mteb", "mcp", "huggingface_hub"}
+    hosts = {"langchain_core", "llama_index", "haystack", "pyterrier", "mcp", "huggingface_hub"}
 
     assert hosts & set(python(script).split()) == set()
 
@@ -109,11 +109,6 @@ def test_all_names_what_exists(name: str) -> None:
         ("onnxscript", "adacur.scorers.export_onnx('.', 'onnx')", "training"),
         ("httpx2", "adacur.scorers.HttpScorer('http://127.0.0.1:9')", "http"),
         ("pyterrier", "import adacur.integrations.pyterrier", "pyterrier"),
-        (
-            "mteb",
-            "from adacur.integrations.mteb import AdacurSearch; AdacurSearch(scorer=len)",
-            "mteb",
-        ),
         ("mcp", "from adacur.integrations.mcp import create_server; create_server(None)", "mcp"),
         ("huggingface_hub", "hub.from_pretrained('some/index')", "hub"),
         ("langchain_core", "import adacur.integrations.langchain", "langchain"),

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mteb.models import ModelMeta
+
 from adacur import __version__
 from adacur.building import build
 from adacur.core.budget import Budget
 from adacur.core.errors import InputError
-from adacur.core.extras import require
 from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
 from adacur.core.results import Hits
@@ -56,7 +57,6 @@ class AdacurSearch:
         name: str | None = None,
         **options: Any,
     ) -> None:
-        require("mteb", extra="mteb")
         if not isinstance(first, str):
             raise InputError(
                 f"The first stage is built for each corpus, so it must be a name, bm25 or dense for example; got "
@@ -143,8 +143,6 @@ class AdacurSearch:
     @property
     def mteb_model_meta(self) -> Any:
         """What MTEB files results under: the scorer, and every setting that changes them."""
-        from mteb.models import ModelMeta
-
         card = self._scorer.card
         n_anchors = len(self._anchor_queries) if self._anchor_queries else self._n_anchors
         options = {

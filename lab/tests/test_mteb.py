@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from adacur.core.errors import AdacurError, InputError
-from adacur.integrations.mteb import AdacurSearch
 from tests.living_world import Counted, Encoder, item, query, score
 
 pytest.importorskip("mteb")
@@ -18,6 +17,8 @@ from datasets import Dataset
 from mteb.abstasks.retrieval import AbsTaskRetrieval
 from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData
 from mteb.abstasks.task_metadata import TaskMetadata
+
+from adacur_lab.mteb import AdacurSearch
 
 DOCUMENTS = {f"d{number}": item(number).text for number in range(120)}
 # A title and a text, as MTEB has them.
