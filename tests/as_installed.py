@@ -13,10 +13,10 @@ import pytest
 # What extras and the tools of the tests bring. Nothing of the base install: that it is missing is a failure.
 # fmt: off
 OPTIONAL = {
-    "accelerate", "cohere", "datasets", "faiss", "fastapi", "h5py", "haystack", "httpx", "httpx2",
+    "accelerate", "cohere", "datasets", "faiss", "fastapi", "haystack", "httpx", "httpx2",
     "huggingface_hub", "ir_datasets", "ir_measures", "jsonschema", "langchain_core", "langchain_tests",
     "llama_index", "matplotlib", "mcp", "mcp_types", "moto", "mteb", "nbclient", "obstore", "onnx", "onnxruntime",
-    "onnxscript", "pandas", "playwright", "prometheus_client", "pyterrier", "pyterrier_caching", "ray", "rerankers",
+    "onnxscript", "pandas", "playwright", "prometheus_client", "pyterrier", "ray", "rerankers",
     "safetensors", "schemathesis", "sentence_transformers", "sklearn", "starlette", "structlog", "tokenizers",
     "torch", "transformers", "triton", "uvicorn",
 }

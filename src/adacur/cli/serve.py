@@ -109,16 +109,16 @@ def _serve_http(
 
 def _serve_mcp(indexes: list[str], options: Mapping[str, Any], *, about: str | None, max_budget: int = 1000) -> None:
     require("mcp", extra="mcp")
-    import adacur
     from adacur.integrations.mcp import serve_mcp
+    from adacur.serving.opening import open_indexes
 
     if len(indexes) != 1:
         raise InputError(f"--mcp serves one index; got {len(indexes)}.")
-    with contextlib.ExitStack() as stack:
-        with _printing_to_stderr():
-            opened = stack.enter_context(adacur.load(indexes[0], **options))
-        note(f"{opened!r} is served over stdin and stdout to a program that speaks MCP.")
-        serve_mcp(opened, max_budget=max_budget, description=about)
+    with _printing_to_stderr():
+        (index,) = open_indexes({"index": indexes[0]}, **options).values()
+    note(f"{index!r} is served over stdin and stdout to a program that speaks MCP.")
+    with index:
+        serve_mcp(index, max_budget=max_budget, description=about)
 
 
 @contextlib.contextmanager

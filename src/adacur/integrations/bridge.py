@@ -7,6 +7,7 @@ options: `budget`, `method`, `first` and `filter` of `AnchorIndex.search`, as ob
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import json
@@ -59,27 +60,22 @@ def check_index(index: object) -> None:
 
 def search(index: AnchorIndex, query: str, k: int, **options: Any) -> Sequence[Hit]:
     """Like `index.search`, but a filter that no item passes gives no hits: an empty answer to a pipeline."""
-    try:
+    with _empty_if_filtered(query, options):
         return index.search(query, k, **search_options(index, **options))
-    except EmptyInput:
-        if _is_filtered(query, options):
-            return []
-        raise
+    return []
 
 
 async def asearch(index: AnchorIndex, query: str, k: int, **options: Any) -> Sequence[Hit]:
     """Like `search`, without blocking the event loop."""
-    try:
+    with _empty_if_filtered(query, options):
         return await index.asearch(query, k, **search_options(index, **options))
-    except EmptyInput:
-        if _is_filtered(query, options):
-            return []
-        raise
+    return []
 
 
-def _is_filtered(query: str, options: Mapping[str, Any]) -> bool:
+def _empty_if_filtered(query: str, options: Mapping[str, Any]) -> contextlib.suppress:
     # An empty query is refused with the same error, before the filter is looked at.
-    return options.get("filter") is not None and bool(query.strip())
+    is_filtered = options.get("filter") is not None and bool(query.strip())
+    return contextlib.suppress(*([EmptyInput] if is_filtered else []))
 
 
 def text_of(hit: Hit) -> str:
@@ -128,16 +124,12 @@ def checked_filter(matches: Callable[[Item], bool]) -> Callable[[Item], bool]:
 
 def rerank(scorer: Scorer, query: str, texts: Sequence[str], *, k: int) -> list[tuple[int, float]]:
     """Positions and exact scores of the best k of these texts, best first; equal scores keep their order."""
-    if not texts:
-        return []
-    return _best(score_pairs(scorer, _pairs(query, texts)), k)
+    return _best(score_pairs(scorer, _pairs(query, texts)), k) if texts else []
 
 
 async def arerank(scorer: Scorer, query: str, texts: Sequence[str], *, k: int) -> list[tuple[int, float]]:
     """Like `rerank`, without blocking the event loop; calls that are awaited together are made together."""
-    if not texts:
-        return []
-    return _best(await ascore(scorer, _pairs(query, texts)), k)
+    return _best(await ascore(scorer, _pairs(query, texts)), k) if texts else []
 
 
 def _pairs(query: str, texts: Sequence[str]) -> list[Pair]:

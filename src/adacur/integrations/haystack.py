@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 from adacur.core.budget import check_k
 from adacur.core.errors import InputError
 from adacur.core.extras import require
-from adacur.core.protocols import Scorer
 from adacur.core.records import Item
 from adacur.core.results import Hit
 from adacur.integrations import bridge
@@ -30,11 +29,13 @@ __all__ = ["AdacurRanker", "AdacurRetriever", "items_of"]
 
 
 class _Opened:
-    """A component that opens its index or scorer in `warm_up`, or when it first runs."""
+    """A component that opens its index or scorer in `warm_up`, or when it first runs; closes all but `given`."""
 
-    def __init__(self) -> None:
+    def __init__(self, opening: Callable[[], Any], *, given: Any = None) -> None:
         self._held: Any = None
-        self._opening = threading.Lock()
+        self._open = opening
+        self._not_mine = given
+        self._lock = threading.Lock()
 
     def warm_up(self) -> None:
         """Open the index or the scorer, if it is not open."""
@@ -46,22 +47,16 @@ class _Opened:
 
     def close(self) -> None:
         """Close what was opened here; the next run opens it again."""
-        with self._opening:
+        with self._lock:
             held, self._held = self._held, None
-        if callable(close := getattr(held, "close", None)) and not self._is_given(held):
+        if callable(close := getattr(held, "close", None)) and held is not self._not_mine:
             close()
 
     def _opened(self) -> Any:
-        with self._opening:
+        with self._lock:
             if self._held is None:
                 self._held = self._open()
             return self._held
-
-    def _open(self) -> Any:
-        raise NotImplementedError
-
-    def _is_given(self, held: Any) -> bool:
-        return False
 
 
 @component
@@ -87,7 +82,7 @@ class AdacurRetriever(_Opened):
         **options: Any,
     ) -> None:
         # Haystack makes the class anew: super() would look for the one written here.
-        _Opened.__init__(self)
+        _Opened.__init__(self, self._open_index)
         check_k(top_k)
         self.path = str(path)
         self.top_k = top_k
@@ -122,7 +117,7 @@ class AdacurRetriever(_Opened):
         hits = await bridge.asearch(index, query, **self._search_options(filters, top_k))
         return {"documents": [_document(hit) for hit in hits]}
 
-    def _open(self) -> AnchorIndex:
+    def _open_index(self) -> AnchorIndex:
         index = load(self.path, **self._loading)
         # Otherwise a scorer that the manifest names would be opened, and perhaps refused, in the first search.
         _ = index.scorer
@@ -145,7 +140,7 @@ class AdacurRanker(_Opened):
     """
 
     def __init__(self, scorer: Any, top_k: int = 10) -> None:
-        _Opened.__init__(self)
+        _Opened.__init__(self, lambda: open_scorer(self._source), given=scorer)
         check_k(top_k)
         self._source = str(scorer) if isinstance(scorer, Path) else scorer
         self.top_k = top_k
@@ -169,12 +164,6 @@ class AdacurRanker(_Opened):
         scorer = await asyncio.to_thread(self._opened)
         best = await bridge.arerank(scorer, query, _texts(documents), k=self._checked(top_k))
         return {"documents": _scored(documents, best)}
-
-    def _open(self) -> Scorer:
-        return open_scorer(self._source)
-
-    def _is_given(self, held: Any) -> bool:
-        return held is self._source
 
     def _checked(self, top_k: int | None) -> int:
         if top_k is not None:

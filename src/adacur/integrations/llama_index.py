@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,9 @@ require("llama_index", extra="llama-index")
 
 from llama_index.core.base.base_retriever import BaseRetriever  # noqa: E402
 from llama_index.core.bridge.pydantic import ConfigDict, Field  # noqa: E402
-from llama_index.core.callbacks import CBEventType, EventPayload  # noqa: E402
 from llama_index.core.postprocessor.types import BaseNodePostprocessor  # noqa: E402
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle, TextNode  # noqa: E402
-from llama_index.core.vector_stores.types import FilterCondition, MetadataFilters  # noqa: E402
+from llama_index.core.vector_stores.types import MetadataFilters  # noqa: E402
 from llama_index.core.vector_stores.utils import build_metadata_filter_fn  # noqa: E402
 
 __all__ = ["AdacurReranker", "AdacurRetriever", "items_of"]
@@ -50,7 +49,9 @@ class AdacurRetriever(BaseRetriever):  # type: ignore[misc]
         self.similarity_top_k = similarity_top_k
         self._options = options
         if filters is not None:
-            self._options["filter"] = bridge.checked_filter(_matcher(filters))
+            # LlamaIndex looks metadata up by a node's id: here the metadata stand for the id.
+            matches = build_metadata_filter_fn(lambda metadata: metadata, filters)
+            self._options["filter"] = bridge.checked_filter(lambda item: bool(matches(item.metadata)))
 
     @classmethod
     def from_path(cls, path: str | Path, **options: Any) -> AdacurRetriever:
@@ -98,32 +99,17 @@ class AdacurReranker(BaseNodePostprocessor):  # type: ignore[misc]
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        query = _text_of(query_bundle)
-        with self._event(query, nodes) as event:
-            best = _scored(nodes, bridge.rerank(self.scorer, query, self._texts(nodes), k=self.top_n))
-            event.on_end(payload={EventPayload.NODES: best})
-        return best
+        best = bridge.rerank(self.scorer, _text_of(query_bundle), self._texts(nodes), k=self.top_n)
+        return _scored(nodes, best)
 
     async def _apostprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        query = _text_of(query_bundle)
-        with self._event(query, nodes) as event:
-            best = _scored(nodes, await bridge.arerank(self.scorer, query, self._texts(nodes), k=self.top_n))
-            event.on_end(payload={EventPayload.NODES: best})
-        return best
+        best = await bridge.arerank(self.scorer, _text_of(query_bundle), self._texts(nodes), k=self.top_n)
+        return _scored(nodes, best)
 
     def _texts(self, nodes: Iterable[NodeWithScore]) -> list[str]:
         return [node.node.get_content(metadata_mode=self.metadata_mode) for node in nodes]
-
-    def _event(self, query: str, nodes: list[NodeWithScore]) -> Any:
-        payload = {
-            EventPayload.NODES: nodes,
-            EventPayload.MODEL_NAME: self.scorer.card.name,
-            EventPayload.QUERY_STR: query,
-            EventPayload.TOP_K: self.top_n,
-        }
-        return self.callback_manager.event(CBEventType.RERANKING, payload=payload)
 
 
 def items_of(nodes: Iterable[BaseNode]) -> list[Item]:
@@ -153,19 +139,3 @@ def _text_of(query: QueryBundle | None) -> str:
     if query is None:
         raise InputError("Nodes are scored against a query; give query_bundle or query_str.")
     return str(query.query_str)
-
-
-def _matcher(filters: MetadataFilters) -> Callable[[Item], bool]:
-    """LlamaIndex's matching of single filters; filters inside filters, which it refuses, are combined here."""
-    parts = [_matcher(part) if isinstance(part, MetadataFilters) else _single(part) for part in filters.filters]
-    if filters.condition == FilterCondition.OR and parts:
-        return lambda item: any(part(item) for part in parts)
-    if filters.condition == FilterCondition.NOT:
-        return lambda item: not any(part(item) for part in parts)
-    return lambda item: all(part(item) for part in parts)
-
-
-def _single(part: Any) -> Callable[[Item], bool]:
-    # The host looks metadata up by a node's id: here the metadata stand for the id.
-    matches = build_metadata_filter_fn(lambda metadata: metadata, MetadataFilters(filters=[part]))
-    return lambda item: bool(matches(item.metadata))

@@ -13,7 +13,7 @@ from adacur.core.extras import require
 from adacur.core.results import Hits
 from adacur.search import AnchorIndex, search_options
 
-__all__ = ["TOOL", "create_server", "default_search", "serve_mcp"]
+__all__ = ["TOOL", "create_server", "serve_mcp"]
 
 _log = logging.getLogger("adacur.mcp")
 
@@ -48,15 +48,15 @@ def serve_mcp(index: AnchorIndex, **settings: Any) -> None:
 def create_server(
     index: AnchorIndex,
     *,
-    k: int | None = None,
-    budget: int | None = None,
+    k: int = 10,
+    budget: int = 100,
     max_budget: int = 1000,
     description: str | None = None,
     **options: Any,
 ) -> Any:
     """An `mcp.server.lowlevel.Server` with the tool `search(query, k, budget)`, for any transport of the SDK.
 
-    - `k`, `budget`: what the tool uses where its caller gives none (10 and 100, or less where `max_budget` is less);
+    - `k`, `budget`: what the tool uses where its caller gives none; at most the budget, and at most `max_budget`;
     - `max_budget`: the most scorer calls that its caller may ask for;
     - `description`: what the items are, for the model to know when to search them;
     - `options`: those of `AnchorIndex.search`.
@@ -67,7 +67,7 @@ def create_server(
     server = require("mcp.server.lowlevel", extra="mcp")
     types, jsonschema = require("mcp_types", extra="mcp"), require("jsonschema", extra="mcp")
 
-    defaults = default_search(k=k, budget=budget, max_budget=max_budget)
+    defaults = {"k": min(k, budget, max_budget), "budget": min(budget, max_budget)}
     tool = types.Tool(
         name=TOOL,
         title="Search",
@@ -114,18 +114,6 @@ def create_server(
         on_list_tools=list_tools,
         on_call_tool=call_tool,
     )
-
-
-def default_search(*, k: int | None, budget: int | None, max_budget: int) -> dict[str, int]:
-    """The k and the budget of a search whose caller gives none; refused where they do not fit."""
-    calls = min(100, max_budget) if budget is None else budget
-    n_items = min(10, calls) if k is None else k
-    if not 1 <= n_items <= calls <= max_budget:
-        raise InputError(
-            "k must be at least 1 and at most budget, and budget at most max_budget; got "
-            f"k={n_items}, budget={calls}, max_budget={max_budget}."
-        )
-    return {"k": n_items, "budget": calls}
 
 
 def _description(index: AnchorIndex, about: str | None) -> str:

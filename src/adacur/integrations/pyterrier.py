@@ -1,8 +1,7 @@
-"""PyTerrier: an index as a transformer and an artifact, and the scores of its scorer caches."""
+"""PyTerrier: an index as a transformer and an artifact."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adacur.core.arrays import FloatArray
-from adacur.core.errors import EmptyInput, FileFormatError, InputError, UnknownName
+from adacur.core.errors import InputError, UnknownName
 from adacur.core.extras import require
-from adacur.core.records import Item, Query, as_queries
+from adacur.core.records import Query, as_queries
 from adacur.core.results import Hits
 from adacur.index import IndexFolder
 from adacur.index.copying import version_files
@@ -23,7 +22,7 @@ from adacur.search import AnchorIndex, First, load, search_options
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Adacur", "cached_scores"]
+__all__ = ["Adacur"]
 
 pt: Any = require("pyterrier", extra="pyterrier")
 
@@ -151,33 +150,3 @@ def _frame(queries: pd.DataFrame, answers: Sequence[Hits], *, fused: bool) -> pd
     }
     others = queries.drop(columns=[name for name in columns if name in queries.columns])
     return others.iloc[rows].reset_index(drop=True).assign(**columns, **({"exact": exact} if fused else {}))
-
-
-def cached_scores(cache: Any, items: Sequence[Item], queries: Sequence[Query | str]) -> FloatArray:
-    """The scores in a `pyterrier_caching.Hdf5ScorerCache` (or its folder): (queries, items), NaN where missing.
-
-    An index of them costs no scorer call: `AnchorIndex.from_arrays(items=…, anchor_queries=…, scores=…).save(path)`.
-    A cache knows queries by a hash of their text, so `queries` must have the very texts that were scored, and
-    documents by their docno, the ids of `items`.
-    """
-    h5py, npids = require("h5py", extra="pyterrier"), require("npids", extra="pyterrier")
-    folder, texts = Path(getattr(cache, "path", cache)), [query.text for query in as_queries(queries)]
-    for file in ("data.h5", "docnos.npids"):
-        if not (folder / file).is_file():
-            raise FileFormatError(f"{folder} is not the folder of an Hdf5ScorerCache: it has no {file}.")
-    if not items:
-        raise EmptyInput("There are no items. Give those that the cache has scores of.")
-    columns = np.asarray(npids.Lookup(folder / "docnos.npids").inv[np.array([item.id for item in items])])
-    if (unknown := np.flatnonzero(columns < 0)).size:
-        raise UnknownName(
-            f"Item ids must be docnos of the cache; {len(unknown)} of {len(items)} are not, the first "
-            f"{items[int(unknown[0])].id!r}. Give only items that the cache was built for."
-        )
-    with h5py.File(folder / "data.h5", "r") as rows:
-        names = {text: hashlib.sha256(text.encode()).hexdigest() for text in texts}
-        if missing := [text for text in texts if names[text] not in rows]:
-            raise UnknownName(
-                f"{folder} has no scores for {len(missing)} of {len(texts)} queries, the first {missing[0]!r}. It "
-                f"holds {len(rows)} queries, by a hash of their text: give each as it was in the column 'query'."
-            )
-        return np.array([rows[names[text]][:][columns] for text in texts], dtype=np.float32)

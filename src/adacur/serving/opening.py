@@ -10,6 +10,7 @@ from typing import Any
 from adacur.core.errors import InputError
 from adacur.core.protocols import Scorer
 from adacur.index import IndexFolder, index_url
+from adacur.scorers import Cached
 from adacur.search import AnchorIndex, load
 
 __all__ = ["named_places", "open_indexes"]
@@ -33,10 +34,12 @@ def named_places(given: Iterable[str]) -> dict[str, str]:
     return places
 
 
-def open_indexes(places: Mapping[str, str | Path], *, scorer: Any = None, **options: Any) -> dict[str, AnchorIndex]:
+def open_indexes(
+    places: Mapping[str, str | Path], *, scorer: Any = None, trust: bool = False, cache: Path | None = None
+) -> dict[str, AnchorIndex]:
     """Open indexes with their scorers; indexes that were built by the same one share it.
 
-    `scorer` replaces the one that each was built with, and `options` are those of `adacur.load`.
+    `scorer` replaces the one that each was built with; `cache` is a file that stores scores.
     """
     opened: dict[Any, Scorer] = {}
     indexes: dict[str, AnchorIndex] = {}
@@ -46,7 +49,9 @@ def open_indexes(places: Mapping[str, str | Path], *, scorer: Any = None, **opti
             model: Any = card and card.max_item_tokens
         else:
             model = (card.name, card.backend, card.weights, card.source, card.max_tokens, card.max_item_tokens)
-        index = load(place, scorer=opened.get(model, scorer), **options)
+        index = load(place, scorer=opened.get(model, scorer), trust=trust)
+        if cache is not None and model not in opened:
+            index = index.with_scorer(lambda opened_scorer: Cached(opened_scorer, cache))
         opened[model] = index.scorer
         indexes[name] = index
     return indexes

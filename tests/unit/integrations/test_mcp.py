@@ -16,7 +16,6 @@ from mcp import Client, StdioServerParameters
 
 import adacur
 from adacur import AnchorIndex
-from adacur.core.errors import InputError
 from adacur.integrations.mcp import create_server
 from tests.functional.commands import here
 from tests.living_world import Counted, build, item, query, score
@@ -144,13 +143,6 @@ def test_a_scorer_s_own_words_go_to_the_log_and_the_server_lives_on(folder: Path
     assert "asleep" not in failed.content[0].text
     assert "asleep" in caplog.text
     assert len(answered.structured_content["hits"]) == 10
-
-
-def test_settings_that_contradict_each_other_are_refused(index: AnchorIndex) -> None:
-    with pytest.raises(InputError, match="k=10, budget=60, max_budget=50"):
-        create_server(index, budget=60, max_budget=50)
-    with pytest.raises(InputError, match="k=30, budget=20, max_budget=1000"):
-        create_server(index, k=30, budget=20)
 
 
 @pytest.mark.parametrize(("max_budget", "hits", "calls"), [(40, 10, 40), (4, 4, 4)])

@@ -1,4 +1,4 @@
-"""An index in PyTerrier: pipelines, experiments, artifacts, and scorer caches that become indexes."""
+"""An index in PyTerrier: pipelines, experiments, artifacts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 import pytest
-from pyterrier_caching import Hdf5ScorerCache
 
 import adacur
-from adacur import AdaCUR, AnchorIndex, First, Item
-from adacur.core.errors import EmptyInput, FileFormatError, InputError, NotTrusted, UnknownName
-from adacur.integrations.pyterrier import Adacur, cached_scores
+from adacur import AdaCUR, AnchorIndex, First
+from adacur.core.errors import InputError, NotTrusted, UnknownName
+from adacur.integrations.pyterrier import Adacur
 from tests.editing import Edited
 from tests.living_world import build, item, query, score
 
@@ -242,48 +241,3 @@ def test_an_index_in_memory_searches_too() -> None:
 def test_an_open_index_has_its_scorer_already(index: AnchorIndex) -> None:
     with pytest.raises(InputError, match="open already"):
         Adacur(index, scorer=score)
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Hdf5ScorerCache:
-    """A scorer cache of PyTerrier's own, with every document scored for the anchor queries but the last three."""
-    scoring = pt.apply.doc_score(lambda row: score([(row["query"], row["text"])])[0])
-    made = Hdf5ScorerCache(tmp_path / "cache", scoring)
-    # In another order than the items, and with documents that are not among them.
-    documents = [*reversed(ITEMS), Item("elsewhere", "a thing that is no item")]
-    made.build({"docno": item.id} for item in documents)
-    pairs = [
-        (query.id, query.text, item.id, item.text)
-        for number, query in enumerate(ANCHORS)
-        for item in (documents if number < len(ANCHORS) - 3 else documents[: 60 + number])
-    ]
-    made(pd.DataFrame(pairs, columns=["qid", "query", "docno", "text"]))
-    made.close()
-    return made
-
-
-def test_a_scorer_cache_becomes_an_index_without_scoring_anything_again(cache: Hdf5ScorerCache, tmp_path: Path) -> None:
-    built = build(tmp_path / "built.adacur", ITEMS, ANCHORS)
-
-    scores = cached_scores(cache, ITEMS, ANCHORS)
-
-    complete = ~np.isnan(scores).any(axis=1)
-    assert complete.tolist() == [True] * 21 + [False] * 3
-    np.testing.assert_array_equal(scores[~np.isnan(scores)], built.matrix.T[~np.isnan(scores)])
-    kept = [query for query, whole in zip(ANCHORS, complete, strict=True) if whole]
-    index = AnchorIndex.from_arrays(items=ITEMS, anchor_queries=kept, scores=scores[complete], scorer=score)
-    index.save(tmp_path / "imported.adacur")
-    assert adacur.verify(tmp_path / "imported.adacur").ok
-    # A cache is read from its folder and by texts too.
-    np.testing.assert_array_equal(cached_scores(str(cache.path), ITEMS[:50], [ANCHORS[0].text]), scores[:1, :50])
-
-
-def test_scores_that_a_cache_does_not_hold_are_named(cache: Hdf5ScorerCache, tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match=r"1 of 2 .*'never asked'"):
-        cached_scores(cache, ITEMS, [ANCHORS[0], "never asked"])
-    with pytest.raises(UnknownName, match=r"1 of 151 .*'new'"):
-        cached_scores(cache, [*ITEMS, Item("new", "a new thing")], ANCHORS[:2])
-    with pytest.raises(EmptyInput):
-        cached_scores(cache, [], ANCHORS[:2])
-    with pytest.raises(FileFormatError, match=r"data\.h5"):
-        cached_scores(tmp_path, ITEMS, ANCHORS[:2])

@@ -44,7 +44,7 @@ def test_two_indexes_of_one_name_are_refused():
         named_places(["a/wiki.adacur", "b/wiki.adacur"])
 
 
-def test_indexes_of_one_scorer_open_one_model(folders):
+def test_indexes_of_one_scorer_open_one_model_and_one_cache(folders, tmp_path):
     with pytest.raises(NotTrusted, match="scoring:lengths"):
         open_indexes(folders)
     opened = open_indexes(folders, trust=True)
@@ -52,6 +52,9 @@ def test_indexes_of_one_scorer_open_one_model(folders):
     assert opened["one"].scorer is opened["two"].scorer
     given = open_indexes(folders, scorer="tests.functional.scoring:lengths")
     assert given["one"].scorer is given["two"].scorer
+    cached = open_indexes(folders, trust=True, cache=tmp_path / "scores.sqlite")
+    assert isinstance(cached["one"].scorer, adacur.Cached)
+    assert cached["one"].scorer is cached["two"].scorer
 
 
 def test_another_scorer_than_the_one_that_built_an_index_is_refused(folders):
