@@ -13,20 +13,22 @@ import pytest
 import adacur
 from adacur.core.extras import install_command
 
-HEAVY = (
-    "sklearn",
-    "matplotlib",
-    "httpx2",
-    "torch",
-    "transformers",
-    "onnxruntime",
-    "tokenizers",
-    "zarr",
-    "scipy",
-    "typer",
-    "rich",
-    "bm25s",
-)
+LIBRARIES = {
+    *(
+        "sklearn",
+        "matplotlib",
+        "httpx2",
+        "torch",
+        "transformers",
+        "onnxruntime",
+        "tokenizers",
+        "zarr",
+        "scipy",
+        "typer",
+    ),
+    *("rich", "bm25s", "sentence_transformers"),
+}
+HOSTS = {"langchain_core", "llama_index", "haystack", "pyterrier", "mcp", "huggingface_hub"}
 MODULES = [found.name for found in pkgutil.walk_packages(adacur.__path__, "adacur.")]
 
 # An import that fails as it does where the package is not installed.
@@ -34,13 +36,42 @@ WITHOUT = """
 import sys
 from importlib.abc import MetaPathFinder
 
+missing = set()
+
 class Missing(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {names!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+        if name.split(".")[0] in missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Missing())
 """
+CALLS = [
+    ("onnxruntime", "adacur.scorers.OnnxCrossEncoder('model')", "onnx"),
+    ("tokenizers", "adacur.scorers.OnnxCrossEncoder('model')", "onnx"),
+    ("onnxruntime", "adacur.first_stages.OnnxEncoder('model')", "onnx"),
+    ("tokenizers", "adacur.first_stages.OnnxEncoder('model')", "onnx"),
+    ("torch", "adacur.scorers.TorchCrossEncoder('model')", "torch"),
+    ("transformers", "adacur.scorers.TorchCrossEncoder('model')", "torch"),
+    (
+        "sentence_transformers",
+        "adacur.first_stages.SentenceTransformerEncoder('model')",
+        "sentence-transformers",
+    ),
+    (
+        "sentence_transformers",
+        "adacur.scorers.SentenceTransformersScorer('model')",
+        "sentence-transformers",
+    ),
+    ("onnxscript", "adacur.scorers.export_onnx('.', 'onnx')", "training"),
+    ("httpx2", "adacur.scorers.HttpScorer('http://127.0.0.1:9')", "http"),
+    ("pyterrier", "import adacur.integrations.pyterrier", "pyterrier"),
+    ("mcp", "from adacur.integrations.mcp import create_server; create_server(None)", "mcp"),
+    ("huggingface_hub", "from adacur.integrations import hub; hub.from_pretrained('some/index')", "hub"),
+    ("langchain_core", "import adacur.integrations.langchain", "langchain"),
+    ("llama_index", "import adacur.integrations.llama_index", "llama-index"),
+    ("haystack", "import adacur.integrations.haystack", "haystack"),
+    ("fastapi", "import adacur.serving; adacur.serving.create_app({})", "serving"),
+]
 
 
 def python(script: str, *, cwd: Path | None = None) -> str:
@@ -52,23 +83,18 @@ def python(script: str, *, cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def test_importing_adacur_imports_no_library_that_it_may_never_need() -> None:
-    loaded = python("import sys, adacur; print(*{name.split('.')[0] for name in sys.modules})").split()
+def test_importing_adacur_and_its_integrations_imports_no_library_that_they_may_never_need() -> None:
+    loaded = "print(*{name.split('.')[0] for name in sys.modules})"
+    ours, integrations = python(f"import sys, adacur; {loaded}; import adacur.integrations; {loaded}").splitlines()
 
-    assert "adacur" in loaded
-    assert [name for name in HEAVY if name in loaded] == []
-
-
-def test_importing_the_integrations_imports_no_host() -> None:
-    script = "import sys, adacur.integrations; print(*{name.split('.')[0] for name in sys.modules})"
-    hosts = {"langchain_core", "llama_index", "haystack", "pyterrier", "mcp", "huggingface_hub"}
-
-    assert hosts & set(python(script).split()) == set()
+    assert "adacur" in ours.split()
+    assert LIBRARIES & set(ours.split()) == set()
+    assert HOSTS & set(integrations.split()) == set()
 
 
 def test_every_public_name_is_there_and_dir_tells_them_all() -> None:
     assert [name for name in adacur.__all__ if not hasattr(adacur, name)] == []
-    assert dir(adacur) == sorted([*adacur.__all__, "__version__"])
+    assert {*adacur.__all__, "__version__"} <= set(dir(adacur))
     with pytest.raises(AttributeError, match="nonsense"):
         adacur.nonsense
 
@@ -87,54 +113,37 @@ def test_all_names_what_exists(name: str) -> None:
     assert named or name in rooms or name.endswith("__main__"), "a module says what it offers"
 
 
-@pytest.mark.parametrize(
-    ("missing", "call", "extra"),
-    [
-        ("onnxruntime", "adacur.scorers.OnnxCrossEncoder('model')", "onnx"),
-        ("tokenizers", "adacur.scorers.OnnxCrossEncoder('model')", "onnx"),
-        ("onnxruntime", "adacur.first_stages.OnnxEncoder('model')", "onnx"),
-        ("tokenizers", "adacur.first_stages.OnnxEncoder('model')", "onnx"),
-        ("torch", "adacur.scorers.TorchCrossEncoder('model')", "torch"),
-        ("transformers", "adacur.scorers.TorchCrossEncoder('model')", "torch"),
-        (
-            "sentence_transformers",
-            "adacur.first_stages.SentenceTransformerEncoder('model')",
-            "sentence-transformers",
-        ),
-        (
-            "sentence_transformers",
-            "adacur.scorers.SentenceTransformersScorer('model')",
-            "sentence-transformers",
-        ),
-        ("onnxscript", "adacur.scorers.export_onnx('.', 'onnx')", "training"),
-        ("httpx2", "adacur.scorers.HttpScorer('http://127.0.0.1:9')", "http"),
-        ("pyterrier", "import adacur.integrations.pyterrier", "pyterrier"),
-        ("mcp", "from adacur.integrations.mcp import create_server; create_server(None)", "mcp"),
-        ("huggingface_hub", "hub.from_pretrained('some/index')", "hub"),
-        ("langchain_core", "import adacur.integrations.langchain", "langchain"),
-        ("llama_index", "import adacur.integrations.llama_index", "llama-index"),
-        ("haystack", "import adacur.integrations.haystack", "haystack"),
-        ("fastapi", "import adacur.serving; adacur.serving.create_app({})", "serving"),
-    ],
-)
-def test_a_missing_extra_is_told_with_the_line_that_installs_it(missing: str, call: str, extra: str) -> None:
+def test_a_missing_extra_is_named_with_the_line_that_installs_it() -> None:
+    # What is not missing is an empty module: nothing of it is used before the missing one is looked for.
     script = f"""
-{WITHOUT.format(names={missing})}
-import adacur
+{WITHOUT}
+from types import ModuleType
+import adacur.scorers, adacur.first_stages
 from adacur.core.errors import MissingExtra
-try:
-    {call}
-except MissingExtra as error:
-    assert isinstance(error, adacur.AdacurError) and isinstance(error, ImportError)
-    print(error)
+
+names = {sorted({missing for missing, _, _ in CALLS})!r}
+for name, call, _ in {CALLS!r}:
+    for other in names:
+        sys.modules[other] = ModuleType(other)
+    del sys.modules[name]
+    missing = {{name}}
+    try:
+        exec(call)
+    except MissingExtra as error:
+        assert isinstance(error, adacur.AdacurError) and isinstance(error, ImportError)
+        print(error)
+    else:
+        print(f"{{call}} without {{name}}: no error")
 """
-    assert python(script) == f"{missing} is not installed. Install it with: {install_command(extra)}\n"
+    expected = [f"{missing} is not installed. Install it with: {install_command(extra)}" for missing, _, extra in CALLS]
+    assert python(script).splitlines() == expected
 
 
 def test_a_function_and_bm25_need_no_extra(tmp_path: Path) -> None:
     optional = {"torch", "transformers", "onnxruntime", "tokenizers", "sentence_transformers", "huggingface_hub"}
     script = f"""
-{WITHOUT.format(names=optional)}
+{WITHOUT}
+missing = {optional!r}
 import adacur
 
 def shared_words(pairs):
