@@ -83,5 +83,5 @@ def test_re_ranking_has_no_phantoms_and_exact_search_has_them(world) -> None:
 
 
 def test_hits_of_different_queries_are_refused() -> None:
-    with pytest.raises(InputError, match="same queries in the same order"):
+    with pytest.raises(InputError, match="order"):
         phantom_share([hits("p", "a")], [hits("q", "a")], {}, k=1, n=1)

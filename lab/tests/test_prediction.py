@@ -86,7 +86,7 @@ def test_hits_without_predictions_are_refused(world) -> None:
 def test_scores_that_do_not_match_or_are_missing_are_refused() -> None:
     with pytest.raises(InputError, match="differ in shape"):
         approximation_error(APPROXIMATE[:, :3], EXACT)
-    with pytest.raises(InputError, match="One row of exact scores"):
+    with pytest.raises(InputError, match="scores"):
         approximation_error(APPROXIMATE[0], EXACT)
-    with pytest.raises(NonFiniteScore, match="approximate score of query 0 and item 0"):
+    with pytest.raises(NonFiniteScore, match="query 0 and.*item 0"):
         approximation_error(np.where(EXACT == 1, np.nan, EXACT), EXACT)

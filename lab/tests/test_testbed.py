@@ -28,7 +28,7 @@ def test_held_out_anchor_queries_take_the_place_of_the_test_queries(score_folder
     assert [query.id for query in testbed.anchor_queries] == ["a0"]
     assert [query.id for query in testbed.test_queries] == ["a1", "a2"]
     assert testbed.exact_scores[0].tolist() == [-1.0, -0.5, 0.0, 0.5]
-    with pytest.raises(InputError, match="too few to hold out 3"):
+    with pytest.raises(InputError, match="out 3"):
         Testbed.from_score_folder(score_folder, held_out=3)
 
 
@@ -39,7 +39,7 @@ def test_texts_bring_the_first_stages_that_need_them(score_folder) -> None:
     assert testbed.first_stages == ("dense", "bm25", "tfidf", "random")
     for name in ("bm25", "tfidf"):
         assert set(testbed.first_hits(name, 4)[0].ids) == {"i0", "i2"}
-    with pytest.raises(InputError, match="the item 'i3', of which no text"):
+    with pytest.raises(InputError, match="'i3'"):
         Testbed.from_score_folder(score_folder, items=items[:3], queries=queries)
 
 
@@ -61,7 +61,7 @@ def test_a_first_stage_that_is_not_there_says_what_it_needs(score_folder) -> Non
     testbed = Testbed.from_score_folder(score_folder)
     with pytest.raises(UnknownName, match="needs texts"):
         testbed.first_stage("bm25")
-    with pytest.raises(UnknownName, match="Did you mean 'dense'"):
+    with pytest.raises(UnknownName, match="'dense'"):
         testbed.first_stage("dens")
 
 
@@ -87,13 +87,13 @@ def test_a_further_dual_encoder_is_a_first_stage_of_its_own_and_what_methods_reg
         assert [hits.ids for hits in one] == [hits.ids for hits in other], name
     assert both.fingerprint != testbed.fingerprint
     assert both.of_anchors().first_stage("dense-tuned").search(both.anchor_queries, 1)
-    with pytest.raises(InputError, match="One embedding per test query"):
+    with pytest.raises(InputError, match="embedding"):
         replace(testbed, others={"tuned": replace(vectors, test_queries=vectors.items)})
 
 
 def test_a_score_folder_may_hold_further_dual_encoders(score_folder) -> None:
     np.save(score_folder / "dense-tuned_items.npy", np.ones((4, 2), np.float16))
-    with pytest.raises(FileFormatError, match=r"not dense-tuned_queries\.npy"):
+    with pytest.raises(FileFormatError, match=r"dense-tuned_queries\.npy"):
         Testbed.from_score_folder(score_folder)
     np.save(score_folder / "dense-tuned_queries.npy", np.arange(10, dtype=np.float16).reshape(5, 2))
     own = Testbed.from_score_folder(score_folder).others["tuned"]

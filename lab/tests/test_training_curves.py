@@ -65,7 +65,7 @@ def test_a_run_without_checks_is_one_panel() -> None:
 
 
 def test_a_log_without_an_update_cannot_be_drawn() -> None:
-    with pytest.raises(EmptyInput, match="the log has 1 lines"):
+    with pytest.raises(EmptyInput, match="has 1 lines"):
         training_curves([{"step": 0, "epoch": 0.0, "mrr": 0.5}])
 
 

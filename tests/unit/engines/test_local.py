@@ -86,7 +86,7 @@ def test_a_death_is_seen_though_a_process_is_left_behind_with_the_pipe(tmp_path)
 def test_a_task_that_kills_every_worker_ends_the_run_with_one_error(tmp_path) -> None:
     seen = []
     engine = LocalProcesses([functools.partial(open_work, tmp_path)])
-    with pytest.raises(WorkersLost, match=r"on a task \(by SIGKILL\), the 3rd time on the same one"):
+    with pytest.raises(WorkersLost, match="SIGKILL"):
         seen.extend(task for task, _ in engine.run(["a", "die99", "b"]))
     assert seen == ["a"]
     assert len(list(tmp_path.iterdir())) == 3

@@ -99,11 +99,11 @@ def test_without_an_encoder_it_says_how_to_pass_one(tmp_path) -> None:
 def test_another_encoder_is_refused(tmp_path) -> None:
     Dense.build(FEW, encoder=VectorEncoder()).save(tmp_path)
     Dense.load(tmp_path, encoder=VectorEncoder(weights=None))
-    with pytest.raises(InputError, match="weights 'v1'; this encoder has 'v2'"):
+    with pytest.raises(InputError, match="'v1'.*'v2'"):
         Dense.load(tmp_path, encoder=VectorEncoder(weights="v2"))
     narrow = VectorEncoder()
     narrow.dimension = 8
-    with pytest.raises(InputError, match="16 dimensions; this encoder has 8"):
+    with pytest.raises(InputError, match="16 dimensions.*has 8"):
         Dense.load(tmp_path, encoder=narrow)
     pooled = VectorEncoder()
     pooled.card = replace(pooled.card, pooling="mean")
@@ -168,5 +168,5 @@ def test_a_lost_or_changed_model_is_refused_at_the_first_search(tmp_path, tiny_o
     with pytest.raises(InputError, match="weights"):
         load_first_stage(tmp_path / "saved").search(["river"], 1)
     shutil.rmtree(model)
-    with pytest.raises(InputError, match=r"cannot be opened: .* Pass it: adacur\.load\(path, encoder="):
+    with pytest.raises(InputError, match="encoder"):
         load_first_stage(tmp_path / "saved").search(["river"], 1)

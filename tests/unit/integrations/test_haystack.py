@@ -98,9 +98,9 @@ def test_objects_serve_in_python_and_are_refused_in_a_file(path: Path) -> None:
     retriever = AdacurRetriever(path, scorer=shared_words)
 
     assert retriever.run(QUERY, top_k=1)["documents"]
-    with pytest.raises(InputError, match="scorer is an object of function"):
+    with pytest.raises(InputError, match="function"):
         retriever.to_dict()
-    with pytest.raises(InputError, match="scorer is an object of function"):
+    with pytest.raises(InputError, match="function"):
         AdacurRanker(shared_words).to_dict()
 
 
@@ -236,5 +236,5 @@ def test_a_top_k_that_is_no_count_is_refused(path: Path) -> None:
 
 
 def test_a_document_without_a_text_cannot_be_ranked() -> None:
-    with pytest.raises(InputError, match="'picture' has no content"):
+    with pytest.raises(InputError, match="'picture'"):
         AdacurRanker(SCORER).run(QUERY, [Document(id="picture")])

@@ -103,7 +103,7 @@ def test_documents_without_ranks_and_scores_are_taken_in_their_order(index: Anch
 
 
 def test_documents_that_the_index_does_not_have_are_named(index: AnchorIndex) -> None:
-    with pytest.raises(UnknownName, match=r"1 of the 2 given are not, the first 'elsewhere'"):
+    with pytest.raises(UnknownName, match="1 of.*the 2 given.*'elsewhere'"):
         (backwards([ITEMS[0].id, "elsewhere"]) >> Adacur(index))(TOPICS)
 
 
@@ -116,7 +116,7 @@ def test_no_queries_find_nothing_in_the_columns_of_something(index: AnchorIndex,
 
 
 def test_a_frame_that_is_neither_queries_nor_results_is_refused(index: AnchorIndex) -> None:
-    with pytest.raises(pt.validate.InputValidationError, match="does not match required columns"):
+    with pytest.raises(pt.validate.InputValidationError, match="required"):
         Adacur(index)(pd.DataFrame({"docno": ["i1"], "text": ["a thing"]}))
 
 

@@ -32,9 +32,9 @@ def test_records_may_be_bare_ids() -> None:
 
 def test_an_unknown_id_is_named() -> None:
     scorer = MatrixScorer(QUERIES, ITEMS, SCORES)
-    with pytest.raises(UnknownName, match="query with the id 'q7'"):
+    with pytest.raises(UnknownName, match="'q7'"):
         scorer.score([(Query("q7", ""), ITEMS[0])])
-    with pytest.raises(UnknownName, match="item with the id 'i7'"):
+    with pytest.raises(UnknownName, match="'i7'"):
         scorer.score_grid(QUERIES, [Item("i7", "")])
 
 

@@ -56,7 +56,7 @@ def test_batch_iter_and_async_give_the_same_answer(index, world) -> None:
 def test_exact_search_takes_a_budget_that_covers_every_item(index, world) -> None:
     hits = index.search(world.test[0], k=5, method="exact", budget=len(world.items))
     assert hits.ids == index.search(world.test[0], k=5, method="exact").ids
-    with pytest.raises(BudgetError, match="scores all 200 items, and a budget of 10"):
+    with pytest.raises(BudgetError, match="all 200 items.*of 10"):
         index.search(world.test[0], k=5, method="exact", budget=Budget(10))
 
 
@@ -222,9 +222,9 @@ def test_numpy_s_integers_count(index, world) -> None:
 
 
 def test_a_name_that_is_nearly_right_is_suggested(index, world) -> None:
-    with pytest.raises(UnknownName, match="Did you mean 'gaussian'"):
+    with pytest.raises(UnknownName, match="'gaussian'"):
         index.search(world.test[0], method="gausian")
-    with pytest.raises(UnknownName, match="Did you mean 'noisy'"):
+    with pytest.raises(UnknownName, match="'noisy'"):
         index.search(world.test[0], first="noisi")
 
 
@@ -257,7 +257,7 @@ def test_a_scorer_object_that_raises_is_reported_as_such(world) -> None:
         def score(self, pairs):
             raise ZeroDivisionError("by nought")
 
-    with pytest.raises(ScorerFailed, match=r"'broken'.*ZeroDivisionError: by nought"):
+    with pytest.raises(ScorerFailed, match="'broken'.*ZeroDivisionError"):
         AnchorIndex(world.index, scorer=Broken()).search("a question")
 
 

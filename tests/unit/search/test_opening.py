@@ -209,7 +209,7 @@ def test_a_small_build_costs_no_call_but_its_pairs(tmp_path) -> None:
 
 
 def test_an_encoder_that_is_misspelt_is_not_looked_for_in_a_library(tmp_path) -> None:
-    with pytest.raises(UnknownName, match=r"Did you mean 'bge-small-en-v1\.5'"):
+    with pytest.raises(UnknownName, match=r"'bge-small-en-v1\.5'"):
         build(tmp_path / "index", first=["dense"], encoder="bge-small-en-v15")
 
 
@@ -237,7 +237,7 @@ def test_a_hub_name_is_not_mistaken_for_a_misspelt_one(monkeypatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(adacur.AdacurError, match="could not be fetched"):
         adacur.scorer("cross-encoder/ms-marco-MiniLM-L-12-v2")
-    with pytest.raises(UnknownName, match="Did you mean 'ms-marco-MiniLM-L-12-v2'"):
+    with pytest.raises(UnknownName, match="'ms-marco-MiniLM-L-12-v2'"):
         adacur.scorer("ms-marco-MiniLM-L12-v2")
 
 

@@ -184,7 +184,7 @@ def test_a_deadline_that_comes_first_is_what_is_told() -> None:
 @pytest.mark.parametrize("method", ["adacur"])
 def test_predictions_that_know_no_chance_are_refused_before_a_call_is_made(method) -> None:
     index = easy_and_hard()
-    with pytest.raises(InputError, match=r"those of this method do not.*method='gaussian'"):
+    with pytest.raises(InputError, match="method='gaussian'"):
         index.search(QUERIES[0], k=5, budget=60, method=method_named(method, stop_when=0.9))
     assert index.scorer.calls == 0
     ours = index.search(

@@ -40,7 +40,7 @@ def test_an_index_is_named_after_its_folder_or_as_asked(tmp_path):
 
 
 def test_two_indexes_of_one_name_are_refused():
-    with pytest.raises(InputError, match=r"under the name 'wiki': a/wiki\.adacur and b/wiki\.adacur"):
+    with pytest.raises(InputError, match=r"'wiki'.*a/wiki\.adacur.*b/wiki\.adacur"):
         named_places(["a/wiki.adacur", "b/wiki.adacur"])
 
 

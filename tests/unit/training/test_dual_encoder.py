@@ -365,14 +365,14 @@ def test_items_that_are_all_relevant_are_refused(tmp_path, base) -> None:
     few = alone()
     judged = {"q0": {"i0": 1, "i1": 1, "i2": 1}, "q1": {"i0": 1, "i1": 1, "i2": 1}}
     collection = JudgedCollection("all", few.items, [*few.queries, Query("q2", "w7")], judged | {"q2": judged["q0"]})
-    with pytest.raises(InputError, match="all 3 items are relevant"):
+    with pytest.raises(InputError, match="all 3 items"):
         train(tmp_path / "model", base, collection=collection, held_out=1)
 
 
 def test_a_base_that_is_no_encoder_is_refused(tmp_path, base, trained) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(InputError, match="cannot be read as an encoder"):
+    with pytest.raises(InputError, match="encoder"):
         train(tmp_path / "model", empty)
     with pytest.raises(FetchError, match="nowhere"):
         train(tmp_path / "model", tmp_path / "nowhere")

@@ -122,18 +122,18 @@ def test_items_that_begin_at_a_position_score_as_behind_a_padded_query(tmp_path)
     with torch.inference_mode():
         elsewhere = following(**{name: torch.from_numpy(rows) for name, rows in inputs.items()}).logits
     assert np.abs(elsewhere[:, 0].numpy() - expected).max() > 0.1
-    with pytest.raises(InputError, match="needs token_type_ids"):
+    with pytest.raises(InputError, match="token_type_ids"):
         module(torch.ones(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.long))
 
 
 @pytest.mark.parametrize("style", ["roberta", "distilbert"])
 def test_a_position_for_items_needs_token_types(style, tmp_path) -> None:
-    with pytest.raises(InputError, match="item_position=20 needs token types"):
+    with pytest.raises(InputError, match="item_position=20"):
         tiny_emb(tmp_path, style, item_position=20)
     config = tmp_path / "base" / "tokenizer_config.json"
     names = ["input_ids", "token_type_ids", "attention_mask"]
     config.write_text(json.dumps(json.loads(config.read_text()) | {"model_input_names": names}))
-    with pytest.raises(InputError, match="item_position=20 needs a model that takes token types"):
+    with pytest.raises(InputError, match="item_position=20"):
         make_emb_cross_encoder(tmp_path / "base", head=EmbHead(item_position=20), add_tags=True)
 
 
@@ -189,7 +189,7 @@ def test_tags_keep_the_ids_that_a_vocabulary_has_for_them(tmp_path) -> None:
 
 def test_a_base_without_the_tags_is_refused_or_gets_them(tmp_path) -> None:
     base = tiny_transformer(tmp_path)
-    with pytest.raises(InputError, match=r"lacks \[unused0\], \[unused1\], \[unused2\].*add_tags"):
+    with pytest.raises(InputError, match=r"\[unused0\].*\[unused1\].*\[unused2\].*add_tags"):
         make_emb_cross_encoder(base)
     known = make_emb_cross_encoder(base, head=EmbHead("w0", "w1", "w2"))[1].get_parameter(
         "base_model.embeddings.word_embeddings.weight"
@@ -272,7 +272,7 @@ def test_a_head_is_read_from_what_it_wrote() -> None:
 
 def test_folders_that_hold_no_such_model_are_refused(tmp_path) -> None:
     base = tiny_transformer(tmp_path / "base")
-    with pytest.raises(InputError, match="has the key 'adacur_emb_head'"):
+    with pytest.raises(InputError, match="'adacur_emb_head'"):
         load_emb_cross_encoder(base)
     with pytest.raises(InputError, match="cannot be read"):
         make_emb_cross_encoder(tmp_path)
@@ -280,12 +280,12 @@ def test_folders_that_hold_no_such_model_are_refused(tmp_path) -> None:
     config = json.loads((folder / "config.json").read_text())
     config["adacur_emb_head"]["item"] = "[nothing]"
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match=r"lacks the tags \[nothing\]"):
+    with pytest.raises(InputError, match=r"\[nothing\]"):
         TorchCrossEncoder(folder)
     body = transformers.AutoModel.from_pretrained(base)
     weights = {name: weight for name, weight in body.state_dict().items() if "layer.1" not in name}
     body.save_pretrained(folder, state_dict=weights)
-    with pytest.raises(InputError, match=r"lacks the weights \['encoder.layer.1"):
+    with pytest.raises(InputError, match="weights"):
         make_emb_cross_encoder(folder, head=EmbHead("w0", "w1", "w2"))
 
 
@@ -293,7 +293,7 @@ def test_a_tokenizer_of_another_model_is_told(tmp_path) -> None:
     base, other = tiny_transformer(tmp_path / "base"), tiny_emb(tmp_path / "other")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (base / name).write_text((other / name).read_text())
-    with pytest.raises(InputError, match="Its tokenizer is another model's"):
+    with pytest.raises(InputError, match="tokenizer"):
         make_emb_cross_encoder(base)
 
 
