@@ -146,7 +146,7 @@ def test_another_encoder_is_refused(tmp_path) -> None:
     built = MultiVector.build(ITEMS, encoder=WordEncoder())
     built.save(tmp_path)
     MultiVector.load(tmp_path, encoder=WordEncoder(weights=None))
-    with pytest.raises(InputError, match="'v1'.*'v2'"):
+    with pytest.raises(InputError, match=r"'v1'.*'v2'"):
         MultiVector.load(tmp_path, encoder=WordEncoder(weights="v2"))
     with pytest.raises(InputError, match="24 columns"):
         MultiVector.load(tmp_path, encoder=WordEncoder(dimension=8)).search(QUERIES, 3)

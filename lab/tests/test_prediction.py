@@ -88,5 +88,5 @@ def test_scores_that_do_not_match_or_are_missing_are_refused() -> None:
         approximation_error(APPROXIMATE[:, :3], EXACT)
     with pytest.raises(InputError, match="scores"):
         approximation_error(APPROXIMATE[0], EXACT)
-    with pytest.raises(NonFiniteScore, match="query 0 and.*item 0"):
+    with pytest.raises(NonFiniteScore, match=r"query 0 and.*item 0"):
         approximation_error(np.where(EXACT == 1, np.nan, EXACT), EXACT)

@@ -94,7 +94,7 @@ def test_a_world_of_a_zeshel_folder_is_a_collection(word_scorer, tmp_path) -> No
 
 def test_an_unknown_world_is_answered_with_the_known_ones_before_anything_is_scored(tmp_path) -> None:
     tables = {"collection": {"zeshel": str(ZESHEL), "world": "tea_house"}, "scorer": SCORER}
-    with pytest.raises(UnknownName, match="'tea_houses'.*tea_houses"):
+    with pytest.raises(UnknownName, match=r"'tea_houses'.*tea_houses"):
         evaluate(Spec.from_tables(tables, relative_to=tmp_path), progress=False)
 
 

@@ -48,7 +48,7 @@ def test_judged_quality_stands_beside_recall_even_where_nobody_judged() -> None:
 def test_a_table_that_would_be_empty_is_refused_in_words() -> None:
     [panel] = panels([run(budget=50), run(budget=100)])
 
-    with pytest.raises(EmptyInput, match="the 2 runs.*'town'"):
+    with pytest.raises(EmptyInput, match=r"the 2 runs.*'town'"):
         measure_table(panel, measures=["RR", "AP"])
     assert measure_table(panel, measures=["RR", "recall@10"]).rows[0][-2] is None
 

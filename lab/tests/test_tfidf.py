@@ -72,7 +72,7 @@ def test_items_are_read_once_from_any_iterable() -> None:
 
 
 def test_settings_that_mean_nothing_are_refused() -> None:
-    with pytest.raises(InputError, match="char_wb.*'words'"):
+    with pytest.raises(InputError, match=r"char_wb.*'words'"):
         TfIdf.build(ITEMS, analyzer="words")
     with pytest.raises(InputError, match=r"got \(3, 2\)"):
         TfIdf.build(ITEMS, ngrams=(3, 2))

@@ -95,7 +95,7 @@ def test_a_line_that_is_no_json_is_named(zeshel_folder, tmp_path) -> None:
 
 
 def test_what_is_missing_is_named(zeshel_folder, tmp_path) -> None:
-    with pytest.raises(UnknownName, match="'lighthouse'.*'lighthouses'"):
+    with pytest.raises(UnknownName, match=r"'lighthouse'.*'lighthouses'"):
         read_zeshel(zeshel_folder, "lighthouse")
     with pytest.raises(FileFormatError, match=r"documents has no \.json"):
         zeshel_worlds(tmp_path)
@@ -145,5 +145,5 @@ def test_splits_have_the_sizes_of_the_papers_table(name, n_mentions, n_test) -> 
 
 
 def test_a_split_of_a_small_world_is_refused_in_plain_words(zeshel_folder) -> None:
-    with pytest.raises(InputError, match="4 queries.*with 4 different.*give 100 anchor"):
+    with pytest.raises(InputError, match=r"4 queries.*with 4 different.*give 100 anchor"):
         zeshel_split(read_zeshel(zeshel_folder, "lighthouses"), 100)

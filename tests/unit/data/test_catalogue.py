@@ -24,7 +24,7 @@ def test_every_asset_names_its_licence_origin_size_and_checksums() -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(UnknownName, match="'bert'.*MiniLM.*12"):
+    with pytest.raises(UnknownName, match=r"'bert'.*MiniLM.*12"):
         describe("bert")
     with pytest.raises(UnknownName):
         fetch("bert")

@@ -131,7 +131,7 @@ def test_lines_are_numbered_where_the_text_is_named_and_no_id_is_there(tmp_path,
         items = list(read_items(path, text_fields=["summary"]))
     first = 2 if name == "a.csv" else 1
     assert [(item.id, item.text) for item in items] == [(str(first), "A city."), (str(first + 1), "Another.")]
-    with pytest.raises(FileFormatError, match="'sumary'.*'summary'"):
+    with pytest.raises(FileFormatError, match=r"'sumary'.*'summary'"):
         list(read_items(path, id_field="headline", text_fields=["sumary"]))
 
 
@@ -155,7 +155,7 @@ def test_items_without_a_word_are_left_out_and_told_at_the_end(tmp_path) -> None
         assert [item.id for item in read_items(path)] == [str(n) for n in range(0, 14, 2)]
     with pytest.warns(DataWarning, match="1 item.*1"):
         assert [item.id for item in read_items(path, limit=2)] == ["0", "2"]
-    with pytest.raises(EmptyInput, match="its 2 records.*'text'.*--text-field"):
+    with pytest.raises(EmptyInput, match=r"its 2 records.*'text'.*--text-field"):
         list(read_items(write(tmp_path / "none.jsonl", lines({"_id": "a", "text": ""}, {"_id": "b", "text": None}))))
     queries = write(tmp_path / "queries.jsonl", lines({"_id": "a", "text": "who"}, {"_id": "b", "text": ""}))
     with pytest.warns(DataWarning, match="1 query"):
@@ -289,10 +289,10 @@ def test_bytes_that_are_not_utf8_are_named_by_line_and_place_in_the_file(tmp_pat
     with pytest.raises(FileFormatError, match=rf"line 251: .*0xe9 at offset {at}.*latin1"):
         list(read_items(path))
     (tmp_path / "array.json").write_bytes('[{"_id": "x", "text": "caf\xe9"}]'.encode("latin-1"))
-    with pytest.raises(FileFormatError, match="line 1.*offset 26"):
+    with pytest.raises(FileFormatError, match=r"line 1.*offset 26"):
         list(read_items(tmp_path / "array.json"))
     (tmp_path / "excel.csv").write_bytes("id,text\n1,caf\xe9\n".encode("utf-16"))
-    with pytest.raises(FileFormatError, match="line 1.*16"):
+    with pytest.raises(FileFormatError, match=r"line 1.*16"):
         list(read_items(tmp_path / "excel.csv"))
 
 

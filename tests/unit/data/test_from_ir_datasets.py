@@ -89,7 +89,7 @@ def test_a_dataset_without_judgements_is_refused(registered) -> None:
 
 
 def test_an_unknown_dataset_is_named_with_a_near_one() -> None:
-    with pytest.raises(UnknownName, match="'beir/scifcat/test'.*'beir/scifact/test'"):
+    with pytest.raises(UnknownName, match=r"'beir/scifcat/test'.*'beir/scifact/test'"):
         from_ir_datasets("beir/scifcat/test")
 
 
@@ -97,5 +97,5 @@ def test_files_that_cannot_be_had_are_an_error_of_fetching(registered) -> None:
     folder, register = registered
     files = {"docs_tsv": "gone.tsv", "queries_tsv": "queries.tsv", "qrels_trec": "qrels.txt"}
     dataset = ir_datasets.create_dataset(**{name: str(folder / file) for name, file in files.items()})
-    with pytest.raises(FetchError, match="ir_datasets.*'adacur-gone'"):
+    with pytest.raises(FetchError, match=r"ir_datasets.*'adacur-gone'"):
         from_ir_datasets(register("adacur-gone", dataset))

@@ -114,7 +114,7 @@ def test_queries_are_spread_over_the_topics() -> None:
 
 def test_too_many_are_refused_with_the_number_that_can_be_made() -> None:
     items = [Item("a", "One text."), Item("b", "Another text."), Item("c", "One text."), Item("d", " ")]
-    with pytest.raises(InputError, match="Only 2 different.*from 4 items.*3 were"):
+    with pytest.raises(InputError, match=r"Only 2 different.*from 4 items.*3 were"):
         pseudo_queries(items, 3)
 
 

@@ -84,11 +84,11 @@ def test_equal_texts_are_never_in_two_parts_nor_twice_among_the_anchors(words, a
 
 def test_too_many_are_refused_with_the_numbers_there_are() -> None:
     queries = [*some(5), Query("again", "QUESTION 0")]
-    with pytest.raises(InputError, match="6 queries.*with 5 different.*give 6 anchor.*0 held"):
+    with pytest.raises(InputError, match=r"6 queries.*with 5 different.*give 6 anchor.*0 held"):
         split_queries(queries, anchors=6)
-    with pytest.raises(InputError, match="give 2 anchor.*2 held.*and 3 test"):
+    with pytest.raises(InputError, match=r"give 2 anchor.*2 held.*and 3 test"):
         split_queries(queries, anchors=2, held_out=2, test=3)
-    with pytest.raises(InputError, match="got -1.*0 and"):
+    with pytest.raises(InputError, match=r"got -1.*0 and"):
         split_queries(queries, anchors=-1)
     with pytest.raises(EmptyInput):
         split_queries([Query("blank", " ")], anchors=0)

@@ -183,7 +183,7 @@ def test_room_counts_what_a_worker_takes() -> None:
     assert capacity(cpus=1, gpus=0) >= 2
     assert capacity(cpus=2, gpus=0) >= 1
     assert capacity(cpus=1, gpus=1) == capacity(cpus=64, gpus=0) == 0
-    with pytest.raises(WorkersLost, match="'gpus'.*1"):
+    with pytest.raises(WorkersLost, match=r"'gpus'.*1"):
         list(RayActors(refuse, gpus=1).run(["a"]))
 
 

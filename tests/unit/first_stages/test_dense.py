@@ -99,11 +99,11 @@ def test_without_an_encoder_it_says_how_to_pass_one(tmp_path) -> None:
 def test_another_encoder_is_refused(tmp_path) -> None:
     Dense.build(FEW, encoder=VectorEncoder()).save(tmp_path)
     Dense.load(tmp_path, encoder=VectorEncoder(weights=None))
-    with pytest.raises(InputError, match="'v1'.*'v2'"):
+    with pytest.raises(InputError, match=r"'v1'.*'v2'"):
         Dense.load(tmp_path, encoder=VectorEncoder(weights="v2"))
     narrow = VectorEncoder()
     narrow.dimension = 8
-    with pytest.raises(InputError, match="16 dimensions.*has 8"):
+    with pytest.raises(InputError, match=r"16 dimensions.*has 8"):
         Dense.load(tmp_path, encoder=narrow)
     pooled = VectorEncoder()
     pooled.card = replace(pooled.card, pooling="mean")

@@ -57,7 +57,7 @@ def test_no_texts_give_no_rows(tmp_path, tiny_model) -> None:
 def test_a_folder_without_a_model_and_unknown_pooling_are_refused(tmp_path) -> None:
     with pytest.raises(InputError, match=r"model\.onnx.*tokenizer\.json"):
         OnnxEncoder(tmp_path)
-    with pytest.raises(InputError, match="'cls'.*'mean'.*'max'"):
+    with pytest.raises(InputError, match=r"'cls'.*'mean'.*'max'"):
         OnnxEncoder(tmp_path, pooling="max")
 
 

@@ -117,7 +117,7 @@ def test_a_disk_that_fails_stops_the_scoring_within_a_block(known, tmp_path, mon
     monkeypatch.setattr(ScoreBlocks, "write", full_at_the_third)
     scorer = Watched(known.scorer, lambda _: None)
     # Block 3 was being scored by then and found room.
-    with pytest.raises(StorageFull, match="3 of.*18 blocks"):
+    with pytest.raises(StorageFull, match=r"3 of.*18 blocks"):
         known.build(tmp_path / "index", block_items=3, scorer=scorer)
     assert scorer.grids == ["i0", "i3", "i6", "i9"]
     monkeypatch.undo()

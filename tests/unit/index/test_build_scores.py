@@ -368,7 +368,7 @@ def test_a_build_is_not_continued_with_anything_else(known, tmp_path, change, co
 
 def test_every_difference_is_told_at_once(known, tmp_path) -> None:
     known.build(tmp_path / "index")
-    with pytest.raises(IndexMismatch, match="53 items.*5 now"):
+    with pytest.raises(IndexMismatch, match=r"53 items.*5 now"):
         replace(known, items=known.items[:5]).build(
             tmp_path / "index", scorer=Carded(known.scorer, name="b"), dtype="float16"
         )
@@ -440,7 +440,7 @@ def test_a_full_disk_says_what_is_safe_and_the_build_goes_on(known, tmp_path, mo
         await store(self, key, value)
 
     monkeypatch.setattr(LocalStore, "set", fills_up)
-    with pytest.raises(StorageFull, match="3 of.*6 blocks"):
+    with pytest.raises(StorageFull, match=r"3 of.*6 blocks"):
         known.build(tmp_path / "index")
     monkeypatch.undo()
     resumed = Carded(known.scorer)

@@ -42,7 +42,7 @@ def test_a_missing_chunk_and_a_flipped_byte_are_refused_with_the_block(known, tm
     chunk = folder.path / "scores.zarr/c/3/0"
     whole = chunk.read_bytes()
     chunk.unlink()
-    with pytest.raises(DamagedIndex, match="Block 3.*items 30 to.*39"):
+    with pytest.raises(DamagedIndex, match=r"Block 3.*items 30 to.*39"):
         folder.matrix
     chunk.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
     with pytest.raises(DamagedIndex, match="Block 3"):
@@ -137,6 +137,6 @@ def test_an_unfinished_folder_says_how_far_it_is_and_what_to_do(known, tmp_path)
     with pytest.raises(Stop):
         known.build(tmp_path / "index", progress=stop)
     # The third block had been scored by then, and what is scored is kept.
-    with pytest.raises(IncompleteIndex, match="3 of.*6 blocks"):
+    with pytest.raises(IncompleteIndex, match=r"3 of.*6 blocks"):
         IndexFolder.open(tmp_path / "index")
     assert read_manifest(tmp_path / "index").status == "building"

@@ -179,7 +179,7 @@ def test_a_scorer_that_is_a_little_off_is_accepted_with_a_warning_that_gives_the
     ids=["negated", "shifted", "sigmoid", "unrelated", "constant"],
 )
 def test_another_scorer_is_refused_with_the_numbers_and_both_names(known, folder, distort) -> None:
-    with pytest.raises(WrongScorer, match="'other'.*'matrix'"):
+    with pytest.raises(WrongScorer, match=r"'other'.*'matrix'"):
         check_scorer(folder, distorted(known, distort))
 
 

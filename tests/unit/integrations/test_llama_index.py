@@ -93,7 +93,7 @@ def test_a_filter_that_cannot_be_applied_names_the_item(index: AnchorIndex) -> N
     filters = MetadataFilters(filters=[one("kind", 3, FilterOperator.GT)])
     retriever = AdacurRetriever(index, filters=filters)
 
-    with pytest.raises(InputError, match="'item-0'.*'kind'.*'river'"):
+    with pytest.raises(InputError, match=r"'item-0'.*'kind'.*'river'"):
         retriever.retrieve(QUERY)
 
 

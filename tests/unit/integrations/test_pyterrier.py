@@ -103,7 +103,7 @@ def test_documents_without_ranks_and_scores_are_taken_in_their_order(index: Anch
 
 
 def test_documents_that_the_index_does_not_have_are_named(index: AnchorIndex) -> None:
-    with pytest.raises(UnknownName, match="1 of.*the 2 given.*'elsewhere'"):
+    with pytest.raises(UnknownName, match=r"1 of.*the 2 given.*'elsewhere'"):
         (backwards([ITEMS[0].id, "elsewhere"]) >> Adacur(index))(TOPICS)
 
 

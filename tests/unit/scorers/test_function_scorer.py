@@ -112,7 +112,7 @@ def test_an_error_inside_becomes_scorer_failed_with_its_cause() -> None:
     for function in (failing, failing_later, lambda pairs: failing_later(pairs)):
         scorer = FunctionScorer(function)
         for ask in (scorer.score, lambda pairs, scorer=scorer: asyncio.run(scorer.ascore(pairs))):
-            with pytest.raises(ScorerFailed, match="ZeroDivisionError.*'q0'.*'i0'") as caught:
+            with pytest.raises(ScorerFailed, match=r"ZeroDivisionError.*'q0'.*'i0'") as caught:
                 ask(PAIRS)
             assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
@@ -165,7 +165,7 @@ def test_the_first_batch_to_fail_is_named_and_cancels_the_others(ask) -> None:
         finally:
             ended.append(len(pairs[0][0]))
 
-    with pytest.raises(ScorerFailed, match="ZeroDivisionError.*on 1 pair.*'q2'.*'i2'") as caught:
+    with pytest.raises(ScorerFailed, match=r"ZeroDivisionError.*on 1 pair.*'q2'.*'i2'") as caught:
         ask(FunctionScorer(third_fails, batch_size=1, concurrency=4))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert sorted(ended) == [0, 1, 2, 3]

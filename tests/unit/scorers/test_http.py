@@ -230,7 +230,7 @@ def test_a_batch_that_is_too_large_is_halved(kind) -> None:
 def test_a_pair_that_is_too_large_alone_is_named() -> None:
     items = [*ITEMS[:9], Item("giant", "x" * 5000)]
     with RerankServer("tei", max_body=4000) as server, open_scorer(server.root) as scorer:
-        with pytest.raises(ScorerFailed, match="413.*'q0'.*'giant'"):
+        with pytest.raises(ScorerFailed, match=r"413.*'q0'.*'giant'"):
             scorer.score([(QUERIES[0], item) for item in items])
         assert scorer.score(PAIRS[:5]).shape == (5,)
 

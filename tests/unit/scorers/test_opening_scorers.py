@@ -154,7 +154,7 @@ def test_a_url_is_a_service_and_its_key_is_shown_nowhere(tmp_path, caplog, shown
 
 
 def test_an_option_that_a_service_does_not_know_is_refused_without_showing_a_key() -> None:
-    with pytest.raises(UnknownOption, match="HttpScorer.*'api_key'") as refused:
+    with pytest.raises(UnknownOption, match=r"HttpScorer.*'api_key'") as refused:
         scorer("https://user:secret@example.org", api_kez="secret")
     assert "secret" not in str(refused.value)
 
@@ -257,7 +257,7 @@ def test_what_nobody_knows_is_refused(source) -> None:
 
 
 def test_the_refusal_lists_what_is_accepted_and_shows_no_object(tmp_path) -> None:
-    with pytest.raises(UnknownName, match="'module:function'.*'org/name'"):
+    with pytest.raises(UnknownName, match=r"'module:function'.*'org/name'"):
         scorer(None)
     with pytest.raises(UnknownName, match="object") as refused:
         scorer({"api_key": "secret"})
@@ -290,7 +290,7 @@ def test_a_python_file_and_a_misspelt_function_are_told_how_to_be_named(tmp_path
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UnknownName, match="'overlap_of_words:function'"):
         adacur.scorer("overlap_of_words.py")
-    with pytest.raises(UnknownName, match="overlap_of_words.*'word'.*'words'"):
+    with pytest.raises(UnknownName, match=r"overlap_of_words.*'word'.*'words'"):
         adacur.scorer("overlap_of_words:word")
 
 
@@ -299,7 +299,7 @@ def test_a_scorer_without_a_card_is_told_to_get_one() -> None:
         def score(self, pairs):
             return lengths(pairs)
 
-    with pytest.raises(InputError, match="`score`.*`card`"):
+    with pytest.raises(InputError, match=r"`score`.*`card`"):
         scorer(Nameless())
 
 

@@ -81,7 +81,7 @@ def test_nonsense_is_refused(change, error, says) -> None:
 def test_a_transformer_that_scores_nothing_does_not_pass() -> None:
     with pytest.raises(ScoreCountError, match="no 'score'"):
         PyTerrierScorer(pt.Transformer.identity()).score(PAIRS[:3])
-    with pytest.raises(ScoreCountError, match="for 3 of.*5"):
+    with pytest.raises(ScoreCountError, match=r"for 3 of.*5"):
         PyTerrierScorer(Lengths() % 2).score(PAIRS[:5])
 
 

@@ -56,7 +56,7 @@ def test_batch_iter_and_async_give_the_same_answer(index, world) -> None:
 def test_exact_search_takes_a_budget_that_covers_every_item(index, world) -> None:
     hits = index.search(world.test[0], k=5, method="exact", budget=len(world.items))
     assert hits.ids == index.search(world.test[0], k=5, method="exact").ids
-    with pytest.raises(BudgetError, match="all 200 items.*of 10"):
+    with pytest.raises(BudgetError, match=r"all 200 items.*of 10"):
         index.search(world.test[0], k=5, method="exact", budget=Budget(10))
 
 
@@ -257,7 +257,7 @@ def test_a_scorer_object_that_raises_is_reported_as_such(world) -> None:
         def score(self, pairs):
             raise ZeroDivisionError("by nought")
 
-    with pytest.raises(ScorerFailed, match="'broken'.*ZeroDivisionError"):
+    with pytest.raises(ScorerFailed, match=r"'broken'.*ZeroDivisionError"):
         AnchorIndex(world.index, scorer=Broken()).search("a question")
 
 

@@ -255,7 +255,7 @@ def test_a_scorer_that_raises_is_named_to_those_who_await_it(world) -> None:
         def score(self, pairs):
             raise ZeroDivisionError("by nought")
 
-    with pytest.raises(ScorerFailed, match="'broken'.*ZeroDivisionError"):
+    with pytest.raises(ScorerFailed, match=r"'broken'.*ZeroDivisionError"):
         asyncio.run(AnchorIndex(world.index, scorer=Broken()).asearch("a question"))
 
 

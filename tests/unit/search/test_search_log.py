@@ -195,7 +195,7 @@ def test_searches_by_another_scorer_are_left_out_and_counted(path, tmp_path):
 def test_a_log_of_another_scorer_is_refused_and_the_index_left_as_it_was(path, tmp_path):
     log = tmp_path / "log"
     load(path, log, weights="others").search(NEW[0], 5, budget=40)
-    with pytest.raises(WrongScorer, match="'truth'.*'others'.*'truth'.*'w'"):
+    with pytest.raises(WrongScorer, match=r"'truth'.*'others'.*'truth'.*'w'"):
         refresh(path, log)
     assert IndexFolder.open(path).version == 1
 
@@ -223,7 +223,7 @@ def test_recall_is_predicted_from_complete_rows_alone(path, tmp_path):
     index = load(path)
     assert tune(index, k=5, budget=40, quick=True) == before
     replay(index, ANCHORS[:1], 5, budget=40)
-    with pytest.raises(InputError, match="Only 30 of.*the 35 anchor"):
+    with pytest.raises(InputError, match=r"Only 30 of.*the 35 anchor"):
         replay(index, [index.anchor_queries[30]], 5, budget=40)
 
 

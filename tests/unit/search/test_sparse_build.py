@@ -142,13 +142,13 @@ def test_a_stopped_build_refuses_to_go_on_as_something_else(tmp_path):
     path = tmp_path / "index"
     with pytest.raises(ScorerFailed):
         build(path, scorer=Scorer(fails_after=0))
-    with pytest.raises(IndexMismatch, match="60 before.*61 now"):
+    with pytest.raises(IndexMismatch, match=r"60 before.*61 now"):
         build(path, sparse=61)
     with pytest.raises(IndexMismatch, match="anchor queries"):
         build(path, anchors=ANCHORS[1:])
-    with pytest.raises(IndexMismatch, match="300 items.*299 now"):
+    with pytest.raises(IndexMismatch, match=r"300 items.*299 now"):
         build(path, items=ITEMS[1:])
-    with pytest.raises(IndexMismatch, match="'w'.*'v'"):
+    with pytest.raises(IndexMismatch, match=r"'w'.*'v'"):
         build(path, scorer=Scorer(weights="v"))
 
 
@@ -193,7 +193,7 @@ def test_a_finished_sparse_index_is_opened_and_never_taken_for_a_complete_one(bu
     path, scorer = built[0], Scorer()
     build(path, scorer=scorer)
     assert not scorer.asked
-    with pytest.raises(IndexMismatch, match="60 items.*not 50"):
+    with pytest.raises(IndexMismatch, match=r"60 items.*not 50"):
         build(path, sparse=50)
     with pytest.raises(IndexMismatch, match="is a sparse index"):
         build(path, sparse=None)

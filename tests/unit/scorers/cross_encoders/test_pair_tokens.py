@@ -79,7 +79,7 @@ def test_an_item_without_tokens_is_just_the_special_ones(tokenizer) -> None:
 def test_a_query_that_leaves_no_room_is_named() -> None:
     tokens = PairTokenizer(tiny_tokenizer("bert"), max_tokens=40)
     assert len(tokens.pairs([(Query("fits", "w1 " * 21), Item("i", "w2"))])) == 1
-    with pytest.raises(TextTooLong, match="40 tokens.*have 21.*'long one'.*has 22"):
+    with pytest.raises(TextTooLong, match=r"40 tokens.*have 21.*'long one'.*has 22"):
         tokens.pairs([(Query("long one", "w1 " * 22), Item("i", "w2"))])
 
 
@@ -191,7 +191,7 @@ def test_limits_count_the_tags(tagged) -> None:
     tokens.texts([Query("fits", "w1 " * longest)], [])
     with pytest.raises(TextTooLong, match=f"may have {longest + 2}; query 'long' has {longest + 3}"):
         tokens.texts([Query("long", "w1 " * (longest + 1))], [])
-    with pytest.raises(InputError, match="max_item_tokens.*least 2"):
+    with pytest.raises(InputError, match=r"max_item_tokens.*least 2"):
         PairTokenizer(tagged, max_tokens=64, max_item_tokens=1, head=HEAD)
 
 
@@ -210,11 +210,11 @@ def test_a_position_for_items_bounds_queries_and_leaves_the_rest_to_items() -> N
     tokens = PairTokenizer(tokenizer, max_tokens=40, head=head)
     texts = tokens.texts([Query("short", "w1"), Query("fits", "w1 " * 8)], [])
     assert texts.space.tolist() == [40 - 12 - 1] * 2
-    with pytest.raises(TextTooLong, match="have 10 tokens.*'long'.*has 11"):
+    with pytest.raises(TextTooLong, match=r"have 10 tokens.*'long'.*has 11"):
         tokens.texts([Query("long", "w1 " * 9)], [])
     with pytest.raises(InputError, match="at least 29"):
         PairTokenizer(tokenizer, max_tokens=28, head=head)
-    with pytest.raises(InputError, match="type 0 and.*by 1"):
+    with pytest.raises(InputError, match=r"type 0 and.*by 1"):
         PairTokenizer(tiny_tokenizer("roberta", unused=HEAD.tags), max_tokens=40, head=head)
 
 

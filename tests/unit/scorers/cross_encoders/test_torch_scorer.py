@@ -296,7 +296,7 @@ def test_a_gpu_that_is_not_there_is_refused(folder) -> None:
 
 def test_a_gpu_number_that_is_not_there_is_refused(folder, monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(InputError, match="0, cuda.*1 here"):
+    with pytest.raises(InputError, match=r"0, cuda.*1 here"):
         TorchCrossEncoder(folder, device=["cuda:1", "cuda:2"])
 
 
@@ -327,5 +327,5 @@ def test_a_model_that_cannot_be_fetched_is_named(tmp_path, monkeypatch) -> None:
     # The hub reads its variables once, when it is imported.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(FetchError, match="'nobody/nothing'.*HF_HUB_OFFLINE"):
+    with pytest.raises(FetchError, match=r"'nobody/nothing'.*HF_HUB_OFFLINE"):
         scorer_of("nobody/nothing")
