@@ -9,17 +9,17 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import APIRouter, FastAPI, Query, Request, Response, Security
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, WithJsonSchema
+from fastapi.security import APIKeyHeader, HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 
 from adacur.core.as_json import as_json
 from adacur.core.errors import AdacurError, InputError
 from adacur.search import METHODS, AnchorIndex
-from adacur.serving import bodies, shapes
-from adacur.serving.description import DESCRIPTION, EVENT, errors, with_keys
+from adacur.serving import shapes
+from adacur.serving.bodies import Name, search_request
 from adacur.serving.door import Door, notes_of
 from adacur.serving.failures import Refusal, as_refusal, json_answer
 from adacur.serving.indexes import Served, check_name, named_index, plan_of
@@ -27,7 +27,7 @@ from adacur.serving.logs import silent_log
 from adacur.serving.metrics import METRICS_TYPE, Metrics
 from adacur.serving.page import add_page, content_security_policy
 from adacur.serving.recall import RecallCurves
-from adacur.serving.reranking import DIALECTS, Dialect, Ranked, Reranking
+from adacur.serving.reranking import DIALECTS, Dialect, Reranking
 from adacur.serving.scoring import ServedScorers
 from adacur.serving.searching import Search, SearchStream, search_all
 from adacur.serving.settings import ServerSettings
@@ -37,7 +37,6 @@ from adacur.tuning import replay
 __all__ = ["create_app"]
 
 _SECONDS_UNTIL_RECALL = 2
-_OF_BODIES = (400, 401, 404, 408, 413, 415, 422, 429, 500, 503, 504)
 
 
 def create_app(
@@ -46,12 +45,14 @@ def create_app(
     """As `adacur.serving.create_app`."""
     if not indexes:
         raise InputError("A server needs at least one index to serve.")
+    from adacur import __version__
+
     server = _Server(indexes, settings=settings or ServerSettings(), log=silent_log() if log is None else log)
     app = FastAPI(
         title="adacur",
         summary="The items an expensive scorer ranks highest, within a budget of calls to it.",
-        description=DESCRIPTION,
-        version=_version(),
+        description=shapes.DESCRIPTION,
+        version=__version__,
         docs_url=None,
         redoc_url=None,
         lifespan=server.lifespan,
@@ -62,15 +63,19 @@ def create_app(
     )
     for kind in (HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _leave_it_to_the_door)
-    server.add_search(app)
+    # The door checks keys, at unknown addresses too; here they are described.
+    keys = (HTTPBearer(auto_error=False), APIKeyHeader(name="X-API-Key", auto_error=False))
+    api = APIRouter(
+        responses=shapes.ERRORS, dependencies=[Security(key) for key in keys] if server.settings.api_keys else None
+    )
+    server.add_search(api)
     for dialect in DIALECTS:
-        server.add_rerank(app, dialect)
-    server.add_indexes(app)
+        server.add_rerank(api, dialect)
+    server.add_indexes(api)
+    server.add_metrics(api)
+    app.include_router(api)
     server.add_health(app)
     add_page(app)
-    if server.settings.api_keys:
-        describe = app.openapi
-        app.openapi = lambda: with_keys(describe())  # type: ignore[method-assign]
     return app
 
 
@@ -95,10 +100,6 @@ class _Server:
         for name in indexes:
             check_name(name)
         self.served = {name: Served(name, index.with_scorer(scorers.of)) for name, index in indexes.items()}
-        # The document is open to everyone: names are described only where there are no keys.
-        self.names = [] if settings.api_keys else list(indexes)
-        stages = dict.fromkeys(stage for one in self.served.values() for stage in one.index.first_stages)
-        self.stages = [] if settings.api_keys else list(stages)
         self.is_ready = False
         self.metrics.in_flight.set_function(lambda: self.turns.running)
         self.metrics.waiting.set_function(lambda: self.turns.waiting)
@@ -127,24 +128,18 @@ class _Server:
         else:
             self.is_ready = True
 
-    def add_search(self, app: FastAPI) -> None:
+    def add_search(self, api: APIRouter) -> None:
         """POST /v1/search."""
-        SearchRequest = bodies.search_request(self.settings, indexes=self.names, first_stages=self.stages)
+        SearchRequest = search_request(self.settings)
+        answers: dict[int | str, dict[str, Any]] = {
+            200: {
+                "model": shapes.SearchAnswer,
+                "description": "The best k items of each query; or, with `stream`, an event per round.",
+                "content": {"text/event-stream": {"schema": shapes.EVENT}},
+            }
+        }
 
-        @app.post(
-            "/v1/search",
-            tags=["search"],
-            summary="Search",
-            responses={
-                200: {
-                    "model": shapes.SearchAnswer,
-                    "description": "The best k items of each query; or, with `stream`, an event per round.",
-                    "content": {"text/event-stream": {"schema": EVENT}},
-                },
-                502: {"model": shapes.FailedSearch, "description": "The scorer failed; the hits so far."},
-                **errors(*_OF_BODIES),
-            },
-        )
+        @api.post("/v1/search", tags=["search"], summary="Search", responses=answers)
         async def search(request: Request, body: SearchRequest) -> Response:  # type: ignore[valid-type]
             """Find the best k items of an index for a query, exactly scored, within a budget of scorer calls.
 
@@ -177,62 +172,50 @@ class _Server:
                 self._count(request, searches)
             return json_answer({"index": plan.served.name, "results": results})
 
-    def add_rerank(self, app: FastAPI, dialect: Dialect) -> None:
+    def add_rerank(self, api: APIRouter, dialect: Dialect) -> None:
         """The rerank route of a service."""
         RerankRequest = dialect.body(self.settings)
 
-        @app.post(
+        @api.post(
             dialect.path,
             tags=["rerank"],
             summary=f"Re-rank documents ({dialect.service})",
             description=f"Score the given documents exactly, all of them, for clients of {dialect.service}.",
             operation_id=f"rerank{dialect.path.replace('/', '_')}",
-            responses=_answers(dialect.shape, "The documents, best first.", *_OF_BODIES, 502),
         )
         async def rerank(request: Request, body: RerankRequest) -> Response:  # type: ignore[valid-type]
             reranking = Reranking(self.served, body.model_dump())  # type: ignore[attr-defined]
             notes_of(request.scope).update({"index": reranking.served.name, "documents": len(reranking.texts)})
             if self.settings.log_queries:
                 notes_of(request.scope)["query"] = reranking.query
-
-            async def ranked() -> Ranked:
-                await asyncio.to_thread(lambda: reranking.served.scorer)
-                return await reranking.ranked()
-
             seconds = self.settings.seconds
             try:
                 async with asyncio.timeout(seconds):
-                    best = await self.turns.run(ranked, receive=request.receive, seconds=seconds)
+                    best = await self.turns.run(reranking.ranked, receive=request.receive, seconds=seconds)
             except TimeoutError as error:
                 message = f"It took more than {seconds:g} s. Send fewer documents at a time."
                 raise Refusal(504, "out_of_time", message) from error
             return json_answer(dialect.answer(reranking, best))
 
-    def add_indexes(self, app: FastAPI) -> None:
+    def add_indexes(self, api: APIRouter) -> None:
         """What is served, and how well it searches."""
-        First = _described(self.stages)
         Method = Literal[*(name for name in METHODS if name != "exact")]  # type: ignore[valid-type]
+        computing: dict[int | str, dict[str, Any]] = {
+            202: {"description": "It is being computed: ask again after `Retry-After` seconds."}
+        }
 
-        answers = _answers(shapes.Indexes, "The indexes.", 401, 500)
-
-        @app.get("/v1/indexes", tags=["indexes"], summary="What is served", responses=answers)
+        @api.get("/v1/indexes", tags=["indexes"], summary="What is served")
         async def list_indexes() -> Response:
             """The indexes, what each can do, and the limits of a request."""
             facts = await asyncio.to_thread(lambda: [self._facts(one) for one in self.served.values()])
             return json_answer({"indexes": facts, "default": next(iter(self.served))})
 
-        @app.get(
-            "/v1/indexes/{name}/recall",
-            tags=["indexes"],
-            summary="Recall against budget",
-            responses=_answers(shapes.RecallCurve, "The expected recall at several budgets.", 401, 404, 422, 429, 500)
-            | {202: {"description": "It is being computed: ask again after `Retry-After` seconds."}},
-        )
+        @api.get("/v1/indexes/{name}/recall", tags=["indexes"], summary="Recall against budget", responses=computing)
         async def recall(
             name: str,
             k: Annotated[int, Query(ge=1, le=self.settings.max_k, description="Recall of the best k.")] = 10,
             method: Annotated[Method, Query(description="The search method.")] = "gaussian",  # type: ignore[valid-type]
-            first: Annotated[First | None, Query(max_length=1000, description="The first stage to start from.")] = None,  # type: ignore[valid-type]
+            first: Annotated[Name | None, Query(description="The first stage to start from.")] = None,
         ) -> Response:
             """The recall to expect, measured on anchor queries as if they were new; no scorer is called."""
             one = named_index(self.served, name)
@@ -242,37 +225,33 @@ class _Server:
                 return json_answer({"state": "computing"}, status=202, headers=wait)
             return json_answer(curve)
 
-    def add_health(self, app: FastAPI) -> None:
-        """For operators."""
+    def add_metrics(self, api: APIRouter) -> None:
+        """GET /metrics."""
+        answers: dict[int | str, dict[str, Any]] = {
+            200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "For Prometheus."}
+        }
 
-        @app.get("/healthz", tags=["health"], summary="Alive", responses=_answers(shapes.Ready, "It does."))
+        @api.get("/metrics", tags=["health"], summary="Counters", response_class=Response, responses=answers)
+        async def metrics() -> Response:
+            """Requests, scorer calls, seconds per step, waiting and refused requests, in Prometheus' text format."""
+            return Response(self.metrics.text(), headers={"Content-Type": METRICS_TYPE})
+
+    def add_health(self, app: FastAPI) -> None:
+        """For operators, without a key."""
+
+        @app.get("/healthz", tags=["health"], summary="Alive")
         async def health() -> Response:
             """Whether the process answers at all."""
             return json_answer({"status": "ok"})
 
-        answers = _answers(shapes.Ready, "They are.")
-        answers[503] = {"model": shapes.Ready, "description": "Models are being opened."}
-
-        @app.get("/readyz", tags=["health"], summary="Ready", responses=answers)
+        @app.get(
+            "/readyz", tags=["health"], summary="Ready", responses={503: {"description": "Models are being opened."}}
+        )
         async def ready() -> Response:
             """Whether searches are taken and can be answered at once."""
             if not self.is_ready:
                 return json_answer({"status": "starting"}, status=503, headers={"Retry-After": "1"})
             return json_answer({"status": "ready"})
-
-        @app.get(
-            "/metrics",
-            tags=["health"],
-            summary="Counters",
-            response_class=Response,
-            responses={
-                200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "For Prometheus."},
-                **errors(401, 500),
-            },
-        )
-        async def metrics() -> Response:
-            """Requests, scorer calls, seconds per step, waiting and refused requests, in Prometheus' text format."""
-            return Response(self.metrics.text(), headers={"Content-Type": METRICS_TYPE})
 
     def _count(self, request: Request, searches: list[Search], error: Exception | None = None) -> None:
         """Count what was spent; `error` is what ended a stream after its status had been sent."""
@@ -304,19 +283,9 @@ class _Server:
         }
 
 
-def _answers(shape: type[BaseModel], description: str, *statuses: int) -> dict[int | str, dict[str, Any]]:
-    """A route's `responses`: a success, and errors."""
-    return {200: {"model": shape, "description": description}, **errors(*statuses)}
-
-
-def _described(names: list[str]) -> Any:
-    """A text of which the document lists the values, where there are any to list."""
-    return Annotated[str, WithJsonSchema({"type": "string", "enum": names})] if names else str
-
-
 def _warm(one: Served) -> None:
     index = one.index
-    _ = one.scorer
+    _ = index.scorer
     if index.snapshot.default_first != "random":
         index.first_stage(index.snapshot.default_first)
     if index.anchor_queries:
@@ -324,9 +293,3 @@ def _warm(one: Served) -> None:
         with warnings.catch_warnings(), suppress(AdacurError):
             warnings.simplefilter("ignore")
             replay(index, [index.anchor_queries[0]], 1, budget=1)
-
-
-def _version() -> str:
-    from adacur import __version__
-
-    return __version__

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import (
@@ -11,7 +10,6 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
-    WithJsonSchema,
     create_model,
     model_validator,
 )
@@ -21,7 +19,7 @@ from adacur.core.spelling import did_you_mean
 from adacur.search.methods import METHODS, options_of
 from adacur.serving.settings import ServerSettings
 
-__all__ = ["METHOD_OPTIONS", "rerank_request", "search_request"]
+__all__ = ["METHOD_OPTIONS", "Name", "rerank_request", "search_request"]
 
 # More than any list can hold, and within what every library counts with.
 _LARGEST = 2**31 - 1
@@ -41,10 +39,8 @@ METHOD_OPTIONS: dict[str, type] = {
 }
 
 
-def search_request(
-    settings: ServerSettings, *, indexes: Sequence[str] = (), first_stages: Sequence[str] = ()
-) -> type[BaseModel]:
-    """The body of a search, with the names of indexes and first stages where they may be shown."""
+def search_request(settings: ServerSettings) -> type[BaseModel]:
+    """The body of a search."""
     default, n_values = settings.defaults(), settings.max_filter_values
     text = _text(settings.max_query_chars)
     values = dict[str, Plain | Annotated[list[Plain], Field(fail_fast=True)]]
@@ -59,13 +55,13 @@ def search_request(
         ),
     )
     fields: dict[str, Any] = {
-        "index": _optional(_one_of(indexes), "Which index; default: the first that is served."),
+        "index": _optional(Name, "Which index; default: the first that is served."),
         "query": _optional(text, "The question. Either this or `queries`."),
         "queries": _optional(_list_of(text, most=settings.max_queries), "Several questions, each with the budget."),
         "k": _usually(_count(settings.max_k), default["k"], "How many items to return; at most the budget."),
         "budget": _usually(_count(settings.max_budget), default["budget"], "Scorer calls per query: never one more."),
         "deadline_ms": _optional(_count(int(settings.seconds * 1000)), "Milliseconds until the best hits so far."),
-        "first": _optional(_one_of(first_stages), "The first stage to start from; `/v1/indexes` lists them."),
+        "first": _optional(Name, "The first stage to start from; `/v1/indexes` lists them."),
         "pool": _optional(_count(), "Search only the first stage's best N; at least k."),
         "fuse": _optional(Annotated[float, Field(ge=0, le=1000)], "The first stage's weight in the order; try 0.5."),
         "method": _optional(Literal[*METHODS], "How calls are spent; `/v1/indexes` names what each index can do."),
@@ -88,7 +84,6 @@ def rerank_request(settings: ServerSettings) -> type[BaseModel]:
         "documents": (_list_of(text | document, most=settings.max_documents), ...),
         "top_n": _optional(_count(), "Return only the best N."),
         "return_documents": _optional(bool, "Return the texts too (Jina, vLLM); default: true."),
-        "max_tokens_per_doc": _optional(_count(), "Cut documents after N words; the scorer's tokens are not counted."),
         "raw_scores": _usually(bool, False, "The scorer's logits instead of 1 / (1 + exp(-logit))."),
         "use_activation": _usually(bool, True, "vLLM's name for the same: false asks for logits."),
     }
@@ -125,13 +120,6 @@ class _Body(BaseModel):
 class _SearchBody(_Body):
     model_config = ConfigDict(
         json_schema_extra={
-            "oneOf": [
-                {"required": ["query"], "properties": {"query": {"type": "string"}, "queries": {"type": "null"}}},
-                {
-                    "required": ["queries"],
-                    "properties": {"queries": {"type": "array"}, "query": {"type": "null"}, "stream": {"const": False}},
-                },
-            ],
             "examples": [
                 {"query": "who discovered penicillin?", "k": 3, "budget": 50},
                 {"query": "who discovered penicillin?", "budget": 100, "stream": True},
@@ -177,11 +165,6 @@ def _count(most: int = _LARGEST, *, least: int = 1) -> Any:
 def _text(most: int) -> Any:
     """A text with at least one character that is not a space: nothing else can be scored."""
     return Annotated[str, StringConstraints(pattern=r"\S", max_length=most)]
-
-
-def _one_of(names: Sequence[str]) -> Any:
-    """A name. Unknown ones are refused later, with those that are near; the description lists what there is."""
-    return Annotated[Name, WithJsonSchema({"type": "string", "enum": list(names)})] if names else Name
 
 
 def _list_of(kind: Any, *, most: int) -> Any:

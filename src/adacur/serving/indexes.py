@@ -15,7 +15,6 @@ from adacur.core.spelling import did_you_mean
 from adacur.search import METHODS, AnchorIndex, Filter, SearchOptions, plan_search, search_options
 from adacur.serving.bodies import METHOD_OPTIONS
 from adacur.serving.failures import Refusal
-from adacur.serving.scoring import ServedScorer
 from adacur.serving.settings import ServerSettings
 
 __all__ = ["SearchPlan", "Served", "check_name", "named_index", "plan_of"]
@@ -31,17 +30,9 @@ class Served:
     index: AnchorIndex
 
     @property
-    def scorer(self) -> ServedScorer:
-        """The scorer, opened when first used."""
-        scorer = self.index.scorer
-        assert isinstance(scorer, ServedScorer)
-        return scorer
-
-    @property
     def scorer_name(self) -> str:
-        """What the scorer is called."""
-        card = self.index.card
-        return self.scorer.card.name if card is None else card.name
+        """What the scorer is called; it is opened only where the index does not say."""
+        return (self.index.card or self.index.scorer.card).name
 
     @property
     def methods(self) -> tuple[str, ...]:

@@ -50,8 +50,4 @@ class _Forwarding(logging.Handler):
 
 def silent_log() -> Any:
     """A logger that writes nowhere, for applications that log by themselves."""
-    return structlog.wrap_logger(structlog.ReturnLogger(), processors=[_drop], wrapper_class=structlog.BoundLogger)
-
-
-def _drop(logger: Any, name: str, event: Any) -> Any:
-    raise structlog.DropEvent
+    return structlog.wrap_logger(structlog.ReturnLogger(), processors=[], wrapper_class=structlog.BoundLogger)

@@ -14,7 +14,6 @@ __all__ = ["METRICS_TYPE", "Metrics"]
 METRICS_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _PAIRS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1024)
-_RECALLS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0)
 
 
 class Metrics:
@@ -26,28 +25,23 @@ class Metrics:
         def counter(name: str, meaning: str, *labels: str) -> Counter:
             return Counter(f"adacur_{name}", meaning, labels, registry=self.registry)
 
-        def gauge(name: str, meaning: str, *labels: str) -> Gauge:
-            return Gauge(f"adacur_{name}", meaning, labels, registry=self.registry)
-
         def histogram(name: str, meaning: str, *labels: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
             return Histogram(f"adacur_{name}", meaning, labels, buckets=buckets, registry=self.registry)
 
         self.requests = counter("requests", "Requests answered.", "route", "status")
         self.request_seconds = histogram("request_seconds", "From the first byte in to the last byte out.", "route")
         self.refused = counter("refused", "Requests refused, by the code of the error.", "code")
-        self.in_flight = gauge("searches_in_flight", "Searches and re-rankings under way.")
-        self.waiting = gauge("searches_waiting", "Requests that wait for their turn.")
+        self.in_flight = Gauge(
+            "adacur_searches_in_flight", "Searches and re-rankings under way.", registry=self.registry
+        )
+        self.waiting = Gauge("adacur_searches_waiting", "Requests that wait for their turn.", registry=self.registry)
         self.scorer_calls = counter("scorer_calls", "Calls of a scorer.", "scorer")
         self.scorer_pairs = histogram("scorer_pairs_per_call", "Pairs in one scorer call.", "scorer", buckets=_PAIRS)
         self.scorer_seconds = histogram("scorer_call_seconds", "Seconds of one call of a scorer.", "scorer")
         self.scorer_failures = counter("scorer_failures", "Calls of a scorer that failed.", "scorer")
-        self.pairs_waiting = gauge("scorer_pairs_waiting", "Pairs that wait for their scores.", "scorer")
         self.search_calls = counter("search_calls", "Scores that searches paid for.", "index", "method")
         self.step_seconds = counter("search_step_seconds", "Seconds of searches in each step.", "index", "step")
         self.stopped = counter("searches", "Searches, by what ended them.", "index", "method", "stopped")
-        self.expected_recall = histogram(
-            "search_expected_recall", "Recall expected at the end, with stop_when.", "index", buckets=_RECALLS
-        )
 
     def count_search(self, index: str, method: str, hits: Hits | None, *, stopped: str) -> None:
         """One query's search, at its end; without hits if it ended before the first round."""
@@ -57,10 +51,6 @@ class Metrics:
         self.search_calls.labels(index, method).inc(hits.trace.calls)
         for step, seconds in hits.trace.seconds.items():
             self.step_seconds.labels(index, step).inc(max(0.0, seconds))
-        for one in reversed(hits.trace.rounds):
-            if one.expected_recall is not None:
-                self.expected_recall.labels(index).observe(one.expected_recall)
-                break
 
     def text(self) -> bytes:
         """All counters, as Prometheus reads them."""

@@ -5,11 +5,10 @@ A new dialect is one entry of `DIALECTS`: its path, its answer, and its body whe
 
 from __future__ import annotations
 
-import re
+import asyncio
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from adacur.core.arrays import FloatArray
 from adacur.core.records import Item, Pair, as_query
 from adacur.core.spelling import did_you_mean
 from adacur.scorers.calling import ascore
-from adacur.serving import shapes
 from adacur.serving.bodies import rerank_request
 from adacur.serving.failures import Refusal
 from adacur.serving.indexes import Served
@@ -28,7 +26,6 @@ from adacur.serving.settings import ServerSettings
 __all__ = ["DIALECTS", "Dialect", "Reranking"]
 
 Ranked = list[tuple[int, float]]
-_WORD = re.compile(r"\S+")
 
 
 class Reranking:
@@ -38,8 +35,6 @@ class Reranking:
         self.served = _by_model(served, body["model"])
         self.query: str = body["query"]
         self.texts = [one if isinstance(one, str) else one["text"] for one in body["documents"]]
-        if (most := body["max_tokens_per_doc"]) is not None:
-            self.texts = [_first_words(text, most) for text in self.texts]
         self.returns_documents = body["return_documents"] is not False
         self._top_n = body["top_n"]
         self._is_raw = body["raw_scores"] or not body["use_activation"]
@@ -48,7 +43,8 @@ class Reranking:
         """Positions and relevance, best first; equal ones in the order given."""
         query = as_query(self.query)
         pairs: list[Pair] = [(query, Item(f"document-{at}", text)) for at, text in enumerate(self.texts)]
-        scorer = self.served.scorer
+        # Opening a model takes a while.
+        scorer = await asyncio.to_thread(lambda: self.served.index.scorer)
         scores = await ascore(scorer, pairs)
         shown = scores if self._is_raw else _probabilities(scores)
         return [(int(at), float(shown[at])) for at in np.argsort(-scores, kind="stable")[: self._top_n]]
@@ -58,7 +54,7 @@ def _jina(reranking: Reranking, ranked: Ranked) -> dict[str, Any]:
     n_words = len(reranking.texts) * len(reranking.query.split()) + sum(len(text.split()) for text in reranking.texts)
     return {
         "id": str(uuid.uuid4()),
-        "model": reranking.served.scorer.card.name,
+        "model": reranking.served.scorer_name,
         "results": [
             {"index": at, "relevance_score": score}
             | ({"document": {"text": reranking.texts[at]}} if reranking.returns_documents else {})
@@ -83,13 +79,12 @@ class Dialect:
     path: str
     service: str
     answer: Callable[[Reranking, Ranked], Any]
-    shape: type[BaseModel]
     body: Callable[[ServerSettings], type[BaseModel]] = rerank_request
 
 
 DIALECTS = (
-    Dialect("/v1/rerank", "Jina, vLLM", _jina, shapes.RerankAnswer),
-    Dialect("/v2/rerank", "Cohere", _cohere, shapes.CohereRerankAnswer),
+    Dialect("/v1/rerank", "Jina, vLLM", _jina),
+    Dialect("/v2/rerank", "Cohere", _cohere),
 )
 
 
@@ -102,11 +97,6 @@ def _by_model(served: Mapping[str, Served], model: str | None) -> Served:
         names = ", ".join(sorted(by_name, key=lambda name: name not in served))
         raise Refusal(404, "unknown_model", f"There is no index or scorer of this name.{near} Served: {names}.")
     return by_name[model]
-
-
-def _first_words(text: str, most: int) -> str:
-    last = next(islice(_WORD.finditer(text), most - 1, None), None)
-    return text if last is None else text[: last.end()]
 
 
 def _probabilities(scores: FloatArray) -> FloatArray:

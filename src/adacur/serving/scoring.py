@@ -1,4 +1,7 @@
-"""The scorers of a server: each is one object for all indexes, counted, and shared by requests that wait."""
+"""The scorers of a server: each is one object for all indexes, and counted.
+
+Requests that wait share calls in the library's queue (`adacur.scorers.calling.ascore`), before the counter.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +14,25 @@ from adacur.core.arrays import FloatArray
 from adacur.core.errors import ScorerFailed
 from adacur.core.protocols import AsyncScorer, Scorer
 from adacur.core.records import Pair
-from adacur.scorers.shared_batches import queue_for, shares_calls
+from adacur.scorers.shared_batches import shares_calls
 from adacur.serving.metrics import Metrics
 
-__all__ = ["ServedScorer", "ServedScorers"]
+__all__ = ["ServedScorers"]
 
 
 class _Counted:
-    """A scorer whose calls are counted, plain or awaited."""
+    """A scorer whose calls are counted."""
 
     def __init__(self, scorer: Scorer, metrics: Metrics) -> None:
         self.scorer = scorer
         self.card = scorer.card
+        self.shares_calls = shares_calls(scorer)
         self._metrics = metrics
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
         with self._counting(len(pairs)):
             return self.scorer.score(pairs)
-
-    async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
-        """One score per pair, in order, of a scorer that can be awaited."""
-        assert isinstance(self.scorer, AsyncScorer)
-        with self._counting(len(pairs)):
-            return await self.scorer.ascore(pairs)
 
     @contextmanager
     def _counting(self, n_pairs: int) -> Iterator[None]:
@@ -54,31 +52,32 @@ class _Counted:
             self._metrics.scorer_seconds.labels(name).observe(time.perf_counter() - started)
 
 
-class ServedScorer:
-    """A scorer as a server's searches await it.
-
-    A scorer that runs side by side by itself, such as a service, is called by all requests at once. Calls of others
-    follow one another in a queue, where requests that wait share a call if the scorer `shares_calls`.
-    """
-
-    def __init__(self, scorer: Scorer, *, metrics: Metrics) -> None:
-        self.card = scorer.card
-        self._counted = _Counted(scorer, metrics)
-        is_alone = not _runs_side_by_side(scorer)
-        self._queue = queue_for(self._counted, shared=shares_calls(scorer)) if is_alone else self._counted
-        self._waiting = metrics.pairs_waiting.labels(scorer.card.name)
-
-    def score(self, pairs: Sequence[Pair]) -> FloatArray:
-        """One score per pair, in order."""
-        return self._queue.score(pairs)
+class _CountedAtOnce(_Counted):
+    """One that runs calls side by side by itself, such as a service: all requests call it at once."""
 
     async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
-        """One score per pair, in order; the event loop goes on meanwhile."""
-        self._waiting.inc(len(pairs))
-        try:
-            return await self._queue.ascore(pairs)
-        finally:
-            self._waiting.dec(len(pairs))
+        """One score per pair, in order."""
+        assert isinstance(self.scorer, AsyncScorer)
+        with self._counting(len(pairs)):
+            return await self.scorer.ascore(pairs)
+
+
+class ServedScorers:
+    """One counted scorer per scorer: indexes that have the same one share its calls too."""
+
+    def __init__(self, *, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._served: dict[int, Scorer] = {}
+        self._lock = threading.Lock()
+
+    def of(self, scorer: Scorer) -> Scorer:
+        """The counted form of this scorer."""
+        with self._lock:
+            # A counted scorer keeps its scorer alive, so that no other object can have its id.
+            if id(scorer) not in self._served:
+                kind = _CountedAtOnce if _runs_side_by_side(scorer) else _Counted
+                self._served[id(scorer)] = kind(scorer, self._metrics)
+            return self._served[id(scorer)]
 
 
 def _runs_side_by_side(scorer: Scorer) -> bool:
@@ -89,20 +88,3 @@ def _runs_side_by_side(scorer: Scorer) -> bool:
     # A plain function can be awaited too, but then its callers share a queue.
     awaited = isinstance(scorer, AsyncScorer) and isinstance(inner, AsyncScorer)
     return awaited and bool(getattr(inner, "is_async", True))
-
-
-class ServedScorers:
-    """One served scorer per scorer: indexes that have the same one share its calls too."""
-
-    def __init__(self, *, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self._served: dict[int, ServedScorer] = {}
-        self._lock = threading.Lock()
-
-    def of(self, scorer: Scorer) -> ServedScorer:
-        """The served scorer of this one."""
-        with self._lock:
-            # A served scorer keeps its scorer alive, so that no other object can have its id.
-            if id(scorer) not in self._served:
-                self._served[id(scorer)] = ServedScorer(scorer, metrics=self._metrics)
-            return self._served[id(scorer)]

@@ -1,21 +1,25 @@
-"""The answers, as the OpenAPI document describes them."""
+"""What the OpenAPI document says of answers: searches and errors. docs/serve.md shows the other routes' answers."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, Field
 
-__all__ = [
-    "CohereRerankAnswer",
-    "ErrorAnswer",
-    "FailedSearch",
-    "Indexes",
-    "Ready",
-    "RecallCurve",
-    "RerankAnswer",
-    "SearchAnswer",
-]
+__all__ = ["DESCRIPTION", "ERRORS", "EVENT", "SearchAnswer"]
+
+DESCRIPTION = (
+    "Searches an index of items for those that its scorer, a cross-encoder for example, ranks highest, within a budget "
+    "of calls to the scorer. `POST /v1/search` is the main route; the rerank routes score documents that the client "
+    'sends. Every answer that is not a success is `{"error": {"code", "message"}}`, also at unknown addresses (404) '
+    "and for other HTTP methods than those below (405, with `Allow`)."
+)
+EVENT = {
+    "type": "object",
+    "description": "One server-sent event; `data` is JSON: see `docs/serve.md` for the fields of each.",
+    "properties": {"event": {"enum": ["start", "round", "done", "error"]}, "data": {"type": "string"}},
+    "required": ["event", "data"],
+}
 
 
 class Hit(BaseModel):
@@ -30,25 +34,6 @@ class Hit(BaseModel):
     fused: float | None = Field(None, description="What it was ranked by, with `fuse`.")
 
 
-class ScoredItem(BaseModel):
-    """An item scored in a round, and what was predicted of it before."""
-
-    id: str
-    title: str
-    predicted: float | None
-    exact: float
-
-
-class Round(BaseModel):
-    """One round of a search; `calls` counts from the first."""
-
-    number: int
-    calls: int
-    items: list[ScoredItem]
-    seconds: dict[str, float]
-    expected_recall: float | None
-
-
 class QueryAnswer(BaseModel):
     """One query's answer."""
 
@@ -58,7 +43,7 @@ class QueryAnswer(BaseModel):
     stopped: str = Field(description="budget, exhausted (no item left), deadline or settled (stop_when).")
     seconds: dict[str, float] = Field(description="Seconds per step; those of the scorer include waiting for it.")
     expected_recall: float | None = Field(description="Expected share of the true top k, with `stop_when`.")
-    trace: list[Round] | None = None
+    trace: list[dict[str, Any]] | None = Field(None, description="A record per round, with `trace`.")
 
 
 class SearchAnswer(BaseModel):
@@ -81,80 +66,20 @@ class ErrorAnswer(BaseModel):
     error: ErrorDetail
 
 
-class FailedSearch(ErrorAnswer):
-    """A search whose scorer failed, and its hits so far."""
-
-    hits: list[Hit] | None = None
-    calls: int | None = None
-
-
-class IndexFacts(BaseModel):
-    """One index that is served."""
-
-    name: str
-    n_items: int
-    n_anchors: int
-    version: int = Field(description="The version that was opened; later changes of the folder need a restart.")
-    scorer: str | None
-    first_stages: list[str]
-    default_first: str
-    methods: list[str]
-    tunings: list[dict[str, Any]] = Field(description="What it is tuned for: k, budget, recall to expect …")
-    limits: dict[str, float] = Field(description="The most that one request may ask for.")
-
-
-class Indexes(BaseModel):
-    """What is served."""
-
-    indexes: list[IndexFacts]
-    default: str
-
-
-class RecallPoint(BaseModel):
-    """Expected recall of a search at one budget; in 19 of 20 cases it lies between low and high."""
-
-    budget: int
-    recall: float
-    low: float
-    high: float
-
-
-class RecallCurve(BaseModel):
-    """Recall against budget, from searches for anchor queries as if they were new; no scorer was called."""
-
-    k: int
-    method: str
-    first: str
-    n_queries: int
-    points: list[RecallPoint]
-
-
-class Ready(BaseModel):
-    """Whether the server takes searches."""
-
-    status: Literal["ok", "ready", "starting"]
-
-
-class Reranked(BaseModel):
-    """One document's score; `index` is its position in the request."""
-
-    index: int
-    relevance_score: float
-    document: dict[str, str] | None = Field(None, description="The text, where it was to be returned.")
-
-
-class RerankAnswer(BaseModel):
-    """Documents, best first."""
-
-    id: str
-    model: str
-    results: list[Reranked]
-    usage: dict[str, int] = Field(description="total_tokens counts words: the scorer's tokens are not known here.")
-
-
-class CohereRerankAnswer(BaseModel):
-    """Documents, best first."""
-
-    id: str
-    results: list[Reranked]
-    meta: dict[str, Any]
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorAnswer, "description": meaning}
+    for status, meaning in {
+        400: "The body is not JSON.",
+        401: "A key is needed, or the one given is not known.",
+        404: "There is no index, model or curve of this name.",
+        408: "The body took too long to arrive.",
+        413: "The body is larger than the server takes.",
+        415: "The body is not declared as JSON.",
+        422: "A value that cannot be used, or that is over a limit.",
+        429: "Too many requests at once: come back after `Retry-After` seconds.",
+        500: "Something unexpected; the server's log has it, under `X-Request-Id`.",
+        502: "The scorer failed; the hits of a search so far stand beside `error`.",
+        503: "The server is being stopped: come back after `Retry-After` seconds.",
+        504: "Nothing was scored within the time that a request may take.",
+    }.items()
+}

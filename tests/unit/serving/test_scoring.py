@@ -7,8 +7,9 @@ import pytest
 
 from adacur import Cached, Item, Query
 from adacur.scorers import FunctionScorer, Metered
+from adacur.scorers.calling import ascore
 from adacur.serving.metrics import Metrics
-from adacur.serving.scoring import ServedScorer, ServedScorers
+from adacur.serving.scoring import ServedScorers
 from tests.serving_world import TextScorer
 
 
@@ -40,8 +41,8 @@ class Functions:
 
 async def asked_by_twenty(scorer: object) -> Metrics:
     metrics = Metrics()
-    served = ServedScorer(scorer, metrics=metrics)  # type: ignore[arg-type]
-    found = await asyncio.gather(*(served.ascore(pairs_of(caller)) for caller in range(20)))
+    served = ServedScorers(metrics=metrics).of(scorer)  # type: ignore[arg-type]
+    found = await asyncio.gather(*(ascore(served, pairs_of(caller)) for caller in range(20)))
     for caller, scores in enumerate(found):
         assert scores.tolist() == [float(len(q.text) + len(i.text)) for q, i in pairs_of(caller)]
     return metrics
