@@ -1,15 +1,19 @@
-"""How rerank servers are spoken to: one entry per kind of server.
+"""How rerank servers are spoken to, one entry per kind of server, and which kind is at an address.
 
 A new kind is one entry in `DIALECTS`, and its name in KINDS of tests/contracts/test_scorers.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-__all__ = ["DIALECTS", "Dialect"]
+from adacur.core.errors import InputError, UnknownName
+
+__all__ = ["DIALECTS", "Address", "Dialect", "Server", "find_server"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +27,6 @@ class Dialect:
     - options: fields that every request has;
     - raw: the fields that ask for logits; empty where the server gives probabilities alone;
     - results, score: the fields of an answer for the list of results (None: the answer is that list), and for a score;
-    - info: a path whose JSON describes the server, in TEI's form;
-    - owner: "owned_by" of the models that the server lists;
     - hosts: domains of a hosted service, and key_variables: environment variables with the key for these hosts alone.
     """
 
@@ -37,8 +39,6 @@ class Dialect:
     raw: Mapping[str, Any] = field(default_factory=dict)
     results: str | None = "results"
     score: str = "relevance_score"
-    info: str | None = None
-    owner: str | None = None
     hosts: tuple[str, ...] = ()
     key_variables: tuple[str, ...] = ()
 
@@ -71,14 +71,9 @@ DIALECTS = {
         raw={"raw_scores": True},
         results=None,
         score="score",
-        info="/info",
     ),
-    "vllm": Dialect(
-        path="/v1/rerank", options={"truncate_prompt_tokens": -1}, raw={"use_activation": False}, owner="vllm"
-    ),
-    "infinity": Dialect(
-        path="/rerank", options={"return_documents": False}, raw={"raw_scores": True}, owner="infinity"
-    ),
+    "vllm": Dialect(path="/v1/rerank", options={"truncate_prompt_tokens": -1}, raw={"use_activation": False}),
+    "infinity": Dialect(path="/rerank", options={"return_documents": False}, raw={"raw_scores": True}),
     # Cohere charges a query with up to 100 documents as one.
     "cohere": Dialect(
         path="/v2/rerank", hosts=("cohere.com", "cohere.ai"), key_variables=("CO_API_KEY", "COHERE_API_KEY")
@@ -87,3 +82,122 @@ DIALECTS = {
         path="/v1/rerank", options={"return_documents": False}, hosts=("jina.ai",), key_variables=("JINA_API_KEY",)
     ),
 }
+# Servers whose list of models says "owned_by" them.
+_OWNERS = ("vllm", "infinity")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """`root` is that of the server; `endpoint` the rerank address, where the URL names one; `service` who hosts it."""
+
+    root: str
+    endpoint: str | None
+    host: str
+    service: str | None
+    remembered: Mapping[str, str]
+
+    @classmethod
+    def of(cls, url: str) -> Address:
+        """What a URL says; the part behind '#', which is never sent, holds what `Server.source` wrote there."""
+        try:
+            parts = urlsplit(str(url).strip())
+            host, secret, _ = parts.hostname, parts.username or parts.password or parts.query, parts.port
+        except ValueError as error:
+            raise InputError(f"This is not the address of a server: {error}.") from None
+        if secret:
+            # They would be kept in every index built with this scorer; so they are not repeated here either.
+            raise InputError(f"An address must not hold credentials or a '?' (for {host}). Give a key as api_key=.")
+        if parts.scheme not in ("http", "https") or not host:
+            raise InputError(f"An address must begin with http:// or https:// and a host; got {url!r}.")
+        path = parts.path.rstrip("/")
+        if path.endswith(("/v1", "/v2")):
+            path += "/rerank"
+        base = path.removesuffix("/rerank").removesuffix("/v1").removesuffix("/v2")
+        server = f"{parts.scheme}://{parts.netloc}"
+        domains = {domain: kind for kind, dialect in DIALECTS.items() for domain in dialect.hosts}
+        services = (kind for domain, kind in domains.items() if host == domain or host.endswith(f".{domain}"))
+        return cls(
+            root=server + base,
+            endpoint=server + path if path.endswith("/rerank") else None,
+            host=host,
+            service=next(services, None) if parts.scheme == "https" else None,
+            remembered=dict(parse_qsl(parts.fragment)),
+        )
+
+    def key(self, api_key: str | None) -> str | None:
+        """The key given, else that of the environment, which goes only to the service it is meant for."""
+        # Any index folder can name any address.
+        variables = DIALECTS[self.service].key_variables if self.service else ()
+        key = api_key or next((os.environ[variable] for variable in variables if os.environ.get(variable)), None)
+        if key is None and variables:
+            raise InputError(f"{self.host} needs a key. Set {variables[0]}, or give api_key=.")
+        if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
+            raise InputError("api_key must be printable ASCII without spaces (not shown). Strip it.")
+        return key
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What is known of the server at an address."""
+
+    kind: str
+    endpoint: str
+    model: str | None = None
+    batch_size: int | None = None
+    dtype: str | None = None
+    max_tokens: int | None = None
+
+    def source(self, scores: str) -> str:
+        """A URL that opens the same scorer again."""
+        remembered = {"kind": self.kind}
+        if self.model is not None and DIALECTS[self.kind].names_model:
+            remembered["model"] = self.model
+        if scores != "auto":
+            remembered["scores"] = scores
+        return f"{self.endpoint}#{urlencode(remembered, quote_via=quote, safe='/')}"
+
+
+async def find_server(
+    get: Callable[[str], Awaitable[Any]], address: Address, *, kind: str | None, model: str | None
+) -> Server:
+    """What the server says of itself, else what the address says; `get` gives the JSON at a URL, or None."""
+    info = await get(f"{address.root}/info") if kind in (None, "tei") else None
+    if isinstance(info, dict) and "max_client_batch_size" in info:
+        task, limit = info.get("model_type"), info["max_client_batch_size"]
+        if isinstance(task, dict) and "reranker" not in task:
+            raise InputError(
+                f"{address.root} serves {info.get('model_id')!r} for {', '.join(task)}, not as a reranker."
+            )
+        return Server(
+            "tei",
+            address.endpoint or address.root + DIALECTS["tei"].path,
+            model=_one_model([str(info.get("model_id"))], model, address),
+            batch_size=limit if isinstance(limit, int) and limit > 0 else None,
+            dtype=info.get("model_dtype"),
+            max_tokens=info.get("max_input_length"),
+        )
+    if kind is None or (kind in _OWNERS and model is None):
+        for root in (f"{address.root}/v1", address.root):
+            listing = await get(f"{root}/models")
+            entries = listing.get("data") if isinstance(listing, dict) else None
+            models = [entry for entry in entries or [] if isinstance(entry, dict) and "id" in entry]
+            owner = kind or next((entry["owned_by"] for entry in models if entry.get("owned_by") in _OWNERS), None)
+            if models and owner:
+                name = _one_model([str(entry["id"]) for entry in models], model, address)
+                return Server(owner, address.endpoint or f"{root}/rerank", name)
+    if kind is None:
+        raise InputError(
+            f"The server at {address.root} does not say what kind of rerank server it is (tried: /info, /models). "
+            f"Give kind=, one of {', '.join(DIALECTS)}."
+        )
+    return Server(kind, address.endpoint or address.root + DIALECTS[kind].path, model)
+
+
+def _one_model(served: list[str], model: str | None, address: Address) -> str:
+    if model is None and len(served) == 1:
+        return served[0]
+    if model is None or model not in served:
+        raise UnknownName(
+            f"model must be one that {address.root} serves: {', '.join(map(repr, served))}; got {model!r}."
+        )
+    return model
