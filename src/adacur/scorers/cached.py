@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
-import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from adacur.core.arrays import FloatArray
-from adacur.core.budget import is_whole
 from adacur.core.errors import AdacurError, InputError
 from adacur.core.protocols import Scorer, ScorerCard
 from adacur.core.records import Item, Pair, Query
@@ -47,28 +43,22 @@ class Cached:
     ids or metadata.
 
     `hits` counts answers that cost nothing, `misses` the pairs that the scorer was called for. Scores are stored after
-    every `save_every` pairs at most; that is what a crash can lose. Scores that cannot be stored (a full disk) are
-    returned all the same, with a `CacheWarning`. Callers that need one unknown pair at the same time wait for one call.
+    every 16,384 pairs at most; that is what a crash can lose. Scores that cannot be stored (a full disk) are returned
+    all the same, with a `CacheWarning`. Callers that need one unknown pair at the same moment may each pay for it.
     """
 
-    def __init__(
-        self, scorer: Scorer, path: str | Path, *, key: str | None = None, save_every: int = _SAVE_EVERY
-    ) -> None:
+    def __init__(self, scorer: Scorer, path: str | Path, *, key: str | None = None) -> None:
         if not isinstance(scorer, Scorer):
             raise InputError(
                 f"Cached wraps a scorer; got {type(scorer).__name__}. Open it first: Cached(adacur.scorer(…), path)."
             )
-        if not is_whole(save_every) or save_every < 1:
-            raise InputError(f"save_every must be a whole number of pairs, at least 1; got {save_every!r}.")
         self.scorer = scorer
         self.path = Path(path)
         self.hits = 0
         self.misses = 0
-        self._save_every = save_every
         self._sees_ids = scorer.card.backend in _SEE_IDS
         self._file = ScoreFile(self.path, identity=_identity(scorer, key))
         self._lock = threading.Lock()
-        self._claims: dict[bytes, _Claim] = {}
 
     @property
     def card(self) -> ScorerCard:
@@ -86,29 +76,20 @@ class Cached:
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
-        call = _Call(self._keys(pairs), pairs)
-        for missing in call.parts(self._save_every):
-            while missing := self._look_up(call, missing):
-                with self._claimed(missing, by_thread=True) as (mine, others):
-                    # A claim that ended just now has stored its scores since the look-up.
-                    if unknown := self._look_up(call, mine):
-                        self._keep(call, unknown, self.scorer.score(call.pairs_of(unknown)))
-                for claim in others:
-                    claim.done.result()
-        return self._answered(call)
+        keys = self._keys(pairs)
+        scores = self._file.find(list(dict.fromkeys(keys)))
+        for part in self._unknown(keys, pairs, scores):
+            self._keep(part, self.scorer.score(list(part.values())), scores)
+        return _in_order(scores, keys)
 
     async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order; look-ups run in a thread."""
-        call = _Call(await asyncio.to_thread(self._keys, pairs), pairs)
-        for missing in call.parts(self._save_every):
-            while missing := await asyncio.to_thread(self._look_up, call, missing):
-                with self._claimed(missing, by_thread=False) as (mine, others):
-                    if unknown := await asyncio.to_thread(self._look_up, call, mine):
-                        scores = await ascore(self.scorer, call.pairs_of(unknown))
-                        await asyncio.to_thread(self._keep, call, unknown, scores)
-                for claim in others:
-                    await asyncio.wrap_future(claim.done)
-        return self._answered(call)
+        keys = await asyncio.to_thread(self._keys, pairs)
+        scores = await asyncio.to_thread(self._file.find, list(dict.fromkeys(keys)))
+        for part in self._unknown(keys, pairs, scores):
+            answers = await ascore(self.scorer, list(part.values()))
+            await asyncio.to_thread(self._keep, part, answers, scores)
+        return _in_order(scores, keys)
 
     def count(self) -> int:
         """The number of scores of this scorer in the file."""
@@ -117,11 +98,6 @@ class Cached:
     def clear(self) -> None:
         """Forget the scores of this scorer; those of others stay."""
         self._file.clear()
-
-    def reset(self) -> None:
-        """Count hits and misses from zero again."""
-        with self._lock:
-            self.hits = self.misses = 0
 
     def close(self) -> None:
         """Close the scorer, if it can be closed, and the file, which the next look-up would open again."""
@@ -146,89 +122,34 @@ class Cached:
 
         return [key(b"query", query) + key(b"item", item) for query, item in pairs]
 
-    def _look_up(self, call: _Call, keys: Sequence[bytes]) -> list[bytes]:
-        """Add what the file knows to the call; the keys that are still unknown."""
-        unknown = [key for key in keys if key not in call.scores]
-        if unknown:
-            call.scores |= self._file.find(unknown)
-        return [key for key in unknown if key not in call.scores]
-
-    def _keep(self, call: _Call, keys: list[bytes], answers: FloatArray) -> None:
-        scores = check_scores(answers, call.pairs_of(keys))
-        call.paid += len(keys)
+    def _unknown(
+        self, keys: Sequence[bytes], pairs: Sequence[Pair], scores: Mapping[bytes, np.floating]
+    ) -> list[dict[bytes, Pair]]:
+        """The pairs without a score, each once and by key, in parts that are scored and stored together."""
+        unknown = {key: pair for key, pair in zip(keys, pairs, strict=True) if key not in scores}
         with self._lock:
-            self.misses += len(keys)
+            self.hits += len(keys) - len(unknown)
+        entries = list(unknown.items())
+        return [dict(entries[start : start + _SAVE_EVERY]) for start in range(0, len(entries), _SAVE_EVERY)]
+
+    def _keep(self, part: Mapping[bytes, Pair], answers: FloatArray, scores: dict[bytes, np.floating]) -> None:
+        """Add the answers for these pairs to `scores`, and to the file."""
+        paid = check_scores(answers, list(part.values()))
+        with self._lock:
+            self.misses += len(part)
         try:
-            self._file.add(keys, scores)
+            self._file.add(list(part), paid)
         except AdacurError as error:
             # Paid for and correct: the answer goes to the caller whatever becomes of the copy.
             warnings.warn(
-                f"{len(keys)} scores were not stored and will be paid for again. {error}", CacheWarning, stacklevel=3
+                f"{len(part)} scores were not stored and will be paid for again. {error}", CacheWarning, stacklevel=3
             )
-        call.scores |= zip(keys, scores, strict=True)
-
-    def _answered(self, call: _Call) -> FloatArray:
-        with self._lock:
-            self.hits += len(call.keys) - call.paid
-        # The widest type among the scores holds them all without a change.
-        return np.array([call.scores[key] for key in call.keys])
-
-    @contextlib.contextmanager
-    def _claimed(self, keys: Sequence[bytes], *, by_thread: bool) -> Iterator[tuple[list[bytes], set[_Claim]]]:
-        """Claim keys for a call of the scorer; yields those, and the claims of other callers to wait for afterwards."""
-        claim = _Claim(by_thread)
-        mine: list[bytes] = []
-        others: set[_Claim] = set()
-        # A coroutine may need this very thread, or the last of a pool, to go on: better to pay twice than to hang.
-        waits_for_coroutines = not by_thread
-        waits_for_threads = not by_thread or not _in_event_loop()
-        with self._lock:
-            for key in keys:
-                holder = self._claims.setdefault(key, claim)
-                if holder.process != claim.process:
-                    # A forked child inherits claims that will never end there.
-                    holder = self._claims[key] = claim
-                waits = waits_for_threads if holder.by_thread else waits_for_coroutines
-                if holder is claim or not waits:
-                    mine.append(key)
-                else:
-                    others.add(holder)
-        try:
-            yield mine, others
-        finally:
-            with self._lock:
-                for key in mine:
-                    if self._claims.get(key) is claim:
-                        del self._claims[key]
-            claim.done.set_result(None)
+        scores |= zip(part, paid, strict=True)
 
 
-class _Claim:
-    """A call of the scorer that is under way for some keys."""
-
-    def __init__(self, by_thread: bool) -> None:
-        self.by_thread = by_thread
-        self.process = os.getpid()
-        self.done: Future[None] = Future()
-        # A running future cannot be cancelled by one of those who wait for it.
-        self.done.set_running_or_notify_cancel()
-
-
-class _Call:
-    """What one call of `Cached` needs and what it knows so far; `paid` counts scores that cost a call."""
-
-    def __init__(self, keys: Sequence[bytes], pairs: Sequence[Pair]) -> None:
-        self.keys = keys
-        self.scores: dict[bytes, np.floating] = {}
-        self.paid = 0
-        self._pair_of = dict(zip(keys, pairs, strict=True))
-
-    def parts(self, size: int) -> Iterator[list[bytes]]:
-        distinct = list(self._pair_of)
-        return (distinct[start : start + size] for start in range(0, len(distinct), size))
-
-    def pairs_of(self, keys: Sequence[bytes]) -> list[Pair]:
-        return [self._pair_of[key] for key in keys]
+def _in_order(scores: Mapping[bytes, np.floating], keys: Sequence[bytes]) -> FloatArray:
+    # The widest type among the scores holds them all without a change.
+    return np.array([scores[key] for key in keys])
 
 
 def past_cache(scorer: Scorer) -> Scorer:
@@ -259,11 +180,3 @@ def _identity(scorer: Scorer, key: str | None) -> str:
         # They identify a model, wherever it lies and whatever its folder is called.
         del fields["name"], fields["source"]
     return json.dumps(fields | {"key": key}, sort_keys=True)
-
-
-def _in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -7,7 +7,6 @@ import hashlib
 import os
 import sqlite3
 import threading
-import time
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,18 +29,7 @@ _SCHEMA = (
     f"PRAGMA user_version = {_VERSION}",
 )
 _DIGEST = 16
-# One statement for thousands of keys, whatever the limit of bound parameters: they are joined into one blob.
-_NUMBERS = "WITH RECURSIVE numbers(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers WHERE n + 1 < ?2)"
-_QUERY = f"substr(?1, {2 * _DIGEST} * n + 1, {_DIGEST})"
-_ITEM = f"substr(?1, {2 * _DIGEST} * n + {_DIGEST + 1}, {_DIGEST})"
-_FIND = f"""
-{_NUMBERS} SELECT n, score FROM numbers CROSS JOIN scores
-WHERE scorer = ?3 AND query = {_QUERY} AND item = {_ITEM}
-"""
-_ADD = f"""
-{_NUMBERS} INSERT OR IGNORE INTO scores SELECT ?3, {_QUERY}, {_ITEM}, substr(?4, ?5 * n + 1, ?5) FROM numbers
-"""
-_KEYS_PER_LOOK_UP = 8192
+_KEYS_PER_LOOK_UP = 1000
 _SECONDS_TO_WAIT = 60.0
 _CACHE_BYTES = 64 * 2**20
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
@@ -71,24 +59,30 @@ class ScoreFile:
         """The scores of those keys that have one, in the floating types in which they were stored."""
         scores: dict[bytes, np.floating] = {}
         for start in range(0, len(keys), _KEYS_PER_LOOK_UP):
-            part = keys[start : start + _KEYS_PER_LOOK_UP]
+            halves = [
+                half for key in keys[start : start + _KEYS_PER_LOOK_UP] for half in (key[:_DIGEST], key[_DIGEST:])
+            ]
+            values = ", ".join(["(?, ?)"] * (len(halves) // 2))
+            find = f"SELECT query, item, score FROM scores WHERE scorer = ? AND (query, item) IN (VALUES {values})"
             with self._connected() as connection:
-                rows = connection.execute(_FIND, (b"".join(part), len(part), self._scorer)).fetchall()
-            for number, score in rows:
+                rows = connection.execute(find, (self._scorer, *halves)).fetchall()
+            for query, item, score in rows:
                 # SQLite lets a column of bytes hold a text.
-                if not isinstance(score, bytes) or len(score) not in (2, 4, 8):
+                if not isinstance(score, bytes):
                     raise FileFormatError(f"{self._path} holds a score that is not a number. Give another path.")
-                scores[part[number]] = np.frombuffer(score, dtype=f"<f{len(score)}")[0]
+                scores[query + item] = np.frombuffer(score, dtype=f"<f{len(score)}")[0]
         return scores
 
     def add(self, keys: Sequence[bytes], scores: FloatArray) -> None:
         """Store one score per key, all or none; scores that another process stored first stay."""
+        values = scores.astype(scores.dtype.newbyteorder("<"))
         # In the order of the table, so that each of its pages is visited once.
-        order = sorted(range(len(keys)), key=keys.__getitem__)
-        size = scores.dtype.itemsize
-        joined = scores[order].astype(f"<f{size}").tobytes()
+        rows = sorted(
+            (self._scorer, key[:_DIGEST], key[_DIGEST:], value.tobytes())
+            for key, value in zip(keys, values, strict=True)
+        )
         with self._connected() as connection, _transaction(connection):
-            connection.execute(_ADD, (b"".join(keys[at] for at in order), len(keys), self._scorer, joined, size))
+            connection.executemany("INSERT OR IGNORE INTO scores VALUES (?, ?, ?, ?)", rows)
 
     def count(self) -> int:
         with self._connected() as connection:
@@ -133,7 +127,9 @@ class ScoreFile:
         )
         try:
             self._create_tables(connection)
-            _write_ahead(connection)
+            # Readers and a writer work at once. Where another process is at it in this moment, it sets it for both.
+            with contextlib.suppress(sqlite3.OperationalError):
+                connection.execute("PRAGMA journal_mode = WAL")
             # The newest scores may be lost in a power cut, never in a crash, and the file stays whole in both.
             connection.execute("PRAGMA synchronous = NORMAL")
             # SQLite's default of 2 MB would be read over and over where keys are hashes.
@@ -186,15 +182,12 @@ class ScoreFile:
         code = getattr(error, "sqlite_errorcode", 0)
         if code in _FULL:
             return StorageFull(f"The disk of the score cache {self._path} is full: {error}. Free some space.")
-        kind, advice = {
-            sqlite3.SQLITE_NOTADB: (FileFormatError, "It is not a score cache. Give another path."),
-            sqlite3.SQLITE_CORRUPT: (FileFormatError, "It is damaged. Delete it, or give another path."),
-            sqlite3.SQLITE_BUSY: (
-                InputError,
-                f"Another process held it for over {_SECONDS_TO_WAIT:.0f} s. Try again, or give each process its file.",
-            ),
-        }.get(code & 0xFF, (InputError, "It must be a file in an existing folder that can be written to."))
-        return kind(f"The score cache {self._path} cannot be used: {error}. {advice}")
+        if code & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            return FileFormatError(f"{self._path} is not a score cache, or damaged: {error}. Give another path.")
+        advice = "It must be a file in an existing folder that can be written to."
+        if code & 0xFF == sqlite3.SQLITE_BUSY:
+            advice = f"Another process held it for over {_SECONDS_TO_WAIT:.0f} s. Try again."
+        return InputError(f"The score cache {self._path} cannot be used: {error}. {advice}")
 
 
 @contextlib.contextmanager
@@ -207,16 +200,3 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
         # SQLite rolls back on some errors by itself, a full disk among them.
         if connection.in_transaction:
             connection.execute("ROLLBACK")
-
-
-def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Let readers and a writer work at once. This is the one statement that does not wait for its turn by itself."""
-    give_up = time.monotonic() + _SECONDS_TO_WAIT
-    while connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
-                raise
-            time.sleep(0.01)

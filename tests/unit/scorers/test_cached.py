@@ -107,8 +107,6 @@ def test_hits_and_misses_add_up_to_the_pairs_answered(path) -> None:
     assert (cached.hits, cached.misses) == (5, 4)
     asyncio.run(cached.ascore(PAIRS[:8]))
     assert (cached.hits, cached.misses, cached.hit_rate) == (9, 8, 9 / 17)
-    cached.reset()
-    assert (cached.hits, cached.misses) == (0, 0)
 
 
 def test_metered_outside_counts_answers_and_inside_what_was_paid(path) -> None:
@@ -131,13 +129,15 @@ def test_no_pairs_cost_nothing(path) -> None:
     assert (scorer.calls, cached.hits, cached.misses) == ([], 0, 0)
 
 
-def test_scores_are_stored_after_every_few_pairs(path) -> None:
+def test_scores_are_stored_after_every_few_pairs(path, monkeypatch) -> None:
+    monkeypatch.setattr("adacur.scorers.cached._SAVE_EVERY", 50)
+
     def dies_at_last(pairs):
         if ("question 5", "text 39") in pairs:
             raise RuntimeError("out of service")
         return values(pairs)
 
-    cached = Cached(Recording(function=dies_at_last), path, save_every=50)
+    cached = Cached(Recording(function=dies_at_last), path)
     with pytest.raises(RuntimeError):
         cached.score(PAIRS)
     assert cached.count() == cached.misses == 200
@@ -147,12 +147,6 @@ def test_scores_are_stored_after_every_few_pairs(path) -> None:
     cached.scorer.function = values
     assert cached.score(PAIRS).tolist() == np.array(truth(), dtype="float32").tolist()
     assert len(cached.scorer.calls[-1]) <= 50
-
-
-@pytest.mark.parametrize("save_every", [0, -1, 2.5, None])
-def test_a_save_point_that_counts_nothing_is_refused(path, save_every) -> None:
-    with pytest.raises(InputError, match="save_every"):
-        Cached(Recording(), path, save_every=save_every)
 
 
 # --- what is kept
@@ -340,9 +334,10 @@ def test_closing_closes_the_scorer_and_what_is_known_can_still_be_read(path) -> 
 
 
 @pytest.mark.parametrize("save_every", [1, 37, 16_384])
-def test_a_grid_never_asks_for_a_pair_that_is_known(path, save_every) -> None:
+def test_a_grid_never_asks_for_a_pair_that_is_known(path, save_every, monkeypatch) -> None:
+    monkeypatch.setattr("adacur.scorers.cached._SAVE_EVERY", save_every)
     scorer = Recording()
-    cached = Cached(scorer, path, save_every=save_every)
+    cached = Cached(scorer, path)
     cached.score([PAIRS[at] for at in np.random.default_rng(0).permutation(len(PAIRS))[:100]])
     grid = score_grid(cached, QUERIES, ITEMS)
     assert grid.ravel().tolist() == np.array(truth(), dtype="float32").tolist()
@@ -352,7 +347,7 @@ def test_a_grid_never_asks_for_a_pair_that_is_known(path, save_every) -> None:
 # --- threads and coroutines
 
 
-def test_eight_threads_get_the_right_answers_and_pay_once(path) -> None:
+def test_eight_threads_get_the_right_answers(path) -> None:
     started = threading.Barrier(8)
 
     def slowly(asked):
@@ -374,145 +369,9 @@ def test_eight_threads_get_the_right_answers_and_pay_once(path) -> None:
         for answers in threads.map(work, range(8)):
             for pairs, scores in answers:
                 assert scores == np.array(truth(pairs), dtype="float32").tolist()
-    assert len(scorer.asked) == len(PAIRS) == cached.misses
-    assert cached.hits == 7 * len(PAIRS)
-
-
-def test_a_score_that_another_stored_between_look_up_and_claim_is_not_paid_again(path) -> None:
-    scorer = Recording()
-    cached = Cached(scorer, path)
-    find = cached._file.find
-
-    def find_late(keys):
-        found = find(keys)
-        cached._file.find = find
-        cached.score(PAIRS[:5])
-        return found
-
-    cached._file.find = find_late
-    assert cached.score(PAIRS[:8]).tolist() == np.array(truth(PAIRS[:8]), dtype="float32").tolist()
-    assert len(scorer.asked) == len(set(scorer.asked)) == 8
-
-
-def test_tasks_that_want_the_same_pair_wait_for_one_answer(path) -> None:
-    calls = []
-
-    async def slowly(pairs):
-        calls.append(pairs)
-        await asyncio.sleep(0.02)
-        return values(pairs)
-
-    cached = Cached(FunctionScorer(slowly), path)
-
-    async def everyone():
-        return await asyncio.gather(*(cached.ascore(PAIRS[n : n + 100]) for n in range(0, 140, 20)))
-
-    for n, scores in zip(range(0, 140, 20), asyncio.run(everyone()), strict=True):
-        assert scores.tolist() == truth(PAIRS[n : n + 100])
-    asked = [pair for call in calls for pair in call]
-    assert len(asked) == len(set(asked)) == 220
-
-
-def test_those_who_wait_ask_themselves_when_the_asker_fails_or_is_cancelled(path) -> None:
-    asking = threading.Semaphore(0)
-    proceed = threading.Event()
-    fails = iter([True])
-
-    def first_fails(asked):
-        if next(fails, False):
-            asking.release()
-            proceed.wait(30)
-            raise RuntimeError("out of service")
-        return values(asked)
-
-    cached = Cached(Recording(function=first_fails), path)
-    with ThreadPoolExecutor(2) as threads:
-        failing = threads.submit(cached.score, PAIRS)
-        asking.acquire()
-        waiting = threads.submit(cached.score, PAIRS[10:30])
-        proceed.set()
-        with pytest.raises(RuntimeError):
-            failing.result(30)
-        assert waiting.result(30).tolist() == np.array(truth(PAIRS[10:30]), dtype="float32").tolist()
-
-    async def never(pairs):
-        await asyncio.sleep(3600)
-
-    async def cancel():
-        other = Cached(FunctionScorer(never, name="never"), path)
-        first, second = (asyncio.create_task(other.ascore(PAIRS)) for _ in range(2))
-        await asyncio.sleep(0.1)
-        # The one who waits first: it must not take the claim of the other with it.
-        second.cancel()
-        await asyncio.gather(second, return_exceptions=True)
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
-        assert first.cancelled()
-        assert second.cancelled()
-        other.scorer = FunctionScorer(values)
-        return await other.ascore(PAIRS)
-
-    assert asyncio.run(cancel()).tolist() == truth()
-
-
-def test_a_blocking_call_inside_an_event_loop_does_not_wait_for_a_task_of_that_loop(path) -> None:
-    async def slowly(pairs):
-        await asyncio.sleep(0.05)
-        return values(pairs)
-
-    cached = Cached(FunctionScorer(slowly), path)
-
-    async def mixed():
-        task = asyncio.create_task(cached.ascore(PAIRS))
-        await asyncio.sleep(0.02)
-        return cached.score(PAIRS), await task
-
-    for scores in asyncio.run(asyncio.wait_for(mixed(), 30)):
-        assert scores.tolist() == truth()
-
-
-def test_a_blocking_call_inside_an_event_loop_does_not_wait_for_a_thread_that_needs_it(path) -> None:
-    loop = asyncio.new_event_loop()
-    runner = threading.Thread(target=loop.run_forever, daemon=True)
-    runner.start()
-    asked = threading.Event()
-
-    async def slowly(pairs):
-        asked.set()
-        await asyncio.sleep(0.1)
-        return values(pairs)
-
-    def on_the_loop(pairs):
-        # Asked on the loop itself, it answers at once.
-        if threading.current_thread() is runner:
-            return values(pairs)
-        return asyncio.run_coroutine_threadsafe(slowly(pairs), loop).result()
-
-    cached = Cached(FunctionScorer(on_the_loop), path, key="k")
-
-    async def blocking():
-        return cached.score(PAIRS)
-
-    other = threading.Thread(target=cached.score, args=(PAIRS,), daemon=True)
-    other.start()
-    assert asked.wait(30)
-    assert asyncio.run_coroutine_threadsafe(blocking(), loop).result(30).tolist() == truth()
-    other.join()
-    loop.call_soon_threadsafe(loop.stop)
-    runner.join()
-    loop.close()
-
-
-def test_threads_of_a_small_pool_do_not_wait_for_a_task_that_needs_the_pool(path) -> None:
-    cached = Cached(FunctionScorer(lambda pairs: time.sleep(0.02) or values(pairs)), path)
-
-    async def mixed():
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-        calls = [cached.ascore(PAIRS), *(asyncio.to_thread(cached.score, PAIRS) for _ in range(3))]
-        return await asyncio.gather(*calls)
-
-    for scores in asyncio.run(asyncio.wait_for(mixed(), 30)):
-        assert scores.tolist() == truth()
+    assert cached.count() == len(PAIRS)
+    assert cached.hits + cached.misses == 8 * len(PAIRS)
+    assert len(scorer.asked) == cached.misses
 
 
 def test_looking_up_does_not_hold_the_event_loop(path) -> None:
@@ -529,7 +388,7 @@ def test_looking_up_does_not_hold_the_event_loop(path) -> None:
 
 
 def fill(path, seed, answered) -> None:
-    cached = Cached(FunctionScorer(values, name="f", source="s"), path, key="k", save_every=20)
+    cached = Cached(FunctionScorer(values, name="f", source="s"), path, key="k")
     order = np.random.default_rng(seed).permutation(len(PAIRS))
     pairs = [PAIRS[at] for at in order]
     answered.put(cached.score(pairs).tolist() == truth(pairs))
@@ -570,7 +429,7 @@ from adacur.scorers import Cached, FunctionScorer
 def values(pairs):
     return [zlib.crc32(f"{query}\\0{item}".encode()) / 2**28 - 8 for query, item in pairs]
 
-cached = Cached(FunctionScorer(values, name="f"), sys.argv[1], key="k", save_every=500)
+cached = Cached(FunctionScorer(values, name="f"), sys.argv[1], key="k")
 query = Query("q", "question")
 for start in range(0, 10**9, 500):
     cached.score([(query, Item("i", f"text {n}")) for n in range(start, start + 500)])
@@ -745,12 +604,12 @@ def fill_up(cached: Cached) -> None:
 
 def test_scores_that_do_not_fit_are_answered_with_a_warning_and_nothing_stored_is_lost(path) -> None:
     scorer = Recording()
-    cached = Cached(scorer, path, save_every=1000)
+    cached = Cached(scorer, path)
     cached.score(PAIRS[:20])
     fill_up(cached)
     many = [(Query("q", "many"), Item("i", f"text {n}")) for n in range(3000)]
     for _ in range(2):
-        with pytest.warns(CacheWarning, match="1000 scores"):
+        with pytest.warns(CacheWarning, match="3000 scores"):
             scores = cached.score([*many, *many])
         assert scores.tolist() == np.array(truth(many) * 2, dtype="float32").tolist()
     # Not one pair twice in a call, stored or not.
@@ -770,9 +629,10 @@ TINY_DISK = """
 import subprocess, sys, warnings
 from adacur.core.errors import StorageFull
 from adacur.core.records import Item, Query
-from adacur.scorers import Cached, FunctionScorer
+from adacur.scorers import Cached, FunctionScorer, cached as module
 from adacur.scorers.cached import CacheWarning
 
+module._SAVE_EVERY = 1000
 disk = sys.argv[1]
 def mount(option):
     subprocess.run(["mount", "-t", "tmpfs", "-o", option, "none", disk], check=True)
@@ -781,8 +641,7 @@ pairs = [(Query("q", "question"), Item("i", "x" * n)) for n in range(8000)]
 for size in sys.argv[2:]:
     mount(f"size={size}k")
     try:
-        cached = Cached(FunctionScorer(lambda pairs: [float(len(item)) for _, item in pairs], name="f"), disk + "/c",
-                        save_every=1000)
+        cached = Cached(FunctionScorer(lambda pairs: [float(len(item)) for _, item in pairs], name="f"), disk + "/c")
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             assert cached.score(pairs).tolist() == [float(n) for n in range(8000)]
@@ -790,7 +649,7 @@ for size in sys.argv[2:]:
         mount("remount,size=8m")
         stored = cached.count()
         assert stored % 1000 == 0
-        cached.reset()
+        cached.misses = 0
         assert cached.score(pairs).tolist() == [float(n) for n in range(8000)]
         assert cached.misses == 8000 - stored
         cached.close()
