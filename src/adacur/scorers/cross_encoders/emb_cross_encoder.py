@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from adacur.core.budget import is_whole
 from adacur.core.errors import FileFormatError, InputError
 from adacur.core.extras import require
 from adacur.scorers.cross_encoders.checkpoints import check_is_fast, checkpoint_folder, quiet, written_whole
@@ -17,29 +16,20 @@ from adacur.scorers.cross_encoders.weights import json_in
 __all__ = ["EmbHead", "load_emb_cross_encoder", "make_emb_cross_encoder", "save_emb_cross_encoder"]
 
 _KEY = "adacur_emb_head"
+_NO_LONGER = "item_position"
 
 
 @dataclass(frozen=True, slots=True)
 class EmbHead:
-    """Scores are mean(h[query_start], h[query_end]) · h[item]: dot products of the vectors of tags in the pair.
-
-    `item_position` is where every item begins, as in checkpoints that had their query side padded to that many tokens
-    (the paper's authors: 128); None where an item follows its query.
-    """
+    """Scores are mean(h[query_start], h[query_end]) · h[item]: dot products of the vectors of tags in the pair."""
 
     query_start: str = "[unused0]"
     query_end: str = "[unused1]"
     item: str = "[unused2]"
-    item_position: int | None = None
 
     def __post_init__(self) -> None:
         if not all(isinstance(tag, str) and tag.strip() for tag in self.tags) or len(set(self.tags)) < 3:
             raise InputError(f"The tags of an [EMB] head are three different words; got {self.tags}.")
-        if self.item_position is not None and not (is_whole(self.item_position) and self.item_position >= 8):
-            raise InputError(
-                f"item_position must be a whole number of at least 8, which leaves space for a query, or None; got "
-                f"{self.item_position!r}."
-            )
 
     @property
     def tags(self) -> tuple[str, str, str]:
@@ -51,15 +41,19 @@ class EmbHead:
         if _KEY not in config:
             return None
         try:
-            return cls(**config[_KEY])
-        except (TypeError, InputError) as error:
+            tags = dict(config[_KEY])
+            if tags.pop(_NO_LONGER, None) is not None:
+                raise InputError(f"{_NO_LONGER} must be null: padding between query and item is no longer supported")
+            return cls(**tags)
+        except (TypeError, ValueError) as error:
             raise FileFormatError(
                 f"{_KEY!r} in config.json is not an [EMB] head: {config[_KEY]!r} ({error})."
             ) from error
 
     def to_config(self) -> dict[str, Any]:
         """What a model's config.json says of it."""
-        return {_KEY: asdict(self)}
+        # The key of before stays: the fingerprint of a model is made of this too.
+        return {_KEY: asdict(self) | {_NO_LONGER: None}}
 
 
 _PAPER_HEAD = EmbHead()
@@ -170,11 +164,6 @@ def _add_embeddings(body: Any, n_tokens: int) -> None:
 def _module(tokenizer: Any, body: Any, head: EmbHead, folder: Path) -> Any:
     from adacur.scorers.cross_encoders.emb_module import EmbCrossEncoder
 
-    if head.item_position is not None and "token_type_ids" not in tokenizer.model_input_names:
-        raise InputError(
-            f"item_position={head.item_position} needs token types, which tell where an item begins; the tokenizer in "
-            f"{folder} makes none. Use item_position=None."
-        )
     start, end, item = (tokenizer.convert_tokens_to_ids(tag) for tag in head.tags)
     rows = body.get_input_embeddings().weight.shape[0]
     if max(start, end, item) >= rows:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from adacur.core.errors import InputError
 from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead
 
 __all__ = ["EmbCrossEncoder", "tag_scores"]
@@ -29,15 +28,7 @@ class EmbCrossEncoder(torch.nn.Module):  # type: ignore[misc]
 
     def __init__(self, body: Any, *, head: EmbHead, tag_ids: tuple[int, int, int]) -> None:
         super().__init__()
-        takes = inspect.signature(body.forward).parameters
-        self._takes_types = "token_type_ids" in takes
-        if head.item_position is not None and not (
-            self._takes_types and "position_ids" in takes and getattr(body.config, "type_vocab_size", 0) > 1
-        ):
-            raise InputError(
-                f"item_position={head.item_position} needs a model that takes token types and positions; "
-                f"{type(body).__name__} does not. Use item_position=None."
-            )
+        self._takes_types = "token_type_ids" in inspect.signature(body.forward).parameters
         self.base_model = body
         self.head = head
         self.tag_ids = tag_ids
@@ -51,17 +42,7 @@ class EmbCrossEncoder(torch.nn.Module):  # type: ignore[misc]
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if self._takes_types and token_type_ids is not None:
             inputs["token_type_ids"] = token_type_ids
-        if self.head.item_position is not None:
-            inputs["position_ids"] = self._positions(input_ids, token_type_ids, self.head.item_position)
         states = self.base_model(**inputs).last_hidden_state
         places = torch.stack([(input_ids == tag).long().argmax(1) for tag in self.tag_ids], 1)
         vectors = states.gather(1, places[:, :, None].expand(-1, -1, states.shape[2]))
         return SequenceClassifierOutput(logits=tag_scores(vectors)[:, None])
-
-    def _positions(self, input_ids: Any, token_type_ids: Any, item_position: int) -> Any:
-        if token_type_ids is None:
-            raise InputError(f"item_position={item_position} needs token_type_ids, which tell where the item begins.")
-        position = torch.arange(input_ids.shape[1], device=input_ids.device)[None, :]
-        is_item = token_type_ids == 1
-        item_start = is_item.long().argmax(1, keepdim=True)
-        return torch.where(is_item, position - item_start + item_position, position)

@@ -46,10 +46,8 @@ class PairBatches:
         self._item_lengths = self._sent(texts.item_lengths, torch.int64)
         self._space = self._sent(texts.space, torch.int64)
         self._suffix_length = len(template.suffix)
-        self._item_position: int | None = None
         self._query_tags: Any = None
         if texts.tags is not None:
-            self._item_position = texts.tags.item_position
             self._query_tags = self._sent(texts.tags.queries, torch.int64)
             self._item_tags = self._sent(texts.tags.items, torch.int64)
 
@@ -83,10 +81,7 @@ class PairBatches:
         pair = torch.repeat_interleave(lengths, output_size=n_tokens)
         place_in_pair = torch.arange(n_tokens, device=self._device) - starts[pair]
         place = self._place(place_in_pair, query[pair], item[pair], head_length[pair], item_length[pair])
-        position, read_rows = place_in_pair, starts[:, None]
-        if self._item_position is not None:
-            after_head = place_in_pair - head_length[pair]
-            position = torch.where(after_head < 0, place_in_pair, after_head + self._item_position)
+        read_rows = starts[:, None]
         if self._query_tags is not None:
             item_tags = head_length + torch.minimum(self._item_tags[item], item_length - 1)
             read_rows = read_rows + torch.cat((self._query_tags[query], item_tags[:, None]), 1)
@@ -95,7 +90,7 @@ class PairBatches:
         return PackedTokens(
             ids=pad(self._ids[place], filler, value=self._pad_id),
             types=pad(self._types[place], filler),
-            positions=pad(position, filler),
+            positions=pad(place_in_pair, filler),
             starts=pad(ends, (1, 0)).to(torch.int32),
             longest=int(self._lengths[start]),
             read_rows=read_rows,

@@ -105,14 +105,10 @@ class PairTemplate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TagPlaces:
-    """Where the tags of an [EMB] head stand: `queries` (queries, 2) counts in a pair, `items` in the tokens of an item.
-
-    `item_position` is the head's.
-    """
+    """Where the tags of an [EMB] head stand: `queries` (queries, 2) counts in a pair, `items` in an item's tokens."""
 
     queries: IntArray
     items: IntArray
-    item_position: int | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,19 +186,7 @@ class PairTokenizer:
         self.pad_id: int = (tokenizer.padding or {}).get("pad_id", 0)
         self.head = head
         self._tags = None if head is None else _tag_ids(self._tokenizer, head)
-        self._item_position = None if head is None else head.item_position
-        types = self.template.query_type, self.template.item_type
-        if self._item_position is not None and types != (0, 1):
-            raise InputError(
-                f"item_position={self._item_position} needs a tokenizer that marks a query by token type 0 and an item "
-                f"by 1; this one has {types}. Use item_position=None."
-            )
-        query_tokens = 1 if head is None else 3
-        least = LEAST_ITEM_TOKENS + (
-            self.template.n_special + query_tokens
-            if self._item_position is None
-            else self._item_position + len(self.template.suffix)
-        )
+        least = LEAST_ITEM_TOKENS + self.template.n_special + (1 if head is None else 3)
         if max_tokens < least:
             raise InputError(f"max_tokens must be at least {least} to hold a query and an item; got {max_tokens}.")
         least_item = 1 if head is None else 2
@@ -230,7 +214,7 @@ class PairTokenizer:
         if self._tags is not None:
             query_tokens, query_places = _queries_with_tags(queries, query_tokens, self._tags)
             item_tokens, item_places = _items_with_tag(item_tokens, self._tags[2], most=self.max_item_tokens)
-            tags = TagPlaces(len(self.template.prefix) + query_places, item_places, self._item_position)
+            tags = TagPlaces(len(self.template.prefix) + query_places, item_places)
         space = [self._space_beside(query, tokens) for query, tokens in zip(queries, query_tokens, strict=True)]
         return TokenTexts(
             template=self.template,
@@ -241,14 +225,6 @@ class PairTokenizer:
         )
 
     def _space_beside(self, query: Query, tokens: TokenArray) -> int:
-        if self._item_position is not None:
-            most = self._item_position - len(self.template.prefix) - len(self.template.middle)
-            if len(tokens) > most:
-                raise TextTooLong(
-                    f"An item begins at position {self._item_position} of this model, so a query may have {most} "
-                    f"tokens, its tags included; query {query.id!r} has {len(tokens)}. Shorten the query."
-                )
-            return self.max_tokens - self._item_position - len(self.template.suffix)
         space = self.max_tokens - self.template.n_special - len(tokens)
         if space < LEAST_ITEM_TOKENS:
             raise TextTooLong(

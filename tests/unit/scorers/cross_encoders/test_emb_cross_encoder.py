@@ -40,8 +40,8 @@ def folder(request, tmp_path_factory) -> Path:
     return tiny_emb(tmp_path_factory.mktemp("tiny") / request.param, request.param)
 
 
-def literally(folder: Path, pairs, *, max_length: int, inner: int | None = None) -> np.ndarray:
-    """The paper's formula over the vectors of plain transformers, pair by pair; `inner` pads the query side to that."""
+def literally(folder: Path, pairs, *, max_length: int) -> np.ndarray:
+    """The paper's formula over the vectors of plain transformers, pair by pair."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     body = transformers.AutoModel.from_pretrained(folder)
     start, end, item_tag = tokenizer.convert_tokens_to_ids([START, END, ITEM])
@@ -56,10 +56,6 @@ def literally(folder: Path, pairs, *, max_length: int, inner: int | None = None)
             ids = [*kept[:-1], item_tag, last] if item_tag not in kept else [*kept, last]
             types = types[:max_length]
         mask = [1] * len(ids)
-        if inner is not None:
-            head = types.index(1)
-            gap = [0] * (inner - head)
-            ids, types, mask = (row[:head] + gap + row[head:] for row in (ids, types, mask))
         fed = {"input_ids": torch.tensor([ids]), "attention_mask": torch.tensor([mask])}
         if "token_type_ids" in tokenizer.model_input_names:
             fed["token_type_ids"] = torch.tensor([types])
@@ -102,39 +98,6 @@ def test_a_large_grid_in_parts_keeps_each_items_tag(folder, monkeypatch) -> None
         whole = opened.score_grid(QUERIES, items)
         monkeypatch.setattr("adacur.scorers.cross_encoders.torch._PAIRS_AT_ONCE", 3 * len(QUERIES))
         np.testing.assert_allclose(opened.score_grid(QUERIES, items), whole, atol=1e-5)
-
-
-def test_items_that_begin_at_a_position_score_as_behind_a_padded_query(tmp_path) -> None:
-    folder = tiny_emb(tmp_path / "bert", item_position=20)
-    pairs = [pair for pair in PAIRS + TAGGED if pair[0].id != "long"]
-    expected = literally(folder, pairs, max_length=64, inner=20)
-    assert np.ptp(expected) > 1
-    with TorchCrossEncoder(folder, device="cpu") as opened:
-        packed = opened.score(pairs)
-        tokens = opened._tokens.pairs(pairs)
-    np.testing.assert_allclose(packed, expected, atol=1e-5, rtol=1e-6)
-    _, module = load_emb_cross_encoder(folder)
-    inputs = tokens.padded(range(len(pairs)), pad_id=0)
-    with torch.inference_mode():
-        logits = module(**{name: torch.from_numpy(rows) for name, rows in inputs.items()}).logits
-    np.testing.assert_allclose(logits[:, 0], expected, atol=1e-5, rtol=1e-6)
-    following = load_emb_cross_encoder(tiny_emb(tmp_path / "following"))[1]
-    with torch.inference_mode():
-        elsewhere = following(**{name: torch.from_numpy(rows) for name, rows in inputs.items()}).logits
-    assert np.abs(elsewhere[:, 0].numpy() - expected).max() > 0.1
-    with pytest.raises(InputError, match="token_type_ids"):
-        module(torch.ones(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.long))
-
-
-@pytest.mark.parametrize("style", ["roberta", "distilbert"])
-def test_a_position_for_items_needs_token_types(style, tmp_path) -> None:
-    with pytest.raises(InputError, match="item_position=20"):
-        tiny_emb(tmp_path, style, item_position=20)
-    config = tmp_path / "base" / "tokenizer_config.json"
-    names = ["input_ids", "token_type_ids", "attention_mask"]
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_input_names": names}))
-    with pytest.raises(InputError, match="item_position=20"):
-        make_emb_cross_encoder(tmp_path / "base", head=EmbHead(item_position=20), add_tags=True)
 
 
 def test_the_body_may_be_halved_and_the_score_is_not(folder) -> None:
@@ -231,14 +194,14 @@ def test_a_sentence_transformers_folder_serves_as_base(tmp_path) -> None:
 def test_another_head_over_the_same_weights_has_another_card(tmp_path) -> None:
     folder = tiny_emb(tmp_path)
     cards = []
-    for change in ({}, {"item_position": 20}, {"item": "w3"}, {"item_position": None, "item": ITEM}):
+    for change in ({}, {"item": "w3"}, {"item": ITEM, "item_position": None}):
         config = json.loads((folder / "config.json").read_text())
         config["adacur_emb_head"] |= change
         (folder / "config.json").write_text(json.dumps(config))
         with TorchCrossEncoder(folder, device="cpu") as opened:
             cards.append(opened.card)
-    assert cards[0] == cards[3]
-    assert len({card.weights for card in cards}) == 3
+    assert cards[0] == cards[2]
+    assert len({card.weights for card in cards}) == 2
 
 
 def test_a_text_with_half_of_its_tags_is_refused_by_name(folder) -> None:
@@ -252,9 +215,7 @@ def test_the_factory_opens_the_folder(folder) -> None:
         np.testing.assert_array_equal(opened.score(PAIRS), direct.score(PAIRS))
 
 
-@pytest.mark.parametrize(
-    "head", [{"item": "[unused0]"}, {"query_start": " "}, {"item_position": 2}, {"item_position": 20.5}]
-)
+@pytest.mark.parametrize("head", [{"item": "[unused0]"}, {"query_start": " "}])
 def test_a_head_that_cannot_be_is_refused(head) -> None:
     with pytest.raises(InputError, match="got"):
         EmbHead(**head)
@@ -263,11 +224,14 @@ def test_a_head_that_cannot_be_is_refused(head) -> None:
 
 
 def test_a_head_is_read_from_what_it_wrote() -> None:
-    head = EmbHead("a", "b", "c", item_position=128)
+    head = EmbHead("a", "b", "c")
     assert EmbHead.from_config({"model_type": "bert"} | head.to_config()) == head
     assert EmbHead.from_config({"model_type": "bert"}) is None
     with pytest.raises(FileFormatError, match="adacur_emb_head"):
         EmbHead.from_config({"adacur_emb_head": {"pooling": "mean"}})
+    # Its scores would be wrong without the padding between query and item that it was trained with.
+    with pytest.raises(FileFormatError, match="item_position"):
+        EmbHead.from_config({"adacur_emb_head": {"item_position": 128}})
 
 
 def test_folders_that_hold_no_such_model_are_refused(tmp_path) -> None:

@@ -38,7 +38,7 @@ def pairs_of_all_lengths(n: int) -> list[tuple[Query, Item]]:
 PAIRS = pairs_of_all_lengths(200)
 
 
-@pytest.fixture(scope="module", params=["bert-emb", "bert-cls", "roberta-emb", "bert-emb-at-24"])
+@pytest.fixture(scope="module", params=["bert-emb", "bert-cls", "roberta-emb"])
 def exported(request, tmp_path_factory) -> tuple[Path, Path]:
     """A checkpoint and its export."""
     return tiny_export(tmp_path_factory, request.param)

@@ -70,9 +70,8 @@ def test_packed_and_padded_batches_hold_the_pairs_as_tokenised() -> None:
     assert len(packed.ids) == packed.starts[-1] + 3
 
 
-@pytest.mark.parametrize("item_position", [None, 14])
-def test_batches_know_where_the_tags_of_each_pair_stand(item_position) -> None:
-    head = EmbHead("w37", "w38", "w39", item_position=item_position)
+def test_batches_know_where_the_tags_of_each_pair_stand() -> None:
+    head = EmbHead("w37", "w38", "w39")
     tokens = PairTokenizer(tiny_tokenizer("bert"), max_tokens=36, head=head)
     plain = [(query, item) for query, item in PAIRS if not set(head.tags) & set(query.text.split())]
     titled = [(query, Item("t", f"{'w2 ' * before}w39 {'w3 ' * 9}")) for query, _ in plain for before in (0, 3, 15, 30)]
@@ -87,7 +86,4 @@ def test_batches_know_where_the_tags_of_each_pair_stand(item_position) -> None:
         assert packed.ids[first : first + len(ids)].tolist() == ids
         assert padded["input_ids"][place].tolist()[: len(ids)] == ids
         assert (packed.read_rows[place] - first).tolist() == [ids.index(start), ids.index(end), ids.index(tag)]
-        before = ids.index(end) + 2
-        item_starts = before if item_position is None else item_position
-        expected = [*range(before), *range(item_starts, item_starts + len(ids) - before)]
-        assert packed.positions[first : first + len(ids)].tolist() == expected
+        assert packed.positions[first : first + len(ids)].tolist() == list(range(len(ids)))

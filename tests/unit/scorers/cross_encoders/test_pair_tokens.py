@@ -204,20 +204,6 @@ def test_a_title_longer_than_its_room_keeps_the_tag_in_the_last_place(tagged, li
     assert words_of(tokens, "w1", f"w2 w3 [I] {'w4 ' * 40}")[3:6] == ["w2", "w3", "[I]"]
 
 
-def test_a_position_for_items_bounds_queries_and_leaves_the_rest_to_items() -> None:
-    tokenizer = tiny_tokenizer("bert", unused=HEAD.tags)
-    head = EmbHead(*HEAD.tags, item_position=12)
-    tokens = PairTokenizer(tokenizer, max_tokens=40, head=head)
-    texts = tokens.texts([Query("short", "w1"), Query("fits", "w1 " * 8)], [])
-    assert texts.space.tolist() == [40 - 12 - 1] * 2
-    with pytest.raises(TextTooLong, match=r"have 10 tokens.*'long'.*has 11"):
-        tokens.texts([Query("long", "w1 " * 9)], [])
-    with pytest.raises(InputError, match="at least 29"):
-        PairTokenizer(tokenizer, max_tokens=28, head=head)
-    with pytest.raises(InputError, match=r"type 0 and.*by 1"):
-        PairTokenizer(tiny_tokenizer("roberta", unused=HEAD.tags), max_tokens=40, head=head)
-
-
 def test_tags_that_the_vocabulary_lacks_are_told(tokenizer) -> None:
     with pytest.raises(InputError, match=r"it lacks \[S\], \[E\], \[I\]"):
         PairTokenizer(tokenizer, max_tokens=64, head=HEAD)

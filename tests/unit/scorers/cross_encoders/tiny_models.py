@@ -142,23 +142,23 @@ def tiny_modular(folder: Path, *, pooling: str = "mean") -> Path:
     return folder
 
 
-def tiny_emb(folder: Path, style: str = "bert", *, item_position: int | None = None, layers: int = 2) -> Path:
+def tiny_emb(folder: Path, style: str = "bert", *, layers: int = 2) -> Path:
     """The body of such a classifier under an [EMB] head."""
     base = tiny_transformer(folder / "base", style, layers=layers)
-    tokenizer, module = make_emb_cross_encoder(base, head=EmbHead(item_position=item_position), add_tags=True)
+    tokenizer, module = make_emb_cross_encoder(base, head=EmbHead(), add_tags=True)
     save_emb_cross_encoder(module, tokenizer, folder / "emb")
     return folder / "emb"
 
 
 def tiny_export(temporary: pytest.TempPathFactory, kind: str) -> tuple[Path, Path]:
-    """A checkpoint of one layer and its ONNX export; `kind` is "bert-cls", "bert-emb-at-24". Takes seconds."""
-    style, head, *at = kind.split("-")
+    """A checkpoint of one layer and its ONNX export; `kind` is "bert-cls" or "bert-emb". Takes seconds."""
+    style, head = kind.split("-")
     folder = temporary.mktemp(f"tiny-export-{kind}")
     checkpoint = folder / ("base" if head == "cls" else "emb")
     if head == "cls":
         tiny_transformer(checkpoint, style, layers=1)
     else:
-        tiny_emb(folder, style, item_position=int(at[1]) if at else None, layers=1)
+        tiny_emb(folder, style, layers=1)
     export_onnx(checkpoint, folder / "graph")
     return checkpoint, folder / "graph"
 
