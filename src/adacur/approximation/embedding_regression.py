@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from adacur.approximation.gaussian_features import EmbedQueries, unit_vectors
-from adacur.approximation.linear import Weights, predictions
+from adacur.approximation.pseudo_inverse import Weights, linear_predictions
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import InputError
 from adacur.core.protocols import AnchorScores
@@ -98,14 +98,11 @@ class _Regressed:
 
     def predict(self) -> FloatArray:
         """Predicted scores of every item, shape (queries, items)."""
-        return predictions(self._embeddings, self._weights())
+        return linear_predictions(self._embeddings, [self._fitted(at) for at in range(len(self._positions))])
 
     def in_scores(self, predicted: FloatArray) -> FloatArray:
         """Predictions are scores already."""
         return predicted
-
-    def _weights(self) -> list[Weights]:
-        return [self._fitted(index) for index in range(len(self._positions))]
 
     def _fitted(self, index: int) -> Weights:
         scored, exact = np.concatenate(self._positions[index]), np.concatenate(self._exact[index])

@@ -7,17 +7,16 @@ item's embedding.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from adacur.approximation.item_factors import ItemFactors
-from adacur.approximation.packed_rows import (
+from adacur.approximation.item_factors import (
     ROWS_PER_BLOCK,
     Allocate,
+    ItemFactors,
     PackedRows,
     RowSource,
     Storage,
@@ -35,12 +34,9 @@ __all__ = [
     "QUERY_SCALE",
     "EmbedQueries",
     "Extraction",
-    "FeatureCache",
     "Features",
-    "embedding_share",
     "query_kernel",
     "rows_at",
-    "shortage",
     "unit_vectors",
 ]
 
@@ -48,9 +44,6 @@ EmbedQueries = Callable[[Sequence[Query]], FloatArray]
 
 # The distance at which two query embeddings tell e times less of each other.
 QUERY_SCALE = 0.2
-# Settings were chosen at 500 anchor queries by replay; with fewer, each has to speak for more queries, and embeddings
-# for more items.
-_USUAL_ANCHORS = 500
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,28 +84,6 @@ class Features:
         return replace(self, factors=self.factors.on(device), device_means=means)
 
 
-class FeatureCache:
-    """The features of the index searched last, shared by models that differ only in their settings."""
-
-    def __init__(self, given: Features | None) -> None:
-        self.given = given
-        self._lock = threading.Lock()
-        self._anchors: AnchorScores | None = None
-        self._features: Features | None = None
-
-    def features(self, anchors: AnchorScores, extract: Callable[[], Features]) -> Features:
-        """The features of this index: as given, as extracted before, or extracted now."""
-        if self.given is not None and self.given.belong_to(anchors):
-            return self.given
-        # Many threads may begin at once, and each set of features is a second copy of the index.
-        with self._lock:
-            known = self._anchors
-            if self._features is None or known is None or (known is not anchors and known.matrix is not anchors.matrix):
-                self._features = extract()
-                self._anchors = anchors
-            return self._features
-
-
 class Extraction:
     """Makes the features of an index: in memory, or a block at a time.
 
@@ -142,11 +113,11 @@ class Extraction:
             sample = ScoreScale.sample(anchors.items.keys, n_anchors=n_anchors)
             self._scale = ScoreScale.of(_rows_at(self._score_blocks(), sample))
         self._embedding_mean: FloatArray = np.empty(0)
-        self._embedding_variance = 0.0
+        self.embedding_variance = 0.0
         if item_vectors is not None:
             if item_vectors.shape[0] != n_items:
                 raise InputError(f"One embedding per item is needed; got {item_vectors.shape[0]} for {n_items} items.")
-            self._embedding_mean, self._embedding_variance = _moments(item_vectors)
+            self._embedding_mean, self.embedding_variance = _moments(item_vectors)
         self._query_vectors = unit_vectors(embed_queries, anchors.anchor_queries) if n_anchors else None
         self._precisions = np.zeros(n_anchors)
         self._residual_weights: FloatArray | None = None
@@ -177,7 +148,7 @@ class Extraction:
         return self._made(means, ItemFactors(parts, centre), squares=squares)
 
     def compressed(
-        self, *, rank: int, storage: Storage, embedding_weight: float | None, allocate: Allocate = in_memory
+        self, *, rank: int, storage: Storage, embedding_share: float, allocate: Allocate = in_memory
     ) -> Features:
         """Features in `rank` columns more than embeddings have, in `storage`; scores and embeddings are read thrice.
 
@@ -198,8 +169,7 @@ class Extraction:
             start += len(rows)
         assert means is not None
         variance = squares / n_items / n_anchors
-        share = embedding_share(embedding_weight, n_anchors, embedding_variance=self._embedding_variance)
-        per_dimension = share * (variance or 1.0) / self._embedding_variance if share else 0.0
+        per_dimension = embedding_share and embedding_share * (variance or 1.0) / self.embedding_variance
         spread = np.eye(n_features) * np.sqrt(per_dimension or 1.0)
         spread[:n_anchors, :n_anchors] = np.linalg.cholesky(self._query_covariance() / n_anchors)
         factors = ItemFactors.packed(
@@ -234,7 +204,7 @@ class Extraction:
             anchor_vectors=self._query_vectors,
             precisions=self._precisions,
             variance=squares / len(means) / n_anchors if n_anchors else 0.0,
-            embedding_variance=self._embedding_variance,
+            embedding_variance=self.embedding_variance,
         )
 
     def _score_blocks(self) -> Iterator[FloatArray]:
@@ -284,18 +254,6 @@ def unit_vectors(embed_queries: EmbedQueries | None, queries: Sequence[Query]) -
         )
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.asarray(vectors / np.where(lengths > 0, lengths, 1.0))
-
-
-def embedding_share(weight: float | None, n_anchors: int, *, embedding_variance: float) -> float:
-    """The embeddings' share of the covariance relative to the residuals'; None chooses by the number of anchors."""
-    if not embedding_variance:
-        return 0.0
-    return shortage(n_anchors) ** 0.3 if weight is None else weight
-
-
-def shortage(n_anchors: int) -> float:
-    """The usual number of anchor queries over this one, between 1 and 16."""
-    return float(np.clip(_USUAL_ANCHORS / max(1, n_anchors), 1, 16))
 
 
 def _score_blocks(anchors: AnchorScores) -> Iterator[FloatArray]:

@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -28,23 +30,23 @@ from adacur.approximation.gaussian_features import (
     QUERY_SCALE,
     EmbedQueries,
     Extraction,
-    FeatureCache,
     Features,
-    embedding_share,
     query_kernel,
-    shortage,
     unit_vectors,
 )
-from adacur.approximation.growing_cholesky import GrowingCholesky
+from adacur.approximation.item_factors import Allocate, PackedRows, RowSource, Storage, in_memory
 from adacur.approximation.leave_one_out import LeaveOneOut
 from adacur.approximation.on_device import DeviceRow
-from adacur.approximation.packed_rows import Allocate, PackedRows, RowSource, Storage, in_memory
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
 from adacur.core.errors import InputError
 from adacur.core.protocols import AnchorScores
 from adacur.core.records import Query
 
-__all__ = ["GaussianModel"]
+__all__ = ["GaussianModel", "GrowingCholesky"]
+
+# Settings were chosen at 500 anchor queries by replay; with fewer, each has to speak for more queries, and embeddings
+# for more items.
+_USUAL_ANCHORS = 500
 
 # Variance of a query's own level, which lifts all items alike, relative to that of an item's score.
 _LEVEL = 0.5
@@ -57,6 +59,15 @@ _LOCALITY = 0.07
 _AT_EQUAL, _PER_DEVIATION, _PER_RANK = -4.1, 1.54, 0.68
 # Fewer residuals than these say nothing of their standard deviation.
 _FEWEST_RESIDUALS = 10
+
+
+@dataclass(slots=True, eq=False)
+class _Extracted:
+    """The features of the index searched last, shared by models that differ only in their settings."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    anchors: AnchorScores | None = None
+    features: Features | None = None
 
 
 class GaussianModel:
@@ -109,7 +120,10 @@ class GaussianModel:
         self.rescale = rescale
         self.centre = centre
         self.device = device
-        self._cache = FeatureCache(features if features is None or device is None else features.on(device))
+        self._given = features if features is None or device is None else features.on(device)
+        # The items' random keys, where they are stored with the given features.
+        self.keys: KeyArray | None = None if features is None else features.keys
+        self._extracted = _Extracted()
 
     def adjusted(self, *, noise: float, embedding_weight: float | None, locality: float | None) -> GaussianModel:
         """The same model with other settings, sharing everything that depends on the index alone."""
@@ -132,7 +146,7 @@ class GaussianModel:
         self.locality = locality
 
     def __repr__(self) -> str:
-        given = self._cache.given
+        given = self._given
         has_embeddings = self._item_vectors is not None or (given is not None and given.embedding_variance > 0)
         weight = "auto" if self.embedding_weight is None else self.embedding_weight
         parts = [f"noise={self.noise}", f"embedding_weight={weight}" if has_embeddings else "no embeddings"]
@@ -143,11 +157,6 @@ class GaussianModel:
             parts.append("features: " + " + ".join(str(part.shape[1]) for part in given.factors.parts))
         parts += [f"device={self.device!r}"] * (self.device is not None)
         return f"GaussianModel({', '.join(parts)})"
-
-    @property
-    def keys(self) -> KeyArray | None:
-        """The items' random keys, where they are stored with the given features."""
-        return None if self._cache.given is None else self._cache.given.keys
 
     def begin(self, anchors: AnchorScores, queries: Sequence[Query]) -> _Posteriors:
         """A fresh approximation for these queries."""
@@ -191,18 +200,23 @@ class GaussianModel:
             raise InputError(f"rank must be at least 1; got {rank}.")
         if not anchors.anchor_queries:
             raise InputError("There are no anchor scores to compress: this index has no anchor queries.")
-        return self._extraction(anchors, whole=False).compressed(
-            rank=rank, storage=storage, embedding_weight=self.embedding_weight, allocate=allocate
-        )
+        extraction = self._extraction(anchors, whole=False)
+        share = self._embedding_share(_shortage(len(anchors.anchor_queries)), extraction.embedding_variance)
+        return extraction.compressed(rank=rank, storage=storage, embedding_share=share, allocate=allocate)
 
     def features_of(self, anchors: AnchorScores) -> Features:
         """The features of this index: as given, or extracted once."""
-
-        def extract() -> Features:
-            features = self._extraction(anchors, whole=True).features()
-            return features if self.device is None else features.on(self.device)
-
-        return self._cache.features(anchors, extract)
+        if self._given is not None and self._given.belong_to(anchors):
+            return self._given
+        last = self._extracted
+        # Many threads may begin at once, and each set of features is a second copy of the index.
+        with last.lock:
+            known = last.anchors
+            if last.features is None or known is None or (known is not anchors and known.matrix is not anchors.matrix):
+                features = self._extraction(anchors, whole=True).features()
+                last.features = features if self.device is None else features.on(self.device)
+                last.anchors = anchors
+            return last.features
 
     def _extraction(self, anchors: AnchorScores, *, whole: bool) -> Extraction:
         return Extraction(
@@ -220,10 +234,11 @@ class GaussianModel:
     ) -> list[_Posterior]:
         """The prior of each query, given its vector and the anchor query that it must not know."""
         n_anchors, n_features = len(features.precisions), features.factors.n_features
-        share = embedding_share(self.embedding_weight, n_anchors, embedding_variance=features.embedding_variance)
+        shortage = _shortage(n_anchors)
+        share = self._embedding_share(shortage, features.embedding_variance)
         # An index whose scores never vary says nothing of scale; the embeddings then stand alone.
         variance = features.variance or 1.0
-        locality = self.locality or _LOCALITY * shortage(n_anchors) ** 0.5
+        locality = self.locality or _LOCALITY * shortage**0.5
         posteriors = []
         for query, without in enumerate(left_out):
             weights = np.zeros(n_features)
@@ -243,7 +258,8 @@ class GaussianModel:
             posteriors.append(
                 _Posterior(
                     features,
-                    weights=weights,
+                    prior=weights,
+                    weights=weights if without is None else without.weights(weights),
                     variances=variances,
                     level_variance=_LEVEL * variance if self.centre else 0.0,
                     noise=max(self.noise, _LEAST_NOISE) * variance * (1 + share),
@@ -252,14 +268,28 @@ class GaussianModel:
             )
         return posteriors
 
+    def _embedding_share(self, shortage: float, embedding_variance: float) -> float:
+        """The embeddings' share of the covariance relative to the residuals'."""
+        if not embedding_variance:
+            return 0.0
+        return shortage**0.3 if self.embedding_weight is None else self.embedding_weight
 
+
+def _shortage(n_anchors: int) -> float:
+    """The usual number of anchor queries over this one, between 1 and 16."""
+    return float(np.clip(_USUAL_ANCHORS / max(1, n_anchors), 1, 16))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Posteriors:
-    """The approximation of a batch of queries, each conditioned on its own exact scores."""
+    """The approximation of a batch of queries, each conditioned on its exact scores.
 
-    def __init__(self, features: Features, queries: Sequence[_Posterior], *, together: bool = False) -> None:
-        self._features = features
-        self._queries = queries
-        self._together = together
+    `together` predicts all in one product.
+    """
+
+    _features: Features
+    _queries: Sequence[_Posterior]
+    together: bool = False
 
     def tell(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> None:
         """Add exact scores, per query."""
@@ -275,7 +305,7 @@ class _Posteriors:
                 DeviceRow(features.factors.predictions(query.weights, means=features.device_means).add_(query.level))
                 for query in self._queries
             ]
-        if self._together:
+        if self.together:
             predicted = features.factors.products(np.stack([query.weights for query in self._queries]))
             predicted += features.means
             predicted += np.array([query.level for query in self._queries], dtype=predicted.dtype)[:, None]
@@ -308,64 +338,52 @@ class _Posteriors:
             return np.asarray(1 / (1 + np.exp(-log_odds)))
 
 
+@dataclass(slots=True, eq=False)
 class _Posterior:
     """One query: the weights of the features and the level of all items, given its exact scores.
 
-    A prediction is the item's mean + features · `weights` + `level`. Weights and `variances` are the prior's at first;
-    `left_out` is the anchor query that must not be known, in a replay.
+    A prediction is the item's mean + features · `weights` + `level`. The weights are the `prior`'s at first. `left_out`
+    is the anchor query that must not be known, in a replay: the weights are then mapped to the features with it.
     """
 
-    def __init__(
-        self,
-        features: Features,
-        *,
-        weights: FloatArray,
-        variances: FloatArray,
-        level_variance: float,
-        noise: float,
-        left_out: LeaveOneOut | None = None,
-    ) -> None:
-        self._features = features
-        self._prior_weights = self._weights = weights
-        self._variances = variances
-        self._level_variance = level_variance
-        self._noise = noise
-        self._left_out = left_out
-        self._factor = GrowingCholesky()
-        self._positions: IntArray = np.empty(0, dtype=np.intp)
-        self._rows: FloatArray = np.empty((0, len(variances)))
-        self._residuals: FloatArray = np.empty(0)
-        self._solved: FloatArray = np.empty(0)
-        self._offset = 0.0
-        self.level = 0.0
-
-    @property
-    def weights(self) -> FloatArray:
-        """The weights of the features of the index."""
-        return self._weights if self._left_out is None else self._left_out.weights(self._weights)
+    features: Features
+    prior: FloatArray
+    weights: FloatArray
+    variances: FloatArray
+    level_variance: float
+    noise: float
+    left_out: LeaveOneOut | None = None
+    level: float = 0.0
+    _offset: float = 0.0
+    _system: GrowingCholesky = field(default_factory=lambda: GrowingCholesky())
+    _positions: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.intp))
+    _rows: FloatArray | None = None
+    _solved: FloatArray = field(default_factory=lambda: np.empty(0))
 
     def tell(self, positions: IntArray, scores: FloatArray) -> None:
         """Condition on the exact scores of these items."""
-        rarities, known = self._features.scale.rarity(scores), len(self._positions)
-        if not known and not len(self._features.precisions):
+        features, left_out, known = self.features, self.left_out, len(self._positions)
+        rarities = features.scale.rarity(scores)
+        if not known and not len(features.precisions):
             # Without anchor queries nothing else says where this query's scores lie.
             self._offset = float(rarities.mean())
-        new, means = self._rows_and_means(positions)
+        new, means = features.factors.rows(positions), features.means[positions]
+        if left_out is not None:
+            new, means = left_out.rows(new), means - new @ left_out.shift
         # Read again each round: held, they would take more memory than the factor. A replay has to map them too.
-        earlier = self._features.factors.rows(self._positions) if self._left_out is None else self._rows
+        earlier = features.factors.rows(self._positions) if self._rows is None else self._rows
         rows = np.vstack([earlier, new])
         self._positions = np.concatenate([self._positions, positions])
-        if self._left_out is not None:
+        if left_out is not None:
             self._rows = rows
-        covariance = (new * self._variances) @ rows.T + self._level_variance
+        covariance = (new * self.variances) @ rows.T + self.level_variance
         among_new = covariance[:, known:]
-        among_new[np.diag_indices_from(among_new)] += self._noise
-        self._factor.append(covariance[:, :known], among_new)
-        residuals = rarities - means - new @ self._prior_weights - self._offset
-        self._residuals = np.concatenate([self._residuals, residuals])
-        self._solved = self._factor.solve(self._residuals)
-        self._weights = self._prior_weights + self._variances * (rows.T @ self._solved)
-        self.level = self._offset + self._level_variance * float(self._solved.sum())
+        among_new[np.diag_indices_from(among_new)] += self.noise
+        residuals = rarities - means - new @ self.prior - self._offset
+        self._solved = self._system.append(covariance[:, :known], among_new, residuals)
+        weights = self.prior + self.variances * (rows.T @ self._solved)
+        self.weights = weights if left_out is None else left_out.weights(weights)
+        self.level = self._offset + self.level_variance * float(self._solved.sum())
 
     @property
     def residual_deviation(self) -> float:
@@ -373,10 +391,38 @@ class _Posterior:
         if len(self._positions) < _FEWEST_RESIDUALS:
             return math.inf
         # Leaving one out, in closed form: residual = (K + λ)⁻¹ y / diagonal.
-        return float((self._solved / self._factor.precisions()).std())
+        return float((self._solved / self._system.precisions()).std())
 
-    def _rows_and_means(self, positions: IntArray) -> tuple[FloatArray, FloatArray]:
-        rows, means = self._features.factors.rows(positions), self._features.means[positions]
-        if self._left_out is None:
-            return rows, means
-        return self._left_out.rows(rows), means - rows @ self._left_out.shift
+
+@dataclass(slots=True, eq=False)
+class GrowingCholesky:
+    """The inverse factor L⁻¹ of a covariance L Lᵀ that grows by blocks, and the targets to solve for; float64.
+
+    Rounds only append to the scored items, so nothing is factored twice. The inverse is stored rather than L: it grows
+    by products alone, and numpy has no triangular solver. A block of b rows beside m costs O(m² b), so all rounds
+    together cost about what one factorisation does.
+    """
+
+    inverse: FloatArray = field(default_factory=lambda: np.empty((0, 0)))
+    targets: FloatArray = field(default_factory=lambda: np.empty(0))
+
+    def append(self, across: FloatArray, among: FloatArray, targets: FloatArray) -> FloatArray:
+        """Add rows, and return (L Lᵀ)⁻¹ · all targets.
+
+        `across` is their covariance with the rows so far (b × m), `among` that with each other (b × b).
+        """
+        size, new = len(self.inverse), len(among)
+        beside = across @ self.inverse.T
+        corner = np.linalg.inv(np.linalg.cholesky(among - beside @ beside.T))
+        grown = np.zeros((size + new, size + new))
+        grown[:size, :size] = self.inverse
+        grown[size:, :size] = -corner @ (beside @ self.inverse)
+        # inv leaves dust above the diagonal.
+        grown[size:, size:] = np.tril(corner)
+        self.inverse = grown
+        self.targets = np.concatenate([self.targets, targets])
+        return np.asarray(grown.T @ (grown @ self.targets))
+
+    def precisions(self) -> FloatArray:
+        """The diagonal of (L Lᵀ)⁻¹: one over the variance of each row that the others leave unexplained."""
+        return np.asarray(np.square(self.inverse).sum(axis=0))

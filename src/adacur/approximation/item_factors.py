@@ -1,23 +1,176 @@
-"""The features of all items, whose products are the Gaussian model's prior covariance."""
+"""The features of all items, whose products are the Gaussian model's prior covariance, and the rows they are stored in.
+
+Rows are in floats, or in bytes with a scale per row.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from adacur.approximation.on_device import DeviceRows
-from adacur.approximation.packed_rows import Allocate, PackedRows, Storage, in_memory
 from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.errors import InputError
 
-__all__ = ["ItemFactors"]
+__all__ = [
+    "ROWS_PER_BLOCK",
+    "Allocate",
+    "ItemFactors",
+    "PackedRows",
+    "RowSource",
+    "Storage",
+    "check_storage",
+    "in_memory",
+]
 
+Storage = Literal["float32", "float16", "int8"]
+_STORAGES = ("float32", "float16", "int8")
+# Makes an array of this name, shape and dtype, to be filled.
+Allocate = Callable[[str, tuple[int, ...], str], Any]
+
+# Rows that are converted or multiplied at a time, so that no second copy of a matrix is made.
+ROWS_PER_BLOCK = 4096
+# A block that stays in the cache of one core while it is widened and multiplied.
+_NUMBERS_PER_BLOCK = 131_072
+# Fewer are multiplied before a second thread has started.
+_NUMBERS_PER_THREAD = 4_000_000
 # One compressed column in four leads: they tell which items, one in sixteen and never few, are worth the others.
 _LEADING = 4
 _SHARE_IN_FRONT = 16
 _FEWEST_IN_FRONT = 4096
+
+
+def in_memory(name: str, shape: tuple[int, ...], dtype: str) -> Any:
+    """Allocate in memory."""
+    return np.empty(shape, dtype=dtype)
+
+
+def check_storage(storage: str) -> None:
+    """Refuse a storage that rows cannot be packed in."""
+    if storage not in _STORAGES:
+        raise InputError(f"storage must be one of {', '.join(_STORAGES)}; got {storage!r}.")
+
+
+class RowSource(Protocol):
+    """Numbers per item, read a few items at a time."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    def rows(self, positions: IntArray) -> FloatArray:
+        """These rows, as floats."""
+        ...
+
+
+class PackedRows:
+    """Rows in memory or memory-mapped: float64, float32, float16, or int8 with `scales`, one per row.
+
+    Products are in float32 at least. Narrower rows are widened a block at a time, never all at once, on as many cores
+    as BLAS may use: the blocks, and so the results, are the same on any number.
+    """
+
+    def __init__(self, values: Any, scales: FloatArray | None = None) -> None:
+        # A plain view: slicing a np.memmap takes microseconds each time.
+        self.values = np.asarray(values)
+        self.scales = scales
+        self._is_narrow = self.values.dtype in (np.int8, np.float16)
+
+    @classmethod
+    def unfilled(
+        cls, shape: tuple[int, int], *, storage: Storage, allocate: Allocate = in_memory, name: str = ""
+    ) -> PackedRows:
+        """Rows to be filled, in arrays called `name` and `name`_scales."""
+        check_storage(storage)
+        scales = allocate(f"{name}_scales", shape[:1], "float32") if storage == "int8" else None
+        return cls(allocate(name, shape, storage), scales)
+
+    def fill(self, start: int, block: FloatArray) -> None:
+        """Narrow a block of rows and store it from row `start` on."""
+        rows = slice(start, start + len(block))
+        if self.scales is not None:
+            largest = np.abs(block).max(axis=1, initial=0.0)
+            self.scales[rows] = np.maximum(largest, np.finfo(np.float32).tiny * 127) / 127
+            block = np.rint(block / self.scales[rows, None])
+        self.values[rows] = block
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Items and features."""
+        return self.values.shape[0], self.values.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes, scales included."""
+        return int(self.values.nbytes + (0 if self.scales is None else self.scales.nbytes))
+
+    def rows(self, positions: IntArray) -> FloatArray:
+        """These rows, float64."""
+        rows: FloatArray = self.values[positions].astype(np.float64)
+        return rows if self.scales is None else rows * self.scales[positions, None]
+
+    def product(self, weights: FloatArray, positions: IntArray | None = None) -> FloatArray:
+        """Every row · weights, or those at these positions."""
+        if not self._is_narrow:
+            rows = self.values if positions is None else self.values[positions]
+            return np.asarray(rows @ weights.astype(self.values.dtype))
+        product = np.empty(len(self.values) if positions is None else len(positions), dtype=np.float32)
+        weights = weights.astype(np.float32)
+
+        def multiply(starts: range) -> None:
+            for rows, block in self._blocks(positions, starts):
+                np.dot(block, weights, out=product[rows])
+                if self.scales is not None:
+                    product[rows] *= self.scales[rows if positions is None else positions[rows]]
+
+        shares = self._shares(len(product))
+        if len(shares) == 1:
+            multiply(shares[0])
+        else:
+            # Threads that end with the product, since a pool that lives on does not survive a fork.
+            with ThreadPoolExecutor(len(shares)) as threads:
+                list(threads.map(multiply, shares))
+        return product
+
+    def products(self, weights: FloatArray) -> FloatArray:
+        """The same for many weights, shape (weights, rows): faster, and rounded by the size of the batch."""
+        if not self._is_narrow:
+            return np.asarray(weights.astype(self.values.dtype) @ self.values.T)
+        products = np.empty((len(weights), len(self.values)), dtype=np.float32)
+        weights = weights.astype(np.float32)
+        for rows, block in self._blocks():
+            products[:, rows] = weights @ block.T
+        return products if self.scales is None else np.multiply(products, self.scales, out=products)
+
+    @property
+    def _height(self) -> int:
+        """Rows of a block."""
+        # BLAS multiplies four rows at a time, and the rest more slowly.
+        return max(4, _NUMBERS_PER_BLOCK // max(1, self.shape[1]) // 4 * 4)
+
+    def _shares(self, n_rows: int) -> list[range]:
+        """Starts of blocks, a share for each thread that has enough to do."""
+        starts = range(0, n_rows, self._height)
+        n_threads = max(1, min(_blas_threads(), n_rows * self.values.shape[1] // _NUMBERS_PER_THREAD))
+        share = max(1, -(-len(starts) // n_threads))
+        return [starts[at : at + share] for at in range(0, len(starts), share)] or [starts]
+
+    def _blocks(
+        self, positions: IntArray | None = None, starts: range | None = None
+    ) -> Iterator[tuple[slice, FloatArray]]:
+        """Blocks of rows in float32, without their scales, each in the same memory as the last."""
+        n_rows, height = len(self.values if positions is None else positions), self._height
+        buffer = np.empty((height, self.values.shape[1]), dtype=np.float32)
+        for start in range(0, n_rows, height) if starts is None else starts:
+            rows = slice(start, min(start + height, n_rows))
+            block = buffer[: rows.stop - start]
+            np.copyto(block, self.values[rows if positions is None else positions[rows]])
+            yield rows, block
 
 
 class ItemFactors:
@@ -40,6 +193,7 @@ class ItemFactors:
         self.centre = centre
         self.mixing = mixing
         self.leading = leading
+        self.n_features = len(centre) if mixing is None else mixing.shape[1]
         self._mixing32 = None if mixing is None else mixing.astype(np.float32)
         self._ends = np.cumsum([part.shape[1] for part in parts])[:-1]
 
@@ -47,11 +201,6 @@ class ItemFactors:
     def n_items(self) -> int:
         """Items, and rows."""
         return self.parts[0].shape[0]
-
-    @property
-    def n_features(self) -> int:
-        """Features of an item, all parts together."""
-        return len(self.centre) if self.mixing is None else self.mixing.shape[1]
 
     @property
     def nbytes(self) -> int:
@@ -72,7 +221,7 @@ class ItemFactors:
             predicted = self.product(weights)
             predicted += means
             return predicted
-        stored = self._stored_weights(weights)
+        stored = weights if self.mixing is None else weights @ self.mixing.T
         leading, rest = (part for part in self.parts if isinstance(part, PackedRows))
         of_leading, of_rest = np.split(stored, self._ends)
         predicted = leading.product(of_leading)
@@ -88,7 +237,7 @@ class ItemFactors:
 
     def product(self, weights: FloatArray) -> Any:
         """Every item's features · weights, in the precision of the parts and on their device."""
-        stored = self._stored_weights(weights)
+        stored = weights if self.mixing is None else weights @ self.mixing.T
         first, *others = (part.product(ws) for part, ws in zip(self.parts, np.split(stored, self._ends), strict=True))
         first -= float(self.centre @ stored)
         for other in others:
@@ -97,7 +246,7 @@ class ItemFactors:
 
     def products(self, weights: FloatArray) -> FloatArray:
         """The same for many weights at once, shape (weights, items): faster, and rounded by the size of the batch."""
-        stored = self._stored_weights(weights)
+        stored = weights if self.mixing is None else weights @ self.mixing.T
         split = np.split(stored, self._ends, axis=-1)
         first, *others = (part.products(ws) for part, ws in zip(self.parts, split, strict=True))
         first -= (stored @ self.centre).astype(first.dtype)[:, None]
@@ -149,6 +298,13 @@ class ItemFactors:
         parts = [DeviceRows.of(part, device=device) if isinstance(part, PackedRows) else part for part in self.parts]
         return ItemFactors(parts, self.centre, mixing=self.mixing)
 
-    def _stored_weights(self, weights: FloatArray) -> FloatArray:
-        """The weights of the stored columns that weight the features by `weights`."""
-        return weights if self.mixing is None else np.asarray(weights @ self.mixing.T)
+
+@functools.cache
+def _blas_threads() -> int:
+    """The threads that BLAS runs on: the cores of this process, or fewer where the environment says so."""
+    limits = [os.environ.get(name, "") for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")]
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # Not on macOS, nor on Windows.
+        cores = os.cpu_count() or 1
+    return min([cores, *(int(number) for number in limits if number.isdecimal() and int(number))])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adacur.approximation.packed_rows import PackedRows
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.extras import require
+
+if TYPE_CHECKING:
+    from adacur.approximation.item_factors import PackedRows
 
 __all__ = ["DeviceRow", "DeviceRows"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from adacur.approximation import Features, ItemFactors, PackedRows, ScoreScale
-from adacur.approximation.packed_rows import Allocate
+from adacur.approximation.item_factors import Allocate
 from adacur.core.arrays import KeyArray
 from adacur.core.errors import AdacurError, DamagedIndex, IndexMismatch, NewerFormat
 from adacur.core.protocols import AnchorScores

@@ -10,7 +10,7 @@ import numpy as np
 
 from adacur.approximation import Features, GaussianModel, Storage
 from adacur.approximation.gaussian_features import EmbedQueries, rows_at
-from adacur.approximation.packed_rows import check_storage
+from adacur.approximation.item_factors import check_storage
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
 from adacur.core.budget import Budget
 from adacur.core.errors import InputError

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur.approximation.item_factors import ItemFactors
-from adacur.approximation.packed_rows import PackedRows
+from adacur.approximation.item_factors import ItemFactors, PackedRows
 
 RNG = np.random.default_rng(0)
 EMBEDDINGS = RNG.normal(size=(500, 12)) + 2.0

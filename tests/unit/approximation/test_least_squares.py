@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur.approximation import least_squares
-from adacur.approximation.least_squares import GrowingLeastSquares
+from adacur.approximation import pseudo_inverse
+from adacur.approximation.pseudo_inverse import GrowingLeastSquares
 
 
 def grown(rows: np.ndarray, targets: np.ndarray, batch: int) -> GrowingLeastSquares:
@@ -82,6 +82,6 @@ def test_a_decomposition_that_gives_up_is_tried_on_the_transpose(monkeypatch) ->
 
     matrix = np.random.default_rng(0).normal(size=(7, 4))
     monkeypatch.setattr(np.linalg, "svd", failing)
-    left, sizes, right = least_squares._singular(matrix)
+    left, sizes, right = pseudo_inverse._singular(matrix)
     assert asked == [(7, 4), (4, 7)]
     np.testing.assert_allclose(left * sizes @ right, matrix, atol=1e-12)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from adacur.approximation.item_factors import PackedRows
 from adacur.approximation.on_device import DeviceRows
-from adacur.approximation.packed_rows import PackedRows
 from adacur.core.errors import InputError
 
 ROWS = np.random.default_rng(0).normal(size=(3000, 130)) * np.geomspace(1e-3, 1e3, 3000)[:, None]

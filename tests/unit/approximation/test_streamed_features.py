@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from adacur.approximation import GaussianModel, PackedRows, packed_rows
+from adacur.approximation import GaussianModel, PackedRows, item_factors
 from adacur.core.errors import InputError
 from tests.conftest import make_world
 
@@ -144,9 +144,9 @@ def test_products_are_the_same_on_any_number_of_threads(dtype, monkeypatch) -> N
     scales = rng.random(30_011).astype(np.float32) if dtype == "int8" else None
     rows, weights, some = PackedRows(values, scales), rng.normal(size=96), rng.permutation(30_011)[:20_000]
     products = []
-    monkeypatch.setattr(packed_rows, "_NUMBERS_PER_THREAD", 200_000)
+    monkeypatch.setattr(item_factors, "_NUMBERS_PER_THREAD", 200_000)
     for cores in (1, 2, 3, 16):
-        monkeypatch.setattr(packed_rows, "_blas_threads", lambda cores=cores: cores)
+        monkeypatch.setattr(item_factors, "_blas_threads", lambda cores=cores: cores)
         assert len(rows._shares(30_011)) == min(cores, 12)
         products.append((rows.product(weights), rows.product(weights, some)))
     np.testing.assert_allclose(products[0][0], rows.rows(np.arange(30_011)) @ weights, rtol=1e-3, atol=0.01)
