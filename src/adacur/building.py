@@ -133,7 +133,7 @@ def build(
     - sparse: `Sparse(…)`, a number of items or a share such as .05: each anchor query is scored against these only,
       and the other scores are predicted by the dense first stage, which is then needed. Such an index is not tuned:
       its anchor queries' true best are not known.
-    - on: None (this process, or one per device), a number of local processes, or `Ray(…)`.
+    - on: None for this process, or `Ray(…)`: on a cluster, or on several cores or GPUs of this machine.
     - seed: of pseudo-queries, draws and tuning.
     - dtype: "float32" or "float16".
     - block_items: items between two save points; default: about 20 s of work.

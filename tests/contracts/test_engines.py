@@ -11,7 +11,7 @@ import time
 import pytest
 
 from adacur.core.errors import NonFiniteScore
-from adacur.engines import Engine, InThisProcess, LocalProcesses, Ray, RayActors
+from adacur.engines import Engine, InThisProcess, Ray, RayActors
 
 MOST_AT_WORK = 2
 
@@ -26,12 +26,10 @@ def open_square() -> object:
     return square
 
 
-@pytest.fixture(params=["this process", "two processes", "ray"])
+@pytest.fixture(params=["this process", "ray"])
 def engine(request) -> Engine[int, int]:
     if request.param == "this process":
         return InThisProcess(square)
-    if request.param == "two processes":
-        return LocalProcesses([open_square] * MOST_AT_WORK)
     request.getfixturevalue("ray_cluster")
     return RayActors(open_square, on=Ray(workers=MOST_AT_WORK))
 
@@ -77,11 +75,10 @@ def test_what_was_finished_before_an_error_of_the_tasks_is_not_lost() -> None:
         yield from (1, 2)
         raise EOFError("the file ends here")
 
-    for engine in (InThisProcess(square), LocalProcesses([open_square])):
-        seen = []
-        with pytest.raises(EOFError, match="ends here"):
-            seen.extend(engine.run(torn()))
-        assert seen == [(1, 1), (2, 4)]
+    seen = []
+    with pytest.raises(EOFError, match="ends here"):
+        seen.extend(InThisProcess(square).run(torn()))
+    assert seen == [(1, 1), (2, 4)]
 
 
 def test_whoever_stops_early_leaves_nothing_behind(engine) -> None:
@@ -130,8 +127,8 @@ def open_held_up(folder: str) -> object:
     return functools.partial(held_up, folder)
 
 
-def test_processes_work_at_the_same_time(tmp_path) -> None:
-    openers = [functools.partial(open_held_up, str(tmp_path))] * 2
-    results = dict(LocalProcesses(openers).run([1, 2]))
+def test_processes_work_at_the_same_time(ray_cluster, tmp_path) -> None:
+    opener = functools.partial(open_held_up, str(tmp_path))
+    results = dict(RayActors(opener, on=Ray(workers=2)).run([1, 2]))
     assert set(results) == {1, 2}
     assert len({*results.values(), os.getpid()}) == 3

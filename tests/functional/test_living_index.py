@@ -112,11 +112,11 @@ def test_inspect_tells_what_is_predicted_and_a_refresh_which_ids_are_new(tmp_pat
     assert "predicted" not in run("inspect", path)
 
 
-def test_several_processes_score_what_is_added(tmp_path) -> None:
+def test_items_that_are_added_are_scored_once(tmp_path) -> None:
     path, new = tmp_path / "a.adacur", [item(n) for n in range(20, 60)]
     build(path, [item(n) for n in range(12)], [query(n) for n in range(4)], scorer="tests.living_world:score").close()
     write(tmp_path / "new.jsonl", new)
-    assert "160 scorer calls" in run("index", "add", path, tmp_path / "new.jsonl", "--trust", "--workers", 2)
+    assert "160 scorer calls" in run("index", "add", path, tmp_path / "new.jsonl", "--trust")
     expected = build(tmp_path / "b.adacur", [*(item(n) for n in range(12)), *new], [query(n) for n in range(4)])
     assert adacur.load(path, scorer=world.score).matrix.tobytes() == expected.matrix.tobytes()
     # What was scored before is not scored again.

@@ -70,7 +70,7 @@ ScorerOfIndex = Annotated[str | None, Option("--scorer", help="The scorer that b
 Trust = Annotated[bool, Option("--trust", help="Open the scorer or encoder that the folder names, even a function.")]
 MaxItemTokens = Annotated[int | None, Option("--max-item-tokens", min=1, help="Cut items to N tokens.")]
 CacheFile = Annotated[Path | None, Option("--cache", help="A file that stores scores between runs.")]
-Workers = Annotated[int | None, Option("--workers", min=1, help="Processes that score; default: one, or one per GPU.")]
+Workers = Annotated[int | None, Option("--workers", min=1, help="Score by N processes on this machine (Ray).")]
 RayAddress = Annotated[str | None, Option("--ray", help="Score on a Ray cluster: its address, auto, or local.")]
 K = Annotated[int, Option("-k", "--k", help="The number of items to return.")]
 Budget = Annotated[int, Option("--budget", help="Scorer calls per question.")]
@@ -109,10 +109,10 @@ def settings_given(given: Iterable[str] | None, *, takes: Collection[str] | None
     return settings
 
 
-def on_workers(workers: int | None, ray: str | None) -> int | Ray | None:
-    """Where to score: in this process, in local processes, or on a Ray cluster."""
-    if ray is None:
-        return workers
+def on_workers(workers: int | None, ray: str | None) -> Ray | None:
+    """Where to score: in this process, or by Ray, on this machine or on a cluster."""
+    if workers is None and ray is None:
+        return None
     from adacur.engines import Ray
 
     return Ray(None if ray == "local" else ray, workers)

@@ -26,7 +26,6 @@ __all__ = [
     "Predictions",
     "Ranking",
     "Reopening",
-    "ReplicatedScorer",
     "Scorer",
     "ScorerCard",
     "UncertainApproximation",
@@ -83,15 +82,6 @@ class Scorer(Protocol):
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
-        ...
-
-
-@runtime_checkable
-class ReplicatedScorer(Scorer, Protocol):
-    """A scorer that can be opened once more on each of several devices, for a process each."""
-
-    def replicas(self) -> Sequence[Callable[[], Scorer]]:
-        """What opens it on each device, able to be pickled; none where one device is all."""
         ...
 
 

@@ -1,14 +1,17 @@
-"""The shape of an engine."""
+"""The shape of an engine, and the one that works in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
-from typing import Protocol, TypeVar
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["Engine", "Result", "Task", "WorkersLost"]
+__all__ = ["Engine", "InThisProcess", "Result", "Task", "WorkersLost", "read_ahead"]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result", covariant=True)
+_END: Any = object()
 
 
 class WorkersLost(RuntimeError):
@@ -30,3 +33,38 @@ class Engine(Protocol[Task, Result]):
         ends the run; so does closing the generator. Nothing it started outlives it.
         """
         ...
+
+
+class InThisProcess(Generic[Task, Result]):
+    """Work in the caller's thread, while another thread reads the next task."""
+
+    workers = 1
+
+    def __init__(self, work: Callable[[Task], Result]) -> None:
+        self._work = work
+
+    def run(self, tasks: Iterable[Task]) -> Generator[tuple[Task, Result], None, None]:
+        """Each task with its result, in order."""
+        with read_ahead(tasks) as upcoming:
+            for task in upcoming:
+                yield task, self._work(task)
+
+
+@contextlib.contextmanager
+def read_ahead(tasks: Iterable[Task]) -> Iterator[Iterator[Task]]:
+    """Tasks in order, each read in a separate thread while the one before it is worked on."""
+    with contextlib.closing(_reading_ahead(tasks)) as upcoming:
+        yield upcoming
+
+
+def _reading_ahead(tasks: Iterable[Task]) -> Generator[Task, None, None]:
+    source = iter(tasks)
+    with ThreadPoolExecutor(1, thread_name_prefix="adacur-read-ahead") as reader:
+        try:
+            upcoming = reader.submit(next, source, _END)
+            while (task := upcoming.result()) is not _END:
+                upcoming = reader.submit(next, source, _END)
+                yield task
+        finally:
+            # In the reader's thread, which opened whatever the tasks are read from.
+            reader.submit(getattr(source, "close", lambda: None)).result()

@@ -1,16 +1,17 @@
-"""An engine on a Ray cluster: actors on any of its nodes."""
+"""An engine on a Ray cluster, or on this machine by Ray: actors on any of its nodes."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
+import pickle
 import signal
 import socket
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,12 +19,13 @@ from typing import Any, Generic
 
 from adacur.core.errors import InputError
 from adacur.core.extras import require
-from adacur.engines.engine import Result, Task, WorkersLost
-from adacur.engines.tasks import MOST_DEATHS, Answer, Assignment, answer_of, read_ahead, run_tasks, unpickled
+from adacur.engines.engine import Result, Task, WorkersLost, read_ahead
 
 __all__ = ["Ray", "RayActors", "capacity", "connected"]
 
 _log = logging.getLogger("adacur.engines")
+# A task is given up after this number of deaths, and the cluster when as many workers in a row cannot start.
+_MOST_DEATHS = 3
 _POLL_SECONDS = 1.0
 # A cluster that grows on demand starts a machine in minutes.
 _SECONDS_WITHOUT_WORKER = 600.0
@@ -111,18 +113,35 @@ class RayActors(Generic[Task, Result]):
 
     @property
     def workers(self) -> int:
-        """The number of workers that are open, or opening."""
-        return (self._on.workers or 1) if self._pool is None else self._pool.n_open
+        """The number of workers that are there."""
+        return (self._on.workers or 1) if self._pool is None else self._pool.n_workers
 
     def run(self, tasks: Iterable[Task]) -> Generator[tuple[Task, Result], None, None]:
         """Each task with its result, as they finish."""
         with (
             connected(self._on.address),
             read_ahead(tasks) as upcoming,
-            _Pool(self._opener, workers=self._on.workers, size=self._size) as pool,
+            _Pool(self._opener, upcoming, workers=self._on.workers, size=self._size) as pool,
         ):
             self._pool = pool
-            yield from run_tasks(pool, upcoming)
+            yield from pool.run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a worker sent, a result or an error; or why it `died` without one."""
+
+    result: Any = None
+    error: Exception | None = None
+    died: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Assignment:
+    """A task, and how many workers died on it."""
+
+    task: Any
+    deaths: int = 0
 
 
 class _Actor:
@@ -134,128 +153,179 @@ class _Actor:
         # Modules beside the driver's are found here too, where the folders are the same.
         sys.path.extend(folder for folder in search_path if folder not in sys.path)
 
-    def open(self) -> Answer:
-        return answer_of(self._open)
+    def ping(self) -> _Answer:
+        return _Answer()
 
-    def ping(self) -> Answer:
-        return Answer()
+    def work(self, task: Any) -> _Answer:
+        try:
+            if self._work is None:
+                self._work = self._opened()
+            return _Answer(result=self._work(task))
+        except Exception as error:
+            return _Answer(error=_able_to_travel(error))
 
-    def work(self, task: Any) -> Answer:
-        assert self._work is not None
-        return answer_of(functools.partial(self._work, task))
-
-    def _open(self) -> None:
+    def _opened(self) -> Callable[[Any], Any]:
         import ray.cloudpickle
 
-        self._work = unpickled(self._opener, loads=ray.cloudpickle.loads)()
-
-
-class _RemoteWorker:
-    """Our side of a worker: its actor, and the answer that is awaited from it."""
-
-    def __init__(self, opener: bytes, *, cpus: int, gpus: int) -> None:
-        self._ray = require("ray", extra="ray")
-        options = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
-        self._actor = self._ray.remote(_Actor).options(**options).remote(opener, sys.path)
-        self.is_open = False
-        self.assignment: Assignment | None = None
-        self.pending: Any = self._actor.open.remote()
-
-    @property
-    def is_idle(self) -> bool:
-        return self.is_open and self.pending is None
-
-    def ping(self) -> None:
-        """Ask whether it is still alive; until it has answered, it is not idle."""
-        self.pending = self._actor.ping.remote()
-
-    def give(self, assignment: Assignment) -> None:
-        self.assignment = assignment
-        self.pending = self._actor.work.remote(assignment.task)
-
-    def receive(self) -> Answer:
-        """What it has sent, or how it died."""
         try:
-            answer: Answer = self._ray.get(self.pending)
-        except self._ray.exceptions.RayError as death:
-            # The first lines name the actor by numbers; the reason begins the last, and advice follows.
-            return Answer(died=str(death).strip().splitlines()[-1].split(". ")[0][:300])
-        self.pending = None
-        return answer
+            opener = ray.cloudpickle.loads(self._opener)
+        except Exception as error:
+            raise WorkersLost(
+                f"A worker on {socket.gethostname()} cannot unpickle its work: {type(error).__name__}: {error}. Every "
+                "process needs the packages and modules that this one uses."
+            ) from error
+        work: Callable[[Any], Any] = opener()
+        return work
 
-    def stop(self) -> None:
-        with contextlib.suppress(Exception):
-            self._ray.kill(self._actor)
+
+def _able_to_travel(error: Exception) -> Exception:
+    """The error, or its words where it does not pickle, with a note of where it was raised."""
+    where = "".join(traceback.format_exception(error))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    # Neither a traceback nor a cause survives the way to the driver; a note does.
+    error.add_note(f"In a worker process:\n{where}")
+    return error
 
 
 class _Pool:
-    """The actors of a run; their number follows the nodes of the cluster where it was not given."""
+    """The actors of a run; their number follows the nodes of the cluster where it was not given.
 
-    def __init__(self, opener: bytes, *, workers: int | None, size: dict[str, int]) -> None:
+    An actor is idle once it has answered a ping: one that waits for room on a node must not be given a task.
+    """
+
+    def __init__(self, opener: bytes, tasks: Iterator[Any], *, workers: int | None, size: dict[str, int]) -> None:
         self._ray = require("ray", extra="ray")
         self._opener = opener
-        self._n_workers = workers
+        self._tasks = tasks
+        self._all_read = False
+        self._given_back: list[_Assignment] = []
+        self._n_wanted = workers
         self._size = size
-        self.workers: list[_RemoteWorker] = []
+        self._idle: list[Any] = []
+        # By the answer that is awaited: the actor, and its task; None where it was only asked whether it is there.
+        self._awaited: dict[Any, tuple[Any, _Assignment | None]] = {}
         self._failed_starts = 0
-        self._last_death = ""
-        self._last_open = time.monotonic()
+        self._last_sign = time.monotonic()
         if workers is None and not capacity(**size):
             raise WorkersLost(f"No node of the Ray cluster has room for a worker, which takes {size}.")
-
-    @property
-    def n_open(self) -> int:
-        return sum(worker.is_open for worker in self.workers) or len(self.workers)
 
     def __enter__(self) -> _Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in self.workers:
-            worker.stop()
+        for actor in (*self._idle, *(actor for actor, _ in self._awaited.values())):
+            with contextlib.suppress(Exception):
+                self._ray.kill(actor)
 
-    def fill(self) -> None:
-        if self._failed_starts < MOST_DEATHS:
-            places = self._n_workers or capacity(**self._size)
-            self.workers += [_RemoteWorker(self._opener, **self._size) for _ in range(places - len(self.workers))]
-        elif not self.workers:
-            raise WorkersLost(f"No worker can start on the Ray cluster: {self._last_death}")
-        now = time.monotonic()
-        if any(worker.is_open for worker in self.workers) or (self.workers and capacity(**self._size)):
-            self._last_open = now
-        elif now - self._last_open > _SECONDS_WITHOUT_WORKER:
+    @property
+    def n_workers(self) -> int:
+        return max(1, len(self._idle) + self._n_at_work)
+
+    @property
+    def _n_at_work(self) -> int:
+        return sum(assignment is not None for _, assignment in self._awaited.values())
+
+    def run(self) -> Generator[tuple[Any, Any], None, None]:
+        """Each task with its result, as they finish."""
+        finished: list[tuple[Any, Any]] = []
+        error: Exception | None = None
+        while True:
+            # Before the results go out: no worker waits for what is done with the result of another.
+            if error is None:
+                error = self._hand_out()
+            while finished:
+                yield finished.pop(0)
+            if error is not None:
+                raise error
+            if self._all_read and not self._given_back and not self._n_at_work:
+                return
+            for actor, assignment, answer in self._answers():
+                if answer.died is not None:
+                    error = self._after_death(assignment, answer.died) or error
+                elif answer.error is not None:
+                    error = answer.error
+                else:
+                    self._idle.append(actor)
+                    if assignment is not None:
+                        finished.append((assignment.task, answer.result))
+
+    def _hand_out(self) -> Exception | None:
+        """Start the workers that are missing and give every idle one a task; the error of reading tasks, if any."""
+        try:
+            if not self._all_read or self._given_back:
+                self._start_missing()
+            while self._idle and (assignment := self._next()) is not None:
+                actor = self._idle.pop()
+                self._awaited[actor.work.remote(assignment.task)] = actor, assignment
+        except Exception as error:
+            return error
+        return None
+
+    def _next(self) -> _Assignment | None:
+        if self._given_back:
+            return self._given_back.pop()
+        for task in self._tasks:
+            return _Assignment(task)
+        self._all_read = True
+        return None
+
+    def _start_missing(self) -> None:
+        options = {"num_cpus": self._size["cpus"], "num_gpus": self._size["gpus"], "max_restarts": 0}
+        places = self._n_wanted or capacity(**self._size)
+        for _ in range(places - len(self._idle) - len(self._awaited)):
+            remote = self._ray.remote(_Actor).options(**options, scheduling_strategy="SPREAD")
+            actor = remote.remote(self._opener, sys.path)
+            self._awaited[actor.ping.remote()] = actor, None
+        if self._idle or self._n_at_work:
+            self._last_sign = time.monotonic()
+        elif time.monotonic() - self._last_sign > _SECONDS_WITHOUT_WORKER:
             raise WorkersLost(
                 f"No node of the Ray cluster has had room for a worker, which takes {self._size}, for "
                 f"{_SECONDS_WITHOUT_WORKER:.0f} s."
             )
 
-    def wait(self) -> list[tuple[_RemoteWorker, Answer]]:
-        pending = [worker.pending for worker in self.workers if worker.pending is not None]
-        if not pending:
+    def _answers(self) -> list[tuple[Any, _Assignment | None, _Answer]]:
+        """Wait for a while until workers have answered or died."""
+        if not self._awaited:
             time.sleep(_POLL_SECONDS)
             return []
-        self._ray.wait(pending, timeout=_POLL_SECONDS)
-        arrived = set(self._ray.wait(pending, num_returns=len(pending), timeout=0)[0])
-        answers = [(worker, worker.receive()) for worker in self.workers if worker.pending in arrived]
-        opened = [answer.died is None for worker, answer in answers if not worker.is_open]
-        if any(opened):
-            self._failed_starts = 0
-        elif opened:
+        self._ray.wait(list(self._awaited), timeout=_POLL_SECONDS)
+        arrived = self._ray.wait(list(self._awaited), num_returns=len(self._awaited), timeout=0)[0]
+        answers = [(*self._awaited.pop(reference), self._answer(reference)) for reference in arrived]
+        started = [answer.died is None for _, assignment, answer in answers if assignment is None]
+        if started:
             # Those that a node takes with it count once.
-            self._failed_starts += 1
-        if any(answer.died is not None for _, answer in answers):
+            self._failed_starts = 0 if any(started) else self._failed_starts + 1
+        if any(answer.died is not None for *_, answer in answers):
             # An idle worker may have gone with its node; it would be given the task, and count as another death on it.
-            for worker in self.workers:
-                if worker.is_idle:
-                    worker.ping()
+            self._awaited |= {actor.ping.remote(): (actor, None) for actor in self._idle}
+            self._idle.clear()
         return answers
 
-    def remove(self, worker: _RemoteWorker, reason: str) -> None:
-        self.workers.remove(worker)
-        worker.stop()
-        self._last_death = reason
-        when = "on a task" if worker.assignment else "while it waited" if worker.is_open else "while it started"
-        _log.warning("A worker died %s: %s", when, reason)
+    def _answer(self, reference: Any) -> _Answer:
+        try:
+            answer: _Answer = self._ray.get(reference)
+        except self._ray.exceptions.RayError as death:
+            # The first lines name the actor by numbers; the reason begins the last, and advice follows.
+            return _Answer(died=str(death).strip().splitlines()[-1].split(". ")[0][:300])
+        return answer
+
+    def _after_death(self, assignment: _Assignment | None, reason: str) -> WorkersLost | None:
+        """Take back the task of a worker that died; the error that ends the run where there were too many deaths."""
+        _log.warning("A worker died %s: %s", "on a task" if assignment else "without one", reason)
+        if assignment is None:
+            is_hopeless = self._failed_starts >= _MOST_DEATHS and not self._idle and not self._n_at_work
+            return WorkersLost(f"No worker can start on the Ray cluster: {reason}") if is_hopeless else None
+        assignment.deaths += 1
+        self._given_back.append(assignment)
+        if assignment.deaths < _MOST_DEATHS:
+            return None
+        return WorkersLost(
+            f"A worker died on a task ({reason}), the {_MOST_DEATHS}rd time on the same one; it may need more memory."
+        )
 
 
 @contextlib.contextmanager

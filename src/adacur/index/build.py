@@ -80,8 +80,8 @@ class _Scored:
 
 
 _ScoreBlock = Callable[[_Block], _Scored]
-_ChooseEngine = Callable[[int, int], Engine[_Block, _Scored]]
-"""From the numbers of blocks and pairs that are left to the engine that scores them."""
+_ChooseEngine = Callable[[int], Engine[_Block, _Scored]]
+"""From the number of blocks that are left to the engine that scores them."""
 
 
 def build_scores(
@@ -106,8 +106,7 @@ def build_scores(
     - block_items: items between two save points, by default about 20 s of work; finding that out costs up to half a
       percent more scorer calls, or none for builds of up to 20,000 pairs.
     - progress: called after each block, in the thread that writes them.
-    - on: None (this process; larger builds of a scorer with several devices run in a process per device), a number of
-      local processes, or a `Ray` cluster. Workers send scores back, and only this process writes to `path`.
+    - on: None for this process, or `Ray(…)`. Its workers send scores back, and only this process writes to `path`.
     - origin: how the build was started, remembered in the manifest.
     """
     refuse_url(path, "A build")
@@ -119,14 +118,13 @@ def build_scores(
     folder = Path(path)
     reports = ProgressReports(progress)
 
-    def choose_engine(blocks_left: int, pairs_left: int) -> Engine[_Block, _Scored]:
+    def choose_engine(blocks_left: int) -> Engine[_Block, _Scored]:
         return engine_for(
             on,
             scorer,
             here=_scoring(scorer, anchors=anchors, dtype=dtype),
             elsewhere=functools.partial(_scoring_elsewhere, card=scorer.card, anchors=anchors, dtype=dtype),
             blocks_left=blocks_left,
-            pairs_left=pairs_left,
         )
 
     def choose_block_items(n_items: int) -> int:
@@ -362,7 +360,7 @@ def _score_blocks(
     reports.begin(blocks=manifest.n_blocks, pairs=pairs, blocks_done=len(done), pairs_done=pairs_done)
     if not left:
         return
-    engine = choose_engine(len(left), pairs - pairs_done)
+    engine = choose_engine(len(left))
 
     def store(block: int, scored: _Scored) -> None:
         blocks.write(block, scored.values)

@@ -14,7 +14,7 @@ from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
 from adacur.core.units import duration, duration_range, megabytes, pace
 from adacur.index.blocks import largest_block
-from adacur.index.workers import On, check_workers, connected_to, n_workers, speed
+from adacur.index.workers import On, check_workers, connected_to, workers_and_speed
 from adacur.scorers.calling import score_grid
 
 __all__ = [
@@ -140,7 +140,7 @@ def estimate(
         mean, low, high = encoding
         return Estimate(n_items, 0, 0, n_bytes, seconds=mean, low=low, high=high, encoding_seconds=mean)
     with connected_to(on):
-        workers, faster = n_workers(on, scorer), speed(on, scorer)
+        workers, faster = workers_and_speed(on, scorer)
     timing = time_scorer(items_sample, queries_sample, scorer=scorer, seed=seed, seconds=seconds, most_calls=most_calls)
     times = [pairs / pace / faster + more for (pace,), more in zip(_by_speed([timing]), encoding, strict=True)]
     return Estimate(

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from adacur.core import errors
 from adacur.core.errors import InputError, MissingExtra
 from adacur.engines import Ray, RayActors, WorkersLost
 from adacur.engines.ray import capacity, connected
@@ -40,21 +43,13 @@ def refuse() -> object:
     raise MissingExtra("no model library", name="model")
 
 
-def open_once(folder: Path) -> object:
-    """The first to come works until three others have died where they start, then dies too."""
-    try:
-        (folder / "first").touch(exist_ok=False)
-    except FileExistsError:
-        (folder / f"died {os.getpid()}").touch()
-        os._exit(3)
+def leave() -> object:
+    os._exit(3)
 
-    def outlive(task: str) -> None:
-        while len(list(folder.glob("died *"))) < 3:
-            time.sleep(0.01)
-        time.sleep(1)
-        os.kill(os.getpid(), signal.SIGKILL)
 
-    return outlive
+class Unpicklable(Exception):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second}")
 
 
 def is_there(pid: int) -> bool:
@@ -91,9 +86,9 @@ def test_a_task_that_kills_every_worker_ends_the_run_with_one_error(tmp_path) ->
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_where_no_worker_can_start_and_none_is_left_the_run_ends_with_one_error(tmp_path) -> None:
-    with pytest.raises(WorkersLost, match="No worker can start"):
-        list(RayActors(functools.partial(open_once, tmp_path), on=Ray(workers=2)).run(["a"]))
+def test_a_worker_that_dies_while_it_opens_ends_the_run_with_one_error() -> None:
+    with pytest.raises(WorkersLost, match="the 3rd time"):
+        list(RayActors(leave, on=Ray(workers=2)).run(["a"]))
 
 
 def test_an_error_while_opening_is_the_error_of_the_run() -> None:
@@ -101,6 +96,31 @@ def test_an_error_while_opening_is_the_error_of_the_run() -> None:
         list(RayActors(refuse, on=Ray(workers=1)).run(["a"]))
     assert caught.value.name == "model"
     assert "in refuse" in caught.value.__notes__[0]
+
+
+def test_an_error_that_cannot_travel_comes_in_words() -> None:
+    def open_failing():
+        def fail(task):
+            raise Unpicklable("one", "two")
+
+        return fail
+
+    with pytest.raises(RuntimeError) as caught:
+        list(RayActors(open_failing, on=Ray(workers=1)).run(["a"]))
+    assert str(caught.value) == "Unpicklable: one and two"
+
+
+OURS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.AdacurError)]
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_every_error_of_ours_travels_with_its_message_and_notes(kind) -> None:
+    error = kind("the rule, the values seen, what to try")
+    error.add_note("from a worker")
+    arrived = pickle.loads(pickle.dumps(error))
+    assert type(arrived) is kind
+    assert str(arrived) == str(error)
+    assert arrived.__notes__ == ["from a worker"]
 
 
 def test_work_from_a_module_that_the_workers_lack_is_refused_in_words(tmp_path, monkeypatch) -> None:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import gc
-import os
-import signal
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from adacur.core.errors import IncompleteIndex, NonFiniteScore, ScorerFailed, StorageFull
-from adacur.core.protocols import ScorerCard
+from adacur.core.errors import IncompleteIndex, ScorerFailed, StorageFull
 from adacur.core.records import Item, Query
-from adacur.index import IndexFolder, block_items_for, build_scores, estimate, verify
+from adacur.index import IndexFolder, block_items_for, verify
 from adacur.index import build as building
 from adacur.index.blocks import ScoreBlocks
 from adacur.index.estimate import time_scorer
@@ -151,116 +146,8 @@ def test_when_the_scorer_fails_the_block_before_is_still_written(known, tmp_path
     assert resumed.grids == ["i30", "i40", "i50"]
 
 
-# --- several devices
-
 ITEMS = [Item(f"i{number}", f"text number {number}") for number in range(330)]
 ANCHORS = [Query(f"a{number}", f"anchor {number}") for number in range(70)]
-
-
-class Sines:
-    """A scorer with `devices` devices; `trouble` befalls whoever scores item 100 in another process.
-
-    "together" is no trouble: nobody scores before two processes do.
-    """
-
-    def __init__(self, log: Path, devices: int = 1, trouble: str = "", parent: int = 0) -> None:
-        self.card = ScorerCard(name="sines", backend="sines", weights=f"sines{'!' if trouble == 'other' else ''}")
-        self.log = log
-        self.devices = devices
-        self.trouble = trouble
-        self.parent = parent or os.getpid()
-
-    def replicas(self):
-        again = functools.partial(Sines, self.log, trouble=self.trouble, parent=self.parent)
-        return [again] * self.devices
-
-    def score(self, pairs):
-        return np.array([np.sin(len(query.text) * float(item.id[1:])) for query, item in pairs], dtype=np.float32)
-
-    def score_grid(self, queries, items):
-        with self.log.open("a") as stream:
-            stream.write(f"{os.getpid()} {items[0].id}\n")
-        while self.trouble == "together" and len({line.split()[0] for line in self.log.read_text().splitlines()}) < 2:
-            time.sleep(0.001)
-        scores = self.score([(query, item) for query in queries for item in items]).reshape(len(queries), len(items))
-        if os.getpid() != self.parent and any(item.id == "i100" for item in items):
-            if self.trouble == "killed once" and not (mark := self.log.with_suffix(".mark")).exists():
-                mark.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            if self.trouble == "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if self.trouble == "nan":
-                scores[3, 0] = np.nan
-        return scores
-
-
-def build(path: Path, **options) -> IndexFolder:
-    scorer = Sines(path.with_suffix(".log"), **options)
-    return build_scores(ITEMS, ANCHORS, scorer=scorer, path=path, block_items=20)
-
-
-def scored(path: Path) -> list[tuple[str, str]]:
-    return [tuple(line.split()) for line in path.with_suffix(".log").read_text().splitlines()]
-
-
-def test_two_processes_write_the_folder_that_one_writes(tmp_path) -> None:
-    one, two = build(tmp_path / "one"), build(tmp_path / "two", devices=2, trouble="together")
-    chunks = [sorted((folder.path / "scores.zarr").rglob("c/*/0")) for folder in (one, two)]
-    assert [file.read_bytes() for file in chunks[0]] == [file.read_bytes() for file in chunks[1]]
-    assert len(chunks[0]) == 17
-    assert one.manifest.probes == two.manifest.probes
-    assert one.manifest.items_digest == two.manifest.items_digest
-    assert verify(two.path).ok
-    workers, blocks = zip(*scored(two.path), strict=True)
-    assert len(set(workers)) == 2
-    assert str(os.getpid()) not in workers
-    assert len(set(blocks)) == len(blocks) == 17
-
-
-@pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
-def test_the_block_of_a_killed_process_is_scored_by_another(tmp_path) -> None:
-    folder = build(tmp_path / "index", devices=2, trouble="killed once")
-    assert folder.matrix.tobytes() == build(tmp_path / "one").matrix.tobytes()
-    _, blocks = zip(*scored(folder.path), strict=True)
-    assert len(blocks) - len(set(blocks)) == 1
-
-
-@pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
-@pytest.mark.parametrize(
-    ("trouble", "error", "said"),
-    [
-        ("killed", ScorerFailed, r"died on a task \(by SIGKILL\).*Finished blocks are kept"),
-        ("nan", NonFiniteScore, "query 'a3' and item 'i100'"),
-        ("other", ScorerFailed, "must be alike"),
-    ],
-)
-def test_trouble_in_a_process_reaches_the_user_and_finished_blocks_are_kept(tmp_path, trouble, error, said) -> None:
-    path = tmp_path / "index"
-    scorer = Sines(path.with_suffix(".log"), devices=2, trouble=trouble)
-    scorer.card = Sines(path).card
-    with pytest.raises(error, match=said):
-        build_scores(ITEMS, ANCHORS, scorer=scorer, path=path, block_items=20)
-    before = set() if trouble == "other" else {block for _, block in scored(path)}
-    folder = build(path)
-    assert folder.matrix.tobytes() == build(tmp_path / "one").matrix.tobytes()
-    again = [block for worker, block in scored(path) if worker == str(os.getpid())]
-    # Blocks that were begun are scored again only if they were in somebody's hands when the trouble came.
-    assert len(before & set(again)) <= 2
-    assert verify(path).ok
-
-
-def test_replicas_that_do_not_pickle_are_refused_in_words(tmp_path) -> None:
-    scorer = Sines(tmp_path / "log")
-    scorer.replicas = lambda: [lambda: scorer] * 2
-    with pytest.raises(ScorerFailed, match="'sines'"):
-        build_scores(ITEMS, ANCHORS, scorer=scorer, path=tmp_path / "index", block_items=20)
-
-
-def test_a_small_build_and_a_single_device_stay_in_this_process(tmp_path) -> None:
-    small = Sines(tmp_path / "small.log", devices=2)
-    build_scores(ITEMS[:50], ANCHORS, scorer=small, path=tmp_path / "small", block_items=10)
-    build(tmp_path / "single", devices=1)
-    assert {worker for name in ("small", "single") for worker, _ in scored(tmp_path / name)} == {str(os.getpid())}
 
 
 # --- the size of a block
@@ -293,10 +180,3 @@ def test_compiling_for_a_shape_is_not_taken_for_slowness(known) -> None:
     timing = time_scorer(ITEMS, ANCHORS, scorer=Compiling(), seconds=0.05)
     assert compiled == {1, 16, 128}
     assert timing.mean > 4 * 128 / 0.5
-
-
-def test_an_estimate_counts_on_every_device(tmp_path) -> None:
-    scorer = Sines(tmp_path / "log", devices=4)
-    cost = estimate(ITEMS, ANCHORS, scorer=scorer, n_items=10_000, n_anchors=70, most_calls=2000)
-    assert cost.workers == 4
-    assert cost.seconds == pytest.approx(700_000 / cost.pairs_per_second)

@@ -23,7 +23,7 @@ def edit_index(
     as_json: bool,
     scorer: str | None = None,
     trust: bool = False,
-    on: int | Ray | None = None,
+    on: Ray | None = None,
 ) -> None:
     """Make one new version of an index by the edits that `make` asks for, and print it."""
     import adacur

@@ -46,9 +46,9 @@ class TorchCrossEncoder:
 
     The body runs in `dtype` (by default float16 on CUDA, float32 on the CPU) and the head in float32, since
     half-precision logits tie. `batch_tokens` bounds the tokens of one forward pass; a device that runs out of memory
-    gets half as many from then on, and a warning is logged. `device` may name several: the scorer itself runs on the
-    first, and an index is built by one process on each; by default these are all CUDA devices there are.
-    BERT, RoBERTa, XLM-R and CamemBERT run without padding; `compiled` lets long runs on CUDA use torch.compile.
+    gets half as many from then on, and a warning is logged. `device` is by default the first GPU, if there is one;
+    a build with on=Ray() scores on all of them. BERT, RoBERTa, XLM-R and CamemBERT run without padding; `compiled`
+    lets long runs on CUDA use torch.compile.
     """
 
     shares_calls = True
@@ -57,7 +57,7 @@ class TorchCrossEncoder:
         self,
         name_or_folder: str | Path,
         *,
-        device: str | Sequence[str] | None = None,
+        device: str | None = None,
         dtype: str | None = None,
         max_tokens: int | None = None,
         max_item_tokens: int | None = None,
@@ -67,8 +67,7 @@ class TorchCrossEncoder:
     ) -> None:
         self._torch = require("torch", extra="torch")
         require("transformers", extra="torch")
-        self._devices = _devices(self._torch, device)
-        self._device = self._torch.device(self._devices[0])
+        self._device = self._torch.device(_device(self._torch, device))
         self._dtype = dtype or ("float16" if self._device.type == "cuda" else "float32")
         if self._dtype not in _DTYPES:
             raise InputError(f"dtype is one of {', '.join(_DTYPES)}; got {dtype!r}.")
@@ -142,12 +141,6 @@ class TorchCrossEncoder:
             scores[:, start : start + n_items] = answers.reshape(len(queries), n_items)
         return scores
 
-    def replicas(self) -> list[Callable[[], TorchCrossEncoder]]:
-        """What opens this scorer on each of its devices, for a process each; none where it has only one."""
-        if len(self._devices) == 1:
-            return []
-        return [partial(TorchCrossEncoder, self._source, device=device, **self._options) for device in self._devices]
-
     def reopening(self) -> Reopening:
         """What opens this scorer elsewhere: on one GPU if it is on a GPU here, else on one CPU."""
         on_gpu = self._device.type == "cuda"
@@ -208,13 +201,13 @@ class TorchCrossEncoder:
             # No batch was small enough: what filled the device is not this scorer, and may be gone by the next call.
             self._batch_tokens = self._most_batch_tokens
             raise ScorerFailed(
-                f"The device {self._devices[0]!r} has too little memory left for one pair. Free some, lower "
+                f"The device {str(self._device)!r} has too little memory left for one pair. Free some, lower "
                 "max_tokens or max_item_tokens, or use device='cpu'."
             )
         self._batch_tokens = max(1, self._batch_tokens // 2)
         _log.warning(
             "The device %s ran out of memory; batches of %s go on with at most %d tokens.",
-            self._devices[0],
+            self._device,
             self._name,
             self._batch_tokens,
         )
@@ -279,22 +272,18 @@ def _classified(model: Any, vectors: Any) -> Any:
     return model.classifier(vectors if pooler is None else pooler(vectors))[:, 0]
 
 
-def _devices(torch: Any, device: str | Sequence[str] | None) -> list[str]:
-    if device is None:
-        return [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
-    names = [device] if isinstance(device, str) else list(device)
-    if not names:
-        raise InputError("device names one torch device or several, such as 'cuda:0'; got none.")
-    for name in names:
-        try:
-            named = torch.device(name)
-        except RuntimeError as error:
-            raise InputError(f"device is a torch device such as 'cpu' or 'cuda:0'; got {name!r}.") from error
-        there = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-        if named.type == "cuda" and (named.index or 0) >= len(there):
-            seen = ", ".join(there) or "no CUDA device"
-            raise InputError(f"There is no device {name!r}; torch sees {seen} here. Use that, or device='cpu'.")
-    return names
+def _device(torch: Any, device: str | None) -> str:
+    """The device to run on; by default the GPU if there is one."""
+    there = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    name = device or (there[0] if there else "cpu")
+    try:
+        named = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"device must be a torch device such as 'cpu' or 'cuda:0'; got {name!r}.") from error
+    if named.type == "cuda" and (named.index or 0) >= len(there):
+        seen = ", ".join(there) or "no CUDA device"
+        raise InputError(f"There is no device {name!r}; torch sees {seen} here. Use that, or device='cpu'.")
+    return name
 
 
 def _default_batch_tokens(torch: Any, device: Any) -> int:

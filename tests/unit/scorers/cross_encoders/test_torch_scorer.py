@@ -225,19 +225,14 @@ def test_memory_that_comes_back_is_used_again(folder) -> None:
         assert len(asked) < 10, "another filled the device for a while"
 
 
-def test_several_devices_give_one_opener_each_that_can_be_sent_to_a_process(folder) -> None:
-    with TorchCrossEncoder(folder, device=["cpu", "cpu"], max_item_tokens=5, name="mine") as scorer:
-        expected = scorer.score(PAIRS)
-        openers = pickle.loads(pickle.dumps(scorer.replicas()))
-        assert len(openers) == 2
-        with openers[1]() as replica:
-            assert replica.card == scorer.card
-            assert replica.replicas() == []
-            np.testing.assert_array_equal(replica.score(PAIRS), expected)
-    with TorchCrossEncoder(folder, device="cpu") as alone:
-        assert alone.replicas() == []
-    with pytest.raises(InputError, match="got none"):
-        TorchCrossEncoder(folder, device=[])
+def test_a_scorer_goes_to_another_process_with_its_options(folder) -> None:
+    with TorchCrossEncoder(folder, device="cpu", max_item_tokens=5, name="mine") as scorer:
+        way = pickle.loads(pickle.dumps(scorer.reopening()))
+        with way.open() as again:
+            assert again.card == scorer.card
+            np.testing.assert_array_equal(again.score(PAIRS), scorer.score(PAIRS))
+    with pytest.raises(InputError, match="tpu-of-mine"):
+        TorchCrossEncoder(folder, device="tpu-of-mine")
 
 
 def test_a_tokenizer_without_types_means_the_first_type_everywhere(tmp_path) -> None:
