@@ -66,7 +66,6 @@ class BuildOptions(TypedDict, total=False):
     block_items: int | None
     tune: bool
     progress: bool
-    command: Sequence[str]
 
 
 _Items = Iterable[Item | str] | str | Path
@@ -113,7 +112,6 @@ def build(
     tune: bool = True,
     progress: bool = True,
     dry_run: bool = False,
-    command: Sequence[str] = (),
 ) -> AnchorIndex | Estimate:
     """Score every item against every anchor query, keep the scores in a folder, and open it.
 
@@ -141,7 +139,6 @@ def build(
       which it would have to hold in memory.
     - progress: show bars.
     - dry_run: return the `Estimate` instead, at the cost of timing the scorer and the encoder on a sample.
-    - command: arguments of the command line, by which an unfinished index says how to continue it.
     """
     records = as_items(items)
     dual, stages = open_encoder(encoder), listed_stages(first)
@@ -167,7 +164,7 @@ def build(
         options: dict[str, Any] = {"scorer": opened, "encode": encode, "dtype": dtype, "seed": seed, "on": on}
         return _estimate(records, queries, path, sparse=share, **options)
     was_finished = is_finished(path)
-    origin = _origin(records, command)
+    origin = Origin(records.id_field, records.text_fields) if isinstance(records, ItemFile) else None
     latest: Progress | None = None
     with scoring_bar(progress) as show:
 
@@ -231,13 +228,6 @@ def _sample(items: Iterable[Item]) -> tuple[list[Item], int]:
         elif (place := draw.randrange(seen)) < _SAMPLE_ITEMS:
             sample[place] = item
     return sample, seen
-
-
-def _origin(items: Iterable[Item], command: Sequence[str]) -> Origin | None:
-    if not isinstance(items, ItemFile) and not command:
-        return None
-    fields = (items.id_field, items.text_fields) if isinstance(items, ItemFile) else (None, None)
-    return Origin(*fields, command=tuple(command), folder=str(Path.cwd()) if command else "")
 
 
 def _tune_quickly(index: AnchorIndex, *, seed: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import adacur
-from adacur import Item, Query
+from adacur import Item, Query, Ray
 from adacur.core.errors import EmptyInput, InputError, ScorerFailed
 from adacur.index import Estimate, Sparse
 from adacur.scorers import FunctionScorer, Metered
@@ -71,7 +71,7 @@ def test_a_dry_run_knows_what_is_scored_already(tmp_path) -> None:
         ({"first": "dense"}, InputError),
         ({"dtype": "int8"}, InputError),
         ({"sparse": 0.1}, InputError),
-        ({"sparse": 0.1, "first": "dense", "encoder": Encoder(), "on": 2}, InputError),
+        ({"sparse": 0.1, "first": "dense", "encoder": Encoder(), "on": Ray()}, InputError),
         ({"on": 0}, InputError),
         ({"anchors": []}, EmptyInput),
         ({"path": "s3://bucket/my.adacur"}, InputError),

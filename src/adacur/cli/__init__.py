@@ -24,7 +24,7 @@ def run() -> None:
     from adacur.cli.messages import explained, failed, interrupted
 
     try:
-        app(arguments, prog_name="adacur", obj=tuple(arguments))
+        app(arguments, prog_name="adacur")
     except Interrupted as stop:
         if debug:
             traceback.print_exc()

@@ -28,7 +28,6 @@ _LONG_SECONDS = 600
 
 
 def build(
-    context: typer.Context,
     items: opt.ItemsPath,
     index: Annotated[str | None, Argument(help="The folder to write; an interrupted build continues.")] = None,
     anchors: Annotated[Path | None, Option(help="A file of anchor queries; default: pseudo-queries.")] = None,
@@ -96,9 +95,7 @@ def build(
         return
     was_finished = is_finished(str(index))
     with log_as_notes("adacur.build"):
-        # The command as it was typed; absent where commands are called from Python.
-        command = context.find_root().obj or ()
-        built = adacur.build(source, chosen or 0, tune=tune, command=command, **options)
+        built = adacur.build(source, chosen or 0, tune=tune, **options)
     recognising = 0 if built.drift is None else built.drift.n_probes
     if as_json:
         summary = {"index": index, "items": len(built), "anchors": len(built.anchor_queries)}

@@ -1,14 +1,20 @@
-"""JSON and arrays from a folder that may be damaged: what was written, or a ValueError that says what is wrong."""
+"""JSON, records and arrays from a folder that may be damaged: what was written, or a ValueError that says why not."""
 
 from __future__ import annotations
 
+import collections.abc
+import dataclasses
 import json
+import math
+import types
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-__all__ = ["read_array", "read_json"]
+__all__ = ["read_array", "read_json", "read_record"]
+
+Record = TypeVar("Record")
 
 
 def read_json(file: Path) -> Any:
@@ -34,3 +40,38 @@ def read_array(file: Path, *, kind: str, ndim: int | None = 1, mapped: bool = Fa
         found = f"{array.ndim} axes of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
         raise ValueError(f"{file.name} must have {ndim or 'some'} axes of kind {kind!r}; it has {found}")
     return array if mapped else np.array(array)
+
+
+def read_record(kind: type[Record], data: Any) -> Record:
+    """A dataclass from JSON, every field checked against its type; other fields, of later versions, are passed over.
+
+    Types may be str, int, bool, float (finite), X | None, tuple[X, ...], Mapping[str, X] and other dataclasses.
+    """
+    if not isinstance(data, dict) or not dataclasses.is_dataclass(kind):
+        raise ValueError(f"{data!r} is not a {kind.__name__}")
+    hints = get_type_hints(kind)
+    values = {}
+    for field in dataclasses.fields(kind):
+        if field.name in data:
+            values[field.name] = _checked(hints[field.name], data[field.name], field.name)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ValueError(f"{field.name!r} is missing")
+    return kind(**values)
+
+
+def _checked(kind: Any, value: Any, name: str) -> Any:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is types.UnionType:
+        return None if value is None else _checked(inner[0], value, name)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_checked(inner[0], one, name) for one in value)
+    if origin is collections.abc.Mapping and isinstance(value, dict):
+        return {key: _checked(inner[1], one, name) for key, one in value.items()}
+    if dataclasses.is_dataclass(kind):
+        return read_record(kind, value)  # type: ignore[arg-type]
+    if kind is float and type(value) in (int, float) and math.isfinite(value):
+        return float(value)
+    # Not isinstance: True is an int.
+    if kind in (str, int, bool) and type(value) is kind:
+        return value
+    raise ValueError(f"{name} is {value!r}, not of type {getattr(kind, '__name__', kind)}")

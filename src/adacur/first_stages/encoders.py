@@ -17,6 +17,7 @@ from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError
 from adacur.core.extras import require
 from adacur.data import fetch, names
+from adacur.data.stored import read_record
 from adacur.first_stages.saved import index_of
 from adacur.scorers.consent import check_consent
 from adacur.scorers.cross_encoders.checkpoints import check_names_no_code, checkpoint_folder, quiet
@@ -59,13 +60,8 @@ class EncoderCard:
 
 def read_card(data: Any) -> EncoderCard:
     """The card in the settings of a saved first stage; ValueError where they hold something else."""
-    card = EncoderCard(**data)
-    texts = (card.kind, card.query_prefix, card.item_prefix)
-    names_ = (card.source, card.weights, card.pooling, card.settings)
-    if not all(isinstance(text, str) for text in texts) or not all(isinstance(name, str | None) for name in names_):
-        raise ValueError(f"the encoder is {data!r}")
-    counts = (card.dimension, 1 if card.max_tokens is None else card.max_tokens)
-    if not isinstance(card.normalise, bool | None) or not all(type(count) is int and count > 0 for count in counts):
+    card = read_record(EncoderCard, data)
+    if card.dimension < 1 or (card.max_tokens is not None and card.max_tokens < 1):
         raise ValueError(f"the encoder is {data!r}")
     return card
 

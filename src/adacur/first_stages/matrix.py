@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -54,26 +53,10 @@ class Matrix(FirstStage):
         best = best_by_id(row, self._ids, k)
         return Ranking(best, np.asarray(row[best]))
 
-    @classmethod
-    def build(cls, items: Iterable[Item], **unused: Any) -> NoReturn:
-        """Refused: scores cannot be made from items."""
+    @staticmethod
+    def _refused(*given: Any, **options: Any) -> NoReturn:
         raise InputError(
             "Known scores cannot be built, updated or saved; give them: Matrix(queries=…, items=…, scores=…)."
         )
 
-    @classmethod
-    def load(cls, folder: str | Path, **unused: Any) -> NoReturn:
-        """Refused, like `build`."""
-        Matrix.build(())
-
-    def check_can_grow(self) -> NoReturn:
-        """Refused: the scores of new items are not known."""
-        Matrix.build(())
-
-    def updated(self, items: Iterable[Item], **unused: Any) -> NoReturn:
-        """Refused, like `build`."""
-        Matrix.build(items)
-
-    def save(self, folder: str | Path) -> NoReturn:
-        """Refused, like `build`."""
-        Matrix.build(())
+    build = load = updated = save = check_can_grow = _refused

@@ -3,17 +3,16 @@
 Where to change what: `build` scores block by block (`source` compares with what a folder holds, `workers` says where,
 `estimate` what it costs, `progress` reports), `sparse` scores a share of the pairs. On disk: `manifest`, `database`
 and `items` (SQLite), `blocks` (Zarr), `compressed` (features), `files` (locks, atomic writes). `folder` opens a
-version, `versions` puts one together from parts, `updates` makes a new one, `pruning` deletes old ones. `copying` and
+version, `versions` puts one together from parts, and deletes old ones, `updates` makes a new one. `copying` and
 `object_store` go to S3.
 """
 
 from __future__ import annotations
 
 from adacur.index.build import build_scores, save_table
-from adacur.index.checksums import write_checksums
 from adacur.index.estimate import Estimate, block_items_for, estimate
-from adacur.index.files import locked
-from adacur.index.folder import COMPRESSED, IndexFolder, build_status, first_stage_folders, is_finished
+from adacur.index.files import locked, write_checksums
+from adacur.index.folder import IndexFolder, build_status, first_stage_folders, is_finished
 from adacur.index.items import StoredItems
 from adacur.index.manifest import (
     FORMAT_OF_VERSIONS,
@@ -27,11 +26,11 @@ from adacur.index.manifest import (
 from adacur.index.object_store import index_url
 from adacur.index.probes import Drift, DriftWarning, check_scorer, choose_probes
 from adacur.index.progress import Progress, scoring_bar
-from adacur.index.pruning import prune
 from adacur.index.sparse import Sparse
 from adacur.index.table import AnchorTable
 from adacur.index.updates import Update, updating
 from adacur.index.verify import verify
+from adacur.index.versions import COMPRESSED, prune
 from adacur.index.workers import On
 
 __all__ = [

@@ -30,8 +30,7 @@ from adacur.core.errors import (
     StorageFull,
 )
 from adacur.core.protocols import AnchorScores, Items, Scorer, ScorerCard
-from adacur.core.records import Item, Pair, Query, as_queries
-from adacur.core.scores import score_pairs
+from adacur.core.records import Item, Query, as_queries
 from adacur.engines import Engine, InThisProcess, WorkersLost
 from adacur.index.blocks import MOST_BLOCK_ITEMS, ScoreBlocks, as_stored, check_dtype, digest_scores, largest_block
 from adacur.index.database import DATABASE, DATABASE_FILES, connect, load, seal
@@ -39,14 +38,13 @@ from adacur.index.estimate import Estimate, block_items_for, blocks_of_small_bui
 from adacur.index.files import LOCK, check_no_links, is_full, locked, remove_files, sync_path, write_atomically
 from adacur.index.folder import IndexFolder, is_finished
 from adacur.index.items import StoredItems
-from adacur.index.manifest import Manifest, Origin, read_manifest, write_manifest
+from adacur.index.manifest import Manifest, Origin, write_manifest
 from adacur.index.object_store import refuse_url
-from adacur.index.probes import choose_probes, compare, same_scorer
+from adacur.index.probes import Drift, choose_probes, compare_scores, same_scorer
 from adacur.index.progress import Progress, ProgressReports
 from adacur.index.source import Source, begun, check_same, comparable
 from adacur.index.table import distinct_anchors
 from adacur.index.workers import On, check_workers, connected_to, engine_for
-from adacur.scorers.cached import past_cache
 from adacur.scorers.calling import score_grid
 
 __all__ = ["build_scores", "save_rows", "save_table"]
@@ -107,7 +105,7 @@ def build_scores(
       percent more scorer calls, or none for builds of up to 20,000 pairs.
     - progress: called after each block, in the thread that writes them.
     - on: None for this process, or `Ray(…)`. Its workers send scores back, and only this process writes to `path`.
-    - origin: how the build was started, remembered in the manifest.
+    - origin: the fields of its file, remembered in the manifest.
     """
     refuse_url(path, "A build")
     check_dtype(dtype)
@@ -137,11 +135,6 @@ def build_scores(
         size = {"n_items": n_items, "n_anchors": len(anchors), "workers": cost.workers}
         return block_items_for(cost.pairs_per_second, dtype=dtype, **size)
 
-    def recognise(pairs: Sequence[Pair], stored: FloatArray) -> None:
-        scores = score_pairs(past_cache(scorer), pairs)
-        built = read_manifest(folder).scorer
-        reports.drift = compare(stored, scores, dtype=dtype, where=folder, built=built, given=scorer.card)
-
     # A cluster takes seconds to start, and a finished index has no use for it.
     with contextlib.nullcontext() if is_finished(folder) else connected_to(on):
         _build(
@@ -149,7 +142,7 @@ def build_scores(
             Source(items, anchors, card=scorer.card, dtype=dtype, seed=seed, origin=origin),
             choose_engine=choose_engine,
             choose_block_items=choose_block_items,
-            recognise=recognise,
+            scorer=scorer,
             reports=reports,
         )
     return IndexFolder.open(folder)
@@ -206,7 +199,6 @@ def save_rows(
             Source(stream(), queries, card=card, dtype=dtype, origin=origin, check=lambda item: None),
             choose_engine=lambda *_: InThisProcess(look_up),
             choose_block_items=lambda _: block_items,
-            recognise=None,
             reports=ProgressReports(None),
         )
         if folder.exists():
@@ -225,8 +217,8 @@ def _build(
     *,
     choose_engine: _ChooseEngine,
     choose_block_items: Callable[[int], int],
-    recognise: Callable[[Sequence[Pair], FloatArray], None] | None,
     reports: ProgressReports,
+    scorer: Scorer | None = None,
 ) -> None:
     # Before anything in a finished folder is opened.
     check_no_links(folder)
@@ -247,8 +239,8 @@ def _build(
         with contextlib.closing(connect(folder, writable=True)) as connection:
             blocks = ScoreBlocks.open(folder, manifest, writable=True)
             # A name proves little where there are no weights to compare.
-            if recognise is not None and not same_scorer(manifest.scorer, source.card):
-                _recognise(manifest, blocks, connection, source.anchors, recognise=recognise)
+            if scorer is not None and not same_scorer(manifest.scorer, scorer.card):
+                reports.drift = _recognise(folder, manifest, blocks, connection, source.anchors, scorer)
             _score_blocks(folder, manifest, blocks, connection, choose_engine=choose_engine, reports=reports)
             _finish(folder, manifest, blocks, connection)
 
@@ -291,23 +283,22 @@ def _remove(folder: Path) -> None:
 
 
 def _recognise(
+    folder: Path,
     manifest: Manifest,
     blocks: ScoreBlocks,
     connection: sqlite3.Connection,
     anchors: Sequence[Query],
-    *,
-    recognise: Callable[[Sequence[Pair], FloatArray], None],
-) -> None:
+    scorer: Scorer,
+) -> Drift | None:
     """Compare a few scores of a finished block, so that one index never holds the scores of two scorers."""
     finished = connection.execute("SELECT min(block) FROM blocks").fetchone()[0]
     if finished is None:
-        return
+        return None
     values, items = blocks.read(finished), _block_items(connection, manifest.block(finished))
-    rows = np.linspace(0, len(items) - 1, _PAIRS_TO_RECOGNISE).astype(int)
-    columns = np.linspace(0, len(anchors) - 1, _PAIRS_TO_RECOGNISE).astype(int)
-    places = sorted(set(zip(rows.tolist(), columns.tolist(), strict=True)))
-    pairs = [(anchors[column], items[row]) for row, column in places]
-    recognise(pairs, np.array([values[row, column] for row, column in places], dtype=np.float64))
+    rows, columns = (np.linspace(0, n - 1, _PAIRS_TO_RECOGNISE).astype(int) for n in (len(items), len(anchors)))
+    rows, columns = np.unique([rows, columns], axis=1)
+    pairs = [(anchors[column], items[row]) for row, column in zip(rows, columns, strict=True)]
+    return compare_scores(scorer, pairs, values[rows, columns], manifest, where=folder)
 
 
 def _scoring(scorer: Scorer, *, anchors: Sequence[Query], dtype: str) -> _ScoreBlock:
@@ -385,7 +376,7 @@ def _score_blocks(
         except WorkersLost as error:
             raise ScorerFailed(f"{error} {_CONTINUES}") from error
         except ScorerError as error:
-            if reports.blocks_done or writing is not None:
+            if reports.now.blocks_done or writing is not None:
                 error.args = (f"{error} {_CONTINUES}",)
             raise
         if writing is not None:
@@ -406,13 +397,12 @@ def _finish(folder: Path, manifest: Manifest, blocks: ScoreBlocks, connection: s
                 raise DamagedIndex(f"{error} Or run the same build again: it will score this block anew.") from error
             yield manifest.block(block).start, values
 
-    probes = choose_probes(read_back, seed=manifest.seed)
+    probes = choose_probes(read_back(), seed=manifest.seed)
     blocks.tidy()
     seal(connection)
     shutil.rmtree(folder / _OLD_RECORDS, ignore_errors=True)
     write_atomically(folder / "pt_meta.json", json.dumps(_PYTERRIER))
-    origin = None if manifest.origin is None else replace(manifest.origin, command=(), folder="")
-    write_manifest(folder, replace(manifest, status="complete", probes=probes, origin=origin))
+    write_manifest(folder, replace(manifest, status="complete", probes=probes))
 
 
 @contextlib.contextmanager
@@ -422,7 +412,8 @@ def _storage_errors(folder: Path, reports: ProgressReports) -> Iterator[None]:
         yield
     except (OSError, sqlite3.Error) as error:
         if is_full(error):
-            safe = f"{reports.blocks_done} of {reports.blocks} blocks are" if reports.blocks else "nothing is"
+            now = reports.now
+            safe = f"{now.blocks_done} of {now.blocks} blocks are" if now.blocks else "nothing is"
             raise StorageFull(
                 f"The disk that holds {folder} is full; {safe} safely stored. Free some space and run the same build "
                 "again: it continues where it stopped."

@@ -18,10 +18,9 @@ from adacur.core.arrays import KeyArray
 from adacur.core.errors import AdacurError, DamagedIndex, IndexMismatch, NewerFormat
 from adacur.core.protocols import AnchorScores
 from adacur.data.stored import read_array, read_json
-from adacur.index.checksums import write_checksums
-from adacur.index.files import locked
-from adacur.index.folder import COMPRESSED
+from adacur.index.files import locked, write_checksums
 from adacur.index.manifest import read_manifest
+from adacur.index.versions import COMPRESSED
 
 __all__ = ["drop_features", "is_compressed", "read_features", "store_features"]
 

@@ -15,10 +15,10 @@ from adacur.core.errors import IncompleteIndex, IndexMismatch, InputError, NotAn
 from adacur.index.blocks import SCORES
 from adacur.index.database import DATABASE
 from adacur.index.files import LOCK
-from adacur.index.folder import AT_HOME, IndexFolder
+from adacur.index.folder import IndexFolder
 from adacur.index.manifest import FIRST_MANIFEST, MANIFEST, VERSIONS
 from adacur.index.object_store import ObjectStore, copies, index_url
-from adacur.index.versions import EXACT, PARTS, READERS
+from adacur.index.versions import AT_HOME, EXACT, PARTS, READERS, places_of
 
 __all__ = ["copy_index", "local_copy", "version_files"]
 
@@ -35,21 +35,9 @@ def version_files(index: IndexFolder) -> list[str]:
     versions, and nothing that is not part of an index.
     """
     root = index.path
-    if index.parts:
-        places = [root / MANIFEST, root / _PYTERRIER, index.home]
-        for part in index.parts:
-            # The first build shares its folder with everything else.
-            first_build = [root / name for name in (FIRST_MANIFEST, DATABASE, SCORES, EXACT)]
-            places += first_build if part.folder == root else [part.folder]
-    else:
-        places = [root / name for name in (MANIFEST, _PYTERRIER, DATABASE, SCORES, EXACT, *AT_HOME)]
-    files = {
-        file.relative_to(root).as_posix()
-        for place in places
-        for file in (place.rglob("*") if place.is_dir() else (place,))
-        if file.is_file()
-    }
-    return sorted(name for name in files if _is_copied(name))
+    places = [root / name for name in (MANIFEST, _PYTERRIER, *places_of(root, index.home))]
+    files = [file for place in places for file in (place.rglob("*") if place.is_dir() else (place,)) if file.is_file()]
+    return sorted(filter(_is_copied, (file.relative_to(root).as_posix() for file in files)))
 
 
 def copy_index(source: str | Path, target: str | Path) -> None:

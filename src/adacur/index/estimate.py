@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from adacur.core.arrays import FloatArray
 from adacur.core.errors import EmptyInput, InputError
 from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
@@ -93,20 +94,24 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Pairs or texts a second: on the whole, at the slowest and at the fastest; `calls_used` is what timing cost."""
+    """Pairs or texts a second: on the whole, at the fastest and at the slowest; `calls_used` is what timing cost."""
 
     mean: float
-    slowest: float
     fastest: float
+    slowest: float
     calls_used: int = 0
 
     @classmethod
-    def of(cls, timings: Sequence[tuple[int, float]]) -> Pace:
+    def of(cls, timings: Sequence[tuple[int, float]], *, calls_used: int = 0) -> Pace:
         """From (how many, in how many seconds)."""
         mean = sum(n for n, _ in timings) / sum(seconds for _, seconds in timings)
         spread = _LEAST_SPREAD if len(timings) >= _FEW_TIMINGS else _SPREAD_OF_FEW
         rates = [n / seconds for n, seconds in timings]
-        return cls(mean, min(*rates, mean / spread), max(*rates, mean * spread))
+        return cls(mean, max(*rates, mean * spread), min(*rates, mean / spread), calls_used)
+
+    def times(self, n: int) -> FloatArray:
+        """Seconds for n of them: on the whole, at the least and at the most."""
+        return n / np.array([self.mean, self.fastest, self.slowest])
 
 
 def estimate(
@@ -133,34 +138,28 @@ def estimate(
     """
     check_workers(on, scorer)
     pairs = (items_per_anchor or n_items) * n_anchors
-    encoders = [time_encoder(items_sample, one, seed=seed) for one in encode]
-    encoding = [sum((n_items + n_anchors) / pace for pace in paces) for paces in _by_speed(encoders)]
-    n_bytes = n_items * n_anchors * np.dtype(dtype).itemsize
-    if not pairs:
-        mean, low, high = encoding
-        return Estimate(n_items, 0, 0, n_bytes, seconds=mean, low=low, high=high, encoding_seconds=mean)
-    with connected_to(on):
-        workers, faster = workers_and_speed(on, scorer)
-    timing = time_scorer(items_sample, queries_sample, scorer=scorer, seed=seed, seconds=seconds, most_calls=most_calls)
-    times = [pairs / pace / faster + more for (pace,), more in zip(_by_speed([timing]), encoding, strict=True)]
+    texts = n_items + n_anchors
+    encoding = sum((time_encoder(items_sample, one, seed=seed).times(texts) for one in encode), np.zeros(3))
+    timing, workers, faster = Pace(np.inf, np.inf, np.inf), 1, 1.0
+    if pairs:
+        with connected_to(on):
+            workers, faster = workers_and_speed(on, scorer)
+        limits: dict[str, Any] = {"seconds": seconds, "most_calls": most_calls}
+        timing = time_scorer(items_sample, queries_sample, scorer=scorer, seed=seed, **limits)
+    expected, low, high = (timing.times(pairs) / faster + encoding).tolist()
     return Estimate(
         n_items,
         n_anchors,
         pairs,
-        n_bytes,
-        seconds=times[0],
-        low=times[1],
-        high=times[2],
-        encoding_seconds=encoding[0],
-        pairs_per_second=timing.mean * faster,
+        bytes=n_items * n_anchors * np.dtype(dtype).itemsize,
+        seconds=expected,
+        low=low,
+        high=high,
+        encoding_seconds=float(encoding[0]),
+        pairs_per_second=timing.mean * faster if pairs else 0.0,
         workers=workers,
         calls_used=timing.calls_used,
     )
-
-
-def _by_speed(paces: Sequence[Pace]) -> tuple[list[float], list[float], list[float]]:
-    """The mean, the fastest and the slowest of each."""
-    return [one.mean for one in paces], [one.fastest for one in paces], [one.slowest for one in paces]
 
 
 def block_items_for(pairs_per_second: float, *, n_items: int, n_anchors: int, dtype: str, workers: int = 1) -> int:
@@ -193,60 +192,52 @@ def time_scorer(
         raise EmptyInput(f"A sample needs items and queries; got {len(items)} items and {len(queries)} queries.")
     if most_calls is not None and most_calls < _FEWEST_CALLS:
         raise InputError(f"Timing a scorer takes at least {_FEWEST_CALLS} calls of it; got most_calls={most_calls}.")
-    items = _shuffled(items, seed)
-    calls, next_item = 1, min(1, len(items) - 1)
 
-    def score(some_queries: Sequence[Query], some_items: Sequence[Item]) -> None:
-        score_grid(scorer, some_queries, some_items)
+    def score(n_queries: int, some: Sequence[Item]) -> object:
+        return score_grid(scorer, queries[:n_queries], some)
 
-    def grid(doublings: int, is_first: bool) -> tuple[int, Callable[[], object]] | None:
-        nonlocal calls, next_item
-        wide = min(len(queries), 2 ** -(-doublings // 2))
-        high = 2**doublings // wide
-        # New items each time, since a scorer may remember pairs; a smaller grid than the last says less than it.
-        batch = items[next_item : next_item + high]
-        n_pairs = wide * len(batch)
-        if not is_first and (len(batch) < high or (most_calls is not None and calls + n_pairs > most_calls)):
-            return None
-        calls, next_item = calls + n_pairs, next_item + high
-        return n_pairs, lambda: score(queries[:wide], batch)
-
-    # Loading happens in the first call and says nothing about the rest.
-    score(queries[:1], items[:1])
-    timed = _timed(grid, seconds=seconds)
-    return replace(timed, calls_used=calls)
+    return _timed(score, items, widest=len(queries), seed=seed, seconds=seconds, most_calls=most_calls)
 
 
 def time_encoder(items: Sequence[Item], encode: Encode, *, seed: int = 0, seconds: float = _ENCODING_SECONDS) -> Pace:
     """Encode ever larger batches of a sample until `seconds` are used or the sample is."""
-    texts = [item.text for item in _shuffled(items, seed)]
-    at = min(1, len(texts) - 1)
-
-    def batch(doublings: int, is_first: bool) -> tuple[int, Callable[[], object]] | None:
-        nonlocal at
-        some, at = texts[at : at + 2**doublings], at + 2**doublings
-        return (len(some), lambda: encode(some)) if is_first or len(some) == 2**doublings else None
-
-    encode(texts[:1])
-    return _timed(batch, seconds=seconds)
+    return _timed(lambda _, some: encode([item.text for item in some]), items, widest=1, seed=seed, seconds=seconds)
 
 
-def _shuffled(items: Sequence[Item], seed: int) -> list[Item]:
+def _timed(
+    work: Callable[[int, Sequence[Item]], object],
+    items: Sequence[Item],
+    *,
+    widest: int,
+    seed: int,
+    seconds: float,
+    most_calls: int | None = None,
+) -> Pace:
+    """Time grids of queries and items, twice as large each time, until they are large enough; then others like them.
+
+    `work` takes a number of queries, at most `widest`, and the items.
+    """
     # Collections often come sorted by length or topic; the first items would not be like the rest.
-    return [items[position] for position in np.random.default_rng(seed).permutation(len(items))]
-
-
-def _timed(work: Callable[[int, bool], tuple[int, Callable[[], object]] | None], *, seconds: float) -> Pace:
-    """Time ever larger pieces of work, twice as large each time, until they are large enough; then others like them."""
+    items = [items[position] for position in np.random.default_rng(seed).permutation(len(items))]
+    # Loading happens in the first call and says nothing about the rest.
+    work(1, items[:1])
+    calls, next_item = 1, min(1, len(items) - 1)
     timings: list[tuple[int, float]] = []
     used, doublings, rate = 0.0, 0, 0.0
     settled = retimed = False
-    while used < seconds and (piece := work(doublings, not timings)) is not None:
-        n, do = piece
+    while used < seconds:
+        wide = min(widest, 2 ** -(-doublings // 2))
+        high = 2**doublings // wide
+        # New items each time, since a scorer may remember pairs; a smaller grid than the last says less than it.
+        batch = items[next_item : next_item + high]
+        n = wide * len(batch)
+        if timings and (len(batch) < high or (most_calls is not None and calls + n > most_calls)):
+            break
+        calls, next_item = calls + n, next_item + high
         started = time.perf_counter()
-        do()
+        work(wide, batch)
         elapsed = max(time.perf_counter() - started, 1e-9)
-        # A larger piece is never slower by the pair: something was compiled for its shape, once. It is timed again.
+        # A larger grid is never slower by the pair: something was compiled for its shape, once. It is timed again.
         if not settled and n / elapsed < _SLOWER * rate and not retimed:
             retimed = True
             continue
@@ -254,4 +245,4 @@ def _timed(work: Callable[[int, bool], tuple[int, Callable[[], object]] | None],
         timings = [*timings, (n, elapsed)] if settled else [(n, elapsed)]
         settled = settled or elapsed >= _LARGE_ENOUGH * seconds
         doublings += not settled
-    return Pace.of(timings)
+    return Pace.of(timings, calls_used=calls)

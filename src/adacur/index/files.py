@@ -1,18 +1,22 @@
-"""Files of an index folder: written whole, synced to disk, locked against other writers, without links."""
+"""Files of an index folder: written whole, synced, locked against other writers, with checksums and without links."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import json
 import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 from adacur.core.errors import DamagedIndex, IndexLocked, StorageFull
+from adacur.data.stored import read_json
 
 __all__ = [
     "LOCK",
+    "check_files",
     "check_inside",
     "check_no_links",
     "is_full",
@@ -21,9 +25,11 @@ __all__ = [
     "sync_path",
     "sync_tree",
     "write_atomically",
+    "write_checksums",
 ]
 
 LOCK = "build.lock"
+_CHECKSUMS = "checksums.json"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -151,3 +157,37 @@ def _is_junction(path: str) -> bool:
     # Windows' other kind of link; Python 3.12 and later can tell.
     isjunction = getattr(os.path, "isjunction", None)
     return bool(isjunction and isjunction(path))
+
+
+def write_checksums(folder: Path) -> None:
+    """Remember what every file in the folder holds."""
+    digests = {
+        file.relative_to(folder).as_posix(): _digest(file) for file in sorted(folder.rglob("*")) if file.is_file()
+    }
+    (folder / _CHECKSUMS).write_text(json.dumps(digests, indent=1), encoding="utf-8")
+
+
+def check_files(folder: Path) -> Iterator[tuple[str, str]]:
+    """(file, what is wrong) for each file that is not as it was remembered."""
+    try:
+        digests = dict(read_json(folder / _CHECKSUMS))
+        if outside := [name for name in digests if not _is_within(name)]:
+            raise ValueError(f"it names {outside[0]!r}, which does not lie in the folder")
+    except (OSError, ValueError, TypeError) as error:
+        yield _CHECKSUMS, f"it cannot be read: {error}"
+        return
+    for name, digest in digests.items():
+        try:
+            if _digest(folder / name) != digest:
+                yield name, "its content is not what was written"
+        except OSError as error:
+            yield name, f"it cannot be read: {error}"
+
+
+def _is_within(name: object) -> bool:
+    return isinstance(name, str) and not (set(name) & set("\\:\0") or {"", ".", ".."} & set(name.split("/")))
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -16,13 +16,11 @@ from adacur.index.blocks import ScoreBlocks
 from adacur.index.database import DATABASE, check_room, connect, read_texts, reading
 from adacur.index.files import LOCK
 from adacur.index.items import PartItems, StoredItems
-from adacur.index.manifest import MANIFEST, Manifest, how_to_continue, read_manifest
+from adacur.index.manifest import CONTINUE, MANIFEST, Manifest, read_manifest
 from adacur.index.object_store import index_url
 from adacur.index.versions import Part, Reading, exact_cells, hold_version, live_blocks, n_exact_cells, read_parts
 
 __all__ = [
-    "AT_HOME",
-    "COMPRESSED",
     "IndexFolder",
     "build_status",
     "first_stage_folders",
@@ -31,9 +29,6 @@ __all__ = [
     "pairs_done",
 ]
 
-COMPRESSED = "gaussian"
-# What a version, or an index as its build left it, keeps beside its manifest: made of its scores and items.
-AT_HOME = ("first", COMPRESSED, "tuned.json")
 _PARTS_KEPT_OPEN = 32
 
 
@@ -80,8 +75,7 @@ class IndexFolder:
             if manifest.status != "complete":
                 done = connection.execute("SELECT count(*) FROM blocks").fetchone()[0]
                 raise IncompleteIndex(
-                    f"The build of {folder} has not finished: {done} of {manifest.n_blocks} blocks are done. "
-                    f"{how_to_continue(manifest.origin)}"
+                    f"The build of {folder} has not finished: {done} of {manifest.n_blocks} blocks are done. {CONTINUE}"
                 )
         check_room(folder, manifest)
         items, anchors = StoredItems(folder), _anchors_of(folder)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import math
 import platform
 import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -17,9 +14,11 @@ from typing import Any
 
 from adacur.core.errors import DamagedIndex, IncompleteIndex, NewerFormat, NotAnIndex
 from adacur.core.protocols import ScorerCard
+from adacur.data.stored import read_record
 from adacur.index.files import write_atomically
 
 __all__ = [
+    "CONTINUE",
     "DTYPES",
     "FIRST_MANIFEST",
     "FORMAT",
@@ -31,7 +30,6 @@ __all__ = [
     "PartRecord",
     "Probe",
     "home_of",
-    "how_to_continue",
     "keep_first_manifest",
     "point_to",
     "read_manifest",
@@ -47,6 +45,7 @@ MANIFEST = "manifest.json"
 VERSIONS = "versions"
 # What the manifest of the first build becomes when that of the index names a version.
 FIRST_MANIFEST = "part.json"
+CONTINUE = "Run the same build again to continue where it stopped."
 DTYPES = ("float32", "float16", "float64")
 _MOST = 2**48
 # A part is the first build, or a folder of this name: a manifest reaches nothing outside its index.
@@ -68,29 +67,10 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """How a build was started: the fields of its file that are id and text, and the words of the command.
-
-    The command, and the folder it was typed in, are stored until the build has finished.
-    """
+    """The fields of the file that an index was built from: which was the id, and which the text."""
 
     id_field: str | None = None
     text_fields: tuple[str, ...] | None = None
-    command: tuple[str, ...] = ()
-    folder: str = ""
-
-    @property
-    def fields(self) -> str:
-        """The options that name these fields."""
-        named = [("--id-field", self.id_field), *(("--text-field", name) for name in self.text_fields or ())]
-        return shlex.join(word for option, name in named if name is not None for word in (option, name))
-
-
-def how_to_continue(origin: Origin | None) -> str:
-    """How to continue an unfinished build: the command to paste, where it is known."""
-    if origin is None or not origin.command:
-        return "Run the same build again to continue where it stopped."
-    elsewhere = f"cd {shlex.quote(origin.folder)} && " if origin.folder != str(Path.cwd()) else ""
-    return f"To continue where it stopped: {elsewhere}{shlex.join(('adacur', *origin.command))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,19 +190,11 @@ def _load(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
         text = file.read_bytes().decode()
     except FileNotFoundError:
         if folder.name and (unfinished := work_folder(folder)).exists():
-            origin = None
-            with contextlib.suppress(Exception):
-                origin = read_manifest(unfinished / "items").origin
             raise IncompleteIndex(
                 f"The sparse build of {folder} has not finished; what it has done lies in {unfinished}: remove that "
-                f"folder to begin anew. {how_to_continue(origin)}"
+                f"folder to begin anew. {CONTINUE}"
             ) from None
-        if any((folder / corpus).is_file() for corpus in ("corpus.jsonl", "corpus.jsonl.gz")):
-            what = "it is a collection, with a corpus.jsonl"
-            remedy = f"Build an index of it first: adacur build {shlex.quote(str(folder))} " + shlex.quote(
-                f"{folder.resolve().name}.adacur"
-            )
-        elif folder.exists():
+        if folder.exists():
             what, remedy = f"it has no {name}", "Check the path, or build an index at another one."
         else:
             what, remedy = "it does not exist", "Build one there, or check the path."
@@ -236,13 +208,13 @@ def _load(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
         data: dict[str, Any] = json.loads(text)
         if data["type"] != _TYPE:
             raise ValueError(f"its type is {data['type']!r}, not {_TYPE!r}")
-        if _int(data, "format") > FORMAT_OF_VERSIONS:
+        if not all(type(data.get(name, 1)) is int and data.get(name, 1) >= 1 for name in ("format", "version")):
+            raise ValueError("format and version must be whole numbers from 1 on")
+        if data["format"] > FORMAT_OF_VERSIONS:
             raise NewerFormat(
                 f"{folder} is written in format {data['format']}; this adacur reads formats up to "
                 f"{FORMAT_OF_VERSIONS}. Upgrade it: pip install -U adacur"
             )
-        if _is_pointer(data) and _int(data, "version") < 1:
-            raise ValueError(f"version is {data['version']!r}, and must be at least 1")
     except _FOREIGN as error:
         raise _foreign(folder, error, name) from error
     return data
@@ -273,109 +245,27 @@ def _as_json(manifest: Manifest) -> str:
 
 
 def _parse(data: Mapping[str, Any]) -> Manifest:
-    manifest = Manifest(
-        status=_text(data, "status"),
-        n_items=_int(data, "n_items"),
-        n_anchors=_int(data, "n_anchors"),
-        dtype=_text(data, "dtype"),
-        block_items=_int(data, "block_items"),
-        items_digest=_text(data, "items_digest"),
-        anchors_digest=_text(data, "anchors_digest"),
-        scorer=None if data["scorer"] is None else _card(data["scorer"]),
-        seed=_int(data, "seed"),
-        first=tuple(map(str, data.get("first", ()))),
-        probes=tuple(
-            Probe(item=_int(probe, "item"), anchor=_int(probe, "anchor"), score=_score(probe))
-            for probe in data["probes"]
-        ),
-        created=_text(data, "created"),
-        # Manifests of before 0.2 call them versions.
-        packages={str(name): str(number) for name, number in data.get("packages", data.get("versions", {})).items()},
-        format=_int(data, "format"),
-        version=_int(data, "version") if "version" in data else 1,
-        parts=tuple(
-            PartRecord(
-                path=_part_path(part),
-                start=None if part["start"] is None else _int(part, "start"),
-                columns=tuple(_whole(column, "columns") for column in part["columns"]),
-            )
-            for part in data.get("parts", ())
-        ),
-        origin=_origin(data.get("origin")),
-    )
+    # Manifests of before 0.2 call the packages versions.
+    manifest = read_record(Manifest, {"packages": data.get("versions", {})} | dict(data))
     if manifest.status not in _STATUSES:
         raise ValueError(f"status is {manifest.status!r}, and must be one of {_STATUSES}")
     if manifest.dtype not in DTYPES:
         raise ValueError(f"dtype is {manifest.dtype!r}, and must be one of {DTYPES}")
     if not all(1 <= n < _MOST for n in (manifest.n_items, manifest.n_anchors + 1, manifest.block_items)):
         raise ValueError("n_items and block_items must be at least 1, n_anchors at least 0, and all below 2**48")
+    card = manifest.scorer
+    if card is not None and any(limit is not None and limit < 1 for limit in (card.max_tokens, card.max_item_tokens)):
+        raise ValueError("the scorer's max_tokens and max_item_tokens must be at least 1")
     for probe in manifest.probes:
         if not (0 <= probe.item < manifest.n_items and 0 <= probe.anchor < manifest.n_anchors):
             raise ValueError(f"a remembered score is that of item {probe.item} and anchor query {probe.anchor}")
-    for record in manifest.parts:
-        if not 0 <= (record.start or 0) < _MOST or not all(-1 <= at < manifest.n_anchors for at in record.columns):
-            raise ValueError(f"the part {record.path!r} has items or anchor queries at impossible positions")
+    for part in manifest.parts:
+        # An error of its own: an index that names places outside itself is one of adacur's, tampered with.
+        if not _PART.fullmatch(part.path):
+            raise DamagedIndex(
+                f"A version of this index is made of the folder {part.path!r}; a part is '.' or 'parts/NAME', within "
+                "the index. Nothing was touched. Restore the folder from a copy."
+            )
+        if not 0 <= (part.start or 0) < _MOST or not all(-1 <= at < manifest.n_anchors for at in part.columns):
+            raise ValueError(f"the part {part.path!r} has items or anchor queries at impossible positions")
     return manifest
-
-
-def _origin(data: Any) -> Origin | None:
-    """How the build was requested; without its command where that cannot be shown as it is."""
-    if data is None:
-        return None
-    id_field, texts, command, folder = (data[name] for name in ("id_field", "text_fields", "command", "folder"))
-    lists = isinstance(command, list) and (texts is None or isinstance(texts, list))
-    if not lists or not all(isinstance(word, str) for word in (id_field or "", *(texts or ()), *command, folder)):
-        raise ValueError("origin must hold fields and a command, in words")
-    if command and command[0] != "build":
-        raise ValueError(f"origin has the command {command[0]!r}, not 'build'")
-    # Users paste what is shown: a control character, or one that turns the direction of writing, would deceive them. A
-    # path or a column may have such characters, or a no-break space, for all that.
-    if not all(word.isprintable() for word in (*command, folder)):
-        command, folder = [], ""
-    return Origin(id_field, None if texts is None else tuple(texts), tuple(command), folder)
-
-
-def _part_path(part: Mapping[str, Any]) -> str:
-    path = _text(part, "path")
-    # Raised as it is: an index that names places outside itself is one of adacur's, tampered with.
-    if not _PART.fullmatch(path):
-        raise DamagedIndex(
-            f"A version of this index is made of the folder {path!r}; a part is '.' or 'parts/NAME', within the index. "
-            "Nothing was touched. Restore the folder from a copy."
-        )
-    return path
-
-
-def _card(data: Mapping[str, Any]) -> ScorerCard:
-    texts = ("name", "backend", "weights", "dtype", "source", "settings", "arithmetic")
-    limits = ("max_tokens", "max_item_tokens")
-    for name in ("name", "backend"):
-        _text(data, name)
-    card: dict[str, Any] = {name: _text(data, name) for name in texts if data.get(name) is not None}
-    card |= {name: _int(data, name) for name in limits if data.get(name) is not None}
-    if any(card.get(name, 1) < 1 for name in limits):
-        raise ValueError(f"the scorer's {' and '.join(limits)} must be at least 1")
-    return ScorerCard(**card)
-
-
-def _int(data: Mapping[str, Any], name: str) -> int:
-    return _whole(data[name], name)
-
-
-def _whole(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name} is {value!r}, not a whole number")
-    return value
-
-
-def _text(data: Mapping[str, Any], name: str) -> str:
-    if not isinstance(data[name], str):
-        raise ValueError(f"{name} is {data[name]!r}, not a text")
-    return str(data[name])
-
-
-def _score(probe: Mapping[str, Any]) -> float:
-    score = float(probe["score"])
-    if not math.isfinite(score):
-        raise ValueError(f"a remembered score is {score}")
-    return score

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
+from adacur.core.arrays import BoolArray, FloatArray
 from adacur.core.errors import DamagedIndex, WrongScorer
 from adacur.core.protocols import Scorer, ScorerCard
+from adacur.core.records import Pair
 from adacur.core.scores import score_pairs
-from adacur.core.seeds import stream_key, uniform
 from adacur.index.folder import IndexFolder
-from adacur.index.manifest import Probe
+from adacur.index.manifest import Manifest, Probe
 from adacur.scorers.cached import past_cache
 
-__all__ = ["Drift", "DriftWarning", "check_scorer", "choose_probes", "compare", "same_scorer", "spread_probes"]
+__all__ = ["Drift", "DriftWarning", "check_scorer", "choose_probes", "compare_scores", "same_scorer", "spread_probes"]
 
 _PROBES = 32
-_VALUE_BINS = 256
-_DRAWS_PER_BIN = 32
-_ENTRIES_AT_ONCE = 2**18
+_VALUE_BINS = 64
 _SAME = 1e-3
 _MIN_CORRELATION = 0.99
 _MAX_RMS = 0.3
@@ -57,25 +55,29 @@ class Drift:
 
 
 def choose_probes(
-    blocks: Callable[[], Iterable[tuple[int, FloatArray]]], *, seed: int, n: int = _PROBES
+    blocks: Iterable[tuple[int, FloatArray]], *, seed: int, exact: BoolArray | None = None, n: int = _PROBES
 ) -> tuple[Probe, ...]:
-    """n scores spread evenly over their range, lowest and highest included.
+    """n scores spread evenly over their range, lowest and highest included; `exact` is true where one may be taken.
 
-    Evenly by value, not by rank: most logits saturate at one end, and quantiles would all lie there. `blocks`
-    is called twice and yields (first position, scores); how the items are cut into blocks makes no difference.
+    Evenly by value, not by rank: most logits saturate at one end, and quantiles would all lie there. `blocks` yields
+    (first position, scores).
     """
-    lowest = highest = Probe(item=0, anchor=0, score=np.nan)
-    for start, values in blocks():
-        for sign, best in ((1, lowest), (-1, highest)):
-            row, anchor = np.unravel_index(int(np.argmin(sign * values)), values.shape)
-            score = float(values[row, anchor])
-            if not sign * score >= sign * best.score:
-                probe = Probe(item=start + int(row), anchor=int(anchor), score=score)
-                lowest, highest = (probe, highest) if sign > 0 else (lowest, probe)
-    if np.isnan(lowest.score):
-        return ()  # There are no scores.
-    drawn = _draw_per_bin(blocks(), low=lowest.score, high=highest.score, seed=seed)
-    return spread_probes([lowest, highest, *drawn], n=n)
+    draw = np.random.default_rng(seed)
+    candidates: list[Probe] = []
+    for start, values in blocks:
+        cells = np.ones(values.shape, dtype=np.bool_) if exact is None else exact[start : start + len(values)]
+        places = draw.permutation(np.flatnonzero(cells))
+        if not len(places):
+            continue
+        scores = values.ravel()[places].astype(np.float64)
+        low, high = scores.min(), scores.max()
+        bins = ((scores - low) / ((high - low) or 1.0) * _VALUE_BINS).astype(np.intp)
+        # The first of each part of the range in random order, and a few of any value: the range may be one point.
+        some = {*np.unique(bins, return_index=True)[1].tolist(), int(scores.argmin()), int(scores.argmax())}
+        for at in sorted(some | set(range(min(n, len(places))))):
+            row, anchor = divmod(int(places[at]), values.shape[1])
+            candidates.append(Probe(item=start + row, anchor=anchor, score=float(scores[at])))
+    return spread_probes(candidates, n=n)
 
 
 def spread_probes(probes: Iterable[Probe], *, n: int = _PROBES) -> tuple[Probe, ...]:
@@ -90,31 +92,6 @@ def spread_probes(probes: Iterable[Probe], *, n: int = _PROBES) -> tuple[Probe, 
             free[np.argmin(np.where(free, np.abs(scores - target), np.inf))] = False
     chosen = [candidates[index] for index in np.flatnonzero(~free)]
     return tuple(sorted(chosen, key=lambda probe: (probe.score, probe.item, probe.anchor)))
-
-
-def _draw_per_bin(blocks: Iterable[tuple[int, FloatArray]], *, low: float, high: float, seed: int) -> list[Probe]:
-    """Up to `_DRAWS_PER_BIN` random entries of each part of the value range.
-
-    An entry's draw is a hash of its place and the smallest draw wins, so that blocks can come in any cut.
-    """
-    stream = stream_key(seed, "probes")
-    step = (high - low) / _VALUE_BINS or 1.0
-    smallest = np.full(_VALUE_BINS * _DRAWS_PER_BIN, np.inf)
-    winners: dict[int, Probe] = {}
-    for start, block in blocks:
-        width = block.shape[1]
-        rows = max(1, _ENTRIES_AT_ONCE // width)
-        for top in range(0, len(block), rows):
-            scores = block[top : top + rows].astype(np.float64).ravel()
-            places = np.arange(len(scores), dtype=np.uint64) + np.uint64((start + top) * width)
-            draws = uniform(stream, places)
-            value_bins = np.minimum(((scores - low) / step).astype(np.intp), _VALUE_BINS - 1)
-            bins = value_bins * _DRAWS_PER_BIN + (draws * _DRAWS_PER_BIN).astype(np.intp)
-            np.minimum.at(smallest, bins, draws)
-            for index in np.flatnonzero(draws == smallest[bins]):
-                item, anchor = divmod(int(places[index]), width)
-                winners[int(bins[index])] = Probe(item=item, anchor=anchor, score=float(scores[index]))
-    return [winners[bin_] for bin_ in sorted(winners)]
 
 
 def check_scorer(folder: IndexFolder, scorer: Scorer, *, warn: bool = True) -> Drift | None:
@@ -133,9 +110,8 @@ def check_scorer(folder: IndexFolder, scorer: Scorer, *, warn: bool = True) -> D
         )
     items = folder.items.at(probe.item for probe in probes)
     pairs = [(folder.anchor_queries[probe.anchor], item) for probe, item in zip(probes, items, strict=True)]
-    scores = score_pairs(past_cache(scorer), pairs)
     stored = np.array([probe.score for probe in probes])
-    drift = compare(stored, scores, dtype=folder.manifest.dtype, where=folder.path, built=built, given=given)
+    drift = compare_scores(scorer, pairs, stored, folder.manifest, where=folder.path)
     if warn and not drift.same:
         warnings.warn(
             f"Scorer {_named(given)} is close to, but not the same as, {_named(built)} that built {folder.path}: "
@@ -146,23 +122,17 @@ def check_scorer(folder: IndexFolder, scorer: Scorer, *, warn: bool = True) -> D
     return drift
 
 
-def compare(
-    stored: FloatArray,
-    scores: FloatArray,
-    *,
-    dtype: str,
-    where: str | Path,
-    built: ScorerCard | None,
-    given: ScorerCard,
+def compare_scores(
+    scorer: Scorer, pairs: Sequence[Pair], stored: FloatArray, manifest: Manifest, *, where: Path
 ) -> Drift:
-    """How far scores are from stored ones; too far is another scorer, and refused."""
-    drift = _measure(stored, scores, dtype=dtype)
+    """How far a scorer is from stored scores of these pairs; too far is another scorer, and refused."""
+    drift = _measure(stored.astype(np.float64), score_pairs(past_cache(scorer), pairs), dtype=manifest.dtype)
     if drift.same or (drift.correlation >= _MIN_CORRELATION and drift.rms_over_std <= _MAX_RMS):
         return drift
     raise WrongScorer(
-        f"Scorer {_named(given)} is not the one that built {where}, which was {_named(built)}: {drift.in_words()} "
-        f"(needed: correlation at least {_MIN_CORRELATION}, rms at most {_MAX_RMS}). Use the scorer that built it, or "
-        "build another index with this one."
+        f"Scorer {_named(scorer.card)} is not the one that built {where}, which was {_named(manifest.scorer)}: "
+        f"{drift.in_words()} (needed: correlation at least {_MIN_CORRELATION}, rms at most {_MAX_RMS}). Use the scorer "
+        "that built it, or build another index with this one."
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from adacur.index.probes import Drift
@@ -22,13 +22,13 @@ class Progress:
     scores of before, and `timed` pairs were scored to choose the size of a block.
     """
 
-    blocks_done: int
-    blocks: int
-    pairs_done: int
-    pairs: int
-    seconds: float
-    pairs_per_second: float
-    resumed_blocks: int
+    blocks_done: int = 0
+    blocks: int = 0
+    pairs_done: int = 0
+    pairs: int = 0
+    seconds: float = 0.0
+    pairs_per_second: float = 0.0
+    resumed_blocks: int = 0
     resumed_pairs: int = 0
     workers: int = 1
     drift: Drift | None = None
@@ -47,37 +47,31 @@ class ProgressReports:
         self._progress = progress
         self.drift: Drift | None = None
         self.timed = 0
-        self.blocks = self.pairs = self.blocks_done = self.pairs_done = 0
+        self.now = Progress()
 
     def begin(self, *, blocks: int, pairs: int, blocks_done: int, pairs_done: int) -> None:
         """Start the clock of a run, at what was done before it."""
-        self.blocks, self.pairs, self.blocks_done, self.pairs_done = blocks, pairs, blocks_done, pairs_done
-        self._resumed = blocks_done, pairs_done
+        self.now = Progress(
+            blocks_done, blocks, pairs_done, pairs, resumed_blocks=blocks_done, resumed_pairs=pairs_done
+        )
         self._began = time.perf_counter()
         self.add(blocks=0, pairs=0)
 
     def add(self, *, blocks: int, pairs: int, workers: int = 1) -> None:
         """Count finished blocks."""
-        self.blocks_done += blocks
-        self.pairs_done += pairs
-        if self._progress is None:
-            return
-        seconds = time.perf_counter() - self._began
-        self._progress(
-            Progress(
-                blocks_done=self.blocks_done,
-                blocks=self.blocks,
-                pairs_done=self.pairs_done,
-                pairs=self.pairs,
-                seconds=seconds,
-                pairs_per_second=(self.pairs_done - self._resumed[1]) / max(seconds, 1e-9),
-                resumed_blocks=self._resumed[0],
-                resumed_pairs=self._resumed[1],
-                workers=workers,
-                drift=self.drift,
-                timed=self.timed,
-            )
+        seconds, done = time.perf_counter() - self._began, self.now.pairs_done + pairs
+        self.now = replace(
+            self.now,
+            blocks_done=self.now.blocks_done + blocks,
+            pairs_done=done,
+            seconds=seconds,
+            pairs_per_second=(done - self.now.resumed_pairs) / max(seconds, 1e-9),
+            workers=workers,
+            drift=self.drift,
+            timed=self.timed,
         )
+        if self._progress is not None:
+            self._progress(self.now)
 
 
 @contextlib.contextmanager

@@ -13,10 +13,11 @@ from adacur.core.protocols import ScorerCard
 from adacur.core.records import Item, Query, check_item
 from adacur.index.database import connect, read_texts
 from adacur.index.files import LOCK
-from adacur.index.manifest import MANIFEST, Manifest, Origin, how_to_continue, read_manifest
+from adacur.index.manifest import CONTINUE, MANIFEST, Manifest, Origin, read_manifest
 
 __all__ = ["FINISHED", "Source", "begun", "check_same", "comparable"]
 
+_SHOWN = 60
 FINISHED = "It is finished; choose another path for the new index."
 
 
@@ -61,15 +62,13 @@ def check_same(folder: Path, manifest: Manifest, source: Source) -> None:
     differences = _other_settings(manifest, source)
     with contextlib.closing(connect(folder)) as connection:
         anchors = ((query.id, query.text) for query in source.anchors)
-        stored = read_texts(connection, "anchors", folder=folder)
-        differences += _difference("anchor query", anchors, stored, several="anchor queries")
-        stored = read_texts(connection, "items", folder=folder)
-        differences += _difference("item", texts(), stored, several="items")
+        differences += _difference("anchor query", anchors, read_texts(connection, "anchors", folder=folder))
+        differences += _difference("item", texts(), read_texts(connection, "items", folder=folder))
     if differences:
         if manifest.status == "complete":
             remedy = FINISHED
         else:
-            remedy = f"Choose another path, or continue it as it was begun. {how_to_continue(manifest.origin)}"
+            remedy = f"Choose another path, or continue it as it was begun. {CONTINUE}"
         raise IndexMismatch(f"{folder} was built from something else: {'; '.join(differences)}. {remedy}")
 
 
@@ -91,10 +90,8 @@ def _other_settings(manifest: Manifest, source: Source) -> list[str]:
     return differences
 
 
-def _difference(
-    kind: str, given: Iterable[tuple[str, str]], stored: Iterable[tuple[str, str]], *, several: str
-) -> list[str]:
-    """The counts where they differ, since that alone explains it; else the first text that differs, if any."""
+def _difference(kind: str, given: Iterable[tuple[str, str]], stored: Iterable[tuple[str, str]]) -> list[str]:
+    """The counts where they differ, since that alone explains it; else the first id or text that differs, if any."""
     n_now = n_before = 0
     first: list[str] = []
     for position, (now, before) in enumerate(zip_longest(given, stored)):
@@ -102,20 +99,12 @@ def _difference(
         n_before += before is not None
         if first or now is None or before is None or now == before:
             continue
-        if now[0] != before[0]:
-            first = [f"{kind} {position}: id {before[0]!r} in the folder, {now[0]!r} now"]
-        else:
-            shorter = min(len(before[1]), len(now[1]))
-            at = next((at for at in range(shorter) if before[1][at] != now[1][at]), shorter)
-            fields_differ = " (other --text-field or --id-field options give other texts)" if kind == "item" else ""
-            first = [
-                f"{kind} {now[0]!r}: the texts differ from character {at + 1:,} on: {_around(before[1], at)} in the "
-                f"folder, {_around(now[1], at)} now{fields_differ}"
-            ]
-    return first if n_now == n_before else [f"it has {n_before:,} {several}, and there are {n_now:,} now"]
-
-
-def _around(text: str, at: int) -> str:
-    """The text near a character of it."""
-    start, stop = max(0, at - 30), at + 30
-    return repr(("…" if start else "") + text[start:stop] + ("…" if stop < len(text) else ""))
+        what, one, other = ("id", before[0], now[0]) if before[0] != now[0] else ("text", before[1], now[1])
+        # Texts are shown where they begin to differ.
+        differs = (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+        start = max(0, next(differs, min(len(one), len(other))) - _SHOWN // 2)
+        one, other = (text[start : start + _SHOWN] for text in (one, other))
+        first = [f"{kind} {now[0]!r} at position {position} has {what} {one!r} in the folder, {other!r} now"]
+    if n_now == n_before:
+        return first
+    return [f"it has {n_before:,} of kind {kind!r}, and there are {n_now:,} now"]

@@ -1,7 +1,7 @@
 """An index for a share of the calls: each anchor query is scored against some items, the others are predicted.
 
 Until it is finished, such an index lies in a hidden folder beside its path: the items as an index without anchor
-queries, with their first stage, and a database with a row of scores for each anchor query that is done.
+queries, with their first stage, and a file with a row of positions and scores for each anchor query that is done.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import json
 import logging
 import os
 import shutil
-import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,35 +25,30 @@ from adacur.core.errors import IndexFolderError, IndexMismatch, InputError, Scor
 from adacur.core.protocols import Items, Scorer
 from adacur.core.records import Item, Query
 from adacur.core.scores import score_pairs
-from adacur.data.stored import read_json
+from adacur.data.stored import read_json, read_record
 from adacur.index.blocks import as_stored
 from adacur.index.build import build_scores, save_rows
-from adacur.index.checksums import write_checksums
 from adacur.index.database import digest_texts
 from adacur.index.estimate import Estimate
-from adacur.index.files import is_full, locked, sync_path, sync_tree
+from adacur.index.files import is_full, locked, sync_path, write_atomically
 from adacur.index.folder import IndexFolder, is_finished
-from adacur.index.manifest import Origin, Probe, how_to_continue, read_manifest, work_folder, write_manifest
-from adacur.index.probes import Drift, compare, same_scorer, spread_probes
+from adacur.index.manifest import CONTINUE, Origin, read_manifest, work_folder, write_manifest
+from adacur.index.probes import Drift, choose_probes, compare_scores, same_scorer
 from adacur.index.progress import Progress, ProgressReports
 from adacur.index.source import FINISHED
-from adacur.index.versions import EXACT
-from adacur.scorers.cached import past_cache
+from adacur.index.versions import ABOUT_CELLS, EXACT, write_exact_cells
 
 __all__ = ["Sparse", "SparseBuild", "Sparsity", "read_sparsity", "sparse_pairs_done"]
 
 _log = logging.getLogger("adacur.build")
 
-_ABOUT = "about.json"
-_PAIRS = "pairs.sqlite"
+_ROWS, _RECORD = "rows.bin", "rows.json"
 _PAIRS_PER_CALL = 8192
 # Between two save points there are at most this number of pairs, or this time; a query is never cut.
 _PAIRS_PER_BLOCK = 4096
 _BLOCK_SECONDS = 5.0
 _PAIRS_TO_RECOGNISE = 8
-_PROBES = 32
 _ROWS_AT_ONCE = 8192
-_LOCK_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,25 +99,19 @@ class Sparsity:
 def read_sparsity(home: Path) -> Sparsity | None:
     """How an index was scored; None where every pair was."""
     try:
-        data = read_json(home / EXACT / _ABOUT)
-        values = {name: data[name] for name in Sparsity.__slots__}
-        kinds = {name: (int, float) if name == "random_share" else (int,) for name in values}
-        if wrong := [name for name, value in values.items() if type(value) not in kinds[name]]:
-            raise ValueError(f"{wrong[0]} is {values[wrong[0]]!r}, not a number")
-        return Sparsity(**values)
+        return read_record(Sparsity, read_json(home / EXACT / ABOUT_CELLS))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise IndexFolderError(f"{home / EXACT / _ABOUT} cannot be read ({error}). Restore it from a copy.") from error
+    except (OSError, ValueError) as error:
+        raise IndexFolderError(
+            f"{home / EXACT / ABOUT_CELLS} cannot be read ({error}). Restore it from a copy."
+        ) from error
 
 
 def sparse_pairs_done(path: str | Path) -> int:
     """How many pairs a sparse build that was begun has scored."""
-    rows = work_folder(path) / _PAIRS
-    if not rows.exists():
-        return 0
-    with contextlib.closing(sqlite3.connect(rows, timeout=_LOCK_SECONDS)) as connection:
-        return int(connection.execute("SELECT coalesce(sum(length(scores)), 0) / 8 FROM rows").fetchone()[0])
+    begun = _begun(work_folder(path))
+    return 0 if begun is None else int(begun["rows"] * begun["items per anchor query"])
 
 
 class SparseBuild:
@@ -167,7 +156,7 @@ class SparseBuild:
         try:
             staged = build_scores(items, None, scorer=self._scorer, path=self.staged)
         except IndexMismatch as error:
-            raise IndexMismatch(f"{str(error).removesuffix(FINISHED)}{self._remedy}") from error
+            raise IndexMismatch(f"{str(error).removesuffix(FINISHED)}{self._remedy()}") from error
         if staged.manifest.origin is None:
             write_manifest(self.staged, replace(staged.manifest, origin=self._origin))
         return staged
@@ -177,51 +166,50 @@ class SparseBuild:
         anchors: Sequence[Query],
         *,
         sparsity: Sparsity,
-        choose: Callable[[Sequence[Query]], Sequence[tuple[IntArray, IntArray]]],
+        choose: Callable[[Sequence[Query]], IntArray],
         progress: Callable[[Progress], None] | None = None,
     ) -> list[ScoredItems]:
-        """Score what is not scored yet. `choose` gives each query's best positions, and those drawn at random."""
-        items = IndexFolder.open(self.staged).items
-        per_query = sparsity.per_query
+        """Score what is not scored yet. `choose` gives each query's best positions, then those drawn at random."""
+        items, per_query = IndexFolder.open(self.staged).items, sparsity.per_query
         reports = ProgressReports(progress)
-        with self._writing(), contextlib.closing(self._rows_database()) as database:
-            self._check_begun(database, anchors, sparsity)
-            done = {at for (at,) in database.execute("SELECT anchor FROM rows")}
-            reports.drift = self._recognise(database, anchors, items)
+        with self._writing():
+            done = self._rows_done(anchors, sparsity)
+            rows = self._rows(done, sparsity)
+            reports.drift = self._recognise(rows[:1], anchors, items)
             if done:
                 _log.info("Continuing the sparse build of %s: finished anchor queries are not scored again.", self.path)
-            left = [at for at in range(len(anchors)) if at not in done]
-            pairs, pairs_done = len(anchors) * per_query, len(done) * per_query
+            pairs, pairs_done = len(anchors) * per_query, done * per_query
             n_bytes = len(items) * len(anchors) * np.dtype(self._dtype).itemsize
             cost = Estimate(len(items), len(anchors), pairs=pairs, bytes=n_bytes, pairs_done=pairs_done)
             _log.info("%s", cost.in_words())
-            reports.begin(blocks=len(anchors), pairs=pairs, blocks_done=len(done), pairs_done=pairs_done)
+            reports.begin(blocks=len(anchors), pairs=pairs, blocks_done=done, pairs_done=pairs_done)
             most, together = max(1, _PAIRS_PER_BLOCK // per_query), 1
-            while left:
+            while done < len(anchors):
                 began = time.perf_counter()
-                block, left = left[:together], left[together:]
-                queries = [anchors[at] for at in block]
-                chosen = choose(queries)
+                queries = anchors[done : done + together]
+                some = np.empty(len(queries), dtype=rows.dtype)
+                some["positions"] = choose(queries)
                 try:
-                    scores = self._scores(queries, chosen, items)
+                    some["scores"] = self._scores(queries, some["positions"], items)
                 except ScorerError as error:
-                    if reports.blocks_done:
+                    if done:
                         error.args = (f"{error} Finished anchor queries are kept: the same call continues there.",)
                     raise
-                with database:
-                    database.execute("BEGIN")
-                    database.executemany(
-                        "INSERT INTO rows VALUES (?, ?, ?, ?)",
-                        (
-                            (at, np.concatenate(places).astype("<i8").tobytes(), len(places[1]), values.tobytes())
-                            for at, places, values in zip(block, chosen, scores, strict=True)
-                        ),
-                    )
-                reports.add(blocks=len(block), pairs=len(block) * per_query)
+                self._store(some, done, anchors, sparsity)
+                done += len(queries)
+                reports.add(blocks=len(queries), pairs=len(queries) * per_query)
                 # With a slow scorer, save points must not be minutes apart.
                 quick = time.perf_counter() - began < _BLOCK_SECONDS
                 together = min(2 * together, most) if quick else max(1, together // 2)
-            return list(_stored_rows(database, n_items=len(items)))
+            weights = np.ones(per_query)
+            if n_random := sparsity.n_random:
+                # Those drawn stand for all that are not among the best.
+                weights[per_query - n_random :] = (len(items) - per_query + n_random) / n_random
+            rows = self._rows(done, sparsity)
+            places = rows["positions"].astype(np.intp)
+            if places.min() < 0 or places.max() >= len(items):
+                raise IndexFolderError(f"{self.work / _ROWS} names items that are not there. {self._remedy()}")
+            return [ScoredItems(*row, weights) for row in zip(places, rows["scores"].astype(np.float64), strict=True)]
 
     def finish(
         self,
@@ -236,7 +224,6 @@ class SparseBuild:
         staged = IndexFolder.open(self.staged)
         completion = Completion(scored, embeddings=embeddings, query_vectors=query_vectors, dtype=self._dtype)
         made = self.work / "index"
-        card, origin = self._scorer.card, staged.manifest.origin
         with self._writing():
             shutil.rmtree(made, ignore_errors=True)
             save_rows(
@@ -245,15 +232,17 @@ class SparseBuild:
                 lambda start, stop: completion[start:stop],
                 dtype=self._dtype,
                 path=made,
-                card=card,
-                origin=origin,
+                card=self._scorer.card,
+                origin=staged.manifest.origin,
             )
-            calls = sum(len(row.positions) for row in scored)
-            _write_exact_cells(made, completion, about=replace(sparsity, calls=calls))
+            calls = len(scored) * sparsity.per_query
+            about = json.dumps(asdict(replace(sparsity, calls=calls)), indent=1)
+            write_exact_cells(made, completion.exact, shape=completion.shape, about=about)
             shutil.copytree(self.staged / "first", made / "first")
             first = tuple(sorted(stage.name for stage in (made / "first").iterdir()))
-            probes = _probes(scored, dtype=self._dtype)
-            write_manifest(made, replace(read_manifest(made), first=first, probes=probes, seed=sparsity.seed))
+            folder = IndexFolder.open(made)
+            probes = choose_probes(folder.blocks(), exact=folder.exact_cells(), seed=sparsity.seed)
+            write_manifest(made, replace(folder.manifest, first=first, probes=probes, seed=sparsity.seed))
             if self.path.exists():
                 self.path.rmdir()
             os.replace(made, self.path)
@@ -261,68 +250,68 @@ class SparseBuild:
         shutil.rmtree(self.work, ignore_errors=True)
         return IndexFolder.open(self.path)
 
-    @property
     def _remedy(self) -> str:
-        origin = None
-        with contextlib.suppress(IndexFolderError):
-            origin = read_manifest(self.staged).origin
-        return f"Choose another path, or remove {self.work} to begin anew. {how_to_continue(origin)}"
+        return f"Choose another path, or remove {self.work} to begin anew. {CONTINUE}"
 
-    def _scores(
-        self, queries: Sequence[Query], chosen: Sequence[tuple[IntArray, IntArray]], items: Items
-    ) -> list[FloatArray]:
-        per_query = [items.at(np.concatenate(places).tolist()) for places in chosen]
-        pairs = [(query, item) for query, some in zip(queries, per_query, strict=True) for item in some]
-        parts = []
-        for start in range(0, len(pairs), _PAIRS_PER_CALL):
-            some = pairs[start : start + _PAIRS_PER_CALL]
-            parts.append(np.asarray(score_pairs(self._scorer, some), dtype="<f8"))
+    def _scores(self, queries: Sequence[Query], chosen: IntArray, items: Items) -> FloatArray:
+        pairs = [(query, item) for query, places in zip(queries, chosen, strict=True) for item in items.at(places)]
+        parts = [
+            score_pairs(self._scorer, pairs[start : start + _PAIRS_PER_CALL])
+            for start in range(0, len(pairs), _PAIRS_PER_CALL)
+        ]
         scores = np.concatenate(parts)
         as_stored(scores, self._dtype, lambda at: pairs[at[0]])
-        return np.split(scores, np.cumsum([len(some) for some in per_query])[:-1])
+        return scores.reshape(chosen.shape)
 
-    def _rows_database(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.work / _PAIRS, isolation_level=None, timeout=_LOCK_SECONDS)
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("CREATE TABLE IF NOT EXISTS about (what TEXT NOT NULL)")
-        connection.execute(
-            "CREATE TABLE IF NOT EXISTS rows (anchor INTEGER PRIMARY KEY, positions BLOB NOT NULL, "
-            "n_random INTEGER NOT NULL, scores BLOB NOT NULL)"
-        )
-        return connection
-
-    def _check_begun(self, database: sqlite3.Connection, anchors: Sequence[Query], sparsity: Sparsity) -> None:
-        """Refuse to continue with anything but what was begun."""
-        now = {
+    def _begun_with(self, anchors: Sequence[Query], sparsity: Sparsity) -> dict[str, Any]:
+        return {
             "anchor queries": digest_texts((query.id, query.text) for query in anchors),
             "items per anchor query": sparsity.per_query,
             "random share": sparsity.random_share,
             "seed": sparsity.seed,
             "dtype": self._dtype,
         }
-        begun = database.execute("SELECT what FROM about").fetchone()
-        if begun is None:
-            database.execute("INSERT INTO about VALUES (?)", (json.dumps(now),))
-            return
-        before = json.loads(begun[0])
-        if differences := [
-            f"{name}: {before[name]} before, {value} now" for name, value in now.items() if before[name] != value
-        ]:
-            raise IndexMismatch(
-                f"A sparse build of {self.path} was begun with something else: {'; '.join(differences)}. {self._remedy}"
-            )
 
-    def _recognise(self, database: sqlite3.Connection, anchors: Sequence[Query], items: Items) -> Drift | None:
+    def _rows_done(self, anchors: Sequence[Query], sparsity: Sparsity) -> int:
+        """How many anchor queries are scored; refused where they were scored for another index."""
+        now, before = self._begun_with(anchors, sparsity), _begun(self.work)
+        if before is None:
+            self._store(np.empty(0), 0, anchors, sparsity)
+            return 0
+        differences = [f"{name}: {before[name]} before, {now[name]} now" for name in now if before[name] != now[name]]
+        if differences:
+            raise IndexMismatch(
+                f"A sparse build of {self.path} was begun with something else: {'; '.join(differences)}. "
+                f"{self._remedy()}"
+            )
+        return int(before["rows"])
+
+    def _rows(self, n: int, sparsity: Sparsity) -> Any:
+        """The first n rows: positions and scores of each anchor query."""
+        width = (sparsity.per_query,)
+        dtype = np.dtype([("positions", "<i8", width), ("scores", "<f8", width)])
+        return np.fromfile(self.work / _ROWS, dtype=dtype, count=n)
+
+    def _store(self, rows: Any, done: int, anchors: Sequence[Query], sparsity: Sparsity) -> None:
+        """Append rows to the `done` ones. Their number follows when they are on the disk: no other row is trusted."""
+        with (self.work / _ROWS).open("r+b" if done else "wb") as file:
+            file.seek(done * rows.dtype.itemsize)
+            file.truncate()
+            file.write(rows.tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        record = self._begun_with(anchors, sparsity) | {"rows": done + len(rows)}
+        write_atomically(self.work / _RECORD, json.dumps(record))
+
+    def _recognise(self, rows: Any, anchors: Sequence[Query], items: Items) -> Drift | None:
         """Compare a few scores, so that one index never holds those of two scorers, where cards do not tell."""
-        row = database.execute("SELECT anchor, positions, scores FROM rows LIMIT 1").fetchone()
-        built = read_manifest(self.staged).scorer
-        if row is None or same_scorer(built, self._scorer.card):
+        manifest = replace(read_manifest(self.staged), dtype=self._dtype)
+        if not len(rows) or same_scorer(manifest.scorer, self._scorer.card):
             return None
-        positions, scores = np.frombuffer(row[1], dtype="<i8"), np.frombuffer(row[2], dtype="<f8")
+        positions, scores = rows[0]["positions"], rows[0]["scores"]
         some = np.unique(np.linspace(0, len(positions) - 1, _PAIRS_TO_RECOGNISE).astype(int))
-        pairs = [(anchors[row[0]], item) for item in items.at(positions[some].tolist())]
-        now = score_pairs(past_cache(self._scorer), pairs)
-        return compare(scores[some], now, dtype=self._dtype, where=self.path, built=built, given=self._scorer.card)
+        pairs = [(anchors[0], item) for item in items.at(positions[some].tolist())]
+        return compare_scores(self._scorer, pairs, scores[some], manifest, where=self.path)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -330,54 +319,18 @@ class SparseBuild:
         try:
             with locked(self.work):
                 yield
-        except (sqlite3.Error, OSError) as error:
-            if is_full(error):
-                raise StorageFull(
-                    f"The disk that holds {self.work} is full; the rows of finished anchor queries are safely stored. "
-                    "Free some space and run the same build again: it continues where it stopped."
-                ) from error
-            if isinstance(error, sqlite3.Error):
-                raise IndexFolderError(f"{self.work / _PAIRS} cannot be used: {error}.") from error
-            raise
+        except OSError as error:
+            if not is_full(error):
+                raise
+            raise StorageFull(
+                f"The disk that holds {self.work} is full; the rows of finished anchor queries are safely stored. "
+                "Free some space and run the same build again: it continues where it stopped."
+            ) from error
 
 
-def _write_exact_cells(folder: Path, completion: Completion, *, about: Sparsity) -> None:
-    """Keep which scores are the scorer's, a bit each, and how they were chosen."""
-    (folder / EXACT).mkdir()
-    n_items, n_anchors = completion.shape
-    header = {"descr": "|u1", "fortran_order": False, "shape": (n_items, -(-n_anchors // 8))}
-    # Not through a memory map: on a full disk, that ends the process without an error.
-    with (folder / EXACT / "cells.npy").open("wb") as cells:
-        np.lib.format.write_array_header_1_0(cells, header)
-        for start in range(0, n_items, _ROWS_AT_ONCE):
-            stop = min(start + _ROWS_AT_ONCE, n_items)
-            cells.write(np.packbits(completion.exact(start, stop), axis=1).tobytes())
-    (folder / EXACT / _ABOUT).write_text(json.dumps(asdict(about), indent=1), encoding="utf-8")
-    write_checksums(folder / EXACT)
-    sync_tree(folder / EXACT)
-
-
-def _stored_rows(database: sqlite3.Connection, *, n_items: int) -> Iterator[ScoredItems]:
-    for positions, n_random, scores in database.execute("SELECT positions, n_random, scores FROM rows ORDER BY anchor"):
-        places = np.frombuffer(positions, dtype="<i8").astype(np.intp)
-        weights = np.ones(len(places))
-        n_best = len(places) - n_random
-        if n_random:
-            # Those drawn stand for all that are not among the best.
-            weights[n_best:] = (n_items - n_best) / n_random
-        yield ScoredItems(places, np.frombuffer(scores, dtype="<f8").astype(np.float64), weights)
-
-
-def _probes(scored: Sequence[ScoredItems], *, dtype: str) -> tuple[Probe, ...]:
-    """Scores of the scorer spread evenly over their range, by which it is recognised."""
-    scores = np.concatenate([row.scores for row in scored]).astype(dtype)
-    items = np.concatenate([row.positions for row in scored])
-    anchors = np.repeat(np.arange(len(scored)), [len(row.positions) for row in scored])
-    order = np.argsort(scores, kind="stable")
-    # Near the targets, so that few candidates are left of millions.
-    targets = np.linspace(scores[order[0]], scores[order[-1]], _PROBES)
-    near = np.searchsorted(scores[order], targets)[:, None] + np.arange(-_PROBES, _PROBES)
-    return spread_probes(
-        Probe(item=int(items[at]), anchor=int(anchors[at]), score=float(scores[at]))
-        for at in order[np.unique(np.clip(near, 0, len(scores) - 1))].tolist()
-    )
+def _begun(work: Path) -> dict[str, Any] | None:
+    """What a sparse build was begun with, and the number of rows that it has stored."""
+    try:
+        return dict(read_json(work / _RECORD))
+    except FileNotFoundError:
+        return None

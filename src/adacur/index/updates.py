@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import os
 import shutil
 import uuid
@@ -21,10 +20,9 @@ from adacur.core.protocols import Items, Scorer
 from adacur.core.records import Item, ItemList, Query, as_queries, check_item, check_texts, first_repeat
 from adacur.core.scores import check_grid
 from adacur.index.build import build_scores, save_rows
-from adacur.index.checksums import write_checksums
 from adacur.index.database import digest_items, digest_texts, metadata_as_json
-from adacur.index.files import is_full, locked, sync_path, sync_tree
-from adacur.index.folder import AT_HOME, IndexFolder
+from adacur.index.files import is_full, locked, sync_path, sync_tree, write_checksums
+from adacur.index.folder import IndexFolder
 from adacur.index.manifest import (
     FORMAT_OF_VERSIONS,
     VERSIONS,
@@ -35,19 +33,26 @@ from adacur.index.manifest import (
     write_manifest,
 )
 from adacur.index.object_store import refuse_url
-from adacur.index.probes import spread_probes
+from adacur.index.probes import choose_probes, spread_probes
 from adacur.index.progress import Progress
-from adacur.index.pruning import prune_locked
 from adacur.index.table import distinct_anchors
-from adacur.index.versions import EXACT, PARTS, READERS, ROWS, Part, live_blocks, write_parts
+from adacur.index.versions import (
+    AT_HOME,
+    PARTS,
+    READERS,
+    ROWS,
+    Part,
+    live_blocks,
+    prune_locked,
+    write_exact_cells,
+    write_parts,
+)
 from adacur.index.workers import On
 
 __all__ = ["Update", "WriteFirstStages", "repeatable", "updating"]
 
 _IDS_SHOWN = 3
-_IDS_AT_ONCE = 1024
 _FEWEST_PROBES = 16
-_CELLS_TO_PROBE = 4096
 
 WriteFirstStages = Callable[[Path, Items, Collection[str]], Sequence[str]]
 """Writes the first stages of a version into its home, given its items and the ids that are new or have a new text; to
@@ -118,24 +123,21 @@ class Update:
 
     def check_new_items(self, items: Iterable[Item]) -> int:
         """Refuse bad items, repeated ones, and ids that are in the index; how many items there are."""
-        seen: set[str] = set()
-        stored = self._view().items
-        rest = iter(items)
-        while some := list(itertools.islice(rest, _IDS_AT_ONCE)):
-            for item in some:
-                check_item(item)
-                metadata_as_json(item)
-                if item.id in seen:
-                    raise DuplicateId(f"Item ids must be unique; {item.id!r} occurs more than once.")
-                seen.add(item.id)
-            if known := list(stored.known_positions([item.id for item in some])):
-                raise DuplicateId(
-                    f"Ids of new items must be new; already in {self._index}: {_shown(known)}. Use replace to change "
-                    "the texts of items."
-                )
-        if not seen:
+        ids: list[str] = []
+        for item in items:
+            check_item(item)
+            metadata_as_json(item)
+            ids.append(item.id)
+        if not ids:
             raise EmptyInput("There are no items. Give at least one.")
-        return len(seen)
+        if len(set(ids)) < len(ids):
+            raise DuplicateId(f"Item ids must be unique; {first_repeat(ids)!r} occurs more than once.")
+        if known := list(self._view().items.known_positions(ids)):
+            raise DuplicateId(
+                f"Ids of new items must be new; already in {self._index}: {_shown(known)}. Use replace to change the "
+                "texts of items."
+            )
+        return len(ids)
 
     def check_new_anchors(self, queries: Iterable[Query | str]) -> list[Query]:
         """Refuse anchor queries that come twice or are in the index."""
@@ -392,10 +394,7 @@ class Update:
         hidden = self._index / PARTS / f".{name}"
         save_rows(items, anchors, rows, dtype=dtype, path=hidden, card=self._current.manifest.scorer)
         if exact is not None and not exact.all():
-            (hidden / EXACT).mkdir()
-            np.save(hidden / EXACT / "cells.npy", np.packbits(exact, axis=1))
-            write_checksums(hidden / EXACT)
-            sync_tree(hidden / EXACT)
+            write_exact_cells(hidden, lambda start, stop: exact[start:stop], shape=exact.shape)
         os.replace(hidden, self._index / PARTS / name)
         sync_path(self._index / PARTS)
         return f"{PARTS}/{name}"
@@ -415,17 +414,7 @@ class Update:
         ]
         if len(probes) >= _FEWEST_PROBES:
             return spread_probes(probes)
-        for start, values in view.blocks():
-            known = np.ones(values.shape, bool) if cells is None else cells[start : start + len(values)]
-            places = np.flatnonzero(known)
-            some = places[np.linspace(0, len(places) - 1, min(len(places), _CELLS_TO_PROBE)).astype(np.intp)]
-            rows, columns = np.divmod(some, values.shape[1])
-            probes += [
-                Probe(start + row, column, float(values[row, column]))
-                for row, column in zip(rows.tolist(), columns.tolist(), strict=True)
-            ]
-            if len(probes) >= _CELLS_TO_PROBE:
-                break
+        probes += choose_probes(view.blocks(), exact=cells, seed=view.manifest.seed)
         if not probes:
             raise InputError(
                 f"All scores that would be left in {self._index} are predicted, and its scorer could not be told from "

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from adacur.core.errors import AdacurError, DamagedIndex
 from adacur.index.blocks import SCORES, ScoreBlocks, digest_scores
-from adacur.index.checksums import check_files
 from adacur.index.database import DATABASE, check_room, connect, digest_texts, read_texts
-from adacur.index.folder import COMPRESSED, first_stage_folders, local_folder
+from adacur.index.files import check_files
+from adacur.index.folder import first_stage_folders, local_folder
 from adacur.index.manifest import MANIFEST, Manifest, read_part_manifest
-from adacur.index.versions import EXACT, ROWS, hold_version, read_parts
+from adacur.index.versions import COMPRESSED, EXACT, ROWS, hold_version, read_parts
 
 __all__ = ["Problem", "Report", "verify"]
 
@@ -63,40 +63,35 @@ def verify(path: str | Path) -> Report:
 def _verify(index: Path, home: Path, manifest: Manifest) -> Report:
     problems: list[Problem] = []
     checked = blocks = 0
+    stages = {folder.name: folder for folder in first_stage_folders(home)}
+    # Of before first stages had checksums are those that the manifest does not name.
+    with_checksums = [*(stages[name] for name in manifest.first if name in stages), home / COMPRESSED]
     for part in list(dict.fromkeys(record.path for record in manifest.parts)) or ["."]:
+        file, folder = MANIFEST, index / part
         try:
             of_part = read_part_manifest(index, part) if manifest.parts else manifest
-        except AdacurError as error:
-            problems.append(Problem(_within(index, index / part, MANIFEST), str(error)))
-            continue
-        try:
+            file = DATABASE
             # Before as many blocks are looked for as the manifest says.
-            check_room(index / part, of_part)
+            check_room(folder, of_part)
         except AdacurError as error:
-            problems.append(Problem(_within(index, index / part, DATABASE), str(error)))
+            problems.append(Problem(_within(index, folder, file), str(error)))
             continue
         recorded: dict[int, tuple[str, int]] = {}
-        wrong = [*_check_database(index / part, of_part, recorded), *_check_blocks(index / part, of_part, recorded)]
-        if (index / part / EXACT).exists():
-            wrong += (Problem(f"{EXACT}/{file}", what) for file, what in check_files(index / part / EXACT))
-        problems += (replace(one, file=_within(index, index / part, one.file)) for one in wrong)
+        wrong = [*_check_database(folder, of_part, recorded), *_check_blocks(folder, of_part, recorded)]
+        problems += (replace(one, file=_within(index, folder, one.file)) for one in wrong)
+        with_checksums.append(folder / EXACT)
         checked, blocks = checked + len(recorded), blocks + of_part.n_blocks
     if manifest.parts:
-        problems += (Problem(_within(index, home, f"{ROWS}/{file}"), what) for file, what in check_files(home / ROWS))
-        if not problems:
-            try:
-                read_parts(index, home, manifest)
-            except AdacurError as error:
-                problems.append(Problem(_within(index, home, MANIFEST), str(error)))
-    there = {stage.name for stage in first_stage_folders(home)}
-    at_home = [Problem(f"first/{name}", "it is missing") for name in manifest.first if name not in there]
-    for stage in first_stage_folders(home):
-        if stage.name not in manifest.first:
-            continue  # written before first stages had checksums
-        at_home += (Problem(f"first/{stage.name}/{file}", what) for file, what in check_files(stage))
-    if (home / COMPRESSED).exists():
-        at_home += (Problem(f"{COMPRESSED}/{file}", what) for file, what in check_files(home / COMPRESSED))
-    problems += (replace(one, file=_within(index, home, one.file)) for one in at_home)
+        with_checksums.append(home / ROWS)
+        try:
+            read_parts(index, home, manifest)
+        except AdacurError as error:
+            problems.append(Problem(_within(index, home, MANIFEST), str(error)))
+    for folder in with_checksums:
+        if folder.exists() or folder.name == ROWS:
+            problems += (Problem(_within(index, folder, file), what) for file, what in check_files(folder))
+    missing = (name for name in manifest.first if name not in stages)
+    problems += (Problem(_within(index, home, f"first/{name}"), "it is missing") for name in missing)
     return Report(tuple(problems), complete=manifest.status == "complete", blocks_checked=checked, blocks=blocks)
 
 

@@ -1,11 +1,15 @@
-"""Versions of an index: the parts each is made of, which rows and columns of them count, and readers' locks."""
+"""Versions of an index: the parts each is made of, which rows and columns of them count, who reads them, and the
+deletion of those that are no longer current or open.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import uuid
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +17,25 @@ from typing import Any
 import numpy as np
 
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
-from adacur.core.errors import DamagedIndex
+from adacur.core.errors import DamagedIndex, NotAnIndex
 from adacur.data.stored import read_array
 from adacur.index.blocks import SCORES, ScoreBlocks, largest_block
-from adacur.index.database import check_room
-from adacur.index.files import check_no_links
-from adacur.index.manifest import Manifest, PartRecord, home_of, read_manifest, read_part_manifest
+from adacur.index.database import DATABASE_FILES, check_room
+from adacur.index.files import check_inside, check_no_links, locked, sync_tree, write_checksums
+from adacur.index.manifest import (
+    FIRST_MANIFEST,
+    VERSIONS,
+    Manifest,
+    PartRecord,
+    home_of,
+    read_manifest,
+    read_part_manifest,
+)
 
 __all__ = [
+    "ABOUT_CELLS",
+    "AT_HOME",
+    "COMPRESSED",
     "EXACT",
     "PARTS",
     "READERS",
@@ -31,15 +46,23 @@ __all__ = [
     "hold_version",
     "live_blocks",
     "n_exact_cells",
+    "places_of",
+    "prune",
+    "prune_locked",
     "read_parts",
-    "without_readers",
+    "write_exact_cells",
     "write_parts",
 ]
 
+COMPRESSED = "gaussian"
+# What a version, or an index as its build left it, keeps beside its manifest: made of its scores and items.
+AT_HOME = ("first", COMPRESSED, "tuned.json")
 PARTS = "parts"
 READERS = "readers.lock"
 ROWS = "rows"
 EXACT = "exact"
+ABOUT_CELLS = "about.json"
+_CELLS = "cells.npy"
 _ROWS_AT_ONCE = 8192
 
 
@@ -132,7 +155,7 @@ def exact_cells(parts: Sequence[Part], *, n_items: int, n_anchors: int) -> BoolA
     """Which scores the scorer gave, (items, anchor queries); None where it gave them all."""
     cells: BoolArray | None = None
     for part in parts:
-        file = part.folder / EXACT / "cells.npy"
+        file = part.folder / EXACT / _CELLS
         if not file.exists():
             continue
         if cells is None:
@@ -143,12 +166,33 @@ def exact_cells(parts: Sequence[Part], *, n_items: int, n_anchors: int) -> BoolA
     return cells
 
 
+def write_exact_cells(
+    folder: Path, exact: Callable[[int, int], BoolArray], *, shape: tuple[int, ...], about: str | None = None
+) -> None:
+    """Keep which scores of a part are the scorer's, a bit each, as `exact(start, stop)` gives them for some items.
+
+    `about` is JSON that says how they were chosen.
+    """
+    (folder / EXACT).mkdir()
+    n_items, n_anchors = shape
+    header = {"descr": "|u1", "fortran_order": False, "shape": (n_items, -(-n_anchors // 8))}
+    # Not through a memory map: on a full disk, that ends the process without an error.
+    with (folder / EXACT / _CELLS).open("wb") as cells:
+        np.lib.format.write_array_header_1_0(cells, header)
+        for start in range(0, n_items, _ROWS_AT_ONCE):
+            cells.write(np.packbits(exact(start, min(start + _ROWS_AT_ONCE, n_items)), axis=1).tobytes())
+    if about is not None:
+        (folder / EXACT / ABOUT_CELLS).write_text(about, encoding="utf-8")
+    write_checksums(folder / EXACT)
+    sync_tree(folder / EXACT)
+
+
 def n_exact_cells(parts: Sequence[Part]) -> int:
     """How many of the scores that count the scorer gave; read in blocks, whatever the number of items."""
     total = 0
     for part in parts:
         rows, columns = np.flatnonzero(part.rows >= 0), part.columns >= 0
-        file = part.folder / EXACT / "cells.npy"
+        file = part.folder / EXACT / _CELLS
         if not file.exists():
             total += len(rows) * int(columns.sum())
             continue
@@ -160,7 +204,7 @@ def n_exact_cells(parts: Sequence[Part]) -> int:
 
 def _cells(part: Part) -> Any:
     """The bits of a part's scores, one row per item, left on the disk."""
-    file, shape = part.folder / EXACT / "cells.npy", (part.manifest.n_items, -(-part.manifest.n_anchors // 8))
+    file, shape = part.folder / EXACT / _CELLS, (part.manifest.n_items, -(-part.manifest.n_anchors // 8))
     try:
         packed = read_array(file, kind="u", ndim=2, mapped=True)
         if packed.shape != shape or packed.dtype != np.uint8:
@@ -192,7 +236,7 @@ def hold_version(index: Path) -> tuple[Path, Manifest, Reading]:
 
 
 @contextlib.contextmanager
-def without_readers(home: Path) -> Iterator[bool]:
+def _without_readers(home: Path) -> Iterator[bool]:
     """Whether no reader has this version open; while the block runs, none can open it."""
     try:
         descriptor = os.open(_lock_file(home), os.O_RDONLY)
@@ -291,3 +335,76 @@ def _check_tiled(parts: Sequence[Part], home: Path, manifest: Manifest) -> None:
             f"The parts of {home} hold {places} items and {cells} scores that count; its manifest says "
             f"{manifest.n_items} items × {manifest.n_anchors} anchor queries. Restore the folder from a copy."
         )
+
+
+def places_of(index: Path, home: Path) -> set[str]:
+    """The files and folders that a version is made of, by their names within the index; some may not be there.
+
+    Besides these an index has only its manifest, `pt_meta.json` and its lock.
+    """
+    places, parts = set(AT_HOME), {"."}
+    if home != index:
+        places = {home.relative_to(index).as_posix()}
+        try:
+            parts = {part.path for part in read_manifest(home).parts}
+        except NotAnIndex:
+            parts = set()  # It was never written to the end.
+    first_build = {FIRST_MANIFEST, SCORES, EXACT, *DATABASE_FILES} if "." in parts else set()
+    return places | first_build | parts - {"."}
+
+
+def prune(path: str | Path) -> None:
+    """Delete the versions that are neither current nor open anywhere, and the parts that only they used."""
+    with locked(Path(path)):
+        prune_locked(Path(path))
+
+
+def prune_locked(index: Path, *, unused_parts: bool = False) -> None:
+    """The same, by a process that holds the lock of the index.
+
+    `unused_parts` deletes the parts that no version ever used as well: scores that an interrupted addition paid for.
+    """
+    home = home_of(index)
+    current = int(home.name) if home != index else 1
+    homes = [folder for folder in (index / VERSIONS).glob("*") if folder.is_dir()]
+    if (index / FIRST_MANIFEST).exists():
+        homes.append(index)
+    used, unused = places_of(index, home), set()
+    with contextlib.ExitStack() as held:
+        for old in homes:
+            if old == home:
+                continue
+            if old != index and (not old.name.isdecimal() or int(old.name) > current):
+                # A version that was never switched to: its parts are scores that were paid for.
+                unused.add(f"{VERSIONS}/{old.name}")
+            elif held.enter_context(_without_readers(old)):
+                unused |= places_of(index, old)
+            else:
+                used |= places_of(index, old)
+        if unused_parts:
+            unused |= {f"{PARTS}/{part.name}" for part in (index / PARTS).glob("*")}
+        # Left behind by what was interrupted while it was written whole, or while it was deleted.
+        for left_over in (*(index / PARTS).glob(".*"), *index.glob(".*.gone")):
+            _delete(index, left_over)
+        # Versions after their parts: what is left of one says which they were, should this be interrupted.
+        for name in sorted(unused - used, key=lambda name: (name == FIRST_MANIFEST, name.startswith(VERSIONS))):
+            _delete(index, index / name)
+
+
+def _delete(index: Path, path: Path) -> None:
+    """Delete a file or folder of an index, out of sight at once, and of a link only the link.
+
+    One that another process holds open, on a system where that matters, stays.
+    """
+    if not path.exists() and not path.is_symlink():
+        return
+    check_inside(index, path)
+    with contextlib.suppress(OSError):
+        if path.is_symlink() or not path.is_dir():
+            path.unlink()
+            return
+        if not path.name.startswith("."):
+            gone = path.with_name(f".{path.name}.{uuid.uuid4().hex}.gone")
+            path.rename(gone)
+            path = gone
+        shutil.rmtree(path)

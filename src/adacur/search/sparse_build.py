@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,9 +83,7 @@ def build_sparse(
             "other items, or no encoder."
         )
 
-    def choose(queries: Sequence[Query]) -> list[tuple[IntArray, IntArray]]:
-        return _chosen(queries, dense, staged.items, sparsity)
-
+    choose = functools.partial(_chosen, dense=dense, items=staged.items, sparsity=sparsity)
     scored = build.score(anchors, sparsity=sparsity, choose=choose, progress=progress)
     return build.finish(
         anchors,
@@ -95,19 +94,17 @@ def build_sparse(
     )
 
 
-def _chosen(
-    queries: Sequence[Query], dense: Placed, items: Items, sparsity: Sparsity
-) -> list[tuple[IntArray, IntArray]]:
-    """Each query's best items, and others drawn at random."""
+def _chosen(queries: Sequence[Query], *, dense: Placed, items: Items, sparsity: Sparsity) -> IntArray:
+    """Each query's best items, and after them others drawn at random, (queries, items per anchor query)."""
     n_random = sparsity.n_random
     n_best = sparsity.per_query - n_random
     results = dense.search(queries, n_best) if n_best else None
-    chosen = []
+    chosen = np.empty((len(queries), sparsity.per_query), dtype=np.intp)
     for number, query in enumerate(queries):
         best = np.empty(0, dtype=np.intp) if results is None else results[number].positions
         draws = uniform(stream_key(sparsity.seed, "sparse", query.id), items.keys)
         # The best are not drawn a second time.
         draws[best] = -np.inf
         drawn = best_positions(draws, n_random, keys=items.keys) if n_random else np.empty(0, dtype=np.intp)
-        chosen.append((best, drawn))
+        chosen[number] = np.concatenate([best, drawn])
     return chosen

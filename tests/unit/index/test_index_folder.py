@@ -106,7 +106,7 @@ def test_a_table_of_a_folder_can_be_saved_again(known, tmp_path) -> None:
     second = save_table(first, tmp_path / "two", card=first.manifest.scorer)
     assert second.matrix.tobytes() == first.matrix.tobytes()
     assert second.manifest.items_digest == first.manifest.items_digest
-    assert second.manifest.probes == first.manifest.probes
+    assert len(second.manifest.probes) == len(first.manifest.probes) == 32
 
 
 def test_saving_never_overwrites_and_leaves_nothing_behind_when_it_fails(known, tmp_path, monkeypatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from adacur.core.errors import IndexFolderError, NewerFormat, NotAnIndex
 from adacur.core.protocols import ScorerCard
 from adacur.index import FORMAT_OF_VERSIONS, IndexFolder, Manifest, Origin, Probe, read_manifest
-from adacur.index.manifest import how_to_continue, write_manifest
+from adacur.index.manifest import write_manifest
 
 
 def manifest(**changed) -> Manifest:
@@ -45,35 +45,19 @@ def test_the_packages_of_a_manifest_of_before_are_read(tmp_path) -> None:
     assert read_manifest(tmp_path).packages["adacur"] == "0.1.0"
 
 
-def test_how_a_build_was_requested_is_remembered(tmp_path) -> None:
-    written = manifest(origin=Origin(None, ("text",), ("build", "my items.jsonl", "i.adacur"), "/home/a"))
+def test_the_fields_of_the_file_are_remembered(tmp_path) -> None:
+    written = manifest(origin=Origin(None, ("text",)))
     write_manifest(tmp_path, written)
     assert read_manifest(tmp_path) == written
-    assert "cd /home/a && adacur build 'my items.jsonl' i.adacur" in how_to_continue(written.origin)
     file = tmp_path / "manifest.json"
     whole = json.loads(file.read_text())
-    for changed in (
-        {"command": ["rm", "-r", "/"]},
-        {"command": "build"},
-        {"text_fields": "text"},
-        {"text_fields": [1]},
-        {"id_field": 7},
-        {"folder": None},
-    ):
+    # Before 0.2 the command was stored there too.
+    file.write_text(json.dumps(whole | {"origin": whole["origin"] | {"command": ["build", "a"], "folder": "/b"}}))
+    assert read_manifest(tmp_path) == written
+    for changed in ({"text_fields": "text"}, {"text_fields": [1]}, {"id_field": 7}):
         file.write_text(json.dumps(whole | {"origin": whole["origin"] | changed}))
         with pytest.raises(IndexFolderError, match="manifest"):
             read_manifest(tmp_path)
-    # A no-break space in a path or a column is not damage, but a command that cannot be shown as it is is not shown.
-    for word in ("\x1b[2J", "my\xa0items.jsonl", "\u202eabc"):
-        file.write_text(
-            json.dumps(whole | {"origin": whole["origin"] | {"command": ["build", word], "id_field": word}})
-        )
-        origin = read_manifest(tmp_path).origin
-        assert origin == Origin(word, ("text",))
-        assert how_to_continue(origin) == how_to_continue(None)
-    del whole["origin"]
-    file.write_text(json.dumps(whole))
-    assert read_manifest(tmp_path).origin is None
 
 
 def test_blocks_cover_every_item_once() -> None:

@@ -15,9 +15,7 @@ from adacur.scorers.metered import Metered
 
 
 def probes_of(matrix: np.ndarray, *, cut: int = 1000, seed: int = 0):
-    return choose_probes(
-        lambda: ((start, matrix[start : start + cut]) for start in range(0, len(matrix), cut)), seed=seed
-    )
+    return choose_probes(((start, matrix[start : start + cut]) for start in range(0, len(matrix), cut)), seed=seed)
 
 
 def saturated(n_items: int = 2000, n_anchors: int = 20) -> np.ndarray:
@@ -53,10 +51,13 @@ def test_probes_come_from_all_over_the_items_and_anchors() -> None:
     assert len({probe.anchor for probe in probes}) > 10
 
 
-@pytest.mark.parametrize("cut", [1, 13, 999, 5000])
-def test_probes_do_not_depend_on_how_the_items_are_cut_into_blocks(cut) -> None:
-    matrix = saturated(n_items=1500)
-    assert probes_of(matrix, cut=cut) == probes_of(matrix)
+def test_only_scores_that_the_scorer_gave_are_probes() -> None:
+    matrix = saturated(n_items=300)
+    exact = np.random.default_rng(0).random(matrix.shape) < 0.1
+    probes = choose_probes([(0, matrix[:200]), (200, matrix[200:])], exact=exact, seed=0)
+    assert all(exact[probe.item, probe.anchor] for probe in probes)
+    assert probes[-1].score == matrix[exact].max()
+    assert choose_probes([(0, matrix)], exact=np.zeros_like(exact), seed=0) == ()
 
 
 def test_another_seed_gives_other_probes_of_the_same_spread() -> None:

@@ -16,8 +16,8 @@ from adacur.core.errors import AdacurError, DamagedIndex, IndexFolderError, NotA
 from adacur.index import IndexFolder, is_finished, verify
 from adacur.index.copying import version_files
 from adacur.index.files import check_inside
-from adacur.index.pruning import _delete
 from adacur.index.sparse import read_sparsity
+from adacur.index.versions import _delete
 from adacur.integrations import hub
 from tests.editing import Edited
 from tests.living_world import build, item, query, score

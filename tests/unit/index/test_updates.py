@@ -36,9 +36,8 @@ from adacur.core.errors import (
 )
 from adacur.core.records import ItemList
 from adacur.core.seeds import item_keys
-from adacur.index import IndexFolder, Manifest, Probe, home_of, locked, read_manifest, updating
+from adacur.index import IndexFolder, Manifest, home_of, locked, read_manifest, updating
 from adacur.index.items import StoredItems
-from adacur.index.probes import spread_probes
 from tests import living_world as world
 from tests.editing import Edited
 from tests.living_world import Counted, build, item, query
@@ -166,23 +165,6 @@ def test_the_scorer_is_recognised_once_and_after_items_that_were_probes_are_gone
     adacur.load(path, scorer=world.score).search("red", 1, budget=2)
     with pytest.raises(WrongScorer):
         adacur.load(path, scorer=lambda pairs: [float(len(text)) for _, text in pairs])
-
-
-def test_probes_are_drawn_from_all_of_a_block_and_not_from_its_every_score(tmp_path, monkeypatch) -> None:
-    seen: list[Probe] = []
-
-    def spread(probes: list[Probe]) -> tuple[Probe, ...]:
-        seen[:] = probes[-16:]
-        return spread_probes(probes)
-
-    monkeypatch.setattr("adacur.index.updates._CELLS_TO_PROBE", 16)
-    monkeypatch.setattr("adacur.index.updates._FEWEST_PROBES", 100)
-    monkeypatch.setattr("adacur.index.updates.spread_probes", spread)
-    index = build(tmp_path / "a", [item(n) for n in range(60)], ANCHORS)
-    Edited(index).drop_anchors(["q0"])
-    assert [probe.item for probe in seen] == sorted({probe.item for probe in seen})
-    assert (seen[0].item, seen[-1].item) == (0, 59)
-    assert all(index.matrix[probe.item, probe.anchor] == np.float32(probe.score) for probe in seen)
 
 
 def test_an_index_keeps_a_score_that_its_scorer_gave(path) -> None:

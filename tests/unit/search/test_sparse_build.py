@@ -211,7 +211,7 @@ def test_a_finished_sparse_index_is_opened_and_never_taken_for_a_complete_one(bu
         ({"sparse": float("nan")}, "share of all below 1"),
         ({"sparse": float("inf")}, "share of all below 1"),
         ({"sparse": 300}, "nothing is left to predict"),
-        ({"on": 2}, "in one process"),
+        ({"on": adacur.Ray()}, "in one process"),
     ],
 )
 def test_what_cannot_be_built_is_refused_before_a_call(tmp_path, options, reason):

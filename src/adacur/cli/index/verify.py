@@ -20,7 +20,7 @@ def verify(index: opt.IndexPath, as_json: opt.Json = False) -> None:
     import adacur
     from adacur.core.errors import NotAnIndex
     from adacur.index import index_url, read_manifest
-    from adacur.index.manifest import MANIFEST, how_to_continue
+    from adacur.index.manifest import CONTINUE, MANIFEST
 
     is_folder = index_url(index) is None
     try:
@@ -32,7 +32,7 @@ def verify(index: opt.IndexPath, as_json: opt.Json = False) -> None:
             raise
     report = adacur.verify(index)
     if not report.complete and report.ok and is_folder and (Path(index) / MANIFEST).exists():
-        note(how_to_continue(read_manifest(Path(index)).origin))
+        note(CONTINUE)
     if as_json:
         print_json({"ok": report.ok, "complete": report.complete, "problems": report.problems, "blocks": report.blocks})
     elif report.ok:
