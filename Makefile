@@ -37,9 +37,9 @@ PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 
 SEED := 1
 EXPERIMENT := all
 
-test: check browser ## Lint, types, rooms, then every test, and the documents again as on another processor.
-	$(PYTEST)
-	ADACUR_REHEARSAL=$(SEED) $(PYTEST) tests/functional/test_docs.py tests/functional/test_notebooks.py
+test: check browser ## Lint, types, rooms, then every test; documents with an int8 model as on another processor.
+	$(PYTEST) -m "not int8"
+	ADACUR_REHEARSAL=$(SEED) $(PYTEST) -m int8 tests/functional/test_docs.py tests/functional/test_notebooks.py
 
 rehearsal: $(VENV)/dev.stamp ## Every test with every int8 score moved, as on another processor; SEED=2 moves them otherwise.
 	ADACUR_REHEARSAL=$(SEED) $(PYTEST)

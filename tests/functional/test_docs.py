@@ -116,6 +116,21 @@ class Line:
         )
 
 
+# Commands open the int8 model where no scorer is named.
+INT8 = re.compile(r"MiniLM|bge-|wikivital|\badacur (demo|build|search|serve|tune|evaluate|index|train) ")
+
+
+def uses_int8(text: str) -> bool:
+    """Whether the examples of a document may open an int8 model, whose scores differ between processors."""
+    return any(INT8.search(block.body) for block in blocks_of(text) if not block.left_alone)
+
+
+def marked(document: Path) -> Any:
+    """A document for `parametrize`, with the mark `int8` where it may open such a model."""
+    marks = [pytest.mark.int8] if uses_int8(document.read_text(encoding="utf-8")) else []
+    return pytest.param(document, marks=marks, id=name_of(document))
+
+
 def blocks_of(text: str) -> list[Block]:
     return [
         Block(
@@ -339,7 +354,7 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT)).removeprefix("docs/")
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+@pytest.mark.parametrize("document", [marked(document) for document in DOCUMENTS])
 def test_every_example_runs_and_prints_what_is_shown(
     document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

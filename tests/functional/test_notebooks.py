@@ -54,6 +54,7 @@ def pictures(cell: NotebookNode) -> int:
     return sum("image/png" in output.get("data", {}) for output in cell.get("outputs", []))
 
 
+@pytest.mark.int8
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_cell_runs_and_shows_what_it_prints_and_draws(path: Path, tmp_path: Path) -> None:
     shown = nbformat.read(path, as_version=4)
