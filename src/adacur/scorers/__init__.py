@@ -7,16 +7,15 @@ Where to change what, from the name of a scorer to its scores:
 - cross_encoders/: inference of our own. onnx.py (CPU), torch.py (GPU); pair_tokens.py (queries and items to token ids),
   pair_batches.py, packed_encoder.py, attention.py and gpu_kernels.py (the forward pass without padding);
   emb_cross_encoder.py ([EMB] heads), checkpoints.py and weights.py (folders of models), onnx_export.py
-- http.py: rerank servers; http_dialects.py: how each kind is spoken to, one entry per kind; http_servers.py: from an
-  address to a server; http_client.py: requests and retries
-- function.py, matrix.py, sentence_transformers.py; langchain.py, pyterrier.py and rerankers.py over hosted.py: one per
-  kind of object
+- http.py: rerank servers; http_dialects.py: how each kind is spoken to, one entry per kind; from an address to a kind
+- function.py, matrix.py, sentence_transformers.py; adapters.py: objects of LangChain, PyTerrier and rerankers
 - wrappers: cached.py (over score_file.py; function_code.py recognises functions), metered.py, shared_batches.py
 - event_loop.py: async scorers for callers that are not async
 """
 
 from __future__ import annotations
 
+from adacur.scorers.adapters import LangChainScorer, PyTerrierScorer, RerankersScorer
 from adacur.scorers.cached import Cached, CacheWarning
 from adacur.scorers.calling import ascore, score_grid
 from adacur.scorers.cross_encoders.emb_cross_encoder import (
@@ -30,12 +29,9 @@ from adacur.scorers.cross_encoders.onnx_export import export_onnx
 from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
 from adacur.scorers.function import FunctionScorer
 from adacur.scorers.http import HttpScorer, ProbabilityWarning
-from adacur.scorers.langchain import LangChainScorer
 from adacur.scorers.matrix import MatrixScorer
 from adacur.scorers.metered import Metered
 from adacur.scorers.opening import scorer
-from adacur.scorers.pyterrier import PyTerrierScorer
-from adacur.scorers.rerankers import RerankersScorer
 from adacur.scorers.sentence_transformers import SentenceTransformersScorer
 from adacur.scorers.shared_batches import SharedBatches
 

@@ -27,11 +27,11 @@ class FunctionScorer:
     """A callable from a list of (query text, item text) to as many numbers, plain or async.
 
     It is called with at most `batch_size` pairs. Calls of an async function run side by side, at most `concurrency` for
-    one `score` or `ascore`; the first to fail cancels the others. Asked through `score`, it runs on one background
+    one `score` or `ascore`; the first to fail cancels the others. Called through `score`, it runs on one background
     event loop that all such scorers share and that lives on between calls, so that an HTTP client may keep its
     connections. Calls of a plain function follow one another, awaited ones in a thread; with `shares_calls`, those who
     wait for it share calls (`SharedBatches`), and when a shared call fails its pairs are sent once more, beyond any
-    budget. An awaitable that a plain function returns is awaited on the background loop.
+    budget. A function that returns an awaitable must be declared async.
     """
 
     def __init__(
@@ -47,17 +47,13 @@ class FunctionScorer:
         if not callable(function):
             raise InputError(f"A scorer function must be callable; got {type(function).__name__}.")
         _check_takes_one_list(function)
-        if batch_size is not None and batch_size < 1:
-            raise InputError(f"batch_size counts the pairs per call and must be at least 1; got {batch_size}.")
-        if concurrency < 1:
-            raise InputError(f"concurrency counts the calls under way at a time, at least 1; got {concurrency}.")
+        if (batch_size is not None and batch_size < 1) or concurrency < 1:
+            raise InputError(f"batch_size and concurrency must be at least 1; got {batch_size} and {concurrency}.")
         self._function: Callable[[TextPairs], Any] = function
         self._batch_size = batch_size
         self._concurrency = concurrency
         self.shares_calls = shares_calls
-        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004
-        )
+        self.is_async = any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None))))  # noqa: B004
         self.card = ScorerCard(
             name=name or str(getattr(function, "__qualname__", type(function).__name__)),
             backend="function",
@@ -75,26 +71,21 @@ class FunctionScorer:
                 f"for another: {error}. {HOW_TO_GIVE_A_KEY}"
             ) from error
 
-    @property
-    def is_async(self) -> bool:
-        """Whether its calls may run side by side on an event loop."""
-        return self._is_async
-
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
-        if self._is_async:
+        if self.is_async:
             return run_in_background(self.ascore(pairs))
-        return _joined([self._checked(self._call(batch), batch) for batch in self._batches(pairs)])
+        return _joined([self._called(batch) for batch in self._batches(pairs)])
 
     async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order; the event loop goes on meanwhile."""
-        if not self._is_async:
+        if not self.is_async:
             return await shared_batches(self).ascore(pairs)
         turns = asyncio.Semaphore(self._concurrency)
 
         async def in_turn(batch: Sequence[Pair]) -> FloatArray:
             await turns.acquire()
-            scores = await self._ascored(batch)
+            scores = await self._awaited(batch)
             # A failed call keeps its turn, or one more would begin before the rest are cancelled.
             turns.release()
             return scores
@@ -111,25 +102,19 @@ class FunctionScorer:
         size = self._batch_size or max(1, len(pairs))
         return (pairs[start : start + size] for start in range(0, len(pairs), size))
 
-    def _call(self, batch: Sequence[Pair]) -> Any:
+    def _called(self, batch: Sequence[Pair]) -> FloatArray:
         try:
-            return self._function([(query.text, item.text) for query, item in batch])
+            answer = self._function(_texts(batch))
         except Exception as error:
             raise self._failed(error, batch) from error
+        return check_scores(answer, batch)
 
-    async def _ascored(self, batch: Sequence[Pair]) -> FloatArray:
-        return check_scores(await self._settled(self._call(batch), batch), batch)
-
-    async def _settled(self, answer: Any, batch: Sequence[Pair]) -> Any:
+    async def _awaited(self, batch: Sequence[Pair]) -> FloatArray:
         try:
-            return await answer if inspect.isawaitable(answer) else answer
+            answer = await self._function(_texts(batch))
         # An exit would end the event loop for all who use it.
         except (Exception, KeyboardInterrupt, SystemExit) as error:
             raise self._failed(error, batch) from error
-
-    def _checked(self, answer: Any, batch: Sequence[Pair]) -> FloatArray:
-        if inspect.isawaitable(answer):
-            answer = run_in_background(self._settled(answer, batch))
         return check_scores(answer, batch)
 
     def _failed(self, error: BaseException, batch: Sequence[Pair]) -> ScorerFailed:
@@ -156,6 +141,10 @@ def _check_takes_one_list(function: Callable[..., Any]) -> None:
             f"each; {name}{signature} cannot be called so: {error}. For example: "
             f"lambda pairs: [{name}(query, item) for query, item in pairs]."
         ) from error
+
+
+def _texts(batch: Sequence[Pair]) -> TextPairs:
+    return [(query.text, item.text) for query, item in batch]
 
 
 def _joined(scores: list[FloatArray]) -> FloatArray:

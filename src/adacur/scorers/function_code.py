@@ -5,15 +5,10 @@ from __future__ import annotations
 import dis
 import functools
 import hashlib
-import logging
-import pathlib
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
-
-import numpy as np
 
 from adacur.core.errors import InputError
 
@@ -82,14 +77,6 @@ class _Reader:
             self._add(kind.__name__, repr(sorted(value, key=repr)))
         elif kind is ModuleType:
             self._add("module", value.__name__)
-        elif isinstance(value, np.generic):
-            self._add(f"numpy {value.dtype}", repr(value.item()))
-        elif isinstance(value, re.Pattern):
-            self._add("pattern", repr((value.pattern, value.flags)))
-        elif isinstance(value, pathlib.PurePath):
-            self._add("path", str(value))
-        elif isinstance(value, logging.Logger):
-            self._add("logger", value.name)
         elif (name := importable_name(value)) is not None and name.partition(":")[0] != self._module:
             self._add("importable", name)
         else:

@@ -18,6 +18,7 @@ from adacur.core.extras import install_command, require
 from adacur.core.protocols import Scorer
 from adacur.core.spelling import did_you_mean
 from adacur.data.catalogue import fetch, names
+from adacur.scorers.adapters import LangChainScorer, PyTerrierScorer, RerankersScorer
 from adacur.scorers.cross_encoders.checkpoints import beyond_plain_pairs, checkpoint_folder, has_chat_template
 from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead
 from adacur.scorers.cross_encoders.onnx import OnnxCrossEncoder
@@ -25,9 +26,6 @@ from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
 from adacur.scorers.cross_encoders.weights import json_in
 from adacur.scorers.function import FunctionScorer
 from adacur.scorers.http import HttpScorer
-from adacur.scorers.langchain import LangChainScorer
-from adacur.scorers.pyterrier import PyTerrierScorer
-from adacur.scorers.rerankers import RerankersScorer
 from adacur.scorers.sentence_transformers import SentenceTransformersScorer
 
 __all__ = ["imported", "is_function_name", "scorer"]

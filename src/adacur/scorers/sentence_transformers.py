@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import re
 import threading
 from collections.abc import Sequence
 from functools import cached_property, partial
@@ -15,15 +14,14 @@ from typing import Any
 import numpy as np
 
 from adacur.core.arrays import FloatArray
-from adacur.core.errors import InputError, MissingExtra, ScorerFailed
+from adacur.core.errors import InputError, ScorerFailed
 from adacur.core.extras import require
 from adacur.core.protocols import Reopening, ScorerCard
 from adacur.core.records import Pair
-from adacur.core.scores import check_scores
-from adacur.scorers.cross_encoders.checkpoints import beyond_plain_pairs, check_names_no_code, checkpoint_folder, quiet
+from adacur.scorers.adapters import check_has
+from adacur.scorers.cross_encoders.checkpoints import check_names_no_code, checkpoint_folder, quiet
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
 from adacur.scorers.cross_encoders.weights import weights_hash, with_effect
-from adacur.scorers.hosted import check_has
 
 __all__ = ["SentenceTransformersScorer"]
 
@@ -54,25 +52,24 @@ class SentenceTransformersScorer:
         source: str | None = None,
     ) -> None:
         if batch_size < 1:
-            raise InputError(f"batch_size counts the pairs per pass and must be at least 1; got {batch_size}.")
+            raise InputError(f"batch_size must be at least 1; got {batch_size}.")
         is_ours = isinstance(model, str | Path)
         self._folder: Path | None = None
         if is_ours:
-            library = require("sentence_transformers", extra=_EXTRA)
             self._folder = checkpoint_folder(model)
-            origin: str | None = str(self._folder.resolve()) if Path(model).is_dir() else str(model)
-            model = _opened(library, self._folder, device=device)
+            origin = str(model)
+            model = _opened(self._folder, device=device)
         else:
             check_has(model, "predict(pairs)", what="a sentence_transformers.CrossEncoder, its folder or its hub name")
             if device is not None:
                 raise InputError(f"device={device!r} is for a folder or a name; move the object: model.to({device!r}).")
-            origin = _origin(model)
-        self._name = name or (_short(origin) if origin else type(model).__name__)
-        self._source = source or origin
+            origin = str(getattr(getattr(model, "config", None), "_name_or_path", None) or "")
+        is_folder = bool(origin) and Path(origin).is_dir()
+        self._name = name or (Path(origin).resolve().name if is_folder else origin or type(model).__name__)
+        self._source = source or (str(Path(origin).resolve()) if is_folder else origin or None)
         if model.num_labels != 1:
             raise InputError(
-                f"A cross-encoder gives one logit per pair; {self._name!r} has {model.num_labels} labels. Classifiers "
-                "with several labels cannot be used as scorers."
+                f"A cross-encoder must give one logit per pair; {self._name!r} has {model.num_labels} labels."
             )
         self._batch_size = batch_size
         self._max_tokens = _limited(model, max_tokens, may_set=is_ours)
@@ -104,14 +101,14 @@ class SentenceTransformersScorer:
                 raise ScorerFailed(f"The scorer {self._name!r} has been closed. Open it again to score.")
             if self._tokens is not None:
                 self._tokens.texts(list({query.text: query for query, _ in pairs}.values()), [])
-            scores = self._model.predict(
+            scores: FloatArray = self._model.predict(
                 [(query.text, item.text) for query, item in pairs],
                 batch_size=self._batch_size,
                 show_progress_bar=False,
                 activation_fn=self._identity,
                 **self._cutting,
             )
-        return check_scores(scores, pairs)
+        return scores
 
     def reopening(self) -> Reopening:
         """What opens this scorer elsewhere: on one GPU if it is on a GPU here, else on one CPU."""
@@ -126,14 +123,9 @@ class SentenceTransformersScorer:
     def close(self) -> None:
         """Let go of the model; the scorer cannot score any more."""
         with self._lock:
-            if self._model is None:
-                return
             # The card outlives the model.
             _ = self.card
-            on_gpu = getattr(self._model.device, "type", None) == "cuda"
             self._model = None
-        if on_gpu:
-            require("torch", extra=_EXTRA).cuda.empty_cache()
 
     def __enter__(self) -> SentenceTransformersScorer:
         return self
@@ -147,12 +139,10 @@ class SentenceTransformersScorer:
             files = [*self._folder.rglob("*.safetensors")] or [*self._folder.rglob("pytorch_model*.bin")]
             if files:
                 return weights_hash(files)
-        state = self._model.state_dict()
-        digest = hashlib.sha256()
-        for key in sorted(state):
-            tensor = state[key].detach().cpu().contiguous()
+        state, digest, as_bytes = self._model.state_dict(), hashlib.sha256(), require("torch", extra=_EXTRA).uint8
+        for key, tensor in sorted(state.items()):
             digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.reshape(-1).view(require("torch", extra=_EXTRA).uint8).numpy().data)
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(as_bytes).numpy().data)
         # Other backends than torch keep their weights out of sight.
         return digest.hexdigest()[:32] if state else None
 
@@ -179,16 +169,9 @@ class SentenceTransformersScorer:
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
-def _opened(library: Any, folder: Path, *, device: str | None) -> Any:
+def _opened(folder: Path, *, device: str | None) -> Any:
+    library = require("sentence_transformers", extra=_EXTRA)
     check_names_no_code(folder)
-    version = tuple(int(part) for part in re.findall(r"\d+", library.__version__)[:2])
-    if (why := beyond_plain_pairs(folder)) is not None and version < (5, 4):
-        # Older ones open such a model with a random head, and say nothing.
-        raise MissingExtra(
-            f"The model in {folder} {why}, which sentence-transformers can run from version 5.4 on; "
-            f"{library.__version__} is installed. Install it with: pip install 'sentence-transformers>=5.4'",
-            name="sentence_transformers",
-        )
     # By default a checkpoint in half precision is run in half precision, and its logits tie.
     whole = {"dtype": require("torch", extra=_EXTRA).float32}
     try:
@@ -198,37 +181,23 @@ def _opened(library: Any, folder: Path, *, device: str | None) -> Any:
         raise InputError(f"{folder} cannot be read as a sentence-transformers CrossEncoder: {error}") from error
     made_for = getattr(getattr(model, "config", None), "architectures", None) or ["ForSequenceClassification"]
     if len(list(model.children())) == 1 and not made_for[0].endswith(("ForSequenceClassification", "ForCausalLM")):
-        raise InputError(
-            f"{folder} is a {made_for[0]} without a head that scores pairs; the head would be random. It is not a "
-            "cross-encoder."
-        )
+        raise InputError(f"{folder} is a {made_for[0]}, not a cross-encoder: its head would be random.")
     return model
-
-
-def _origin(model: Any) -> str | None:
-    """The folder or hub name that an object was loaded from, where it still knows."""
-    origin = str(getattr(getattr(model, "config", None), "_name_or_path", None) or "")
-    return str(Path(origin).resolve()) if origin and Path(origin).is_dir() else origin or None
-
-
-def _short(origin: str) -> str:
-    return Path(origin).name if Path(origin).is_dir() else origin
 
 
 def _limited(model: Any, max_tokens: int | None, *, may_set: bool) -> int | None:
     """The tokens of a pair, set to `max_tokens` where the model is ours."""
-    attribute = "max_seq_length" if hasattr(type(model), "max_seq_length") else "max_length"
-    limit = getattr(model, attribute)
+    limit = model.max_seq_length
     limit = limit if limit is not None and limit < _NO_LIMIT else None
     if max_tokens is None or max_tokens == limit:
         return limit
     if not may_set:
         raise InputError(
-            f"This CrossEncoder takes {limit} tokens; got max_tokens={max_tokens}. Set model.{attribute} instead."
+            f"This CrossEncoder takes {limit} tokens; set its max_seq_length, not max_tokens={max_tokens}."
         )
     if max_tokens < 1 or (limit is not None and max_tokens > limit):
         raise InputError(f"max_tokens must lie between 1 and the model's limit of {limit}; got {max_tokens}.")
-    setattr(model, attribute, max_tokens)
+    model.max_seq_length = max_tokens
     return max_tokens
 
 
@@ -237,8 +206,6 @@ def _only_items_cut(model: Any, max_tokens: int | None) -> tuple[PairTokenizer |
     tokenizer = getattr(getattr(model, "tokenizer", None), "backend_tokenizer", None)
     if tokenizer is None or max_tokens is None or "message" in getattr(model, "modalities", ()):
         return None, {}
-    takes_more = any(
-        option.kind is inspect.Parameter.VAR_KEYWORD for option in inspect.signature(model.predict).parameters.values()
-    )
+    takes_more = "kwargs" in inspect.signature(model.predict).parameters
     cutting = {"processing_kwargs": {"text": {"truncation": "only_second"}}} if takes_more else {}
     return PairTokenizer(tokenizer, max_tokens=max_tokens), cutting

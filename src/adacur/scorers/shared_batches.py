@@ -8,8 +8,9 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
+
+import numpy as np
 
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError, ScorerFailed
@@ -22,12 +23,8 @@ __all__ = ["SharedBatches", "queue_for", "shared_batches", "shares_calls"]
 _PAIRS_PER_CALL = 1024
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Request:
-    """One caller's pairs."""
-
-    pairs: Sequence[Pair]
-    answer: Future[FloatArray] = field(default_factory=Future)
+# One caller's pairs, and where the answer goes.
+_Request = tuple[Sequence[Pair], Future[FloatArray]]
 
 
 class SharedBatches:
@@ -85,14 +82,14 @@ class SharedBatches:
         if self._process != os.getpid():
             # A forked child inherits the queue but not the thread that works it off.
             self._begin()
-        request = _Request(pairs)
+        answer: Future[FloatArray] = Future()
         with self._lock:
-            self._waiting.append(request)
+            self._waiting.append((pairs, answer))
             if self._worker is None:
                 # A thread while there is work, not one for ever: nothing is left to stop when a loop or index closes.
                 self._worker = threading.Thread(target=self._work, name="adacur-shared-batches")
                 self._worker.start()
-        return request.answer
+        return answer
 
     def _work(self) -> None:
         while requests := self._next_call():
@@ -103,37 +100,36 @@ class SharedBatches:
         n_pairs = 0
         with self._lock:
             while self._waiting:
-                if requests and n_pairs + len(self._waiting[0].pairs) > self._max_pairs:
+                if requests and n_pairs + len(self._waiting[0][0]) > self._max_pairs:
                     break
-                request = self._waiting.popleft()
-                if request.answer.set_running_or_notify_cancel():
-                    requests.append(request)
-                    n_pairs += len(request.pairs)
+                pairs, answer = self._waiting.popleft()
+                if answer.set_running_or_notify_cancel():
+                    requests.append((pairs, answer))
+                    n_pairs += len(pairs)
             if not requests:
                 self._worker = None
         return requests
 
     def _serve(self, requests: Sequence[_Request]) -> None:
-        pairs = [pair for request in requests for pair in request.pairs]
+        everyone = [pair for pairs, _ in requests for pair in pairs]
         try:
-            scores = check_scores(self.scorer.score(pairs), pairs)
+            scores = check_scores(self.scorer.score(everyone), everyone)
         except Exception as error:
             if len(requests) > 1:
                 for request in requests:
                     self._serve([request])
-            elif isinstance(error, StopIteration):
-                # An asyncio future refuses to carry it, and its caller would wait for ever.
-                requests[0].answer.set_exception(ScorerFailed(f"Scorer {self.card.name!r} raised StopIteration."))
-            else:
-                requests[0].answer.set_exception(error)
+                return
+            # An asyncio future refuses to carry a StopIteration, and its caller would wait for ever.
+            is_stop = isinstance(error, StopIteration)
+            failure = ScorerFailed(f"Scorer {self.card.name!r} raised StopIteration.") if is_stop else error
+            requests[0][1].set_exception(failure)
         except BaseException as stop:
-            for request in requests:
-                request.answer.set_exception(stop)
+            for _, answer in requests:
+                answer.set_exception(stop)
         else:
-            start = 0
-            for request in requests:
-                request.answer.set_result(scores[start : start + len(request.pairs)])
-                start += len(request.pairs)
+            ends = np.cumsum([len(pairs) for pairs, _ in requests])
+            for (_, answer), share in zip(requests, np.split(scores, ends[:-1]), strict=True):
+                answer.set_result(share)
 
 
 def shares_calls(scorer: Scorer) -> bool:

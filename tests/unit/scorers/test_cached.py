@@ -774,7 +774,6 @@ READABLE = {
     "lambdas": (lambda pairs: [1.0] * len(pairs), lambda pairs: [2.0] * len(pairs)),
     "closures over numbers": (closing_over(1.0), closing_over(2.0)),
     "closures over lists": (closing_over([1, 2]), closing_over([1, 3])),
-    "closures over numpy numbers": (closing_over(np.float32(1)), closing_over(np.float32(2))),
     "keyword defaults": (with_keyword_default(1.0), with_keyword_default(2.0)),
     "partials of other arguments": (functools.partial(constant, value=1.0), functools.partial(constant, value=2.0)),
     "partials of other functions": (functools.partial(constant), functools.partial(doubled)),

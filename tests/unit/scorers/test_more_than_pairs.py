@@ -126,16 +126,6 @@ def test_without_sentence_transformers_it_is_refused_with_the_reason_and_the_rem
         scorer(made)
 
 
-@pytest.mark.parametrize("version", ["4.1.0", "5.3.2"])
-def test_a_sentence_transformers_that_is_too_old_for_it_is_refused(tmp_path, monkeypatch, version) -> None:
-    made = tiny_decoder(tmp_path / "made")
-    monkeypatch.setattr(library, "__version__", version)
-    with pytest.raises(MissingExtra, match=rf"chat template.*5\.4.*{version}"):
-        scorer(made)
-    with scorer(tiny_transformer(tmp_path / "plain"), device="cpu") as plain:
-        assert isinstance(plain, TorchCrossEncoder), "needs none of it"
-
-
 def test_a_language_model_without_a_template_is_refused(tmp_path) -> None:
     with pytest.raises(InputError, match="Qwen3ForCausalLM"):
         scorer(tiny_decoder(tmp_path, kind="causal", template=False))

@@ -65,9 +65,9 @@ def test_the_text_may_stand_in_another_column() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [
-        (lambda frame: frame[frame["docno"] != "b"], ScoreCountError, "1 of 3 pairs, the first of .* item 'b'"),
-        (lambda frame: pd.concat([frame, frame]), ScoreCountError, "twice"),
-        (lambda frame: frame.drop(columns="score"), ScoreCountError, "no 'score'"),
+        (lambda frame: frame[frame["docno"] != "b"], ScoreCountError, "3 pairs.*returned 2.* item 'b'"),
+        (lambda frame: pd.concat([frame, frame]), ScoreCountError, "returned 6"),
+        (lambda frame: frame.drop(columns="score"), ScoreCountError, "'score'"),
         (lambda frame: frame.assign(score=np.nan), NonFiniteScore, "query 'q' and item 'a'"),
         (lambda frame: 1 / 0, ScorerFailed, "ZeroDivisionError"),
     ],
@@ -79,9 +79,9 @@ def test_nonsense_is_refused(change, error, says) -> None:
 
 
 def test_a_transformer_that_scores_nothing_does_not_pass() -> None:
-    with pytest.raises(ScoreCountError, match="no 'score'"):
+    with pytest.raises(ScoreCountError, match="'score'"):
         PyTerrierScorer(pt.Transformer.identity()).score(PAIRS[:3])
-    with pytest.raises(ScoreCountError, match=r"for 3 of.*5"):
+    with pytest.raises(ScoreCountError, match=r"5 pairs.*returned 2"):
         PyTerrierScorer(Lengths() % 2).score(PAIRS[:5])
 
 

@@ -74,9 +74,9 @@ def test_two_labels_are_refused(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("ranker", "error", "says"),
     [
-        (Scripted(lambda ranked: ranked[:2]), ScoreCountError, "for 3 documents .* returned 2 .* item 'ccc'"),
-        (Scripted(lambda ranked: [*ranked, ranked[0]]), ScoreCountError, "for 3 documents .* returned 4"),
-        (Scripted(has_scores=False), ScorerFailed, "without scoring"),
+        (Scripted(lambda ranked: ranked[:2]), ScoreCountError, "3 .*returned 2.* item 'ccc'"),
+        (Scripted(lambda ranked: [*ranked, ranked[0]]), ScoreCountError, "3 .*returned 4"),
+        (Scripted(has_scores=False), ScorerFailed, "without scores"),
         (Scripted(lambda ranked: 1 / 0), ScorerFailed, "ZeroDivisionError"),
     ],
 )
