@@ -17,7 +17,7 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from adacur.core.as_json import as_json
 from adacur.core.errors import AdacurError, InputError
-from adacur.search import METHODS, AnchorIndex
+from adacur.search import METHODS, AnchorIndex, plan_search
 from adacur.serving import shapes
 from adacur.serving.bodies import Name, search_request
 from adacur.serving.door import Door, notes_of
@@ -161,7 +161,9 @@ class _Server:
                 return SearchStream(
                     searches[0],
                     turns=self.turns,
-                    settings=await asyncio.to_thread(plan.settings),
+                    settings=await asyncio.to_thread(
+                        lambda: plan_search(plan.served.index, plan.k, **plan.options).settings()
+                    ),
                     ended=lambda error: self._count(request, searches, error),
                 )
             try:

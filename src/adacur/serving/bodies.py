@@ -58,8 +58,8 @@ def search_request(settings: ServerSettings) -> type[BaseModel]:
         "index": _optional(Name, "Which index; default: the first that is served."),
         "query": _optional(text, "The question. Either this or `queries`."),
         "queries": _optional(_list_of(text, most=settings.max_queries), "Several questions, each with the budget."),
-        "k": _usually(_count(settings.max_k), default["k"], "How many items to return; at most the budget."),
-        "budget": _usually(_count(settings.max_budget), default["budget"], "Scorer calls per query: never one more."),
+        "k": _field(_count(settings.max_k), "How many items to return; at most the budget.", default["k"]),
+        "budget": _field(_count(settings.max_budget), "Scorer calls per query: never one more.", default["budget"]),
         "deadline_ms": _optional(_count(int(settings.seconds * 1000)), "Milliseconds until the best hits so far."),
         "first": _optional(Name, "The first stage to start from; `/v1/indexes` lists them."),
         "pool": _optional(_count(), "Search only the first stage's best N; at least k."),
@@ -67,8 +67,8 @@ def search_request(settings: ServerSettings) -> type[BaseModel]:
         "method": _optional(Literal[*METHODS], "How calls are spent; `/v1/indexes` names what each index can do."),
         **_method_options(settings),
         "filter": _optional(filter_, "Which items may be found; default: all."),
-        "trace": _usually(bool, False, "Return every round: what was scored, predicted and exact."),
-        "stream": _usually(bool, False, "Answer with a server-sent event per round (one query); also by `Accept`."),
+        "trace": _field(bool, "Return every round: what was scored, predicted and exact.", False),
+        "stream": _field(bool, "Answer with a server-sent event per round (one query); also by `Accept`.", False),
     }
     about = "A search: a query, or several, and how much may be spent on each."
     return create_model("SearchRequest", __base__=_SearchBody, __doc__=about, **fields)
@@ -84,8 +84,8 @@ def rerank_request(settings: ServerSettings) -> type[BaseModel]:
         "documents": (_list_of(text | document, most=settings.max_documents), ...),
         "top_n": _optional(_count(), "Return only the best N."),
         "return_documents": _optional(bool, "Return the texts too (Jina, vLLM); default: true."),
-        "raw_scores": _usually(bool, False, "The scorer's logits instead of 1 / (1 + exp(-logit))."),
-        "use_activation": _usually(bool, True, "vLLM's name for the same: false asks for logits."),
+        "raw_scores": _field(bool, "The scorer's logits instead of 1 / (1 + exp(-logit)).", False),
+        "use_activation": _field(bool, "vLLM's name for the same: false asks for logits.", True),
     }
     about = "Documents to score exactly for a query."
     return create_model("RerankRequest", __base__=_ForeignBody, __doc__=about, **fields)
@@ -133,8 +133,6 @@ class _SearchBody(_Body):
         given: Any = self
         if (given.query is None) == (given.queries is None):
             raise PydanticCustomError("queries", "give either query, one text, or queries, a list of texts")
-        if given.stream and given.query is None:
-            raise PydanticCustomError("queries", "a stream answers one query: give query, not queries")
         return self
 
 
@@ -148,7 +146,7 @@ def _optional(kind: Any, meaning: str) -> tuple[Any, Any]:
     return kind | None, Field(None, description=meaning)
 
 
-def _usually(kind: Any, default: Any, meaning: str) -> tuple[Any, Any]:
+def _field(kind: Any, meaning: str, default: Any) -> tuple[Any, Any]:
     return kind, Field(default, description=meaning)
 
 

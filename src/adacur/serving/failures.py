@@ -21,7 +21,7 @@ from adacur.core.errors import (
     UnknownName,
 )
 
-__all__ = ["ClientGone", "Refusal", "as_refusal", "json_answer"]
+__all__ = ["ClientGone", "Refusal", "as_refusal", "json_answer", "json_text"]
 
 # The first class that an error is an instance of counts, so that narrower classes stand before wider ones.
 _LIBRARY_ERRORS: tuple[tuple[type[AdacurError], int, str], ...] = (
@@ -118,6 +118,10 @@ def _place(where: tuple[int | str, ...]) -> str:
 
 
 def json_answer(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """JSON that every reader takes: no NaN, and no half of a character."""
-    body = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(errors="replace")
-    return Response(body, status_code=status, headers=dict(headers or {}), media_type="application/json")
+    """An answer in JSON."""
+    return Response(json_text(content), status_code=status, headers=headers, media_type="application/json")
+
+
+def json_text(content: Any) -> bytes:
+    """JSON that every reader takes: no NaN, and no half of a character, which an item's text may hold."""
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(errors="replace")

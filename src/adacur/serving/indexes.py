@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from adacur.core.budget import Budget
 from adacur.core.errors import InputError
 from adacur.core.records import Item, Query, as_query
-from adacur.core.results import Hits
 from adacur.core.spelling import did_you_mean
-from adacur.search import METHODS, AnchorIndex, Filter, SearchOptions, plan_search, search_options
+from adacur.search import METHODS, AnchorIndex, Filter, SearchOptions, search_options
 from adacur.serving.bodies import METHOD_OPTIONS
 from adacur.serving.failures import Refusal
 from adacur.serving.settings import ServerSettings
@@ -45,7 +43,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
-    """The searches of one request, checked against the limits; `deadline` is in seconds."""
+    """The searches of one request, checked against the limits; `deadline` is in seconds from its arrival."""
 
     served: Served
     queries: tuple[Query, ...]
@@ -54,24 +52,6 @@ class SearchPlan:
     options: SearchOptions
     trace: bool
     deadline: float | None = None
-
-    def settings(self) -> dict[str, Any]:
-        """What the searches will do; refuses what they would refuse before their first scorer call."""
-        return plan_search(self.served.index, self.k, **self.options).settings()
-
-    def rounds(self, query: Query, *, waited: float) -> AsyncGenerator[Hits, None]:
-        """The hits after each round of a search; `waited` are the seconds since the request came.
-
-        Here the server's searches meet the library's loop of rounds. Each request has a loop; searches of several
-        requests share scorer calls in the queue of their scorer (scoring.py), where one's failure is not another's.
-        """
-        options = self.options.copy()
-        if self.deadline is not None:
-            calls = options["budget"] or len(self.served.index)
-            assert isinstance(calls, int)
-            # Even a late search scores something: an answer that is a little late beats none.
-            options["budget"] = Budget(calls, max(0.001, self.deadline - waited))
-        return self.served.index.asearch_iter(query, self.k, **options)
 
 
 def check_name(name: str) -> None:
@@ -110,7 +90,6 @@ def plan_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: 
         filter=_filter(filter_),
         **{name: given.get(name) for name in ("budget", "method", "first", "pool", "fuse", *METHOD_OPTIONS)},
     )
-    deadline_ms = given.get("deadline_ms")
     return SearchPlan(
         served=one,
         queries=tuple(as_query(text) for text in given.get("queries") or [given["query"]]),
@@ -118,7 +97,7 @@ def plan_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: 
         method=method,
         options=options,
         trace=given.get("trace", False),
-        deadline=None if deadline_ms is None else deadline_ms / 1000,
+        deadline=given["deadline_ms"] / 1000 if given.get("deadline_ms") else None,
     )
 
 
@@ -126,11 +105,9 @@ def _check_exact(served: Served, filter_: Mapping[str, Any], settings: ServerSet
     """Exact search spends a call on every item: the limit of the budget is its limit too."""
     ids = filter_.get("ids")
     n_calls = len(served.index) if ids is None else len(set(ids))
-    if n_calls > settings.max_budget:
-        message = (
-            f"Exact search scores all {n_calls} items; a search may cost at most {settings.max_budget} calls here."
-        )
-        raise Refusal(422, "budget_over_limit", f"{message} Filter by ids, or use another method.")
+    if n_calls > (most := settings.max_budget):
+        rule = f"Exact search scores all {n_calls} items; a search may cost at most {most} calls here."
+        raise Refusal(422, "budget_over_limit", f"{rule} Filter by ids, or use another method.")
 
 
 def _filter(given: Mapping[str, Any]) -> Filter | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -21,12 +20,10 @@ _INLINE_SCRIPT = re.compile(rb"<script[^>]*>([^<]+)</script>")
 
 
 class _PageFiles(StaticFiles):
-    def file_response(
-        self, full_path: os.PathLike[str] | str, stat_result: os.stat_result, scope: Scope, status_code: int = 200
-    ) -> Response:
-        response = super().file_response(full_path, stat_result, scope, status_code)
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
         # Names of others' files hold their version; the page's files may change with each release.
-        is_vendored = Path(full_path).parent.name == "vendor"
+        is_vendored = path.startswith("vendor")
         response.headers["Cache-Control"] = "public, max-age=31536000, immutable" if is_vendored else "no-cache"
         return response
 

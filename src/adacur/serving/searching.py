@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -15,11 +14,12 @@ from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.types import Receive, Scope, Send
 
 from adacur.core.as_json import as_json, hit_rows
+from adacur.core.budget import Budget
 from adacur.core.errors import AdacurError, EmptyInput
 from adacur.core.protocols import Items
 from adacur.core.records import Query
 from adacur.core.results import Hits, Round, Trace
-from adacur.serving.failures import ClientGone, Refusal, as_refusal
+from adacur.serving.failures import ClientGone, Refusal, as_refusal, json_text
 from adacur.serving.indexes import SearchPlan
 from adacur.serving.turns import Turns
 
@@ -55,10 +55,17 @@ class Search:
 
     async def run(self, on_round: Callable[[Hits], Awaitable[None]] | None = None) -> None:
         """Search to the end, or until the time of the request is over."""
+        plan, options = self.plan, self.plan.options.copy()
+        if plan.deadline is not None:
+            calls = options["budget"] or len(plan.served.index)
+            assert isinstance(calls, int)
+            # Even a late search scores something: an answer that is a little late beats none.
+            options["budget"] = Budget(calls, max(0.001, plan.deadline - (self.seconds - self.seconds_left)))
         self.stopped = "unfinished"
         try:
             async with asyncio.timeout(self.seconds_left):
-                async with aclosing(self.plan.rounds(self.query, waited=self.seconds - self.seconds_left)) as rounds:
+                # Searches of several requests share scorer calls in the queue of their scorer (scoring.py).
+                async with aclosing(plan.served.index.asearch_iter(self.query, plan.k, **options)) as rounds:
                     async for hits in rounds:
                         self.last = hits
                         if on_round is not None:
@@ -66,7 +73,7 @@ class Search:
             if self.last is not None:
                 self.stopped = self.last.trace.stopped
         except EmptyInput:
-            if self.plan.options["filter"] is None:
+            if options["filter"] is None:
                 raise
             # No item passes the filter: not an error to a client, whose filter is what a person chose on a page.
             self.last = Hits(self.query, ids=(), scores=np.empty(0), trace=Trace(stopped="exhausted"))
@@ -197,9 +204,7 @@ class SearchStream(EventSourceResponse):
         search, index = self._search, self._search.plan.served
 
         async def put(event: str, content: dict[str, Any]) -> None:
-            line = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-            # An item's text may hold half of a character, which cannot be encoded.
-            await events.put(format_sse_event(event=event, data_str=line.encode(errors="replace").decode()))
+            await events.put(format_sse_event(event=event, data_str=json_text(content).decode()))
 
         async def put_round(hits: Hits) -> None:
             await put("round", await asyncio.to_thread(search.round_event, hits))
