@@ -54,6 +54,11 @@ def enormous(pairs):
 """
 
 
+def settings(out: Path) -> dict[str, Any]:
+    begun = json.loads((out / "training" / "run.json").read_text())
+    return begun | begun.pop("settings")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     """A tiny model is no faster with more, and several times as slow where others are at work."""
@@ -411,53 +416,6 @@ def test_the_judgements_of_a_test_are_not_learnt_from(folder: Path) -> None:
     ran = train(folder, "out", *QUICK, "--set", "held_out=99")
     assert "60 items, 10 judged queries" in ran.err
     assert "qrels/train.tsv" in ran.err
-
-
-# ── a file of options ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def settings(out: Path) -> dict[str, Any]:
-    begun = json.loads((out / "training" / "run.json").read_text())
-    return begun | begun.pop("settings")
-
-
-def test_a_file_gives_options_and_the_command_line_wins(folder: Path) -> None:
-    (folder / "elsewhere").mkdir()
-    shutil.move(folder / "tiny", folder / "elsewhere" / "tiny")
-    lines = (
-        'base = "tiny"',
-        'head = "cls"',
-        "negatives = 5",
-        "learning_rate = 1e-3",
-        "epochs = 3",
-        "batch_queries = 20",
-    )
-    lines = (*lines, 'teacher = "my_scorers:shared"')
-    (folder / "elsewhere" / "train.toml").write_text("\n".join(lines))
-
-    ran = train(folder, "out", "--config", "elsewhere/train.toml", "--epochs", 1)
-
-    assert ran.code == 0, ran
-    made = settings(folder / "out")
-    assert (made["negatives"], made["learning_rate"], made["batch_queries"]) == (5, 1e-3, 20)
-    assert made["epochs"] == 1
-    assert made["base"] == str((folder / "elsewhere" / "tiny").resolve())
-    assert [teacher["source"] for teacher in made["teachers"]] == ["my_scorers:shared"]
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("epoch = 3", "Did you mean 'epochs'?"),
-        ("[settings]\nepochs = 3", "'settings'"),
-        ("epochs =", "cannot be read as TOML"),
-        ("epochs = 1.5", "1.5"),
-    ],
-)
-def test_a_file_that_says_something_else_is_refused(text: str, says: str, shop: Path, tmp_path) -> None:
-    (tmp_path / "train.toml").write_text(text)
-
-    train(shop, "never", "--base", "tiny", "--config", str(tmp_path / "train.toml")).refused(says)
 
 
 # ── without the extra ─────────────────────────────────────────────────────────────────────────────────────────────

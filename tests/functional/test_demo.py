@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from pathlib import Path
 
-import pytest
-
-from adacur.cli.demo import this_command
-from tests.functional.commands import ADACUR, Ran, here
+from tests.functional.commands import Ran, here
 
 QUESTION = "who discovered penicillin?"
 
@@ -40,25 +35,3 @@ def test_the_demo_shows_what_was_found_and_spent_beside_re_ranking(tmp_path: Pat
     assert "building a small index" not in ran.out
     assert "build items.jsonl my.adacur`" in ran.out
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_demo_speaks_json(tmp_path: Path) -> None:
-    ran = demo("-k", "3", "--json", cwd=tmp_path)
-
-    assert ran.code == 0, ran.err
-    (answered,) = (json.loads(line) for line in ran.out.splitlines())
-    assert answered["query"] == QUESTION
-    for name, method in (("adacur", "gaussian"), ("rerank", "rerank")):
-        assert answered[name]["calls"] == 20
-        assert len(answered[name]["hits"]) == 3
-        assert answered[name]["settings"]["method"] == method
-
-
-def test_what_to_type_next_is_the_command_that_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", [str(ADACUR), "demo"])
-    monkeypatch.setenv("PATH", str(ADACUR.parent))
-    assert this_command() == "adacur"
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert this_command() == str(ADACUR)
-    monkeypatch.setattr(sys, "argv", ["…/adacur/__main__.py", "demo"])
-    assert this_command() == f"{sys.executable} -m adacur"

@@ -101,13 +101,13 @@ def test_inspect_tells_what_is_predicted_and_a_refresh_which_ids_are_new(tmp_pat
     build(path, [item(n) for n in range(12)], [query(n) for n in range(4)], scorer="tests.living_world:score").close()
     before = run("inspect", path)
     assert "predicted" not in before
-    assert " built " in before
+    assert "\nbuilt " in before
     assert "5 scorer calls" in run("search", path, "--trust", "what is\n\tred?", "-k", 2, "--budget", 5, "--log", log)
     (new,) = run_json("index", "refresh", path, "--log", log, "--fewest-scored", 5)["new_ids"]
     assert run("inspect", path, "--anchors").splitlines()[4] == f"{new}\twhat is red?"
     after = run("inspect", path)
     assert "53 of 60 scores are exact" in after
-    assert " changed " in after
+    assert "\nchanged " in after
     run("index", "anchors", path, "--drop", new)
     assert "predicted" not in run("inspect", path)
 

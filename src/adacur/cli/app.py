@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import typer
@@ -23,7 +23,7 @@ from adacur.cli.index.remove import remove
 from adacur.cli.index.replace import replace
 from adacur.cli.index.verify import verify
 from adacur.cli.inspect import inspect
-from adacur.cli.messages import note, say, warnings_as_notes
+from adacur.cli.messages import say, warnings_as_notes
 from adacur.cli.search import search
 from adacur.cli.serve import serve
 from adacur.cli.train.cross_encoder import cross_encoder
@@ -33,43 +33,9 @@ from adacur.cli.tune import tune
 
 __all__ = ["Interrupted", "app"]
 
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "build": build,
-    "search": search,
-    "serve": serve,
-    "tune": tune,
-    "evaluate": evaluate,
-    "inspect": inspect,
-    "demo": demo,
-    "fetch": fetch,
-}
-_INDEX: dict[str, Callable[..., None]] = {
-    "add": add,
-    "remove": remove,
-    "replace": replace,
-    "anchors": anchors,
-    "compact": compact,
-    "compress": compress,
-    "copy": copy,
-    "verify": verify,
-    "refresh": refresh,
-}
-_TRAIN: dict[str, Callable[..., None]] = {
-    "cross-encoder": cross_encoder,
-    "dual-encoder": dual_encoder,
-    "distill": distill,
-}
-_MOVED = {
-    **{name: f"adacur index {name}" for name in _INDEX},
-    "add-anchors": "adacur index anchors INDEX QUERIES",
-    "drop-anchors": "adacur index anchors INDEX --drop ID",
-    "estimate": "adacur build ITEMS --dry-run",
-    "queries": "adacur build ITEMS --dry-run --queries FILE",
-    "report": "adacur evaluate FOLDER --report PAGE",
-    "mcp": "adacur serve INDEX --mcp",
-    "export-onnx": "adacur.scorers.export_onnx(model, folder) in Python",
-    "reproduce": "make reproduce, in a clone of the repository",
-}
+_COMMANDS = (build, search, serve, tune, evaluate, inspect, demo, fetch)
+_INDEX = (add, remove, replace, anchors, compact, compress, copy, verify, refresh)
+_TRAIN = (cross_encoder, dual_encoder, distill)
 
 
 class Interrupted(Exception):
@@ -81,12 +47,6 @@ class Interrupted(Exception):
 
 
 class _Commands(TyperGroup):
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in _MOVED and cmd_name not in self.commands:
-            note(f"`adacur {cmd_name}` is now: {_MOVED[cmd_name]}")
-            raise typer.Exit(2)
-        return super().get_command(ctx, cmd_name)
-
     def invoke(self, ctx: Any) -> Any:
         try:
             with warnings_as_notes():
@@ -96,10 +56,10 @@ class _Commands(TyperGroup):
             raise Interrupted(ctx.invoked_subcommand, str(error)) from error
 
 
-def _group(commands: dict[str, Callable[..., None]], **options: Any) -> typer.Typer:
+def _group(commands: Iterable[Callable[..., None]], **options: Any) -> typer.Typer:
     group = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False, **options)
-    for name, command in commands.items():
-        group.command(name)(command)
+    for command in commands:
+        group.command(command.__name__.replace("_", "-"))(command)
     return group
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
-import sys
 import tempfile
 import time
 import warnings
@@ -17,7 +13,7 @@ from rich.text import Text
 from typer import Option
 
 from adacur.cli import options as opt
-from adacur.cli.messages import hits_table, note, notes, output, print_json, say, seconds_line
+from adacur.cli.messages import hits_table, note, notes, output, say, seconds_line
 from adacur.core.protocols import Scorer
 from adacur.core.results import Hits
 from adacur.core.units import duration
@@ -26,7 +22,7 @@ from adacur.data import describe, fetch, pseudo_queries, wikivital
 if TYPE_CHECKING:
     from adacur import AnchorIndex
 
-__all__ = ["demo", "this_command"]
+__all__ = ["demo"]
 
 # Chosen to show every outcome: both find the same, the search finds more, re-ranking finds more.
 _QUESTIONS = (
@@ -47,50 +43,25 @@ def demo(
     budget: Annotated[int, Option(help="Scorer calls per question and method.")] = 50,
     k: opt.K = 5,
     build: Annotated[bool, Option(help="Also build a small index.")] = True,
-    as_json: opt.Json = False,
 ) -> None:
     """Search 10,033 Wikipedia articles with a real cross-encoder on this machine, and build a small index.
-
-    --json answers the questions, a line each, and builds nothing.
 
     Example: adacur demo --query 'who painted the Mona Lisa?' --budget 50
     """
     index = _open()
-    if not as_json:
-        card = index.scorer.card
-        say(
-            f"\n{len(index):,} articles × {len(index.anchor_queries)} anchor queries, made from the articles "
-            f"themselves and scored on a GPU. Searching with {card.name} ({card.dtype}) on this CPU.\n"
-            f"Each question may cost {budget} scorer calls, {budget / len(index):.1%} of the articles."
-        )
-        if index.drift:
-            say(f"This CPU model against the GPU's scores: {index.drift.in_words()}.\n")
+    say(
+        f"\n{len(index):,} articles × {len(index.anchor_queries)} anchor queries, made from the articles themselves "
+        f"and scored on a GPU. Searching with {index.scorer.card.name} on this CPU.\n"
+        f"Each question may cost {budget} scorer calls, {budget / len(index):.1%} of the articles.\n"
+    )
     for question in query or _QUESTIONS:
         searched = index.search(question, k, budget=budget, first=_FIRST)
         reranked = index.search(question, k, budget=budget, first=_FIRST, method="rerank")
-        if as_json:
-            print_json({"query": question, "adacur": searched, "rerank": reranked})
-        else:
-            _show(question, searched, reranked, budget=budget)
-    if as_json:
-        return
+        _show(question, searched, reranked, budget=budget)
     say("A few questions prove nothing; the README has the measured recall.\n")
     if build:
         _build(index.scorer)
-    say(
-        f"Next: your data, `{this_command()} build items.jsonl my.adacur`, or your question, "
-        f"`{this_command()} demo --query '…'`."
-    )
-
-
-def this_command() -> str:
-    """What to type for this `adacur`: its name if it is the one on the PATH, or its path."""
-    started = Path(sys.argv[0])
-    if started.stem != "adacur":
-        return f"{shlex.quote(sys.executable)} -m adacur"
-    on_path = shutil.which("adacur")
-    is_on_path = on_path is not None and started.exists() and os.path.samefile(on_path, started)
-    return "adacur" if is_on_path else shlex.quote(sys.argv[0])
+    say("Next: your data, `adacur build items.jsonl my.adacur`, or your question, `adacur demo --query '…'`.")
 
 
 def _open() -> AnchorIndex:
@@ -102,7 +73,7 @@ def _open() -> AnchorIndex:
         with notes.status(f"fetching {name} …"):
             fetch(name)
     with notes.status("opening the index that ships with adacur …"), warnings.catch_warnings():
-        # The difference between the two backends is expected here, and printed later.
+        # The scores of the GPU and those of this CPU differ a little, as expected.
         warnings.simplefilter("ignore", DriftWarning)
         index = adacur.load("wikivital")
         _ = index.scorer
@@ -116,16 +87,8 @@ def _show(question: str, searched: Hits, reranked: Hits, *, budget: int) -> None
         hits_table(searched, title=f"adacur, starting from {_FIRST}", width=half),
         hits_table(reranked, title=f"re-rank {_FIRST}'s best {budget}", width=half),
     ]
-    for part in [Columns(tables, padding=(0, 2))] if output.width >= 80 else tables:
-        output.print(part)
-    say(f"adacur   {seconds_line(searched)}")
-    say(f"re-rank  {seconds_line(reranked)}")
-    only = [
-        f"only {name} found {', '.join(str(hit.item.metadata['title']) for hit in more if hit.item)}"
-        for name, hits, others in (("adacur", searched, reranked), ("re-ranking", reranked, searched))
-        if (more := [hit for hit in hits if hit.id not in others.ids])
-    ]
-    say(f"Differences: {'; '.join(only)}.\n" if only else "Both found the same.\n")
+    output.print(Columns(tables, padding=(0, 2)))
+    say(f"adacur   {seconds_line(searched)}\nre-rank  {seconds_line(reranked)}\n")
 
 
 def _build(scorer: Scorer) -> None:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 from typer import Argument, Option
 
 from adacur.cli import options as opt
-from adacur.cli.messages import counted, explained, failed, note, print_json, print_table
+from adacur.cli.messages import counted, explained, failed, note, print_json, print_rows
 from adacur.core.units import duration_range, pace
 
 if TYPE_CHECKING:
-    from adacur.evaluation import Evaluation, Row, Start
+    from adacur.evaluation import Evaluation, Start
+    from adacur.evaluation.comparison import Mean
 
 __all__ = ["evaluate"]
 
@@ -84,7 +82,7 @@ def evaluate(
 
 
 def _print_start(start: Start, *, minutes: float) -> None:
-    anchors = counted(start.n_anchors, "anchor query", "anchor queries") if start.n_anchors else "no anchor queries"
+    anchors = counted(start.n_anchors, "anchor query", "anchor queries")
     pseudo = ": pseudo-queries, cut from the items. Real queries usually give higher recall" * start.pseudo_anchors
     note(f"{start.collection}: {start.n_items:,} items, {start.n_test:,} test queries, {anchors}{pseudo}.")
     for line in start.notes:
@@ -106,51 +104,42 @@ def _show(done: Evaluation) -> None:
     from adacur.evaluation import compare, verdict
 
     rows = compare(done.runs)
-    print_table(_table(rows, title=f"{done.runs[0].collection}, {done.runs[0].made['items']:,} items"))
+    measures = list(dict.fromkeys(name for row in rows for name in row.means))
+    print_rows(
+        ("method", "budget", "rounds", "anchors", "paid", *measures),
+        [
+            [row.name]
+            + ["" if value is None else f"{value:,}" for value in (row.budget, row.rounds, row.anchors, row.paid)]
+            + [str(row.means.get(name, "")) for name in measures]
+            for row in rows
+        ],
+        title=f"{done.runs[0].collection}, {done.runs[0].made['items']:,} items",
+    )
     note(
         f"Means over {rows[0].n_queries} test queries, with 95 % intervals. recall@k: share of the scorer's k best. "
         "paid: scorer calls before the first search."
     )
     if said := verdict(done.runs):
         note(said)
-    ks = [int(name.removeprefix("recall@")) for row in rows for name in row.means if name.startswith("recall@")]
+    ks = [int(name.removeprefix("recall@")) for name in measures if name.startswith("recall@")]
     if any(row.budget is not None and row.budget < max(ks) for row in rows):
         note("Where the budget is smaller than k, recall@k cannot exceed budget / k.")
 
 
-def _table(rows: Sequence[Row], *, title: str) -> Table:
-    measures = list(dict.fromkeys(name for row in rows for name in row.means))
-    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("method", no_wrap=True)
-    table.add_column("budget", justify="right")
-    table.add_column("paid", justify="right")
-    for name in measures:
-        # Where the line is too short, an interval goes below its mean in one piece.
-        table.add_column(name, justify="right", min_width=len("(0.00–0.00)"))
-    for row in rows:
-        prices = ("" if value is None else f"{value:,}" for value in (row.budget, row.paid))
-        table.add_row(row.name, *prices, *(str(row.means.get(name, "")) for name in measures))
-    return table
+def _facts(mean: Mean) -> dict[str, float]:
+    return {"mean": mean.mean, "low": mean.low, "high": mean.high, "queries": mean.n}
 
 
 def _as_json(done: Evaluation) -> dict[str, Any]:
     from adacur.evaluation import compare
 
+    rows = zip(done.runs, done.files, compare(done.runs), strict=True)
     return {
         "runs": [
-            {
-                "collection": run.collection,
-                "method": run.method,
-                "settings": dict(run.settings),
-                "paid": row.paid,
-                "measures": {
-                    name: {"mean": mean.mean, "low": mean.low, "high": mean.high, "queries": mean.n}
-                    for name, mean in row.means.items()
-                },
-                "file": str(file),
-            }
-            for run, file, row in zip(done.runs, done.files, compare(done.runs), strict=True)
+            {"collection": run.collection, "method": run.method, "settings": run.settings, "paid": row.paid}
+            | {"measures": {name: _facts(mean) for name, mean in row.means.items()}, "file": str(file)}
+            for run, file, row in rows
         ],
-        "failed": [{"settings": dict(settings), "error": explained(error)} for settings, error in done.failed],
+        "failed": [{"settings": settings, "error": explained(error)} for settings, error in done.failed],
         "reused": done.reused,
     }

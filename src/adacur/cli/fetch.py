@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from rich.table import Table
 from typer import Argument
 
 from adacur.cli import options as opt
-from adacur.cli.messages import note, notes, print_json, print_table, say
+from adacur.cli.messages import note, notes, print_json, print_rows, say
 from adacur.core.units import megabytes
 from adacur.data import Asset, cache_folder, describe, is_fetched, names
 from adacur.data import fetch as fetch_one
@@ -42,20 +41,12 @@ def fetch(
 
 def _list(assets: list[Asset], *, as_json: bool) -> None:
     if as_json:
-        rows = [
-            {"name": one.name, "kind": one.kind, "licence": one.licence, "bytes": one.size, "origin": one.origin}
-            | {"fetched": is_fetched(one.name)}
-            for one in assets
-        ]
-        print_json(rows)
+        facts = ("name", "kind", "licence", "origin")
+        rows = [{name: getattr(one, name) for name in facts} | {"bytes": one.size} for one in assets]
+        print_json([row | {"fetched": is_fetched(row["name"])} for row in rows])
         return
-    table = Table("name", "size", "licence", box=None, pad_edge=False)
-    for column in table.columns:
-        column.no_wrap = True
-    table.add_column("what it is", overflow="fold")
-    for asset in assets:
-        table.add_row(asset.name, megabytes(asset.size), asset.licence, asset.origin)
-    print_table(table)
+    shown = [(asset.name, megabytes(asset.size), asset.licence, asset.origin) for asset in assets]
+    print_rows(("name", "size", "licence", "what it is"), shown, texts=4)
     here = [asset.name for asset in assets if is_fetched(asset.name)]
     note(f"Stored in {cache_folder()} (set ADACUR_CACHE to change). Next: adacur fetch NAME")
     note(f"Here already: {', '.join(here) or 'none'}.")

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 from typer import Option
 
 from adacur.cli import options as opt
-from adacur.cli.messages import plain, print_json, print_table
+from adacur.cli.messages import counted, plain, print_json, print_rows
 from adacur.core.units import megabytes
 
 if TYPE_CHECKING:
@@ -47,7 +45,7 @@ def inspect(
     if as_json:
         print_json(facts)
     else:
-        print_table(_table(folder, facts))
+        _show(folder, facts)
 
 
 def _facts(folder: IndexFolder) -> dict[str, Any]:
@@ -79,41 +77,26 @@ def _facts(folder: IndexFolder) -> dict[str, Any]:
     }
 
 
-def _table(folder: IndexFolder, facts: Mapping[str, Any]) -> Table:
-    manifest, card = folder.manifest, folder.manifest.scorer
-    scores, compressed = facts["probes"], facts["compressed_bytes"]
-    about: list[str | None] = []
-    if card is not None:
-        about = [card.name, card.backend, card.dtype, f"weights {card.weights}" if card.weights else card.source]
-        about += [f"items cut to {card.max_item_tokens} tokens" if card.max_item_tokens else None]
-    n_scores = manifest.n_items * manifest.n_anchors
-    tuned = (f"k = {one.k}, {one.budget} calls ({one.first or 'random'})" for one in facts["tuned"])
+def _show(folder: IndexFolder, facts: Mapping[str, Any]) -> None:
+    card, n_scores = folder.manifest.scorer, facts["items"] * facts["anchors"]
+    exact, sparse, compressed = facts["exact_scores"], facts["sparse"], facts["compressed_bytes"]
     packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
     rows = {
-        "items × anchor queries": f"{manifest.n_items:,} × {manifest.n_anchors:,} ({manifest.dtype})",
-        "scorer": ", ".join(part for part in about if part),
-        "sparse": facts["sparse"] and f"built with {facts['sparse'].per_query:,} items per anchor query",
+        "items × anchor queries": f"{facts['items']:,} × {facts['anchors']:,} ({facts['dtype']})",
+        "scorer": "" if card is None else str(card),
+        "sparse": sparse and f"built with {sparse.per_query:,} items per anchor query",
         "searched by": "" if n_scores else "its first stages; `adacur index anchors` adds anchor queries",
-        "exact": facts["exact_scores"] < n_scores
-        and f"{facts['exact_scores']:,} of {n_scores:,} scores are exact, the rest predicted",
+        "exact": exact < n_scores and f"{exact:,} of {n_scores:,} scores are exact, the rest predicted",
         "first stages": ", ".join((*facts["first"], "random")),
-        "scores": f"{min(scores):.2f} … {max(scores):.2f}" if scores else "–",
         "anchor queries": "\n".join(facts["anchor_examples"]),
-        "tuned for": "; ".join(tuned) or "–",
-        "compressed": f"{megabytes(compressed)} for 'gaussian' searches" if compressed else "–",
-        "version": f"{folder.version}{f', in {len(folder.parts)} parts' if len(folder.parts) > 1 else ''}",
-        "blocks": f"{folder.n_blocks:,}, each of up to {manifest.block_items:,} items",
+        "tuned for": "; ".join(f"k = {one.k}, {one.budget} calls ({one.first or 'random'})" for one in facts["tuned"]),
+        "compressed": compressed and f"{megabytes(compressed)} for 'gaussian' searches",
+        "version": f"{facts['version']}, in {counted(facts['parts'], 'part', 'parts')}",
         "on disk": megabytes(facts["bytes"]),
         # Each version has its own manifest, so the time is that of the last change.
-        "built" if folder.version == 1 else "changed": f"{manifest.created}, {packages}",
+        "built" if facts["version"] == 1 else "changed": f"{facts['created']}, {packages}",
     }
-    table = Table(show_header=False, show_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in rows.items():
-        if value:
-            table.add_row(name, Text(value))
-    return table
+    print_rows(("", ""), [(name, value) for name, value in rows.items() if value], texts=2)
 
 
 def _size(folder: Path) -> int:

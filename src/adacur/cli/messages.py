@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -36,6 +36,7 @@ __all__ = [
     "output",
     "plain",
     "print_json",
+    "print_rows",
     "print_table",
     "say",
     "seconds_line",
@@ -89,6 +90,19 @@ def print_table(table: Table) -> None:
         _PlainConsole(highlight=False, emoji=False, width=_WIDTH_OF_FILES).print(table)
 
 
+def print_rows(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None, texts: int = 1
+) -> None:
+    """Print rows under these headings, or under none; the first `texts` columns are texts, the others numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(columns))
+    table.title, table.title_justify = title and Text(title), "left"
+    for at, name in enumerate(columns):
+        table.add_column(name, justify="left" if at < texts else "right", no_wrap=not at, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    print_table(table)
+
+
 def counted(n: int, one: str, several: str) -> str:
     """A number and what it counts: "1 anchor query", "2,000 anchor queries"."""
     return f"{n:,} {one if n == 1 else several}"
@@ -128,33 +142,29 @@ def interrupted(command: str | None = None, kept: str = "") -> None:
 @contextlib.contextmanager
 def warnings_as_notes() -> Iterator[None]:
     """Show warnings that are meant for users as notes, instead of two lines of source."""
+    of_files: set[str] = set()
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        text = str(message)
+        # A command may read a file several times.
+        if text not in of_files:
+            notes.print(Text.assemble(("Note: ", "yellow"), text), soft_wrap=True)
+        if isinstance(message, DataWarning):
+            of_files.add(text)
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for shown in (UserWarning, RuntimeWarning, FutureWarning):
             warnings.simplefilter("default", shown)
-        warnings.showwarning = _Notes()
+        warnings.showwarning = show
         yield
-
-
-class _Notes:
-    """Shows each warning about a file once, however often a command reads the file."""
-
-    def __init__(self) -> None:
-        self._of_files: set[str] = set()
-
-    def __call__(self, message: Warning | str, *_: Any, **__: Any) -> None:
-        text = str(message)
-        if isinstance(message, DataWarning):
-            if text in self._of_files:
-                return
-            self._of_files.add(text)
-        notes.print(Text.assemble(("Note: ", "yellow"), text), soft_wrap=True)
 
 
 @contextlib.contextmanager
 def log_as_notes(name: str) -> Iterator[None]:
     """Show as notes what the library logs under this name."""
-    log, lines = logging.getLogger(name), _NoteHandler()
+    log, lines = logging.getLogger(name), logging.Handler()
+    lines.emit = lambda record: note(record.getMessage())  # type: ignore[method-assign]
     level = log.level
     log.addHandler(lines)
     log.setLevel(logging.INFO)
@@ -163,11 +173,6 @@ def log_as_notes(name: str) -> Iterator[None]:
     finally:
         log.setLevel(level)
         log.removeHandler(lines)
-
-
-class _NoteHandler(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        note(record.getMessage())
 
 
 def print_json(value: Any) -> None:

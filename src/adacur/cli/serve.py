@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -15,6 +15,9 @@ from adacur.cli import options as opt
 from adacur.cli.messages import note, notes, say
 from adacur.core.errors import InputError
 from adacur.core.extras import require
+
+if TYPE_CHECKING:
+    from adacur.serving import ServerSettings
 
 __all__ = ["KEYS_VARIABLE", "serve"]
 
@@ -61,30 +64,26 @@ def serve(
         given = opt.settings_given(settings, takes=["max_budget"])
         _serve_mcp(indexes or [], options, **given, about=about)
         return
+    for module in ("fastapi", "uvicorn", "prometheus_client", "structlog"):
+        require(module, extra="serving")
+    from adacur.serving import ServerSettings
+
     keys = tuple(key or ()) or _keys_in_the_environment()
-    access = {"api_keys": keys, "allowed_hosts": tuple(name.lower() for name in allow_host or ())}
-    _serve_http(indexes or [], options, access, settings or [], host=host, port=port)
+    access: dict[str, Any] = {"api_keys": keys, "allowed_hosts": tuple(name.lower() for name in allow_host or ())}
+    names = [field.name for field in fields(ServerSettings) if field.name not in access]
+    limits = ServerSettings(**access, **opt.settings_given(settings, takes=names))
+    _serve_http(indexes or [], options, limits, host=host, port=port)
 
 
 def _serve_http(
-    indexes: list[str],
-    options: Mapping[str, Any],
-    access: Mapping[str, Any],
-    given: list[str],
-    *,
-    host: str,
-    port: int,
+    indexes: list[str], options: Mapping[str, Any], settings: ServerSettings, *, host: str, port: int
 ) -> None:
-    for module in ("fastapi", "uvicorn", "prometheus_client", "structlog"):
-        require(module, extra="serving")
     from adacur.search.shipped import wikivital_folder
-    from adacur.serving import ServerSettings, create_app
+    from adacur.serving import create_app
     from adacur.serving.logs import server_log
     from adacur.serving.opening import named_places, open_indexes
     from adacur.serving.running import listening, run
 
-    names = [field.name for field in fields(ServerSettings) if field.name not in access]
-    settings = ServerSettings(**access, **opt.settings_given(given, takes=names))
     places = named_places(indexes)
     # A port that is taken is reported before models are opened, which may take a while.
     at = listening(host, port)
@@ -97,11 +96,9 @@ def _serve_http(
         if not settings.api_keys and not host.startswith(_LOOPBACK):
             note(f"Anyone who can reach {host} can search here, and spend. Require keys: --key or {KEYS_VARIABLE}.")
         shown = "127.0.0.1" if host in ("0.0.0.0", "") else f"[{host}]" if ":" in host else host
-        url = f"http://{shown}:{at.getsockname()[1]}"
-        log = server_log()
+        url, log = f"http://{shown}:{at.getsockname()[1]}", server_log()
         app = create_app(opened, settings=settings, log=log)
-        served = ", ".join(f"{name} ({len(index):,} items)" for name, index in opened.items())
-        say(f"{served}: {url}")
+        say(f"{', '.join(f'{name} ({len(index):,} items)' for name, index in opened.items())}: {url}")
         note(f"Open {url} in a browser; the API is at {url}/openapi.json. Ctrl-C stops, after running requests.")
         run(app, at, grace_seconds=settings.grace_seconds, log=log)
     note("Stopped.")

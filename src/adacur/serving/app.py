@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response, Security
@@ -72,9 +73,8 @@ def create_app(
     for dialect in DIALECTS:
         server.add_rerank(api, dialect)
     server.add_indexes(api)
-    server.add_metrics(api)
+    server.add_health(app, api)
     app.include_router(api)
-    server.add_health(app)
     add_page(app)
     return app
 
@@ -91,11 +91,7 @@ class _Server:
         self.log = log
         self.metrics = Metrics()
         self.turns = Turns(concurrency=settings.concurrency, queue=settings.queue)
-        self.curves = RecallCurves(
-            queries=settings.recall_queries,
-            max_budget=settings.max_budget,
-            is_idle=lambda: not (self.turns.running or self.turns.waiting),
-        )
+        self.curves = RecallCurves(settings, is_idle=lambda: not (self.turns.running or self.turns.waiting))
         scorers = ServedScorers(metrics=self.metrics)
         for name in indexes:
             check_name(name)
@@ -158,18 +154,12 @@ class _Server:
                 if given.get("query") is None:
                     raise Refusal(422, "invalid_request", "A stream answers one query: give query, not queries.")
                 self.turns.check()
-                return SearchStream(
-                    searches[0],
-                    turns=self.turns,
-                    settings=await asyncio.to_thread(
-                        lambda: plan_search(plan.served.index, plan.k, **plan.options).settings()
-                    ),
-                    ended=lambda error: self._count(request, searches, error),
-                )
+                planned = await asyncio.to_thread(plan_search, plan.served.index, plan.k, **plan.options)
+                ended = partial(self._count, request, searches)
+                return SearchStream(searches[0], turns=self.turns, settings=planned.settings(), ended=ended)
+            work = partial(search_all, searches)
             try:
-                results = await self.turns.run(
-                    lambda: search_all(searches), receive=request.receive, seconds=self.settings.seconds
-                )
+                results = await self.turns.run(work, receive=request.receive, seconds=self.settings.seconds)
             finally:
                 self._count(request, searches)
             return json_answer({"index": plan.served.name, "results": results})
@@ -227,8 +217,8 @@ class _Server:
                 return json_answer({"state": "computing"}, status=202, headers=wait)
             return json_answer(curve)
 
-    def add_metrics(self, api: APIRouter) -> None:
-        """GET /metrics."""
+    def add_health(self, app: FastAPI, api: APIRouter) -> None:
+        """For operators; counters need a key, the rest does not."""
         answers: dict[int | str, dict[str, Any]] = {
             200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "For Prometheus."}
         }
@@ -237,9 +227,6 @@ class _Server:
         async def metrics() -> Response:
             """Requests, scorer calls, seconds per step, waiting and refused requests, in Prometheus' text format."""
             return Response(self.metrics.text(), headers={"Content-Type": METRICS_TYPE})
-
-    def add_health(self, app: FastAPI) -> None:
-        """For operators, without a key."""
 
         @app.get("/healthz", tags=["health"], summary="Alive")
         async def health() -> Response:

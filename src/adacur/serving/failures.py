@@ -47,19 +47,10 @@ class ClientGone(Exception):
 class Refusal(Exception):
     """A request that is answered with an error; `more` stands beside it in the answer."""
 
-    def __init__(
-        self,
-        status: int,
-        code: str,
-        message: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        more: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, status: int, code: str, message: str, *, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
-        self.status, self.code, self.message = status, code, message
-        self.headers = dict(headers or {})
-        self.more = dict(more or {})
+        self.status, self.code, self.message, self.headers = status, code, message, headers
+        self.more: dict[str, Any] = {}
 
     def body(self) -> dict[str, Any]:
         """What the client reads."""

@@ -31,21 +31,18 @@ def server_log(file: TextIO | None = None) -> Any:
 
 def forward_logs(log: Any) -> None:
     """From now on this process writes what uvicorn, asyncio and Python's warnings say to this logger."""
+
+    def forward(record: logging.LogRecord) -> None:
+        write = log.error if record.levelno >= logging.ERROR else log.warning
+        write(record.getMessage(), logger=record.name, exc_info=record.exc_info or None)
+
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = forward  # type: ignore[method-assign]
     logging.captureWarnings(True)
     for name in ("uvicorn", "asyncio", "py.warnings"):
         logger = logging.getLogger(name)
-        logger.addHandler(_Forwarding(log))
+        logger.addHandler(handler)
         logger.propagate = False
-
-
-class _Forwarding(logging.Handler):
-    def __init__(self, log: Any) -> None:
-        super().__init__(logging.WARNING)
-        self._log = log
-
-    def emit(self, record: logging.LogRecord) -> None:
-        write = self._log.error if record.levelno >= logging.ERROR else self._log.warning
-        write(record.getMessage(), logger=record.name, exc_info=record.exc_info or None)
 
 
 def silent_log() -> Any:

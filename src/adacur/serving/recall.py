@@ -12,10 +12,10 @@ import numpy as np
 
 from adacur.core.errors import AdacurError
 from adacur.core.results import Hits
-from adacur.core.spelling import did_you_mean
 from adacur.evaluation import top_k_recall
 from adacur.search import AnchorIndex
 from adacur.serving.failures import Refusal
+from adacur.serving.settings import ServerSettings
 from adacur.tuning import FEWEST_QUERIES, prediction_of, replay
 
 __all__ = ["RecallCurves"]
@@ -35,10 +35,9 @@ class RecallCurves:
     Clients come first: the next few queries are measured when the server `is_idle`, or after ten seconds.
     """
 
-    def __init__(self, *, queries: int, max_budget: int, is_idle: Callable[[], bool]) -> None:
+    def __init__(self, settings: ServerSettings, *, is_idle: Callable[[], bool]) -> None:
         self._is_idle = is_idle
-        self._queries = queries
-        self._max_budget = max_budget
+        self._settings = settings
         self._thread = ThreadPoolExecutor(1, "adacur-recall")
         self._curves: dict[tuple[str, int, str, str], Future[dict[str, Any]]] = {}
         self._stopping = threading.Event()
@@ -52,10 +51,7 @@ class RecallCurves:
         if key not in self._curves:
             budgets = self._budgets(index, k, first)
             if len(self._curves) >= _MOST_CURVES:
-                oldest = next((one for one, curve in self._curves.items() if curve.done()), None)
-                if oldest is None:
-                    raise Refusal(429, "too_busy", "Too many curves are being computed.", headers={"Retry-After": "10"})
-                del self._curves[oldest]
+                self._curves.pop(next(iter(self._curves))).cancel()
             self._curves[key] = self._thread.submit(self._computed, index, budgets, k, method, first)
         future = self._curves[key]
         if not future.done():
@@ -73,13 +69,10 @@ class RecallCurves:
     def _budgets(self, index: AnchorIndex, k: int, first: str) -> list[int]:
         """From the least that a search may have to the most, as far as that is quickly measured."""
         if first not in index.first_stages:
-            near, stages = did_you_mean(first, index.first_stages), ", ".join(index.first_stages)
-            raise Refusal(422, "unknown_name", f"This index has no first stage {first!r}.{near} It has: {stages}.")
-        most, n_anchors, cells = (
-            min(self._max_budget, len(index)),
-            len(index.anchor_queries),
-            index.snapshot.exact_cells(),
-        )
+            stages = ", ".join(index.first_stages)
+            raise Refusal(422, "unknown_name", f"This index has no first stage {first!r}. It has: {stages}.")
+        most, n_anchors = min(self._settings.max_budget, len(index)), len(index.anchor_queries)
+        cells = index.snapshot.exact_cells()
         if n_anchors < FEWEST_QUERIES:
             reason = f"Recall is measured on at least {FEWEST_QUERIES} anchor queries; this index has {n_anchors}."
         elif cells is not None and not cells.all():
@@ -93,7 +86,7 @@ class RecallCurves:
 
     def _computed(self, index: AnchorIndex, budgets: list[int], k: int, method: str, first: str) -> dict[str, Any]:
         n_anchors = len(index.anchor_queries)
-        rows = np.linspace(0, n_anchors - 1, min(self._queries, n_anchors)).astype(int).tolist()
+        rows = np.linspace(0, n_anchors - 1, min(self._settings.recall_queries, n_anchors)).astype(int).tolist()
         queries = [index.anchor_queries[row] for row in rows]
         scores = np.ascontiguousarray(index.matrix[:, rows].T)
         points = []

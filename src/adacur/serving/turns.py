@@ -56,9 +56,8 @@ class Turns:
             async with asyncio.timeout(within):
                 await self._free.acquire()
         except TimeoutError as error:
-            raise Refusal(
-                504, "out_of_time", f"This request did not get its turn within {within:g} s. Try again later."
-            ) from error
+            message = f"This request did not get its turn within {within:g} s. Try again later."
+            raise Refusal(504, "out_of_time", message) from error
         finally:
             self.waiting -= 1
         self.running += 1

@@ -2,21 +2,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from adacur import AnchorIndex
-from adacur.serving import recall
+from adacur.serving import ServerSettings, recall
 from adacur.serving.recall import RecallCurves
 from tests.serving_world import world_index
 
 
 @contextmanager
-def curves(**options: Any) -> Iterator[RecallCurves]:
-    made = RecallCurves(**{"queries": 24, "max_budget": 20, "is_idle": lambda: True, **options})
+def curves(is_idle: Callable[[], bool] = lambda: True) -> Iterator[RecallCurves]:
+    made = RecallCurves(ServerSettings(recall_queries=24, max_budget=20), is_idle=is_idle)
     try:
         yield made
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Option
 
@@ -32,32 +32,27 @@ def compress(
     import adacur
     from adacur import tuning
 
-    chosen: Any = storage
     if drop:
         with adacur.load(index) as opened:
             dropped = tuning.decompress(opened)
         if as_json:
-            print_json({"index": str(index), "dropped": dropped})
+            print_json({"index": index, "dropped": dropped})
         else:
             say(f"{index}: searched with its scores{'' if dropped else ', as before'}.")
         return
     status = notes.status("compressing, and searching for held-out anchor queries …")
     with status, adacur.load(index, trust=trust) as opened:
-        done = tuning.compress(opened, rank=rank, storage=chosen, k=k, budget=budget)
+        # The library checks the name.
+        done = tuning.compress(opened, rank=rank, storage=storage, k=k, budget=budget)  # type: ignore[arg-type]
     if as_json:
-        print_json({"index": str(index), **asdict(done)})
+        print_json({"index": index, **asdict(done)})
         return
     say(
         f"{index}: {megabytes(done.bytes_after)} in memory instead of {megabytes(done.bytes_before)} "
-        f"({done.bytes_before / done.bytes_after:.1f} times less), rank {done.rank}, {done.storage}."
-    )
-    say(
+        f"({done.bytes_before / done.bytes_after:.1f} times less), rank {done.rank}, {done.storage}.\n"
         f"Recall of the best {done.k} in {done.budget} calls: {done.recall_after:.3f} instead of "
         f"{done.recall_before:.3f}; it loses {done.lost:.3f}, between {done.low:.3f} and {done.high:.3f} with 95 % "
         f"confidence."
     )
-    note(
-        f"Measured on {done.queries} held-out anchor queries among {done.items:,} items, without a scorer call. The "
-        f"scores stay in the folder; searches no longer read them. To go back: adacur index compress "
-        f"{quote(str(index))} --drop"
-    )
+    note(f"Measured on {done.queries} held-out anchor queries among {done.items:,} items, without a scorer call.")
+    note(f"The scores stay in the folder. To search with them again: adacur index compress {quote(index)} --drop")

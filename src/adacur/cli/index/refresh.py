@@ -32,7 +32,7 @@ def refresh(
     with notes.status("predicting the missing scores …"):
         done = adacur.search.refresh(index, log, limit=limit, fewest_scored=fewest_scored, trust=trust)
     if as_json:
-        print_json({"index": str(index), **asdict(done)})
+        print_json({"index": index, **asdict(done)})
         return
     say(f"{index}: {done.added} of {done.queries} logged queries added; {done.anchors} anchor queries now.")
     left_out = {
@@ -44,7 +44,8 @@ def refresh(
     if reasons := [f"{n} {why}" for why, n in left_out.items() if n]:
         note(f"Left out: {'; '.join(reasons)}.")
     if done.added:
+        name = quote(index)
         note(
-            f"The index now holds the texts of these queries. To remove one: adacur index anchors "
-            f"{quote(str(index))} --drop ID (adacur inspect {quote(str(index))} --anchors lists the ids)"
+            "The index now holds the texts of these queries. To remove one: adacur index anchors "
+            f"{name} --drop ID (adacur inspect {name} --anchors lists the ids)"
         )

@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Option
 
 from adacur.cli import options as opt
-from adacur.cli.train.running import Base, Config, Data, Epochs, First, Out, TrainingOptions, run_training
+from adacur.cli.train.running import Base, Data, Epochs, First, Out, TrainingOptions, run_training
 
 __all__ = ["cross_encoder"]
 
@@ -22,7 +22,6 @@ def cross_encoder(
         Option(help="Learn the scores of this scorer, named as for build; of several, their mean."),
     ] = None,
     epochs: Epochs = None,
-    config: Config = None,
     settings: TrainingOptions = None,
     as_json: opt.Json = False,
 ) -> None:
@@ -31,4 +30,4 @@ def cross_encoder(
     Example: adacur train cross-encoder my-beir-folder my-reranker --epochs 2 --set negatives=15
     """
     flags = {"base": base, "first": first, "teacher": teacher, "epochs": epochs}
-    run_training("cross-encoder", data, out, config=config, settings=settings, flags=flags, as_json=as_json)
+    run_training("cross-encoder", data, out, settings=settings, flags=flags, as_json=as_json)

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from adacur.cli import options as opt
-from adacur.cli.train.running import Base, Config, Epochs, Out, TrainingOptions, run_training
+from adacur.cli.train.running import Base, Epochs, Out, TrainingOptions, run_training
 
 __all__ = ["distill"]
 
@@ -30,7 +30,6 @@ def distill(
     ] = None,
     queries: Annotated[Path | None, Option(help="With --teacher: a file of queries, judged or not.")] = None,
     epochs: Epochs = None,
-    config: Config = None,
     settings: TrainingOptions = None,
     as_json: opt.Json = False,
 ) -> None:
@@ -39,4 +38,4 @@ def distill(
     Example: adacur train distill my.adacur my-encoder
     """
     flags = {"base": base, "teacher": teacher, "queries": queries, "epochs": epochs}
-    run_training("distill", data, out, config=config, settings=settings, flags=flags, as_json=as_json)
+    run_training("distill", data, out, settings=settings, flags=flags, as_json=as_json)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from adacur.cli import options as opt
-from adacur.cli.train.running import Base, Config, Data, Epochs, First, Out, TrainingOptions, run_training
+from adacur.cli.train.running import Base, Data, Epochs, First, Out, TrainingOptions, run_training
 
 __all__ = ["dual_encoder"]
 
@@ -14,7 +14,6 @@ def dual_encoder(
     base: Base = None,
     first: First = None,
     epochs: Epochs = None,
-    config: Config = None,
     settings: TrainingOptions = None,
     as_json: opt.Json = False,
 ) -> None:
@@ -23,4 +22,4 @@ def dual_encoder(
     Example: adacur train dual-encoder my-beir-folder my-encoder --epochs 2 --set towers=shared
     """
     flags = {"base": base, "first": first, "epochs": epochs}
-    run_training("dual-encoder", data, out, config=config, settings=settings, flags=flags, as_json=as_json)
+    run_training("dual-encoder", data, out, settings=settings, flags=flags, as_json=as_json)

@@ -1,29 +1,23 @@
-"""What the commands that train share: options from a file, from --set and from flags; the result."""
+"""What the commands that train share: options from --set and from flags; the result."""
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.table import Table
 from typer import Argument, Option
 
 from adacur.cli import options as opt
-from adacur.cli.messages import KEPT, log_as_notes, note, print_json, print_table, say
-from adacur.core.errors import FileFormatError
+from adacur.cli.messages import KEPT, log_as_notes, note, print_json, print_rows, say
 from adacur.core.units import duration
 
 if TYPE_CHECKING:
     from adacur.training import Trained
 
-__all__ = ["Base", "Config", "Data", "Epochs", "First", "Out", "TrainingOptions", "run_training"]
-
-# Options that may name a file or folder, which is looked for beside the configuration that names it.
-_MAY_BE_PATHS = {"base", "first", "teacher", "queries"}
+__all__ = ["Base", "Data", "Epochs", "First", "Out", "TrainingOptions", "run_training"]
 
 Data = Annotated[
     str, Argument(metavar="DATA", help="Judged queries and items: a BEIR folder, 'mondo', or irds:ID of ir_datasets.")
@@ -34,7 +28,6 @@ Base = Annotated[
 ]
 First = Annotated[str | None, Option(help="Finds hard negatives: bm25 (default), dense, or a dual encoder's path.")]
 Epochs = Annotated[int | None, Option(help="The number of times that every query is seen.")]
-Config = Annotated[Path | None, Option(help="A TOML file with options by name; --set and flags win.")]
 TrainingOptions = Annotated[
     list[str] | None,
     Option(
@@ -51,16 +44,14 @@ def run_training(
     data: str,
     out: Path,
     *,
-    config: Path | None,
     settings: Sequence[str] | None,
     flags: dict[str, Any],
     as_json: bool,
 ) -> None:
-    """Train with the options of a file, of --set and of flags, where later ones win, and print the result."""
+    """Train with the options of --set and of flags, which win, and print the result."""
     from adacur.training import by_name
 
-    options = {} if config is None else _options_in(config)
-    options |= opt.settings_given(settings, takes=by_name.options_of(kind))
+    options = opt.settings_given(settings, takes=by_name.options_of(kind))
     options |= {name: value for name, value in flags.items() if value is not None and value != []}
     was_finished = (out / "training" / "result.json").exists()
     try:
@@ -81,26 +72,9 @@ def run_training(
     note(f"Next: adacur build ITEMS INDEX {use} {quote(str(out))}{cut}")
 
 
-def _options_in(file: Path) -> dict[str, Any]:
-    try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"{file} cannot be read as TOML: {error}") from error
-    for name in table.keys() & _MAY_BE_PATHS:
-        given = table[name] if isinstance(table[name], list) else [table[name]]
-        table[name] = [str(path) if (path := file.parent / str(one)).exists() else str(one) for one in given]
-        table[name] = table[name] if name == "teacher" else table[name][0]
-    return table
-
-
 def _show(trained: Trained, out: Path) -> None:
-    table = Table(show_edge=False, pad_edge=False)
-    table.add_column("held-out queries")
-    table.add_column("before", justify="right")
-    table.add_column("after", justify="right")
-    for name, value in trained.best.items():
-        table.add_row(name, f"{trained.before[name]:.3f}", f"{value:.3f}")
-    print_table(table)
+    rows = [(name, f"{trained.before[name]:.3f}", f"{value:.3f}") for name, value in trained.best.items()]
+    print_rows(("held-out queries", "before", "after"), rows)
     why = ", stopped early" if trained.stopped_early else ""
     say(
         f"{out}: the model after {trained.best_update} of {trained.updates} updates{why}. "
