@@ -176,7 +176,7 @@ def read_beir(folder: str | Path, *, split: str | None = None) -> JudgedCollecti
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileFormatError(f"There is no folder {folder}. Check the path.")
+        raise FileFormatError(f"There is no folder {folder}. Give a BEIR folder: corpus.jsonl, queries.jsonl, qrels/.")
     left_out: list[str] = []
     items = list(read_items(folder, left_out=left_out))
     warn_left_out(folder, left_out)

@@ -6,12 +6,10 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from adacur.core.errors import InputError, UnknownName, UnknownOption
-from adacur.core.extras import require
 from adacur.core.protocols import Items
 from adacur.core.records import Item, ItemList, Query
 from adacur.core.spelling import did_you_mean
@@ -30,10 +28,10 @@ from adacur.first_stages import BM25, Dense
 from adacur.first_stages.opening import encoder
 from adacur.scorers import scorer
 from adacur.search import load
-from adacur.training import dual_encoder
 from adacur.training.cross_encoder import train_cross_encoder
-from adacur.training.run_folder import Trained, check_may_write
-from adacur.training.settings import TowerOptions, TrainingSettings
+from adacur.training.dual_encoder import distill, train_dual_encoder
+from adacur.training.run_folder import RunFolder, Trained, check_may_write
+from adacur.training.settings import TowerOptions, TrainingSettings, check_installed
 from adacur.training.teacher_scores import TeacherScores
 
 __all__ = ["KINDS", "options_of", "train"]
@@ -42,23 +40,24 @@ _log = logging.getLogger("adacur.training")
 
 KINDS: dict[str, Callable[..., Trained]] = {
     "cross-encoder": train_cross_encoder,
-    "dual-encoder": dual_encoder.train_dual_encoder,
-    "distill": dual_encoder.distill,
+    "dual-encoder": train_dual_encoder,
+    "distill": distill,
 }
-_DEFAULT_BASE = "all-MiniLM-L6-v2"
-_DEFAULT_ENCODER = "bge-small-en-v1.5"
+_DEFAULT_BASE, _DEFAULT_ENCODER = "all-MiniLM-L6-v2", "bge-small-en-v1.5"
 _SETTINGS = [field.name for field in fields(TrainingSettings)]
 _TOWERS = [field.name for field in fields(TowerOptions)]
-_OBJECTS = ("settings", "teachers", "towers", "progress")
-_OTHERS = {"cross-encoder": ["teacher"], "dual-encoder": _TOWERS}
-_OTHERS["distill"] = [*_TOWERS, "teacher", "first", "queries", "top"]
+_DATA = ["split", "number"]
+_TEACHING = ["teacher", "first", "queries", "top"]
+# Options of the functions that are objects, and the plain values that they are made from.
+_MADE_FROM = {"settings": _SETTINGS, "towers": _TOWERS, "teachers": ["teacher"], "progress": []}
 
 
 def options_of(kind: str) -> list[str]:
     """The options that a kind of training takes: those of its function, of its settings, and of the data."""
     parameters = inspect.signature(KINDS[kind]).parameters.values()
-    of_function = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in _OBJECTS]
-    return [*of_function, *_SETTINGS, *_OTHERS[kind], "split", "number"]
+    of_function = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+    plain = [name for option in of_function for name in _MADE_FROM.get(option, [option])]
+    return [*plain, *_DATA, *(_TEACHING if kind == "distill" else [])]
 
 
 def train(kind: str, data: str, out: Path, options: Mapping[str, Any], *, progress: bool = True) -> Trained:
@@ -69,82 +68,77 @@ def train(kind: str, data: str, out: Path, options: Mapping[str, Any], *, progre
     a hub name; `first` is "bm25", "dense" or a dual encoder's folder or hub name; `teacher` is a scorer's name, or a
     list of them; `split` names the judgements (by default train), and `number` takes that many queries at random.
     """
-    if unknown := next((name for name in options if name not in options_of(kind)), None):
-        known = options_of(kind)
+    known = options_of(kind)
+    if unknown := next((name for name in options if name not in known), None):
         raise UnknownOption(
             f"{kind} does not take {unknown!r}.{did_you_mean(unknown, known)} It takes: {', '.join(known)}."
         )
-    for module in ("torch", "transformers", "accelerate", "sentence_transformers"):
-        # Looked for, not imported: that takes seconds, and something else may be wrong.
-        if find_spec(module) is None:
-            require(module, extra="training")
+    check_installed()
     check_may_write(out)
-    given = dict(options)
-    base = _base(str(given.pop("base", _DEFAULT_BASE)))
-    changed = {name: given.pop(name) for name in _SETTINGS if name in given}
+    rest = dict(options)
+
+    def taken(chosen: Sequence[str]) -> dict[str, Any]:
+        return {name: rest.pop(name) for name in chosen if name in rest}
+
+    changed = taken(_SETTINGS)
     if changed.get("patience") == 0:
         changed["patience"] = None
-    source = {name: given.pop(name, None) for name in ("split", "number")}
-    seed = changed.get("seed", 0)
+    usual: TrainingSettings = inspect.signature(KINDS[kind]).parameters["settings"].default
+    settings = replace(usual, **changed)
+    given: dict[str, Any] = {"settings": settings, "progress": progress}
+    given["base"] = _base(str(rest.pop("base", _DEFAULT_BASE)))
     if kind != "cross-encoder":
-        given["towers"] = TowerOptions(**{name: given.pop(name) for name in _TOWERS if name in given})
+        given["towers"] = TowerOptions(**taken(_TOWERS))
+    source = taken(_DATA)
     if kind == "distill":
-        teaching = {name: given.pop(name, None) for name in ("teacher", "first", "queries", "top")}
-        items, scores = _taught(data, out, **source, **teaching, seed=seed, progress=progress)
-        settings = replace(dual_encoder.paper_settings(scores), **changed)
-        return dual_encoder.distill(scores, items, out, base=base, settings=settings, progress=progress, **given)
-    collection = _collection(data, **source, seed=seed)
+        items, scores = _taught(data, out, **source, **taken(_TEACHING), seed=settings.seed, progress=progress)
+        return distill(scores, items, out, **given, **rest)
+    collection = _collection(data, **source, seed=settings.seed)
     _log.info("%s: %s items, %s judged queries.", data, f"{len(collection.items):,}", f"{len(collection.judged):,}")
-    first = given.pop("first", "bm25")
-    is_mined = kind == "cross-encoder" or (first != "none" and given.get("negatives") != 0)
+    first = rest.pop("first", "bm25")
+    is_mined = kind == "cross-encoder" or (first != "none" and rest.get("negatives") != 0)
     given["first"] = _first_stage(first, collection.items) if is_mined else None
     if kind == "cross-encoder":
-        given["teachers"] = [scorer(name) for name in _listed(given.pop("teacher", ()))]
-    usual = inspect.signature(KINDS[kind]).parameters["settings"].default
-    return KINDS[kind](collection, out, base=base, settings=replace(usual, **changed), progress=progress, **given)
+        given["teachers"] = _scorers(rest.pop("teacher", ()))
+    return KINDS[kind](collection, out, **given, **rest)
 
 
 def _taught(
     data: str,
     out: Path,
     *,
-    teacher: Any,
-    first: str | None,
-    queries: str | None,
-    top: int | None,
-    split: str | None,
-    number: int | None,
+    teacher: Any = (),
+    first: str = "bm25",
+    queries: str | None = None,
+    top: int = 100,
     seed: int,
     progress: bool,
+    **source: Any,
 ) -> tuple[Items, TeacherScores]:
     """Items, and the scores to learn from: those of an index, or of teachers that are called now."""
     if (Path(data) / "manifest.json").exists():
-        given = {"teacher": teacher, "first": first, "queries": queries, "split": split, "number": number}
-        if unused := [name for name, value in given.items() if value]:
-            raise InputError(f"{data} is an index: its anchor scores teach. Leave out {', '.join(unused)}.")
+        if teacher or queries or source:
+            raise InputError(f"{data} is an index: its anchor scores teach. Leave out teacher, queries, split, number.")
         index = load(data, check=False)
-        return index.items, TeacherScores.from_index(index, top=min(top or 100, len(index)))
+        return index.items, TeacherScores.from_index(index, top=min(top, len(index)))
     if not teacher:
         raise InputError(f"{data} is not an index, so its items must be scored: give teacher, a scorer as for build.")
     chosen: Sequence[Query]
     if queries is None:
-        collection = _collection(data, split=split, number=number, seed=seed)
+        collection = _collection(data, **source, seed=seed)
         items, chosen = ItemList(collection.items), collection.judged
     else:
         items = ItemList(list(read_items(data)))
-        chosen = _sample(list(read_queries(queries)), number, seed=seed)
-    cache = out / "training" / "teachers.sqlite"
+        chosen = _sample(list(read_queries(queries)), source.get("number"), seed=seed)
+    stage = _first_stage(first, items.at(range(len(items))))
+    cache = RunFolder(out).teachers
     cache.parent.mkdir(parents=True, exist_ok=True)
-    teachers = [scorer(name) for name in _listed(teacher)]
-    stage = _first_stage(first or "bm25", items.at(range(len(items))))
-    scores = TeacherScores.from_scorers(
-        teachers, chosen, items, first=stage, top=min(top or 100, len(items)), cache=cache, progress=progress
-    )
-    return items, scores
+    options: dict[str, Any] = {"first": stage, "top": min(top, len(items)), "cache": cache, "progress": progress}
+    return items, TeacherScores.from_scorers(_scorers(teacher), chosen, items, **options)
 
 
-def _listed(names_given: Any) -> list[str]:
-    return [names_given] if isinstance(names_given, str) else list(names_given)
+def _scorers(given: Any) -> list[Any]:
+    return [scorer(name) for name in ([given] if isinstance(given, str) else given)]
 
 
 def _base(name: str) -> str:
@@ -162,25 +156,20 @@ def _base(name: str) -> str:
     return name
 
 
-def _collection(data: str, *, split: str | None, number: int | None, seed: int) -> JudgedCollection:
+def _collection(data: str, *, split: str | None = None, number: int | None = None, seed: int) -> JudgedCollection:
     folder = Path(data)
     if split is not None and not folder.is_dir():
         raise InputError(f"split names the judgements of a BEIR folder; {data} is not a folder.")
     if data.startswith("irds:"):
         collection = from_ir_datasets(data.removeprefix("irds:"))
-    elif folder.exists():
+    elif data == "mondo" and not folder.exists():
+        collection = mondo()
+    else:
         # Judgements of a test are learnt from only where there are no others.
         has_train = (folder / "qrels" / "train.tsv").is_file() or (folder / "qrels.train.tsv").is_file()
         collection = read_beir(folder, split=split or ("train" if has_train else None))
         if split is None and not has_train:
             _log.info("%s has no qrels/train.tsv: do not test on the judgements that are trained on here.", folder)
-    elif data == "mondo":
-        collection = mondo()
-    else:
-        raise UnknownName(
-            f"There is no folder {data}, and no judged collection of that name.{did_you_mean(data, ['mondo'])} "
-            "Give a BEIR folder, 'mondo', or irds:ID of ir_datasets."
-        )
     if number is None:
         return collection
     chosen = _sample(collection.judged, number, seed=seed)
@@ -192,11 +181,7 @@ def _sample(queries: Sequence[Query], n: int | None, *, seed: int) -> Sequence[Q
 
 
 def _first_stage(name: str, items: Sequence[Item]) -> BM25 | Dense:
+    """BM25, or a dense stage with the encoder of this name."""
     if name == "bm25":
         return BM25.build(items)
-    if name not in ("dense", *names()) and not Path(name).exists() and "/" not in name:
-        raise UnknownName(
-            f"There is no first stage {name!r}.{did_you_mean(name, ['bm25', 'dense'])} Choose bm25, dense, or the "
-            "folder or hub name of a dual encoder."
-        )
     return Dense.build(items, encoder=encoder(_DEFAULT_ENCODER if name == "dense" else name), progress=True)

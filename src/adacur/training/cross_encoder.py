@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import InputError
-from adacur.core.extras import require
 from adacur.core.protocols import Scorer
 from adacur.data import JudgedCollection
 from adacur.first_stages import AnyStage
-from adacur.scorers.cross_encoders.checkpoints import check_is_fast, checkpoint_folder, quiet, written_whole
-from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead, make_emb_cross_encoder, save_emb_cross_encoder
-from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenPairs, chosen_max_tokens
-from adacur.training.fitting import check_device, fit
-from adacur.training.judged_queries import (
-    LearningData,
-    distinct_texts,
-    first_stage_positions,
-    hard_negatives,
-    learning_data,
-    with_equal_texts,
-)
-from adacur.training.run_folder import RunFolder, Trained, facts_of_base, facts_of_first
-from adacur.training.settings import TrainingSettings
+from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead
+from adacur.scorers.cross_encoders.pair_tokens import TokenPairs
+from adacur.training.judged_queries import distinct_texts, learning_data, with_equal_texts
+from adacur.training.negatives import Draws, facts_of_first, first_stage_positions, hard_negatives
+from adacur.training.run_folder import RunFolder, Trained
+from adacur.training.settings import TrainingSettings, check_installed
 from adacur.training.teacher_scores import mean_scores
+
+if TYPE_CHECKING:
+    from adacur.training.fitting import Task
+    from adacur.training.ranking_model import PairExample
 
 __all__ = ["CrossEncoderHead", "ranking_quality", "train_cross_encoder"]
 
@@ -73,7 +68,7 @@ def train_cross_encoder(
     - `max_tokens`, `max_item_tokens`: where pairs and items are cut
     - `device`: "cpu" or "cuda"
     """
-    torch = require("torch", extra="training")
+    check_installed()
     if negatives < 1 or depth < negatives or shortlist < 2:
         raise InputError(
             "negatives must be at least 1, depth at least negatives and shortlist at least 2; got negatives="
@@ -82,11 +77,8 @@ def train_cross_encoder(
     if isinstance(head, str) and head not in ("emb", "cls"):
         raise InputError(f"head must be 'emb', 'cls' or an EmbHead; got {head!r}.")
     data = learning_data(collection, held_out=held_out, seed=settings.seed)
-    place = check_device(torch, device, settings)
-    base_folder = checkpoint_folder(base)
-    made_from = {
+    facts = {
         "trains": "cross-encoder",
-        **facts_of_base(base, base_folder, out=folder),
         "head": head if isinstance(head, str) else asdict(head),
         "add_tags": add_tags,
         "collection": data.name,
@@ -98,28 +90,20 @@ def train_cross_encoder(
         "teachers": [asdict(teacher.card) for teacher in teachers],
         "max_tokens": max_tokens,
         "max_item_tokens": max_item_tokens,
-        "settings": asdict(settings),
     }
-    with RunFolder(folder, made_from) as run:
-        if (finished := run.result) is not None:
-            return finished
-        # A new head is drawn from it.
-        torch.manual_seed(settings.seed)
-        tokenizer, cross_encoder, emb_head = _untrained(base_folder, head, add_tags=add_tags)
-        tokens = PairTokenizer(
-            tokenizer.backend_tokenizer,
-            max_tokens=chosen_max_tokens(
-                max_tokens,
-                config=cross_encoder.config.to_dict(),
-                tokenizer_config={"model_max_length": tokenizer.model_max_length},
-            ),
-            max_item_tokens=max_item_tokens,
-            head=emb_head,
-        )
-        from adacur.training.ranking_model import TOKENS_AT_ONCE, PairExamples, RankingModel
+    from adacur.training import fitting
 
-        takes_types = "token_type_ids" in tokenizer.model_input_names
-        model = RankingModel(cross_encoder, squared=bool(teachers), takes_types=takes_types)
+    def prepare(base_folder: Path, run: RunFolder) -> Task:
+        from adacur.training.ranking_model import RankingModel
+
+        model = RankingModel(
+            base_folder,
+            {"emb": EmbHead(), "cls": None}[head] if isinstance(head, str) else head,
+            add_tags=add_tags,
+            max_tokens=max_tokens,
+            max_item_tokens=max_item_tokens,
+            squared=bool(teachers),
+        )
         shortlists = first_stage_positions(first, data.held_out.queries, data.items, depth=shortlist)
         if not any(map(len, shortlists)):
             raise InputError(
@@ -129,47 +113,44 @@ def train_cross_encoder(
         # An item with the text of a relevant one is not a negative.
         judged = with_equal_texts(data.learnt, distinct_texts(data.items)[1])
         pools = hard_negatives(first, judged, data.items, depth=depth, seed=settings.seed)
-        taught: list[FloatArray] | None = None
+        shown = [np.concatenate(pair) for pair in zip(judged.relevant, pools, strict=True)]
+        taught: Sequence[FloatArray] = ()
         if teachers:
-            shown = [np.concatenate(pair) for pair in zip(judged.relevant, pools, strict=True)]
-            taught = mean_scores(
-                teachers,
-                [*judged.queries, *data.held_out.queries],
-                [*shown, *shortlists],
-                data.items,
-                cache=run.teachers,
-                progress=progress,
-            )
-        examples = PairExamples(
-            judged,
-            pools,
-            tokens.texts(judged.queries, data.items.at(range(len(data.items)))),
-            items=data.items,
-            negatives=negatives,
-            seed=settings.seed,
-            pad_id=tokens.pad_id,
-            most_tokens=TOKENS_AT_ONCE[place.type],
-            taught=None if taught is None else taught[: len(judged)],
+            queries, positions = [*judged.queries, *data.held_out.queries], [*shown, *shortlists]
+            taught = mean_scores(teachers, queries, positions, data.items, cache=run.teachers, progress=progress)
+        draws = Draws(judged, data.items, negatives, settings.seed)
+
+        def draw(place: int, epoch: int, pool: IntArray | None) -> PairExample:
+            positions = draws(place, epoch, pool)
+            if not taught:
+                return place, positions, np.eye(1, len(positions))[0]
+            scores = dict(zip(shown[place].tolist(), taught[place], strict=True))
+            return place, positions, np.array([scores[position] for position in positions.tolist()])
+
+        places, item_of = np.unique(np.concatenate(shortlists), return_inverse=True)
+        sizes = [len(of_query) for of_query in shortlists]
+        pairs = TokenPairs(
+            model.tokens.texts(data.held_out.queries, data.items.at(places)),
+            np.repeat(np.arange(len(sizes)), sizes),
+            item_of,
         )
-        trained = fit(
-            model,
-            examples,
-            settings=settings,
-            run=run,
-            check=_check(
-                model,
-                data,
-                shortlists,
-                tokens=tokens,
-                taught=None if taught is None else np.concatenate(taught[len(judged) :]),
-            ),
-            watched="error" if teachers else "mrr",
-            lower_is_better=bool(teachers),
-            device=device,
-            progress=progress,
+
+        def check() -> Mapping[str, float]:
+            scores = model.scores_of(pairs)
+            quality = ranking_quality(np.split(scores, np.cumsum(sizes)[:-1]), shortlists, data.held_out.relevant)
+            if not taught:
+                return quality
+            errors = scores.astype(np.float64) - np.concatenate(taught[len(judged) :])
+            return quality | {"error": float(np.mean(errors**2))}
+
+        texts = model.tokens.texts(judged.queries, data.items.at(range(len(data.items))))
+        examples = fitting.Examples(
+            len(judged), draw=draw, collate=lambda of: model.step(texts, of), mine=lambda epoch: pools
         )
-        _publish(run, cross_encoder.cpu(), tokenizer, is_emb=emb_head is not None)
-        return run.finish(trained)
+        watched = "error" if teachers else "mrr"
+        return fitting.Task(model, examples, check, watched, lower_is_better=bool(teachers))
+
+    return fitting.run_training(folder, facts, prepare, base=base, settings=settings, device=device, progress=progress)
 
 
 def ranking_quality(
@@ -186,63 +167,3 @@ def ranking_quality(
         # Not ">=": comparisons with NaN are false.
         ranks.append(1 + int(np.count_nonzero(~(of_query[~is_right] < best))) if is_right.any() else 0)
     return {"mrr": float(np.mean([1 / rank if rank else 0.0 for rank in ranks]))}
-
-
-def _untrained(folder: Path, head: CrossEncoderHead | EmbHead, *, add_tags: bool) -> tuple[Any, Any, EmbHead | None]:
-    """Tokenizer, module and, where it has one, the [EMB] head."""
-    if head != "cls":
-        emb_head = EmbHead() if head == "emb" else head
-        return *make_emb_cross_encoder(folder, head=emb_head, add_tags=add_tags), emb_head
-    transformers = require("transformers", extra="training")
-    try:
-        with quiet(transformers):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-            module, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
-                folder, num_labels=1, ignore_mismatched_sizes=True, output_loading_info=True
-            )
-    except Exception as error:
-        raise InputError(f"{folder} cannot be read as a transformers encoder: {error}") from error
-    # A head may be new, and a pooler is part of it.
-    body = f"{module.base_model_prefix}."
-    if missing := sorted(
-        name for name in loading["missing_keys"] if name.startswith(body) and not name.startswith(f"{body}pooler.")
-    ):
-        raise InputError(f"The checkpoint in {folder} lacks the weights {missing}, which would be random.")
-    check_is_fast(tokenizer, folder)
-    # It learns plain pairs, and a model that comes with a template is not scored by them.
-    tokenizer.chat_template = None
-    return tokenizer, module.float(), None
-
-
-def _check(
-    model: Any,
-    data: LearningData,
-    shortlists: Sequence[IntArray],
-    *,
-    tokens: PairTokenizer,
-    taught: FloatArray | None,
-) -> Callable[[], Mapping[str, float]]:
-    judged, sizes = data.held_out, [len(shortlist) for shortlist in shortlists]
-    places, item_of = np.unique(np.concatenate(shortlists), return_inverse=True)
-    texts = tokens.texts(judged.queries, data.items.at(places))
-    pairs = TokenPairs(texts, np.repeat(np.arange(len(judged)), sizes), item_of)
-
-    def check() -> Mapping[str, float]:
-        scores = model.scores_of(pairs, pad_id=tokens.pad_id)
-        quality = ranking_quality(np.split(scores, np.cumsum(sizes)[:-1]), shortlists, judged.relevant)
-        if taught is None:
-            return quality
-        return quality | {"error": float(np.mean((scores.astype(np.float64) - taught) ** 2))}
-
-    return check
-
-
-def _publish(run: RunFolder, cross_encoder: Any, tokenizer: Any, *, is_emb: bool) -> None:
-    written = run.state / "model"
-    if is_emb:
-        save_emb_cross_encoder(cross_encoder, tokenizer, written)
-    else:
-        with written_whole(written) as unfinished, quiet(require("transformers", extra="training")):
-            cross_encoder.save_pretrained(unfinished)
-            tokenizer.save_pretrained(unfinished)
-    run.publish(written)

@@ -1,4 +1,7 @@
-"""One training loop for every model: transformers' Trainer, with a check and a checkpoint after every epoch."""
+"""One path for every training, and one loop: transformers' Trainer, with a check and a checkpoint after every epoch.
+
+Imported only where something is trained, as it needs torch.
+"""
 
 from __future__ import annotations
 
@@ -6,65 +9,118 @@ import logging
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+import torch
+import transformers
+from safetensors.torch import load_model
+from tqdm import tqdm
+
+from adacur.core.arrays import IntArray
 from adacur.core.errors import InputError, TrainingFailed
-from adacur.core.extras import require
-from adacur.scorers.cross_encoders.checkpoints import quiet
-from adacur.training.run_folder import RunFolder, Trained
+from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder, quiet
+from adacur.training.run_folder import RunFolder, Trained, model_hash, opened_run
 from adacur.training.settings import TrainingSettings
 
-__all__ = ["Examples", "check_device", "fit"]
+__all__ = ["Examples", "Task", "fit", "run_training"]
 
 _log = logging.getLogger(__name__)
 
 
-class Examples(Protocol):
-    """An example per query, and how several of them become the tensors of one step."""
+class Examples:
+    """An example per query, drawn anew for every epoch.
 
-    def __len__(self) -> int: ...
+    - `draw(place, epoch, mined)`: the example of the query at this place; `mined` are its items of this epoch
+    - `collate`: several examples as the arguments of the model's forward
+    - `mine(epoch)`: called before the first step of an epoch: positions of items for each query, or None
+    """
 
-    def __getitem__(self, place: int) -> Any: ...
+    def __init__(
+        self,
+        n: int,
+        *,
+        draw: Callable[[int, int, IntArray | None], Any],
+        collate: Callable[[list[Any]], dict[str, Any]],
+        mine: Callable[[int], Sequence[IntArray] | None],
+    ) -> None:
+        self._n, self._draw, self.collate, self._mine = n, draw, collate, mine
+        self._epoch = 0
+        self._mined: Sequence[IntArray] | None = None
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, place: int) -> Any:
+        return self._draw(place, self._epoch, None if self._mined is None else self._mined[place])
 
     def begin_epoch(self, epoch: int) -> None:
-        """Called before the first step of an epoch."""
-        ...
-
-    def collate(self, examples: list[Any]) -> dict[str, Any]:
-        """The arguments of the model's forward."""
-        ...
+        self._epoch, self._mined = epoch, self._mine(epoch)
 
 
-def fit(
-    model: Any,
-    examples: Examples,
-    *,
-    settings: TrainingSettings,
-    run: RunFolder,
-    check: Callable[[], Mapping[str, float]],
-    watched: str,
-    lower_is_better: bool = False,
-    device: str | None = None,
-    progress: bool = True,
-) -> Trained:
-    """Train `model`, whose forward returns {"loss": …}, and leave it as it was at its best check.
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """What is fitted.
 
-    `check` measures it on held-out queries, in evaluation mode and without gradients; the first check with the highest
-    `watched` (or lowest) is the best. A model that was better before training stays as it came. A killed run continues
-    after its last finished epoch and ends with the same weights, where the device computes the same twice.
+    - `model`: a module whose forward returns {"loss": …}, and whose `save` writes a folder that appears whole
+    - `check`: measures the model on held-out queries, in evaluation mode and without gradients
+    - `watched`: the measure that decides; the first check with the highest value (or lowest) is the best
     """
-    torch = require("torch", extra="training")
-    transformers = require("transformers", extra="training")
-    require("accelerate", extra="training")
-    from tqdm import tqdm
 
-    if not len(examples):
-        raise InputError("There is no query to learn from.")
+    model: Any
+    examples: Examples
+    check: Callable[[], Mapping[str, float]]
+    watched: str
+    lower_is_better: bool = False
+
+
+def run_training(
+    folder: str | Path,
+    facts: Mapping[str, Any],
+    prepare: Callable[[Path, RunFolder], Task],
+    *,
+    base: str | Path,
+    settings: TrainingSettings,
+    device: str | None,
+    progress: bool,
+) -> Trained:
+    """Train what `prepare` makes of the base's folder and write it to `folder`; a finished run is returned as it is.
+
+    `facts` say, with base and settings, what the run is made from.
+    """
+    place = _device(device, settings)
+    base_folder = checkpoint_folder(base)
+    if base_folder.resolve() in Path(folder).resolve().parents:
+        raise InputError(f"A model must be written outside of its base model; {folder} lies in {base_folder}.")
+    made_from = {
+        **facts,
+        "base": str(base_folder.resolve() if Path(base).is_dir() else base),
+        "base_weights": model_hash(base_folder),
+        "settings": asdict(settings),
+    }
+    with opened_run(folder, made_from) as run:
+        if (finished := run.result) is not None:
+            return finished
+        # Weights that the base lacks, such as a head, are drawn from it.
+        torch.manual_seed(settings.seed)
+        task = prepare(base_folder, run)
+        trained = fit(task, settings=settings, run=run, device=place, progress=progress)
+        task.model.save(run.state / "model")
+        run.publish(run.state / "model")
+        return run.finish(trained)
+
+
+def fit(task: Task, *, settings: TrainingSettings, run: RunFolder, device: Any, progress: bool) -> Trained:
+    """Train the task's model and leave it as it was at its best check.
+
+    A model that was better before training stays as it came. A killed run continues after its last finished epoch and
+    ends with the same weights, where the device computes the same twice.
+    """
+    model, examples, watched = task.model, task.examples, task.watched
     updates_per_epoch = math.ceil(math.ceil(len(examples) / settings.batch_queries) / settings.accumulate)
     total = updates_per_epoch * settings.epochs
-    place = check_device(torch, device, settings)
     arguments = transformers.TrainingArguments(
         output_dir=str(run.state),
         num_train_epochs=settings.epochs,
@@ -74,16 +130,16 @@ def fit(
         weight_decay=settings.weight_decay,
         warmup_steps=int(settings.warmup * total),
         max_grad_norm=settings.clip,
-        bf16=settings.precision != "float32" and _has_bfloat16(torch, place),
+        bf16=settings.precision != "float32" and _has_bfloat16(device),
         seed=settings.seed,
         data_seed=settings.seed,
-        use_cpu=place.type == "cpu",
+        use_cpu=device.type == "cpu",
         eval_strategy="epoch",
         save_strategy="epoch",
         # The best and the last.
         save_total_limit=2,
         metric_for_best_model=watched,
-        greater_is_better=not lower_is_better,
+        greater_is_better=not task.lower_is_better,
         restore_callback_states_from_checkpoint=True,
         logging_steps=1,
         logging_nan_inf_filter=False,
@@ -92,7 +148,7 @@ def fit(
         disable_tqdm=True,
         remove_unused_columns=False,
         label_names=[],
-        dataloader_pin_memory=place.type == "cuda",
+        dataloader_pin_memory=device.type == "cuda",
     )
     untrained = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     last = run.last_checkpoint()
@@ -105,16 +161,16 @@ def fit(
         # transformers' own use of what torch has deprecated.
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", FutureWarning)
-        trainer = _trainer(transformers)(
+        trainer = _CheckedTrainer(
+            task.check,
             model=model,
             args=arguments,
             data_collator=examples.collate,
             train_dataset=examples,
             # Never read, as `evaluate` calls `check`; but without one Trainer does not evaluate.
             eval_dataset=examples,
-            callbacks=[_callback(transformers, run, examples, bar), *stopping],
+            callbacks=[_RunCallback(run, examples, bar), *stopping],
         )
-        trainer.check = check
         trainer.remove_callback(transformers.PrinterCallback)
         before = dict(trainer.measured())
         started = time.monotonic()
@@ -124,7 +180,7 @@ def fit(
     log += [{name.removeprefix("eval_"): value for name, value in line.items()} for line in state.log_history]
     best_update = state.best_global_step
     best = next(line for line in log if line["step"] == best_update and watched in line)
-    if best[watched] > before[watched] if lower_is_better else best[watched] < before[watched]:
+    if (best[watched] - before[watched]) * (1 if task.lower_is_better else -1) > 0:
         _log.warning(
             "No check was as good as the one before training (%s %.3f, then %.3f at best): the model stays as it was.",
             watched,
@@ -135,8 +191,7 @@ def fit(
         best_update, best = 0, before
     else:
         # Not by Trainer, which looks for it at the path that it had before the folder was moved.
-        best_weights = run.checkpoint(best_update) / "model.safetensors"
-        require("safetensors.torch", extra="training").load_model(model, best_weights)
+        load_model(model, run.checkpoint(best_update) / "model.safetensors")
     return Trained(
         run.path,
         updates=state.global_step,
@@ -150,85 +205,86 @@ def fit(
     )
 
 
-def check_device(torch: Any, name: str | None, settings: TrainingSettings) -> Any:
+def _device(name: str | None, settings: TrainingSettings) -> Any:
     """The named device, else the GPU, else the CPU; refused where it is missing or lacks the precision."""
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda"):
-        raise InputError(f"device must be 'cpu' or 'cuda' (CUDA_VISIBLE_DEVICES chooses which GPU); got {name!r}.")
     n_gpus = torch.cuda.device_count()
-    if name == "cuda" and n_gpus != 1:
-        # Trainer would split a step among several and tear queries from their items.
+    # Trainer would split a step among several GPUs and tear queries from their items.
+    if name not in ("cpu", "cuda") or (name == "cuda" and n_gpus != 1):
         raise InputError(
-            f"Training runs on one GPU, and torch sees {n_gpus}. Set CUDA_VISIBLE_DEVICES=0, or use 'cpu'."
+            f"device must be 'cpu' or 'cuda', of which torch must see one and sees {n_gpus} (CUDA_VISIBLE_DEVICES=0 "
+            f"chooses); got {name!r}."
         )
     device = torch.device(name)
-    if settings.precision == "bfloat16" and not _has_bfloat16(torch, device):
+    if settings.precision == "bfloat16" and not _has_bfloat16(device):
         # On CPUs without it torch raises nothing: the process dies of an illegal instruction.
         raise InputError(f"bfloat16 needs a GPU that has it; {device} does not. Use precision 'float32'.")
     return device
 
 
-def _has_bfloat16(torch: Any, device: Any) -> bool:
+def _has_bfloat16(device: Any) -> bool:
     return bool(device.type == "cuda" and torch.cuda.is_bf16_supported())
 
 
-def _trainer(transformers: Any) -> Any:
+class _CheckedTrainer(transformers.Trainer):  # type: ignore[misc]
     """Trainer with `check` in place of its evaluation, which stops at a loss or a weight that is not finite."""
-    torch = require("torch", extra="training")
 
-    class CheckedTrainer(transformers.Trainer):  # type: ignore[misc]
-        check: Callable[[], Mapping[str, float]]
-        control: Any
+    control: Any
 
-        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            loss = super().compute_loss(*args, **kwargs)
-            value = loss[0] if isinstance(loss, tuple) else loss
-            if not torch.isfinite(value):
-                raise self._failed(f"The loss is {value.item()}")
-            return loss
+    def __init__(self, check: Callable[[], Mapping[str, float]], **options: Any) -> None:
+        super().__init__(**options)
+        self._check = check
 
-        def measured(self) -> Mapping[str, float]:
-            # The update after a finite loss can still ruin the weights, and NaN scores rank well.
-            if not all(bool(torch.isfinite(weight).all()) for weight in self.model.parameters()):
-                raise self._failed("A weight is not finite")
-            was_training = self.model.training
-            self.model.eval()
-            try:
-                with torch.no_grad():
-                    return self.check()
-            finally:
-                self.model.train(was_training)
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(*args, **kwargs)
+        value = loss[0] if isinstance(loss, tuple) else loss
+        if not torch.isfinite(value):
+            raise self._failed(f"The loss is {value.item()}")
+        return loss
 
-        def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-            metrics = {f"eval_{name}": value for name, value in self.measured().items()}
-            self.log(metrics)
-            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-            return metrics
+    def measured(self) -> Mapping[str, float]:
+        # The update after a finite loss can still ruin the weights, and NaN scores rank well.
+        if not all(bool(torch.isfinite(weight).all()) for weight in self.model.parameters()):
+            raise self._failed("A weight is not finite")
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                return self._check()
+        finally:
+            self.model.train(was_training)
 
-        def _failed(self, what: str) -> TrainingFailed:
-            precision = ", or train in float32" if self.args.bf16 else ""
-            is_begun = any(Path(self.args.output_dir).glob("checkpoint-*"))
-            where = " Use another folder for that: this one continues with its settings." if is_begun else ""
-            return TrainingFailed(
-                f"{what} after {self.state.global_step} updates. Lower the learning rate (now "
-                f"{self.args.learning_rate:g}){precision}.{where}"
-            )
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        metrics = {f"eval_{name}": value for name, value in self.measured().items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
 
-    return CheckedTrainer
+    def _failed(self, what: str) -> TrainingFailed:
+        precision = ", or train in float32" if self.args.bf16 else ""
+        is_begun = any(Path(self.args.output_dir).glob("checkpoint-*"))
+        where = " Use another folder for that: this one continues with its settings." if is_begun else ""
+        return TrainingFailed(
+            f"{what} after {self.state.global_step} updates. Lower the learning rate (now "
+            f"{self.args.learning_rate:g}){precision}.{where}"
+        )
 
 
-def _callback(transformers: Any, run: RunFolder, examples: Examples, bar: Any) -> Any:
-    class RunCallback(transformers.TrainerCallback):  # type: ignore[misc]
-        def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            # After the last step of an epoch the count can end in .9999.
-            examples.begin_epoch(math.floor((state.epoch or 0) + 1e-6))
+class _RunCallback(transformers.TrainerCallback):  # type: ignore[misc]
+    """Begins the epochs of the examples, moves the bar, and marks checkpoints that are complete."""
 
-        def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float], **_: Any) -> None:
-            bar.update(state.global_step - bar.n)
-            bar.set_postfix({name.removeprefix("eval_"): f"{value:.3g}" for name, value in logs.items()}, refresh=False)
+    def __init__(self, run: RunFolder, examples: Examples, bar: Any) -> None:
+        self._run, self._examples, self._bar = run, examples, bar
 
-        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            run.mark_whole(state.global_step)
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # After the last step of an epoch the count can end in .9999.
+        self._examples.begin_epoch(math.floor((state.epoch or 0) + 1e-6))
 
-    return RunCallback()
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float], **_: Any) -> None:
+        self._bar.update(state.global_step - self._bar.n)
+        shown = {name.removeprefix("eval_"): f"{value:.3g}" for name, value in logs.items()}
+        self._bar.set_postfix(shown, refresh=False)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._run.mark_whole(state.global_step)

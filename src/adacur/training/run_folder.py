@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from adacur.core.errors import InputError
-from adacur.core.protocols import FirstStage
-from adacur.first_stages import AnyStage
 from adacur.scorers.cross_encoders.weights import weights_hash
 
-__all__ = ["RunFolder", "Trained", "check_may_write", "facts_of_base", "facts_of_first", "model_hash"]
+__all__ = ["RunFolder", "Trained", "check_may_write", "model_hash", "opened_run"]
 
 _PREFIX = "checkpoint-"
 # Written once a checkpoint is complete: a kill in mid-write leaves none.
@@ -47,47 +45,23 @@ class Trained:
 
 
 class RunFolder:
-    """One run, one folder, one process at a time; used as a context, which holds the lock.
+    """What is known of one run: its checkpoints, its result and the scores of its teachers."""
 
-    `made_from` says what the run is: settings, data and base model. A folder begun with something else is refused; one
-    begun with the same continues where it ended.
-    """
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.state = path / _STATE
 
-    def __init__(self, path: str | Path, made_from: Mapping[str, Any]) -> None:
-        self.path = Path(path)
-        self.state = self.path / _STATE
-        self._made_from: dict[str, Any] = json.loads(json.dumps(dict(made_from)))
-        self._lock = FileLock(self.path / ".training.lock", timeout=0)
-
-    def __enter__(self) -> RunFolder:
-        check_may_write(self.path)
-        self.state.mkdir(parents=True, exist_ok=True)
-        try:
-            self._lock.acquire()
-        except Timeout:
-            raise InputError(
-                f"Another process is training in {self.path}. Wait for it, or use another folder."
-            ) from None
-        try:
-            self._begin()
-        except BaseException:
-            self._lock.release()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._lock.release()
-
-    def _begin(self) -> None:
+    def begin(self, made_from: Mapping[str, Any]) -> None:
+        """Record what the run is made from, or continue a run that was made from the same."""
         file = self.state / _RUN
         begun = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-        if begun == self._made_from:
+        # As it is read again: tuples are lists.
+        made_from = json.loads(json.dumps(made_from))
+        if begun == made_from:
             return
         # A run that failed before its first checkpoint has nothing to lose.
         if begun is not None and (self.result is not None or self.last_checkpoint() is not None):
-            before, now = _flat(begun), _flat(self._made_from)
+            before, now = _flat(begun), _flat(made_from)
             names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
             differences = "; ".join(f"{name} {before.get(name)!r}, now {now.get(name)!r}" for name in names)
             raise InputError(
@@ -96,7 +70,7 @@ class RunFolder:
             )
         for left_over in _all_but_scores(self.state):
             shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
-        _replace(file, self._made_from)
+        _replace(file, made_from)
 
     @property
     def teachers(self) -> Path:
@@ -146,6 +120,28 @@ class RunFolder:
         return complete[max(complete)] if complete else None
 
 
+@contextmanager
+def opened_run(path: str | Path, made_from: Mapping[str, Any]) -> Iterator[RunFolder]:
+    """One run, one folder, one process at a time.
+
+    `made_from` says what the run is: settings, data and base model. A folder begun with something else is refused; one
+    begun with the same continues where it ended.
+    """
+    run = RunFolder(Path(path))
+    check_may_write(run.path)
+    run.state.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(run.path / ".training.lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise InputError(f"Another process is training in {path}. Wait for it, or use another folder.") from None
+    try:
+        run.begin(made_from)
+        yield run
+    finally:
+        lock.release()
+
+
 def check_may_write(folder: Path) -> None:
     """Refuse to write a run over a file, an index, a model from elsewhere or someone's folder named `training`."""
     if folder.exists() and not folder.is_dir():
@@ -159,22 +155,6 @@ def check_may_write(folder: Path) -> None:
         raise InputError(f"{folder} holds a model that was not trained here. Use another folder.")
     if any(file.name != _partial(state / _RUN).name for file in _all_but_scores(state)):
         raise InputError(f"{state} holds files that training did not write and would remove. Use another folder.")
-
-
-def facts_of_base(base: str | Path, folder: Path, *, out: str | Path) -> dict[str, str]:
-    """The identity of the base model in `made_from`, by its name and the folder behind it."""
-    if folder.resolve() in Path(out).resolve().parents:
-        raise InputError(f"A model must be written outside of its base model; {out} lies in {folder}.")
-    return {"base": str(folder.resolve() if Path(base).is_dir() else base), "base_weights": model_hash(folder)}
-
-
-def facts_of_first(first: AnyStage | None) -> dict[str, Any]:
-    """The identity of the first stage in `made_from`: its name and settings, with the weights of an encoder."""
-    settings = first.settings() if isinstance(first, FirstStage) else None
-    return {
-        "first": None if first is None else getattr(first, "name", type(first).__name__),
-        "first_settings": settings,
-    }
 
 
 def model_hash(folder: Path) -> str:

@@ -1,14 +1,16 @@
-"""How a model is trained, and what a dual encoder looks like."""
+"""How a model is trained, what a dual encoder looks like, and what must be installed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from importlib.util import find_spec
+from typing import Any, Literal
 
 from adacur.core.budget import is_whole
 from adacur.core.errors import InputError
+from adacur.core.extras import require
 
-__all__ = ["Pooling", "Precision", "TowerOptions", "Towers", "TrainingSettings"]
+__all__ = ["Pooling", "Precision", "TowerOptions", "Towers", "TrainingSettings", "check_installed"]
 
 Precision = Literal["auto", "float32", "bfloat16"]
 Towers = Literal["separate", "shared"]
@@ -41,17 +43,15 @@ class TrainingSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_queries", "accumulate"):
-            _check(name, getattr(self, name), is_whole(getattr(self, name)) and getattr(self, name) >= 1, "at least 1")
-        patience = self.patience
-        _check("patience", patience, patience is None or (is_whole(patience) and patience >= 1), "at least 1, or None")
-        _check("seed", self.seed, is_whole(self.seed) and 0 <= self.seed < 2**32, "from 0 to 2**32 - 1")
-        _check("learning_rate", self.learning_rate, 0 < self.learning_rate < 1, "between 0 and 1, such as 2e-5")
-        _check("warmup", self.warmup, 0 <= self.warmup < 1, "a share of all updates, at least 0 and below 1")
-        _check("weight_decay", self.weight_decay, self.weight_decay >= 0, "at least 0")
-        _check("clip", self.clip, self.clip >= 0, "at least 0")
-        precisions = ("auto", "float32", "bfloat16")
-        _check("precision", self.precision, self.precision in precisions, f"one of {', '.join(precisions)}")
+        counts = ("epochs", "batch_queries", "accumulate")
+        _check(self, "a whole number of at least 1", {name: _counts(getattr(self, name)) for name in counts})
+        _check(self, "at least 1, or None", {"patience": self.patience is None or _counts(self.patience)})
+        _check(self, "from 0 to 2**32 - 1", {"seed": is_whole(self.seed) and 0 <= self.seed < 2**32})
+        _check(self, "above 0 and below 1", {"learning_rate": 0 < self.learning_rate < 1})
+        _check(self, "at least 0 and below 1", {"warmup": 0 <= self.warmup < 1})
+        _check(self, "at least 0", {"weight_decay": self.weight_decay >= 0, "clip": self.clip >= 0})
+        known = self.precision in ("auto", "float32", "bfloat16")
+        _check(self, "'auto', 'float32' or 'bfloat16'", {"precision": known})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,19 +73,28 @@ class TowerOptions:
     max_item_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        _check("towers", self.towers, self.towers in ("separate", "shared"), "'separate' or 'shared'")
-        _check("pooling", self.pooling, self.pooling in (None, "cls", "mean"), "'cls', 'mean' or None")
-        _check("scale", self.scale, self.scale is None or 0 < self.scale < float("inf"), "a number above 0")
-        for name in ("max_query_tokens", "max_item_tokens"):
-            value = getattr(self, name)
-            _check(name, value, value is None or (is_whole(value) and value >= 1), "at least 1")
+        _check(self, "'separate' or 'shared'", {"towers": self.towers in ("separate", "shared")})
+        _check(self, "'cls', 'mean' or None", {"pooling": self.pooling in (None, "cls", "mean")})
+        _check(self, "a number above 0", {"scale": self.scale is None or 0 < self.scale < float("inf")})
+        lengths = {name: getattr(self, name) for name in ("max_query_tokens", "max_item_tokens")}
+        _check(self, "at least 1", {name: value is None or _counts(value) for name, value in lengths.items()})
         if self.towers == "shared" and self.max_query_tokens not in (None, self.max_item_tokens):
-            raise InputError(
-                "A shared tower cuts all texts at one length, so max_query_tokens must equal max_item_tokens; got "
-                f"{self.max_query_tokens} and {self.max_item_tokens}."
-            )
+            raise InputError(f"A shared tower cuts all texts at one length, so these must be equal; got {lengths}.")
 
 
-def _check(name: str, value: object, is_right: bool, rule: str) -> None:
-    if not is_right:
-        raise InputError(f"{name} must be {rule}; got {value!r}.")
+def _counts(value: Any) -> bool:
+    return is_whole(value) and value >= 1
+
+
+def _check(settings: object, rule: str, is_right: dict[str, bool]) -> None:
+    for name, right in is_right.items():
+        if not right:
+            raise InputError(f"{name} must be {rule}; got {getattr(settings, name)!r}.")
+
+
+def check_installed() -> None:
+    """Refuse to begin without the packages of the extra `training`."""
+    for module in ("torch", "transformers", "accelerate", "sentence_transformers"):
+        # Looked for, not imported: that takes seconds, and something else may be wrong.
+        if find_spec(module) is None:
+            require(module, extra="training")

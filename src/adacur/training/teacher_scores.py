@@ -18,44 +18,55 @@ from adacur.core.records import Query, as_queries, first_repeat
 from adacur.core.scores import check_scores
 from adacur.first_stages import AnyStage
 from adacur.scorers.cached import Cached
-from adacur.training.judged_queries import first_stage_positions
+from adacur.training.judged_queries import update_with_texts
+from adacur.training.negatives import first_stage_positions
 
-__all__ = ["TeacherScores", "mean_scores"]
+__all__ = ["TeacherRow", "TeacherScores", "mean_scores"]
 
 _log = logging.getLogger(__name__)
-_FEWEST = 2
 _QUERIES_AT_ONCE = 64
 _PAIRS_AT_ONCE = 16_384
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class TeacherRow:
+    """A query, positions of items and their scores, in any order: at least two different scores."""
+
+    query: Query
+    positions: IntArray = field(repr=False)
+    scores: FloatArray = field(repr=False)
+
+    def __post_init__(self) -> None:
+        positions, scores = np.asarray(self.positions), np.asarray(self.scores)
+        if (
+            positions.shape != scores.shape
+            or not teaches(scores)
+            or not np.isfinite(scores).all()
+            or len(np.unique(positions)) < len(positions)
+            or positions.min() < 0
+        ):
+            raise InputError(
+                "A teacher must give at least two different finite scores, and each a position that occurs once; for "
+                f"query {self.query.id!r} got the positions {positions.tolist()} and the scores {scores.tolist()}."
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TeacherScores:
-    """Queries and, for each, positions of items and their scores, in any order: at least two different scores.
+    """What teachers said of items, query by query.
 
     `of_all_items` says that these are the best of all items: no other scores higher than any of them.
     """
 
-    queries: Sequence[Query] = field(repr=False)
-    positions: Sequence[IntArray] = field(repr=False)
-    scores: Sequence[FloatArray] = field(repr=False)
+    rows: Sequence[TeacherRow]
     of_all_items: bool = False
 
     def __post_init__(self) -> None:
-        if not len(self.queries) == len(self.positions) == len(self.scores):
-            raise InputError(
-                f"A teacher gives positions and scores for each query; got {len(self.queries)} queries, "
-                f"{len(self.positions)} lists of positions and {len(self.scores)} of scores."
-            )
-        if not self.queries:
+        if not self.rows:
             raise EmptyInput("A teacher needs at least one query.")
-        ids = [query.id for query in self.queries]
+        ids = [row.query.id for row in self.rows]
         if len(set(ids)) < len(ids):
             raise DuplicateId(f"Query ids must be unique; {first_repeat(ids)!r} occurs more than once.")
-        for query, positions, scores in zip(self.queries, self.positions, self.scores, strict=True):
-            _check(query, np.asarray(positions), np.asarray(scores))
-
-    def __len__(self) -> int:
-        return len(self.queries)
 
     @classmethod
     def from_index(cls, index: AnchorScores, *, top: int = 100) -> TeacherScores:
@@ -77,7 +88,7 @@ class TeacherScores:
                 best = best[np.lexsort((best, -row[best]))]
                 positions.append(best)
                 scores.append(row[best])
-        return cls._usable(index.anchor_queries, positions, scores, of_all_items=True)
+        return cls(_usable(index.anchor_queries, positions, scores), of_all_items=True)
 
     @classmethod
     def from_scorers(
@@ -99,64 +110,44 @@ class TeacherScores:
         if not scorers or not all_queries:
             raise EmptyInput(f"Learning needs a scorer and a query; got {len(scorers)} and {len(all_queries)}.")
         _check_top(top, items)
-        lists = first_stage_positions(first, all_queries, items, depth=top)
-        # A query that shares no word with any item, as BM25 sees it, must not end it for all others.
-        enough = [place for place, positions in enumerate(lists) if len(positions) >= _FEWEST]
-        if not enough:
-            raise InputError(f"The first stage finds fewer than {_FEWEST} items for each of {len(lists)} queries.")
-        learnt, positions = [all_queries[place] for place in enough], [lists[place] for place in enough]
-        if len(learnt) < len(all_queries):
-            _warn(all_queries, learnt, f"the first stage finds fewer than {_FEWEST} items for them")
-        return cls._usable(
-            learnt, positions, mean_scores(scorers, learnt, positions, items, cache=cache, progress=progress)
-        )
-
-    @classmethod
-    def _usable(
-        cls,
-        queries: Sequence[Query],
-        positions: Sequence[IntArray],
-        scores: Sequence[FloatArray],
-        *,
-        of_all_items: bool = False,
-    ) -> TeacherScores:
-        """Without the queries whose items all score alike: one of them must not end it for all others."""
-        # If none is usable, the check of the first one names the reason.
-        places = [place for place, of_query in enumerate(scores) if of_query.min() != of_query.max()] or [0]
-        if len(places) < len(queries):
-            _warn(queries, [queries[place] for place in places], "all of their items have one score")
-        return _at(places, queries, positions, scores, of_all_items)
-
-    def part(self, queries: Sequence[Query]) -> TeacherScores:
-        """The scores for these of the queries, in their order."""
-        place_of = {query.id: place for place, query in enumerate(self.queries)}
-        return _at(
-            [place_of[query.id] for query in queries], self.queries, self.positions, self.scores, self.of_all_items
-        )
+        positions = first_stage_positions(first, all_queries, items, depth=top)
+        scores = mean_scores(scorers, all_queries, positions, items, cache=cache, progress=progress)
+        return cls(_usable(all_queries, positions, scores))
 
     @property
     def fingerprint(self) -> str:
         """A hash of everything in it."""
         digest = hashlib.blake2b(bytes([self.of_all_items]), digest_size=16)
-        for query, positions, scores in zip(self.queries, self.positions, self.scores, strict=True):
-            digest.update(f"{query.id}\0{query.text}\0".encode(errors="replace"))
-            digest.update(np.asarray(positions, "<i8").tobytes() + np.asarray(scores, "<f8").tobytes())
+        for row in self.rows:
+            update_with_texts(digest, [row.query])
+            digest.update(np.asarray(row.positions, "<i8").tobytes() + np.asarray(row.scores, "<f8").tobytes())
         return digest.hexdigest()
 
 
-def _at(
-    places: Sequence[int],
-    queries: Sequence[Query],
-    positions: Sequence[IntArray],
-    scores: Sequence[FloatArray],
-    of_all_items: bool,
-) -> TeacherScores:
-    return TeacherScores(
-        [queries[place] for place in places],
-        [positions[place] for place in places],
-        [scores[place] for place in places],
-        of_all_items,
-    )
+def teaches(scores: FloatArray) -> bool:
+    """Whether these scores put any item above another."""
+    return scores.ndim == 1 and len(scores) > 1 and bool(scores.min() != scores.max())
+
+
+def _usable(queries: Sequence[Query], positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> list[TeacherRow]:
+    """A row per query, without those that teach nothing: one of them must not end it for all others."""
+    every = list(zip(queries, positions, scores, strict=True))
+    rows = [TeacherRow(*row) for row in every if teaches(row[2])]
+    if len(rows) < len(every):
+        query, _, of_query = next(row for row in every if not teaches(row[2]))
+        _log.warning(
+            "%d of %d queries are left out, such as %r: a teacher must give two different scores; it gave %s.",
+            len(every) - len(rows),
+            len(every),
+            query.id,
+            of_query[:3].tolist(),
+        )
+    if not rows:
+        raise InputError(
+            f"For none of the {len(every)} queries, such as {every[0][0].id!r}, are there two items with different "
+            "scores. Use another first stage, or raw scores rather than saturated ones."
+        )
+    return rows
 
 
 def mean_scores(
@@ -187,27 +178,6 @@ def mean_scores(
                 total[part] += check_scores(scorer.score(pairs), pairs)
                 bar.update(len(pairs))
     return np.split(total / max(1, len(teachers)), np.cumsum(sizes)[:-1])
-
-
-def _warn(queries: Sequence[Query], usable: Sequence[Query], why: str) -> None:
-    ids = {query.id for query in usable}
-    example = next(query.id for query in queries if query.id not in ids)
-    _log.warning("%d of %d queries are left out, such as %r: %s.", len(queries) - len(ids), len(queries), example, why)
-
-
-def _check(query: Query, positions: IntArray, scores: FloatArray) -> None:
-    if positions.shape != scores.shape or positions.ndim != 1 or len(positions) < _FEWEST:
-        raise InputError(
-            f"A teacher must give one score for each of at least {_FEWEST} items; for query {query.id!r} there are "
-            f"positions of shape {positions.shape} and scores of shape {scores.shape}."
-        )
-    if len(np.unique(positions)) < len(positions) or positions.min() < 0:
-        raise InputError(f"Positions for query {query.id!r} must differ and be at least 0; got {positions.tolist()}.")
-    if not np.isfinite(scores).all() or scores.min() == scores.max():
-        raise InputError(
-            f"Scores for query {query.id!r} must be finite and not all equal; got {scores.tolist()}. Leave the query "
-            "out, or use raw scores rather than saturated ones."
-        )
 
 
 def _check_top(top: int, items: Items) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,15 +22,16 @@ from adacur.scorers.cross_encoders.pair_tokens import chosen_max_tokens
 from adacur.scorers.cross_encoders.weights import json_in
 from adacur.training.judged_queries import distinct_texts
 from adacur.training.ranking_model import untied
-from adacur.training.run_folder import RunFolder
 from adacur.training.settings import TowerOptions
 
-__all__ = ["TowerExamples", "TowerItems", "TowerPair"]
+__all__ = ["TowerExample", "TowerItems", "TowerPair"]
 
 Side = Literal["query", "item"]
-# Place and epoch of a query, and the items mined for it: positions to show, target probabilities, and the text rows
-# that must not count against them (None: only the shown positions count).
-Draw = Callable[[int, int, IntArray | None], tuple[IntArray, FloatArray, IntArray | None]]
+# A query's text, the positions that it is shown, their target probabilities, and the text rows that must not count
+# against them.
+TowerExample = tuple[str, IntArray, FloatArray, IntArray]
+# Chunks of tensors, and where each text stands in them.
+Tokens = tuple[list[dict[str, Any]], Any]
 _NORMALISED_SCALE = 20.0
 # Texts encoded at once: their activations stay in memory until the gradients are known.
 _TEXTS_AT_ONCE = {"cpu": 128, "cuda": 512}
@@ -77,8 +78,8 @@ class TowerPair(torch.nn.Module):  # type: ignore[misc]
         }
         return cls(query, item, prompts=prompts, scale=options.scale)
 
-    def tokens(self, side: Side, texts: Sequence[str]) -> tuple[list[dict[str, Any]], IntArray]:
-        """Texts as chunks of tensors, the longest first; places[i] is where text i stands in them."""
+    def tokens(self, side: Side, texts: Sequence[str]) -> Tokens:
+        """Texts as chunks of tensors, the longest first."""
         transformer, prompt = self._towers[side][0], self._prompts[side]
         longest_first = np.argsort([-len(text) for text in texts], kind="stable")
         places = np.empty_like(longest_first)
@@ -96,21 +97,12 @@ class TowerPair(torch.nn.Module):  # type: ignore[misc]
                 return_tensors="pt",
             )
             chunks.append({name: encoded[name] for name in ("input_ids", "attention_mask")})
-        return chunks, places
+        return chunks, torch.from_numpy(places)
 
-    def forward(
-        self,
-        queries: list[dict[str, Any]],
-        query_places: Any,
-        items: list[dict[str, Any]],
-        item_places: Any,
-        targets: Any,
-        counted: Any,
-    ) -> dict[str, Any]:
+    def forward(self, queries: Tokens, items: Tokens, targets: Any, counted: Any) -> dict[str, Any]:
         """Cross-entropy between `targets`, probabilities of the items for each query, and the softmax of the scores of
         those that are `counted`; both are of shape (queries, items)."""
-        query_vectors = self._encoded("query", queries)[query_places]
-        item_vectors = self._encoded("item", items)[item_places]
+        query_vectors, item_vectors = self._encoded("query", *queries), self._encoded("item", *items)
         # Half precision would make large dot products tie.
         with torch.autocast(query_vectors.device.type, enabled=False):
             scores = self.scale * query_vectors.float() @ item_vectors.float().T
@@ -125,31 +117,28 @@ class TowerPair(torch.nn.Module):  # type: ignore[misc]
         self.eval()
         try:
             chunks, places = self.tokens(side, texts)
+            on_device = ({name: ids.to(self._device) for name, ids in chunk.items()} for chunk in chunks)
             with torch.no_grad():
-                parts = [
-                    self._vectors_of(side, {name: ids.to(self._device) for name, ids in chunk.items()})
-                    for chunk in chunks
-                ]
-            return torch.cat(parts).float()[torch.from_numpy(places).to(self._device)]
+                return self._encoded(side, on_device, places.to(self._device)).float()
         finally:
             self.train(was_training)
 
-    def publish(self, run: RunFolder) -> None:
-        """Write the encoder into the run's folder, whole or not at all, where sentence-transformers finds it."""
-        written = run.state / "model"
-        with written_whole(written) as unfinished, quiet(transformers):
+    def save(self, folder: Path) -> None:
+        """Write the encoder, whole or not at all, as sentence-transformers reads it."""
+        with written_whole(folder) as unfinished, quiet(transformers):
             self.encoder.save_pretrained(str(unfinished), create_model_card=False)
-        run.publish(written)
 
     @property
     def _device(self) -> Any:
         return next(self.parameters()).device
 
-    def _encoded(self, side: Side, chunks: list[dict[str, Any]]) -> Any:
+    def _encoded(self, side: Side, chunks: Iterable[dict[str, Any]], places: Any) -> Any:
         # Of several chunks the activations might not fit; each is computed again for its gradients.
-        if self.training and len(chunks) > 1:
-            return torch.cat([checkpoint(self._vectors_of, side, chunk, use_reentrant=False) for chunk in chunks])
-        return torch.cat([self._vectors_of(side, chunk) for chunk in chunks])
+        if self.training and len(chunks := list(chunks)) > 1:
+            parts = [checkpoint(self._vectors_of, side, chunk, use_reentrant=False) for chunk in chunks]
+        else:
+            parts = [self._vectors_of(side, chunk) for chunk in chunks]
+        return torch.cat(parts)[places]
 
     def _vectors_of(self, side: Side, chunk: dict[str, Any]) -> Any:
         features = dict(chunk)
@@ -174,52 +163,18 @@ class TowerItems:
         best = [(block @ items.T).topk(k).indices.cpu().numpy() for block in blocks]
         return np.concatenate(best).astype(np.intp)
 
-
-class TowerExamples:
-    """Queries, each with the items that `draw` chooses among those mined at the beginning of the epoch."""
-
-    def __init__(
-        self,
-        towers: TowerPair,
-        items: TowerItems,
-        queries: Sequence[str],
-        *,
-        draw: Draw,
-        mine: Callable[[int], Sequence[IntArray] | None],
-    ) -> None:
-        self.towers, self._items, self._queries = towers, items, queries
-        self._draw, self._mine = draw, mine
-        self._epoch = 0
-        self._mined: Sequence[IntArray] | None = None
-
-    def __len__(self) -> int:
-        return len(self._queries)
-
-    def begin_epoch(self, epoch: int) -> None:
-        self._epoch, self._mined = epoch, self._mine(epoch)
-
-    def __getitem__(self, place: int) -> tuple[int, tuple[IntArray, FloatArray, IntArray | None]]:
-        return place, self._draw(place, self._epoch, None if self._mined is None else self._mined[place])
-
-    def collate(self, examples: list[tuple[int, tuple[IntArray, FloatArray, IntArray | None]]]) -> dict[str, Any]:
+    def step(self, examples: Sequence[TowerExample]) -> dict[str, Any]:
         """The arguments of `TowerPair.forward`: each different text of the step once."""
-        query_chunks, query_places = self.towers.tokens("query", [self._queries[place] for place, _ in examples])
-        row_of = self._items.row_of
-        rows = np.unique(np.concatenate([row_of[positions] for _, (positions, _, _) in examples]))
+        rows = np.unique(np.concatenate([self.row_of[positions] for _, positions, _, _ in examples]))
         targets = np.zeros((len(examples), len(rows)), np.float32)
-        counted = np.zeros(targets.shape, bool)
-        for at, (_, (positions, probabilities, not_against)) in enumerate(examples):
-            columns = np.searchsorted(rows, row_of[positions])
+        counted = np.ones(targets.shape, bool)
+        for at, (_, positions, probabilities, not_against) in enumerate(examples):
+            columns = np.searchsorted(rows, self.row_of[positions])
             np.add.at(targets[at], columns, probabilities)
-            counted[at, columns] = True
-            if not_against is not None:
-                counted[at] = ~np.isin(rows, not_against) | (targets[at] > 0)
-        item_chunks, item_places = self.towers.tokens("item", [self._items.texts[row] for row in rows])
+            counted[at] = ~np.isin(rows, not_against) | (targets[at] > 0)
         return {
-            "queries": query_chunks,
-            "query_places": torch.from_numpy(query_places),
-            "items": item_chunks,
-            "item_places": torch.from_numpy(item_places),
+            "queries": self._towers.tokens("query", [text for text, *_ in examples]),
+            "items": self._towers.tokens("item", [self.texts[row] for row in rows]),
             "targets": torch.from_numpy(targets),
             "counted": torch.from_numpy(counted),
         }

@@ -180,9 +180,9 @@ def test_modules_are_looked_at_however_deep_they_lie_and_lie_in_the_folder(tmp_p
 
 
 def test_a_classifier_trained_on_plain_pairs_has_no_template_of_its_base(tmp_path) -> None:
-    from adacur.training.cross_encoder import _untrained
+    from adacur.training.ranking_model import untrained
 
-    tokenizer, model, _ = _untrained(tiny_decoder(tmp_path / "base"), "cls", add_tags=False)
+    tokenizer, model = untrained(tiny_decoder(tmp_path / "base"), None, add_tags=False)
     for saved in (tokenizer, model):
         saved.save_pretrained(tmp_path / "trained")
     with scorer(tmp_path / "trained", device="cpu") as opened:

@@ -20,6 +20,7 @@ from adacur.scorers import TorchCrossEncoder
 from adacur.training import TrainingSettings, train_cross_encoder
 from adacur.training.cross_encoder import ranking_quality
 from adacur.training.judged_queries import learning_data
+from adacur.training.negatives import Draws
 from adacur.training.run_folder import RunFolder
 from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_transformer
 
@@ -309,18 +310,16 @@ def test_checks_without_progress_end_the_training_and_the_best_model_is_kept(tmp
 
 
 def test_negatives_are_drawn_anew_for_every_epoch_and_alike_for_every_run(tmp_path, base, monkeypatch) -> None:
-    from adacur.training import ranking_model
-
     seen: list[tuple[int, str, tuple[int, ...]]] = []
-    draw = ranking_model.drawn_items
+    draw = Draws.__call__
 
-    def recorded(relevant, pool, **of):
-        chosen = draw(relevant, pool, **of)
-        assert chosen[0] in relevant
-        seen.append((of["epoch"], of["query"].id, tuple(chosen[1:])))
+    def recorded(self, place, epoch, pool):
+        chosen = draw(self, place, epoch, pool)
+        assert chosen[0] in self.judged.relevant[place]
+        seen.append((epoch, self.judged.queries[place].id, tuple(chosen[1:])))
         return chosen
 
-    monkeypatch.setattr(ranking_model, "drawn_items", recorded)
+    monkeypatch.setattr(Draws, "__call__", recorded)
     train(tmp_path / "one", base)
     once, seen[:] = set(seen), []
     train(tmp_path / "two", base)
@@ -333,21 +332,19 @@ def test_negatives_are_drawn_anew_for_every_epoch_and_alike_for_every_run(tmp_pa
 
 
 def test_an_item_with_the_text_of_a_relevant_one_is_no_negative(tmp_path, base, monkeypatch) -> None:
-    from adacur.training import ranking_model
-
     tiny = collection()
     # Every relevant item has a twin that nobody judged.
     items = [*tiny.items, *(Item(f"twin{n}", tiny.items[n].text) for n in range(len(tiny.queries)))]
     twins = JudgedCollection("twins", items, tiny.queries, tiny.qrels)
     shown: list[tuple[str, set[str]]] = []
-    draw = ranking_model.drawn_items
+    draw = Draws.__call__
 
-    def recorded(relevant, pool, **of):
-        chosen = draw(relevant, pool, **of)
+    def recorded(self, place, epoch, pool):
+        chosen = draw(self, place, epoch, pool)
         shown.append((items[chosen[0]].text, {items[at].text for at in chosen[1:]}))
         return chosen
 
-    monkeypatch.setattr(ranking_model, "drawn_items", recorded)
+    monkeypatch.setattr(Draws, "__call__", recorded)
     settings = replace(QUICK, epochs=1)
     train_cross_encoder(
         twins, tmp_path / "m", base=base, first=first(twins), head="cls", negatives=60, depth=60, settings=settings

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from adacur import Dense, Query
+from adacur import Dense
 from adacur.core.errors import InputError
 from adacur.first_stages import SentenceTransformerEncoder
 from adacur.training import TrainingSettings
-from adacur.training.dual_encoder import distill, paper_settings, target_shares
+from adacur.training.dual_encoder import distill, target_shares
 from adacur.training.settings import TowerOptions
-from adacur.training.teacher_scores import TeacherScores
+from adacur.training.teacher_scores import TeacherRow, TeacherScores
 from tests.unit.scorers.cross_encoders.tiny_models import tiny_transformer
 from tests.unit.training.word_worlds import word_index
 
@@ -23,7 +22,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 pytest.importorskip("sentence_transformers")
 
-from adacur.training.towers import TowerExamples  # noqa: E402
+from adacur.training.towers import TowerItems  # noqa: E402
 
 TOWERS = [field.name for field in fields(TowerOptions)]
 QUICK = TrainingSettings(epochs=2, learning_rate=3e-3, batch_queries=5, patience=None)
@@ -74,8 +73,8 @@ def test_dense_retrieval_with_the_result_finds_what_the_teacher_likes(learnt) ->
     dense = Dense.build(items, encoder=SentenceTransformerEncoder(learnt.folder))
     liked = TeacherScores.from_index(index, top=10)
     shares = [
-        np.isin(positions, nearest.positions).mean()
-        for positions, nearest in zip(liked.positions, dense.search(liked.queries, 10), strict=True)
+        np.isin(row.positions, nearest.positions).mean()
+        for row, nearest in zip(liked.rows, dense.search([row.query for row in liked.rows], 10), strict=True)
     ]
     assert np.mean(shares) > 0.8
 
@@ -89,38 +88,30 @@ def test_a_distilled_encoder_is_a_base_that_begins_where_it_ended(tmp_path, lear
     assert (again.folder / "query_0_Transformer").exists() == (towers == "separate")
 
 
-@pytest.mark.parametrize("temperature", [None, 2.0])
-def test_the_target_is_equal_shares_of_the_better_half_or_the_softmax_of_the_scores(temperature) -> None:
-    scores = np.array([0.0, 2.0, 1.0, -4.0])
-    shares = target_shares(scores, temperature)
-    if temperature is None:
-        assert shares.tolist() == [0, 0.5, 0.5, 0]
-    else:
-        np.testing.assert_allclose(shares, np.exp(scores / 2) / np.exp(scores / 2).sum())
+def test_the_target_is_equal_shares_of_the_better_half() -> None:
+    assert target_shares(np.array([0.0, 2.0, 1.0, -4.0])).tolist() == [0, 0.5, 0.5, 0]
 
 
-@pytest.mark.parametrize(("of_all_items", "temperature"), [(True, None), (False, None), (True, 1.0)])
+@pytest.mark.parametrize("of_all_items", [True, False])
 def test_the_student_s_own_best_are_shown_where_the_teacher_is_known_to_like_them_less(
-    tmp_path, base, monkeypatch, of_all_items, temperature
+    tmp_path, base, monkeypatch, of_all_items
 ) -> None:
     index = word_index(26)
     teacher = replace(TeacherScores.from_index(index, top=8), of_all_items=of_all_items)
-    seen, collate = [], TowerExamples.collate
-    monkeypatch.setattr(TowerExamples, "collate", lambda self, of: (seen.extend(of), collate(self, of))[1])
-    options = {"base": base, "held_out": 6, "settings": QUICK, "device": "cpu", "temperature": temperature}
+    seen, step = [], TowerItems.step
+    monkeypatch.setattr(TowerItems, "step", lambda self, of: (seen.extend(of), step(self, of))[1])
+    options = {"base": base, "held_out": 6, "settings": QUICK, "device": "cpu"}
     distill(teacher, index.items, tmp_path / "model", **options)
-    for _, (shown, targets, not_against) in seen:
-        assert len(shown) == (60 if of_all_items and temperature is None else 8)
+    for _, shown, targets, _ in seen:
+        assert len(shown) == (60 if of_all_items else 8)
         assert len(set(shown)) == len(shown)
         assert not targets[8:].any()
-        # With the paper's loss a query's items stand against one another alone.
-        assert (not_against is None) == (temperature is not None)
 
 
 def test_the_scale_of_a_teacher_s_scores_changes_nothing(tmp_path, base, whole) -> None:
     index = word_index(26)
     teacher = TeacherScores.from_index(index, top=8)
-    larger = replace(teacher, scores=[50 * own - 7 for own in teacher.scores])
+    larger = replace(teacher, rows=[replace(row, scores=50 * row.scores - 7) for row in teacher.rows])
     options = {"base": base, "held_out": 6, "settings": QUICK, "device": "cpu"}
     assert distill(larger, index.items, tmp_path / "model", **options).best == whole.best
 
@@ -135,22 +126,15 @@ def test_a_distillation_that_makes_it_worse_says_so_and_keeps_the_base(tmp_path,
     assert weights[0] == weights[1]
 
 
-def test_settings_are_the_papers_unless_told(tmp_path, base) -> None:
-    result = taught(tmp_path / "model", base, n_queries=14, top=2, settings=None)
-    begun = json.loads((result.folder / "training" / "run.json").read_text())["settings"]
-    assert (begun["epochs"], begun["learning_rate"]) == (10, 1e-5)
-    many = TeacherScores([Query("a", "w1")], [np.arange(101)], [np.arange(101.0)])
-    assert paper_settings(many).epochs == 4
-
-
 def test_queries_may_have_different_numbers_of_items_and_items_may_be_a_list(tmp_path, base) -> None:
     index = word_index(12)
     full = TeacherScores.from_index(index, top=9)
     sizes = [2 + n % 8 for n in range(12)]
     uneven = TeacherScores(
-        full.queries,
-        [own[-size:] for own, size in zip(full.positions, sizes, strict=True)],
-        [own[-size:] for own, size in zip(full.scores, sizes, strict=True)],
+        [
+            TeacherRow(row.query, row.positions[-size:], row.scores[-size:])
+            for row, size in zip(full.rows, sizes, strict=True)
+        ]
     )
     result = distill(uneven, index.items.at(range(60)), tmp_path / "model", base=base, settings=QUICK, held_out=4)
     assert result.updates == 2 * 2
@@ -158,7 +142,6 @@ def test_queries_may_have_different_numbers_of_items_and_items_may_be_a_list(tmp
 
 def test_what_cannot_be_distilled_is_refused_in_words(tmp_path, base) -> None:
     for said, options in {
-        "temperature must be above 0": {"temperature": 0.0},
         "got 26": {"held_out": 26},
         "at least 2 queries": {"n_queries": 1},
         "got 61": {"top": 61},

@@ -25,7 +25,7 @@ pytest.importorskip("accelerate")
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
 from adacur.training import towers as towers_module  # noqa: E402
-from adacur.training.towers import TowerExamples, TowerItems, TowerPair  # noqa: E402
+from adacur.training.towers import TowerItems, TowerPair  # noqa: E402
 
 QUICK = TrainingSettings(epochs=3, learning_rate=3e-3, batch_queries=8, patience=None)
 TEXTS = ["w1 w2", "w3", "w4 w5 w6 w7", "w8 w9"]
@@ -52,8 +52,8 @@ def trained(tmp_path_factory, base):
     """A short run with separate towers, and the model as it was when it was written."""
     written = []
     with pytest.MonkeyPatch.context() as patch:
-        publish = TowerPair.publish
-        patch.setattr(TowerPair, "publish", lambda self, run: (written.append(self), publish(self, run)))
+        save = TowerPair.save
+        patch.setattr(TowerPair, "save", lambda self, folder: (written.append(self), save(self, folder)))
         result = train(tmp_path_factory.mktemp("trained") / "model", base)
     return result, written[0]
 
@@ -161,16 +161,16 @@ def test_a_killed_run_continues_after_its_last_epoch_to_the_same_losses_and_weig
     tmp_path, base, trained, monkeypatch, ends_at
 ) -> None:
     whole, _ = trained
-    steps, collate = 0, TowerExamples.collate
+    steps, step = 0, TowerItems.step
 
     def ending(self, examples):
         nonlocal steps
         steps += 1
         if steps == ends_at:
             raise KeyboardInterrupt
-        return collate(self, examples)
+        return step(self, examples)
 
-    monkeypatch.setattr(TowerExamples, "collate", ending)
+    monkeypatch.setattr(TowerItems, "step", ending)
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "ended", base)
     monkeypatch.undo()
@@ -251,12 +251,6 @@ def test_mined_negatives_are_the_nearest_items_without_the_relevant_and_those_of
     assert np.array(nearest_but(judged.relevant, texts, rows, depth=1000)).shape == (2, len(items) - 3)
 
 
-def step(pair: TowerPair, rows: TowerItems, queries: list[str], drawn: list[tuple]) -> dict:
-    """The tensors of one step in which each query is shown what was drawn for it."""
-    examples = TowerExamples(pair, rows, queries, draw=lambda place, *_: drawn[place], mine=lambda epoch: None)
-    return examples.collate([examples[place] for place in range(len(queries))])
-
-
 def test_a_step_counts_each_text_once_and_no_other_relevant_item_as_a_negative(base) -> None:
     items = ItemList([*words_in(6).at(range(6)), Item("twin", "w1 w2")])
     pair = towers_of(base)
@@ -265,8 +259,8 @@ def test_a_step_counts_each_text_once_and_no_other_relevant_item_as_a_negative(b
     shown = [np.array([1, 5]), np.array([2, 6]), np.array([3])]
     relevant = [np.array([1, 2]), np.array([2]), np.array([3])]
     one_hot = [np.array([1.0, 0.0]), np.array([1.0, 0.0]), np.array([1.0])]
-    inputs = step(pair, rows, texts, list(zip(shown, one_hot, [rows.row_of[own] for own in relevant], strict=True)))
-    assert sum(len(chunk["input_ids"]) for chunk in inputs["items"]) == 4
+    inputs = rows.step(list(zip(texts, shown, one_hot, [rows.row_of[own] for own in relevant], strict=True)))
+    assert sum(len(chunk["input_ids"]) for chunk in inputs["items"][0]) == 4
     pair.eval()
     with torch.no_grad():
         loss = pair(**inputs)["loss"]
@@ -292,8 +286,11 @@ def test_a_step_too_large_for_the_memory_has_the_same_gradients(base, monkeypatc
                 module.p = 0.0
         rows = TowerItems(pair, words_in(12))
         shown = [np.arange(4), np.arange(3, 9), np.arange(8, 12)]
-        drawn = [(own, np.full(len(own), 1 / len(own)), None) for own in shown]
-        inputs = step(pair, rows, ["w1 w5 w2", "w2", "w7 w8 w9 w10"], drawn)
+        texts = ["w1 w5 w2", "w2", "w7 w8 w9 w10"]
+        none = np.empty(0, np.intp)
+        inputs = rows.step(
+            [(text, own, np.full(len(own), 1 / len(own)), none) for text, own in zip(texts, shown, strict=True)]
+        )
         pair.train()
         pair(**inputs)["loss"].backward()
         return [weights.grad for weights in pair.parameters() if weights.grad is not None]
@@ -306,13 +303,13 @@ def test_the_first_epoch_has_the_negatives_of_the_first_stage_or_none_and_every_
     tmp_path, base, monkeypatch
 ) -> None:
     shown: list[list[list[int]]] = []
-    collate = TowerExamples.collate
+    step = TowerItems.step
 
     def seen(self, examples):
-        shown[-1] += [drawn[0].tolist() for _, drawn in sorted(examples, key=lambda example: example[0])]
-        return collate(self, examples)
+        shown[-1] += [positions.tolist() for _, positions, _, _ in sorted(examples, key=lambda example: example[0])]
+        return step(self, examples)
 
-    monkeypatch.setattr(TowerExamples, "collate", seen)
+    monkeypatch.setattr(TowerItems, "step", seen)
     settings = replace(QUICK, batch_queries=40, epochs=2)
     first = BM25.build(word_collection(46).items)
     for name, options in {"none": {}, "bm25": {"first": first}}.items():
