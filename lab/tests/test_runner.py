@@ -240,7 +240,7 @@ def test_judgements_and_budgets_that_do_not_fit_the_collection_are_told(live_spe
     assert told == "lessons: budgets above its 40 items are taken as 40."
     assert budgets == [20, 40]
     judge(beir_folder, "d{}5")
-    assert "lessons: 6 of the 9 judged items are not in the corpus (e.g. 'd05')" in notes()[0]
+    assert "6 of the 9 judged items" in notes()[0]
     judge(beir_folder, "d{}", query="x{}")
     assert "none of the test queries is judged, so judged quality is left out" in notes()[0]
     shutil.rmtree(beir_folder / "qrels")

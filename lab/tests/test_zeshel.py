@@ -116,9 +116,8 @@ def test_documents_without_a_word_are_left_out_and_named(zeshel_folder, tmp_path
     folder = shutil.copytree(zeshel_folder, tmp_path / "zeshel")
     with (folder / "documents" / "tea_houses.json").open("a") as file:
         file.write('{"document_id": "EMPTY", "title": "", "text": " "}\n')
-    with pytest.warns(DataWarning, match="1 item"):
+    with pytest.warns(DataWarning, match="1 item.*EMPTY"):
         world = read_zeshel(folder, "tea_houses")
-    assert list(world.left_out) == ["EMPTY"]
     assert [item.id for item in world.items] == [item.id for item in read_zeshel(zeshel_folder, "tea_houses").items]
 
 

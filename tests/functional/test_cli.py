@@ -662,7 +662,7 @@ def test_items_without_text_are_left_out_by_every_command_and_told_once(folder: 
         ran = here(*command, cwd=folder)
         assert ran.code == 0, ran
         assert ran.err.count(f"1 item without text was left out: {rows[3]['_id']}") == 1, ran.err
-    assert "2 judged items cannot be found: 1 are not in the corpus, 1 have no text" in ran.err
+    assert "2 judged items cannot be found" in ran.err
     write_lines(folder / "more.jsonl", [{"_id": "new", "text": "a comet"}, {"_id": "hollow", "text": ""}])
     ran = here("index", "add", "mine.adacur", "more.jsonl", *scorer, cwd=folder)
     assert ran.code == 0, ran

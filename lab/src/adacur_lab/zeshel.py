@@ -72,11 +72,10 @@ def read_zeshel(
         for id_, document in documents.items()
         if document.title.strip() or document.text.strip()
     ]
-    kept = {item.id for item in items}
-    left_out = [id_ for id_ in documents if id_ not in kept]
-    warn_left_out(Path(folder) / "documents" / f"{world}.json", left_out)
+    with_text = {item.id for item in items}
+    warn_left_out(Path(folder) / "documents" / f"{world}.json", [id_ for id_ in documents if id_ not in with_text])
     queries, qrels = _mentions(Path(folder) / "mentions", world, documents, context=context, tags=tags)
-    return JudgedCollection(name=world, items=items, queries=queries, qrels=qrels, left_out=left_out)
+    return JudgedCollection(name=world, items=items, queries=queries, qrels=qrels)
 
 
 def zeshel_split(world: JudgedCollection, n_train: int, *, seed: int = 0) -> QuerySplit:

@@ -61,7 +61,6 @@ def read_items(
     id_field: str | None = None,
     text_fields: Sequence[str] | None = None,
     limit: int | None = None,
-    left_out: list[str] | None = None,
 ) -> Iterator[Item]:
     """Items one by one; a folder is a BEIR folder, of which `corpus.jsonl` is read.
 
@@ -69,8 +68,7 @@ def read_items(
     not used become metadata. A file without ids (plain text, or `text_fields` named and no `id_field`) has the line
     numbers as ids. At most `limit` items are read.
 
-    Items without a word are left out. Their ids are added to `left_out`; where that is not given, a `DataWarning` at
-    the end names them.
+    Items without a word are left out, and a `DataWarning` at the end names them.
     """
     fields = _Fields(
         ids=("_id", "id", "doc_id", "docno", "docid", "document_id", "item_id", "pid"),
@@ -79,7 +77,7 @@ def read_items(
         id_field=id_field,
         text_fields=None if text_fields is None else tuple(text_fields),
     )
-    records = _records(_find(path, "corpus"), fields, limit=limit, left_out=left_out)
+    records = _records(_find(path, "corpus"), fields, limit=limit)
     return (Item(id=id_, text=text, metadata=rest) for id_, text, rest in records)
 
 
@@ -171,30 +169,25 @@ def read_beir(folder: str | Path, *, split: str | None = None) -> JudgedCollecti
     """A BEIR folder, in memory: corpus.jsonl, queries.jsonl and the judgements of one split, each also gzipped.
 
     All queries are kept, whichever split they belong to: `judged` are those of the split, and the others can serve as
-    anchor queries. The split is looked for as in `read_qrels`. Items without a word, which BEIR's own collections
-    have here and there, are left out: a `DataWarning` says so, and `left_out` of the collection has their ids.
+    anchor queries. The split is looked for as in `read_qrels`; a folder without qrels has no judgements. Items without
+    a word, which BEIR's own collections have here and there, are left out with a `DataWarning`.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise FileFormatError(f"There is no folder {folder}. Give a BEIR folder: corpus.jsonl, queries.jsonl, qrels/.")
-    left_out: list[str] = []
-    items = list(read_items(folder, left_out=left_out))
-    warn_left_out(folder, left_out)
+    has_qrels = split is not None or any(folder.glob("qrels*"))
     return JudgedCollection(
         name=folder.resolve().name,
-        items=items,
+        items=list(read_items(folder)),
         queries=list(read_queries(folder)),
-        qrels=read_qrels(folder, split=split),
-        left_out=tuple(left_out),
+        qrels=read_qrels(folder, split=split) if has_qrels else {},
     )
 
 
-def _records(
-    file: Path, fields: _Fields, *, limit: int | None = None, left_out: list[str] | None = None
-) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _records(file: Path, fields: _Fields, *, limit: int | None = None) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Id, text and remaining fields of every record; each checked."""
     line_of: dict[str, int] = {}
-    without_text: list[str] = [] if left_out is None else left_out
+    without_text: list[str] = []
     n_given = numbered_line = 0
     used: tuple[str, ...] = ()
     with reading(file):
@@ -228,8 +221,7 @@ def _records(
         raise EmptyInput(f"{file} is empty. Give at least one record.")
     if not n_given:
         raise EmptyInput(f"{file}: none of its {len(line_of):,} records has text in {_list(used)}. {fields.remedy}")
-    if left_out is None:
-        warn_left_out(file, without_text, kind="item" if fields.titled else "query", stacklevel=3)
+    warn_left_out(file, without_text, kind="item" if fields.titled else "query", stacklevel=3)
 
 
 def _id_field(row: dict[str, Any], fields: _Fields, where: str) -> str | None:

@@ -36,14 +36,12 @@ def from_ir_datasets(dataset_id: str) -> JudgedCollection:
         )
     try:
         everything = list(map(_item, dataset.docs_iter()))
-        left_out = [item.id for item in everything if not item.text.strip()]
-        warn_left_out(dataset_id, left_out)
+        warn_left_out(dataset_id, [item.id for item in everything if not item.text.strip()])
         return JudgedCollection(
             name=dataset_id,
             items=[item for item in everything if item.text.strip()],
             queries=[Query(query.query_id, _text(query)) for query in dataset.queries_iter()],
             qrels=_qrels(dataset),
-            left_out=tuple(left_out),
         )
     except (OSError, RuntimeError) as error:
         raise FetchError(

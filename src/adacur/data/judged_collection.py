@@ -13,17 +13,16 @@ __all__ = ["JudgedCollection"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JudgedCollection:
-    """Items, queries and who is relevant to whom: grades by query id and item id.
+    """Items, queries and grades by query id and item id, which tell what is relevant to whom.
 
-    Not every query need be judged. Judgements of absent queries or items, which real collections have, are kept.
-    `left_out` has the ids of items that the source has and this does not, since they have no text.
+    Not every query need be judged, and `qrels` is empty where none is. Judgements of absent queries or items, which
+    real collections have, are kept.
     """
 
     name: str
     items: Sequence[Item] = field(repr=False)
     queries: Sequence[Query] = field(repr=False)
     qrels: Mapping[str, Mapping[str, int]] = field(repr=False)
-    left_out: Sequence[str] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         for kind, records in (("item", self.items), ("query", self.queries)):
@@ -31,8 +30,10 @@ class JudgedCollection:
             if not ids:
                 raise EmptyInput(f"The collection {self.name!r} has no {kind}. Give at least one.")
             if len(set(ids)) < len(ids):
-                raise DuplicateId(f"Ids are unique; in {self.name!r} the {kind} {first_repeat(ids)!r} occurs twice.")
-        if not self.judged:
+                raise DuplicateId(
+                    f"Ids must be unique; in {self.name!r} the {kind} {first_repeat(ids)!r} occurs twice."
+                )
+        if self.qrels and not self.judged:
             raise InputError(
                 f"None of the {len(self.qrels)} judged query ids of {self.name!r} is among its {len(self.queries)} "
                 "queries. Check that both come from the same collection."

@@ -8,7 +8,6 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
@@ -42,12 +41,6 @@ _ABBREVIATION = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    id: str
-    text: str
-
-
 def pseudo_queries(items: Iterable[Item], n: int, *, seed: int = 0, kinds: PseudoQueryKind = "mixed") -> list[Query]:
     """n different queries that the items themselves suggest; the same for the same items in any order.
 
@@ -59,7 +52,7 @@ def pseudo_queries(items: Iterable[Item], n: int, *, seed: int = 0, kinds: Pseud
     if n < 1:
         raise InputError(f"n counts the queries to make and must be at least 1; got {n}.")
     if kinds not in get_args(PseudoQueryKind):
-        raise InputError(f"kinds is one of {', '.join(map(repr, get_args(PseudoQueryKind)))}; got {kinds!r}.")
+        raise InputError(f"kinds must be one of {', '.join(map(repr, get_args(PseudoQueryKind)))}; got {kinds!r}.")
     if iter(items) is items:
         items = list(items)
     sample_size = _CANDIDATES_PER_QUERY * n
@@ -76,10 +69,10 @@ def pseudo_queries(items: Iterable[Item], n: int, *, seed: int = 0, kinds: Pseud
             f"Only {len(chosen)} different pseudo-queries can be made from {n_items} items; {n} were asked for. "
             f"Ask for {len(chosen)} or fewer, or give queries of your own."
         )
-    return [Query(id=candidate.id, text=candidate.text) for candidate in chosen]
+    return chosen
 
 
-def _choose(sample: list[Item], n: int, *, kinds: PseudoQueryKind, seed: int) -> list[_Candidate]:
+def _choose(sample: list[Item], n: int, *, kinds: PseudoQueryKind, seed: int) -> list[Query]:
     """n different queries from a sample of items, or as many as there are."""
     if kinds == "mixed":
         # Each kind has items of its own, so that no item is asked about twice.
@@ -105,7 +98,7 @@ def _sample(items: Iterable[Item], size: int, *, seed: int) -> tuple[list[Item],
     for item in items:
         n_items += 1
         if not isinstance(item, Item):
-            raise InputError(f"Items are Item(id, text) records; got {type(item).__name__}: {str(item)[:40]!r}.")
+            raise InputError(f"Items must be Item(id, text) records; got {type(item).__name__}: {str(item)[:40]!r}.")
         if not item.text.strip():
             continue
         key = int.from_bytes(
@@ -121,21 +114,21 @@ def _sample(items: Iterable[Item], size: int, *, seed: int) -> tuple[list[Item],
     return [kept[key] for key in sorted(kept)], n_items
 
 
-def _candidates(items: list[Item], n: int, *, kinds: PseudoQueryKind, seed: int) -> list[_Candidate]:
+def _candidates(items: list[Item], n: int, *, kinds: PseudoQueryKind, seed: int) -> list[Query]:
     """Different texts, in the order in which they would be taken at random; boilerplate last."""
     cuts = [_cut(item, kinds=kinds, seed=seed) for item in items]
     openings = Counter(opening for wanted, spare in cuts for opening in {_opening(text) for text in (*wanted, *spare)})
     most = max(_FEWEST_REPEATS, _BOILERPLATE_SHARE * len(items))
-    lent: list[list[_Candidate]] = []
-    rest: list[list[_Candidate]] = []
+    lent: list[list[Query]] = []
+    rest: list[list[Query]] = []
     for item, (wanted, spare) in zip(items, cuts, strict=True):
-        pieces = [_Candidate(f"pq-{item.id}-{j}", text) for j, text in enumerate((*wanted, *spare))]
+        pieces = [Query(f"pq-{item.id}-{j}", text) for j, text in enumerate((*wanted, *spare))]
         own = [j for j, piece in enumerate(pieces) if openings[_opening(piece.text)] <= most]
         # An item without a piece of the wanted kind lends the next best, so that short items are heard too.
         best = {j for j in own if j < len(wanted)} or set(own[:1])
         lent.append([piece for j, piece in enumerate(pieces) if j in best])
         rest.append([piece for j, piece in enumerate(pieces) if j not in best])
-    chosen: dict[str, _Candidate] = {}
+    chosen: dict[str, Query] = {}
     for piece in _in_turn(lent):
         if len(chosen) < _CANDIDATES_PER_QUERY * n:
             chosen.setdefault(_plain(piece.text), piece)
@@ -150,7 +143,7 @@ def _candidates(items: list[Item], n: int, *, kinds: PseudoQueryKind, seed: int)
     return list(texts.values())
 
 
-def _in_turn(columns: list[list[_Candidate]]) -> Iterator[_Candidate]:
+def _in_turn(columns: list[list[Query]]) -> Iterator[Query]:
     """One of each item, then a second of each, and so on."""
     return (piece for row in itertools.zip_longest(*columns) for piece in row if piece is not None)
 
@@ -219,7 +212,7 @@ def _plain(text: str) -> str:
     return " ".join(_words(text)) or text
 
 
-def _spread(candidates: list[_Candidate], n: int) -> list[_Candidate]:
+def _spread(candidates: list[Query], n: int) -> list[Query]:
     """Of every few candidates in turn, the one that adds most to how well the taken ones cover them all.
 
     Covering, not mutual distance: candidates far from all others are odd sentences, and nobody's question.
@@ -227,7 +220,7 @@ def _spread(candidates: list[_Candidate], n: int) -> list[_Candidate]:
     vectors = _vectors([candidate.text for candidate in candidates])
     landmarks = vectors[:_LANDMARKS]
     covered = np.zeros(len(landmarks), dtype=np.float32)
-    taken: list[_Candidate] = []
+    taken: list[Query] = []
     bounds = np.linspace(0, len(candidates), n + 1).astype(int)
     for start, stop in itertools.pairwise(bounds.tolist()):
         covers = np.maximum(vectors[start:stop] @ landmarks.T, covered)

@@ -15,12 +15,11 @@ __all__ = ["QuerySplit", "split_queries"]
 
 @dataclass(frozen=True, slots=True)
 class QuerySplit:
-    """Three parts that share no text, and the queries that are in none."""
+    """Three parts that share no text."""
 
     anchors: Sequence[Query] = field(repr=False)
     held_out: Sequence[Query] = field(repr=False)
     test: Sequence[Query] = field(repr=False)
-    left_out: Sequence[Query] = field(repr=False)
 
 
 def split_queries(
@@ -36,7 +35,7 @@ def split_queries(
     tells nothing.
     """
     if min(anchors, held_out, test or 0) < 0:
-        raise InputError(f"Parts have zero queries or more; got {anchors}, {held_out} and {test}.")
+        raise InputError(f"Parts must have zero queries or more; got {anchors}, {held_out} and {test}.")
     line = _line(as_queries(queries), seed)
     rest = deque(line[anchors:])
     parts = [[alike[0] for alike in line[:anchors]], _take(rest, held_out)]
@@ -47,9 +46,7 @@ def split_queries(
             f"{sum(map(len, line))} queries with {len(line)} different texts do not give {anchors} anchor, {held_out} "
             f"held-out and {test or 0} test queries. Ask for fewer."
         )
-    inside = {query.id for part in parts for query in part}
-    left_out = [query for alike in line for query in alike if query.id not in inside]
-    return QuerySplit(*map(tuple, (*parts, left_out)))
+    return QuerySplit(*map(tuple, parts))
 
 
 def _line(queries: list[Query], seed: int) -> list[list[Query]]:

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from adacur.core.errors import EmptyInput, InputError
+from adacur.core.errors import InputError
 from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
-from adacur.data import pseudo_queries, read_items, read_qrels, read_queries, split_queries
-from adacur.data.lines import warn_left_out
+from adacur.data import JudgedCollection, pseudo_queries, read_beir, split_queries
 from adacur.index import Estimate, estimate
 
-__all__ = ["Collection", "Split", "choose_sizes", "digest_of", "read_collection", "sample", "scoring_cost", "split"]
+__all__ = [
+    "Split",
+    "choose_sizes",
+    "digest_of",
+    "missing_items",
+    "read_collection",
+    "sample",
+    "scoring_cost",
+    "split",
+]
 
 _FEWEST_QUERIES, _MOST_QUERIES = 5, 30
 _FEWEST_ANCHORS, _MOST_ANCHORS = 10, 100
@@ -25,33 +33,6 @@ _SHARE_OF_TESTS = 0.4
 _TIMED_QUERIES = 10
 _FEWEST_ITEMS, _QUERIES_OF_A_SAMPLE = 200, 40
 _SAMPLE_ITEMS, _SAMPLE_QUERIES = 512, 32
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Collection:
-    """Items, queries and judgements by query and item id; `qrels` is empty where nothing is judged.
-
-    `left_out` has the ids of items without text, which are not among the items. `sampled_from` is the number of items
-    before a sample was taken.
-    """
-
-    name: str
-    items: Sequence[Item]
-    queries: Sequence[Query]
-    qrels: Mapping[str, Mapping[str, int]]
-    left_out: Sequence[str] = ()
-    sampled_from: int | None = None
-
-    @property
-    def digest(self) -> str:
-        """A hash of the items' ids and texts."""
-        return digest_of(self.items)
-
-    def missing(self) -> list[str]:
-        """The ids of judged items that are not among the items."""
-        known = {item.id for item in self.items}
-        judged = dict.fromkeys(id_ for grades in self.qrels.values() for id_ in grades)
-        return [id_ for id_ in judged if id_ not in known]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,37 +54,27 @@ class Split:
     pseudo: bool = False
 
 
-def read_collection(folder: str | Path) -> Collection:
+def read_collection(folder: str | Path) -> JudgedCollection:
     """Read a BEIR folder: corpus.jsonl, queries.jsonl and, for judged quality, qrels/test.tsv."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise InputError(
-            f"There is no folder {folder}. Give a BEIR folder: corpus.jsonl, queries.jsonl and, for judged quality, "
-            "qrels/test.tsv."
-        )
-    left_out: list[str] = []
-    items = tuple(read_items(folder, left_out=left_out))
-    warn_left_out(folder.resolve().name, left_out)
-    collection = Collection(
-        name=folder.resolve().name,
-        items=items,
-        queries=tuple(read_queries(folder)),
-        qrels=read_qrels(folder) if any(folder.glob("qrels*")) else {},
-        left_out=left_out,
-    )
-    if not collection.queries:
-        raise EmptyInput(f"{folder} has no queries, so nothing can be evaluated.")
+    collection = read_beir(folder)
     judged = {id_ for grades in collection.qrels.values() for id_ in grades}
-    if judged and len(missing := collection.missing()) == len(judged):
+    if judged and len(missing := missing_items(collection)) == len(judged):
         raise InputError(
             f"None of the {len(judged):,} judged items is in the corpus of {collection.name!r} (e.g. {missing[0]!r}; "
-            f"its items have ids such as {items[0].id!r}). Check the ids."
+            f"its items have ids such as {collection.items[0].id!r}). Check the ids."
         )
     return collection
 
 
+def missing_items(collection: JudgedCollection) -> list[str]:
+    """The ids of judged items that are not among the items."""
+    known = {item.id for item in collection.items}
+    judged = dict.fromkeys(id_ for grades in collection.qrels.values() for id_ in grades)
+    return [id_ for id_ in judged if id_ not in known]
+
+
 def choose_sizes(
-    collection: Collection,
+    collection: JudgedCollection,
     folder: str | Path,
     kept: Path,
     *,
@@ -144,7 +115,7 @@ def choose_sizes(
     return Sizes(anchors, queries, items, name)
 
 
-def scoring_cost(collection: Collection, queries: Sequence[Query], *, scorer: Scorer, n_queries: int) -> Estimate:
+def scoring_cost(collection: JudgedCollection, queries: Sequence[Query], *, scorer: Scorer, n_queries: int) -> Estimate:
     """What it costs to score all items for this number of queries like these; takes seconds of scoring."""
     step = max(1, len(collection.items) // _SAMPLE_ITEMS)
     return estimate(
@@ -157,7 +128,7 @@ def scoring_cost(collection: Collection, queries: Sequence[Query], *, scorer: Sc
     )
 
 
-def sample(collection: Collection, n: int | None, *, n_test: int, seed: int) -> Collection:
+def sample(collection: JudgedCollection, n: int | None, *, n_test: int, seed: int) -> JudgedCollection:
     """At least n of the items: all that are judged for the test queries, and others at random.
 
     Only the judgements of the test queries are kept: the items that others were judged by may be gone. The name tells
@@ -177,11 +148,10 @@ def sample(collection: Collection, n: int | None, *, n_test: int, seed: int) -> 
         name=f"{collection.name}-{n}-items",
         items=tuple(collection.items[place] for place in places),
         qrels=qrels,
-        sampled_from=len(collection.items),
     )
 
 
-def split(collection: Collection, *, n_anchors: int, n_test: int, seed: int) -> Split:
+def split(collection: JudgedCollection, *, n_anchors: int, n_test: int, seed: int) -> Split:
     """Anchor and test queries without a text in common; test queries are judged ones where there are any.
 
     Where too few queries are left to be anchors, pseudo-queries are, unless the items do not yield as many.
@@ -194,23 +164,19 @@ def split(collection: Collection, *, n_anchors: int, n_test: int, seed: int) -> 
     n_left = len({_plain(query.text) for query in left})
     if n_left < n_anchors:
         try:
-            return Split(_pseudo_anchors(collection.items, n_anchors, taken, seed=seed), test, pseudo=True)
+            pseudo = pseudo_queries(collection.items, n_anchors, seed=seed)
+            # An anchor with the text of a test query would give the answer away.
+            return Split([query for query in pseudo if _plain(query.text) not in taken], test, pseudo=True)
         except InputError:
             if not n_left:
                 raise
     return Split(split_queries(left, anchors=min(n_anchors, n_left), test=0, seed=seed).anchors, test)
 
 
-def _test_queries(collection: Collection, n: int, seed: int) -> Sequence[Query]:
+def _test_queries(collection: JudgedCollection, n: int, seed: int) -> Sequence[Query]:
     """The choice does not depend on the items, so that a sample has the test queries of the whole."""
-    judged = [query for query in collection.queries if collection.qrels.get(query.id)]
-    candidates = judged or collection.queries
+    candidates = collection.judged or collection.queries
     return split_queries(candidates, anchors=0, test=min(n, len(candidates)), seed=seed).test
-
-
-def _pseudo_anchors(items: Sequence[Item], n: int, taken: set[str], *, seed: int) -> list[Query]:
-    """Pseudo-queries without the test queries' texts: such an anchor would give the answer away."""
-    return [query for query in pseudo_queries(items, n, seed=seed) if _plain(query.text) not in taken]
 
 
 def _plain(text: str) -> str:

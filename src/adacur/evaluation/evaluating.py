@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -21,11 +21,12 @@ from adacur.core.errors import EmptyInput, InputError, WrongScorer
 from adacur.core.extras import install_command
 from adacur.core.protocols import FirstStage, Scorer
 from adacur.core.records import ItemList, Query
+from adacur.data import JudgedCollection
 from adacur.evaluation.collection import (
-    Collection,
     Split,
     choose_sizes,
     digest_of,
+    missing_items,
     read_collection,
     sample,
     scoring_cost,
@@ -122,15 +123,16 @@ def evaluate(
     output = Path(output)
     given = {"anchors": anchors, "queries": queries, "items": items}
     sizes = choose_sizes(collection, folder, output / "sizes.json", scorer=scorer, minutes=minutes, **given)
+    n_all = len(collection.items)
     collection = sample(collection, sizes.items, n_test=sizes.queries, seed=seed)
     n_anchors = sizes.anchors if any(name not in _WITHOUT_ANCHORS for name in methods) else 0
     queries_of = split(collection, n_anchors=n_anchors, n_test=sizes.queries, seed=seed)
     ks = sorted(set(ks if ks is not None else (1, min(10, len(collection.items)))))
     if min(ks) < 1 or max(ks) > len(collection.items):
         raise InputError(f"k must be from 1 to the number of items, {len(collection.items):,}; got {list(ks)}.")
-    scores = output / "scores" / f"{collection.name}-{collection.digest}-{_card_digest(scorer)}"
+    scores = output / "scores" / f"{collection.name}-{digest_of(collection.items)}-{_card_digest(scorer)}"
     if on_start is not None:
-        on_start(_start(collection, queries_of, scorer, budgets, scores))
+        on_start(_start(collection, queries_of, scorer, scores, _notes(collection, queries_of.test, budgets, n_all)))
     output.mkdir(parents=True, exist_ok=True)
     # An interrupted evaluation goes on with the same queries.
     (output / "sizes.json").write_text(json.dumps(asdict(sizes)) + "\n", encoding="utf-8")
@@ -163,7 +165,7 @@ def evaluate(
 class _Replay:
     """Searches of the test queries that look scores up, and what they are measured by."""
 
-    collection: Collection
+    collection: JudgedCollection
     split: Split
     exact: FloatArray
     index: AnchorIndex
@@ -221,7 +223,7 @@ class _Replay:
         return {query.id: qrels[query.id] for query in self.split.test if qrels.get(query.id)}
 
     def _digest(self) -> str:
-        digest = hashlib.blake2b(self.collection.digest.encode(), digest_size=8)
+        digest = hashlib.blake2b(digest_of(self.collection.items).encode(), digest_size=8)
         for records in (self.split.anchors, self.split.test):
             digest.update(digest_of(records).encode())
         digest.update(np.ascontiguousarray(self.exact).data)
@@ -241,7 +243,9 @@ def _combinations(
         yield {"method": "exact"}
 
 
-def _start(collection: Collection, queries_of: Split, scorer: Scorer, budgets: Sequence[int], scores: Path) -> Start:
+def _start(
+    collection: JudgedCollection, queries_of: Split, scorer: Scorer, scores: Path, notes: Iterable[str]
+) -> Start:
     every = [*queries_of.test, *queries_of.anchors]
     parts = (queries_of.test, queries_of.anchors)
     scored = all(is_finished(scores / digest_of(queries)) for queries in parts if queries)
@@ -253,33 +257,29 @@ def _start(collection: Collection, queries_of: Split, scorer: Scorer, budgets: S
         n_anchors=len(queries_of.anchors),
         pseudo_anchors=queries_of.pseudo,
         cost=None if scored else scoring_cost(collection, every, scorer=scorer, n_queries=len(every)),
-        notes=tuple(_notes(collection, queries_of.test, budgets)),
+        notes=tuple(notes),
     )
 
 
-def _notes(collection: Collection, test: Sequence[Query], budgets: Sequence[int]) -> Iterator[str]:
+def _notes(collection: JudgedCollection, test: Sequence[Query], budgets: Sequence[int], n_all: int) -> Iterator[str]:
     n_items = len(collection.items)
-    if collection.sampled_from is not None:
+    if n_items < n_all:
         yield (
-            f"This is a sample of {n_items:,} of the {collection.sampled_from:,} items, which is easier to search: "
+            f"This is a sample of {n_items:,} of the {n_all:,} items, which is easier to search: "
             "expect lower numbers, and larger differences between methods, on the whole collection."
         )
     if not any(collection.qrels.get(query.id) for query in test):
         yield f"No test query is judged (qrels/test.tsv), so {JUDGED} is left out."
     elif not find_spec("ir_measures"):
         yield f"ir_measures is not installed, so {JUDGED} is left out. To have it: {install_command('evaluation')}"
-    if missing := collection.missing():
-        without_text = sum(id_ in set(collection.left_out) for id_ in missing)
-        yield (
-            f"{len(missing):,} judged items cannot be found: {len(missing) - without_text:,} are not in the corpus, "
-            f"{without_text:,} have no text (e.g. {missing[0]!r})."
-        )
+    if missing := missing_items(collection):
+        yield f"{len(missing):,} judged items cannot be found (e.g. {missing[0]!r}): not in the corpus, or no text."
     if max(budgets) > n_items:
         yield f"Budgets above the {n_items:,} items are taken as {n_items:,}."
 
 
 def _scored(
-    collection: Collection, queries: Sequence[Query], *, scorer: Scorer, path: Path, progress: bool
+    collection: JudgedCollection, queries: Sequence[Query], *, scorer: Scorer, path: Path, progress: bool
 ) -> FloatArray:
     """Scores of shape (queries, items), from the folder that keeps them; other queries have another folder."""
     if not queries:
@@ -298,12 +298,12 @@ def _scored(
 
 
 def _first_stages(
-    collection: Collection, names: Sequence[str], *, encoder: Any, folder: Path, progress: bool
+    collection: JudgedCollection, names: Sequence[str], *, encoder: Any, folder: Path, progress: bool
 ) -> dict[str, FirstStage]:
     """The first stages by name; vectors are kept in the folder, since encoding takes long."""
     stages: dict[str, FirstStage] = {"bm25": BM25.build(collection.items)} if "bm25" in names else {}
     if "dense" in names:
-        target = folder / f"dense-{collection.digest}-{_card_digest(encoder)}"
+        target = folder / f"dense-{digest_of(collection.items)}-{_card_digest(encoder)}"
         if not target.exists():
             partial = target.with_name(f".{target.name}.partial")
             partial.parent.mkdir(parents=True, exist_ok=True)

@@ -13,11 +13,12 @@ import numpy as np
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.budget import is_whole
 from adacur.core.errors import DuplicateId, EmptyInput, InputError
-from adacur.core.protocols import AnchorScores, Items, Scorer
+from adacur.core.protocols import Items, Scorer
 from adacur.core.records import Query, as_queries, first_repeat
 from adacur.core.scores import check_scores
 from adacur.first_stages import AnyStage
 from adacur.scorers.cached import Cached
+from adacur.search import AnchorIndex
 from adacur.training.judged_queries import update_with_texts
 from adacur.training.negatives import first_stage_positions
 
@@ -69,12 +70,12 @@ class TeacherScores:
             raise DuplicateId(f"Query ids must be unique; {first_repeat(ids)!r} occurs more than once.")
 
     @classmethod
-    def from_index(cls, index: AnchorScores, *, top: int = 100) -> TeacherScores:
+    def from_index(cls, index: AnchorIndex, *, top: int = 100) -> TeacherScores:
         """The best items of each anchor query: the index holds their exact scores, so nothing is scored."""
         _check_top(top, index.items)
         if not len(index.anchor_queries):
             raise EmptyInput("This index has no anchor queries, so it holds no scores to learn from.")
-        cells = getattr(index, "exact_cells", lambda: None)()
+        cells = index.snapshot.exact_cells()
         if cells is not None and not cells.all():
             raise InputError(
                 "Some scores of this index are predicted, and only exact ones are worth learning from. Use "

@@ -150,7 +150,6 @@ def test_a_sample_keeps_every_item_that_is_judged_and_has_a_name_with_its_size(p
     ids = [item.id for item in sampled.items]
     assert judged <= set(ids)
     assert ids == [item.id for item in whole.items if item.id in set(ids)]
-    assert sampled.sampled_from == 60
     assert collections.sample(whole, 4000, n_test=6, seed=0) is whole
 
 

@@ -27,7 +27,6 @@ from adacur.data import (
     split_queries,
     wikivital,
 )
-from adacur.data.lines import warn_left_out
 from adacur.first_stages.opening import encoder as open_encoder
 from adacur.index import Estimate, estimate
 from adacur.scorers import scorer as open_scorer
@@ -74,14 +73,12 @@ _SAMPLE_QUERIES = 32
 class Records:
     """What was read of a collection. Unlike of a `JudgedCollection`, any part of it may be missing.
 
-    `left_out` has the ids of items without text, which are not among the items. `sampled_from` is how many items there
-    were before a sample was taken.
+    `sampled_from` is the number of items before a sample was taken.
     """
 
     items: Sequence[Item] = ()
     queries: Sequence[Query] = ()
     qrels: Judgements | None = None
-    left_out: Sequence[str] = ()
     sampled_from: int | None = None
 
 
@@ -100,21 +97,13 @@ def read_records(collection: CollectionSpec) -> Records:
     elif folder is not None:
         # Without judgements it is still a collection: recall needs none.
         judged = any(Path(folder).glob("qrels*"))
-        left_out: list[str] = []
-        items = tuple(read_items(folder, left_out=left_out))
-        # By its name: specs have paths of their own to one folder.
-        warn_left_out(Path(folder).resolve().name, left_out)
         found = Records(
-            items,
+            tuple(read_items(folder)),
             () if collection.queries else tuple(read_queries(folder)),
             read_qrels(folder) if judged and not collection.qrels else None,
-            left_out,
         )
     if collection.items:
-        left_out = []
-        items = tuple(read_items(collection.items, left_out=left_out))
-        warn_left_out(Path(collection.items).name, left_out)
-        found = replace(found, items=items, left_out=left_out)
+        found = replace(found, items=tuple(read_items(collection.items)))
     if collection.queries:
         found = replace(found, queries=tuple(read_queries(collection.queries)))
     if collection.qrels:
@@ -223,7 +212,6 @@ def _notes(
     items: Sequence[Item],
     test: Sequence[Query],
     qrels: Judgements | None,
-    left_out: Sequence[str],
 ) -> tuple[str, ...]:
     notes = []
     judged, missing = _judged_items(items, qrels)
@@ -234,16 +222,11 @@ def _notes(
             f"{name}: none of the test queries is judged, so judged quality is left out. Judged queries have ids such "
             f"as {next(iter(qrels or {}))!r}, test queries such as {test[0].id!r}."
         )
-    dropped = set(left_out)
-    for ids, what in (
-        ([id_ for id_ in missing if id_ not in dropped], ("is not in the corpus", "are not in the corpus")),
-        ([id_ for id_ in missing if id_ in dropped], ("has no text", "have no text")),
-    ):
-        if ids:
-            notes.append(
-                f"{name}: {len(ids):,} of the {len(judged):,} judged items {what[len(ids) > 1]} (e.g. {ids[0]!r}), so "
-                f"no search can find {'them' if len(ids) > 1 else 'it'}."
-            )
+    if missing:
+        notes.append(
+            f"{name}: no search can find {len(missing):,} of the {len(judged):,} judged items, which are not in the "
+            f"corpus or have no text (e.g. {missing[0]!r})."
+        )
     budgets = [*spec.budgets, *(b for own in spec.methods for b in _as_list(own.options.get("budget", ())))]
     if max(budgets) > len(items):
         notes.append(f"{name}: budgets above its {len(items):,} items are taken as {len(items):,}.")
@@ -288,7 +271,7 @@ def scored_testbed(
                 len(testbed.test_queries),
                 min(there, max(spec.anchors.numbers or (there,))),
                 False,
-                _notes(spec, collection.name, testbed.items, testbed.test_queries, testbed.qrels, records.left_out),
+                _notes(spec, collection.name, testbed.items, testbed.test_queries, testbed.qrels),
             )
         )
     return testbed
@@ -394,7 +377,7 @@ def _live(source: Source, spec: Spec, *, on_start: OnStart | None, on_cost: OnCo
     split = live_split(records, spec)
     scorer = open_scorer(spec.scorer.source, **spec.scorer.options)
     if on_start is not None:
-        notes = _notes(spec, collection.name, records.items, split.test, records.qrels, records.left_out)
+        notes = _notes(spec, collection.name, records.items, split.test, records.qrels)
         if records.sampled_from is not None:
             notes = (
                 f"{collection.name}: a sample of {len(records.items):,} of the {records.sampled_from:,} items, with "
@@ -423,7 +406,7 @@ def _live(source: Source, spec: Spec, *, on_start: OnStart | None, on_cost: OnCo
 
 
 def _all_of(collection: JudgedCollection) -> Records:
-    return Records(collection.items, collection.queries, collection.qrels, collection.left_out)
+    return Records(collection.items, collection.queries, collection.qrels)
 
 
 def _fetched(name: str) -> Records:
