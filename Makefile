@@ -31,9 +31,9 @@ demo: $(VENV)/demo.stamp ## Fetch the models and 10,033 articles, search them, b
 serve: $(VENV)/demo.stamp ## The page and the API over the demo's articles, at http://127.0.0.1:8000.
 	$(BIN)/adacur serve
 
-# One thread per worker: idle BLAS threads of two workers would fight over two cores. The groups, and that the long ones
-# come first, are tests/conftest.py's.
-PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -q
+# One thread per worker: idle BLAS threads of two workers would fight over two cores. Which tests a worker
+# takes, and which come first, is in conftest.py.
+PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
 SEED := 1
 EXPERIMENT := all
 

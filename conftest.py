@@ -1,39 +1,74 @@
-"""Which tests run in one worker of pytest-xdist."""
+"""Which tests run in one worker of pytest-xdist, and in which order."""
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parent
-# What several files share, by a word in their source: a cluster, an object store, the import of a trainer.
-_FOR_SEVERAL_FILES = ("ray_cluster", "s3_url", "adacur.training")
+
+# Files whose tests run in one worker, one after the other, so that their libraries are imported and their fixtures made
+# once; what takes long first. Every other file is a group of its own.
+GROUPS = {
+    "torch": (
+        "tests/contracts/test_integrations.py",
+        "tests/contracts/test_scorer_identity.py",
+        "tests/contracts/test_scorers.py",
+        "tests/functional/test_cli_train.py",
+        "tests/functional/test_real_model.py",
+        "tests/functional/test_threads.py",
+        "tests/unit/integrations/",
+        "tests/unit/scorers/cross_encoders/",
+        "tests/unit/scorers/test_langchain_scorer.py",
+        "tests/unit/scorers/test_more_than_pairs.py",
+        "tests/unit/scorers/test_opening_scorers.py",
+        "tests/unit/scorers/test_pyterrier_scorer.py",
+        "tests/unit/scorers/test_rerankers_scorer.py",
+        "tests/unit/scorers/test_sentence_transformers_scorer.py",
+        "tests/unit/training/",
+        "lab/tests/test_mteb.py",
+    ),
+    "documents": ("tests/functional/test_docs.py", "tests/functional/test_notebooks.py"),
+    "page": ("tests/functional/test_page.py", "tests/functional/test_docs_site.py"),
+    "ray": (
+        "tests/contracts/test_engines.py",
+        "tests/unit/engines/test_ray.py",
+        "tests/unit/index/test_cluster_build.py",
+    ),
+    "commands": ("tests/functional/test_cli.py",),
+    "server": ("tests/functional/test_serve",),
+    "tuning": ("tests/unit/tuning/",),
+    "object store": ("tests/functional/test_cli_object_store.py", "tests/unit/index/test_object_store.py"),
+}
+# Its tests share nothing, so that both workers take them one by one.
+APART = "documents"
+
+
+def group_of(file: str) -> str:
+    """The group of a test file, or the file itself."""
+    return next((group for group, files in GROUPS.items() if file.startswith(files)), file)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the groups that take long first, so that no worker ends long after the other."""
+    groups = {item: group_of(item.path.relative_to(ROOT).as_posix()) for item in items}
+    order = {group: place for place, group in enumerate(dict.fromkeys([*GROUPS, *groups.values()]))}
+    items.sort(key=lambda item: order[groups[item]])
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep files whose tests share a fixture in one worker, so that a trained model or a server is made once.
-
-    The tests of other files go wherever there is room. `--dist loadgroup` would do the same, but groups nothing with
-    pytest 9.2 (pytest-xdist issue 1386).
-    """
+    """Keep the tests of a group in one worker. `--dist loadgroup` groups nothing with pytest 9.2 (xdist issue 1386)."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class ByFixture(LoadScopeScheduling):
+    # In the order above, not by the number of tests.
+    config.option.loadscopereorder = False
+
+    class ByGroup(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return shared_by(nodeid.partition("::")[0]) or nodeid
+            group = group_of(nodeid.partition("::")[0])
+            return nodeid if group == APART else group
 
-    return ByFixture(config, log)
-
-
-@functools.cache
-def shared_by(file: str) -> str | None:
-    """The word, or else the file, that keeps the tests of a file together; None where nothing does."""
-    source = (ROOT / file).read_text(encoding="utf-8")
-    for name in _FOR_SEVERAL_FILES:
-        if name in source:
-            return name
-    return file if 'scope="module"' in source or 'scope="session"' in source else None
+    return ByGroup(config, log)

@@ -34,60 +34,6 @@ if os.environ.get("ADACUR_REHEARSAL"):
 
 SHARED = Path(__file__).parents[2] / "shared"
 
-# Files whose tests run in one worker, one after the other, so that their libraries are imported and their fixtures made
-# once; what takes long first. Every other file is a group of its own.
-GROUPS = {
-    "torch": (
-        "tests/contracts/test_integrations.py",
-        "tests/contracts/test_scorer_identity.py",
-        "tests/contracts/test_scorers.py",
-        "tests/functional/test_cli_train.py",
-        "tests/functional/test_real_model.py",
-        "tests/functional/test_threads.py",
-        "tests/unit/integrations/",
-        "tests/unit/scorers/cross_encoders/",
-        "tests/unit/scorers/test_langchain_scorer.py",
-        "tests/unit/scorers/test_more_than_pairs.py",
-        "tests/unit/scorers/test_opening_scorers.py",
-        "tests/unit/scorers/test_pyterrier_scorer.py",
-        "tests/unit/scorers/test_rerankers_scorer.py",
-        "tests/unit/scorers/test_sentence_transformers_scorer.py",
-        "tests/unit/training/",
-        "lab/tests/test_mteb.py",
-    ),
-    "documents": ("tests/functional/test_docs.py", "tests/functional/test_notebooks.py"),
-    "page": ("tests/functional/test_page.py", "tests/functional/test_docs_site.py"),
-    "ray": (
-        "tests/contracts/test_engines.py",
-        "tests/unit/engines/test_ray.py",
-        "tests/unit/index/test_cluster_build.py",
-    ),
-    "commands": ("tests/functional/test_cli.py",),
-    "server": ("tests/functional/test_serve",),
-    "tuning": ("tests/unit/tuning/",),
-    "object store": ("tests/functional/test_cli_object_store.py", "tests/unit/index/test_object_store.py"),
-}
-# They share nothing, so that both workers may take them one by one.
-ALONE = ("documents",)
-
-
-# Before xdist, which reads the marks.
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give every test its group, and put the groups that take long first."""
-    groups = {item: group_of(item.path) for item in items}
-    order = {group: place for place, group in enumerate(dict.fromkeys([*GROUPS, *groups.values()]))}
-    items.sort(key=lambda item: order[groups[item]])
-    for item, group in groups.items():
-        if group not in ALONE:
-            item.add_marker(pytest.mark.xdist_group(group))
-
-
-def group_of(path: Path) -> str:
-    """The group of a test file."""
-    name = path.relative_to(Path(__file__).parents[1]).as_posix()
-    return next((group for group, files in GROUPS.items() if name.startswith(files)), name)
-
 
 @dataclass(frozen=True)
 class World:

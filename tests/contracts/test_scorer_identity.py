@@ -65,6 +65,10 @@ def kind(request) -> str:
     return request.param
 
 
+# An index asks only the cards, which the tests above compare for both.
+ONE_KIND = pytest.mark.parametrize("kind", ["onnx"])
+
+
 def opened(folder: Path, **options):
     return scorer(folder, **options) if any(folder.glob("*.onnx")) else scorer(folder, device="cpu", **options)
 
@@ -278,6 +282,7 @@ def built(folder: Path, path: Path) -> None:
         adacur.build(ITEMS, ANCHORS, scorer=own, path=path, first=[], progress=False, tune=False)
 
 
+@ONE_KIND
 def test_an_index_asks_a_scorer_with_another_tokenizer_and_reports_or_refuses_it(kind, tmp_path) -> None:
     folder = model(tmp_path / "one", kind)
     built(folder, tmp_path / "index")
@@ -292,6 +297,7 @@ def before_cards_had_settings(path: Path) -> None:
     edit(path / "manifest.json", forget)
 
 
+@ONE_KIND
 def test_an_index_of_before_opens_after_asking_its_probes(kind, tmp_path) -> None:
     folder = model(tmp_path / "one", kind)
     built(folder, tmp_path / "index")
@@ -306,6 +312,7 @@ def test_an_index_of_before_opens_after_asking_its_probes(kind, tmp_path) -> Non
         assert again.drift.same
 
 
+@ONE_KIND
 def test_a_build_begun_before_goes_on_where_the_scores_agree_and_nowhere_else(kind, tmp_path) -> None:
     folder, path = model(tmp_path / "one", kind), tmp_path / "index"
 
@@ -330,6 +337,7 @@ def test_a_build_begun_before_goes_on_where_the_scores_agree_and_nowhere_else(ki
         assert len(adacur.build(ITEMS, ANCHORS, scorer=own, **options)) == len(ITEMS)
 
 
+@ONE_KIND
 def test_a_build_goes_on_with_the_same_settings_only(kind, tmp_path) -> None:
     folder = model(tmp_path / "one", kind)
     built(folder, tmp_path / "index")

@@ -55,7 +55,7 @@ def killed_updates_fixture() -> ModuleType:
 
 
 def test_no_kill_leaves_an_index_that_is_neither_the_old_nor_the_new_one(killed_updates, tmp_path) -> None:
-    assert killed_updates.run(tmp_path / "index.adacur", kills=15, seed=7) == []
+    assert killed_updates.run(tmp_path / "index.adacur", kills=6, seed=7) == []
 
 
 def test_the_commands_change_an_index_as_the_methods_do(tmp_path) -> None:

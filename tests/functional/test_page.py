@@ -23,7 +23,7 @@ import pytest
 import uvicorn
 from playwright.sync_api import Browser, BrowserContext, Page, Playwright, expect, sync_playwright
 
-from adacur import BM25, AnchorIndex, Item, Query, load
+from adacur import BM25, AnchorIndex, Item, Query
 from adacur.scorers import FunctionScorer
 from adacur.serving import ServerSettings, create_app
 
@@ -551,16 +551,6 @@ def test_a_server_that_went_away_is_told_in_words(scorer, open_page):
         expect(page.locator("#recall-text")).to_contain_text("no curve")
     ask(page, budget="30")
     expect(page.locator(".trouble:visible")).to_contain_text("The server cannot be reached")
-
-
-@pytest.mark.filterwarnings("ignore::adacur.index.DriftWarning")
-def test_the_real_model_answers_on_the_page(open_page):
-    with load("wikivital") as index, serving(create_app({"wikivital": index})) as address:
-        page = open_page(f"{address}?q={quote('who discovered penicillin?')}&budget=30")
-        expect(page.locator(".progress")).to_have_attribute("data-state", "done", timeout=60_000)
-        assert page.locator(".hits summary").first.inner_text() == "Alexander Fleming"
-        assert dots(page, "unpredicted").count() + dots(page, "predicted").count() == 30
-        page.context.close()
 
 
 def raw(address: str, path: str, **headers: str) -> http.client.HTTPResponse:
