@@ -79,11 +79,13 @@ def _facts(folder: IndexFolder) -> dict[str, Any]:
 
 def _show(folder: IndexFolder, facts: Mapping[str, Any]) -> None:
     card, n_scores = folder.manifest.scorer, facts["items"] * facts["anchors"]
+    # Weights say more than a path, where they are known.
+    about = card and (card.name, card.backend, card.dtype, f"weights {card.weights}" if card.weights else card.source)
     exact, sparse, compressed = facts["exact_scores"], facts["sparse"], facts["compressed_bytes"]
     packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
     rows = {
         "items × anchor queries": f"{facts['items']:,} × {facts['anchors']:,} ({facts['dtype']})",
-        "scorer": "" if card is None else str(card),
+        "scorer": "" if card is None else ", ".join(filter(None, about)),
         "sparse": sparse and f"built with {sparse.per_query:,} items per anchor query",
         "searched by": "" if n_scores else "its first stages; `adacur index anchors` adds anchor queries",
         "exact": exact < n_scores and f"{exact:,} of {n_scores:,} scores are exact, the rest predicted",
