@@ -14,6 +14,7 @@ from adacur.cli.messages import counted, plain, print_json, print_rows
 from adacur.core.units import megabytes
 
 if TYPE_CHECKING:
+    from adacur.core.protocols import ScorerCard
     from adacur.index import IndexFolder
 
 __all__ = ["inspect"]
@@ -79,13 +80,11 @@ def _facts(folder: IndexFolder) -> dict[str, Any]:
 
 def _show(folder: IndexFolder, facts: Mapping[str, Any]) -> None:
     card, n_scores = folder.manifest.scorer, facts["items"] * facts["anchors"]
-    # Weights say more than a path, where they are known.
-    about = card and (card.name, card.backend, card.dtype, f"weights {card.weights}" if card.weights else card.source)
     exact, sparse, compressed = facts["exact_scores"], facts["sparse"], facts["compressed_bytes"]
     packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
     rows = {
         "items × anchor queries": f"{facts['items']:,} × {facts['anchors']:,} ({facts['dtype']})",
-        "scorer": "" if card is None else ", ".join(filter(None, about)),
+        "scorer": _in_words(card) if card else "",
         "sparse": sparse and f"built with {sparse.per_query:,} items per anchor query",
         "searched by": "" if n_scores else "its first stages; `adacur index anchors` adds anchor queries",
         "exact": exact < n_scores and f"{exact:,} of {n_scores:,} scores are exact, the rest predicted",
@@ -99,6 +98,12 @@ def _show(folder: IndexFolder, facts: Mapping[str, Any]) -> None:
         "built" if facts["version"] == 1 else "changed": f"{facts['created']}, {packages}",
     }
     print_rows(("", ""), [(name, value) for name, value in rows.items() if value], texts=2)
+
+
+def _in_words(card: ScorerCard) -> str:
+    # Weights say more than a path, where they are known.
+    origin = f"weights {card.weights}" if card.weights else card.source
+    return ", ".join(part for part in (card.name, card.backend, card.dtype, origin) if part)
 
 
 def _size(folder: Path) -> int:
