@@ -10,16 +10,18 @@ anchor queries that are held out from the others.
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from score_folders import read_score_folder
 
-from adacur import AdaCUR, AnchorIndex
+from adacur import AnchorIndex
 from adacur.approximation import GaussianModel
 from adacur.evaluation import top_k_recall
 from adacur.index import AnchorTable
 from adacur.search.tuned import default_settings
+from adacur.tuning.replaying import method_of
 
 BUDGETS, KS = (50, 100, 200, 500), (1, 10, 100)
 
@@ -54,13 +56,7 @@ def main() -> None:
                         folder.test,
                         min(k, budget),
                         budget=budget,
-                        method=AdaCUR(
-                            rounds=5,
-                            approximator=settings.approximator(approximator),
-                            first_batch=settings.first_batch,
-                            first_share=settings.first_share,
-                            first_weight=settings.first_weight,
-                        ),
+                        method=replace(method_of(settings, approximator), rounds=5),
                         first=folder.dense,
                     )
                     missed.append(1 - float(top_k_recall(hits, folder.test_scores, k=k).mean()))

@@ -16,18 +16,20 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from score_folders import ScoreFolder, read_score_folder
 
-from adacur import AdaCUR, AnchorIndex, Hits
+from adacur import AnchorIndex, Hits
 from adacur.approximation import GaussianModel, TopK
 from adacur.evaluation import bootstrap_interval
 from adacur.search import AdaptiveSearch, adaptive
-from adacur.search.stopping import SHORTLIST
+from adacur.search.adaptive import SHORTLIST
 from adacur.search.tuned import default_settings
+from adacur.tuning.replaying import method_of
 
 RECALLS = np.array([0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0001])
 # So near 1 that only a search that cannot be wrong would stop.
@@ -77,14 +79,7 @@ def searched(
         folder.test,
         k,
         budget=budget,
-        method=AdaCUR(
-            rounds=rounds,
-            approximator=settings.approximator(approximator),
-            first_batch=settings.first_batch,
-            first_share=settings.first_share,
-            first_weight=settings.first_weight,
-            stop_when=stop_when,
-        ),
+        method=replace(method_of(settings, approximator), rounds=rounds, stop_when=stop_when),
         first=folder.dense,
     )
 

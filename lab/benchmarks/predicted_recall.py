@@ -20,12 +20,13 @@ import numpy as np
 from recall_at_budget import numbers
 from score_folders import ScoreFolder, read_score_folder
 
-from adacur import AdaCUR, AnchorIndex
+from adacur import AnchorIndex
 from adacur.approximation import GaussianModel
 from adacur.evaluation import top_k_recall
 from adacur.first_stages import Matrix
 from adacur.search.tuned import GaussianSettings, default_settings
 from adacur.tuning import HeldOut
+from adacur.tuning.replaying import method_of
 from adacur.tuning.settings import Replays, choose_settings
 
 
@@ -46,13 +47,7 @@ class Measured:
     def _searched(self, method: str | GaussianSettings, calls: int) -> Any:
         folder, chosen = self._folder, method
         if isinstance(method, GaussianSettings):
-            chosen = AdaCUR(
-                rounds=method.rounds,
-                approximator=method.approximator(self._gaussian),
-                first_batch=method.first_batch,
-                first_share=method.first_share,
-                first_weight=method.first_weight,
-            )
+            chosen = method_of(method, self._gaussian)
         searched = AnchorIndex(self._index.anchors, scorer=folder.scorer)
         k = min(calls, len(folder.items))
         return searched.search(folder.test, k, budget=calls, method=chosen, first=folder.dense)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from adacur.core.protocols import Acquisition
 from adacur.data import read_qrels
 from adacur.evaluation import bootstrap_interval, judged_quality, top_k_recall
 from adacur.search.tuned import default_settings
+from adacur.tuning.replaying import method_of
 from adacur_lab.experiments.held_out_splits import held_out_splits
 from adacur_lab.oracle import Oracle
 
@@ -82,13 +84,7 @@ def gaussian(index: AnchorIndex, folder: ScoreFolder, budget: Spent, k: int) -> 
         folder.test,
         k,
         budget=budget.calls,
-        method=AdaCUR(
-            rounds=budget.rounds,
-            approximator=settings.approximator(approximator_of(index, folder)),
-            first_batch=settings.first_batch,
-            first_share=settings.first_share,
-            first_weight=settings.first_weight,
-        ),
+        method=replace(method_of(settings, approximator_of(index, folder)), rounds=budget.rounds),
         first=folder.dense,
     )
 

@@ -23,8 +23,8 @@ from score_folders import ScoreFolder, read_score_folder
 
 from adacur import AdaCUR, AnchorIndex, Query
 from adacur.approximation import EmbeddingRegression, GaussianModel
+from adacur.approximation.acquisition import best_positions
 from adacur.approximation.completion import Completion, ScoredItems
-from adacur.core.ranking import best_positions
 from adacur.core.seeds import stream_key, uniform
 from adacur.evaluation import top_k_recall
 from adacur.first_stages import Matrix

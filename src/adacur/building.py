@@ -239,4 +239,4 @@ def _tune_quickly(index: AnchorIndex, *, seed: int) -> None:
         _log.info("Not tuned: %d anchor queries, and %d are needed.", n_anchors, tuning.FEWEST_QUERIES)
         return
     tuned = tuning.tune(index, k=_USUAL_K, budget=_USUAL_BUDGET, queries=_QUICK_QUERIES, seed=seed, quick=True)
-    _log.info("%s", tuned.verdict)
+    _log.info("%s", tuning.verdict(tuned))

@@ -55,7 +55,7 @@ def test_what_cannot_be_stored_is_not_said_to_be_stored(index: Path, tmp_path: P
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("adacur.search.tuned.write_atomically", refuse)
+    monkeypatch.setattr("adacur.tuning.settings.write_atomically", refuse)
     told = here(*tune, "--seed", 1).err
     assert "cannot be written to" in told
     assert "Stored in" not in told

@@ -14,7 +14,7 @@ from mteb.models import ModelMeta
 
 from adacur import __version__
 from adacur.building import build
-from adacur.core.budget import Budget
+from adacur.core.budget import Budget, check_k
 from adacur.core.errors import InputError
 from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
@@ -78,7 +78,7 @@ class AdacurSearch:
         # Refuse what the searches would refuse, before an index is paid for.
         example = AnchorIndex.from_items([Item("item", "an item")], first="random", progress=False)
         budget = search_options(example, **self._options)["budget"] or Budget(100)
-        (budget if isinstance(budget, Budget) else Budget(budget)).check_k(k)
+        check_k(k, (budget if isinstance(budget, Budget) else Budget(budget)).calls)
         self._index: AnchorIndex | None = None
         self._without_text: set[str] = set()
         self._remove_temporary: Callable[[], object] = lambda: None

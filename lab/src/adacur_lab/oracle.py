@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adacur.approximation.acquisition import TopK, Uniform
+from adacur.approximation.acquisition import TopK, Uniform, best_positions
 from adacur.core.arrays import FloatArray
 from adacur.core.budget import check_k, is_whole
 from adacur.core.errors import InputError, UnknownName
 from adacur.core.protocols import Acquisition
-from adacur.core.ranking import best_positions
 from adacur.core.records import Item, ItemList, Query, as_queries, first_repeat
 from adacur.core.results import Hits
 from adacur.core.scores import check_grid

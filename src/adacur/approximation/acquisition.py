@@ -1,4 +1,8 @@
-"""Algorithm 2 (SampleItems): greedy, by softmax, or uniformly at random."""
+"""Algorithm 2 (SampleItems): greedy, by softmax, or uniformly at random.
+
+Ties go to the smaller random key, whatever the order of the items: saturated scores tie by the thousand, and no item is
+to be preferred for its name.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,30 @@ import numpy as np
 from adacur.approximation.on_device import DeviceRow
 from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
 from adacur.core.errors import InputError
-from adacur.core.ranking import best_positions
 from adacur.core.seeds import uniform
 
-__all__ = ["Softmax", "TopK", "Uniform"]
+__all__ = ["Softmax", "TopK", "Uniform", "best_positions"]
 
 # How many of the largest predictions may belong to scored items before a longer list is fetched.
 _SCORED_AT_FIRST = 1000
+
+
+def best_positions(values: FloatArray, n: int, *, keys: KeyArray) -> IntArray:
+    """Positions of the n largest values, best first; ties go to the smaller key; -inf is never chosen."""
+    n = min(n, len(values))
+    if n <= 0:
+        return np.empty(0, dtype=np.intp)
+    threshold = np.partition(values, len(values) - n)[len(values) - n]
+    chosen = np.flatnonzero(values >= threshold)
+    if threshold == -np.inf:
+        chosen = chosen[values[chosen] > -np.inf]
+    if len(chosen) > 4 * n:
+        # Saturated scores tie by the thousand: keep the winners, then only as many of the tied as are needed.
+        above = chosen[values[chosen] > threshold]
+        tied = chosen[values[chosen] == threshold]
+        tied = tied[np.argpartition(keys[tied], n - len(above) - 1)[: n - len(above)]]
+        chosen = np.concatenate([above, tied])
+    return chosen[np.lexsort((keys[chosen], -values[chosen]))][:n]
 
 
 @dataclass(frozen=True, slots=True)

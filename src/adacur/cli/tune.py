@@ -39,7 +39,7 @@ def tune(
         with notes.status("replaying anchor queries …"):
             tuning = adacur.tune(opened, k=k, budget=min(budget, len(opened)), queries=queries, seed=seed)
         if as_json:
-            print_json(asdict(tuning) | {"verdict": tuning.verdict})
+            print_json(asdict(tuning) | {"verdict": verdict(tuning)})
         else:
             _show(tuning)
         if not tuning.is_exact:
@@ -59,6 +59,8 @@ def _where(index: AnchorIndex, tuning: Tuning) -> str:
 
 
 def _show(tuning: Tuning) -> None:
+    from adacur.tuning import verdict
+
     print_rows(
         ("method", f"top-{tuning.k} recall", "95 % interval", "calls"),
         [
@@ -72,4 +74,4 @@ def _show(tuning: Tuning) -> None:
             f"without it. In 19 of 20 cases the mean over {tuning.n_queries} new queries lies in the interval."
         )
         say(f"Settings: {', '.join(f'{name} {value}' for name, value in asdict(tuning.settings).items())}")
-    say(tuning.verdict)
+    say(verdict(tuning))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from adacur.core.errors import BudgetError
 
-__all__ = ["Budget", "check_k", "even_split", "is_whole"]
+__all__ = ["Budget", "check_k", "is_whole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,26 +24,16 @@ class Budget:
         if self.deadline is not None and not (self.deadline > 0 and math.isfinite(self.deadline)):
             raise BudgetError(f"A deadline must be a positive number of seconds, or None; got {self.deadline}.")
 
-    def check_k(self, k: int) -> None:
-        """Refuse a k that the budget cannot fill with exact scores."""
-        check_k(k)
-        if k > self.calls:
-            raise BudgetError(
-                f"Only scored items are returned, so k must not exceed the budget; "
-                f"got k={k}, budget={self.calls}. Raise the budget or lower k."
-            )
 
-
-def check_k(k: int) -> None:
-    """Refuse a k that counts nothing."""
+def check_k(k: int, budget: int | None = None) -> None:
+    """Refuse a k that counts nothing, or that the calls of a budget cannot fill with exact scores."""
     if not is_whole(k) or k < 1:
         raise BudgetError(f"k must be a whole number of at least 1, the items to return; got {k!r}.")
-
-
-def even_split(total: int, parts: int) -> tuple[int, ...]:
-    """`total` in `parts` whole numbers that differ by at most one, larger first."""
-    small, larger = divmod(total, parts)
-    return tuple(small + (part < larger) for part in range(parts))
+    if budget is not None and k > budget:
+        raise BudgetError(
+            f"Only scored items are returned, so k must not exceed the budget; got k={k}, budget={budget}. Raise the "
+            "budget or lower k."
+        )
 
 
 def is_whole(value: object) -> bool:

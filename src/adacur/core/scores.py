@@ -47,7 +47,7 @@ def check_scores(scores: Any, pairs: Sequence[Pair]) -> FloatArray:
     if not np.isfinite(values).all():
         worst = int(np.flatnonzero(~np.isfinite(values))[0])
         raise _non_finite(given[worst], *pairs[worst])
-    return _without_traces(values)
+    return values
 
 
 def check_grid(scores: Any, queries: Sequence[Query], items: Sequence[Item] | Items) -> FloatArray:
@@ -61,11 +61,11 @@ def check_grid(scores: Any, queries: Sequence[Query], items: Sequence[Item] | It
     if not np.isfinite(values).all():
         row, column = (int(at[0]) for at in np.nonzero(~np.isfinite(values)))
         raise _non_finite(given[row, column], queries[row], items[column])
-    return _without_traces(values)
+    return values
 
 
 def _as_floats(scores: Any) -> tuple[npt.NDArray[Any], FloatArray]:
-    """The scores as they came, and as floats."""
+    """The scores as they came, and as floats: those too small for float32 are 0."""
     if scores is None:
         raise ScoreCountError("A scorer returns one number per pair; this one returned None. Does it lack a return?")
     try:
@@ -74,21 +74,18 @@ def _as_floats(scores: Any) -> tuple[npt.NDArray[Any], FloatArray]:
         objects = given.flat if given.dtype.kind == "O" else ()
         if given.dtype.kind not in "fiubO" or any(isinstance(one, str | bytes | complex) for one in objects):
             raise TypeError(f"it holds {_kind(given)}")
-        return given, given if given.dtype.kind == "f" and given.dtype.itemsize <= 8 else given.astype(np.float64)
+        values = given if given.dtype.kind == "f" and given.dtype.itemsize <= 8 else given.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise ScoreCountError(f"A scorer returns an array of numbers; this cannot be read as one: {error}") from error
+    if values.dtype.itemsize == 8:
+        traces = (np.abs(values) < _SMALLEST) & (values != 0)
+        values = np.where(traces, 0.0, values) if traces.any() else values
+    return given, values
 
 
 def _kind(given: npt.NDArray[Any]) -> str:
     kinds = {"c": "complex numbers", "U": "texts", "S": "bytes", "M": "dates", "m": "durations", "V": "records"}
     return kinds.get(given.dtype.kind, "texts or complex numbers among other objects")
-
-
-def _without_traces(values: FloatArray) -> FloatArray:
-    if values.dtype.itemsize < 8:
-        return values
-    traces = (values < _SMALLEST) & (values > -_SMALLEST) & (values != 0)
-    return np.where(traces, 0.0, values) if traces.any() else values
 
 
 def _non_finite(value: Any, query: Query, item: Item) -> NonFiniteScore:

@@ -11,9 +11,9 @@ import numpy as np
 from adacur.core.budget import check_k
 from adacur.core.errors import DamagedIndex, EmptyInput, UnknownName
 from adacur.core.protocols import FirstStage, Ranking
-from adacur.core.ranking import best_by_id
 from adacur.core.records import Item, Query, as_queries
 from adacur.data.stored import read_json
+from adacur.first_stages.placing import best_by_id
 from adacur.first_stages.ranking import check_ids
 from adacur.first_stages.saved import read_ids, read_settings, unreadable_is_damage, write_settings
 

@@ -14,11 +14,11 @@ from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.budget import check_k
 from adacur.core.errors import DamagedIndex, EmptyInput, InputError
 from adacur.core.protocols import FirstStage, Ranking, Vectors
-from adacur.core.ranking import best_by_id
 from adacur.core.records import Item, Query, as_queries
 from adacur.data.stored import read_array
 from adacur.first_stages.encoders import Encoder, EncoderCard, check_same_encoder, read_card, reopen_encoder
 from adacur.first_stages.encoding import blocks_to_encode
+from adacur.first_stages.placing import best_by_id
 from adacur.first_stages.ranking import check_ids
 from adacur.first_stages.saved import read_ids, read_settings, unreadable_is_damage, write_ids, write_settings
 

@@ -11,9 +11,9 @@ from adacur.core.arrays import FloatArray
 from adacur.core.budget import check_k
 from adacur.core.errors import InputError, UnknownName
 from adacur.core.protocols import FirstStage, Ranking
-from adacur.core.ranking import best_by_id
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.scores import check_grid
+from adacur.first_stages.placing import best_by_id
 from adacur.first_stages.ranking import check_ids
 
 __all__ = ["Matrix"]

@@ -9,14 +9,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from adacur.core.arrays import IntArray
+from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import InputError, UnknownName
 from adacur.core.protocols import FirstStage, Items, Ranking, Vectors
 from adacur.core.records import Query, as_queries
 from adacur.core.results import Hits
 from adacur.core.seeds import item_keys
 
-__all__ = ["AnyStage", "Placed", "Retriever", "as_hits", "placed"]
+__all__ = ["AnyStage", "Placed", "Retriever", "as_hits", "best_by_id", "placed"]
 
 # By first stage: the items that it was compared with last, and where its own are among them.
 _KNOWN: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[Items], IntArray | None]] = weakref.WeakKeyDictionary()
@@ -36,6 +36,16 @@ def placed(first: AnyStage, items: Items) -> Placed:
     if isinstance(first, Placed):
         return first if first.items is items else Placed(first.source, items)
     return Placed(first, items)
+
+
+def best_by_id(scores: FloatArray, ids: Sequence[str], k: int) -> IntArray:
+    """Positions of the k highest scores, best first; ties go to the smaller id."""
+    candidates = np.arange(len(scores))
+    if k < len(scores):
+        cut = len(scores) - k
+        candidates = np.flatnonzero(scores >= np.partition(scores, cut)[cut])
+    names = np.array([ids[position] for position in candidates.tolist()], dtype=np.str_)
+    return candidates[np.lexsort((names, -scores[candidates]))[:k]]
 
 
 def as_hits(

@@ -8,9 +8,9 @@ from typing import Any
 
 from adacur.core.budget import check_k
 from adacur.core.protocols import FirstStage, Ranking
-from adacur.core.ranking import best_by_id
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.seeds import item_keys, stream_key, uniform
+from adacur.first_stages.placing import best_by_id
 from adacur.first_stages.ranking import check_ids
 from adacur.first_stages.saved import read_ids, read_settings, unreadable_is_damage, write_settings
 

@@ -3,9 +3,21 @@
 from adacur.search.adaptive import AdaptiveSearch
 from adacur.search.anchor_index import AnchorIndex
 from adacur.search.editing import Change, Edit
-from adacur.search.methods import ANNCUR, AXN, METHODS, AdaCUR, Exact, Gaussian, Method, Rerank, method_named
+from adacur.search.methods import (
+    ANNCUR,
+    AXN,
+    METHODS,
+    AdaCUR,
+    Exact,
+    Filter,
+    First,
+    Gaussian,
+    Method,
+    Plan,
+    Rerank,
+    method_named,
+)
 from adacur.search.opening import load
-from adacur.search.plan import Filter, First, Plan
 from adacur.search.planning import SearchOptions, plan_search, search_options
 from adacur.search.refresh import Refreshed, refresh
 from adacur.search.search_log import SearchLog, SearchLogWarning

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from adacur.approximation import TopK, Uniform
+from adacur.approximation.acquisition import best_positions
 from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
 from adacur.core.errors import InputError, ScoreCountError
 from adacur.core.protocols import Acquisition, Approximation, UncertainApproximation
-from adacur.core.ranking import best_positions
 from adacur.core.records import Query
 from adacur.core.results import Round, Trace
 from adacur.core.seeds import stream_key
-from adacur.search.plan import Plan
-from adacur.search.stopping import SHORTLIST, expected_recall
+from adacur.search.methods import Plan
 
-__all__ = ["RANKS_THAT_COUNT", "AdaptiveSearch", "LockStep", "Prospects"]
+__all__ = ["RANKS_THAT_COUNT", "AdaptiveSearch", "LockStep", "Prospects", "expected_recall"]
 
 # Beyond this rank the first stage does not influence what is scored next.
 RANKS_THAT_COUNT = 1000
@@ -30,9 +30,12 @@ _ALIKE = 10
 _ROUNDING = 1e-6
 _RISE = np.log((_ALIKE + RANKS_THAT_COUNT) / (_ALIKE + np.arange(RANKS_THAT_COUNT)))
 
+# Unscored items that decide whether to stop, the most promising first; what lies beyond is rarely what is missing.
+_SHORTLIST = 300
 _NONE: IntArray = np.empty(0, dtype=np.intp)
 
 
+@dataclass(slots=True, eq=False)
 class Prospects:
     """The items that may still be scored for one query, and which of them are the most promising.
 
@@ -41,15 +44,14 @@ class Prospects:
     live elsewhere, `best` is the question to ask there: the n best by prediction, without those scored.
     """
 
-    def __init__(self, allowed: BoolArray, *, keys: KeyArray, candidates: IntArray, first_weight: float = 0.0) -> None:
-        self.unscored = allowed.copy()
-        self.keys = keys
-        self._candidates = candidates
-        self._first_weight = first_weight
+    unscored: BoolArray
+    keys: KeyArray
+    candidates: IntArray
+    first_weight: float
 
     def of_first_stage(self, n: int) -> IntArray:
         """The first stage's best n that may still be scored."""
-        return self._candidates[self.unscored[self._candidates]][:n]
+        return self.candidates[self.unscored[self.candidates]][:n]
 
     def best(
         self, n: int, *, acquisition: Acquisition, stream: int, without: IntArray, predicted: FloatArray | None = None
@@ -66,23 +68,25 @@ class Prospects:
             # An acquisition must not be able to have an item scored twice.
             unscored = unscored.view()
             unscored.flags.writeable = False
-        raised = np.empty(0) if predicted is None else self._raised(predicted)
+        if predicted is None:
+            return acquisition.choose(np.empty(0), unscored=unscored, n=n, keys=self.keys, stream=stream), np.empty(0)
+        raised = self._raised(predicted)
         positions = acquisition.choose(raised, unscored=unscored, n=n, keys=self.keys, stream=stream)
-        return positions, raised if predicted is None else raised[positions]
+        return positions, raised[positions]
 
     def _raised(self, predicted: FloatArray) -> FloatArray:
         """Predictions, higher by the logarithm of the first stage's rank, in units of their standard deviation."""
-        known = self._candidates[:RANKS_THAT_COUNT]
-        if not self._first_weight or not len(known):
+        known = self.candidates[:RANKS_THAT_COUNT]
+        if not self.first_weight or not len(known):
             return predicted
         values = predicted[known]
         with np.errstate(over="ignore", invalid="ignore"):
             height = abs(float(values[0]))
-            spread = float(predicted.std(dtype=np.float64))
-        if spread <= _ROUNDING * height:
+            deviation = float(predicted.std(dtype=np.float64))
+        if deviation <= _ROUNDING * height:
             # Predictions that are all alike say nothing: the first stage alone leads.
-            spread = max(1.0, height)
-        unit = self._first_weight * spread
+            deviation = max(1.0, height)
+        unit = self.first_weight * deviation
         if not np.isfinite(unit):
             return predicted
         raised = predicted.copy()
@@ -95,7 +99,8 @@ class AdaptiveSearch:
 
     `candidates` are the first stage's positions, best first; a short list is topped up with a uniform sample.
     `allowed` marks the items that may be scored. Predictions are handed in, a value per item; `in_scores` turns them
-    into scores of the scorer.
+    into scores of the scorer. `remaining` holds the calls of each round to come: none when the search has ended.
+    `seconds` are those of the round, by step.
     """
 
     def __init__(
@@ -110,45 +115,40 @@ class AdaptiveSearch:
     ) -> None:
         self.query = query
         self.rounds: list[Round] = []
-        self._seconds: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}
         self._plan = plan
         self._in_scores = in_scores
         self._k = k
         self.keys = plan.items.keys if plan.keys is None else plan.keys
-        self._prospects = Prospects(allowed, keys=self.keys, candidates=candidates, first_weight=plan.first_weight)
+        unscored = allowed.copy()
+        self._prospects = Prospects(unscored, self.keys, candidates, plan.first_weight)
         if plan.pool is not None:
             pool = self._topped_up(candidates[: plan.pool], plan.pool, "pool")
-            self._prospects.unscored[:] = False
-            self._prospects.unscored[pool] = True
-        affordable = min(plan.calls, int(self._prospects.unscored.sum()))
-        self._sizes = plan.batch_sizes(affordable) if affordable else ()
-        if len(self._sizes) > 1 and (plan.approximator is None or plan.acquisition is None):
+            unscored[:] = False
+            unscored[pool] = True
+        affordable = min(plan.calls, int(unscored.sum()))
+        self.remaining = list(plan.batch_sizes(affordable)) if affordable else []
+        self._n_planned = sum(self.remaining)
+        if len(self.remaining) > 1 and (plan.approximator is None or plan.acquisition is None):
             raise InputError("A search of more than one round needs an approximation and an acquisition.")
-        self._asked: IntArray | None = None
+        self._batch: IntArray | None = None
         self._predicted: FloatArray | None = None
         self._settled = False
         self._out_of_time = False
-
-    @property
-    def size(self) -> int:
-        """Calls of the next round; 0 when the search has ended."""
-        number = len(self.rounds)
-        ended = self._settled or self._out_of_time or number >= len(self._sizes)
-        return 0 if ended else self._sizes[number]
 
     def ask(self, predicted: FloatArray | None = None, *, seconds: Mapping[str, float] | None = None) -> IntArray:
         """Positions to score next, most promising first; none when the search has ended.
 
         From the second round on they are chosen by `predicted`. `seconds` are those already spent on this round.
         """
-        if self._asked is not None:
+        if self._batch is not None:
             raise InputError("The last positions asked for have no scores yet. Call tell(scores) first.")
-        size, number = self.size, len(self.rounds) + 1
-        if not size:
+        if not self.remaining:
             return _NONE
+        size, number = self.remaining[0], len(self.rounds) + 1
         started = time.perf_counter()
         self._predicted = predicted
-        self._seconds = dict(seconds or {})
+        self.seconds = dict(seconds or {})
         if predicted is None:
             chosen = self._prospects.of_first_stage(size)
         else:
@@ -162,42 +162,42 @@ class AdaptiveSearch:
                 predicted=predicted,
             )
             chosen = np.concatenate([chosen, more])
-        # Scores beyond the range of floats make predictions that cannot be ranked; the budget is spent all the same.
-        self._asked = self._topped_up(chosen, size, "first")
-        self.count("choose", time.perf_counter() - started)
-        return self._asked
+        if len(chosen) < size:
+            # Scores beyond the range of floats make predictions that cannot be ranked; the budget is spent anyway.
+            chosen = self._topped_up(chosen, size, "first")
+        self._batch = chosen
+        self.seconds["choose"] = time.perf_counter() - started
+        return chosen
 
     def tell(self, scores: FloatArray) -> IntArray:
         """Exact scores of the positions last asked for, which are returned; after `stop()`, of the first few."""
-        if self._asked is None:
+        if self._batch is None:
             raise InputError("No positions were asked for. Call ask() before tell(scores).")
-        asked = self._asked[: len(scores)] if self._out_of_time else self._asked
-        if len(scores) != len(asked):
-            raise ScoreCountError(f"Tell one score per position: asked for {len(asked)}, got {len(scores)}.")
-        self._asked, predicted = None, self._predicted
-        self._prospects.unscored[asked] = False
-        keeps = self._plan.keep_predictions == "all"
-        if len(asked):
+        batch = self._batch[: len(scores)] if self._out_of_time else self._batch
+        if len(scores) != len(batch):
+            raise ScoreCountError(f"tell needs one score per position: {len(batch)} positions, {len(scores)} scores.")
+        self._batch, predicted = None, self._predicted
+        self._prospects.unscored[batch] = False
+        if len(batch):
+            all_predicted = predicted if self._plan.keep_predictions == "all" else None
             self.rounds.append(
                 Round(
                     number=len(self.rounds) + 1,
-                    positions=asked,
+                    positions=batch,
                     exact=scores,
-                    predicted=None if predicted is None else self._in_scores(predicted[asked]),
+                    predicted=None if predicted is None else self._in_scores(predicted[batch]),
                     # What is counted after this, such as the solve, belongs to the round as well.
-                    seconds=self._seconds,
-                    all_predicted=None if predicted is None or not keeps else self._in_scores(predicted.copy()),
+                    seconds=self.seconds,
+                    all_predicted=None if all_predicted is None else self._in_scores(all_predicted.copy()),
                 )
             )
-        return asked
+        del self.remaining[:1]
+        return batch
 
     def stop(self) -> None:
         """End here, because time is up: nothing more is asked for."""
         self._out_of_time = True
-
-    def count(self, step: str, seconds: float) -> None:
-        """Add to the seconds of a step of this round."""
-        self._seconds[step] = self._seconds.get(step, 0.0) + seconds
+        self.remaining.clear()
 
     def settle(self, predicted: FloatArray, chance_above: Callable[..., FloatArray]) -> None:
         """End here if the best k are expected to have the recall that is enough; the last round remembers it.
@@ -211,7 +211,7 @@ class AdaptiveSearch:
         # Fewer than k are no top k.
         if len(exact) >= self._k:
             _, promising = self._prospects.best(
-                min(SHORTLIST, int(self._prospects.unscored.sum())),
+                min(_SHORTLIST, int(self._prospects.unscored.sum())),
                 acquisition=TopK(),
                 stream=0,
                 without=_NONE,
@@ -220,9 +220,11 @@ class AdaptiveSearch:
             best = np.sort(exact)[: -self._k - 1 : -1]
             recall = expected_recall(lambda some, ranks: chance_above(promising, some, ranks=ranks), best)
             self._settled = recall >= self._plan.stop_when
+            if self._settled:
+                self.remaining.clear()
         self.rounds[-1] = replace(self.rounds[-1], expected_recall=recall)
         # Counted to the round that has just ended, since the next one may never be.
-        self.count("settle", time.perf_counter() - started)
+        self.seconds["settle"] = time.perf_counter() - started
 
     def best(self, k: int) -> tuple[IntArray, FloatArray, IntArray]:
         """Positions, exact scores and rounds of the best k scored so far, best first."""
@@ -239,7 +241,7 @@ class AdaptiveSearch:
         n_scored = sum(len(round_.positions) for round_ in self.rounds)
         if self._settled:
             stopped = "settled"
-        elif self._out_of_time and n_scored < sum(self._sizes):
+        elif self._out_of_time and n_scored < self._n_planned:
             stopped = "deadline"
         else:
             stopped = "budget" if self._prospects.unscored.any() else "exhausted"
@@ -248,7 +250,7 @@ class AdaptiveSearch:
         )
 
     def _topped_up(self, chosen: IntArray, size: int, purpose: str) -> IntArray:
-        """The chosen positions, and a uniform sample of the rest where they are too few."""
+        """The chosen positions, and a uniform sample of the rest up to this size."""
         if len(chosen) >= size:
             return chosen
         names = () if self._plan.same_first_for_all and purpose == "first" else (self.query.id,)
@@ -291,12 +293,12 @@ class LockStep:
         self._plan = plan
         self._approximation = approximation
         self._predicted: Sequence[FloatArray] | None = None
-        self._asked: list[IntArray] = []
+        self._batches: list[IntArray] = []
 
     @property
     def goes_on(self) -> bool:
         """Whether any search has a round left."""
-        return any(search.size for search in self.searches)
+        return any(search.remaining for search in self.searches)
 
     def ask(self, *, seconds: float = 0.0) -> list[IntArray]:
         """Positions to score next, per query, most promising first; all empty when every search has ended.
@@ -310,25 +312,25 @@ class LockStep:
             # Predictions that decided whether to stop serve the next round too.
             spent = {} if self._predicted is not None else {"predict": self._predict()}
             rows = self._predicted or rows
-        self._asked = [search.ask(row, seconds=spent) for search, row in zip(self.searches, rows, strict=True)]
-        return self._asked
+        self._batches = [search.ask(row, seconds=spent) for search, row in zip(self.searches, rows, strict=True)]
+        return self._batches
 
     def tell(self, scores: Sequence[FloatArray], *, seconds: float = 0.0) -> None:
         """Exact scores of the positions last asked for, per query; `seconds` is what the scorer took for all."""
         self._predicted = None
         n_scored = max(1, sum(map(len, scores)))
-        active = [(at, search) for at, search in enumerate(self.searches) if len(self._asked[at])]
+        active = [(at, search) for at, search in enumerate(self.searches) if len(self._batches[at])]
         for at, search in active:
-            search.count("score", seconds * len(scores[at]) / n_scored)
-            self._asked[at] = search.tell(scores[at])
+            search.seconds["score"] = seconds * len(scores[at]) / n_scored
+            self._batches[at] = search.tell(scores[at])
         # The last solve would be the largest of all.
         if self._approximation is None or not (self._plan.keep_predictions or self.goes_on):
             return
         started = time.perf_counter()
-        self._approximation.tell(self._asked, scores)
+        self._approximation.tell(self._batches, scores)
         solving = (time.perf_counter() - started) / len(self.searches)
         for _, search in active:
-            search.count("solve", solving)
+            search.seconds["solve"] = solving
         if self._plan.stop_when is not None and self.goes_on:
             self._settle(self._approximation)
 
@@ -338,8 +340,8 @@ class LockStep:
             search.stop()
 
     def final_predictions(self) -> Sequence[FloatArray | None]:
-        """Predicted scores of every item after all rounds, per query, where they are to be kept."""
-        if not self._plan.keep_predictions or self._approximation is None:
+        """Predicted scores of every item after all rounds, per query; none without an approximation."""
+        if self._approximation is None:
             return [None] * len(self.searches)
         return [self._approximation.in_scores(np.asarray(row)) for row in self._approximation.predict()]
 
@@ -348,8 +350,8 @@ class LockStep:
         seconds = self._predict()
         assert self._predicted is not None
         for at, (search, row) in enumerate(zip(self.searches, self._predicted, strict=True)):
-            if search.size:
-                search.count("predict", seconds)
+            if search.remaining:
+                search.seconds["predict"] = search.seconds.get("predict", 0.0) + seconds
                 search.settle(row, partial(approximation.chance_above, at))
 
     def _predict(self) -> float:
@@ -358,3 +360,37 @@ class LockStep:
         started = time.perf_counter()
         self._predicted = list(self._approximation.predict())
         return (time.perf_counter() - started) / len(self.searches)
+
+
+def expected_recall(chance_above: Callable[[FloatArray, IntArray], FloatArray], best: FloatArray) -> float:
+    """The expected share of the true top k among the k best scored, whose scores are `best`, best first.
+
+    Let N(s) be the number of unscored items above a score s, and s_1 ≥ s_2 ≥ … ≥ s_k the best scored. Of these, D are
+    not in the true top k, where D ≥ d just when at least d unscored items lie above the d-th from their end:
+
+        E[D] = Σ_d P(N(s_{k−d+1}) ≥ d),    expected recall = 1 − E[D] / k
+
+    The first term alone, with N's mean in place of its probability, would count every unscored item above s_k as a
+    miss, though each that comes in moves the bar up for the next. N is a sum of rare events that hardly depend on one
+    another, so it is taken as Poisson.
+
+    `chance_above(scores, ranks)` gives the chances of unscored items to lie above the best scored of these ranks, shape
+    (items, scores). Ties with the last of them are not misses.
+    """
+    k = len(best)
+    most = float(chance_above(best[-1:], np.array([k])).sum())
+    if not math.isfinite(most):
+        return 0.0
+    # At greater depth P(N ≥ d) is nothing: N's mean is largest at the lowest score.
+    depth = min(k, math.ceil(most + 8 * math.sqrt(most)) + 8)
+    ranks = np.arange(k, k - depth, -1)
+    means = chance_above(best[ranks - 1], ranks).sum(axis=0)
+    return float(1 - _at_least(means).sum() / k)
+
+
+def _at_least(means: FloatArray) -> FloatArray:
+    """P(N_d ≥ d) for d = 1, 2, …, where N_d is Poisson with the d-th mean."""
+    fewer = np.arange(len(means))
+    log_factorials = np.cumsum(np.log(np.maximum(fewer, 1)))
+    logs = fewer * np.log(np.maximum(means, 1e-300))[:, None] - means[:, None] - log_factorials
+    return np.asarray(np.maximum(0.0, 1 - np.tril(np.exp(logs)).sum(axis=1)))

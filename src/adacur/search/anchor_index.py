@@ -23,7 +23,7 @@ from adacur.scorers.opening import scorer as open_scorer
 from adacur.search import rounds
 from adacur.search.editing import Edit, edit_index
 from adacur.search.first_stages import stages_in_memory
-from adacur.search.plan import Plan
+from adacur.search.methods import Plan
 from adacur.search.planning import Reopen, SearchOptions, Snapshot, plan_search
 from adacur.search.search_log import SearchLog
 from adacur.search.tuned import Tuning

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,9 +20,8 @@ from adacur.index import Drift, IndexFolder, save_table
 from adacur.index.compressed import is_compressed, read_features
 from adacur.search.first_stages import save_first_stage
 from adacur.search.fusion import Fusion
-from adacur.search.methods import Exact, Method, method_named
-from adacur.search.plan import Filter, First, Plan
-from adacur.search.tuned import GaussianSettings, Tuning, nearest_tuning, read_tunings
+from adacur.search.methods import Exact, Filter, First, Method, Plan, method_named
+from adacur.search.tuned import REACH, Tuning, read_tunings
 
 if TYPE_CHECKING:
     from adacur.search.anchor_index import AnchorIndex
@@ -108,7 +108,7 @@ def plan_search(
         fuse=snapshot.fusion(start.fuse) if start.fuse else None,
         filter=filter,
     )
-    check_k(k) if isinstance(chosen, Exact) else spend.check_k(k)
+    check_k(k, None if isinstance(chosen, Exact) else spend.calls)
     return chosen.plan(base, snapshot, k=k)
 
 
@@ -255,10 +255,17 @@ class Snapshot:
     def tunings(self, tunings: tuple[Tuning, ...]) -> None:
         self._tunings = tunings
 
-    def tuned(self, *, k: int, budget: int, first: str | None) -> tuple[GaussianSettings, tuple[int, int]] | None:
-        """The settings tuned for about this k and budget, and the k and budget that they were tuned for."""
-        tuning = nearest_tuning(self.tunings, k=k, budget=budget, first=first)
-        return None if tuning is None else (tuning.settings, (tuning.k, tuning.budget))
+    def tuned(self, *, k: int, budget: int, first: str | None) -> Tuning | None:
+        """The tuning to search with: the one with the least |log k ratio| + |log budget ratio|.
+
+        Only those from the same first stage, and with k and budget each within a factor of two, count.
+        """
+        near, reach = [], math.log(REACH) + 1e-9
+        for tuning in self.tunings:
+            apart = abs(math.log(tuning.k / k)), abs(math.log(tuning.budget / budget))
+            if tuning.first == first and tuning.n_queries and max(apart) <= reach:
+                near.append((sum(apart), tuning))
+        return min(near, key=lambda one: one[0])[1] if near else None
 
     @property
     def is_compressed(self) -> bool:

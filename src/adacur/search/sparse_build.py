@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from adacur.approximation.acquisition import best_positions
 from adacur.core.arrays import IntArray
 from adacur.core.errors import IndexMismatch, InputError
 from adacur.core.protocols import FirstStage, Items, Scorer
-from adacur.core.ranking import best_positions
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.seeds import stream_key, uniform
 from adacur.first_stages import Placed, placed

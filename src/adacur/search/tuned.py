@@ -10,38 +10,30 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from adacur.approximation import GaussianModel
 from adacur.core.errors import DamagedIndex, InputError, NewerFormat
 from adacur.core.records import Query
 from adacur.data.stored import read_json
-from adacur.index import locked
 from adacur.index.database import digest_texts
-from adacur.index.files import write_atomically
 
 __all__ = [
+    "REACH",
     "TUNED",
     "Gain",
     "GaussianSettings",
     "Prediction",
     "Tuning",
     "TuningWarning",
+    "as_stored",
     "default_settings",
-    "nearest_tuning",
     "reach_of",
     "read_tunings",
-    "store_tuning",
-    "with_tuning",
 ]
 
 TUNED = "tuned.json"
 _TYPE = "adacur_tuned"
 _FORMAT = 1
 # A tuning serves searches up to this many times its k and its budget, and down to as small a part of them.
-_REACH = 2
-# Seconds: another tuning is written in far less, and what was tuned for minutes is not to be lost to it.
-_PATIENCE = 10.0
-# What an index has to add to re-ranking before one would build it for that.
-_WORTH = 0.02
+REACH = 2
 
 
 class TuningWarning(UserWarning):
@@ -64,10 +56,6 @@ class GaussianSettings:
     first_batch: float | None = None
     first_share: float = 0.0
     first_weight: float = 0.25
-
-    def approximator(self, gaussian: GaussianModel) -> GaussianModel:
-        """This approximator with these settings."""
-        return gaussian.adjusted(noise=self.noise, embedding_weight=self.embedding_weight, locality=self.locality)
 
 
 def default_settings(k: int) -> GaussianSettings:
@@ -132,31 +120,6 @@ class Tuning:
         """Whether the budget covers every item, so that all methods find the same and there is nothing to choose."""
         return bool(self.predictions) and all(one.low == one.high == 1.0 for one in self.predictions)
 
-    @property
-    def verdict(self) -> str:
-        """In words: what the index adds to re-ranking, and whether that is worth having."""
-        if self.gain is None:
-            return "There were too few anchor queries to tune with. The default settings are used."
-        if self.is_exact:
-            return f"{self.budget} calls score every item: every method finds the exact top {self.k}. Nothing to tune."
-        plain = self.recall_of("rerank").recall
-        without = f"Re-ranking {self.first}'s best {self.budget}" if self.first else f"Scoring {self.budget} at random"
-        more, low, high = self.gain.recall, self.gain.low, self.gain.high
-        adds = f"{without} finds {_share(plain)} of the top {self.k}; the index adds {_share(more)} "
-        adds += f"[{_share(low)}, {_share(high)}]: "
-        if high < 0:
-            adds += "re-ranking does better here. Search with method='rerank'."
-        elif low <= 0 and high >= _WORTH:
-            needed = _queries_needed(self.gain, n=self.n_queries)
-            adds += f"too few anchor queries to tell; {self.n_queries} were replayed, and about {needed:,} are needed."
-        elif more < _WORTH:
-            adds += "probably not worth building for this."
-        else:
-            adds += "worth having."
-        if self.pseudo:
-            adds += " The anchor queries are pseudo-queries, made from the items: real queries may give other numbers."
-        return adds
-
 
 def read_tunings(folder: Path, *, anchor_queries: Sequence[Query]) -> tuple[Tuning, ...]:
     """The tunings of an index folder; none, with a warning, if they belong to other anchor queries."""
@@ -191,41 +154,16 @@ def read_tunings(folder: Path, *, anchor_queries: Sequence[Query]) -> tuple[Tuni
     return tunings
 
 
-def store_tuning(folder: Path, tuning: Tuning, *, anchor_queries: Sequence[Query]) -> tuple[Tuning, ...]:
-    """Add a tuning to a folder's, in the place of one for the same k and budget; all of them."""
-    with locked(folder, wait=_PATIENCE), warnings.catch_warnings():
-        # What belongs to other anchor queries is replaced, which is the remedy that the warning names.
-        warnings.simplefilter("ignore", TuningWarning)
-        tunings = with_tuning(read_tunings(folder, anchor_queries=anchor_queries), tuning)
-        entries = [asdict(one) for one in tunings]
-        data = {"type": _TYPE, "format": _FORMAT, "anchors_digest": _digest(anchor_queries), "tunings": entries}
-        write_atomically(folder / TUNED, json.dumps(data, indent=1))
-    return tunings
-
-
-def with_tuning(tunings: Iterable[Tuning], tuning: Tuning) -> tuple[Tuning, ...]:
-    """The tunings with one more, by k and budget; it takes the place of one for the same."""
-    others = (one for one in tunings if (one.k, one.budget) != (tuning.k, tuning.budget))
-    return tuple(sorted([*others, tuning], key=lambda one: (one.k, one.budget)))
-
-
-def nearest_tuning(tunings: Iterable[Tuning], *, k: int, budget: int, first: str | None) -> Tuning | None:
-    """The tuning to search with: the one with the least |log k ratio| + |log budget ratio|.
-
-    Only those from the same first stage, and with k and budget each within a factor of two, count.
-    """
-
-    def apart(tuning: Tuning) -> tuple[float, float]:
-        return abs(math.log(tuning.k / k)), abs(math.log(tuning.budget / budget))
-
-    reach = math.log(_REACH) + 1e-9
-    near = [one for one in tunings if one.first == first and one.n_queries and max(apart(one)) <= reach]
-    return min(near, key=lambda one: sum(apart(one)), default=None)
+def as_stored(tunings: Iterable[Tuning], *, anchor_queries: Sequence[Query]) -> str:
+    """The text of the file that `read_tunings` reads."""
+    entries = [asdict(tuning) for tuning in tunings]
+    data = {"type": _TYPE, "format": _FORMAT, "anchors_digest": _digest(anchor_queries), "tunings": entries}
+    return json.dumps(data, indent=1)
 
 
 def reach_of(value: int) -> tuple[int, int]:
     """The least and the greatest k, or budget, of searches that a tuning for this one serves."""
-    return -(-value // _REACH), value * _REACH
+    return -(-value // REACH), value * REACH
 
 
 def _digest(anchor_queries: Sequence[Query]) -> str:
@@ -233,12 +171,8 @@ def _digest(anchor_queries: Sequence[Query]) -> str:
 
 
 def _parsed(entry: Mapping[str, Any]) -> Tuning:
-    given = entry["settings"]
-    if unknown := sorted(set(given) - {field.name for field in fields(GaussianSettings)}):
-        raise ValueError(f"there is no setting {unknown[0]!r}")
-    settings = GaussianSettings(**given)
-    for name in ("noise", "embedding_weight", "locality", "first_batch", "first_share", "first_weight"):
-        value = getattr(settings, name)
+    settings = GaussianSettings(**entry["settings"])
+    for name, value in asdict(settings).items():
         if value is None and name in ("embedding_weight", "locality", "first_batch"):
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
@@ -247,40 +181,16 @@ def _parsed(entry: Mapping[str, Any]) -> Tuning:
         raise ValueError(f"first_share is {settings.first_share}, locality {settings.locality}")
     if settings.first_batch is not None and not 0 < settings.first_batch < 1:
         raise ValueError(f"first_batch is {settings.first_batch}, not between 0 and 1")
-    counts = {name: entry[name] for name in ("k", "budget", "n_queries", "seed")} | {"rounds": settings.rounds}
-    for name, value in counts.items():
+    for name in ("k", "budget", "rounds", "n_queries", "seed"):
+        value = settings.rounds if name == "rounds" else entry[name]
         if isinstance(value, bool) or not isinstance(value, int) or value < (name in ("k", "budget", "rounds")):
             raise ValueError(f"{name} is {value!r}, not a count")
     predictions = tuple(Prediction(**prediction) for prediction in entry["predictions"])
     gain = None if entry["gain"] is None else Gain(**entry["gain"])
     for expected in (*predictions, *(() if gain is None else (gain,))):
-        if not all(
-            isinstance(share, int | float) and math.isfinite(share)
-            for share in (expected.recall, expected.low, expected.high)
-        ):
-            raise ValueError(
-                f"an expected recall is {expected.recall!r}, between {expected.low!r} and {expected.high!r}"
-            )
-    return Tuning(
-        k=entry["k"],
-        budget=entry["budget"],
-        settings=settings,
-        first=None if entry["first"] is None else str(entry["first"]),
-        n_queries=entry["n_queries"],
-        seed=entry["seed"],
-        pseudo=bool(entry["pseudo"]),
-        predictions=predictions,
-        gain=gain,
-    )
-
-
-def _queries_needed(gain: Gain, *, n: int) -> int:
-    """How many queries would tell this gain from none, or from one that is not worth having, if it stays as it is."""
-    reach = (gain.high - gain.low) / 2
-    narrow = max(gain.recall, _WORTH - gain.recall)
-    return -(-math.ceil(n * (reach / narrow) ** 2) // 10) * 10
-
-
-def _share(value: float) -> str:
-    """A share without the zero before the point."""
-    return f"{value:.2f}".replace("0.", ".", 1).replace("-", "−")
+        shares = (expected.recall, expected.low, expected.high)
+        if not all(isinstance(share, int | float) and math.isfinite(share) for share in shares):
+            raise ValueError(f"an expected recall and its interval are {shares}")
+    values = {field.name: entry[field.name] for field in fields(Tuning)}
+    first = None if entry["first"] is None else str(entry["first"])
+    return Tuning(**values | {"settings": settings, "predictions": predictions, "gain": gain, "first": first})

@@ -11,7 +11,7 @@ from adacur.tuning.compression import Compression, compress, decompress
 from adacur.tuning.held_out import HeldOut
 from adacur.tuning.judged import JudgedChoice, JudgedTuning, calls_to_tune_fuse, tune_fuse
 from adacur.tuning.replaying import replay
-from adacur.tuning.settings import FEWEST_QUERIES, prediction_of, tune
+from adacur.tuning.settings import FEWEST_QUERIES, prediction_of, tune, verdict
 
 __all__ = [
     "FEWEST_QUERIES",
@@ -27,4 +27,5 @@ __all__ = [
     "replay",
     "tune",
     "tune_fuse",
+    "verdict",
 ]

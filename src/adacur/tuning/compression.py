@@ -12,7 +12,7 @@ from adacur.approximation import Features, GaussianModel, Storage
 from adacur.approximation.gaussian_features import EmbedQueries, rows_at
 from adacur.approximation.item_factors import check_storage
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
-from adacur.core.budget import Budget
+from adacur.core.budget import Budget, check_k
 from adacur.core.errors import InputError
 from adacur.core.records import ItemList, Query, as_queries
 from adacur.core.results import Hits
@@ -81,7 +81,7 @@ def compress(
     home = writable_home(index)
     check_anchors(index, "Compressing", fewest=_FEWEST_ANCHORS)
     check_exact(index)
-    Budget(budget).check_k(k)
+    check_k(k, Budget(budget).calls)
     check_storage(storage)
     if rank < 1:
         raise InputError(f"rank must be at least 1; got {rank}.")

@@ -7,10 +7,10 @@ from functools import cached_property
 
 import numpy as np
 
+from adacur.approximation.acquisition import best_positions
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import InputError, UnknownName
 from adacur.core.protocols import AnchorScores, ScorerCard
-from adacur.core.ranking import best_positions
 from adacur.core.records import Pair, Query
 from adacur.core.seeds import item_keys, stream_key, uniform
 from adacur.evaluation.recall import kth_best

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from adacur.approximation.acquisition import best_positions
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import EmptyInput, InputError
-from adacur.core.ranking import best_positions
 from adacur.core.records import Query
 from adacur.core.results import Hits, Round
 from adacur.evaluation.judged import judged_quality

@@ -47,7 +47,9 @@ def method_of(settings: GaussianSettings, model: GaussianModel, *, seed: int = 0
     return AdaCUR(
         rounds=settings.rounds,
         seed=seed,
-        approximator=settings.approximator(model),
+        approximator=model.adjusted(
+            noise=settings.noise, embedding_weight=settings.embedding_weight, locality=settings.locality
+        ),
         first_batch=settings.first_batch,
         first_share=settings.first_share,
         first_weight=settings.first_weight,

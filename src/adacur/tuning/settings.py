@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Mapping
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from adacur.approximation import GaussianModel
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
-from adacur.core.budget import Budget
+from adacur.core.budget import Budget, check_k
 from adacur.core.errors import InputError
 from adacur.core.protocols import AnchorScores
+from adacur.core.records import Query
 from adacur.first_stages import Placed
-from adacur.index import AnchorTable
+from adacur.index import AnchorTable, locked
+from adacur.index.files import write_atomically
 from adacur.search import AnchorIndex
 from adacur.search.adaptive import RANKS_THAT_COUNT, LockStep
-from adacur.search.plan import Plan, stage_name
+from adacur.search.methods import Plan
 from adacur.search.planning import plan_search
-from adacur.search.tuned import Gain, GaussianSettings, Prediction, Tuning, default_settings, store_tuning, with_tuning
+from adacur.search.tuned import (
+    TUNED,
+    Gain,
+    GaussianSettings,
+    Prediction,
+    Tuning,
+    TuningWarning,
+    as_stored,
+    default_settings,
+    read_tunings,
+)
 from adacur.tuning.held_out import AnchorScorer, HeldOut, check_anchors, check_exact, exact_anchors
 from adacur.tuning.replaying import method_of, replayed
 
-__all__ = ["FEWEST_QUERIES", "Replays", "choose_settings", "prediction_of", "tune"]
+__all__ = ["FEWEST_QUERIES", "Replays", "choose_settings", "prediction_of", "store_tuning", "tune", "verdict"]
 
 # With fewer, the noise of a mean recall is larger than anything that a setting could gain.
 FEWEST_QUERIES = 20
@@ -44,6 +59,10 @@ _FULL: Mapping[str, tuple[Any, ...]] = {
 }
 # A change must gain more than this many standard errors of the gain.
 _STANDARD_ERRORS = 1.0
+# Seconds: another tuning is written in far less, and what was tuned for minutes is not to be lost to it.
+_PATIENCE = 10.0
+# What an index has to add to re-ranking before one would build it for that.
+_WORTH = 0.02
 _RIVALS = ("adacur", "anncur", "rerank")
 _DRAWS = 20_000
 # Queries that move in lock-step share memory: their predictions, and the covariance of the scored items.
@@ -77,7 +96,7 @@ def tune(
     - `progress`: called after each replay with the number done and the most there may be.
     """
     check_anchors(index, "Tuning")
-    Budget(budget).check_k(k)
+    check_k(k, Budget(budget).calls)
     # A damaged file is reported before the work and not after it.
     _ = index.tunings
     exact = np.flatnonzero(exact_anchors(index))
@@ -124,7 +143,7 @@ def choose_settings(
         k=k,
         budget=min(replays.budget, replays.n_items),
         settings=default_settings(k),
-        first=stage_name(replays.first),
+        first=replays.first.name if replays.first else None,
         n_queries=len(queries),
         seed=seed,
         pseudo=sum(query.id.startswith("pq-") for query in queries) * 2 > len(queries),
@@ -152,9 +171,50 @@ def choose_settings(
     )
 
 
+def verdict(tuning: Tuning) -> str:
+    """In words: what the index adds to re-ranking, and whether that is worth having."""
+    k, budget, gain = tuning.k, tuning.budget, tuning.gain
+    if gain is None:
+        return "There were too few anchor queries to tune with. The default settings are used."
+    if tuning.is_exact:
+        return f"{budget} calls score every item: every method finds the exact top {k}. Nothing to tune."
+    plain, more, low, high = (
+        f"{value:.2f}".replace("0.", ".", 1).replace("-", "−")
+        for value in (tuning.recall_of("rerank").recall, gain.recall, gain.low, gain.high)
+    )
+    without = f"Re-ranking {tuning.first}'s best {budget}" if tuning.first else f"Scoring {budget} at random"
+    if gain.high < 0:
+        advice = "re-ranking does better here. Search with method='rerank'."
+    elif gain.low <= 0 and gain.high >= _WORTH:
+        # Queries that would tell this gain from none, or from one that is not worth having, if it stays as it is.
+        narrow = max(gain.recall, _WORTH - gain.recall)
+        needed = -(-math.ceil(tuning.n_queries * ((gain.high - gain.low) / 2 / narrow) ** 2) // 10) * 10
+        advice = f"too few anchor queries to tell; {tuning.n_queries} were replayed, and about {needed:,} are needed."
+    else:
+        advice = "probably not worth building for this." if gain.recall < _WORTH else "worth having."
+    if tuning.pseudo:
+        advice += " The anchor queries are pseudo-queries, made from the items: real queries may give other numbers."
+    return f"{without} finds {plain} of the top {k}; the index adds {more} [{low}, {high}]: {advice}"
+
+
+def store_tuning(folder: Path, tuning: Tuning, *, anchor_queries: Sequence[Query]) -> tuple[Tuning, ...]:
+    """Add a tuning to a folder's, in the place of one for the same k and budget; all of them."""
+    with locked(folder, wait=_PATIENCE), warnings.catch_warnings():
+        # What belongs to other anchor queries is replaced, which is the remedy that the warning names.
+        warnings.simplefilter("ignore", TuningWarning)
+        tunings = _with(read_tunings(folder, anchor_queries=anchor_queries), tuning)
+        write_atomically(folder / TUNED, as_stored(tunings, anchor_queries=anchor_queries))
+    return tunings
+
+
+def _with(tunings: Iterable[Tuning], tuning: Tuning) -> tuple[Tuning, ...]:
+    others = (one for one in tunings if (one.k, one.budget) != (tuning.k, tuning.budget))
+    return tuple(sorted([*others, tuning], key=lambda one: (one.k, one.budget)))
+
+
 def _store(index: AnchorIndex, tuning: Tuning) -> None:
     snapshot = index.snapshot
-    snapshot.tunings = with_tuning(snapshot.tunings, tuning)
+    snapshot.tunings = _with(snapshot.tunings, tuning)
     if snapshot.home is None or index.is_read_only:
         return
     try:

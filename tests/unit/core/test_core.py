@@ -5,11 +5,11 @@ import inspect
 import numpy as np
 import pytest
 
+from adacur.approximation.acquisition import best_positions
 from adacur.core import errors
-from adacur.core.budget import Budget, even_split
+from adacur.core.budget import Budget, check_k
 from adacur.core.errors import BudgetError, DuplicateId, EmptyInput, InputError, MissingExtra, NonFiniteScore
 from adacur.core.extras import require
-from adacur.core.ranking import best_positions
 from adacur.core.records import Item, ItemList, Query, as_queries, as_query, check_item
 from adacur.core.results import Hits
 from adacur.core.scores import check_grid, check_scores
@@ -17,15 +17,6 @@ from adacur.core.seeds import item_keys, stream_key, uniform
 
 QUERIES = [Query("q0", "zero"), Query("q1", "one")]
 ITEMS = [Item("i0", "null"), Item("i1", "eins"), Item("i2", "zwei")]
-
-
-@pytest.mark.parametrize(("total", "parts"), [(100, 5), (101, 5), (104, 5), (7, 7), (1, 1), (23, 4)])
-def test_batch_sizes_sum_to_the_calls_and_differ_by_at_most_one_larger_first(total, parts) -> None:
-    sizes = even_split(total, parts)
-    assert sum(sizes) == total
-    assert len(sizes) == parts
-    assert max(sizes) - min(sizes) <= 1
-    assert list(sizes) == sorted(sizes, reverse=True)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +31,7 @@ def test_a_budget_that_contradicts_itself_is_refused(wrong) -> None:
 @pytest.mark.parametrize("k", [0, -1, 11])
 def test_k_must_fit_the_budget(k) -> None:
     with pytest.raises(BudgetError, match="k"):
-        Budget(calls=10).check_k(k)
+        check_k(k, 10)
 
 
 def test_every_error_is_drawn_in_the_tree_and_is_a_builtin_too() -> None:

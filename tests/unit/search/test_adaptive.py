@@ -75,7 +75,7 @@ def test_the_last_scores_are_learnt_from_only_where_something_is_predicted_after
 
     n = len(world.test)
     steps = lock_step(world, plan_of(world, (4, 3, 2), keep_predictions=kept), Listening())
-    steps.searches[-1]._sizes = (4, 3)
+    steps.searches[-1].remaining = [4, 3]
     while steps.goes_on:
         asked = steps.ask()
         steps.tell([scores[where] for scores, where in zip(world.test_scores, asked, strict=True)])

@@ -24,6 +24,7 @@ from adacur.data import ItemFile
 from adacur.index import Origin, locked
 from adacur.scorers import Cached, FunctionScorer, Metered
 from adacur.search.first_stages import save_first_stage
+from adacur.tuning import verdict
 from tests.editing import Edited
 from tests.rerank_servers import RerankServer
 from tests.unit.scorers.cross_encoders.tiny_models import tiny_transformer
@@ -107,7 +108,7 @@ def test_a_build_logs_its_verdict_and_the_calls_beyond_its_pairs(tmp_path, caplo
     extra = scorer.calls - len(items) * len(index.anchor_queries)
     assert extra > 0
     assert f"timed on {extra:,} pairs" in caplog.text
-    assert index.tunings[0].verdict in caplog.text
+    assert verdict(index.tunings[0]) in caplog.text
 
 
 def test_another_function_of_the_same_name_is_not_mixed_into_a_begun_index(tmp_path) -> None:

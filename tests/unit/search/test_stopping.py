@@ -15,7 +15,7 @@ from adacur.evaluation import top_k_recall
 from adacur.first_stages import Matrix
 from adacur.scorers import MatrixScorer, Metered
 from adacur.search import method_named
-from adacur.search.stopping import expected_recall
+from adacur.search.adaptive import expected_recall
 
 
 def easy_and_hard(*, n_items: int = 300, n_anchors: int = 40) -> AnchorIndex:

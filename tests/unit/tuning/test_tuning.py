@@ -21,19 +21,18 @@ from adacur.evaluation import top_k_recall
 from adacur.first_stages import Matrix
 from adacur.index import AnchorTable, locked
 from adacur.scorers import MatrixScorer
-from adacur.search.planning import plan_search
+from adacur.search.planning import Snapshot, plan_search
 from adacur.search.tuned import (
     Gain,
     GaussianSettings,
     Prediction,
     Tuning,
     default_settings,
-    nearest_tuning,
-    store_tuning,
 )
-from adacur.tuning import tune
+from adacur.tuning import tune, verdict
 from adacur.tuning.held_out import HeldOut
-from adacur.tuning.settings import Replays, choose_settings
+from adacur.tuning.replaying import method_of
+from adacur.tuning.settings import Replays, choose_settings, store_tuning
 
 SETTINGS = GaussianSettings(rounds=4, first_batch=0.5, first_weight=0.1)
 
@@ -229,7 +228,7 @@ def test_a_budget_of_all_items_is_certain_and_nothing_is_kept(replayed) -> None:
         tuning = tune(index, k=5, budget=budget)
         assert (tuning.budget, tuning.is_exact) == (n_items, True)
         assert {(one.recall, one.low, one.high) for one in tuning.predictions} == {(1.0, 1.0, 1.0)}
-        assert "every item" in tuning.verdict
+        assert "every item" in verdict(tuning)
     assert index.tunings == before
     assert not tune(index, k=5, budget=n_items - 1, quick=True).is_exact
 
@@ -260,21 +259,22 @@ def tuned(k: int = 10, budget: int = 100, *, first: str | None = "dense", **gain
 )
 def test_the_verdict_says_what_the_index_adds(gain: tuple[float, float, float], words: str) -> None:
     recall, low, high = gain
-    verdict = tuned(recall=recall, low=low, high=high).verdict
-    assert verdict.startswith("Re-ranking dense's best 100 finds .80 of the top 10; ")
-    assert words in verdict
-    assert "pseudo" not in verdict
+    words_of = verdict(tuned(recall=recall, low=low, high=high))
+    assert words_of.startswith("Re-ranking dense's best 100 finds .80 of the top 10; ")
+    assert words in words_of
+    assert "pseudo" not in words_of
 
 
 def test_the_verdict_says_when_it_speaks_of_pseudo_queries() -> None:
-    assert "pseudo-queries" in replace(tuned(), pseudo=True).verdict
+    assert "pseudo-queries" in verdict(replace(tuned(), pseudo=True))
 
 
-def test_a_tuning_serves_searches_within_a_factor_of_two_the_nearest_first() -> None:
-    tunings = [tuned(10, 100), tuned(20, 100), tuned(10, 400)]
+def test_a_tuning_serves_searches_within_a_factor_of_two_the_nearest_first(make_world) -> None:
+    snapshot = Snapshot(make_world().index)
+    snapshot.tunings = (tuned(10, 100), tuned(20, 100), tuned(10, 400))
 
     def found(k: int, budget: int, first: str | None = "dense") -> tuple[int, int] | None:
-        one = nearest_tuning(tunings, k=k, budget=budget, first=first)
+        one = snapshot.tuned(k=k, budget=budget, first=first)
         return None if one is None else (one.k, one.budget)
 
     assert found(10, 100) == (10, 100)
@@ -330,7 +330,7 @@ def test_a_folder_that_cannot_be_written_to_keeps_its_tuning_in_memory(make_worl
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("adacur.search.tuned.write_atomically", refuse)
+    monkeypatch.setattr("adacur.tuning.settings.write_atomically", refuse)
     assert index.tunings == ()
     tuning = tune(index, k=5, budget=20, queries=25, quick=True)
     assert index.tunings == (tuning,)
@@ -460,16 +460,10 @@ def test_predictions_hold_on_real_scores(shared_folder: Path) -> None:
     replays = Replays(held_out, index.snapshot.stage(first), gaussian, k=10, budget=50)
     tuning = choose_settings(replays, quick=True)
     settings, scorer = tuning.settings, MatrixScorer(bed.test_queries, index.items.ids, bed.exact_scores)
-    method = AdaCUR(
-        rounds=settings.rounds,
-        approximator=settings.approximator(gaussian),
-        first_batch=settings.first_batch,
-        first_share=settings.first_share,
-        first_weight=settings.first_weight,
-    )
+    method = method_of(settings, gaussian)
     searched = AnchorIndex(index.anchors, scorer=scorer)
     hits = searched.search(bed.test_queries, 10, budget=50, method=method, first=first)
     measured = top_k_recall(hits, bed.exact_scores, k=10).mean()
     predicted = tuning.recall_of("gaussian")
     assert predicted.low <= measured <= predicted.high
-    assert "worth having" in tuning.verdict
+    assert "worth having" in verdict(tuning)

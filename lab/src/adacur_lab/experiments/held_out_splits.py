@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from adacur.approximation import PseudoInverse
-from adacur.core.budget import Budget
+from adacur.approximation.acquisition import best_positions
+from adacur.core.budget import Budget, check_k
 from adacur.core.errors import InputError
 from adacur.core.protocols import AnchorScores, Approximator
-from adacur.core.ranking import best_positions
 from adacur.core.seeds import item_keys, stream_key, uniform
 from adacur.first_stages import AnyStage
 from adacur.index import AnchorTable
@@ -39,7 +39,7 @@ def held_out_splits(
     split near k_i = k_q is judged more harshly than it deserves.
     """
     for k in ks:
-        Budget(budget).check_k(k)
+        check_k(k, Budget(budget).calls)
     n_anchors = len(anchors.anchor_queries)
     if n_anchors < 2 or n_held_out < 1:
         raise InputError(

@@ -13,7 +13,7 @@ from adacur.core.spelling import did_you_mean
 from adacur.evaluation import top_k_recall
 from adacur.first_stages import AnyStage, as_hits
 from adacur.search import ANNCUR, AXN, AdaCUR, AnchorIndex, Exact, First, Rerank
-from adacur.search.plan import KeepPredictions
+from adacur.search.methods import KeepPredictions
 from adacur_lab.experiments.held_out_splits import SPLITS, held_out_splits
 from adacur_lab.experiments.testbed import Testbed
 from adacur_lab.oracle import Oracle
