@@ -21,7 +21,7 @@ from __future__ import annotations
 import copy
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -162,7 +162,9 @@ class GaussianModel:
         """A fresh approximation for these queries."""
         features = self.features_of(anchors)
         vectors = unit_vectors(self.embed_queries, queries) if features.anchor_vectors is not None else None
-        return _Posteriors(features, self._posteriors(features, vectors, [None] * len(queries)))
+        return _Posteriors(
+            features, self._posteriors(features, vectors, [None] * len(queries)), in_scores=features.scale.score
+        )
 
     def replay(self, anchors: AnchorScores, positions: IntArray) -> _Posteriors:
         """An approximation for the anchor queries at these positions, each as if it were new.
@@ -186,7 +188,9 @@ class GaussianModel:
             for position in positions.tolist()
         ]
         replayed = None if vectors is None else vectors[positions]
-        return _Posteriors(features, self._posteriors(features, replayed, left_out), together=True)
+        return _Posteriors(
+            features, self._posteriors(features, replayed, left_out), in_scores=features.scale.score, together=True
+        )
 
     def compressed(
         self, anchors: AnchorScores, *, rank: int, storage: Storage = "int8", allocate: Allocate = in_memory
@@ -201,7 +205,7 @@ class GaussianModel:
         if not anchors.anchor_queries:
             raise InputError("There are no anchor scores to compress: this index has no anchor queries.")
         extraction = self._extraction(anchors, whole=False)
-        share = self._embedding_share(_shortage(len(anchors.anchor_queries)), extraction.embedding_variance)
+        share, _ = self._by_anchors(len(anchors.anchor_queries), extraction.embedding_variance)
         return extraction.compressed(rank=rank, storage=storage, embedding_share=share, allocate=allocate)
 
     def features_of(self, anchors: AnchorScores) -> Features:
@@ -234,11 +238,9 @@ class GaussianModel:
     ) -> list[_Posterior]:
         """The prior of each query, given its vector and the anchor query that it must not know."""
         n_anchors, n_features = len(features.precisions), features.factors.n_features
-        shortage = _shortage(n_anchors)
-        share = self._embedding_share(shortage, features.embedding_variance)
+        share, locality = self._by_anchors(n_anchors, features.embedding_variance)
         # An index whose scores never vary says nothing of scale; the embeddings then stand alone.
         variance = features.variance or 1.0
-        locality = self.locality or _LOCALITY * shortage**0.5
         posteriors = []
         for query, without in enumerate(left_out):
             weights = np.zeros(n_features)
@@ -268,27 +270,23 @@ class GaussianModel:
             )
         return posteriors
 
-    def _embedding_share(self, shortage: float, embedding_variance: float) -> float:
-        """The embeddings' share of the covariance relative to the residuals'."""
-        if not embedding_variance:
-            return 0.0
-        return shortage**0.3 if self.embedding_weight is None else self.embedding_weight
-
-
-def _shortage(n_anchors: int) -> float:
-    """The usual number of anchor queries over this one, between 1 and 16."""
-    return float(np.clip(_USUAL_ANCHORS / max(1, n_anchors), 1, 16))
+    def _by_anchors(self, n_anchors: int, embedding_variance: float) -> tuple[float, float]:
+        """The embeddings' share of covariance relative to the residuals', and the locality; by default higher for few."""
+        shortage = float(np.clip(_USUAL_ANCHORS / max(1, n_anchors), 1, 16))
+        share = shortage**0.3 if self.embedding_weight is None else self.embedding_weight
+        return share if embedding_variance else 0.0, self.locality or _LOCALITY * shortage**0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Posteriors:
     """The approximation of a batch of queries, each conditioned on its exact scores.
 
-    `together` predicts all in one product.
+    `in_scores` turns predictions into scores of the scorer; `together` predicts all queries in one product.
     """
 
     _features: Features
     _queries: Sequence[_Posterior]
+    in_scores: Callable[[FloatArray], FloatArray]
     together: bool = False
 
     def tell(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> None:
@@ -317,10 +315,6 @@ class _Posteriors:
             row[:] = features.factors.predictions(query.weights, means=features.means)
             row += row.dtype.type(query.level)
         return predicted
-
-    def in_scores(self, predicted: FloatArray) -> FloatArray:
-        """Predictions as scores of the scorer."""
-        return self._features.scale.score(predicted)
 
     def chance_above(self, query: int, predicted: FloatArray, best: FloatArray, *, ranks: IntArray) -> FloatArray:
         """How likely unscored items are to score above the best found, shape (predicted, best).

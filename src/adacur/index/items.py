@@ -19,7 +19,8 @@ from adacur.core.arrays import IntArray, KeyArray
 from adacur.core.errors import UnknownName
 from adacur.core.records import Item
 from adacur.core.seeds import item_keys
-from adacur.index.database import connect, damaged, reading
+from adacur.index.database import connect, damaged
+from adacur.index.files import is_full
 
 __all__ = ["PartItems", "StoredItems"]
 
@@ -73,26 +74,23 @@ class StoredItems:
     @cached_property
     def _length(self) -> int:
         # The largest key is one look-up; COUNT would walk the whole table.
-        return int(self._select("SELECT coalesce(max(position) + 1, 0) FROM items")[0][0])
-
-    def _item(self, id_: Any, text: Any, metadata: Any) -> Item:
-        try:
-            about = json.loads(metadata)
-        except (ValueError, TypeError, RecursionError) as error:
-            raise damaged(self._folder, f"the metadata of item {id_!r} is not JSON ({error})") from error
-        if not (isinstance(id_, str) and isinstance(text, str) and isinstance(about, dict)):
-            kinds = ", ".join(type(value).__name__ for value in (id_, text, about))
-            raise damaged(self._folder, f"id, text and metadata of item {id_!r} are {kinds}; not str, str, dict")
-        return Item(id=id_, text=text, metadata=about)
+        with self._connected() as connection:
+            return int(connection.execute("SELECT coalesce(max(position) + 1, 0) FROM items").fetchone()[0])
 
     def at(self, positions: Iterable[int]) -> list[Item]:
         """The items at these positions, in that order."""
         places = [int(position) for position in positions]
         columns = "SELECT position, id, text, metadata FROM items WHERE position"
-        items = {
-            position: self._item(id_, text, metadata)
-            for position, id_, text, metadata in self._select_in(columns, places)
-        }
+        items: dict[int, Item] = {}
+        for position, id_, text, metadata in self._select_in(columns, places):
+            try:
+                about = json.loads(metadata)
+            except (ValueError, TypeError, RecursionError) as error:
+                raise damaged(self._folder, f"the metadata of item {id_!r} is not JSON ({error})") from error
+            if not (isinstance(id_, str) and isinstance(text, str) and isinstance(about, dict)):
+                kinds = ", ".join(type(value).__name__ for value in (id_, text, about))
+                raise damaged(self._folder, f"id, text and metadata of item {id_!r} are {kinds}; not str, str, dict")
+            items[position] = Item(id=id_, text=text, metadata=about)
         try:
             return [items[position] for position in places]
         except KeyError as error:
@@ -109,23 +107,27 @@ class StoredItems:
         """The positions of those ids that are there."""
         return dict(self._select_in("SELECT id, position FROM items WHERE id", ids))
 
-    def _select_in(self, columns: str, keys: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-        for start in range(0, len(keys), _PARAMETERS):
-            some = keys[start : start + _PARAMETERS]
-            yield from self._select(f"{columns} IN ({','.join('?' * len(some))})", some)
-
-    def _select(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    def _select_in(self, columns: str, keys: Sequence[Any]) -> list[tuple[Any, ...]]:
+        rows = []
         with self._connected() as connection:
-            return connection.execute(sql, parameters).fetchall()
+            for start in range(0, len(keys), _PARAMETERS):
+                some = keys[start : start + _PARAMETERS]
+                rows += connection.execute(f"{columns} IN ({','.join('?' * len(some))})", some).fetchall()
+        return rows
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, reading(self._folder):
-            if self._connection is not None:
-                yield self._connection
-                return
-            with contextlib.closing(connect(self._folder)) as connection:
+        with self._lock:
+            connection = self._connection or connect(self._folder)
+            try:
                 yield connection
+            except sqlite3.DatabaseError as error:
+                if is_full(error):
+                    raise
+                raise damaged(self._folder, str(error)) from error
+            finally:
+                if self._connection is None:
+                    connection.close()
 
 
 class PartItems:

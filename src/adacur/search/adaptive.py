@@ -49,10 +49,6 @@ class Prospects:
     candidates: IntArray
     first_weight: float
 
-    def of_first_stage(self, n: int) -> IntArray:
-        """The first stage's best n that may still be scored."""
-        return self.candidates[self.unscored[self.candidates]][:n]
-
     def best(
         self, n: int, *, acquisition: Acquisition, stream: int, without: IntArray, predicted: FloatArray | None = None
     ) -> tuple[IntArray, FloatArray]:
@@ -149,12 +145,12 @@ class AdaptiveSearch:
         started = time.perf_counter()
         self._predicted = predicted
         self.seconds = dict(seconds or {})
-        if predicted is None:
-            chosen = self._prospects.of_first_stage(size)
-        else:
+        prospects = self._prospects
+        share = 1.0 if predicted is None else self._plan.first_share
+        chosen = prospects.candidates[prospects.unscored[prospects.candidates]][: round(share * size)]
+        if predicted is not None:
             assert self._plan.acquisition is not None
-            chosen = self._prospects.of_first_stage(round(self._plan.first_share * size))
-            more, _ = self._prospects.best(
+            more, _ = prospects.best(
                 size - len(chosen),
                 acquisition=self._plan.acquisition,
                 stream=stream_key(self._plan.seed, "round", str(number), self.query.id),

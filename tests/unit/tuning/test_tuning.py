@@ -359,7 +359,7 @@ def test_tunings_of_other_anchor_queries_are_left_aside_with_a_warning(make_worl
         (lambda text: text.replace("adacur_tuned", "cake"), "'cake'"),
         (lambda text: text.replace('"tunings"', '"cakes"'), "'tunings' is missing"),
         (lambda text: text.replace('"noise": 0.', '"noise": -0.'), "noise is -0."),
-        (lambda text: text.replace('"noise"', '"cake"'), "no setting 'cake'"),
+        (lambda text: text.replace('"noise"', '"cake"'), "'cake'"),
         (lambda text: text.replace('"rounds": ', '"rounds": -'), "rounds is -"),
         (lambda text: text.replace('"first_share": ', '"first_share": 2'), "first_share is 2"),
     ],
