@@ -271,7 +271,7 @@ class GaussianModel:
         return posteriors
 
     def _by_anchors(self, n_anchors: int, embedding_variance: float) -> tuple[float, float]:
-        """The embeddings' share of covariance relative to the residuals', and the locality; by default higher for few."""
+        """The embeddings' share of covariance relative to the residuals', and the locality; both are higher for few."""
         shortage = float(np.clip(_USUAL_ANCHORS / max(1, n_anchors), 1, 16))
         share = shortage**0.3 if self.embedding_weight is None else self.embedding_weight
         return share if embedding_variance else 0.0, self.locality or _LOCALITY * shortage**0.5

@@ -32,6 +32,7 @@ def tune(
     Example: adacur tune my.adacur -k 10 --budget 100
     """
     import adacur
+    from adacur.tuning import verdict
 
     with adacur.load(index, check=False) as opened:
         if budget > len(opened):
