@@ -72,7 +72,7 @@ def evaluate(
         print_json(_as_json(done))
     elif done.runs:
         _show(done)
-        note(f"{counted(len(done.runs), 'run', 'runs')} stored in {output / 'runs'}, {done.reused:,} of them reused.")
+        note(f"{counted(len(done.runs), 'run', 'runs')} stored in {output / 'runs'}.")
     for settings, error in done.failed:
         failed(f"{', '.join(f'{name} {value}' for name, value in settings.items())}: {explained(error)}")
     if report is not None and done.runs:
@@ -141,5 +141,4 @@ def _as_json(done: Evaluation) -> dict[str, Any]:
             for run, file, row in rows
         ],
         "failed": [{"settings": settings, "error": explained(error)} for settings, error in done.failed],
-        "reused": done.reused,
     }

@@ -73,7 +73,9 @@ def compare(runs: Sequence[Run], *, rival: str = "rerank") -> list[Row]:
     measures = measures_of(runs)
     rows = []
     for run in sorted(runs, key=lambda run: run.settings.get("budget", np.inf)):
-        other = _rival_of(run, runs, rival)
+        price = [run.settings.get(name) for name in ("budget", "first")]
+        rivals = (one for one in runs if one.method == rival != run.method)
+        other = next((one for one in rivals if [one.settings.get(name) for name in ("budget", "first")] == price), None)
         rows.append(
             Row(
                 method=run.method,
@@ -145,16 +147,6 @@ def verdict(runs: Sequence[Run], *, rival: str = "rerank") -> str:
     return " ".join(parts)
 
 
-def _rival_of(run: Run, runs: Sequence[Run], rival: str) -> Run | None:
-    """The rival's run of the same budget and first stage."""
-
-    def price(one: Run) -> tuple[Any, Any]:
-        return one.settings.get("budget"), one.settings.get("first")
-
-    there = (other for other in runs if other.method == rival and price(other) == price(run))
-    return None if run.method == rival else next(there, None)
-
-
 def _together(pairs: Sequence[tuple[Run, Run]], measures: Sequence[str]) -> tuple[float, float, float, int]:
     """The mean difference over all pairs of runs and measures, its interval, the queries: one value per query."""
     by_query: dict[str, list[float]] = {}
@@ -163,7 +155,7 @@ def _together(pairs: Sequence[tuple[Run, Run]], measures: Sequence[str]) -> tupl
             for id_, (ours, theirs) in paired_values(left, right, measure).items():
                 by_query.setdefault(id_, []).append(ours - theirs)
     # What is zero but for the last bits of a sum must not lie above or below it.
-    values = np.round([np.mean(own) for own in by_query.values()], 9)
+    values = np.round([np.mean(of_query) for of_query in by_query.values()], 9)
     low, high = bootstrap_interval(values)
     return float(values.mean()), round(low, 9), round(high, 9), len(values)
 

@@ -72,11 +72,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The runs, the files that hold them, how many were `reused`, and which failed: settings and the error."""
+    """The runs, the files that hold them, and which failed: settings and the error."""
 
     runs: tuple[Run, ...]
     files: tuple[Path, ...]
-    reused: int
     failed: tuple[tuple[Mapping[str, Any], Exception], ...] = ()
 
 
@@ -101,7 +100,7 @@ def evaluate(
     """Compare search methods on a BEIR folder, by recall of the scorer's own top k and by judgements.
 
     - scorer: a scorer, or what `adacur.scorer` opens.
-    - output: the folder for scores and runs; the same call continues there after an interruption.
+    - output: the folder for scores and runs; the same call goes on with the scores that are there.
     - methods, budgets, first: every combination is a run. A budget above the number of items is that number.
     - ks: recall at each of these; by default 1 and 10.
     - encoder: the dual encoder of the first stage "dense".
@@ -142,94 +141,58 @@ def evaluate(
     stages = _first_stages(collection, first, encoder=encoder, folder=output / "first", progress=progress)
     table = AnchorTable(ItemList(collection.items), tuple(queries_of.anchors), np.ascontiguousarray(known.T))
     index = AnchorIndex(table, scorer=look_up, first=stages)
-    replay = _Replay(
-        collection, queries_of, exact, index, ks=ks, seed=seed, scored_by=str(replace(scorer.card, source=None))
-    )
-    runs, files, failed, reused = [], [], [], 0
+    made = {"items": len(collection.items), "scorer": str(replace(scorer.card, source=None))}
+    runs, files, failed = [], [], []
     for settings in _combinations(methods, budgets, first, len(collection.items)):
-        file = output / "runs" / collection.name / f"{replay.name(settings, encoder)}.json"
+        name = re.sub(r"[^\w.-]+", "_", "-".join(map(str, settings.values())))
+        file = output / "runs" / collection.name / f"{name}.json"
         try:
-            if file.exists() and replay.is_whole(run := Run.load(file)):
-                reused += 1
-            else:
-                run = replay.run(settings)
-                run.save(file)
+            run = _run(collection, queries_of, exact, index, settings, ks=ks, seed=seed, made=made)
+            run.save(file)
             runs.append(run)
             files.append(file)
         except Exception as error:
             failed.append((settings, error))
-    return Evaluation(tuple(runs), tuple(files), reused, tuple(failed))
+    return Evaluation(tuple(runs), tuple(files), tuple(failed))
 
 
-@dataclass(frozen=True, eq=False)
-class _Replay:
-    """Searches of the test queries that look scores up, and what they are measured by."""
-
-    collection: JudgedCollection
-    split: Split
-    exact: FloatArray
-    index: AnchorIndex
-    ks: Sequence[int]
-    seed: int
-    scored_by: str
-
-    def run(self, settings: Mapping[str, Any]) -> Run:
-        """Search with these settings and measure."""
-        judged = self._judged()
-        depth = min(max(*self.ks, _JUDGED_DEPTH if judged else 1), settings.get("budget", len(self.collection.items)))
-        seed = {"seed": self.seed} if "seed" in options_of(settings["method"]) else {}
-        found = self.index.search(
-            self.split.test,
-            depth,
-            budget=settings.get("budget"),
-            method=method_named(settings["method"], **seed),
-            first=settings.get("first"),
-        )
-        rounds = max(len(hits.trace.rounds) for hits in found)
-        paid = len(self.split.anchors) if settings["method"] not in _WITHOUT_ANCHORS else 0
-        measures = {f"recall@{k}": top_k_recall(found, self.exact, k=k) for k in self.ks}
-        if judged and find_spec("ir_measures"):
-            measures |= judged_quality(found, judged, measures=[JUDGED])
-        measures["calls"] = np.array([float(hits.trace.calls) for hits in found])
-        measures["index_calls"] = np.full(len(found), float(paid * len(self.collection.items)))
-        return Run(
-            collection=self.collection.name,
-            method=settings["method"],
-            settings={**settings, "rounds": rounds, **({"anchors": paid} if paid else {}), "seed": self.seed},
-            query_ids=tuple(query.id for query in self.split.test),
-            measures=measures,
-            made={
-                "adacur": version("adacur"),
-                "at": datetime.now(UTC).isoformat(timespec="seconds"),
-                "items": len(self.collection.items),
-                "scorer": self.scored_by,
-                **({"pseudo_anchors": self.split.pseudo} if paid else {}),
-            },
-        )
-
-    def name(self, settings: Mapping[str, Any], encoder: Any) -> str:
-        """A file name that people can read, with a hash of all that the run depends on."""
-        encoded = _card_digest(encoder) if settings.get("first") == "dense" else ""
-        key = [self._digest(), dict(settings), list(self.ks), self.seed, encoded]
-        digest = hashlib.blake2b(json.dumps(key).encode(), digest_size=5).hexdigest()
-        return re.sub(r"[^\w.-]+", "_", "-".join(map(str, [*settings.values(), digest])))
-
-    def is_whole(self, run: Run) -> bool:
-        """Whether a stored run has the judged quality that can be measured by now."""
-        return JUDGED in run.measures or not self._judged() or not find_spec("ir_measures")
-
-    def _judged(self) -> dict[str, Mapping[str, int]]:
-        qrels = self.collection.qrels
-        return {query.id: qrels[query.id] for query in self.split.test if qrels.get(query.id)}
-
-    def _digest(self) -> str:
-        digest = hashlib.blake2b(digest_of(self.collection.items).encode(), digest_size=8)
-        for records in (self.split.anchors, self.split.test):
-            digest.update(digest_of(records).encode())
-        digest.update(np.ascontiguousarray(self.exact).data)
-        digest.update(np.ascontiguousarray(self.index.matrix).data)
-        digest.update(json.dumps(self._judged(), sort_keys=True).encode())
-        return digest.hexdigest()
+def _run(
+    collection: JudgedCollection,
+    queries_of: Split,
+    exact: FloatArray,
+    index: AnchorIndex,
+    settings: Mapping[str, Any],
+    *,
+    ks: Sequence[int],
+    seed: int,
+    made: Mapping[str, Any],
+) -> Run:
+    """Search for the test queries with these settings, looking scores up, and measure."""
+    method, test = settings["method"], queries_of.test
+    judged = {query.id: collection.qrels[query.id] for query in test if collection.qrels.get(query.id)}
+    depth = min(max(*ks, _JUDGED_DEPTH if judged else 1), settings.get("budget", len(collection.items)))
+    seeded = method_named(method, **({"seed": seed} if "seed" in options_of(method) else {}))
+    hits = index.search(test, depth, budget=settings.get("budget"), method=seeded, first=settings.get("first"))
+    paid = len(queries_of.anchors) if method not in _WITHOUT_ANCHORS else 0
+    measures = {f"recall@{k}": top_k_recall(hits, exact, k=k) for k in ks}
+    if judged and find_spec("ir_measures"):
+        measures |= judged_quality(hits, judged, measures=[JUDGED])
+    measures["calls"] = np.array([float(one.trace.calls) for one in hits])
+    measures["index_calls"] = np.full(len(hits), float(paid * len(collection.items)))
+    rounds = max(len(one.trace.rounds) for one in hits)
+    return Run(
+        collection=collection.name,
+        method=method,
+        settings={**settings, "rounds": rounds, **({"anchors": paid} if paid else {}), "seed": seed},
+        query_ids=tuple(query.id for query in test),
+        measures=measures,
+        made={
+            "adacur": version("adacur"),
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            **made,
+            **({"pseudo_anchors": queries_of.pseudo} if paid else {}),
+        },
+    )
 
 
 def _combinations(

@@ -32,12 +32,9 @@ def bootstrap_interval(values: FloatArray, *, samples: int = 2000, seed: int = 0
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """Left minus right over the queries that both runs have: means and interval."""
+    """Left minus right over the queries that both runs have: the mean and its interval."""
 
-    measure: str
     n_queries: int
-    left: float
-    right: float
     difference: float
     low: float
     high: float
@@ -52,17 +49,7 @@ def paired_difference(left: Run, right: Run, measure: str) -> PairedDifference:
             "Were they searched with the same queries?"
         )
     differences = pairs[:, 0] - pairs[:, 1]
-    low, high = bootstrap_interval(differences)
-    left_mean, right_mean = pairs.mean(axis=0).tolist()
-    return PairedDifference(
-        measure=measure,
-        n_queries=len(pairs),
-        left=left_mean,
-        right=right_mean,
-        difference=float(differences.mean()),
-        low=low,
-        high=high,
-    )
+    return PairedDifference(len(pairs), float(differences.mean()), *bootstrap_interval(differences))
 
 
 def paired_values(left: Run, right: Run, measure: str) -> dict[str, tuple[float, float]]:

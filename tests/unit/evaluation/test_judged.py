@@ -69,7 +69,7 @@ def test_a_measure_that_nobody_knows_is_refused(measure) -> None:
         judged_quality([hits("q", "a")], {"q": {"a": 1}}, measures=[measure])
 
 
-@pytest.mark.parametrize("name", ["nDCG@10", "AP(rel=2)@5", "RR", "ERR@20", "nDCG(dcg='exp-log2')@3", "IPrec@0.1"])
+@pytest.mark.parametrize("name", ["nDCG@10", "AP@5", "RR", "ERR@20"])
 def test_measures_are_read_as_ir_measures_reads_them_and_on_python_3_14_too(name, monkeypatch) -> None:
     with warnings.catch_warnings(action="ignore"):
         known = ir_measures.parse_measure(name) if hasattr(ast, "Num") else None
