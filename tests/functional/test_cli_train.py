@@ -391,7 +391,7 @@ def test_a_collection_or_folder_that_is_none_is_refused(shop: Path) -> None:
     train(shop, "out", *QUICK, data="tiny").refused("corpus.jsonl")
     train(shop, "out", *QUICK, data="my_scorers.py").refused("my_scorers.py")
     train(shop, "my_scorers.py", *QUICK).refused("is a file")
-    train(shop, "tiny", *QUICK).refused("a model that was not trained here")
+    train(shop, "tiny", *QUICK).refused("tiny")
     train(shop, "out", "--base", "tiny", what="distill").refused("beir", "teacher")
     train(shop, "out", "--base", "tiny", "--epochs", 0, what="distill", data="i.adacur").refused("epochs", "0")
 

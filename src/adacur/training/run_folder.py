@@ -21,7 +21,8 @@ _PREFIX = "checkpoint-"
 # Written once a checkpoint is complete: a kill in mid-write leaves none.
 _WHOLE = "whole"
 _MAKE_A_MODEL = ("config.json", "modules.json")
-_STATE, _RUN, _RESULT, _TEACHERS = "training", "run.json", "result.json", "teachers.sqlite"
+_STATE, _LOCK = "training", ".training.lock"
+_RUN, _RESULT, _TEACHERS = "run.json", "result.json", "teachers.sqlite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ def opened_run(path: str | Path, made_from: Mapping[str, Any]) -> Iterator[RunFo
     run = RunFolder(Path(path))
     check_may_write(run.path)
     run.state.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(run.path / ".training.lock", timeout=0)
+    lock = FileLock(run.path / _LOCK, timeout=0)
     try:
         lock.acquire()
     except Timeout:
@@ -143,18 +144,14 @@ def opened_run(path: str | Path, made_from: Mapping[str, Any]) -> Iterator[RunFo
 
 
 def check_may_write(folder: Path) -> None:
-    """Refuse to write a run over a file, an index, a model from elsewhere or someone's folder named `training`."""
+    """Refuse to write a run over a file, or into a folder that holds anything but a run: an index, another model."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"A model is written to a folder; {folder} is a file.")
     state = folder / _STATE
-    if (state / _RUN).exists():
-        return
-    if (folder / "manifest.json").exists():
-        raise InputError(f"{folder} is an index. Use another folder for the model.")
-    if any((folder / name).exists() for name in _MAKE_A_MODEL):
-        raise InputError(f"{folder} holds a model that was not trained here. Use another folder.")
-    if any(file.name != _partial(state / _RUN).name for file in _all_but_scores(state)):
-        raise InputError(f"{state} holds files that training did not write and would remove. Use another folder.")
+    others = [path for path in folder.glob("*") if path.name not in (_STATE, _LOCK)]
+    others += [path for path in _all_but_scores(state) if path != _partial(state / _RUN)]
+    if others and not (state / _RUN).exists():
+        raise InputError(f"{folder} holds {others[0].name}, which training did not write. Use another folder.")
 
 
 def model_hash(folder: Path) -> str:
