@@ -1,7 +1,7 @@
 """Anchor scores of which only some were paid for: the others are predicted from embeddings.
 
 Each anchor query has scores for some items. On the `ScoreScale`, its scores are regressed on the items' embeddings, and
-what is left unexplained at an item is shared with anchor queries that are like it. An item drawn at random stands for
+the residual at an item is shared with anchor queries that are like it. An item drawn at random stands for
 all the items that it was drawn from, so that the many items that no first stage would name count as what they are.
 """
 
@@ -49,25 +49,25 @@ class Completion:
     ) -> None:
         if len(scored) != len(query_vectors):
             raise InputError(f"One vector per anchor query is needed; got {len(query_vectors)} for {len(scored)}.")
-        if not scored or not all(len(own.positions) for own in scored):
+        if not scored or not all(len(anchor.positions) for anchor in scored):
             raise InputError("Every anchor query needs at least one score to predict the others from.")
         self.shape = (len(embeddings), len(scored))
         self.dtype = np.dtype(dtype)
         self._embeddings = embeddings
         self._scale = _scale(scored)
-        fits = [self._fitted(own) for own in scored]
+        fits = [self._fitted(anchor) for anchor in scored]
         self._vectors = np.stack([vector for vector, _, _ in fits]).astype(np.float32)
         self._constants = np.array([constant for _, constant, _ in fits], dtype=np.float32)
         lengths = np.linalg.norm(query_vectors, axis=1, keepdims=True)
         directions = query_vectors / np.where(lengths > 0, lengths, 1.0)
         self._likeness = query_kernel(directions, directions).astype(np.float32)
         # By item, so that those of a block lie together.
-        items = np.concatenate([own.positions for own in scored])
+        items = np.concatenate([anchor.positions for anchor in scored])
         order = np.argsort(items, kind="stable")
         self._items = items[order]
-        self._anchors = np.repeat(np.arange(len(scored)), [len(own.positions) for own in scored])[order]
-        self._scores = np.concatenate([own.scores for own in scored])[order]
-        self._unexplained = np.concatenate([left for _, _, left in fits]).astype(np.float32)[order]
+        self._anchors = np.repeat(np.arange(len(scored)), [len(anchor.positions) for anchor in scored])[order]
+        self._scores = np.concatenate([anchor.scores for anchor in scored])[order]
+        self._residuals = np.concatenate([left for _, _, left in fits]).astype(np.float32)[order]
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -76,12 +76,12 @@ class Completion:
         """The scores of items that follow one another, shape (items, anchor queries)."""
         start, stop, _ = positions.indices(self.shape[0])
         (rows, columns), known = self._known(start, stop)
-        unexplained = np.zeros((stop - start, self.shape[1]), dtype=np.float32)
-        there = np.zeros_like(unexplained)
-        unexplained[rows, columns] = self._unexplained[known]
+        residuals = np.zeros((stop - start, self.shape[1]), dtype=np.float32)
+        there = np.zeros_like(residuals)
+        residuals[rows, columns] = self._residuals[known]
         there[rows, columns] = 1.0
         predicted = np.asarray(self._embeddings[start:stop], dtype=np.float32) @ self._vectors.T + self._constants
-        predicted += (unexplained @ self._likeness) / (there @ self._likeness + np.float32(_DOUBT))
+        predicted += (residuals @ self._likeness) / (there @ self._likeness + np.float32(_DOUBT))
         # Nothing is predicted to be rarer, or more common, than what was seen.
         predicted = np.clip(predicted, self._scale.rarities[0], self._scale.rarities[-1])
         scores = self._scale.score(predicted).astype(self.dtype)
@@ -99,30 +99,30 @@ class Completion:
         low, high = np.searchsorted(self._items, [start, stop])
         return (self._items[low:high] - start, self._anchors[low:high]), slice(low, high)
 
-    def _fitted(self, own: ScoredItems) -> tuple[FloatArray, float, FloatArray]:
-        """The vector and the constant of an anchor query, and what they leave unexplained."""
-        rows: FloatArray = np.asarray(self._embeddings[own.positions], dtype=np.float64)
-        rarities = self._scale.rarity(own.scores)
-        weights = own.weights / own.weights.sum()
+    def _fitted(self, anchor: ScoredItems) -> tuple[FloatArray, float, FloatArray]:
+        """The vector and the constant of an anchor query, and their residuals."""
+        rows: FloatArray = np.asarray(self._embeddings[anchor.positions], dtype=np.float64)
+        rarities = self._scale.rarity(anchor.scores)
+        weights = anchor.weights / anchor.weights.sum()
         centre, level = weights @ rows, float(weights @ rarities)
         rows -= centre
         ridge = _RIDGE * (float(np.square(rows).sum(axis=1).mean()) or 1.0)
         missing = rarities - level
         if len(rows) < rows.shape[1]:
             inner = rows @ rows.T
-            inner[np.diag_indices_from(inner)] += ridge / own.weights
+            inner[np.diag_indices_from(inner)] += ridge / anchor.weights
             vector = rows.T @ np.linalg.solve(inner, missing)
         else:
-            inner = (rows * own.weights[:, None]).T @ rows
+            inner = (rows * anchor.weights[:, None]).T @ rows
             inner[np.diag_indices_from(inner)] += ridge
-            vector = np.linalg.solve(inner, rows.T @ (own.weights * missing))
+            vector = np.linalg.solve(inner, rows.T @ (anchor.weights * missing))
         return vector, level - float(centre @ vector), missing - rows @ vector
 
 
 def _scale(scored: Sequence[ScoredItems]) -> ScoreScale:
     """The scale of all scores as far as those given can tell, each counted for the items that it stands for."""
-    scores = np.concatenate([own.scores for own in scored]).astype(np.float64)
-    weights = np.concatenate([own.weights for own in scored]).astype(np.float64)
+    scores = np.concatenate([anchor.scores for anchor in scored]).astype(np.float64)
+    weights = np.concatenate([anchor.weights for anchor in scored]).astype(np.float64)
     order = np.argsort(scores, kind="stable")
     scores, up_to = scores[order], np.cumsum(weights[order])
     steps, first = np.unique(scores, return_index=True)
@@ -136,7 +136,7 @@ def _scale(scored: Sequence[ScoredItems]) -> ScoreScale:
         # Even in number and in rarity: the top decides, and the bulk needs few knots.
         by_rarity = np.searchsorted(rarities, np.linspace(rarities[0], rarities[-1], KNOTS // 2))
         by_number = np.linspace(0, len(steps) - 1, KNOTS // 2).astype(np.intp)
-        kept = np.unique(np.concatenate([np.minimum(by_rarity, len(steps) - 1), by_number]))
-        steps, rarities = steps[kept], rarities[kept]
+        knots = np.unique(np.concatenate([np.minimum(by_rarity, len(steps) - 1), by_number]))
+        steps, rarities = steps[knots], rarities[knots]
     rising = np.append(True, np.diff(rarities) > 0)
     return ScoreScale(steps[rising], rarities[rising])

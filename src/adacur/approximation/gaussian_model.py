@@ -53,7 +53,7 @@ _LEVEL = 0.5
 # Below this the system is singular as soon as two items are alike; predictions differ by less than float32 can tell.
 _LEAST_NOISE = 1e-10
 _LOCALITY = 0.07
-# Log-odds that an item scores above the best found: for one predicted to score just that, per standard deviation of
+# Log-odds that an item scores above the best scored: for one predicted to score just that, per standard deviation of
 # this query's residuals that it is predicted higher, and per logarithm of the rank it would take. Fitted to held-out
 # anchor queries of four collections by likelihood.
 _AT_EQUAL, _PER_DEVIATION, _PER_RANK = -4.1, 1.54, 0.68
@@ -317,7 +317,7 @@ class _Posteriors:
         return predicted
 
     def chance_above(self, query: int, predicted: FloatArray, best: FloatArray, *, ranks: IntArray) -> FloatArray:
-        """How likely unscored items are to score above the best found, shape (predicted, best).
+        """How likely unscored items are to score above the best scored, shape (predicted, best).
 
         The unit is the standard deviation of this query's residuals; the posterior variance hardly differs between
         items, and its level was chosen for recall (docs/decisions/0026-stopping.md).

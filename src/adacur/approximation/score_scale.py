@@ -1,7 +1,7 @@
 """The scale on which scores are modelled: how rare a score is, rather than how high.
 
 Cross-encoders squeeze most pairs into a narrow band (logits near −11, probabilities near 0) and spread the few that
-matter. On the scale −log(share of anchor scores above), each step up means "so many times rarer" at every height, and
+matter. On the scale −log(share of anchor scores above), each step up means equally rarer at every height, and
 a scorer that gives logits is modelled exactly like one that gives their sigmoids.
 """
 

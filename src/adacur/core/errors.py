@@ -5,11 +5,11 @@ AdacurError
 │   ├── EmptyInput                     no items, no queries, a text without a word
 │   ├── DuplicateId                    two records share an id
 │   ├── BudgetError                    calls, rounds, k or deadline that contradict each other
-│   ├── TextTooLong                    a query that leaves the model no room for an item
+│   ├── TextTooLong                    a query that leaves the model no tokens for an item
 │   ├── UnknownOption (TypeError)      an option that the class opened does not take
 │   └── FileFormatError                an input file or a line in it that cannot be read
-├── UnknownName (LookupError)          a first stage, method, model or id nobody knows
-├── NotTrusted (PermissionError)       code or a service that an index folder names, and nobody consented to
+├── UnknownName (LookupError)          an unknown first stage, method, model or id
+├── NotTrusted (PermissionError)       code or a service that an index folder names, without consent
 ├── ScorerError (RuntimeError)         the scorer failed or answered nonsense
 │   ├── ScorerFailed                   it raised; the original error is the cause
 │   ├── ScoreCountError                it returned too few or too many scores
@@ -83,7 +83,7 @@ class BudgetError(InputError):
 
 
 class TextTooLong(InputError):
-    """A query that leaves the model no room for an item."""
+    """A query that leaves the model no tokens for an item."""
 
 
 class UnknownOption(InputError, TypeError):
@@ -95,7 +95,7 @@ class FileFormatError(InputError):
 
 
 class UnknownName(AdacurError, LookupError):
-    """A first stage, method, model or id nobody knows."""
+    """An unknown first stage, method, model or id."""
 
 
 class NotTrusted(AdacurError, PermissionError):

@@ -19,11 +19,9 @@ __all__ = [
     "Approximator",
     "AsyncScorer",
     "BlockedScores",
-    "Collection",
     "FirstStage",
     "Items",
     "MovableScorer",
-    "Predictions",
     "Ranking",
     "Reopening",
     "Scorer",
@@ -240,15 +238,11 @@ class Items(Protocol):
         ...
 
 
-class Collection(Protocol):
-    """Something that has items to search: an index, with or without anchor scores."""
+class AnchorScores(Protocol):
+    """Anchor scores at rest: R_anc, item-major, so that an item's latent embedding is one contiguous row."""
 
     @property
     def items(self) -> Items: ...
-
-
-class AnchorScores(Collection, Protocol):
-    """Anchor scores at rest: R_anc, item-major, so that an item's latent embedding is one contiguous row."""
 
     @property
     def anchor_queries(self) -> Sequence[Query]: ...
@@ -270,16 +264,6 @@ class BlockedScores(Protocol):
         ...
 
 
-class Predictions(Protocol):
-    """A row of predictions per query, a value per item: a numpy array, or rows that stay on a device."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, query: int, /) -> Any: ...
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-
 class Approximation(Protocol):
     """Predictions for a batch of queries; the first axis is the query."""
 
@@ -287,8 +271,11 @@ class Approximation(Protocol):
         """Add exact scores, per query: positions[i] were scored scores[i]."""
         ...
 
-    def predict(self) -> Predictions:
-        """Predictions to choose by: the higher, the higher the score."""
+    def predict(self) -> Any:
+        """A row of predictions per query, a value per item: the higher, the higher the score.
+
+        An array of shape (queries, items), or a list of rows that stay on a device.
+        """
         ...
 
     def in_scores(self, predicted: FloatArray) -> FloatArray:
@@ -301,10 +288,10 @@ class UncertainApproximation(Approximation, Protocol):
     """An approximation that knows how far it may be off, which is what stopping early needs."""
 
     def chance_above(self, query: int, predicted: FloatArray, best: FloatArray, *, ranks: IntArray) -> FloatArray:
-        """How likely unscored items are to score above the best found, shape (predicted, best).
+        """How likely unscored items are to score above the best scored, shape (predicted, best).
 
         `query` is its place in the batch; `predicted` are predictions as `predict` gives them, `best` exact scores and
-        `ranks` their ranks among all found, counted from 1.
+        `ranks` their ranks among all scored, counted from 1.
         """
         ...
 
@@ -313,7 +300,7 @@ class Approximator(Protocol):
     """How the scores of all items follow from a few exact ones."""
 
     def begin(self, anchors: AnchorScores, queries: Sequence[Query]) -> Approximation:
-        """A fresh approximation for these queries, told nothing yet."""
+        """A fresh approximation for these queries, without any exact score yet."""
         ...
 
 

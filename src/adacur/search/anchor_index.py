@@ -128,16 +128,16 @@ class AnchorIndex:
         """
         plan = plan_search(self, k, **options)
         queries = [query] if isinstance(query, Query | str) else query
-        with self._searching(plan) as found:
-            found += rounds.search(plan, queries, k)
-        return found[0] if isinstance(query, Query | str) else found
+        with self._searching(plan) as answers:
+            answers += rounds.search(plan, queries, k)
+        return answers[0] if isinstance(query, Query | str) else answers
 
     def search_iter(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Iterator[Hits]:
         """Like `search` for one query, yielding the hits so far after each round."""
         plan = plan_search(self, k, **options)
-        with self._searching(plan) as found:
+        with self._searching(plan) as answers:
             for hits in rounds.search_iter(plan, query, k):
-                found[:] = [hits]
+                answers[:] = [hits]
                 yield hits
 
     @overload
@@ -156,18 +156,18 @@ class AnchorIndex:
         # The first search opens the scorer and the first stage, which may take seconds.
         plan = await asyncio.to_thread(plan_search, self, k, **options)
         queries = [query] if isinstance(query, Query | str) else query
-        with self._searching(plan) as found:
-            found += await rounds.asearch(plan, queries, k)
-        return found[0] if isinstance(query, Query | str) else found
+        with self._searching(plan) as answers:
+            answers += await rounds.asearch(plan, queries, k)
+        return answers[0] if isinstance(query, Query | str) else answers
 
     async def asearch_iter(
         self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]
     ) -> AsyncGenerator[Hits, None]:
         """Like `search_iter`, without holding up the event loop."""
         plan = await asyncio.to_thread(plan_search, self, k, **options)
-        with self._searching(plan) as found:
+        with self._searching(plan) as answers:
             async for hits in rounds.asearch_iter(plan, query, k):
-                found[:] = [hits]
+                answers[:] = [hits]
                 yield hits
 
     def edit(self, *, on: On = None, progress: bool = True) -> AbstractContextManager[Edit]:
@@ -269,9 +269,9 @@ class AnchorIndex:
     @contextmanager
     def _searching(self, plan: Plan) -> Iterator[list[Hits]]:
         """Takes the hits of a search, and logs them at its end, also where it was given up."""
-        found: list[Hits] = []
+        answers: list[Hits] = []
         try:
-            yield found
+            yield answers
         except Exception as error:
             # What a scorer says that is freed in mid-call depends on where it was.
             if self._snapshot is None and not isinstance(error, InputError):
@@ -281,4 +281,4 @@ class AnchorIndex:
             raise
         finally:
             if self._log is not None:
-                self._log.add(found, items=plan.items, card=plan.scorer.card)
+                self._log.add(answers, items=plan.items, card=plan.scorer.card)

@@ -65,7 +65,7 @@ def check_first_stages(stages: Sequence[Any], *, encoder: Any, saved: bool = Tru
                 raise InputError(f"A {stage} first stage needs an encoder; give encoder=…, e.g. 'bge-small-en-v1.5'.")
         elif saved and not isinstance(stage, FirstStage):
             raise InputError(
-                f"A first stage that is kept with an index must speak adacur.core.protocols.FirstStage; "
+                f"A first stage that is stored with an index must speak adacur.core.protocols.FirstStage; "
                 f"{type(stage).__name__} does not. Got {stage!r}."
             )
         elif not isinstance(stage, Retriever):

@@ -14,9 +14,9 @@ from adacur.core.protocols import AnchorScores, Ranking
 
 __all__ = ["LISTED", "Fusion", "listed_by"]
 
-# The first stage's best are what it is asked about; further down it tells noise from noise.
+# Further down, a first stage's scores are noise.
 LISTED = 100
-# The few scores at the very top are what the order is made of, so they are told apart as far as the anchors go.
+# The few scores at the very top decide the order, so they are distinguished as far as the anchor scores go.
 _RAREST = 1e-6
 
 
@@ -68,10 +68,10 @@ def listed_by(answer: Ranking, *, allowed: BoolArray) -> tuple[IntArray, FloatAr
 def _standing(positions: IntArray, listed: IntArray, scores: FloatArray) -> FloatArray:
     """The first stage's scores of these positions, in standard deviations from the mean of its best."""
     listed, scores = listed[:LISTED], np.asarray(scores[:LISTED], dtype=np.float64)
-    spread = scores.std() if len(scores) else 0.0
-    if not spread:
+    deviation = scores.std() if len(scores) else 0.0
+    if not deviation:
         return np.zeros(len(positions))
-    standing = (scores - scores.mean()) / spread
+    standing = (scores - scores.mean()) / deviation
     known = dict(zip(listed.tolist(), standing.tolist(), strict=True))
     lowest = float(standing.min())
     return np.array([known.get(position, lowest) for position in positions.tolist()])

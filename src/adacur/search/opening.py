@@ -50,11 +50,11 @@ def load(
     if path == "wikivital" and not Path(path).exists():
         path = wikivital_folder()
     folder = IndexFolder.open(path)
-    # A file that is no log is told before a search is paid for.
-    kept = None if log is None else SearchLog(log)
+    # A file of something else is refused before a search is paid for.
+    search_log = None if log is None else SearchLog(log)
     opened = None if scorer is None else _open_as_built(scorer, folder.manifest.scorer)
     dual = _open_encoder(encoder)
-    return open_folder(folder, scorer=opened, encoder=dual, check=check, device=device, log=kept, trust=trust)
+    return open_folder(folder, scorer=opened, encoder=dual, check=check, device=device, log=search_log, trust=trust)
 
 
 # `build` and `load` take arguments of these names.

@@ -1,4 +1,4 @@
-"""Logged searches as further anchor queries: what they scored is kept, the rest is predicted."""
+"""Logged searches as further anchor queries: what they scored is exact, the rest is predicted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Refreshed", "complete_searches", "refresh"]
 
 _AT_ONCE = 64
 _LIMIT = 500
-# What fewer scores leave to be predicted is what any other query of that kind would be told.
+# With fewer scores, nearly all of a query's column would be the model's prior.
 _FEWEST_SCORED = 20
 
 
@@ -83,18 +83,18 @@ def refresh(
         paid = _paid_for(logged, folder.items)
         logged.check_some_left(path)
         there = {query.text for query in index.anchor_queries} | {query.id for query in index.anchor_queries}
-        new = [own for own in paid if own.query.text not in there and own.query.id not in there]
-        enough = [own for own in new if len(own.scores) >= fewest_scored]
-        chosen = sorted(enough, key=lambda own: (-len(own.scores), -own.at, own.query.id))[:limit]
+        new = [search for search in paid if search.query.text not in there and search.query.id not in there]
+        enough = [search for search in new if len(search.scores) >= fewest_scored]
+        chosen = sorted(enough, key=lambda search: (-len(search.scores), -search.at, search.query.id))[:limit]
         if chosen:
             scores, exact = complete_searches(
                 index.snapshot.gaussian_model(),
                 folder,
-                [own.query for own in chosen],
-                [np.array(sorted(own.scores), dtype=np.intp) for own in chosen],
-                [np.array([own.scores[at] for at in sorted(own.scores)]) for own in chosen],
+                [search.query for search in chosen],
+                [np.array(sorted(search.scores), dtype=np.intp) for search in chosen],
+                [np.array([search.scores[at] for at in sorted(search.scores)]) for search in chosen],
             )
-            update.add_anchor_scores([own.query for own in chosen], scores, exact=exact)
+            update.add_anchor_scores([search.query for search in chosen], scores, exact=exact)
             update.switch()
         return Refreshed(
             queries=len(paid) + len(logged.other_scorer),
@@ -104,7 +104,7 @@ def refresh(
             beyond_limit=len(enough) - len(chosen),
             other_scorer=len(logged.other_scorer),
             anchors=len(index.anchor_queries) + len(chosen),
-            new_ids=tuple(own.query.id for own in chosen),
+            new_ids=tuple(search.query.id for search in chosen),
         )
 
 
@@ -126,8 +126,8 @@ def complete_searches(
         approximation = gaussian.begin(anchors, queries[group])
         approximation.tell(positions[group], scores[group])
         values[group] = [approximation.in_scores(np.asarray(row)) for row in approximation.predict()]
-    for row, (where, own) in enumerate(zip(positions, scores, strict=True)):
-        values[row, where] = own
+    for row, (where, exact_scores) in enumerate(zip(positions, scores, strict=True)):
+        values[row, where] = exact_scores
         exact[row, where] = True
     return values, exact
 
@@ -138,7 +138,7 @@ class _Logged:
     def __init__(self, log: SearchLog, card: ScorerCard | None) -> None:
         self._log = log
         self._card = card
-        self._own: set[str] = set()
+        self._texts: set[str] = set()
         self._others: dict[str, ScorerCard] = {}
 
     def __iter__(self) -> Iterator[LoggedSearch]:
@@ -146,32 +146,32 @@ class _Logged:
             if self._card is None or not _may_be_one(search.card, self._card):
                 self._others.setdefault(search.query.text, search.card)
                 continue
-            self._own.add(search.query.text)
+            self._texts.add(search.query.text)
             yield search
 
     @property
     def other_scorer(self) -> set[str]:
         """Texts of queries that the scorer never scored."""
-        return self._others.keys() - self._own
+        return self._others.keys() - self._texts
 
     def check_some_left(self, path: str | Path) -> None:
         """Refuse a log that is not empty and of other scorers alone."""
-        if self._own or not self._others:
+        if self._texts or not self._others:
             return
         other = next(iter(self._others.values()))
         raise WrongScorer(
-            f"{self._log.path} holds only searches scored by {_told(other, self._card)}; {path} was built with "
-            f"{_told(self._card, other)}. Give a log of searches in this index."
+            f"{self._log.path} holds only searches scored by {_described(other, self._card)}; {path} was built with "
+            f"{_described(self._card, other)}. Give a log of searches in this index."
         )
 
 
-def _told(card: ScorerCard | None, other: ScorerCard | None) -> str:
+def _described(card: ScorerCard | None, other: ScorerCard | None) -> str:
     """The name of a scorer, and wherein it differs from another."""
     if card is None:
         return "an unknown scorer"
     others = asdict(other) if other else {}
-    compared = {what: own for what, own in asdict(card).items() if what not in ("name", "source")}
-    differs = ", ".join(f"{what} {own!r}" for what, own in compared.items() if own != others.get(what))
+    compared = {what: value for what, value in asdict(card).items() if what not in ("name", "source")}
+    differs = ", ".join(f"{what} {value!r}" for what, value in compared.items() if value != others.get(what))
     return f"{card.name!r} ({differs})" if differs else repr(card.name)
 
 
@@ -198,10 +198,10 @@ def _paid_for(searches: Iterable[LoggedSearch], items: StoredItems | PartItems) 
             texts = items.at(list(there.values()))
             digests |= dict.fromkeys(unseen, (-1, b""))
             digests |= {item.id: (there[item.id], text_digest(item.text)) for item in texts}
-        own = paid.setdefault(search.query.text, _Paid(search.query, search.at, {}))
-        paid[search.query.text] = replace(own, at=max(own.at, search.at))
+        scored = paid.setdefault(search.query.text, _Paid(search.query, search.at, {}))
+        paid[search.query.text] = replace(scored, at=max(scored.at, search.at))
         for id_, digest, score in zip(search.ids, search.digests, search.scores.tolist(), strict=True):
             position, now = digests[id_]
             if now == digest:
-                own.scores[position] = score
+                scored.scores[position] = score
     return list(paid.values())

@@ -1,4 +1,4 @@
-"""What searches paid for, kept in a file by those who ask for it: the query, the items scored and their scores."""
+"""What searches paid for, in a file where `log=` names one: the query, the items scored and their scores."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class LoggedSearch:
 
 
 def text_digest(text: str) -> bytes:
-    """By which an item whose text has changed is told from the one that was scored."""
+    """Tells an item whose text has changed from the one that was scored."""
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST).digest()
 
 
@@ -68,10 +68,10 @@ class SearchLog:
         except sqlite3.DatabaseError as error:
             raise FileFormatError(f"{self.path} cannot be used as a search log: {error}.") from error
 
-    def add(self, found: Sequence[Hits], *, items: Items, card: ScorerCard) -> None:
-        """Log searches over these items; what cannot be written is told in a warning, and no search fails for it."""
+    def add(self, answers: Sequence[Hits], *, items: Items, card: ScorerCard) -> None:
+        """Log searches over these items; what cannot be written is a warning, and no search fails for it."""
         rows = []
-        for hits in found:
+        for hits in answers:
             if not hits.trace.calls:
                 continue
             positions = np.concatenate([round_.positions for round_ in hits.trace.rounds])
@@ -82,14 +82,14 @@ class SearchLog:
             rows.append((time.time(), hits.query.text, ids, digests, scores.tobytes()))
         if not rows:
             return
-        told = json.dumps(asdict(replace(card, source=None)), sort_keys=True)
+        card_json = json.dumps(asdict(replace(card, source=None)), sort_keys=True)
         try:
             with self._connected() as connection:
                 # Somebody may have deleted the file, which is how a log is forgotten.
                 self._prepare(connection)
                 connection.execute("BEGIN IMMEDIATE")
-                connection.execute("INSERT OR IGNORE INTO scorers (card) VALUES (?)", (told,))
-                scorer = connection.execute("SELECT id FROM scorers WHERE card = ?", (told,)).fetchone()[0]
+                connection.execute("INSERT OR IGNORE INTO scorers (card) VALUES (?)", (card_json,))
+                scorer = connection.execute("SELECT id FROM scorers WHERE card = ?", (card_json,)).fetchone()[0]
                 connection.executemany(
                     "INSERT INTO searches (scorer, at, query, items, digests, scores) "
                     f"VALUES ({scorer}, ?, ?, ?, ?, ?)",
@@ -110,10 +110,10 @@ class SearchLog:
                     "SELECT at, card, query, items, digests, scores FROM searches JOIN scorers ON scorer = scorers.id "
                     "ORDER BY searches.id"
                 ):
-                    told = json.loads(card)
+                    values = json.loads(card)
                     yield LoggedSearch(
                         query=Query(id=f"log-{text_digest(query).hex()}", text=query),
-                        card=ScorerCard(**{name: told[name] for name in known & told.keys()}),
+                        card=ScorerCard(**{name: values[name] for name in known & values.keys()}),
                         at=at,
                         ids=tuple(json.loads(ids)),
                         digests=tuple(digests[start : start + _DIGEST] for start in range(0, len(digests), _DIGEST)),

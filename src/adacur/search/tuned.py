@@ -61,7 +61,7 @@ class GaussianSettings:
 def default_settings(k: int) -> GaussianSettings:
     """Settings that do well on every collection tried, for the best k.
 
-    The fewer are wanted, the more the first stage is to be trusted: it is sharpest at the top.
+    The smaller k, the more weight for the first stage: it is sharpest at the top.
     """
     if k <= 3:
         return GaussianSettings(first_batch=0.3, first_share=0.2)

@@ -37,12 +37,12 @@ class HeldOut:
         """Their scores of all items, shape (queries, items)."""
         return np.ascontiguousarray(self.anchors.matrix[:, self.positions].T)
 
-    def recalls(self, found: Sequence[FloatArray], *, k: int) -> FloatArray:
+    def recalls(self, best: Sequence[FloatArray], *, k: int) -> FloatArray:
         """Top-k-Recall of each query, given the exact scores of the best k that a search found for it."""
         k = min(k, self.exact.shape[1])
         if k not in self._thresholds:
             self._thresholds[k] = kth_best(self.exact, k)
-        pairs = zip(found, self._thresholds[k], strict=True)
+        pairs = zip(best, self._thresholds[k], strict=True)
         return np.array([np.count_nonzero(scores[:k] >= threshold) / k for scores, threshold in pairs])
 
     def rest(self) -> AnchorTable:

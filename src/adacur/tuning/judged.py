@@ -25,7 +25,7 @@ FEWEST_JUDGED = 20
 _WEIGHTS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
 # In budgets: a pool of one is re-ranking.
 _POOLS = (1, 2, 5)
-# What is expected to be found after each round is noted where some stop is asked for; none is as late as this.
+# The expected recall after each round is noted where a stop is set; none is as late as this.
 _NEVER = 1 - 1e-9
 _STOPS = (0.99, 0.95, 0.9)
 # A gain that is sure but smaller than this is not worth a setting.
@@ -137,13 +137,13 @@ def tune_fuse(
         nonlocal plain
         fusion = replace(scale, weight=fuse) if fuse else None
         rounds = [_until(hits, stop) for hits in searched]
-        found = [
-            _best(index, hits, own, listed, fusion=fusion, pool=pool)
-            for hits, own, listed in zip(searched, rounds, lists, strict=True)
+        answers = [
+            _best(index, hits, rounds_of, listed, fusion=fusion, pool=pool)
+            for hits, rounds_of, listed in zip(searched, rounds, lists, strict=True)
         ]
-        values = judged_quality(found, qrels, measures=[measure])[measure]
+        values = judged_quality(answers, qrels, measures=[measure])[measure]
         plain = values if plain is None else plain
-        calls = float(np.mean([sum(len(round_.positions) for round_ in own) for own in rounds]))
+        calls = float(np.mean([sum(len(round_.positions) for round_ in some) for some in rounds]))
         tried = JudgedChoice(fuse, pool, stop, float(values.mean()), *_paired(values, plain), calls)
         qualities[tried] = values
         return tried
@@ -181,13 +181,13 @@ def _searched(index: AnchorIndex, queries: Sequence[Query], *, k: int, budget: i
     anchors = {query.text: query for query in index.anchor_queries}
     known = list({query.text: anchors[query.text] for query in queries if query.text in anchors}.values())
     new = [query for query in queries if query.text not in anchors]
-    found: dict[str, Hits] = {}
+    answers: dict[str, Hits] = {}
     never = Gaussian(seed=seed, stop_when=_NEVER)
     if known:
-        found |= {hits.query.text: hits for hits in replay(index, known, k, budget=budget, method=never)}
+        answers |= {hits.query.text: hits for hits in replay(index, known, k, budget=budget, method=never)}
     if new:
-        found |= {hits.query.text: hits for hits in index.search(new, k, budget=budget, method=never)}
-    return [replace(found[query.text], query=query) for query in queries]
+        answers |= {hits.query.text: hits for hits in index.search(new, k, budget=budget, method=never)}
+    return [replace(answers[query.text], query=query) for query in queries]
 
 
 def _until(hits: Hits, stop: float | None) -> tuple[Round, ...]:

@@ -289,7 +289,7 @@ class Replays:
         """Exact scores of what a plan finds for each query, best first."""
         held_out, candidates = self.held_out, self._first_stage()
         together = max(1, min(_PREDICTIONS_AT_ONCE // self.n_items, _SCORED_AT_ONCE // plan.calls))
-        found: list[FloatArray] = []
+        best: list[FloatArray] = []
         for start in range(0, len(held_out.queries), together):
             group = slice(start, start + together)
             approximation = None
@@ -305,9 +305,9 @@ class Replays:
             )
             exact = held_out.exact[group]
             while steps.goes_on:
-                steps.tell([scores[asked] for scores, asked in zip(exact, steps.ask(), strict=True)])
-            found += [search.best(self.k)[1] for search in steps.searches]
-        return found
+                steps.tell([scores[batch] for scores, batch in zip(exact, steps.ask(), strict=True)])
+            best += [search.best(self.k)[1] for search in steps.searches]
+        return best
 
     def _first_stage(self) -> list[IntArray]:
         if self._candidates is None:
