@@ -56,6 +56,8 @@ class SentenceTransformersScorer:
         is_ours = isinstance(model, str | Path)
         self._folder: Path | None = None
         if is_ours:
+            # Before anything is downloaded for it.
+            require("sentence_transformers", extra="sentence-transformers")
             self._folder = checkpoint_folder(model)
             origin = str(model)
             model = _opened(self._folder, device=device)
