@@ -36,8 +36,8 @@ def main() -> None:
     dense = Dense.build(items, encoder=bge_small(fetch("bge-small-en-v1.5")), storage="int8", progress=True)
     np.save(target / "scores.npy", scores)
     dense.save(target)
-    for not_shipped in ("ids.json", "retriever.json"):
-        (target / not_shipped).unlink()
+    for not_shipped in (*target.glob("ids*"), target / "retriever.json"):
+        not_shipped.unlink()
     about = {
         "n_anchors": len(anchors),
         "seed": SEED,

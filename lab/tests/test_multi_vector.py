@@ -159,6 +159,8 @@ def test_another_encoder_is_refused(tmp_path) -> None:
 def test_files_that_disagree_are_refused(tmp_path) -> None:
     built = MultiVector.build(ITEMS, encoder=WordEncoder())
     built.save(tmp_path)
+    for file in tmp_path.glob("ids*"):
+        file.unlink()
     (tmp_path / "ids.json").write_text(json.dumps(["a", "b"]))
     with pytest.raises(DamagedIndex, match="2 ids, 400 items"):
         MultiVector.load(tmp_path)

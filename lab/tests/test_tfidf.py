@@ -96,6 +96,8 @@ def test_settings_survive_the_disk_and_postings_stay_on_it(tmp_path) -> None:
 
 def test_files_that_disagree_are_refused(tmp_path) -> None:
     TfIdf.build(ITEMS).save(tmp_path)
+    for file in tmp_path.glob("ids*"):
+        file.unlink()
     (tmp_path / "ids.json").write_text(json.dumps(["a", "b"]))
     with pytest.raises(DamagedIndex, match="'ids': 2"):
         TfIdf.load(tmp_path)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from adacur.data import pseudo_queries
     from adacur.engines import Ray
     from adacur.first_stages import BM25, Dense
-    from adacur.first_stages.opening import encoder
+    from adacur.first_stages.encoders import encoder
     from adacur.index import verify
     from adacur.scorers import Cached, scorer
     from adacur.search import ANNCUR, AXN, AdaCUR, AnchorIndex, Exact, First, Gaussian, Rerank, load
@@ -48,7 +48,7 @@ _HOME_OF = {
     "Rerank": "search",
     "Trace": "core.results",
     "build": "building",
-    "encoder": "first_stages.opening",
+    "encoder": "first_stages.encoders",
     "load": "search",
     "pseudo_queries": "data",
     "scorer": "scorers",

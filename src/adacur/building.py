@@ -16,19 +16,17 @@ from adacur.core.errors import InputError
 from adacur.core.protocols import FirstStage
 from adacur.core.records import Item, Query, as_queries
 from adacur.data import ItemFile, as_items, pseudo_queries
-from adacur.first_stages.opening import encoder as open_encoder
+from adacur.first_stages.encoders import encoder as open_encoder
 from adacur.index import (
-    Drift,
     Estimate,
     On,
     Origin,
-    Progress,
+    ScoringBar,
     Sparse,
     build_scores,
     build_status,
     estimate,
     is_finished,
-    scoring_bar,
 )
 from adacur.index.blocks import check_dtype
 from adacur.index.folder import pairs_done
@@ -165,15 +163,7 @@ def build(
         return _estimate(records, queries, path, sparse=share, **options)
     was_finished = is_finished(path)
     origin = Origin(records.id_field, records.text_fields) if isinstance(records, ItemFile) else None
-    latest: Progress | None = None
-    with scoring_bar(progress) as show:
-
-        def report(now: Progress) -> None:
-            nonlocal latest
-            latest = now
-            if show is not None:
-                show(now)
-
+    with ScoringBar(progress) as report:
         common: dict[str, Any] = {"scorer": opened, "path": path, "dtype": dtype, "seed": seed, "origin": origin}
         if share is not None:
             folder = build_sparse(
@@ -192,8 +182,8 @@ def build(
             if not queries and not was_finished:
                 _log.info("%s", Estimate(len(folder.items), n_anchors=0, pairs=0, bytes=0).in_words())
     add_first_stages(stages, items=folder.items, path=folder.path, encoder=dual, progress=progress)
-    drift: Drift | None = latest.drift if latest is not None else None
-    index = open_folder(folder, scorer=opened, encoder=dual, check=was_finished, built=not was_finished, drift=drift)
+    options = {"check": was_finished, "built": not was_finished, "drift": report.last.drift}
+    index = open_folder(folder, scorer=opened, encoder=dual, **options)
     if tune and share is None and not was_finished:
         _tune_quickly(index, seed=seed)
     return index

@@ -11,7 +11,7 @@ import pytest
 from adacur.core.errors import EmptyInput, InputError
 from adacur.core.protocols import FirstStage
 from adacur.core.records import Item, ItemList, Query
-from adacur.first_stages import BM25, FIRST_STAGES, Dense, EncoderCard, Matrix, Random, load_first_stage, placed
+from adacur.first_stages import BM25, FIRST_STAGES, Dense, EncoderCard, Matrix, load_first_stage, placed
 
 ITEMS = [
     Item("penicillin", "Penicillin is an antibiotic discovered by Alexander Fleming in 1928."),
@@ -55,7 +55,6 @@ def known_scores(queries: Sequence[Query], items: Sequence[Item]) -> np.ndarray:
 
 
 MAKERS: dict[str, Callable[[Sequence[Item]], FirstStage]] = {
-    "random": Random.build,
     "matrix": lambda items: Matrix(queries=QUERIES, items=items, scores=known_scores(QUERIES, items)),
     "bm25": BM25.build,
     "dense": lambda items: Dense.build(items, encoder=LetterPairEncoder()),
@@ -127,8 +126,6 @@ def test_the_order_of_the_items_does_not_matter(kind) -> None:
 
 
 def test_equal_items_come_in_the_order_of_their_ids(stage, kind) -> None:
-    if kind == "random":
-        pytest.skip("the random order knows no equal items")
     ids, _ = columns(stage, QUERIES, 8)[2]
     assert ids[:2] == ["twin-a", "twin-b"]
 

@@ -20,7 +20,7 @@ from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Query
 from adacur.core.results import Hits
 from adacur.data import pseudo_queries
-from adacur.first_stages.opening import encoder as open_encoder
+from adacur.first_stages.encoders import encoder as open_encoder
 from adacur.scorers import scorer as open_scorer
 from adacur.search import AnchorIndex, search_options
 

@@ -37,9 +37,9 @@ from adacur.evaluation.judged import judged_quality
 from adacur.evaluation.recall import top_k_recall
 from adacur.evaluation.runs import Run
 from adacur.first_stages import BM25, Dense, first_stage_named
-from adacur.first_stages.opening import encoder as open_encoder
+from adacur.first_stages.encoders import encoder as open_encoder
 from adacur.index import AnchorTable, Estimate, build_scores, check_scorer, is_finished
-from adacur.index.progress import scoring_bar
+from adacur.index.progress import ScoringBar
 from adacur.scorers import MatrixScorer
 from adacur.scorers import scorer as open_scorer
 from adacur.search import AnchorIndex
@@ -116,7 +116,8 @@ def evaluate(
     for name in methods:
         options_of(name)
     for name in first:
-        first_stage_named(name)
+        if name != "random":
+            first_stage_named(name)
     scorer = open_scorer(scorer)
     encoder = open_encoder(encoder or _ENCODER) if "dense" in first else None
     output = Path(output)
@@ -251,7 +252,7 @@ def _scored(
     target.parent.mkdir(parents=True, exist_ok=True)
     was_finished = is_finished(target)
     try:
-        with scoring_bar(progress and not was_finished) as show:
+        with ScoringBar(progress and not was_finished) as show:
             folder = build_scores(collection.items, queries, scorer=scorer, path=target, progress=show)
         if was_finished:
             check_scorer(folder, scorer)

@@ -2,13 +2,13 @@
 
 Where to change what:
 
-- `bm25`, `dense`, `random`, `matrix`: one first stage each; `ranking` breaks their ties; `saved` has the files that
-  all of them share (settings and ids).
+- `bm25`, `dense`, `matrix`: one first stage each; `saved` has the files that all share (settings and ids). "random"
+  names none: a search then starts from a random draw.
 - `table`: the names. To add a first stage: write its file here, add one line to `FIRST_STAGES`, and one to the makers
   of tests/contracts/test_first_stages.py. The command line, `adacur.build`, edits and loading read the table.
 - `placing`: a first stage in an index: translates its positions where the index has the items in another order, and
   looks up ids for search engines that answer by id.
-- `encoders`: what turns texts into vectors, and the card by which it is recognised; `encoding` feeds it with items.
+- `encoders`: what turns texts into vectors, how it is opened, and the card by which it is recognised.
 
 search/first_stages.py keeps them in index folders.
 """
@@ -20,7 +20,6 @@ from adacur.first_stages.dense import Dense
 from adacur.first_stages.encoders import Encoder, EncoderCard, OnnxEncoder, SentenceTransformerEncoder, bge_small
 from adacur.first_stages.matrix import Matrix
 from adacur.first_stages.placing import AnyStage, Placed, Retriever, as_hits, placed
-from adacur.first_stages.random import Random
 from adacur.first_stages.saved import read_settings
 from adacur.first_stages.table import FIRST_STAGES, first_stage_named, load_first_stage
 
@@ -34,7 +33,6 @@ __all__ = [
     "Matrix",
     "OnnxEncoder",
     "Placed",
-    "Random",
     "Retriever",
     "SentenceTransformerEncoder",
     "as_hits",

@@ -16,11 +16,16 @@ from adacur.core.errors import DamagedIndex, EmptyInput, InputError
 from adacur.core.protocols import FirstStage, Ranking, Vectors
 from adacur.core.records import Item, Query, as_queries
 from adacur.data.stored import read_array
-from adacur.first_stages.encoders import Encoder, EncoderCard, check_same_encoder, read_card, reopen_encoder
-from adacur.first_stages.encoding import blocks_to_encode
 from adacur.first_stages.placing import best_by_id
-from adacur.first_stages.ranking import check_ids
-from adacur.first_stages.saved import read_ids, read_settings, unreadable_is_damage, write_ids, write_settings
+from adacur.first_stages.encoders import (
+    Encoder,
+    EncoderCard,
+    blocks_to_encode,
+    check_same_encoder,
+    read_card,
+    reopen_encoder,
+)
+from adacur.first_stages.saved import check_ids, read_ids, read_settings, unreadable_is_damage, write_settings
 
 __all__ = ["Dense"]
 
@@ -194,8 +199,7 @@ class Dense(FirstStage):
             np.save(target, self._stored)
         if self._scales is not None:
             np.save(folder / "scales.npy", self._scales)
-        write_ids(folder, self._ids)
-        write_settings(folder, kind=self.name, settings=self.settings())
+        write_settings(folder, kind=self.name, ids=self._ids, settings=self.settings())
 
     @classmethod
     def load(cls, folder: str | Path, *, encoder: Encoder | None = None, trust: bool = False) -> Dense:

@@ -1,11 +1,15 @@
-"""Encoders: texts to vectors whose dot product says how near a query and an item are."""
+"""Encoders: texts to vectors whose dot product says how near a query and an item are.
+
+`encoder` is the door: from an object, a path or a name to an encoder; the twin of `adacur.scorers.opening.scorer`.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +18,10 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from adacur.core.arrays import FloatArray
-from adacur.core.errors import InputError
+from adacur.core.errors import InputError, UnknownName
 from adacur.core.extras import require
+from adacur.core.records import Item
+from adacur.core.spelling import did_you_mean
 from adacur.data import fetch, names
 from adacur.data.stored import read_record
 from adacur.first_stages.saved import index_of
@@ -23,6 +29,7 @@ from adacur.scorers.consent import check_consent
 from adacur.scorers.cross_encoders.checkpoints import check_names_no_code, checkpoint_folder, quiet
 from adacur.scorers.cross_encoders.int8_products import PRECISE
 from adacur.scorers.cross_encoders.weights import settings_hash
+from adacur.scorers.opening import imported, is_function_name
 
 __all__ = [
     "Encoder",
@@ -30,11 +37,16 @@ __all__ = [
     "OnnxEncoder",
     "SentenceTransformerEncoder",
     "bge_small",
+    "blocks_to_encode",
     "check_same_encoder",
+    "encoder",
     "open_encoder",
     "read_card",
     "reopen_encoder",
 ]
+
+
+_FIRST_BLOCK, _LARGEST_BLOCK = 16, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +257,50 @@ def bge_small(folder: str | Path, *, threads: int | None = None) -> OnnxEncoder:
         query_prefix="Represent this sentence for searching relevant passages: ",
         threads=threads,
     )
+
+
+def encoder(source: Any) -> Any:
+    """Open a dual encoder.
+
+    `source` is one of:
+
+    - an object with `encode_queries` and `encode_items`, or None: returned as it is;
+    - "module:name" of such an object;
+    - a name that `adacur fetch` lists, such as "bge-small-en-v1.5", fetched if needed;
+    - the folder or hub name "org/name" of a sentence-transformers model.
+    """
+    if not isinstance(source, str | Path):
+        return source
+    text = str(source)
+    if text == "bge-small-en-v1.5":
+        return bge_small(fetch(text))
+    if text in names():
+        return SentenceTransformerEncoder(fetch(text))
+    if is_function_name(text):
+        return imported(text, what="encoder")
+    if not Path(source).exists() and "/" not in text:
+        raise UnknownName(
+            f"There is no encoder called {text!r}.{did_you_mean(text, names())} Give a name that `adacur fetch` lists, "
+            "the folder or hub name 'org/name' of a sentence-transformers model, 'module:name', or an object."
+        )
+    return SentenceTransformerEncoder(source)
+
+
+def blocks_to_encode(items: Iterable[Item], *, progress: str | None) -> Iterator[list[Item]]:
+    """The items in blocks, small ones first; a bar of the name `progress` counts those that have been encoded.
+
+    How items are cut into blocks depends on their number alone, so that the vectors do not depend on the machine.
+    """
+    from tqdm.auto import tqdm
+
+    rest, size = iter(items), _FIRST_BLOCK
+    total = len(items) if isinstance(items, Sized) else None
+    with tqdm(total=total, desc=progress, unit="item", disable=progress is None) as bar:
+        while block := list(itertools.islice(rest, size)):
+            yield block
+            # The caller comes back when the block is encoded.
+            bar.update(len(block))
+            size = min(2 * size, _LARGEST_BLOCK)
 
 
 def check_same_encoder(given: EncoderCard, built: EncoderCard | None) -> None:

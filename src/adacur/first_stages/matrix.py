@@ -14,7 +14,7 @@ from adacur.core.protocols import FirstStage, Ranking
 from adacur.core.records import Item, Query, as_queries
 from adacur.core.scores import check_grid
 from adacur.first_stages.placing import best_by_id
-from adacur.first_stages.ranking import check_ids
+from adacur.first_stages.saved import check_ids
 
 __all__ = ["Matrix"]
 

@@ -107,7 +107,9 @@ def _positions_of(stage: FirstStage, items: Items) -> IntArray | None:
         if compared is not None and compared() is items:
             return positions
     # By their keys, which take a tenth of the memory of ids and are needed in every search.
-    ours, theirs = items.keys, item_keys(stage.ids)
+    ours, theirs = items.keys, getattr(stage.ids, "keys", None)
+    if theirs is None:
+        theirs = item_keys(stage.ids)
     positions = None if np.array_equal(ours, theirs) else _positions_among(theirs, ours, stage)
     with suppress(TypeError):
         _KNOWN[stage] = weakref.ref(items), positions

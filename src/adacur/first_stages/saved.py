@@ -11,11 +11,15 @@ from typing import Any, overload
 
 import numpy as np
 
-from adacur.core.errors import AdacurError, DamagedIndex, NewerFormat, NotAnIndex
+from adacur.core.arrays import KeyArray
+from adacur.core.errors import AdacurError, DamagedIndex, DuplicateId, EmptyInput, NewerFormat, NotAnIndex
+from adacur.core.records import first_repeat
+from adacur.core.seeds import item_keys
 from adacur.data.stored import read_array, read_json
 
 __all__ = [
     "StoredIds",
+    "check_ids",
     "index_of",
     "read_ids",
     "read_settings",
@@ -25,14 +29,14 @@ __all__ = [
 ]
 
 _FORMAT = 1
-_TEXT, _ENDS = "ids.utf8", "ids_ends.npy"
+_TEXT, _ENDS, _KEYS = "ids.utf8", "ids_ends.npy", "ids_keys.npy"
 
 
-def write_settings(folder: Path, *, kind: str, ids: Iterable[str] | None = None, settings: dict[str, Any]) -> None:
+def write_settings(folder: Path, *, kind: str, settings: dict[str, Any], ids: Iterable[str] | None = None) -> None:
     """Write settings, and ids where they are given; called last: without `retriever.json` a folder is unfinished."""
     folder.mkdir(parents=True, exist_ok=True)
     if ids is not None:
-        (folder / "ids.json").write_text(json.dumps(list(ids), ensure_ascii=False), encoding="utf-8")
+        write_ids(folder, ids)
     content = {"kind": kind, "format": _FORMAT} | settings
     (folder / "retriever.json").write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
 
@@ -65,6 +69,16 @@ def unreadable_is_damage(folder: str | Path, what: str) -> Iterator[None]:
         raise DamagedIndex(f"The {what} files in {folder} cannot be read ({said}). Build it again.") from error
 
 
+def check_ids(ids: Iterable[str]) -> tuple[str, ...]:
+    """At least one id, none of them twice."""
+    ids = tuple(ids)
+    if not ids:
+        raise EmptyInput("There are no items. Give at least one.")
+    if len(set(ids)) < len(ids):
+        raise DuplicateId(f"Item ids must be unique; {first_repeat(ids)!r} occurs more than once.")
+    return ids
+
+
 def read_ids(folder: str | Path) -> Sequence[str]:
     """The item ids, in the order of the rows; left on the disk where `write_ids` made that possible."""
     folder = Path(folder)
@@ -79,16 +93,24 @@ def read_ids(folder: str | Path) -> Sequence[str]:
 
 
 def write_ids(folder: Path, ids: Iterable[str]) -> None:
-    """Write ids so that each can be read by itself: millions of them in memory would take half a gigabyte."""
+    """Write ids so that each can be read by itself: millions of them in memory would take half a gigabyte.
+
+    Beside them go their keys, by which an index sees at once whether its items are in the same order.
+    """
     lengths: list[int] = []
-    # Aside first: the ids may be read from the very files that are written.
-    with (folder / f".{_TEXT}").open("wb") as file:
-        for id_ in ids:
-            encoded = id_.encode()
-            file.write(encoded)
-            lengths.append(len(encoded))
+
+    def written() -> Iterator[str]:
+        # Aside first: the ids may be read from the very files that are written.
+        with (folder / f".{_TEXT}").open("wb") as file:
+            for id_ in ids:
+                encoded = id_.encode()
+                file.write(encoded)
+                lengths.append(len(encoded))
+                yield id_
+
+    np.save(folder / f".{_KEYS}", item_keys(written()))
     np.save(folder / f".{_ENDS}", np.cumsum(lengths, dtype=np.int64))
-    for name in (_TEXT, _ENDS):
+    for name in (_TEXT, _KEYS, _ENDS):
         os.replace(folder / f".{name}", folder / name)
 
 
@@ -112,6 +134,12 @@ class StoredIds(Sequence[str]):
         expected = int(self._ends[-1]) if len(self._ends) else 0
         if size != expected:
             raise ValueError(f"{_TEXT} has {size} bytes and not {expected}")
+        # Absent from what was saved before keys were stored.
+        self.keys: KeyArray | None = None
+        if (folder / _KEYS).exists():
+            self.keys = read_array(folder / _KEYS, kind="u", mapped=True)
+            if self.keys.shape != self._ends.shape or self.keys.dtype != np.uint64:
+                raise ValueError(f"{_KEYS} has {len(self.keys)} keys of {len(self._ends)} ids")
         self._text = np.memmap(folder / _TEXT, dtype=np.uint8, mode="r") if size else np.empty(0, dtype=np.uint8)
 
     def __len__(self) -> int:

@@ -10,20 +10,19 @@ from adacur.core.protocols import FirstStage
 from adacur.core.spelling import did_you_mean
 from adacur.first_stages.bm25 import BM25
 from adacur.first_stages.dense import Dense
-from adacur.first_stages.random import Random
 from adacur.first_stages.saved import read_settings
 
 __all__ = ["FIRST_STAGES", "first_stage_named", "load_first_stage"]
 
-FIRST_STAGES: dict[str, type[FirstStage]] = {"bm25": BM25, "dense": Dense, "random": Random}
+FIRST_STAGES: dict[str, type[FirstStage]] = {"bm25": BM25, "dense": Dense}
 
 
 def first_stage_named(name: str) -> type[FirstStage]:
     """The class of a first stage."""
     if name not in FIRST_STAGES:
         raise UnknownName(
-            f"There is no first stage {name!r}.{did_you_mean(name, FIRST_STAGES)} Choose {', '.join(FIRST_STAGES)}, or "
-            "give an object."
+            f"There is no first stage {name!r}.{did_you_mean(name, FIRST_STAGES)} Choose {', '.join(FIRST_STAGES)} or "
+            "random, or give an object."
         )
     return FIRST_STAGES[name]
 

@@ -25,7 +25,7 @@ from adacur.index.manifest import (
 )
 from adacur.index.object_store import index_url
 from adacur.index.probes import Drift, DriftWarning, check_scorer, choose_probes
-from adacur.index.progress import Progress, scoring_bar
+from adacur.index.progress import Progress, ScoringBar
 from adacur.index.sparse import Sparse
 from adacur.index.table import AnchorTable
 from adacur.index.updates import Update, updating
@@ -46,6 +46,7 @@ __all__ = [
     "Origin",
     "Probe",
     "Progress",
+    "ScoringBar",
     "Sparse",
     "StoredItems",
     "Update",
@@ -63,7 +64,6 @@ __all__ = [
     "prune",
     "read_manifest",
     "save_table",
-    "scoring_bar",
     "updating",
     "verify",
     "write_checksums",

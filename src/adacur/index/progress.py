@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from adacur.index.probes import Drift
 
-__all__ = ["Progress", "ProgressReports", "scoring_bar"]
+__all__ = ["Progress", "ProgressReports", "ScoringBar"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,29 +73,30 @@ class ProgressReports:
             self._progress(self.now)
 
 
-@contextlib.contextmanager
-def scoring_bar(shown: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """A function that moves a progress bar over pairs; None where it is not to be shown."""
-    if not shown:
-        yield None
-        return
-    bar: Any = None
+class ScoringBar:
+    """Remembers the `last` report of a build and shows it as a progress bar over pairs, where it should."""
 
-    def show(progress: Progress) -> None:
-        nonlocal bar
-        from tqdm import tqdm
+    def __init__(self, shown: bool) -> None:
+        self.last = Progress()
+        self._shown = shown
+        self._bar: Any = None
 
-        if not progress.pairs:
+    def __call__(self, progress: Progress) -> None:
+        self.last = progress
+        if not self._shown or not progress.pairs:
             return
-        if bar is None:
-            done = progress.pairs_done
-            bar = tqdm(total=progress.pairs, initial=done, unit=" pairs", unit_scale=True, desc="scoring")
-        if progress.workers > 1:
-            bar.set_postfix_str(f"{progress.workers} workers", refresh=False)
-        bar.update(progress.pairs_done - bar.n)
+        if self._bar is None:
+            from tqdm import tqdm
 
-    try:
-        yield show
-    finally:
-        if bar is not None:
-            bar.close()
+            done = progress.pairs_done
+            self._bar = tqdm(total=progress.pairs, initial=done, unit=" pairs", unit_scale=True, desc="scoring")
+        if progress.workers > 1:
+            self._bar.set_postfix_str(f"{progress.workers} workers", refresh=False)
+        self._bar.update(progress.pairs_done - self._bar.n)
+
+    def __enter__(self) -> ScoringBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()

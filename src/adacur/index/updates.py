@@ -34,7 +34,7 @@ from adacur.index.manifest import (
 )
 from adacur.index.object_store import refuse_url
 from adacur.index.probes import choose_probes, spread_probes
-from adacur.index.progress import Progress
+from adacur.index.progress import ScoringBar
 from adacur.index.table import distinct_anchors
 from adacur.index.versions import (
     AT_HOME,
@@ -60,15 +60,19 @@ their names."""
 
 
 @contextlib.contextmanager
-def updating(path: str | Path) -> Iterator[Update]:
-    """Hold an index against other writers and begin a change of it; what a crash left behind is removed first."""
+def updating(path: str | Path, *, on: On = None, progress: bool = False) -> Iterator[Update]:
+    """Hold an index against other writers and begin a change of it; what a crash left behind is removed first.
+
+    - on: where new pairs are scored.
+    - progress: show bars.
+    """
     refuse_url(path, "A change of an index")
     index = Path(path)
     # First: the lock would make a folder of a path that is none.
     IndexFolder.open(index).release()
     with locked(index):
         prune_locked(index)
-        update = Update(IndexFolder.open(index))
+        update = Update(IndexFolder.open(index), on=on, progress=progress)
         try:
             yield update
         except OSError as error:
@@ -86,8 +90,10 @@ def updating(path: str | Path) -> Iterator[Update]:
 class Update:
     """A new version in the making, by any number of changes; nothing is visible to readers before `switch`."""
 
-    def __init__(self, current: IndexFolder) -> None:
+    def __init__(self, current: IndexFolder, *, on: On = None, progress: bool = False) -> None:
         self._current = current
+        self._on = on
+        self._progress = progress
         self._index = current.path
         self._parts = list(current.parts) or [Part.whole(current.path, ".")]
         self._parts_before = self._parts
@@ -147,14 +153,7 @@ class Update:
             raise DuplicateId(f"Ids of new anchor queries must be new; already in {self._index}: {_shown(known)}.")
         return new
 
-    def add(
-        self,
-        items: Iterable[Item],
-        *,
-        scorer: Scorer | None,
-        on: On = None,
-        progress: Callable[[Progress], None] | None = None,
-    ) -> None:
+    def add(self, items: Iterable[Item], *, scorer: Scorer | None) -> None:
         """Score new items against every anchor query; an interrupted call continues when it is repeated.
 
         Items are read several times; an iterator is read into memory first. Without anchor queries no scorer is needed.
@@ -165,24 +164,17 @@ class Update:
             dtype = self._current.manifest.dtype
             part = self._saved(ItemList(items), (), lambda *_: np.empty((n_new, 0), dtype), dtype=dtype, exact=None)
         else:
-            part = self._scored(items, self._anchors, scorer, on=on, progress=progress)
+            part = self._scored(items, self._anchors, scorer)
         self._parts = [*self._parts, Part.whole(self._index, part, first_row=self._n_items)]
         self._n_items += n_new
         self._new_ids = self._new_ids | {item.id for item in items}
         self._items_changed = True
         self._last_view = None
 
-    def add_anchors(
-        self,
-        queries: Iterable[Query | str],
-        *,
-        scorer: Scorer,
-        on: On = None,
-        progress: Callable[[Progress], None] | None = None,
-    ) -> None:
+    def add_anchors(self, queries: Iterable[Query | str], *, scorer: Scorer) -> None:
         """Score new anchor queries against every item; an interrupted call continues when it is repeated."""
         new = self.check_new_anchors(queries)
-        part = self._scored(self._view().items, new, scorer, on=on, progress=progress)
+        part = self._scored(self._view().items, new, scorer)
         # An index that had no scores may be searched with any scorer: from now on it must be this one.
         self._card = self._card if self._anchors else scorer.card
         self._append_anchors(new, part)
@@ -340,15 +332,7 @@ class Update:
         ]
         self._last_view = None
 
-    def _scored(
-        self,
-        items: Iterable[Item],
-        anchors: Sequence[Query],
-        scorer: Scorer,
-        *,
-        on: On,
-        progress: Callable[[Progress], None] | None,
-    ) -> str:
+    def _scored(self, items: Iterable[Item], anchors: Sequence[Query], scorer: Scorer) -> str:
         """The part of these items and anchor queries, scored as far as it is not yet; its path in the index."""
         dtype = "float16" if self._current.manifest.dtype == "float16" else "float32"
         # The same work has the same name, so that an interrupted one is continued.
@@ -361,23 +345,14 @@ class Update:
             )
         )[:16]
         path = f"{PARTS}/{name}"
-        last: Progress | None = None
-
-        def count(now: Progress) -> None:
-            nonlocal last
-            last = now
-            if progress is not None:
-                progress(now)
-
-        seed = self._current.manifest.seed
-        options: dict[str, Any] = {"dtype": dtype, "seed": seed, "on": on}
-        try:
-            build_scores(items, anchors, scorer=scorer, path=self._index / path, progress=count, **options)
-        finally:
-            if last is not None:
-                self.calls += last.pairs_done - last.resumed_pairs
-                self.recognising += 0 if last.drift is None else last.drift.n_probes
-                self.timing += last.timed
+        options: dict[str, Any] = {"dtype": dtype, "seed": self._current.manifest.seed, "on": self._on}
+        with ScoringBar(self._progress) as bar:
+            try:
+                build_scores(items, anchors, scorer=scorer, path=self._index / path, progress=bar, **options)
+            finally:
+                self.calls += bar.last.pairs_done - bar.last.resumed_pairs
+                self.recognising += 0 if bar.last.drift is None else bar.last.drift.n_probes
+                self.timing += bar.last.timed
         return path
 
     def _saved(

@@ -1,6 +1,6 @@
 """The door for scorers: from an object, a function, a path, a URL or a name to a scorer.
 
-Library, command line and server all open scorers here; `adacur.first_stages.opening.encoder` is its twin for encoders.
+Library, command line and server all open scorers here; `adacur.first_stages.encoders.encoder` is its twin for encoders.
 What an index folder may name without the user's consent is decided in consent.py, before this door is reached.
 """
 

@@ -17,7 +17,7 @@ from adacur.core.records import Item, ItemList, Query, check_item
 from adacur.core.results import Hits
 from adacur.data import as_items
 from adacur.first_stages import AnyStage, Placed
-from adacur.first_stages.opening import encoder as open_encoder
+from adacur.first_stages.encoders import encoder as open_encoder
 from adacur.index import AnchorTable, Drift, IndexFolder, On
 from adacur.scorers.opening import scorer as open_scorer
 from adacur.search import rounds

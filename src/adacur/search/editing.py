@@ -16,7 +16,7 @@ from adacur.core.errors import AdacurError, IndexLocked, InputError
 from adacur.core.protocols import FirstStage, Items, Scorer
 from adacur.core.records import Item, Query, as_queries, check_item
 from adacur.data import ItemFile
-from adacur.index import IndexFolder, On, Origin, Update, check_scorer, prune, scoring_bar, updating
+from adacur.index import IndexFolder, On, Origin, Update, check_scorer, prune, updating
 from adacur.index.compressed import is_compressed
 from adacur.index.updates import repeatable
 from adacur.index.workers import check_workers
@@ -65,7 +65,7 @@ def edit_index(index: AnchorIndex, *, on: On = None, progress: bool = True) -> I
     writable_home(index)
     path = index.path
     assert path is not None
-    with updating(path) as update:
+    with updating(path, on=on, progress=progress) as update:
         edit = Edit(index, update, on=on, progress=progress)
         try:
             yield edit
@@ -108,8 +108,7 @@ class Edit:
         check_can_grow(_stages(self._index, update.current).values())
         scorer = self._opened_scorer() if update.n_anchors else None
         _log_calls(n_new, update.n_anchors)
-        with scoring_bar(self._progress) as show:
-            update.add(items, scorer=scorer, on=self._on, progress=show)
+        update.add(items, scorer=scorer)
 
     def replace(self, items: Iterable[Item] | str | Path) -> None:
         """Give items of the index other texts and metadata; costs what adding them does."""
@@ -130,8 +129,7 @@ class Edit:
         n_new = len(update.check_new_anchors(queries))
         scorer = self._opened_scorer()
         _log_calls(update.n_items, n_new)
-        with scoring_bar(self._progress) as show:
-            update.add_anchors(queries, scorer=scorer, on=self._on, progress=show)
+        update.add_anchors(queries, scorer=scorer)
 
     def add_anchor_scores(self, queries: Iterable[Query | str], scores: Any, *, exact: BoolArray | None = None) -> None:
         """Add anchor queries whose scores are known, without a scorer call.

@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 # Kinds that indexes were built with before they left the library, which other packages may register again.
-_FORMER = ("tfidf", "multi-vector")
+_FORMER = ("tfidf", "multi-vector", "random")
 
 
 class FirstStageWarning(UserWarning):
@@ -61,7 +61,7 @@ def check_first_stages(stages: Sequence[Any], *, encoder: Any, saved: bool = Tru
     """Refuse first stages that could not be built, or `saved`, before anything is paid for."""
     for stage in stages:
         if isinstance(stage, str):
-            if first_stage_named(stage).needs_encoder and encoder is None:
+            if stage != "random" and first_stage_named(stage).needs_encoder and encoder is None:
                 raise InputError(f"A {stage} first stage needs an encoder; give encoder=…, e.g. 'bge-small-en-v1.5'.")
         elif saved and not isinstance(stage, FirstStage):
             raise InputError(

@@ -11,7 +11,7 @@ from typing import Any
 from adacur.core.errors import InputError, UnknownOption
 from adacur.core.protocols import FirstStage, Scorer, ScorerCard
 from adacur.data import names
-from adacur.first_stages.opening import encoder
+from adacur.first_stages.encoders import encoder
 from adacur.index import Drift, IndexFolder, check_scorer
 from adacur.scorers.consent import check_consent, check_not_from_here
 from adacur.scorers.opening import is_function_name, scorer

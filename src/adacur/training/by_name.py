@@ -25,7 +25,7 @@ from adacur.data import (
     split_queries,
 )
 from adacur.first_stages import BM25, Dense
-from adacur.first_stages.opening import encoder
+from adacur.first_stages.encoders import encoder
 from adacur.scorers import scorer
 from adacur.search import load
 from adacur.training.cross_encoder import train_cross_encoder

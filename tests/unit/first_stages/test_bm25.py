@@ -82,6 +82,8 @@ def test_equal_items_write_equal_files_in_every_process(tmp_path) -> None:
 
 def test_files_that_disagree_are_refused(tmp_path) -> None:
     BM25.build(ITEMS).save(tmp_path)
+    for file in tmp_path.glob("ids*"):
+        file.unlink()
     (tmp_path / "ids.json").write_text(json.dumps(["a", "b"]))
     with pytest.raises(DamagedIndex, match="2 ids, 3 items"):
         BM25.load(tmp_path)

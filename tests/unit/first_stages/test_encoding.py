@@ -6,7 +6,7 @@ import tqdm.auto
 
 from adacur.core.records import Item
 from adacur.first_stages import Dense
-from adacur.first_stages.encoding import blocks_to_encode
+from adacur.first_stages.encoders import blocks_to_encode
 from tests.living_world import Encoder
 
 ITEMS = [Item(f"i{n}", f"text {n}") for n in range(300)]

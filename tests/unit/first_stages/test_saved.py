@@ -4,9 +4,11 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from adacur.core.errors import NewerFormat, NotAnIndex, UnknownName
+from adacur.core.seeds import item_keys
 from adacur.first_stages import load_first_stage
 from adacur.first_stages.saved import StoredIds, read_ids, write_ids
 
@@ -54,6 +56,17 @@ def test_ids_are_read_one_at_a_time_from_the_disk(tmp_path) -> None:
     # Over the very files that are read.
     write_ids(tmp_path, stored)
     assert tuple(read_ids(tmp_path)) == ids
+
+
+def test_the_keys_of_ids_are_stored_and_those_of_before_are_hashed_anew(tmp_path) -> None:
+    ids = ("a", "", "schön")
+    write_ids(tmp_path, ids)
+    assert read_ids(tmp_path).keys.tolist() == item_keys(ids).tolist()
+    np.save(tmp_path / "ids_keys.npy", item_keys(ids[:2]))
+    with pytest.raises(ValueError, match="2 keys of 3 ids"):
+        read_ids(tmp_path)
+    (tmp_path / "ids_keys.npy").unlink()
+    assert read_ids(tmp_path).keys is None
 
 
 def test_many_ids_are_read_in_blocks(tmp_path) -> None:

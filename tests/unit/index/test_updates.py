@@ -456,7 +456,7 @@ def test_damage_to_a_version_is_told(path) -> None:
     for file, name in (
         (part / "scores.zarr" / "c" / "0" / "0", "scores.zarr"),
         (home / "rows" / "0.npy", "rows"),
-        (home / "first" / "bm25" / "ids.json", "first"),
+        (home / "first" / "bm25" / "ids.utf8", "first"),
         (part / "items.sqlite", "items.sqlite"),
     ):
         content = file.read_bytes()

@@ -27,7 +27,7 @@ from adacur.data import (
     split_queries,
     wikivital,
 )
-from adacur.first_stages.opening import encoder as open_encoder
+from adacur.first_stages.encoders import encoder as open_encoder
 from adacur.index import Estimate, estimate
 from adacur.scorers import scorer as open_scorer
 from adacur_lab.experiments.methods import method

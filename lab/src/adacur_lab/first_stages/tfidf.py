@@ -16,8 +16,7 @@ from adacur.core.protocols import FirstStage, Ranking
 from adacur.core.records import Item, Query, as_queries
 from adacur.data.stored import read_array, read_json
 from adacur.first_stages.placing import best_by_id
-from adacur.first_stages.ranking import check_ids
-from adacur.first_stages.saved import read_ids, read_settings, unreadable_is_damage, write_settings
+from adacur.first_stages.saved import check_ids, read_ids, read_settings, unreadable_is_damage, write_settings
 
 __all__ = ["TfIdf"]
 
