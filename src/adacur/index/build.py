@@ -22,20 +22,26 @@ from adacur.core.arrays import FloatArray
 from adacur.core.errors import (
     AdacurError,
     DamagedIndex,
-    IndexFolderError,
     IndexMismatch,
     InputError,
     ScorerError,
     ScorerFailed,
-    StorageFull,
 )
 from adacur.core.protocols import AnchorScores, Items, Scorer, ScorerCard
 from adacur.core.records import Item, Query, as_queries
 from adacur.engines import Engine, InThisProcess, WorkersLost
-from adacur.index.blocks import MOST_BLOCK_ITEMS, ScoreBlocks, as_stored, check_dtype, digest_scores, largest_block
-from adacur.index.database import DATABASE, DATABASE_FILES, connect, load, seal
+from adacur.index.blocks import ScoreBlocks, as_stored, check_dtype, digest_scores, largest_block
+from adacur.index.database import DATABASE_FILES, connect, load, seal
 from adacur.index.estimate import Estimate, block_items_for, blocks_of_small_build, estimate
-from adacur.index.files import LOCK, check_no_links, is_full, locked, remove_files, sync_path, write_atomically
+from adacur.index.files import (
+    LOCK,
+    check_no_links,
+    full_disk_reported,
+    locked,
+    remove_files,
+    sync_path,
+    write_atomically,
+)
 from adacur.index.folder import IndexFolder, is_finished
 from adacur.index.items import StoredItems
 from adacur.index.manifest import Manifest, Origin, write_manifest
@@ -182,10 +188,6 @@ def save_rows(
         raise IndexMismatch(f"{folder} is in use already. Save to a new folder, or remove that one first.")
     block_items = min(len(items), largest_block(len(anchors), dtype))
 
-    def stream() -> Iterator[Item]:
-        for start in range(0, len(items), MOST_BLOCK_ITEMS):
-            yield from items.at(range(start, min(start + MOST_BLOCK_ITEMS, len(items))))
-
     def look_up(block: _Block) -> _Scored:
         start = block.number * block_items
         return _Scored(rows(start, start + len(block.items)), seconds=0.0)
@@ -196,7 +198,7 @@ def save_rows(
     try:
         _build(
             partial,
-            Source(stream(), queries, card=card, dtype=dtype, origin=origin, check=lambda item: None),
+            Source(items, queries, card=card, dtype=dtype, origin=origin, check=lambda item: None),
             choose_engine=lambda *_: InThisProcess(look_up),
             choose_block_items=lambda _: block_items,
             reports=ProgressReports(None),
@@ -226,7 +228,7 @@ def _build(
     if manifest is not None and manifest.status == "complete":
         check_same(folder, manifest, source)
         return
-    with locked(folder) as created, _storage_errors(folder, reports):
+    with locked(folder) as created, full_disk_reported(folder, reports.in_words):
         # Another process may have begun, or finished, before this one got the lock.
         manifest = begun(folder)
         if manifest is None:
@@ -403,24 +405,6 @@ def _finish(folder: Path, manifest: Manifest, blocks: ScoreBlocks, connection: s
     shutil.rmtree(folder / _OLD_RECORDS, ignore_errors=True)
     write_atomically(folder / "pt_meta.json", json.dumps(_PYTERRIER))
     write_manifest(folder, replace(manifest, status="complete", probes=probes))
-
-
-@contextlib.contextmanager
-def _storage_errors(folder: Path, reports: ProgressReports) -> Iterator[None]:
-    """Report a full disk as such, with what is safe; and a database that fails in another way."""
-    try:
-        yield
-    except (OSError, sqlite3.Error) as error:
-        if is_full(error):
-            now = reports.now
-            safe = f"{now.blocks_done} of {now.blocks} blocks are" if now.blocks else "nothing is"
-            raise StorageFull(
-                f"The disk that holds {folder} is full; {safe} safely stored. Free some space and run the same build "
-                "again: it continues where it stopped."
-            ) from error
-        if isinstance(error, sqlite3.Error):
-            raise IndexFolderError(f"{folder / DATABASE} cannot be used: {error}.") from error
-        raise
 
 
 def _cost(

@@ -20,12 +20,12 @@ from adacur.index.manifest import FIRST_MANIFEST, MANIFEST, VERSIONS
 from adacur.index.object_store import ObjectStore, copies, index_url
 from adacur.index.versions import AT_HOME, EXACT, PARTS, READERS, places_of
 
-__all__ = ["copy_index", "local_copy", "version_files"]
+__all__ = ["TOP", "copy_index", "local_copy", "version_files"]
 
 _AT_ONCE = 8
 _PYTERRIER = "pt_meta.json"
 # All that may lie at the top of an index.
-_TOP = {MANIFEST, FIRST_MANIFEST, _PYTERRIER, DATABASE, SCORES, EXACT, VERSIONS, PARTS, *AT_HOME}
+TOP = {MANIFEST, FIRST_MANIFEST, _PYTERRIER, DATABASE, SCORES, EXACT, VERSIONS, PARTS, *AT_HOME}
 
 
 def version_files(index: IndexFolder) -> list[str]:
@@ -136,7 +136,7 @@ def _is_copied(name: str) -> bool:
     parts = name.split("/")
     leads_out = any(part.startswith(".") or part == "" for part in parts) or bool(set(name) & set("\\:\0"))
     beside = name.endswith((".partial", LOCK, READERS, "-wal", "-shm", "-journal"))
-    return not leads_out and not beside and parts[0] in _TOP
+    return not leads_out and not beside and parts[0] in TOP
 
 
 def _each(do: Callable[[str], object], names: Iterable[str]) -> None:

@@ -8,10 +8,10 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from adacur.core.errors import DamagedIndex, IndexLocked, StorageFull
+from adacur.core.errors import DamagedIndex, IndexFolderError, IndexLocked, StorageFull
 from adacur.data.stored import read_json
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "check_files",
     "check_inside",
     "check_no_links",
+    "full_disk_reported",
     "is_full",
     "locked",
     "remove_files",
@@ -98,6 +99,22 @@ def locked(folder: Path, *, wait: float = 0.0) -> Iterator[bool]:
         yield created
     finally:
         lock.release()
+
+
+@contextlib.contextmanager
+def full_disk_reported(folder: Path, safe: Callable[[], str], *, what: str = "build") -> Iterator[None]:
+    """Report a full disk as such, with what is `safe`, and a database that fails in another way."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        if is_full(error):
+            raise StorageFull(
+                f"The disk that holds {folder} is full; {safe()}. Free some space and run the same {what} again: it "
+                "continues where it stopped."
+            ) from error
+        if isinstance(error, sqlite3.Error):
+            raise IndexFolderError(f"The database of {folder} cannot be used: {error}.") from error
+        raise
 
 
 def is_full(error: BaseException | None) -> bool:

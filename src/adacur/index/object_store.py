@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import os
 import re
@@ -118,21 +117,15 @@ class ObjectStore:
         # obstore adds the same again as a listing of its inner state.
         said = " ".join(str(error).split("Debug source")[0].split())[:500]
         denied = (self._api.exceptions.PermissionDeniedError, self._api.exceptions.UnauthenticatedError)
+        # Without keys in the environment obstore looks for a service of the cloud's machines, at this address.
+        no_keys = "169.254.169.254" in said or "latest/api/token" in said
         if "NoSuchBucket" in said:
-            return StorageUnavailable(
-                f"{where}: there is no bucket {self.url.split('/')[2]!r}. Create it, or check the URL. ({said})"
+            what = f"there is no bucket {self.url.split('/')[2]!r}. Create it, or check the URL."
+        elif no_keys or isinstance(error, denied) or " 403 " in said or " 401 " in said:
+            what = (
+                f"{'there are no credentials' if no_keys else 'the store denies access'}. Check AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY (for s3://) and what they permit; a public bucket takes AWS_SKIP_SIGNATURE=true."
             )
-        # Without keys in the environment obstore asks the cloud's machines, at this address.
-        if "169.254.169.254" in said or "latest/api/token" in said:
-            return StorageUnavailable(
-                f"{where}: there are no credentials. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or for a public "
-                f"bucket AWS_SKIP_SIGNATURE=true. ({said})"
-            )
-        if isinstance(error, denied) or " 403 " in said or " 401 " in said:
-            refused = StorageUnavailable(
-                f"{where}: the store denies access. Check the credentials in the environment (AWS_ACCESS_KEY_ID and "
-                f"AWS_SECRET_ACCESS_KEY for s3://) and their permissions. ({said})"
-            )
-            refused.errno = errno.EACCES
-            return refused
-        return StorageUnavailable(f"{where}: the store does not answer, after several tries. ({said})")
+        else:
+            what = "the store does not answer, after several tries."
+        return StorageUnavailable(f"{where}: {what} ({said})")

@@ -72,6 +72,11 @@ class ProgressReports:
         if self._progress is not None:
             self._progress(self.now)
 
+    def in_words(self) -> str:
+        """What is safe."""
+        now = self.now
+        return f"{now.blocks_done} of {now.blocks} blocks are safely stored" if now.blocks else "nothing is stored"
+
 
 class ScoringBar:
     """Remembers the `last` report of a build and shows it as a progress bar over pairs, where it should."""

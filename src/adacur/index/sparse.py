@@ -21,7 +21,7 @@ import numpy as np
 
 from adacur.approximation.completion import Completion, ScoredItems
 from adacur.core.arrays import FloatArray, IntArray
-from adacur.core.errors import IndexFolderError, IndexMismatch, InputError, ScorerError, StorageFull
+from adacur.core.errors import IndexFolderError, IndexMismatch, InputError, ScorerError
 from adacur.core.protocols import Items, Scorer
 from adacur.core.records import Item, Query
 from adacur.core.scores import score_pairs
@@ -30,7 +30,7 @@ from adacur.index.blocks import as_stored
 from adacur.index.build import build_scores, save_rows
 from adacur.index.database import digest_texts
 from adacur.index.estimate import Estimate
-from adacur.index.files import is_full, locked, sync_path, write_atomically
+from adacur.index.files import full_disk_reported, locked, sync_path, write_atomically
 from adacur.index.folder import IndexFolder, is_finished
 from adacur.index.manifest import CONTINUE, Origin, read_manifest, work_folder, write_manifest
 from adacur.index.probes import Drift, choose_probes, compare_scores, same_scorer
@@ -316,16 +316,9 @@ class SparseBuild:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         """Hold the folder against other writers, and report a full disk as such."""
-        try:
-            with locked(self.work):
-                yield
-        except OSError as error:
-            if not is_full(error):
-                raise
-            raise StorageFull(
-                f"The disk that holds {self.work} is full; the rows of finished anchor queries are safely stored. "
-                "Free some space and run the same build again: it continues where it stopped."
-            ) from error
+        safe = "the rows of finished anchor queries are safely stored"
+        with full_disk_reported(self.work, lambda: safe), locked(self.work):
+            yield
 
 
 def _begun(work: Path) -> dict[str, Any] | None:

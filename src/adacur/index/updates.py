@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
-from adacur.core.errors import DuplicateId, EmptyInput, InputError, StorageFull, UnknownName
+from adacur.core.errors import DuplicateId, EmptyInput, InputError, UnknownName
 from adacur.core.protocols import Items, Scorer
 from adacur.core.records import Item, ItemList, Query, as_queries, check_item, check_texts, first_repeat
 from adacur.core.scores import check_grid
 from adacur.index.build import build_scores, save_rows
 from adacur.index.database import digest_items, digest_texts, metadata_as_json
-from adacur.index.files import is_full, locked, sync_path, sync_tree, write_checksums
+from adacur.index.files import full_disk_reported, locked, sync_path, sync_tree, write_checksums
 from adacur.index.folder import IndexFolder
 from adacur.index.manifest import (
     FORMAT_OF_VERSIONS,
@@ -73,15 +73,10 @@ def updating(path: str | Path, *, on: On = None, progress: bool = False) -> Iter
     with locked(index):
         prune_locked(index)
         update = Update(IndexFolder.open(index), on=on, progress=progress)
+        safe = "the index is as it was, and scores that were paid for are stored"
         try:
-            yield update
-        except OSError as error:
-            if not is_full(error):
-                raise
-            raise StorageFull(
-                f"The disk that holds {index} is full; the index is as it was, and paid scores are kept. Free some "
-                "space and start the same change again."
-            ) from error
+            with full_disk_reported(index, lambda: safe, what="change"):
+                yield update
         finally:
             update.close()
             prune_locked(index, unused_parts=update.compacted)

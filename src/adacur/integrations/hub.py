@@ -14,21 +14,15 @@ from typing import Any
 from adacur import __version__
 from adacur.core.errors import AdacurError, FetchError, IndexMismatch, NotAnIndex, StorageUnavailable
 from adacur.core.extras import require
-from adacur.index import COMPRESSED, IndexFolder, home_of
-from adacur.index.blocks import SCORES
-from adacur.index.copying import version_files
-from adacur.index.database import DATABASE
-from adacur.index.manifest import FIRST_MANIFEST, MANIFEST, VERSIONS
+from adacur.index import IndexFolder, home_of
+from adacur.index.copying import TOP, version_files
+from adacur.index.manifest import MANIFEST
 from adacur.index.object_store import refuse_url
-from adacur.index.versions import EXACT, PARTS
 from adacur.search import AnchorIndex, load
-from adacur.search.tuned import TUNED
 
 __all__ = ["from_pretrained", "push_to_hub"]
 
 _CARD = "README.md"
-# What an earlier push may have left in a repository; other files there belong to others.
-_OURS = {MANIFEST, FIRST_MANIFEST, DATABASE, SCORES, EXACT, COMPRESSED, TUNED, VERSIONS, PARTS, "first", "pt_meta.json"}
 _NOT_A_CLAIM = {_CARD, ".gitattributes", "LICENSE", ".gitignore"}
 
 
@@ -71,7 +65,8 @@ def push_to_hub(
             there = set(api.list_repo_files(**place, revision=newest))
             if not there <= _NOT_A_CLAIM:
                 _check_is_index(api, place, newest, there)
-            unused = sorted(name for name in there - files.keys() if name.split("/")[0] in _OURS)
+            # What an earlier push may have left; other files in the repository belong to others.
+            unused = sorted(name for name in there - files.keys() if name.split("/")[0] in TOP)
             commit = api.create_commit(
                 **place,
                 operations=[

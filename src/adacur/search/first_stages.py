@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import shutil
 import uuid
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from adacur.core.arrays import IntArray
-from adacur.core.errors import InputError, StorageFull
+from adacur.core.errors import InputError
 from adacur.core.protocols import FirstStage, Items
 from adacur.core.records import Item, ItemList
 from adacur.first_stages import (
@@ -25,6 +24,7 @@ from adacur.first_stages import (
     load_first_stage,
 )
 from adacur.index import first_stage_folders, locked, read_manifest, write_checksums, write_manifest
+from adacur.index.files import full_disk_reported
 
 __all__ = [
     "FirstStageWarning",
@@ -183,7 +183,8 @@ def _write(make: Callable[[Path], FirstStage], path: Path, *, name: str) -> None
     if not name or name[0] == "." or any(sign in name for sign in "/\\:"):
         raise InputError(f"A first stage's name must serve as the name of a folder; got {name!r}.")
     unfinished = path / "first" / f".{name}.{uuid.uuid4().hex}.unfinished"
-    with locked(path):
+    safe = f"all scores are safely stored, the first stage {name!r} is not"
+    with locked(path), full_disk_reported(path, lambda: safe):
         if (path / "first" / name).exists():
             return
         for left_over in (path / "first").glob(f".{name}.*.unfinished"):
@@ -192,14 +193,8 @@ def _write(make: Callable[[Path], FirstStage], path: Path, *, name: str) -> None
         try:
             make(unfinished).save(unfinished)
             write_checksums(unfinished)
-        except OSError as error:
+        except OSError:
             shutil.rmtree(unfinished, ignore_errors=True)
-            # Numpy reports a full disk by the bytes it could not write, without an error number.
-            if error.errno == errno.ENOSPC or "requested and" in str(error):
-                raise StorageFull(
-                    f"The disk that holds {path} is full; all scores are safely stored, the first stage {name!r} "
-                    "is not. Free some space and run the same build again."
-                ) from error
             raise
         unfinished.rename(path / "first" / name)
         manifest = read_manifest(path)
