@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,9 +226,15 @@ class Items(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, position: int, /) -> Item: ...
+    def __getitem__(self, position: int, /) -> Item:
+        at, n = operator.index(position), len(self)
+        if not -n <= at < n:
+            raise IndexError(f"There are {n} items; none has position {at}.")
+        return self.at([at % n])[0]
 
-    def __iter__(self) -> Iterator[Item]: ...
+    def __iter__(self) -> Iterator[Item]:
+        for start in range(0, len(self), 1024):
+            yield from self.at(range(start, min(start + 1024, len(self))))
 
     def at(self, positions: Iterable[int]) -> list[Item]:
         """The items at these positions, in that order."""

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -40,7 +40,6 @@ __all__ = [
     "blocks_to_encode",
     "check_same_encoder",
     "encoder",
-    "open_encoder",
     "read_card",
     "reopen_encoder",
 ]
@@ -314,24 +313,6 @@ def check_same_encoder(given: EncoderCard, built: EncoderCard | None) -> None:
             )
 
 
-def open_encoder(card: EncoderCard) -> Encoder:
-    """The encoder a card describes; OSError, ValueError or MissingExtra where it cannot be opened."""
-    if card.source is None or card.kind not in ("onnx", "sentence-transformers"):
-        raise InputError(f"A card of kind {card.kind!r} with source {card.source!r} does not say how to open it.")
-    if card.kind == "onnx":
-        return OnnxEncoder(
-            card.source,
-            pooling="mean" if card.pooling == "mean" else "cls",
-            normalise=bool(card.normalise),
-            query_prefix=card.query_prefix,
-            item_prefix=card.item_prefix,
-            max_tokens=card.max_tokens or 512,
-        )
-    return SentenceTransformerEncoder(
-        card.source, normalise=bool(card.normalise), query_prefix=card.query_prefix, item_prefix=card.item_prefix
-    )
-
-
 def reopen_encoder(card: EncoderCard, *, instead: str, folder: Path | None, trust: bool) -> Encoder:
     """The encoder that a saved first stage remembers; `instead` says how to pass it by hand.
 
@@ -343,8 +324,15 @@ def reopen_encoder(card: EncoderCard, *, instead: str, folder: Path | None, trus
     # A path of another machine is no help, but a name that everybody can fetch is.
     if source and not Path(source).exists() and (name := Path(source).name) in names():
         source = str(fetch(name))
+    prefixes = {"query_prefix": card.query_prefix, "item_prefix": card.item_prefix}
+    options: dict[str, Any] = {"normalise": bool(card.normalise), **prefixes}
     try:
-        return open_encoder(replace(card, source=source))
+        if source is not None and card.kind == "sentence-transformers":
+            return SentenceTransformerEncoder(source, **options)
+        if source is not None and card.kind == "onnx":
+            pooling: Literal["cls", "mean"] = "mean" if card.pooling == "mean" else "cls"
+            return OnnxEncoder(source, pooling=pooling, max_tokens=card.max_tokens or 512, **options)
+        raise ValueError("its card does not say how.")
     except (OSError, ValueError) as error:
         raise InputError(
             f"The encoder of this first stage ({card.kind}, {card.source!r}) cannot be opened: {error} "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import operator
 import sqlite3
 import threading
 import weakref
@@ -17,6 +16,7 @@ import numpy as np
 
 from adacur.core.arrays import IntArray, KeyArray
 from adacur.core.errors import UnknownName
+from adacur.core.protocols import Items
 from adacur.core.records import Item
 from adacur.core.seeds import item_keys
 from adacur.index.database import connect, damaged
@@ -26,10 +26,9 @@ __all__ = ["PartItems", "StoredItems"]
 
 # Below SQLite's smallest default limit of bound parameters, 999.
 _PARAMETERS = 900
-_ITEMS_AT_ONCE = 1024
 
 
-class StoredItems:
+class StoredItems(Items):
     """The items of an index folder, read on demand; safe to share among threads.
 
     With `keep_open` it holds a file handle: a folder that is replaced under a running server does not mix texts.
@@ -64,12 +63,6 @@ class StoredItems:
 
     def __len__(self) -> int:
         return self._length
-
-    def __getitem__(self, position: int) -> Item:
-        return _item_at(self, position)
-
-    def __iter__(self) -> Iterator[Item]:
-        return _one_by_one(self)
 
     @cached_property
     def _length(self) -> int:
@@ -130,7 +123,7 @@ class StoredItems:
                     connection.close()
 
 
-class PartItems:
+class PartItems(Items):
     """The items of a version, which lie in several folders; read on demand and safe to share among threads.
 
     `rows` has, per folder, the position of each of its items in the version, or -1 where another folder has it or none.
@@ -170,12 +163,6 @@ class PartItems:
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, position: int) -> Item:
-        return _item_at(self, position)
-
-    def __iter__(self) -> Iterator[Item]:
-        return _one_by_one(self)
-
     def at(self, positions: Iterable[int]) -> list[Item]:
         """The items at these positions, in that order."""
         places = np.fromiter(positions, dtype=np.int64)
@@ -202,18 +189,6 @@ class PartItems:
             for id_, row in store.known_positions(ids).items()
             if (position := int(rows[row])) >= 0
         }
-
-
-def _item_at(items: StoredItems | PartItems, position: int) -> Item:
-    at, n = operator.index(position), len(items)
-    if not -n <= at < n:
-        raise IndexError(f"There are {n} items; none has position {at}.")
-    return items.at([at % n])[0]
-
-
-def _one_by_one(items: StoredItems | PartItems) -> Iterator[Item]:
-    for start in range(0, len(items), _ITEMS_AT_ONCE):
-        yield from items.at(range(start, min(start + _ITEMS_AT_ONCE, len(items))))
 
 
 def _in_order(ids: Sequence[str], positions: Mapping[str, int]) -> IntArray:

@@ -83,13 +83,14 @@ def _verify(index: Path, home: Path, manifest: Manifest) -> Report:
         checked, blocks = checked + len(recorded), blocks + of_part.n_blocks
     if manifest.parts:
         with_checksums.append(home / ROWS)
+    for folder in with_checksums:
+        if folder.exists() or folder.name == ROWS:
+            problems += (Problem(_within(index, folder, file), what) for file, what in check_files(folder))
+    if manifest.parts and not problems:
         try:
             read_parts(index, home, manifest)
         except AdacurError as error:
             problems.append(Problem(_within(index, home, MANIFEST), str(error)))
-    for folder in with_checksums:
-        if folder.exists() or folder.name == ROWS:
-            problems += (Problem(_within(index, folder, file), what) for file, what in check_files(folder))
     missing = (name for name in manifest.first if name not in stages)
     problems += (Problem(_within(index, home, f"first/{name}"), "it is missing") for name in missing)
     return Report(tuple(problems), complete=manifest.status == "complete", blocks_checked=checked, blocks=blocks)
