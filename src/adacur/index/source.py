@@ -107,4 +107,5 @@ def _difference(kind: str, given: Iterable[tuple[str, str]], stored: Iterable[tu
         first = [f"{kind} {now[0]!r} at position {position} has {what} {one!r} in the folder, {other!r} now"]
     if n_now == n_before:
         return first
-    return [f"it has {n_before:,} of kind {kind!r}, and there are {n_now:,} now"]
+    several = "items" if kind == "item" else "anchor queries"
+    return [f"it has {n_before:,} {several}, and there are {n_now:,} now"]
