@@ -16,7 +16,6 @@ from adacur.core.errors import DamagedIndex, EmptyInput, InputError
 from adacur.core.protocols import FirstStage, Ranking, Vectors
 from adacur.core.records import Item, Query, as_queries
 from adacur.data.stored import read_array
-from adacur.first_stages.placing import best_by_id
 from adacur.first_stages.encoders import (
     Encoder,
     EncoderCard,
@@ -25,6 +24,7 @@ from adacur.first_stages.encoders import (
     read_card,
     reopen_encoder,
 )
+from adacur.first_stages.placing import best_by_id
 from adacur.first_stages.saved import check_ids, read_ids, read_settings, unreadable_is_damage, write_settings
 
 __all__ = ["Dense"]

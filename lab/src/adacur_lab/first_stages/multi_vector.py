@@ -17,8 +17,8 @@ from adacur.core.errors import DamagedIndex, EmptyInput, InputError
 from adacur.core.protocols import FirstStage, Ranking
 from adacur.core.records import Item, Query, as_queries
 from adacur.data.stored import read_array
-from adacur.first_stages.placing import best_by_id
 from adacur.first_stages.encoders import EncoderCard, blocks_to_encode, check_same_encoder, read_card, reopen_encoder
+from adacur.first_stages.placing import best_by_id
 from adacur.first_stages.saved import check_ids, read_ids, read_settings, unreadable_is_damage, write_settings
 from adacur_lab.first_stages.token_encoders import TokenEncoder, token_encoder
 
