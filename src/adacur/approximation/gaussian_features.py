@@ -170,15 +170,15 @@ class Extraction:
         assert means is not None
         variance = squares / n_items / n_anchors
         per_dimension = embedding_share and embedding_share * (variance or 1.0) / self.embedding_variance
-        spread = np.eye(n_features) * np.sqrt(per_dimension or 1.0)
-        spread[:n_anchors, :n_anchors] = np.linalg.cholesky(self._query_covariance() / n_anchors)
+        root = np.eye(n_features) * np.sqrt(per_dimension or 1.0)
+        root[:n_anchors, :n_anchors] = np.linalg.cholesky(self._query_covariance() / n_anchors)
         factors = ItemFactors.packed(
             lambda: (rows for _, _, rows in self._feature_blocks()),
             n_items=n_items,
             inner=inner,
             columns=rank + n_features - n_anchors,
             storage=storage,
-            spread=spread,
+            root=root,
             allocate=allocate,
         )
         return self._made(means, factors, squares=squares)

@@ -263,23 +263,24 @@ class ItemFactors:
         inner: FloatArray,
         columns: int,
         storage: Storage,
-        spread: FloatArray,
+        root: FloatArray,
         allocate: Allocate = in_memory,
     ) -> ItemFactors:
-        """Features that come in blocks of rows, in `columns` columns: those that keep most of features · `spread`.
+        """Features that come in blocks of rows, in `columns` columns: those that keep most of features · `root`.
 
-        `inner` is features.T @ features. No fewer columns than there are features means that nothing is mixed. The
-        blocks are read once, into "part0" and "part1" of `allocate`.
+        `root` is a square root of the covariance of the features' weights, and `inner` is features.T @ features. No
+        fewer columns than there are features means that nothing is mixed. The blocks are read once, into "part0" and
+        "part1" of `allocate`.
         """
         n_features = len(inner)
         whole = columns >= n_features
         turn, mixing = np.eye(n_features), None
         if not whole:
-            # The eigenvectors of spreadᵀ inner spread are the right singular vectors of features · spread. At these
+            # The eigenvectors of rootᵀ inner root are the right singular vectors of features · root. At these
             # widths a randomised decomposition would read the features more often and cost more.
-            _, vectors = np.linalg.eigh(spread.T @ inner @ spread)
+            _, vectors = np.linalg.eigh(root.T @ inner @ root)
             vectors = vectors[:, : -columns - 1 : -1]
-            turn, mixing = spread @ vectors, np.linalg.solve(spread.T, vectors).T
+            turn, mixing = root @ vectors, np.linalg.solve(root.T, vectors).T
         ends = [n_features] if whole else [-(-columns // _LEADING), columns]
         parts = [
             PackedRows.unfilled((n_items, stop - start), storage=storage, allocate=allocate, name=f"part{number}")

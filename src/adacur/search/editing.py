@@ -20,7 +20,7 @@ from adacur.index import IndexFolder, On, Origin, Update, check_scorer, prune, u
 from adacur.index.compressed import is_compressed
 from adacur.index.updates import repeatable
 from adacur.index.workers import check_workers
-from adacur.search.first_stages import check_can_grow, update_first_stages
+from adacur.search.first_stages import update_first_stages
 from adacur.search.planning import Snapshot
 from adacur.search.tuned import TUNED, TuningWarning, read_tunings
 
@@ -105,7 +105,9 @@ class Edit:
         """
         update, items = self._open(), self._items(items)
         n_new = update.check_new_items(items)
-        check_can_grow(_stages(self._index, update.current).values())
+        for stage in _stages(self._index, update.current).values():
+            # Asked before anything is paid for.
+            stage.check_can_grow()
         scorer = self._opened_scorer() if update.n_anchors else None
         _log_calls(n_new, update.n_anchors)
         update.add(items, scorer=scorer)

@@ -29,7 +29,6 @@ from adacur.index.files import full_disk_reported
 __all__ = [
     "FirstStageWarning",
     "add_first_stages",
-    "check_can_grow",
     "check_first_stages",
     "check_leads",
     "listed_stages",
@@ -129,12 +128,6 @@ def add_first_stages(
 def save_first_stage(stage: FirstStage, path: Path, *, name: str | None = None) -> None:
     """Write a first stage into an index folder that lacks it; a crash leaves it absent, never half there."""
     _write(lambda folder: stage, path, name=name or stage.name)
-
-
-def check_can_grow(stages: Iterable[FirstStage]) -> None:
-    """Refuse to add items where a first stage could not take them in, before anything is paid for."""
-    for stage in stages:
-        stage.check_can_grow()
 
 
 def update_first_stages(

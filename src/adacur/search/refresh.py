@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from adacur.index.items import PartItems, StoredItems
 from adacur.index.updates import updating
 from adacur.search.anchor_index import AnchorIndex
 from adacur.search.first_stages import open_first_stages
-from adacur.search.search_log import LoggedSearch, SearchLog, text_digest
+from adacur.search.search_log import SearchLog, text_digest
 
 __all__ = ["Refreshed", "complete_searches", "refresh"]
 
@@ -79,9 +79,13 @@ def refresh(
         folder = update.current
         first = open_first_stages(folder.home, encoder=encoder, trust=trust)
         index = AnchorIndex(folder, first=first, card=folder.manifest.scorer, path=folder.path)
-        logged = _Logged(log, index.card)
-        paid = _paid_for(logged, folder.items)
-        logged.check_some_left(path)
+        paid, others = _paid_for(log, index.card, folder.items)
+        if others and not paid:
+            other = next(iter(others.values()))
+            raise WrongScorer(
+                f"{log.path} holds only searches scored by {_described(other, index.card)}; {path} was built with "
+                f"{_described(index.card, other)}. Give a log of searches in this index."
+            )
         there = {query.text for query in index.anchor_queries} | {query.id for query in index.anchor_queries}
         new = [search for search in paid if search.query.text not in there and search.query.id not in there]
         enough = [search for search in new if len(search.scores) >= fewest_scored]
@@ -97,12 +101,12 @@ def refresh(
             update.add_anchor_scores([search.query for search in chosen], scores, exact=exact)
             update.switch()
         return Refreshed(
-            queries=len(paid) + len(logged.other_scorer),
+            queries=len(paid) + len(others),
             added=len(chosen),
             known=len(paid) - len(new),
             too_few=len(new) - len(enough),
             beyond_limit=len(enough) - len(chosen),
-            other_scorer=len(logged.other_scorer),
+            other_scorer=len(others),
             anchors=len(index.anchor_queries) + len(chosen),
             new_ids=tuple(search.query.id for search in chosen),
         )
@@ -132,39 +136,6 @@ def complete_searches(
     return values, exact
 
 
-class _Logged:
-    """The searches of a log that a scorer scored, and, once they are read, the texts that only others scored."""
-
-    def __init__(self, log: SearchLog, card: ScorerCard | None) -> None:
-        self._log = log
-        self._card = card
-        self._texts: set[str] = set()
-        self._others: dict[str, ScorerCard] = {}
-
-    def __iter__(self) -> Iterator[LoggedSearch]:
-        for search in self._log:
-            if self._card is None or not _may_be_one(search.card, self._card):
-                self._others.setdefault(search.query.text, search.card)
-                continue
-            self._texts.add(search.query.text)
-            yield search
-
-    @property
-    def other_scorer(self) -> set[str]:
-        """Texts of queries that the scorer never scored."""
-        return self._others.keys() - self._texts
-
-    def check_some_left(self, path: str | Path) -> None:
-        """Refuse a log that is not empty and of other scorers alone."""
-        if self._texts or not self._others:
-            return
-        other = next(iter(self._others.values()))
-        raise WrongScorer(
-            f"{self._log.path} holds only searches scored by {_described(other, self._card)}; {path} was built with "
-            f"{_described(self._card, other)}. Give a log of searches in this index."
-        )
-
-
 def _described(card: ScorerCard | None, other: ScorerCard | None) -> str:
     """The name of a scorer, and wherein it differs from another."""
     if card is None:
@@ -188,11 +159,20 @@ def _may_be_one(card: ScorerCard, other: ScorerCard) -> bool:
     return cards[0] == cards[1]
 
 
-def _paid_for(searches: Iterable[LoggedSearch], items: StoredItems | PartItems) -> list[_Paid]:
-    """What was paid for each query, for items that are still there with the text that was scored."""
+def _paid_for(
+    log: SearchLog, card: ScorerCard | None, items: StoredItems | PartItems
+) -> tuple[list[_Paid], dict[str, ScorerCard]]:
+    """What this scorer scored for each query, and the texts of queries that only others scored, with their cards.
+
+    Scores count for items that are still there with the text that was scored.
+    """
     paid: dict[str, _Paid] = {}
+    others: dict[str, ScorerCard] = {}
     digests: dict[str, tuple[int, bytes]] = {}
-    for search in searches:
+    for search in log:
+        if card is None or not _may_be_one(search.card, card):
+            others.setdefault(search.query.text, search.card)
+            continue
         if unseen := [id_ for id_ in search.ids if id_ not in digests]:
             there = items.known_positions(unseen)
             texts = items.at(list(there.values()))
@@ -204,4 +184,4 @@ def _paid_for(searches: Iterable[LoggedSearch], items: StoredItems | PartItems) 
             position, now = digests[id_]
             if now == digest:
                 scored.scores[position] = score
-    return list(paid.values())
+    return list(paid.values()), {text: card for text, card in others.items() if text not in paid}

@@ -19,7 +19,7 @@ FACTORS = ItemFactors(
 ALL = np.arange(500)
 
 
-def compressed(factors: ItemFactors, *, columns: int, storage: str, spread: np.ndarray) -> ItemFactors:
+def compressed(factors: ItemFactors, *, columns: int, storage: str, root: np.ndarray) -> ItemFactors:
     rows = factors.rows(np.arange(factors.n_items))
     return ItemFactors.packed(
         lambda: iter(np.array_split(rows, 3)),
@@ -27,7 +27,7 @@ def compressed(factors: ItemFactors, *, columns: int, storage: str, spread: np.n
         inner=rows.T @ rows,
         columns=columns,
         storage=storage,
-        spread=spread,
+        root=root,
     )
 
 
@@ -38,32 +38,32 @@ def off(factors: ItemFactors) -> float:
 
 
 def test_as_many_columns_as_there_are_directions_keep_everything() -> None:
-    assert off(compressed(FACTORS, columns=17, storage="float32", spread=np.eye(52))) < 1e-5
-    assert off(compressed(FACTORS, columns=15, storage="float32", spread=np.eye(52))) < 0.06
-    assert off(compressed(FACTORS, columns=10, storage="float32", spread=np.eye(52))) > 0.1
+    assert off(compressed(FACTORS, columns=17, storage="float32", root=np.eye(52))) < 1e-5
+    assert off(compressed(FACTORS, columns=15, storage="float32", root=np.eye(52))) < 0.06
+    assert off(compressed(FACTORS, columns=10, storage="float32", root=np.eye(52))) > 0.1
 
 
 def test_the_directions_that_are_spread_are_kept() -> None:
     queries = RNG.normal(size=(52, 52)) * 0.01
     wanted = RNG.normal(size=52)
     queries[:, 0] += 100 * wanted
-    spread = np.linalg.cholesky(queries @ queries.T)
-    plain = compressed(FACTORS, columns=1, storage="float32", spread=np.eye(52))
-    towards = compressed(FACTORS, columns=1, storage="float32", spread=spread)
+    root = np.linalg.cholesky(queries @ queries.T)
+    plain = compressed(FACTORS, columns=1, storage="float32", root=np.eye(52))
+    towards = compressed(FACTORS, columns=1, storage="float32", root=root)
     exact = FACTORS.product(wanted)
     assert np.abs(towards.product(wanted) - exact).max() < 0.05 * np.abs(plain.product(wanted) - exact).max()
 
 
 @pytest.mark.parametrize("storage", ["int8", "float16", "float32"])
 def test_as_many_columns_as_features_are_only_packed(storage) -> None:
-    packed = compressed(FACTORS, columns=52, storage=storage, spread=np.eye(52))
+    packed = compressed(FACTORS, columns=52, storage=storage, root=np.eye(52))
     assert packed.mixing is None
     assert off(packed) < {"int8": 8e-3, "float16": 5e-4, "float32": 1e-6}[storage]
 
 
 @pytest.mark.parametrize("storage", ["int8", "float16", "float32"])
 def test_products_are_those_of_the_rows(storage) -> None:
-    for factors in (FACTORS, compressed(FACTORS, columns=15, storage=storage, spread=np.eye(52))):
+    for factors in (FACTORS, compressed(FACTORS, columns=15, storage=storage, root=np.eye(52))):
         weights = RNG.normal(size=(3, 52))
         exact = factors.rows(ALL) @ weights.T
         assert factors.n_features == 52
@@ -74,9 +74,7 @@ def test_products_are_those_of_the_rows(storage) -> None:
 def test_items_in_front_by_the_leading_columns_are_predicted_by_all_columns() -> None:
     rng = np.random.default_rng(3)
     whole = rng.normal(size=(9000, 24)) * np.geomspace(10, 0.001, 24)
-    factors = compressed(
-        ItemFactors([PackedRows(whole)], np.zeros(24)), columns=20, storage="float32", spread=np.eye(24)
-    )
+    factors = compressed(ItemFactors([PackedRows(whole)], np.zeros(24)), columns=20, storage="float32", root=np.eye(24))
     weights, means = rng.normal(size=24), rng.normal(size=9000)
     predicted = factors.predictions(weights, means=means)
     exact = factors.product(weights) + means
@@ -95,7 +93,7 @@ def test_items_in_front_by_the_leading_columns_are_predicted_by_all_columns() ->
 
 
 def test_of_few_items_all_are_predicted_by_all_columns() -> None:
-    factors = compressed(FACTORS, columns=15, storage="int8", spread=np.eye(52))
+    factors = compressed(FACTORS, columns=15, storage="int8", root=np.eye(52))
     weights, means = RNG.normal(size=52), RNG.normal(size=500)
     assert factors.predictions(weights, means=means) == pytest.approx(factors.product(weights) + means, abs=2e-4)
 
@@ -103,7 +101,7 @@ def test_of_few_items_all_are_predicted_by_all_columns() -> None:
 def test_features_on_a_device_are_the_same() -> None:
     pytest.importorskip("torch")
     weights = RNG.normal(size=52)
-    for factors in (FACTORS, compressed(FACTORS, columns=15, storage="int8", spread=np.eye(52))):
+    for factors in (FACTORS, compressed(FACTORS, columns=15, storage="int8", root=np.eye(52))):
         moved = factors.on("cpu")
         assert moved.rows(ALL) == pytest.approx(factors.rows(ALL), abs=0.05)
         assert moved.product(weights).numpy() == pytest.approx(moved.rows(ALL) @ weights, abs=2e-4)
