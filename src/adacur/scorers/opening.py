@@ -33,8 +33,6 @@ __all__ = ["imported", "is_function_name", "scorer"]
 _log = logging.getLogger("adacur.scorers")
 
 _URL = re.compile(r"https?://", re.IGNORECASE)
-# A scheme that is misspelt, or a host and port without one.
-_NEARLY_URL = re.compile(r"[A-Za-z]\w*:/|[\w.-]+:\d+(/|$)")
 _FUNCTION = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _ONNX_EXPORT = Path("onnx", "model.onnx")
@@ -51,12 +49,8 @@ _DUAL_ENCODER = (
     "is a dual encoder: it embeds each text by itself and scores no pairs. Give a cross-encoder; this one can serve as "
     "the `encoder` of the dense first stage"
 )
-_NO_TOKENIZER = (
-    "is a model without its tokenizer. Give the folder or hub name of its checkpoint, or a "
-    "sentence_transformers.CrossEncoder"
-)
-_LABELS = (
-    "answers with labels and probabilities, not with raw scores. Give the folder or hub name of its checkpoint, or a "
+_NOT_RAW = (
+    "is a model without its tokenizer, or answers with labels. Give the folder or hub name of its checkpoint, or a "
     "sentence_transformers.CrossEncoder"
 )
 # In this order: a SentenceTransformer is a torch module too.
@@ -68,8 +62,8 @@ _NOT_SCORERS = {
     ("langchain_core", "BaseDocumentCompressor"): (
         "returns the best documents, not the scores of all. Give the cross-encoder inside it, often its `model`"
     ),
-    ("torch", "Module"): _NO_TOKENIZER,
-    ("transformers", "Pipeline"): _LABELS,
+    ("torch", "Module"): _NOT_RAW,
+    ("transformers", "Pipeline"): _NOT_RAW,
 }
 _WHAT_TO_GIVE = (
     "Give a scorer; a function of (query text, item text) pairs, or its 'module:function'; a sentence-transformers "
@@ -144,32 +138,21 @@ def _from_name(source: str | Path, options: dict[str, Any]) -> Scorer:
         return _from_checkpoint(path, path, options)
     if path.is_dir():
         raise UnknownName(
-            f"The folder {text!r} has no model in it: no .onnx file, and no config.json with weights (*.safetensors or "
-            "pytorch_model*.bin). Name the folder that does."
-        )
-    if path.suffix == ".py" and path.exists():
-        raise UnknownName(
-            f"{text!r} is a Python file; name the function in it as '{path.stem}:function', where "
-            f"`import {path.stem}` works."
+            f"The folder {text!r} must hold an .onnx file, or config.json with *.safetensors or pytorch_model*.bin."
         )
     if path.exists():
-        raise UnknownName(f"The file {text!r} is not a model. Give an .onnx file or the folder of a model.")
+        raise UnknownName(f"The file {text!r} is not a model. {_WHAT_TO_GIVE}")
     if _FUNCTION.fullmatch(text):
         value = imported(text)
         if isinstance(value, Scorer | str | Path):
             return scorer(value, **options)
         return _from_object(value, {"source": text} | options)
-    if _NEARLY_URL.match(text):
-        raise UnknownName(f"{text!r} looks like a URL, but begins with neither http:// nor https://.")
     if _HUB_NAME.fullmatch(text):
         return _from_hub(text, options)
     raise UnknownName(f"There is no scorer called {text!r}.{did_you_mean(text, names())} {_WHAT_TO_GIVE}")
 
 
 def _from_hub(name: str, options: dict[str, Any]) -> Scorer:
-    # An option that no class takes is refused before anything is downloaded.
-    if options.keys() - {*_options_of(SentenceTransformersScorer), *_options_of(TorchCrossEncoder)}:
-        _check_options(TorchCrossEncoder, name, options)
     if (missing := _missing("torch", "transformers")) is None:
         return _from_checkpoint(checkpoint_folder(name), name, options)
     taken_for = f"There is no folder {name!r} here, so it is taken for the name of a hub model."
@@ -197,8 +180,8 @@ def _from_checkpoint(folder: Path, source: str | Path, options: dict[str, Any]) 
         return _open(TorchCrossEncoder, source, options)
     if not is_modular and not has_chat_template(folder):
         raise InputError(
-            f"The model {str(source)!r} {why}, without a chat template: how it expects a pair to be written is not "
-            "known. Give a sentence_transformers.CrossEncoder with its template, or a function that calls the model."
+            f"The model {str(source)!r} {why}, without a chat template for pairs. Give a "
+            "sentence_transformers.CrossEncoder with its template, or a function that calls the model."
         )
     try:
         return _open(SentenceTransformersScorer, source, options)
@@ -229,13 +212,8 @@ def _from_object(source: Any, options: dict[str, Any]) -> Scorer:
 
 
 def _open(kind: Any, source: Any, options: dict[str, Any]) -> Scorer:
-    _check_options(kind, source, options)
-    opened: Scorer = kind(source, **options)
-    return opened
-
-
-def _check_options(kind: Any, source: Any, options: dict[str, Any]) -> None:
-    known = _options_of(kind)
+    parameters = inspect.signature(kind).parameters.values()
+    known = [option.name for option in parameters if option.kind is option.KEYWORD_ONLY]
     if unknown := sorted(options.keys() - set(known)):
         shown = f"an object of type {type(source).__name__}"
         if isinstance(source, str | Path):
@@ -245,11 +223,8 @@ def _check_options(kind: Any, source: Any, options: dict[str, Any]) -> None:
             f"{kind.__name__}, which {shown} opens as, has no option {unknown[0]!r}.{did_you_mean(unknown[0], known)} "
             f"It takes {', '.join(known)}."
         )
-
-
-def _options_of(kind: Any) -> list[str]:
-    parameters = inspect.signature(kind).parameters.values()
-    return [option.name for option in parameters if option.kind is option.KEYWORD_ONLY]
+    opened: Scorer = kind(source, **options)
+    return opened
 
 
 def _missing(*modules: str) -> MissingExtra | None:

@@ -56,8 +56,7 @@ class SentenceTransformersScorer:
         is_ours = isinstance(model, str | Path)
         self._folder: Path | None = None
         if is_ours:
-            # Before anything is downloaded for it.
-            require("sentence_transformers", extra="sentence-transformers")
+            require("sentence_transformers", extra=_EXTRA)
             self._folder = checkpoint_folder(model)
             origin = str(model)
             model = _opened(self._folder, device=device)

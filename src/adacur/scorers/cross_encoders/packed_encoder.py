@@ -15,12 +15,7 @@ _log = logging.getLogger(__name__)
 _MODEL_TYPES = {"bert", "camembert", "roberta", "xlm-roberta"}
 # A smaller product is over before the kernel's tiles have filled the device.
 _ROWS_FOR_KERNEL = 4096
-_ACTIVATIONS = {
-    "gelu": "none",
-    "gelu_fast": "tanh",
-    "gelu_new": "tanh",
-    "gelu_pytorch_tanh": "tanh",
-}
+_ACTIVATIONS = {"gelu": "none", "gelu_fast": "tanh", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
