@@ -134,6 +134,9 @@ class HttpScorer:
                 stacklevel=2,
             )
 
+    def __repr__(self) -> str:
+        return f"HttpScorer({self.url!r}, kind={self.kind!r}, model={self.model!r}, batch_size={self.batch_size})"
+
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
         return run_in_background(self._score(pairs), loop=background_loop(_THREAD))

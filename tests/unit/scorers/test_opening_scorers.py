@@ -287,7 +287,7 @@ def test_a_python_file_and_a_misspelt_function_are_told_how_to_be_named(tmp_path
     (tmp_path / "overlap_of_words.py").write_text("def words(pairs):\n    return [0.0] * len(pairs)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UnknownName, match="overlap_of_words.py"):
+    with pytest.raises(UnknownName, match=r"overlap_of_words\.py"):
         adacur.scorer("overlap_of_words.py")
     with pytest.raises(UnknownName, match=r"overlap_of_words.*'word'.*'words'"):
         adacur.scorer("overlap_of_words:word")

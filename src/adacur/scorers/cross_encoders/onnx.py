@@ -121,7 +121,7 @@ class OnnxCrossEncoder:
 
     def score_grid(self, queries: Sequence[Query], items: Sequence[Item]) -> FloatArray:
         """Scores of shape (queries, items)."""
-        return self._scores(self._tokens.grid(queries, items)).reshape(len(queries), len(items))
+        return self._scores(self._tokens.texts(queries, items).grid()).reshape(len(queries), len(items))
 
     def reopening(self) -> Reopening:
         """How to open this scorer in another process: on the threads that were given, else on one."""

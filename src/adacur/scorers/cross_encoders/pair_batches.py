@@ -33,19 +33,19 @@ class PairBatches:
         self._item_of = self._sent(pairs.item_of[order], torch.int64)
 
         texts, template = pairs.texts, pairs.texts.template
-        heads, head_types = zip(*texts.heads, strict=True)
-        item_types = [np.full(len(item), template.item_type) for item in texts.items]
         # One long row: every head, every item, and the suffix.
-        self._ids = self._sent(np.concatenate((*heads, *texts.items, template.suffix)), torch.int64)
-        self._types = self._sent(np.concatenate((*head_types, *item_types, template.suffix_types)), torch.int64)
-        starts = list(accumulate((len(part) for part in (*heads, *texts.items)), initial=0))
-        self._head_starts = self._sent(np.array(starts[: len(heads)]), torch.int64)
-        self._item_starts = self._sent(np.array(starts[len(heads) : -1]), torch.int64)
+        items = np.concatenate([*texts.items, np.empty(0, np.int64)])
+        ids, types = np.concatenate((*texts.heads, template.item(items), template.suffix), axis=1)
+        self._ids, self._types = self._sent(ids, torch.int64), self._sent(types, torch.int64)
+        n_heads = len(texts.heads)
+        starts = list(accumulate((*texts.head_lengths, *texts.item_lengths), initial=0))
+        self._head_starts = self._sent(np.array(starts[:n_heads]), torch.int64)
+        self._item_starts = self._sent(np.array(starts[n_heads:-1]), torch.int64)
         self._suffix_start = starts[-1]
         self._head_lengths = self._sent(texts.head_lengths, torch.int64)
         self._item_lengths = self._sent(texts.item_lengths, torch.int64)
         self._space = self._sent(texts.space, torch.int64)
-        self._suffix_length = len(template.suffix)
+        self._suffix_length = template.suffix.shape[1]
         self._query_tags: Any = None
         if texts.tags is not None:
             self._query_tags = self._sent(texts.tags.queries, torch.int64)

@@ -50,14 +50,11 @@ _POSITIONS_AFTER_PADDING = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PairTemplate:
-    """How a model wants a pair: prefix, query, middle, item, suffix, and the token types of each part."""
+    """How a model expects a pair: prefix, query, middle, item, suffix; rows of (2, tokens) are ids and token types."""
 
     prefix: TokenArray
     middle: TokenArray
     suffix: TokenArray
-    prefix_types: TokenArray
-    middle_types: TokenArray
-    suffix_types: TokenArray
     query_type: int
     item_type: int
 
@@ -65,42 +62,36 @@ class PairTemplate:
     def of(cls, tokenizer: Any) -> PairTemplate:
         """The template of a `tokenizers.Tokenizer` without padding, read off one small pair."""
         encoding = tokenizer.encode("a", "b")
-        ids, types = np.array(encoding.ids, np.int64), np.array(encoding.type_ids, np.int64)
-        sides = encoding.sequence_ids
-        query, item = ([at for at, side in enumerate(sides) if side == part] for part in (0, 1))
+        rows = np.array([encoding.ids, encoding.type_ids], np.int64)
+        query, item = ([at for at, side in enumerate(encoding.sequence_ids) if side == part] for part in (0, 1))
         if not query or not item or query[-1] > item[0]:
             raise InputError(
                 "A cross-encoder's tokenizer joins a pair as query, then item; this one made "
                 f"{encoding.tokens} of ('a', 'b')."
             )
-        prefix, middle, suffix = slice(0, query[0]), slice(query[-1] + 1, item[0]), slice(item[-1] + 1, None)
         return cls(
-            prefix=ids[prefix],
-            middle=ids[middle],
-            suffix=ids[suffix],
-            prefix_types=types[prefix],
-            middle_types=types[middle],
-            suffix_types=types[suffix],
-            query_type=int(types[query[0]]),
-            item_type=int(types[item[0]]),
+            prefix=rows[:, : query[0]],
+            middle=rows[:, query[-1] + 1 : item[0]],
+            suffix=rows[:, item[-1] + 1 :],
+            query_type=int(rows[1, query[0]]),
+            item_type=int(rows[1, item[0]]),
         )
 
     @property
     def n_special(self) -> int:
-        return len(self.prefix) + len(self.middle) + len(self.suffix)
+        return sum(len(part[0]) for part in (self.prefix, self.middle, self.suffix))
 
-    def head(self, query: TokenArray) -> tuple[TokenArray, TokenArray]:
+    def head(self, query: TokenArray) -> TokenArray:
         """Ids and types of everything before the item."""
-        query_types = np.full(len(query), self.query_type, np.int64)
-        return (
-            np.concatenate((self.prefix, query, self.middle)),
-            np.concatenate((self.prefix_types, query_types, self.middle_types)),
-        )
+        return np.concatenate((self.prefix, _typed(query, self.query_type), self.middle), axis=1)
 
-    def tail(self, item: TokenArray) -> tuple[TokenArray, TokenArray]:
-        """Ids and types of the item and everything after it."""
-        item_types = np.full(len(item), self.item_type, np.int64)
-        return np.concatenate((item, self.suffix)), np.concatenate((item_types, self.suffix_types))
+    def item(self, tokens: TokenArray) -> TokenArray:
+        """Ids and types of an item."""
+        return _typed(tokens, self.item_type)
+
+
+def _typed(tokens: TokenArray, token_type: int) -> TokenArray:
+    return np.stack((tokens, np.full(len(tokens), token_type, np.int64)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,14 +107,14 @@ class TokenTexts:
     """Tokenised queries and items, one entry per record; `space[i]` tokens of an item fit beside query i."""
 
     template: PairTemplate
-    heads: list[tuple[TokenArray, TokenArray]]
+    heads: list[TokenArray]
     space: IntArray
     items: list[TokenArray]
     tags: TagPlaces | None = None
 
     @property
     def head_lengths(self) -> IntArray:
-        return np.array([len(ids) for ids, _ in self.heads], np.intp)
+        return np.array([head.shape[1] for head in self.heads], np.intp)
 
     @property
     def item_lengths(self) -> IntArray:
@@ -134,12 +125,16 @@ class TokenTexts:
         tags = self.tags and replace(self.tags, items=self.tags.items[start:end])
         return replace(self, items=self.items[start:end], tags=tags)
 
-    def pair(self, query: int, item: int) -> tuple[TokenArray, TokenArray]:
+    def grid(self) -> TokenPairs:
+        """Every query with every item, query by query."""
+        n_queries, n_items = len(self.heads), len(self.items)
+        return TokenPairs(self, np.repeat(np.arange(n_queries), n_items), np.tile(np.arange(n_items), n_queries))
+
+    def pair(self, query: int, item: int) -> TokenArray:
         """Ids and types of one pair, the item cut to the space that the query leaves."""
-        head_ids, head_types = self.heads[query]
         tag_at = 0 if self.tags is None else int(self.tags.items[item])
-        tail_ids, tail_types = self.template.tail(_cut(self.items[item], int(self.space[query]), tag_at=tag_at))
-        return np.concatenate((head_ids, tail_ids)), np.concatenate((head_types, tail_types))
+        cut = self.template.item(_cut(self.items[item], int(self.space[query]), tag_at=tag_at))
+        return np.concatenate((self.heads[query], cut, self.template.suffix), axis=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,7 +152,7 @@ class TokenPairs:
     def lengths(self) -> IntArray:
         """Tokens per pair, special ones included."""
         of_items = np.minimum(self.texts.item_lengths[self.item_of], self.texts.space[self.query_of])
-        return self.texts.head_lengths[self.query_of] + of_items + len(self.texts.template.suffix)
+        return self.texts.head_lengths[self.query_of] + of_items + len(self.texts.template.suffix[0])
 
     def padded(self, positions: Iterable[int], *, pad_id: int) -> dict[str, TokenArray]:
         """Model inputs for these pairs, padded on the right to the longest."""
@@ -201,11 +196,6 @@ class PairTokenizer:
         items, item_of = _distinct([item for _, item in pairs])
         return TokenPairs(self.texts(queries, items), query_of, item_of)
 
-    def grid(self, queries: Sequence[Query], items: Sequence[Item]) -> TokenPairs:
-        """Every query with every item, query by query."""
-        query_of = np.repeat(np.arange(len(queries)), len(items))
-        return TokenPairs(self.texts(queries, items), query_of, np.tile(np.arange(len(items)), len(queries)))
-
     def texts(self, queries: Sequence[Query], items: Sequence[Item]) -> TokenTexts:
         """Each distinct text tokenised once."""
         query_tokens = self._tokens([query.text for query in queries])
@@ -214,7 +204,7 @@ class PairTokenizer:
         if self._tags is not None:
             query_tokens, query_places = _queries_with_tags(queries, query_tokens, self._tags)
             item_tokens, item_places = _items_with_tag(item_tokens, self._tags[2], most=self.max_item_tokens)
-            tags = TagPlaces(len(self.template.prefix) + query_places, item_places)
+            tags = TagPlaces(self.template.prefix.shape[1] + query_places, item_places)
         space = [self._space_beside(query, tokens) for query, tokens in zip(queries, query_tokens, strict=True)]
         return TokenTexts(
             template=self.template,
@@ -247,14 +237,14 @@ class PairTokenizer:
         return [tokens[text] for text in texts]
 
 
-def padded(rows: Sequence[tuple[TokenArray, TokenArray]], *, pad_id: int) -> dict[str, TokenArray]:
-    """Rows of (ids, types) as model inputs, padded on the right to the longest."""
-    ids = np.full((len(rows), max(len(row) for row, _ in rows)), pad_id, np.int64)
+def padded(pairs: Sequence[TokenArray], *, pad_id: int) -> dict[str, TokenArray]:
+    """Pairs of (ids, types) as model inputs, padded on the right to the longest."""
+    ids = np.full((len(pairs), max(pair.shape[1] for pair in pairs)), pad_id, np.int64)
     mask, types = np.zeros_like(ids), np.zeros_like(ids)
-    for at, (row, row_types) in enumerate(rows):
-        ids[at, : len(row)] = row
-        types[at, : len(row)] = row_types
-        mask[at, : len(row)] = 1
+    for at, pair in enumerate(pairs):
+        length = pair.shape[1]
+        ids[at, :length], types[at, :length] = pair
+        mask[at, :length] = 1
     return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
 
 

@@ -135,10 +135,7 @@ class TorchCrossEncoder:
         at_once = max(1, _PAIRS_AT_ONCE // max(1, len(queries)))
         for start in range(0, len(items), at_once):
             part = texts.with_items(start, start + at_once)
-            n_items = len(part.items)
-            query_of, item_of = np.repeat(np.arange(len(queries)), n_items), np.tile(np.arange(n_items), len(queries))
-            answers = self._scores(TokenPairs(part, query_of, item_of))
-            scores[:, start : start + n_items] = answers.reshape(len(queries), n_items)
+            scores[:, start : start + at_once] = self._scores(part.grid()).reshape(len(queries), len(part.items))
         return scores
 
     def reopening(self) -> Reopening:

@@ -41,7 +41,8 @@ def test_joined_pairs_are_what_the_tokenizer_makes_of_the_whole_pair(tokenizer) 
 def test_a_grid_is_the_pairs_query_by_query(tokenizer) -> None:
     tokens = PairTokenizer(tokenizer, max_tokens=64)
     everything = range(len(PAIRS))
-    grid, pairs = (made.padded(everything, pad_id=0) for made in (tokens.grid(QUERIES, ITEMS), tokens.pairs(PAIRS)))
+    made = tokens.texts(QUERIES, ITEMS).grid(), tokens.pairs(PAIRS)
+    grid, pairs = (one.padded(everything, pad_id=0) for one in made)
     for name, array in pairs.items():
         np.testing.assert_array_equal(grid[name], array)
 
@@ -157,8 +158,8 @@ def words_of(tokens: PairTokenizer, query: str, item: str) -> list[str]:
     """The tokens of a pair without those of the template."""
     texts = tokens.pairs([(Query("q", query), Item("i", item))]).texts
     ids, template = texts.pair(0, 0)[0].tolist(), tokens.template
-    around = len(template.prefix), len(ids) - len(template.suffix)
-    return [tokens._tokenizer.id_to_token(id_) for id_ in ids[around[0] : around[1]] if id_ not in template.middle]
+    around = template.prefix.shape[1], len(ids) - template.suffix.shape[1]
+    return [tokens._tokenizer.id_to_token(id_) for id_ in ids[around[0] : around[1]] if id_ not in template.middle[0]]
 
 
 @pytest.mark.parametrize(
