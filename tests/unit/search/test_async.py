@@ -143,7 +143,7 @@ class Counting:
         return self.scorer.score(pairs)
 
     def _waiting(self) -> int:
-        return sum(len(request.pairs) for request in list(shared_batches(self)._waiting))
+        return sum(len(pairs) for pairs, _ in list(shared_batches(self)._waiting))
 
 
 def test_searches_awaited_together_share_scorer_calls_between_indexes_too(world) -> None:
