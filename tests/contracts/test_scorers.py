@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from adacur.core.protocols import AsyncScorer, Scorer
-from adacur.data import fetch
 from adacur.scorers import (
     Cached,
     FunctionScorer,
@@ -99,8 +98,6 @@ def open_case(kind: str, folder) -> Case:
         return Case(OnnxCrossEncoder(tiny_onnx(folder, dynamic=True), threads=2), 0)
     if kind == "float onnx":
         return Case(OnnxCrossEncoder(tiny_onnx(folder)), 1e-4)
-    if kind == "real onnx":
-        return Case(OnnxCrossEncoder(fetch("ms-marco-MiniLM-L-12-v2")), 0)
     if kind in HOSTS:
         make, wrapper = HOSTS[kind]
         opened = opened_scorer(make(folder))
@@ -128,7 +125,6 @@ KINDS = [
     "async function",
     "int8 onnx",
     "float onnx",
-    "real onnx",
     "torch bert",
     "torch roberta",
     "torch distilbert",

@@ -33,41 +33,40 @@ def interpreted(program: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("longest", [9, 30, 60, 100, 150])
-def test_the_attention_kernel_attends_within_each_text_alone(longest: int) -> None:
-    interpreted(f"""
-        lengths = [{longest}, 1, {longest // 2}, {longest - 1}]
-        starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-        rows = int(starts[-1])
-        query, key, value = torch.randn(rows + 5, 3, 2, 32, dtype=torch.float16).unbind(1)
-        # What stands behind the last text must not be read.
-        key[rows:], value[rows:] = float("nan"), float("nan")
-        longest = max(lengths)
-        got = attend_on_gpu(torch, query, key, value, starts, starts, longest)[:rows]
-        wide = (query.float(), key.float(), value.float())
-        expected = _padded(torch, *wide, starts, starts, longest, longest)[:rows]
-        torch.testing.assert_close(got.float(), expected, atol=2e-3, rtol=0)
+def test_the_attention_kernel_attends_within_each_text_alone() -> None:
+    interpreted("""
+        for longest in (9, 30, 60, 100, 150):
+            lengths = [longest, 1, longest // 2, longest - 1]
+            starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+            rows = int(starts[-1])
+            query, key, value = torch.randn(rows + 5, 3, 2, 32, dtype=torch.float16).unbind(1)
+            # What stands behind the last text must not be read.
+            key[rows:], value[rows:] = float("nan"), float("nan")
+            got = attend_on_gpu(torch, query, key, value, starts, starts, longest)[:rows]
+            wide = (query.float(), key.float(), value.float())
+            expected = _padded(torch, *wide, starts, starts, longest, longest)[:rows]
+            torch.testing.assert_close(got.float(), expected, atol=2e-3, rtol=0)
 
-        firsts, one_each = query[starts[:-1]], torch.arange(5, dtype=torch.int32)
-        got = attend_on_gpu(torch, firsts, key, value, one_each, starts, 1)
-        torch.testing.assert_close(got.float(), expected[starts[:-1]], atol=2e-3, rtol=0)
+            firsts, one_each = query[starts[:-1]], torch.arange(5, dtype=torch.int32)
+            got = attend_on_gpu(torch, firsts, key, value, one_each, starts, 1)
+            torch.testing.assert_close(got.float(), expected[starts[:-1]], atol=2e-3, rtol=0)
 
-        wanted = torch.stack((starts[1:] - 1, starts[:-1], (starts[:-1] + starts[1:]) // 2), 1).flatten()
-        got = attend_on_gpu(torch, query[wanted], key, value, 3 * one_each, starts, 3)
-        torch.testing.assert_close(got.float(), expected[wanted], atol=2e-3, rtol=0)
+            wanted = torch.stack((starts[1:] - 1, starts[:-1], (starts[:-1] + starts[1:]) // 2), 1).flatten()
+            got = attend_on_gpu(torch, query[wanted], key, value, 3 * one_each, starts, 3)
+            torch.testing.assert_close(got.float(), expected[wanted], atol=2e-3, rtol=0)
     """)
 
 
-@pytest.mark.parametrize(("rows", "columns", "depth"), [(130, 384, 96), (300, 304, 64), (5, 512, 128)])
-def test_the_linear_kernel_ends_in_gelu(rows: int, columns: int, depth: int) -> None:
-    interpreted(f"""
-        rows = torch.randn({rows}, {depth}, dtype=torch.float16) * 2
-        weight = torch.randn({columns}, {depth}, dtype=torch.float16) * 0.2
-        bias = torch.randn({columns}, dtype=torch.float16)
-        got = linear_gelu(torch, rows, weight, bias, programs=3, native_tanh=False).float()
-        expected = gelu(linear(rows.float(), weight.float(), bias.float()))
-        assert expected.abs().max() > 5, "the tails are part of it"
-        torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
+def test_the_linear_kernel_ends_in_gelu() -> None:
+    interpreted("""
+        for n_rows, columns, depth in ((130, 384, 96), (300, 304, 64), (5, 512, 128)):
+            rows = torch.randn(n_rows, depth, dtype=torch.float16) * 2
+            weight = torch.randn(columns, depth, dtype=torch.float16) * 0.2
+            bias = torch.randn(columns, dtype=torch.float16)
+            got = linear_gelu(torch, rows, weight, bias, programs=3, native_tanh=False).float()
+            expected = gelu(linear(rows.float(), weight.float(), bias.float()))
+            assert expected.abs().max() > 5, "the tails are part of it"
+            torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
     """)
 
 

@@ -14,8 +14,6 @@ from adacur.scorers import (
     OnnxCrossEncoder,
     TorchCrossEncoder,
     export_onnx,
-    make_emb_cross_encoder,
-    save_emb_cross_encoder,
     scorer,
 )
 from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_export, tiny_transformer
@@ -121,17 +119,3 @@ def test_a_graph_that_scores_otherwise_is_not_kept(exported, tmp_path, monkeypat
     with pytest.raises(InputError, match="torch"):
         export_onnx(other, tmp_path / "graph")
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
-
-
-def test_a_real_encoder_under_the_papers_head_is_exported(tmp_path) -> None:
-    tokenizer, module = make_emb_cross_encoder(fetch("all-MiniLM-L6-v2"))
-    assert module.tag_ids == (1, 2, 3)
-    save_emb_cross_encoder(module, tokenizer, tmp_path / "emb")
-    export_onnx(tmp_path / "emb", tmp_path / "graph")
-    items = ["Penicillin was discovered by Alexander Fleming.", "Paris is in France. " * 12, "bananas " * 600]
-    pairs = [(Query(text, text), Item(item, item)) for text in ("who?", "capital of france") for item in items]
-    with (
-        TorchCrossEncoder(tmp_path / "emb", device="cpu") as torch_scorer,
-        OnnxCrossEncoder(tmp_path / "graph") as ours,
-    ):
-        np.testing.assert_allclose(ours.score(pairs), torch_scorer.score(pairs), atol=1e-3)
