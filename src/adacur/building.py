@@ -40,8 +40,6 @@ from adacur.search.first_stages import add_first_stages, check_first_stages, che
 from adacur.search.opening import open_folder
 from adacur.search.sparse_build import build_sparse, check_not_sparse, dense_among
 
-__all__ = ["build"]
-
 _log = logging.getLogger("adacur.build")
 
 # A new index is tuned for what a search without options does.

@@ -15,8 +15,6 @@ from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
 from adacur.core.errors import InputError
 from adacur.core.seeds import uniform
 
-__all__ = ["Softmax", "TopK", "Uniform", "best_positions"]
-
 # How many of the largest predictions may belong to scored items before a longer list is fetched.
 _SCORED_AT_FIRST = 1000
 

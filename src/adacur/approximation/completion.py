@@ -17,8 +17,6 @@ from adacur.approximation.score_scale import KNOTS, RAREST, ScoreScale
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import InputError
 
-__all__ = ["Completion", "ScoredItems"]
-
 # Chosen by replay of held-out anchor queries; recall hardly depends on either (docs/decisions/0034-cheap-index.md).
 _RIDGE = 1.0
 _DOUBT = 1.0

@@ -21,8 +21,6 @@ from adacur.core.errors import InputError
 from adacur.core.protocols import AnchorScores
 from adacur.core.records import Query
 
-__all__ = ["EmbeddingRegression"]
-
 
 class EmbeddingRegression:
     """Predict by a dual encoder's item embeddings and a query vector that follows the exact scores (AXN_DE,DE).

@@ -30,16 +30,6 @@ from adacur.core.extras import require
 from adacur.core.protocols import AnchorScores, BlockedScores
 from adacur.core.records import Query
 
-__all__ = [
-    "QUERY_SCALE",
-    "EmbedQueries",
-    "Extraction",
-    "Features",
-    "query_kernel",
-    "rows_at",
-    "unit_vectors",
-]
-
 EmbedQueries = Callable[[Sequence[Query]], FloatArray]
 
 # The distance at which two query embeddings tell e times less of each other.

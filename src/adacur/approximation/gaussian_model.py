@@ -42,8 +42,6 @@ from adacur.core.errors import InputError
 from adacur.core.protocols import AnchorScores
 from adacur.core.records import Query
 
-__all__ = ["GaussianModel", "GrowingCholesky"]
-
 # Settings were chosen at 500 anchor queries by replay; with fewer, each has to speak for more queries, and embeddings
 # for more items.
 _USUAL_ANCHORS = 500

@@ -18,17 +18,6 @@ from adacur.approximation.on_device import DeviceRows
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import InputError
 
-__all__ = [
-    "ROWS_PER_BLOCK",
-    "Allocate",
-    "ItemFactors",
-    "PackedRows",
-    "RowSource",
-    "Storage",
-    "check_storage",
-    "in_memory",
-]
-
 Storage = Literal["float32", "float16", "int8"]
 _STORAGES = ("float32", "float16", "int8")
 # Makes an array of this name, shape and dtype, to be filled.

@@ -8,8 +8,6 @@ import numpy as np
 
 from adacur.core.arrays import FloatArray
 
-__all__ = ["LeaveOneOut"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeaveOneOut:

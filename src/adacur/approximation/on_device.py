@@ -13,8 +13,6 @@ from adacur.core.extras import require
 if TYPE_CHECKING:
     from adacur.approximation.item_factors import PackedRows
 
-__all__ = ["DeviceRow", "DeviceRows"]
-
 _ROWS_PER_TRANSFER = 65_536
 
 

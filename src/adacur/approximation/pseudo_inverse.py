@@ -11,8 +11,6 @@ from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.protocols import AnchorScores
 from adacur.core.records import Query
 
-__all__ = ["GrowingLeastSquares", "PseudoInverse", "Weights", "linear_predictions"]
-
 # The weights of the columns, and the constant beside them.
 Weights = tuple[FloatArray, float]
 

@@ -13,8 +13,6 @@ import numpy as np
 
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
 
-__all__ = ["KNOTS", "RAREST", "ScoreScale"]
-
 # Rarer than one in ten thousand is not told apart: few anchor scores lie there, and their order is chance.
 RAREST = 1e-4
 _SAMPLE = 1_000_000

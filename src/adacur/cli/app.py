@@ -31,8 +31,6 @@ from adacur.cli.train.distill import distill
 from adacur.cli.train.dual_encoder import dual_encoder
 from adacur.cli.tune import tune
 
-__all__ = ["Interrupted", "app"]
-
 _COMMANDS = (build, search, serve, tune, evaluate, inspect, demo, fetch)
 _INDEX = (add, remove, replace, anchors, compact, compress, copy, verify, refresh)
 _TRAIN = (cross_encoder, dual_encoder, distill)

@@ -20,8 +20,6 @@ from adacur.data import pseudo_queries, read_queries
 if TYPE_CHECKING:
     from adacur.index import Estimate
 
-__all__ = ["build"]
-
 _DEFAULT_ANCHORS = 250
 # From here on a dry run names cheaper ways.
 _LONG_SECONDS = 600

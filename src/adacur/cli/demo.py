@@ -22,8 +22,6 @@ from adacur.data import describe, fetch, pseudo_queries, wikivital
 if TYPE_CHECKING:
     from adacur import AnchorIndex
 
-__all__ = ["demo"]
-
 # Chosen to show every outcome: both find the same, the search finds more, re-ranking finds more.
 _QUESTIONS = (
     "who discovered penicillin?",

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from adacur.evaluation import Evaluation, Start
     from adacur.evaluation.comparison import Mean
 
-__all__ = ["evaluate"]
-
 # Estimates are not more certain than this.
 _TOO_LONG = 1.5
 

@@ -12,8 +12,6 @@ from adacur.core.units import megabytes
 from adacur.data import Asset, cache_folder, describe, is_fetched, names
 from adacur.data import fetch as fetch_one
 
-__all__ = ["fetch"]
-
 
 def fetch(
     wanted: Annotated[list[str] | None, Argument(help="Names; none lists what there is.", metavar="NAME")] = None,

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from adacur.core.protocols import ScorerCard
     from adacur.index import IndexFolder
 
-__all__ = ["inspect"]
-
 
 def inspect(
     index: opt.IndexPath,

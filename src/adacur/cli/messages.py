@@ -23,26 +23,6 @@ from adacur.core.errors import AdacurError
 from adacur.core.results import Hits
 from adacur.data import DataWarning
 
-__all__ = [
-    "KEPT",
-    "counted",
-    "explained",
-    "failed",
-    "hits_table",
-    "interrupted",
-    "log_as_notes",
-    "note",
-    "notes",
-    "output",
-    "plain",
-    "print_json",
-    "print_rows",
-    "print_table",
-    "say",
-    "seconds_line",
-    "warnings_as_notes",
-]
-
 KEPT = "What is finished is kept: run the same command again to continue."
 _CONTINUED = {"build", "evaluate"}
 

@@ -20,32 +20,6 @@ from adacur.data import ItemFile, mondo, wikivital
 if TYPE_CHECKING:
     from adacur.engines import Ray
 
-__all__ = [
-    "DEFAULT_ENCODER",
-    "DEFAULT_SCORER",
-    "Budget",
-    "CacheFile",
-    "IndexPath",
-    "ItemsPath",
-    "Json",
-    "K",
-    "MaxItemTokens",
-    "NewItems",
-    "RayAddress",
-    "ScorerName",
-    "ScorerOfIndex",
-    "Seed",
-    "Trust",
-    "Workers",
-    "collection",
-    "comma_separated",
-    "on_workers",
-    "opened_scorer",
-    "scorer_flag",
-    "settings_given",
-    "whole_numbers",
-]
-
 DEFAULT_SCORER = "ms-marco-MiniLM-L-12-v2"
 DEFAULT_ENCODER = "bge-small-en-v1.5"
 

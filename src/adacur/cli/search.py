@@ -15,8 +15,6 @@ from adacur.core.errors import InputError
 from adacur.core.records import as_queries
 from adacur.data import read_queries
 
-__all__ = ["search"]
-
 # Questions that share scorer calls, and are answered together.
 _TOGETHER = 16
 

@@ -19,8 +19,6 @@ from adacur.core.extras import require
 if TYPE_CHECKING:
     from adacur.serving import ServerSettings
 
-__all__ = ["KEYS_VARIABLE", "serve"]
-
 KEYS_VARIABLE = "ADACUR_API_KEYS"
 _LOOPBACK = ("127.", "::1", "localhost")
 

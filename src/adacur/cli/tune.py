@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from adacur.search import AnchorIndex
     from adacur.tuning import Tuning
 
-__all__ = ["tune"]
-
 
 def tune(
     index: opt.IndexPath,

@@ -11,8 +11,6 @@ import numpy as np
 
 from adacur.core.results import Hits
 
-__all__ = ["as_json", "hit_rows"]
-
 
 def as_json(value: Any) -> Any:
     """A plain JSON value; NaN and infinities become null, objects that JSON does not know their text."""

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from adacur.core.errors import BudgetError
 
-__all__ = ["Budget", "check_k", "is_whole"]
-
 
 @dataclass(frozen=True, slots=True)
 class Budget:

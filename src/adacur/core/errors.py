@@ -31,36 +31,6 @@ AdacurError
 
 from __future__ import annotations
 
-__all__ = [
-    "AdacurError",
-    "BudgetError",
-    "DamagedIndex",
-    "DuplicateId",
-    "EmptyInput",
-    "FetchError",
-    "FileFormatError",
-    "IncompleteIndex",
-    "IndexFolderError",
-    "IndexLocked",
-    "IndexMismatch",
-    "InputError",
-    "MissingExtra",
-    "NewerFormat",
-    "NonFiniteScore",
-    "NotAnIndex",
-    "NotTrusted",
-    "ScoreCountError",
-    "ScorerError",
-    "ScorerFailed",
-    "StorageFull",
-    "StorageUnavailable",
-    "TextTooLong",
-    "TrainingFailed",
-    "UnknownName",
-    "UnknownOption",
-    "WrongScorer",
-]
-
 
 class AdacurError(Exception):
     """Root of the tree: catch this to catch everything adacur raises on purpose."""

@@ -16,8 +16,6 @@ from urllib.request import url2pathname
 
 from adacur.core.errors import MissingExtra
 
-__all__ = ["install_command", "require"]
-
 
 def require(module: str, *, extra: str) -> ModuleType:
     """Import an optional module, or say which extra brings it."""

@@ -13,24 +13,6 @@ import numpy as np
 from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
 from adacur.core.records import Item, Pair, Query
 
-__all__ = [
-    "Acquisition",
-    "AnchorScores",
-    "Approximation",
-    "Approximator",
-    "AsyncScorer",
-    "BlockedScores",
-    "FirstStage",
-    "Items",
-    "MovableScorer",
-    "Ranking",
-    "Reopening",
-    "Scorer",
-    "ScorerCard",
-    "UncertainApproximation",
-    "Vectors",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ScorerCard:

@@ -14,8 +14,6 @@ from adacur.core.arrays import IntArray, KeyArray
 from adacur.core.errors import DuplicateId, EmptyInput, InputError, UnknownName
 from adacur.core.seeds import item_keys
 
-__all__ = ["Item", "ItemList", "Pair", "Query", "as_queries", "as_query", "check_item", "check_texts", "first_repeat"]
-
 
 @dataclass(frozen=True, slots=True)
 class Query:

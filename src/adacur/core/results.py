@@ -11,8 +11,6 @@ import numpy as np
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.records import Item, Query
 
-__all__ = ["Hit", "Hits", "Round", "Trace"]
-
 
 @dataclass(frozen=True, slots=True)
 class Hit:

@@ -13,9 +13,6 @@ from adacur.core.errors import AdacurError, NonFiniteScore, ScoreCountError, Sco
 from adacur.core.protocols import Items, Scorer
 from adacur.core.records import Item, Pair, Query
 
-__all__ = ["check_grid", "check_scores", "score_pairs", "scorer_failed"]
-
-
 # What float32 cannot tell from 0, sums of squares in float64 cannot either, and solves by it fail.
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 

@@ -13,8 +13,6 @@ import numpy as np
 
 from adacur.core.arrays import FloatArray, KeyArray
 
-__all__ = ["item_keys", "stream_key", "uniform"]
-
 
 def stream_key(seed: int, *names: str) -> int:
     """A 64-bit key of a stream of draws, e.g. `stream_key(0, "first", query.id)`."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["duration", "duration_range", "megabytes", "pace"]
-
 
 def duration(seconds: float) -> str:
     """Seconds as people say them."""

@@ -12,8 +12,6 @@ from adacur.core.spelling import did_you_mean
 from adacur.data import wheels
 from adacur.data.wheels import Asset
 
-__all__ = ["describe", "fetch", "is_fetched", "names"]
-
 # Of each file its bytes and sha256.
 _ASSETS = tuple(Asset(**asset) for asset in json.loads((files("adacur.data") / "catalogue.json").read_text("utf-8")))
 

@@ -11,8 +11,6 @@ from adacur.core.records import Item, Query
 from adacur.data.catalogue import fetch
 from adacur.data.judged_collection import JudgedCollection
 
-__all__ = ["mondo", "wikivital"]
-
 _MONDO = "MONDO-ontology-v2026-05-05.json.zst"
 
 

@@ -17,8 +17,6 @@ from adacur.core.spelling import did_you_mean
 from adacur.data.judged_collection import JudgedCollection
 from adacur.data.lines import DataWarning, existing, json_lines, json_rows, open_text, reading, warn_left_out
 
-__all__ = ["ItemFile", "as_items", "joined", "read_beir", "read_items", "read_qrels", "read_queries"]
-
 _FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".parquet")
 _QRELS = (".tsv", ".txt", ".qrels", ".tsv.gz", ".txt.gz")
 # The csv module's own limit of 131,072 characters is less than some texts have.

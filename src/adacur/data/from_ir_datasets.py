@@ -12,8 +12,6 @@ from adacur.data.files import joined
 from adacur.data.judged_collection import JudgedCollection
 from adacur.data.lines import warn_left_out
 
-__all__ = ["from_ir_datasets"]
-
 
 def from_ir_datasets(dataset_id: str) -> JudgedCollection:
     """A dataset such as "beir/scifact/test", in memory; ir_datasets downloads it on first use.

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from adacur.core.errors import DuplicateId, EmptyInput, InputError
 from adacur.core.records import Item, Query, first_repeat
 
-__all__ = ["JudgedCollection"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JudgedCollection:

@@ -15,8 +15,6 @@ from typing import IO, Any
 
 from adacur.core.errors import FileFormatError
 
-__all__ = ["DataWarning", "existing", "json_lines", "json_rows", "open_text", "reading", "warn_left_out"]
-
 _GZIP = b"\x1f\x8b"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _IDS_NAMED = 5

@@ -17,8 +17,6 @@ from adacur.core.errors import EmptyInput, InputError
 from adacur.core.records import Item, Query
 from adacur.core.seeds import stream_key
 
-__all__ = ["PseudoQueryKind", "pseudo_queries"]
-
 PseudoQueryKind = Literal["sentences", "titles", "mixed"]
 
 _CANDIDATES_PER_QUERY = 8

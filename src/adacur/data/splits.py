@@ -10,8 +10,6 @@ from adacur.core.errors import InputError
 from adacur.core.records import Query, as_queries
 from adacur.core.seeds import stream_key
 
-__all__ = ["QuerySplit", "split_queries"]
-
 
 @dataclass(frozen=True, slots=True)
 class QuerySplit:

@@ -12,8 +12,6 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-__all__ = ["read_array", "read_json", "read_record"]
-
 Record = TypeVar("Record")
 
 

@@ -17,8 +17,6 @@ from pathlib import Path
 from adacur.core.cache import cache_folder
 from adacur.core.errors import FetchError
 
-__all__ = ["Asset", "fetch", "is_intact"]
-
 _MARKER = ".checksums.json"
 
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["Engine", "InThisProcess", "Result", "Task", "WorkersLost", "read_ahead"]
-
 Task = TypeVar("Task")
 Result = TypeVar("Result", covariant=True)
 _END: Any = object()

@@ -21,8 +21,6 @@ from adacur.core.errors import InputError
 from adacur.core.extras import require
 from adacur.engines.engine import Result, Task, WorkersLost, read_ahead
 
-__all__ = ["Ray", "RayActors", "capacity", "connected"]
-
 _log = logging.getLogger("adacur.engines")
 # A task is given up after this number of deaths, and the cluster when as many workers in a row cannot start.
 _MOST_DEATHS = 3

@@ -16,17 +16,6 @@ from adacur.core.records import Item, Query
 from adacur.data import JudgedCollection, pseudo_queries, read_beir, split_queries
 from adacur.index import Estimate, estimate
 
-__all__ = [
-    "Split",
-    "choose_sizes",
-    "digest_of",
-    "missing_items",
-    "read_collection",
-    "sample",
-    "scoring_cost",
-    "split",
-]
-
 _FEWEST_QUERIES, _MOST_QUERIES = 5, 30
 _FEWEST_ANCHORS, _MOST_ANCHORS = 10, 100
 _SHARE_OF_TESTS = 0.4

@@ -11,8 +11,6 @@ import numpy as np
 from adacur.evaluation.runs import Run
 from adacur.evaluation.significance import PairedDifference, bootstrap_interval, paired_difference, paired_values
 
-__all__ = ["FEWEST_QUERIES", "JUDGED", "Mean", "Row", "compare", "measures_of", "verdict"]
-
 JUDGED = "nDCG@10"
 # Fewer queries cannot tell a usual difference from none.
 FEWEST_QUERIES = 20

@@ -45,8 +45,6 @@ from adacur.scorers import scorer as open_scorer
 from adacur.search import AnchorIndex
 from adacur.search.methods import METHODS, method_named, options_of
 
-__all__ = ["DEFAULT_METHODS", "Evaluation", "Start", "evaluate"]
-
 DEFAULT_METHODS = ("gaussian", "adacur", "anncur", "rerank", "exact")
 _WITHOUT_ANCHORS = ("axn", "rerank", "exact")
 _JUDGED_DEPTH = 10

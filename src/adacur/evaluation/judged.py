@@ -13,8 +13,6 @@ from adacur.core.extras import require
 from adacur.core.records import first_repeat
 from adacur.core.results import Hits
 
-__all__ = ["judged_quality"]
-
 
 def judged_quality(
     found: Sequence[Hits], qrels: Mapping[str, Mapping[str, int]], *, measures: Sequence[str] = ("nDCG@10",)

@@ -11,8 +11,6 @@ from adacur.core.budget import check_k
 from adacur.core.errors import InputError, NonFiniteScore
 from adacur.core.results import Hits
 
-__all__ = ["check_score_matrix", "kth_best", "top_k_recall"]
-
 
 def top_k_recall(found: Sequence[Hits], exact: FloatArray, *, k: int) -> FloatArray:
     """Recall per query, given the exact scores of all items (queries × items).

@@ -16,8 +16,6 @@ from adacur.core.extras import require
 from adacur.evaluation.comparison import JUDGED, Row, compare, measures_of, verdict
 from adacur.evaluation.runs import Run
 
-__all__ = ["write_report"]
-
 # The palette of Okabe & Ito, for colour-blind readers; a colour and marker per method, dashes per first stage.
 _COLOURS = ("#d55e00", "#0072b2", "#009e73", "#333333", "#aa4499", "#8c8c8c")
 _MARKERS, _DASHES = "osD^X8", ("-", "--", ":", "-.")

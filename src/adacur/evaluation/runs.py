@@ -14,8 +14,6 @@ import numpy as np
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import FileFormatError, InputError
 
-__all__ = ["Run"]
-
 _FORMAT = 1
 
 

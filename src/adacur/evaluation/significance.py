@@ -10,8 +10,6 @@ from adacur.core.arrays import FloatArray
 from adacur.core.errors import EmptyInput, InputError
 from adacur.evaluation.runs import Run
 
-__all__ = ["PairedDifference", "bootstrap_interval", "paired_difference", "paired_values"]
-
 
 def bootstrap_interval(values: FloatArray, *, samples: int = 2000, seed: int = 0) -> tuple[float, float]:
     """95 % percentile bootstrap interval of the mean over queries. NaN, a query without a value, is left out.

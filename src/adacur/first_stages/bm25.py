@@ -16,8 +16,6 @@ from adacur.data.stored import read_json
 from adacur.first_stages.placing import best_by_id
 from adacur.first_stages.saved import check_ids, read_ids, read_settings, unreadable_is_damage, write_settings
 
-__all__ = ["BM25"]
-
 
 class BM25(FirstStage):
     """Lucene's BM25 (k1 1.5, b 0.75). Items that share no word with the query are not returned."""

@@ -27,8 +27,6 @@ from adacur.first_stages.encoders import (
 from adacur.first_stages.placing import best_by_id
 from adacur.first_stages.saved import check_ids, read_ids, read_settings, unreadable_is_damage, write_settings
 
-__all__ = ["Dense"]
-
 Storage = Literal["float16", "float32", "int8"]
 # Vectors as they are stored, and scales for int8.
 _Block = tuple[Any, FloatArray | None]

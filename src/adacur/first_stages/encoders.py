@@ -31,20 +31,6 @@ from adacur.scorers.cross_encoders.int8_products import PRECISE
 from adacur.scorers.cross_encoders.weights import settings_hash
 from adacur.scorers.opening import imported, is_function_name
 
-__all__ = [
-    "Encoder",
-    "EncoderCard",
-    "OnnxEncoder",
-    "SentenceTransformerEncoder",
-    "bge_small",
-    "blocks_to_encode",
-    "check_same_encoder",
-    "encoder",
-    "read_card",
-    "reopen_encoder",
-]
-
-
 _FIRST_BLOCK, _LARGEST_BLOCK = 16, 128
 
 

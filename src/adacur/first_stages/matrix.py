@@ -16,8 +16,6 @@ from adacur.core.scores import check_grid
 from adacur.first_stages.placing import best_by_id
 from adacur.first_stages.saved import check_ids
 
-__all__ = ["Matrix"]
-
 
 class Matrix(FirstStage):
     """A matrix of scores, one row per query and one column per item; queries are known by their id."""

@@ -16,8 +16,6 @@ from adacur.core.records import Query, as_queries
 from adacur.core.results import Hits
 from adacur.core.seeds import item_keys
 
-__all__ = ["AnyStage", "Placed", "Retriever", "as_hits", "best_by_id", "placed"]
-
 # By first stage: the items that it was compared with last, and where its own are among them.
 _KNOWN: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[Items], IntArray | None]] = weakref.WeakKeyDictionary()
 

@@ -17,17 +17,6 @@ from adacur.core.records import first_repeat
 from adacur.core.seeds import item_keys
 from adacur.data.stored import read_array, read_json
 
-__all__ = [
-    "StoredIds",
-    "check_ids",
-    "index_of",
-    "read_ids",
-    "read_settings",
-    "unreadable_is_damage",
-    "write_ids",
-    "write_settings",
-]
-
 _FORMAT = 1
 _TEXT, _ENDS, _KEYS = "ids.utf8", "ids_ends.npy", "ids_keys.npy"
 

@@ -12,8 +12,6 @@ from adacur.first_stages.bm25 import BM25
 from adacur.first_stages.dense import Dense
 from adacur.first_stages.saved import read_settings
 
-__all__ = ["FIRST_STAGES", "first_stage_named", "load_first_stage"]
-
 FIRST_STAGES: dict[str, type[FirstStage]] = {"bm25": BM25, "dense": Dense}
 
 

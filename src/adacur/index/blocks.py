@@ -20,8 +20,6 @@ from adacur.index.manifest import DTYPES, Manifest
 if TYPE_CHECKING:
     import zarr
 
-__all__ = ["MOST_BLOCK_ITEMS", "SCORES", "ScoreBlocks", "as_stored", "check_dtype", "digest_scores", "largest_block"]
-
 SCORES = "scores.zarr"
 _BLOCK_BYTES = 32 * 2**20
 MOST_BLOCK_ITEMS = 8192

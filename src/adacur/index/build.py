@@ -53,8 +53,6 @@ from adacur.index.table import distinct_anchors
 from adacur.index.workers import On, check_workers, connected_to, engine_for
 from adacur.scorers.calling import score_grid
 
-__all__ = ["build_scores", "save_rows", "save_table"]
-
 _log = logging.getLogger("adacur.build")
 
 _SAMPLE_ITEMS = 512

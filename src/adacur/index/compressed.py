@@ -22,8 +22,6 @@ from adacur.index.files import locked, write_checksums
 from adacur.index.manifest import read_manifest
 from adacur.index.versions import COMPRESSED
 
-__all__ = ["drop_features", "is_compressed", "read_features", "store_features"]
-
 _FORMAT = 1
 _SETTINGS = "features.json"
 

@@ -20,8 +20,6 @@ from adacur.index.manifest import FIRST_MANIFEST, MANIFEST, VERSIONS
 from adacur.index.object_store import ObjectStore, copies, index_url
 from adacur.index.versions import AT_HOME, EXACT, PARTS, READERS, places_of
 
-__all__ = ["TOP", "copy_index", "local_copy", "version_files"]
-
 _AT_ONCE = 8
 _PYTERRIER = "pt_meta.json"
 # All that may lie at the top of an index.

@@ -15,21 +15,6 @@ from adacur.core.records import Item, Query
 from adacur.index.files import is_full
 from adacur.index.manifest import Manifest
 
-__all__ = [
-    "DATABASE",
-    "DATABASE_FILES",
-    "check_room",
-    "connect",
-    "damaged",
-    "digest_items",
-    "digest_texts",
-    "load",
-    "metadata_as_json",
-    "read_texts",
-    "reading",
-    "seal",
-]
-
 DATABASE = "items.sqlite"
 # With what SQLite keeps beside it while it is written.
 DATABASE_FILES = tuple(DATABASE + suffix for suffix in ("", "-wal", "-shm", "-journal"))

@@ -18,17 +18,6 @@ from adacur.index.blocks import largest_block
 from adacur.index.workers import On, check_workers, connected_to, workers_and_speed
 from adacur.scorers.calling import score_grid
 
-__all__ = [
-    "Encode",
-    "Estimate",
-    "Pace",
-    "block_items_for",
-    "blocks_of_small_build",
-    "estimate",
-    "time_encoder",
-    "time_scorer",
-]
-
 _SECONDS = 4.0
 _ENCODING_SECONDS = 2.0
 # A grid that takes this share of the time is large enough: others like it are timed, and their spread is the range.

@@ -14,21 +14,6 @@ from pathlib import Path
 from adacur.core.errors import DamagedIndex, IndexFolderError, IndexLocked, StorageFull
 from adacur.data.stored import read_json
 
-__all__ = [
-    "LOCK",
-    "check_files",
-    "check_inside",
-    "check_no_links",
-    "full_disk_reported",
-    "is_full",
-    "locked",
-    "remove_files",
-    "sync_path",
-    "sync_tree",
-    "write_atomically",
-    "write_checksums",
-]
-
 LOCK = "build.lock"
 _CHECKSUMS = "checksums.json"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)

@@ -20,15 +20,6 @@ from adacur.index.manifest import CONTINUE, MANIFEST, Manifest, read_manifest
 from adacur.index.object_store import index_url
 from adacur.index.versions import Part, Reading, exact_cells, hold_version, live_blocks, n_exact_cells, read_parts
 
-__all__ = [
-    "IndexFolder",
-    "build_status",
-    "first_stage_folders",
-    "is_finished",
-    "local_folder",
-    "pairs_done",
-]
-
 _PARTS_KEPT_OPEN = 32
 
 

@@ -22,8 +22,6 @@ from adacur.core.seeds import item_keys
 from adacur.index.database import connect, damaged
 from adacur.index.files import is_full
 
-__all__ = ["PartItems", "StoredItems"]
-
 # Below SQLite's smallest default limit of bound parameters, 999.
 _PARAMETERS = 900
 

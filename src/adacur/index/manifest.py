@@ -17,27 +17,6 @@ from adacur.core.protocols import ScorerCard
 from adacur.data.stored import read_record
 from adacur.index.files import write_atomically
 
-__all__ = [
-    "CONTINUE",
-    "DTYPES",
-    "FIRST_MANIFEST",
-    "FORMAT",
-    "FORMAT_OF_VERSIONS",
-    "MANIFEST",
-    "VERSIONS",
-    "Manifest",
-    "Origin",
-    "PartRecord",
-    "Probe",
-    "home_of",
-    "keep_first_manifest",
-    "point_to",
-    "read_manifest",
-    "read_part_manifest",
-    "work_folder",
-    "write_manifest",
-]
-
 FORMAT = 1
 # Of an index that was changed after its build: its manifest names a version, and older readers refuse it.
 FORMAT_OF_VERSIONS = 2

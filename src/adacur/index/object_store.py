@@ -15,8 +15,6 @@ from adacur.core.cache import cache_folder
 from adacur.core.errors import InputError, StorageUnavailable
 from adacur.core.extras import require
 
-__all__ = ["ObjectStore", "copies", "index_url", "refuse_url"]
-
 SCHEMES = ("s3", "gs", "az")
 _RETRIES: dict[str, Any] = {"max_retries": 10, "retry_timeout": timedelta(minutes=3)}
 # A block is at most 32 MB, and uplinks are slow.

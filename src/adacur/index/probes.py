@@ -18,8 +18,6 @@ from adacur.index.folder import IndexFolder
 from adacur.index.manifest import Manifest, Probe
 from adacur.scorers.cached import past_cache
 
-__all__ = ["Drift", "DriftWarning", "check_scorer", "choose_probes", "compare_scores", "same_scorer", "spread_probes"]
-
 _PROBES = 32
 _VALUE_BINS = 64
 _SAME = 1e-3

@@ -9,8 +9,6 @@ from typing import Any
 
 from adacur.index.probes import Drift
 
-__all__ = ["Progress", "ProgressReports", "ScoringBar"]
-
 
 @dataclass(frozen=True, slots=True)
 class Progress:

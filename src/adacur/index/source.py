@@ -15,8 +15,6 @@ from adacur.index.database import connect, read_texts
 from adacur.index.files import LOCK
 from adacur.index.manifest import CONTINUE, MANIFEST, Manifest, Origin, read_manifest
 
-__all__ = ["FINISHED", "Source", "begun", "check_same", "comparable"]
-
 _SHOWN = 60
 FINISHED = "It is finished; choose another path for the new index."
 

@@ -38,8 +38,6 @@ from adacur.index.progress import Progress, ProgressReports
 from adacur.index.source import FINISHED
 from adacur.index.versions import ABOUT_CELLS, EXACT, write_exact_cells
 
-__all__ = ["Sparse", "SparseBuild", "Sparsity", "read_sparsity", "sparse_pairs_done"]
-
 _log = logging.getLogger("adacur.build")
 
 _ROWS, _RECORD = "rows.bin", "rows.json"

@@ -14,8 +14,6 @@ from adacur.core.protocols import Items
 from adacur.core.records import Item, ItemList, Query, as_query, first_repeat
 from adacur.core.scores import check_grid
 
-__all__ = ["AnchorTable", "distinct_anchors"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnchorTable:

@@ -49,8 +49,6 @@ from adacur.index.versions import (
 )
 from adacur.index.workers import On
 
-__all__ = ["Update", "WriteFirstStages", "repeatable", "updating"]
-
 _IDS_SHOWN = 3
 _FEWEST_PROBES = 16
 

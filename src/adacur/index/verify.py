@@ -16,8 +16,6 @@ from adacur.index.folder import first_stage_folders, local_folder
 from adacur.index.manifest import MANIFEST, Manifest, read_part_manifest
 from adacur.index.versions import COMPRESSED, EXACT, ROWS, hold_version, read_parts
 
-__all__ = ["Problem", "Report", "verify"]
-
 
 @dataclass(frozen=True, slots=True)
 class Problem:

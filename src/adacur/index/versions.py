@@ -32,28 +32,6 @@ from adacur.index.manifest import (
     read_part_manifest,
 )
 
-__all__ = [
-    "ABOUT_CELLS",
-    "AT_HOME",
-    "COMPRESSED",
-    "EXACT",
-    "PARTS",
-    "READERS",
-    "ROWS",
-    "Part",
-    "Reading",
-    "exact_cells",
-    "hold_version",
-    "live_blocks",
-    "n_exact_cells",
-    "places_of",
-    "prune",
-    "prune_locked",
-    "read_parts",
-    "write_exact_cells",
-    "write_parts",
-]
-
 COMPRESSED = "gaussian"
 # What a version, or an index as its build left it, keeps beside its manifest: made of its scores and items.
 AT_HOME = ("first", COMPRESSED, "tuned.json")

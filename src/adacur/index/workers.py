@@ -15,8 +15,6 @@ from adacur.engines.ray import capacity, connected
 from adacur.scorers.cached import past_cache
 from adacur.scorers.opening import scorer as open_scorer
 
-__all__ = ["On", "check_workers", "connected_to", "engine_for", "workers_and_speed"]
-
 On = Ray | None
 _UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError, ValueError, RuntimeError)
 

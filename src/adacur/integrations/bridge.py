@@ -26,21 +26,6 @@ from adacur.core.scores import score_pairs
 from adacur.scorers.calling import ascore
 from adacur.search import AnchorIndex, load, search_options
 
-__all__ = [
-    "arerank",
-    "as_item",
-    "asearch",
-    "check_index",
-    "checked_filter",
-    "load_with",
-    "metadata_of",
-    "ranking_of",
-    "rerank",
-    "score_of",
-    "search",
-    "text_of",
-]
-
 
 def load_with(path: str | Path, options: Mapping[str, Any]) -> tuple[AnchorIndex, dict[str, Any]]:
     """Open an index with those of the options that `adacur.load` takes, and return the others."""

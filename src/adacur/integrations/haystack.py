@@ -25,8 +25,6 @@ from haystack import Document, component, default_to_dict  # noqa: E402
 from haystack.document_stores.types import FilterPolicy, apply_filter_policy  # noqa: E402
 from haystack.utils.filters import document_matches_filter  # noqa: E402
 
-__all__ = ["AdacurRanker", "AdacurRetriever", "items_of"]
-
 
 class _Opened:
     """A component that opens its index or scorer in `warm_up`, or when it first runs; closes all but `given`."""

@@ -20,8 +20,6 @@ from adacur.index.manifest import MANIFEST
 from adacur.index.object_store import refuse_url
 from adacur.search import AnchorIndex, load
 
-__all__ = ["from_pretrained", "push_to_hub"]
-
 _CARD = "README.md"
 _NOT_A_CLAIM = {_CARD, ".gitattributes", "LICENSE", ".gitignore"}
 

@@ -19,8 +19,6 @@ from langchain_core.documents import BaseDocumentCompressor, Document  # noqa: E
 from langchain_core.retrievers import BaseRetriever  # noqa: E402
 from pydantic import ConfigDict, Field  # noqa: E402
 
-__all__ = ["AdacurReranker", "AdacurRetriever", "items_of"]
-
 _SEARCH_FIELDS = ("k", "budget", "deadline", "method", "rounds", "seed", "stop_when", "first", "pool", "fuse", "filter")
 
 

@@ -23,8 +23,6 @@ from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, Query
 from llama_index.core.vector_stores.types import MetadataFilters  # noqa: E402
 from llama_index.core.vector_stores.utils import build_metadata_filter_fn  # noqa: E402
 
-__all__ = ["AdacurReranker", "AdacurRetriever", "items_of"]
-
 _HOST_OPTIONS = ("callback_manager", "object_map", "objects", "verbose")
 
 

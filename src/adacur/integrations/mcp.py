@@ -13,8 +13,6 @@ from adacur.core.extras import require
 from adacur.core.results import Hits
 from adacur.search import AnchorIndex, search_options
 
-__all__ = ["TOOL", "create_server", "serve_mcp"]
-
 _log = logging.getLogger("adacur.mcp")
 
 TOOL = "search"

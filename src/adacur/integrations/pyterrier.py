@@ -22,8 +22,6 @@ from adacur.search import AnchorIndex, First, load, search_options
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Adacur"]
-
 pt: Any = require("pyterrier", extra="pyterrier")
 
 

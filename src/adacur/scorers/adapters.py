@@ -17,8 +17,6 @@ from adacur.core.scores import check_scores
 from adacur.scorers.function import FunctionScorer
 from adacur.scorers.function_code import HOW_TO_GIVE_A_KEY
 
-__all__ = ["LangChainScorer", "PyTerrierScorer", "RerankersScorer", "check_has"]
-
 
 class _HostedScorer:
     """A scorer around an object of another library; an adapter adds `_answers`, one number per pair.

@@ -22,8 +22,6 @@ from adacur.scorers.metered import Metered
 from adacur.scorers.score_file import ScoreFile, digest
 from adacur.scorers.shared_batches import SharedBatches, shares_calls
 
-__all__ = ["CacheWarning", "Cached", "past_cache"]
-
 _SAVE_EVERY = 16_384
 _SEE_IDS = ("matrix", "pyterrier")
 

@@ -17,8 +17,6 @@ from adacur.core.records import Item, Pair, Query
 from adacur.core.scores import check_grid, check_scores, score_pairs, scorer_failed
 from adacur.scorers.shared_batches import shared_batches
 
-__all__ = ["ascore", "score_grid"]
-
 # A grid of a thousand queries and a million items must never exist as a list of pairs.
 _PAIRS_PER_CALL = 8192
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from adacur.core.errors import NotTrusted, UnknownName
 
-__all__ = ["check_consent", "check_not_from_here", "why_consent"]
-
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 

@@ -9,8 +9,6 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-__all__ = ["background_loop", "run_in_background"]
-
 T = TypeVar("T")
 
 # By process too: a forked child inherits the loops but not the threads that run them.

@@ -18,8 +18,6 @@ from adacur.scorers.event_loop import run_in_background
 from adacur.scorers.function_code import HOW_TO_GIVE_A_KEY, code_digest, importable_name
 from adacur.scorers.shared_batches import shared_batches
 
-__all__ = ["FunctionScorer"]
-
 TextPairs = list[tuple[str, str]]
 
 

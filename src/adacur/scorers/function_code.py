@@ -12,8 +12,6 @@ from typing import Any
 
 from adacur.core.errors import InputError
 
-__all__ = ["HOW_TO_GIVE_A_KEY", "code_digest", "importable_name"]
-
 HOW_TO_GIVE_A_KEY = "Give the cache a key that names it and its version: Cached(scorer, path, key='my-model-v1')."
 _NUMBERS_AND_TEXTS = (type(None), type(Ellipsis), bool, int, float, complex, str, bytes)
 _MAY_HOLD_ITSELF = (FunctionType, functools.partial, list, dict)

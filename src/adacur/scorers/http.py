@@ -25,8 +25,6 @@ from adacur.core.spelling import did_you_mean
 from adacur.scorers.event_loop import background_loop, run_in_background
 from adacur.scorers.http_dialects import DIALECTS, Address, find_server
 
-__all__ = ["HttpScorer", "ProbabilityWarning"]
-
 _log = logging.getLogger(__name__)
 # Only code of this module runs on this loop, so that no blocking function of a user can hold up a request's clock.
 _THREAD = "adacur-http"

@@ -13,8 +13,6 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from adacur.core.errors import InputError, UnknownName
 
-__all__ = ["DIALECTS", "Address", "Dialect", "Server", "find_server"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:

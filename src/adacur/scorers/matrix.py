@@ -15,8 +15,6 @@ from adacur.core.errors import DuplicateId, InputError, UnknownName
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Item, Pair, Query, first_repeat
 
-__all__ = ["MatrixScorer"]
-
 
 class MatrixScorer:
     """Known scores of shape (queries, items), looked up by id.

@@ -13,8 +13,6 @@ from adacur.core.records import Item, Pair, Query
 from adacur.scorers.calling import ascore, score_grid
 from adacur.scorers.shared_batches import shares_calls
 
-__all__ = ["Metered"]
-
 
 class Metered:
     """A scorer that counts: `calls` are pairs answered, `seconds` the time they took, summed over threads."""

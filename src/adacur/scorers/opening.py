@@ -28,8 +28,6 @@ from adacur.scorers.function import FunctionScorer
 from adacur.scorers.http import HttpScorer
 from adacur.scorers.sentence_transformers import SentenceTransformersScorer
 
-__all__ = ["imported", "is_function_name", "scorer"]
-
 _log = logging.getLogger("adacur.scorers")
 
 _URL = re.compile(r"https?://", re.IGNORECASE)

@@ -16,8 +16,6 @@ import numpy as np
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import AdacurError, FileFormatError, InputError, StorageFull
 
-__all__ = ["ScoreFile", "digest"]
-
 _APPLICATION = int.from_bytes(b"ACsc", "big")
 _VERSION = 1
 _SCHEMA = (

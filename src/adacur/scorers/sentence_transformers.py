@@ -23,8 +23,6 @@ from adacur.scorers.cross_encoders.checkpoints import check_names_no_code, check
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
 from adacur.scorers.cross_encoders.weights import weights_hash, with_effect
 
-__all__ = ["SentenceTransformersScorer"]
-
 _EXTRA = "sentence-transformers"
 # Tokenizers without a limit write 10^30.
 _NO_LIMIT = 10**9

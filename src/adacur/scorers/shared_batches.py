@@ -18,8 +18,6 @@ from adacur.core.protocols import Scorer, ScorerCard
 from adacur.core.records import Pair
 from adacur.core.scores import check_scores
 
-__all__ = ["SharedBatches", "queue_for", "shared_batches", "shares_calls"]
-
 _PAIRS_PER_CALL = 1024
 
 

@@ -20,8 +20,6 @@ from adacur.core.results import Round, Trace
 from adacur.core.seeds import stream_key
 from adacur.search.methods import Plan
 
-__all__ = ["RANKS_THAT_COUNT", "AdaptiveSearch", "LockStep", "Prospects", "expected_recall"]
-
 # Beyond this rank the first stage does not influence what is scored next.
 RANKS_THAT_COUNT = 1000
 # A tenfold rank counts one step less, the first ten being much alike.

@@ -28,8 +28,6 @@ from adacur.search.planning import Reopen, SearchOptions, Snapshot, plan_search
 from adacur.search.search_log import SearchLog
 from adacur.search.tuned import Tuning
 
-__all__ = ["AnchorIndex"]
-
 
 class AnchorIndex:
     """Items, their anchor scores, the scorer they came from and the first stages: what searches run on.

@@ -27,8 +27,6 @@ from adacur.search.tuned import TUNED, TuningWarning, read_tunings
 if TYPE_CHECKING:
     from adacur.search.anchor_index import AnchorIndex
 
-__all__ = ["Change", "Edit", "edit_index", "writable_home"]
-
 _log = logging.getLogger("adacur.change")
 
 

@@ -26,19 +26,6 @@ from adacur.first_stages import (
 from adacur.index import first_stage_folders, locked, read_manifest, write_checksums, write_manifest
 from adacur.index.files import full_disk_reported
 
-__all__ = [
-    "FirstStageWarning",
-    "add_first_stages",
-    "check_first_stages",
-    "check_leads",
-    "listed_stages",
-    "needs_encoder",
-    "open_first_stages",
-    "save_first_stage",
-    "stages_in_memory",
-    "update_first_stages",
-]
-
 # Kinds that indexes were built with before they left the library, which other packages may register again.
 _FORMER = ("tfidf", "multi-vector", "random")
 

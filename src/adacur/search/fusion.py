@@ -12,8 +12,6 @@ from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import InputError
 from adacur.core.protocols import AnchorScores, Ranking
 
-__all__ = ["LISTED", "Fusion", "listed_by"]
-
 # Further down, a first stage's scores are noise.
 LISTED = 100
 # The few scores at the very top decide the order, so they are distinguished as far as the anchor scores go.

@@ -23,24 +23,6 @@ from adacur.index import AnchorTable
 from adacur.search.fusion import Fusion
 from adacur.search.tuned import Tuning, default_settings
 
-__all__ = [
-    "ANNCUR",
-    "AXN",
-    "METHODS",
-    "AdaCUR",
-    "Exact",
-    "Filter",
-    "First",
-    "Gaussian",
-    "KeepPredictions",
-    "Method",
-    "Plan",
-    "Rerank",
-    "method_named",
-    "options_of",
-]
-
-
 Filter = Callable[[Item], bool] | Collection[str]
 KeepPredictions = Literal[False, "last", "all"]
 

@@ -21,8 +21,6 @@ from adacur.search.planning import Reopen
 from adacur.search.search_log import SearchLog
 from adacur.search.shipped import wikivital_folder
 
-__all__ = ["load", "open_folder"]
-
 
 def load(
     path: str | Path,

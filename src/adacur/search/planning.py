@@ -26,8 +26,6 @@ from adacur.search.tuned import REACH, Tuning, read_tunings
 if TYPE_CHECKING:
     from adacur.search.anchor_index import AnchorIndex
 
-__all__ = ["Reopen", "SearchOptions", "Snapshot", "plan_search", "search_options"]
-
 _USUAL_CALLS = 100
 # A dual encoder is the better start where there is one; random needs nothing.
 _PREFERRED_FIRST = ("dense", "bm25")

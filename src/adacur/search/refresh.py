@@ -20,8 +20,6 @@ from adacur.search.anchor_index import AnchorIndex
 from adacur.search.first_stages import open_first_stages
 from adacur.search.search_log import SearchLog, text_digest
 
-__all__ = ["Refreshed", "complete_searches", "refresh"]
-
 _AT_ONCE = 64
 _LIMIT = 500
 # With fewer scores, nearly all of a query's column would be the model's prior.

@@ -30,8 +30,6 @@ from adacur.search.adaptive import RANKS_THAT_COUNT, LockStep
 from adacur.search.fusion import LISTED, listed_by
 from adacur.search.methods import Filter, Plan
 
-__all__ = ["JoinedSearch", "Rounds", "asearch", "asearch_iter", "search", "search_iter"]
-
 # Queries that move together share memory: their predictions, the pairs of one scorer call, and what an
 # approximation holds of the covariance of the scored items.
 _PREDICTIONS_AT_ONCE = 50_000_000

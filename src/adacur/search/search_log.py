@@ -20,8 +20,6 @@ from adacur.core.protocols import Items, ScorerCard
 from adacur.core.records import Query
 from adacur.core.results import Hits
 
-__all__ = ["LoggedSearch", "SearchLog", "SearchLogWarning", "text_digest"]
-
 _APPLICATION = int.from_bytes(b"ACsl", "big")
 _SCHEMA = (
     "CREATE TABLE scorers (id INTEGER PRIMARY KEY, card TEXT NOT NULL UNIQUE)",

@@ -21,8 +21,6 @@ from adacur.index import AnchorTable, IndexFolder, save_table
 from adacur.index.database import digest_texts
 from adacur.search.first_stages import add_first_stages, save_first_stage
 
-__all__ = ["wikivital_folder"]
-
 _SHIPPED = files("adacur.data") / "shipped" / "wikivital"
 
 

@@ -22,8 +22,6 @@ from adacur.index.sparse import SparseBuild, Sparsity, read_sparsity
 from adacur.index.table import distinct_anchors
 from adacur.search.first_stages import add_first_stages, open_first_stages
 
-__all__ = ["build_sparse", "check_not_sparse", "dense_among"]
-
 
 def dense_among(stages: Sequence[str | FirstStage]) -> str | FirstStage:
     """The dense first stage, by which a sparse index chooses items and predicts scores."""

@@ -15,20 +15,6 @@ from adacur.core.records import Query
 from adacur.data.stored import read_json
 from adacur.index.database import digest_texts
 
-__all__ = [
-    "REACH",
-    "TUNED",
-    "Gain",
-    "GaussianSettings",
-    "Prediction",
-    "Tuning",
-    "TuningWarning",
-    "as_stored",
-    "default_settings",
-    "reach_of",
-    "read_tunings",
-]
-
 TUNED = "tuned.json"
 _TYPE = "adacur_tuned"
 _FORMAT = 1

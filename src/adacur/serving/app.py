@@ -35,8 +35,6 @@ from adacur.serving.settings import ServerSettings
 from adacur.serving.turns import Turns
 from adacur.tuning import replay
 
-__all__ = ["create_app"]
-
 _SECONDS_UNTIL_RECALL = 2
 
 

@@ -19,8 +19,6 @@ from adacur.core.spelling import did_you_mean
 from adacur.search.methods import METHODS, options_of
 from adacur.serving.settings import ServerSettings
 
-__all__ = ["METHOD_OPTIONS", "Name", "rerank_request", "search_request"]
-
 # More than any list can hold, and within what every library counts with.
 _LARGEST = 2**31 - 1
 _MOST_METADATA_FIELDS = 100

@@ -18,8 +18,6 @@ from adacur.serving.failures import ClientGone, Refusal, as_refusal
 from adacur.serving.metrics import Metrics
 from adacur.serving.settings import ServerSettings
 
-__all__ = ["Door", "notes_of"]
-
 _OPEN = {"/", "/healthz", "/readyz", "/openapi.json", "/favicon.ico"}
 # An id that a proxy gave goes into headers and logs, so it must look like one.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")

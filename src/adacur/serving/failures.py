@@ -21,8 +21,6 @@ from adacur.core.errors import (
     UnknownName,
 )
 
-__all__ = ["ClientGone", "Refusal", "as_refusal", "json_answer", "json_text"]
-
 # The first class that an error is an instance of counts, so that narrower classes stand before wider ones.
 _LIBRARY_ERRORS: tuple[tuple[type[AdacurError], int, str], ...] = (
     (BudgetError, 422, "budget"),

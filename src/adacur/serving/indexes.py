@@ -15,8 +15,6 @@ from adacur.serving.bodies import METHOD_OPTIONS
 from adacur.serving.failures import Refusal
 from adacur.serving.settings import ServerSettings
 
-__all__ = ["SearchPlan", "Served", "check_name", "named_index", "plan_of"]
-
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 

@@ -8,8 +8,6 @@ from typing import Any, TextIO
 
 import structlog
 
-__all__ = ["forward_logs", "server_log", "silent_log"]
-
 
 def server_log(file: TextIO | None = None) -> Any:
     """A logger that writes to `file` (stderr); configures nothing that others use."""

@@ -9,8 +9,6 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 
 from adacur.core.results import Hits
 
-__all__ = ["METRICS_TYPE", "Metrics"]
-
 METRICS_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _PAIRS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1024)

@@ -13,8 +13,6 @@ from adacur.index import IndexFolder, index_url
 from adacur.scorers import Cached
 from adacur.search import AnchorIndex, load
 
-__all__ = ["named_places", "open_indexes"]
-
 _NAMED = re.compile(r"(?P<name>[^=/\\]+)=(?P<place>.+)", re.DOTALL)
 
 

@@ -13,8 +13,6 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-__all__ = ["add_page", "content_security_policy"]
-
 _FOLDER = Path(str(files("adacur.serving") / "page"))
 _INLINE_SCRIPT = re.compile(rb"<script[^>]*>([^<]+)</script>")
 

@@ -18,8 +18,6 @@ from adacur.serving.failures import Refusal
 from adacur.serving.settings import ServerSettings
 from adacur.tuning import FEWEST_QUERIES, prediction_of, replay
 
-__all__ = ["RecallCurves"]
-
 _BUDGETS = (10, 20, 50, 100, 200, 500, 1000)
 _LARGEST_BUDGET = 2000
 _MOST_CURVES = 100

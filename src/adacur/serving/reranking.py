@@ -23,8 +23,6 @@ from adacur.serving.failures import Refusal
 from adacur.serving.indexes import Served
 from adacur.serving.settings import ServerSettings
 
-__all__ = ["DIALECTS", "Dialect", "Reranking"]
-
 Ranked = list[tuple[int, float]]
 
 

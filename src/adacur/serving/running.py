@@ -15,8 +15,6 @@ from fastapi import FastAPI
 from adacur.core.errors import InputError
 from adacur.serving.logs import forward_logs
 
-__all__ = ["listening", "run"]
-
 _SECONDS_FOR_THREADS = 5
 
 

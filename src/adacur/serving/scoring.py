@@ -17,8 +17,6 @@ from adacur.core.records import Pair
 from adacur.scorers.shared_batches import shares_calls
 from adacur.serving.metrics import Metrics
 
-__all__ = ["ServedScorers"]
-
 
 class _Counted:
     """A scorer whose calls are counted."""

@@ -23,8 +23,6 @@ from adacur.serving.failures import ClientGone, Refusal, as_refusal, json_text
 from adacur.serving.indexes import SearchPlan
 from adacur.serving.turns import Turns
 
-__all__ = ["Search", "SearchStream", "search_all"]
-
 # Proxies close a silent connection, and a slow scorer may take longer than they wait.
 _SECONDS_OF_SILENCE = 15.0
 _SECONDS_TO_READ = 30.0

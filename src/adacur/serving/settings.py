@@ -10,8 +10,6 @@ from adacur.core.budget import is_whole
 from adacur.core.errors import InputError
 from adacur.tuning import FEWEST_QUERIES
 
-__all__ = ["ServerSettings"]
-
 _LEAST = {"queue": 0, "recall_queries": FEWEST_QUERIES}
 _HOST = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?|[0-9a-f:.]*:[0-9a-f:.]*")
 _KEY = re.compile(r"[!-~]([ -~]*[!-~])?")

@@ -6,8 +6,6 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-__all__ = ["DESCRIPTION", "ERRORS", "EVENT", "SearchAnswer"]
-
 DESCRIPTION = (
     "Searches an index of items for those that its scorer, a cross-encoder for example, ranks highest, within a budget "
     "of calls to the scorer. `POST /v1/search` is the main route; the rerank routes score documents that the client "

@@ -11,8 +11,6 @@ from starlette.types import Receive
 
 from adacur.serving.failures import ClientGone, Refusal
 
-__all__ = ["Turns"]
-
 Answer = TypeVar("Answer")
 
 

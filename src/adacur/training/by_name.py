@@ -34,8 +34,6 @@ from adacur.training.run_folder import RunFolder, Trained, check_may_write
 from adacur.training.settings import TowerOptions, TrainingSettings, check_installed
 from adacur.training.teacher_scores import TeacherScores
 
-__all__ = ["KINDS", "options_of", "train"]
-
 _log = logging.getLogger("adacur.training")
 
 KINDS: dict[str, Callable[..., Trained]] = {

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from adacur.training.fitting import Task
     from adacur.training.ranking_model import PairExample
 
-__all__ = ["CrossEncoderHead", "ranking_quality", "train_cross_encoder"]
-
 CrossEncoderHead = Literal["emb", "cls"]
 _DEFAULT_SETTINGS = TrainingSettings()
 

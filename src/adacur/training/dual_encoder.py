@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from adacur.training.fitting import Task
     from adacur.training.towers import TowerExample, TowerItems, TowerPair
 
-__all__ = ["distill", "train_dual_encoder"]
-
 _DEFAULT_SETTINGS = TrainingSettings(epochs=4, learning_rate=2e-5, batch_queries=32)
 # The paper's.
 _DISTILL_SETTINGS = TrainingSettings(epochs=10, learning_rate=1e-5, batch_queries=4)

@@ -25,8 +25,6 @@ from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder, quiet
 from adacur.training.run_folder import RunFolder, Trained, model_hash, opened_run
 from adacur.training.settings import TrainingSettings
 
-__all__ = ["Examples", "Task", "fit", "run_training"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -16,16 +16,6 @@ from adacur.core.protocols import Items
 from adacur.core.records import Item, ItemList, Query
 from adacur.data import JudgedCollection, split_queries
 
-__all__ = [
-    "JudgedQueries",
-    "LearningData",
-    "distinct_texts",
-    "learning_data",
-    "split_for_learning",
-    "update_with_texts",
-    "with_equal_texts",
-]
-
 _log = logging.getLogger(__name__)
 _HELD_OUT_SHARE = 0.1
 _MOST_HELD_OUT = 200

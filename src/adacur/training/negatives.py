@@ -15,8 +15,6 @@ from adacur.core.seeds import stream_key, uniform
 from adacur.first_stages import AnyStage, placed
 from adacur.training.judged_queries import JudgedQueries
 
-__all__ = ["Draws", "facts_of_first", "first_stage_positions", "hard_negatives", "without"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draws:

@@ -17,8 +17,6 @@ from adacur.scorers.cross_encoders.checkpoints import check_is_fast, quiet, writ
 from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead, make_emb_cross_encoder, save_emb_cross_encoder
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenPairs, TokenTexts, chosen_max_tokens
 
-__all__ = ["PairExample", "RankingModel", "untied", "untrained"]
-
 # The place of a query, the positions of its items, and the targets of their scores.
 PairExample = tuple[int, IntArray, FloatArray]
 _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 131_072}

@@ -15,8 +15,6 @@ from filelock import FileLock, Timeout
 from adacur.core.errors import InputError
 from adacur.scorers.cross_encoders.weights import weights_hash
 
-__all__ = ["RunFolder", "Trained", "check_may_write", "model_hash", "opened_run"]
-
 _PREFIX = "checkpoint-"
 # Written once a checkpoint is complete: a kill in mid-write leaves none.
 _WHOLE = "whole"

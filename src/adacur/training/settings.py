@@ -10,8 +10,6 @@ from adacur.core.budget import is_whole
 from adacur.core.errors import InputError
 from adacur.core.extras import require
 
-__all__ = ["Pooling", "Precision", "TowerOptions", "Towers", "TrainingSettings", "check_installed"]
-
 Precision = Literal["auto", "float32", "bfloat16"]
 Towers = Literal["separate", "shared"]
 Pooling = Literal["cls", "mean"]

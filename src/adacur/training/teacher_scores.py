@@ -22,8 +22,6 @@ from adacur.search import AnchorIndex
 from adacur.training.judged_queries import update_with_texts
 from adacur.training.negatives import first_stage_positions
 
-__all__ = ["TeacherRow", "TeacherScores", "mean_scores"]
-
 _log = logging.getLogger(__name__)
 _QUERIES_AT_ONCE = 64
 _PAIRS_AT_ONCE = 16_384

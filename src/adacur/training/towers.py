@@ -24,8 +24,6 @@ from adacur.training.judged_queries import distinct_texts
 from adacur.training.ranking_model import untied
 from adacur.training.settings import TowerOptions
 
-__all__ = ["TowerExample", "TowerItems", "TowerPair"]
-
 Side = Literal["query", "item"]
 # A query's text, the positions that it is shown, their target probabilities, and the text rows that must not count
 # against them.

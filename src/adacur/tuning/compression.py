@@ -26,8 +26,6 @@ from adacur.search.tuned import default_settings
 from adacur.tuning.held_out import AnchorScorer, HeldOut, check_anchors, check_exact
 from adacur.tuning.replaying import method_of
 
-__all__ = ["Compression", "compress", "decompress"]
-
 _FEWEST_ANCHORS = 20
 _QUERIES = 100
 # Recall is measured among as many items as have this many scores: 100 MB, held about five times.

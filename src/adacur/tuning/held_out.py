@@ -17,8 +17,6 @@ from adacur.evaluation.recall import kth_best
 from adacur.index import AnchorTable
 from adacur.search import AnchorIndex
 
-__all__ = ["AnchorScorer", "HeldOut", "check_anchors", "check_exact", "columns_of", "exact_anchors"]
-
 
 class HeldOut:
     """Up to `queries` anchor queries of an index, by a seeded draw that does not depend on their order."""

@@ -19,8 +19,6 @@ from adacur.search.fusion import LISTED, Fusion, listed_by
 from adacur.tuning.held_out import check_anchors
 from adacur.tuning.replaying import replay
 
-__all__ = ["FEWEST_JUDGED", "JudgedChoice", "JudgedTuning", "calls_to_tune_fuse", "tune_fuse"]
-
 FEWEST_JUDGED = 20
 _WEIGHTS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
 # In budgets: a pool of one is re-ranking.

@@ -19,8 +19,6 @@ from adacur.search.rounds import search
 from adacur.search.tuned import GaussianSettings
 from adacur.tuning.held_out import AnchorScorer, check_exact, columns_of
 
-__all__ = ["Replayable", "method_of", "replay", "replayed"]
-
 
 @runtime_checkable
 class Replayable(Protocol):

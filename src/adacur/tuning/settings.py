@@ -39,8 +39,6 @@ from adacur.search.tuned import (
 from adacur.tuning.held_out import AnchorScorer, HeldOut, check_anchors, check_exact, exact_anchors
 from adacur.tuning.replaying import method_of, replayed
 
-__all__ = ["FEWEST_QUERIES", "Replays", "choose_settings", "prediction_of", "store_tuning", "tune", "verdict"]
-
 # With fewer, the noise of a mean recall is larger than anything that a setting could gain.
 FEWEST_QUERIES = 20
 # In the order in which they are tried: what matters most, first.

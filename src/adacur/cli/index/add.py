@@ -5,8 +5,6 @@ from __future__ import annotations
 from adacur.cli import options as opt
 from adacur.cli.index.editing import edit_index
 
-__all__ = ["add"]
-
 
 def add(
     index: opt.IndexPath,

@@ -15,8 +15,6 @@ from adacur.data import read_queries
 if TYPE_CHECKING:
     from adacur.search import Edit
 
-__all__ = ["anchors"]
-
 
 def anchors(
     index: opt.IndexPath,

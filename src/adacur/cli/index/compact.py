@@ -5,8 +5,6 @@ from __future__ import annotations
 from adacur.cli import options as opt
 from adacur.cli.index.editing import edit_index
 
-__all__ = ["compact"]
-
 
 def compact(index: opt.IndexPath, as_json: opt.Json = False) -> None:
     """Copy an index into one part and delete what is no longer used. Calls no scorer.

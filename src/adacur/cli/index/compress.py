@@ -12,8 +12,6 @@ from adacur.cli import options as opt
 from adacur.cli.messages import note, notes, print_json, say
 from adacur.core.units import megabytes
 
-__all__ = ["compress"]
-
 
 def compress(
     index: opt.IndexPath,

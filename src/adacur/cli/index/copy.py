@@ -9,8 +9,6 @@ from typer import Argument
 from adacur.cli import options as opt
 from adacur.cli.messages import note, notes, print_json, say
 
-__all__ = ["copy"]
-
 
 def copy(
     source: Annotated[str, Argument(metavar="FROM", help="An index folder, or a URL.")],

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from adacur.engines import Ray
     from adacur.search import Change, Edit
 
-__all__ = ["edit_index"]
-
 
 def edit_index(
     path: str,

@@ -12,8 +12,6 @@ from typer import Option
 from adacur.cli import options as opt
 from adacur.cli.messages import note, notes, print_json, say
 
-__all__ = ["refresh"]
-
 
 def refresh(
     index: opt.IndexPath,

@@ -11,8 +11,6 @@ from adacur.cli import options as opt
 from adacur.cli.index.editing import edit_index
 from adacur.core.errors import InputError
 
-__all__ = ["remove"]
-
 
 def remove(
     index: opt.IndexPath,

@@ -9,8 +9,6 @@ import typer
 from adacur.cli import options as opt
 from adacur.cli.messages import note, print_json, say
 
-__all__ = ["verify"]
-
 
 def verify(index: opt.IndexPath, as_json: opt.Json = False) -> None:
     """Read an index and name what differs from what was written. Exit code 1 if anything is damaged.

@@ -9,8 +9,6 @@ from typer import Option
 from adacur.cli import options as opt
 from adacur.cli.train.running import Base, Data, Epochs, First, Out, TrainingOptions, run_training
 
-__all__ = ["cross_encoder"]
-
 
 def cross_encoder(
     data: Data,

@@ -10,8 +10,6 @@ from typer import Argument, Option
 from adacur.cli import options as opt
 from adacur.cli.train.running import Base, Epochs, Out, TrainingOptions, run_training
 
-__all__ = ["distill"]
-
 
 def distill(
     data: Annotated[

@@ -5,8 +5,6 @@ from __future__ import annotations
 from adacur.cli import options as opt
 from adacur.cli.train.running import Base, Data, Epochs, First, Out, TrainingOptions, run_training
 
-__all__ = ["dual_encoder"]
-
 
 def dual_encoder(
     data: Data,

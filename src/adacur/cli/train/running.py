@@ -17,8 +17,6 @@ from adacur.core.units import duration
 if TYPE_CHECKING:
     from adacur.training import Trained
 
-__all__ = ["Base", "Data", "Epochs", "First", "Out", "TrainingOptions", "run_training"]
-
 Data = Annotated[
     str, Argument(metavar="DATA", help="Judged queries and items: a BEIR folder, 'mondo', or irds:ID of ir_datasets.")
 ]

@@ -6,8 +6,6 @@ import functools
 import logging
 from typing import Any
 
-__all__ = ["attend", "kernels_for"]
-
 _log = logging.getLogger(__name__)
 
 

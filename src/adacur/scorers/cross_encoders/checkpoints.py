@@ -16,17 +16,6 @@ from adacur.core.errors import FetchError, FileFormatError, InputError, StorageF
 from adacur.core.extras import require
 from adacur.scorers.cross_encoders.weights import json_in
 
-__all__ = [
-    "beyond_plain_pairs",
-    "check_is_fast",
-    "check_names_no_code",
-    "checkpoint_folder",
-    "has_chat_template",
-    "load_classifier",
-    "quiet",
-    "written_whole",
-]
-
 # What a folder may hold, and what it must, for a new model to take its place.
 _MODEL_SUFFIXES = {".json", ".safetensors", ".bin", ".onnx", ".data", ".txt", ".model", ".md", ".jinja"}
 _MODEL_FILES = ("config.json", "modules.json", "model.onnx")

@@ -13,8 +13,6 @@ from adacur.core.extras import require
 from adacur.scorers.cross_encoders.checkpoints import check_is_fast, checkpoint_folder, quiet, written_whole
 from adacur.scorers.cross_encoders.weights import json_in
 
-__all__ = ["EmbHead", "load_emb_cross_encoder", "make_emb_cross_encoder", "save_emb_cross_encoder"]
-
 _KEY = "adacur_emb_head"
 _NO_LONGER = "item_position"
 

@@ -10,8 +10,6 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead
 
-__all__ = ["EmbCrossEncoder", "tag_scores"]
-
 
 def tag_scores(vectors: Any) -> Any:
     """mean(query start, query end) · item of vectors shaped (pairs, 3, hidden size), in float32: (pairs,)."""

@@ -13,8 +13,6 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-__all__ = ["attend_on_gpu", "can_join_gelu", "linear_gelu"]
-
 _LOG2_E = 1.4426950408889634
 
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from adacur.core.extras import require
 
-__all__ = ["PRECISE", "int8_products"]
-
 # Without instructions for it (VNNI), x86 processors add two products of eight bits in sixteen, and saturate. With this
 # entry onnxruntime multiplies such weights as unsigned ones there, which is exact; elsewhere it changes nothing.
 PRECISE = "session.x64quantprecision"

@@ -27,8 +27,6 @@ from adacur.scorers.cross_encoders.int8_products import PRECISE, int8_products
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenArray, TokenPairs, chosen_max_tokens
 from adacur.scorers.cross_encoders.weights import json_in, settings_hash, weights_hash
 
-__all__ = ["OnnxCrossEncoder"]
-
 _INT8_OPERATORS = (
     b"DynamicQuantize",
     b"MatMulInteger",

@@ -21,8 +21,6 @@ from adacur.scorers.cross_encoders.onnx import OnnxCrossEncoder
 from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
 from adacur.scorers.cross_encoders.weights import json_in
 
-__all__ = ["export_onnx"]
-
 # Of different lengths: a graph that froze a size fails on them.
 _PROBES = [
     (Query("short", "a"), Item("short", "b")),

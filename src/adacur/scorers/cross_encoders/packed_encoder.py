@@ -9,8 +9,6 @@ from typing import Any
 
 from adacur.scorers.cross_encoders.attention import attend, kernels_for
 
-__all__ = ["PackedEncoder", "PackedTokens", "compiled_or_plain"]
-
 _log = logging.getLogger(__name__)
 _MODEL_TYPES = {"bert", "camembert", "roberta", "xlm-roberta"}
 # A smaller product is over before the kernel's tiles have filled the device.

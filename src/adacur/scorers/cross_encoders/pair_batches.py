@@ -11,8 +11,6 @@ from adacur.core.arrays import IntArray
 from adacur.scorers.cross_encoders.packed_encoder import PackedTokens
 from adacur.scorers.cross_encoders.pair_tokens import TokenPairs
 
-__all__ = ["PairBatches"]
-
 
 class PairBatches:
     """Pairs in order of their length, longest first; a batch is a range of that order.

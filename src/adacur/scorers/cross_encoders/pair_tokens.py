@@ -15,18 +15,6 @@ from adacur.core.errors import InputError, TextTooLong
 from adacur.core.records import Item, Pair, Query
 from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead
 
-__all__ = [
-    "LEAST_ITEM_TOKENS",
-    "PairTemplate",
-    "PairTokenizer",
-    "TagPlaces",
-    "TokenArray",
-    "TokenPairs",
-    "TokenTexts",
-    "chosen_max_tokens",
-    "padded",
-]
-
 TokenArray = npt.NDArray[np.int64]
 
 LEAST_ITEM_TOKENS = 16

@@ -25,8 +25,6 @@ from adacur.scorers.cross_encoders.pair_batches import PairBatches
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenPairs, chosen_max_tokens
 from adacur.scorers.cross_encoders.weights import json_in, settings_hash, weights_hash
 
-__all__ = ["TorchCrossEncoder"]
-
 _log = logging.getLogger(__name__)
 _DTYPES = ("float32", "bfloat16", "float16")
 _CPU_BATCH_TOKENS = 4096

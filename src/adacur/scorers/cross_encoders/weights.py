@@ -10,8 +10,6 @@ from typing import Any
 
 from adacur.core.errors import FileFormatError
 
-__all__ = ["json_in", "settings_hash", "weights_hash", "with_effect"]
-
 _FILES = (
     "config.json",
     "tokenizer.json",
