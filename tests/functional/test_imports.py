@@ -100,7 +100,7 @@ def test_every_public_name_is_there_and_dir_tells_them_all() -> None:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_all_names_what_exists(name: str) -> None:
+def test_every_module_can_be_imported_and_a_room_names_what_exists(name: str) -> None:
     if name.endswith(".gpu_kernels"):
         pytest.importorskip("triton", reason="Triton has no build for this machine")
     module = importlib.import_module(name)
@@ -108,15 +108,6 @@ def test_all_names_what_exists(name: str) -> None:
 
     assert len(set(named)) == len(named)
     assert [public for public in named if not hasattr(module, public)] == []
-    # Rooms whose modules are imported by name, each with what it needs.
-    rooms = (
-        "adacur.core",
-        "adacur.integrations",
-        "adacur.scorers.cross_encoders",
-        "adacur.cli.index",
-        "adacur.cli.train",
-    )
-    assert named or name in rooms or name.endswith("__main__"), "a module says what it offers"
 
 
 def test_a_missing_extra_is_named_with_the_line_that_installs_it() -> None:
