@@ -4,9 +4,8 @@ from adacur.approximation.acquisition import Softmax, TopK, Uniform
 from adacur.approximation.embedding_regression import EmbeddingRegression
 from adacur.approximation.gaussian_features import Features
 from adacur.approximation.gaussian_model import GaussianModel
-from adacur.approximation.item_factors import ItemFactors, PackedRows, Storage
+from adacur.approximation.item_factors import ItemFactors, PackedRows, ScoreScale, Storage
 from adacur.approximation.pseudo_inverse import PseudoInverse
-from adacur.approximation.score_scale import ScoreScale
 
 __all__ = [
     "EmbeddingRegression",

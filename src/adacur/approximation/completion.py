@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from adacur.approximation.gaussian_features import query_kernel
-from adacur.approximation.score_scale import KNOTS, RAREST, ScoreScale
+from adacur.approximation.item_factors import KNOTS, RAREST, ScoreScale
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import InputError
 

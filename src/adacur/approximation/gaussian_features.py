@@ -19,11 +19,11 @@ from adacur.approximation.item_factors import (
     ItemFactors,
     PackedRows,
     RowSource,
+    ScoreScale,
     Storage,
     check_storage,
     in_memory,
 )
-from adacur.approximation.score_scale import ScoreScale
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
 from adacur.core.errors import InputError
 from adacur.core.extras import require

@@ -1,6 +1,9 @@
-"""The features of all items, whose products are the Gaussian model's prior covariance, and the rows they are stored in.
+"""What predictions read of an index: the scale on which scores are modelled, and the features of all items.
 
-Rows are in floats, or in bytes with a scale per row.
+Cross-encoders squeeze most pairs into a narrow band (logits near −11, probabilities near 0) and spread the few that
+matter. On the scale −log(share of anchor scores above), each step up means equally rarer at every height, and a scorer
+that gives logits is modelled exactly like one that gives their sigmoids. Products of features are the Gaussian model's
+prior covariance. Their rows are stored in floats, or in bytes with a scale per row.
 """
 
 from __future__ import annotations
@@ -10,12 +13,13 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from adacur.approximation.on_device import DeviceRows
-from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.arrays import FloatArray, IntArray, KeyArray
 from adacur.core.errors import InputError
 
 Storage = Literal["float32", "float16", "int8"]
@@ -33,6 +37,62 @@ _NUMBERS_PER_THREAD = 4_000_000
 _LEADING = 4
 _SHARE_IN_FRONT = 16
 _FEWEST_IN_FRONT = 4096
+# Rarer than one in ten thousand is not told apart: few anchor scores lie there, and their order is chance.
+RAREST = 1e-4
+_SAMPLE = 1_000_000
+KNOTS = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreScale:
+    """A strictly rising, piecewise linear map between `scores` and `rarities`; beyond its ends it goes on straight."""
+
+    scores: FloatArray
+    rarities: FloatArray
+
+    @classmethod
+    def sample(cls, keys: KeyArray, *, n_anchors: int) -> IntArray:
+        """Positions of enough items to tell the scale, in order."""
+        n_rows = max(1, _SAMPLE // max(1, n_anchors))
+        if n_rows >= len(keys):
+            return np.arange(len(keys))
+        # By key and not by position: the scale must not depend on the order of the items.
+        return np.sort(np.argpartition(keys, n_rows)[:n_rows])
+
+    @classmethod
+    def of(cls, scores: FloatArray, *, rarest: float = RAREST) -> ScoreScale:
+        """The scale of these scores, whatever their shape; above a share `rarest` of all they are hardly told apart."""
+        values = np.sort(np.asarray(scores, dtype=np.float64), axis=None)
+        steps = np.unique(values)
+        if len(steps) < 2:
+            return cls(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
+        if len(steps) > KNOTS:
+            # Dense where scores are rare: the top decides, and the bulk needs few knots.
+            share = np.concatenate([np.linspace(0, 1, KNOTS // 2), 1 - np.geomspace(1 / len(values), 1, KNOTS // 2)])
+            steps = np.unique(values[np.minimum((share * len(values)).astype(np.intp), len(values) - 1)])
+        below, up_to = np.searchsorted(values, steps, side="left"), np.searchsorted(values, steps, side="right")
+        above = 1 - (below + up_to) / (2 * len(values))
+        return cls(steps, np.log1p(rarest) - np.log(above + rarest))
+
+    @classmethod
+    def plain(cls) -> ScoreScale:
+        """Scores as they are."""
+        return cls(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
+
+    def rarity(self, scores: FloatArray) -> FloatArray:
+        """Scores on this scale, in float64."""
+        return _along(np.asarray(scores, dtype=np.float64), self.scores, self.rarities)
+
+    def score(self, rarities: FloatArray) -> FloatArray:
+        """The scores that lie there, in float64."""
+        return _along(np.asarray(rarities, dtype=np.float64), self.rarities, self.scores)
+
+
+def _along(values: FloatArray, source: FloatArray, target: FloatArray) -> FloatArray:
+    """Piecewise linear from `source` to `target`, with the mean slope of the whole beyond the ends."""
+    inside = np.interp(values, source, target)
+    slope = (target[-1] - target[0]) / (source[-1] - source[0])
+    return np.asarray(inside + slope * (values - np.clip(values, source[0], source[-1])))
 
 
 def in_memory(name: str, shape: tuple[int, ...], dtype: str) -> Any:

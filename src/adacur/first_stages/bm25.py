@@ -91,18 +91,18 @@ class BM25(FirstStage):
         check_k(k)
         texts = [query.text for query in as_queries(queries)]
         words = _tokenise(texts, stemmer=self._stemmer, stopwords=self._stopwords, return_ids=False)
-        return [self._search(words_, k) for words_ in words]
-
-    def _search(self, words: list[str], k: int) -> Ranking:
-        known = [word for word in words if word in self._model.vocab_dict]
-        if not known:
-            return Ranking(np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.float32))
-        try:
-            scores = np.asarray(self._model.get_scores(known))
-        except IndexError as error:
-            raise DamagedIndex(f"The BM25 files name an item that is not there ({error}). Build it again.") from error
-        best = best_by_id(scores, self._ids, min(k, int(np.count_nonzero(scores > 0))))
-        return Ranking(best, scores[best])
+        answers = []
+        for words_of_query in words:
+            known = [word for word in words_of_query if word in self._model.vocab_dict]
+            try:
+                scores = np.asarray(self._model.get_scores(known) if known else np.zeros(0, dtype=np.float32))
+            except IndexError as error:
+                raise DamagedIndex(
+                    f"The BM25 files name an item that is not there ({error}). Build it again."
+                ) from error
+            best = best_by_id(scores, self._ids, min(k, int(np.count_nonzero(scores > 0))))
+            answers.append(Ranking(best, scores[best]))
+        return answers
 
     def save(self, folder: str | Path) -> None:
         """Write bm25s's own files, the ids and the settings."""

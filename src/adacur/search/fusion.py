@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from adacur.approximation.gaussian_features import rows_at
-from adacur.approximation.score_scale import ScoreScale
+from adacur.approximation.item_factors import ScoreScale
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import InputError
 from adacur.core.protocols import AnchorScores, Ranking

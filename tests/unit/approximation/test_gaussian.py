@@ -7,7 +7,7 @@ import pytest
 
 from adacur import AnchorIndex
 from adacur.approximation import GaussianModel, PseudoInverse
-from adacur.approximation.score_scale import ScoreScale
+from adacur.approximation.item_factors import ScoreScale
 from adacur.core.errors import InputError
 from adacur.index import AnchorTable
 from tests.conftest import make_world
