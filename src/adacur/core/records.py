@@ -109,8 +109,8 @@ def check_texts(kind: str, id_: object, text: object) -> None:
         raise InputError(f"{kind} {id_!r} holds a character that is not Unicode text: {error}.") from None
 
 
-def check_item(item: object) -> None:
-    """Refuse what is not an item, or has no text to score."""
+def check_item(item: object) -> Item:
+    """The item; refuses what is not one, or has no text to score."""
     if not isinstance(item, Item):
         raise InputError(
             "Items are Item(id, text) records, or a list of plain texts, or the path of a file; got "
@@ -119,6 +119,7 @@ def check_item(item: object) -> None:
     check_texts("Item", item.id, item.text)
     if not item.text.strip():
         raise EmptyInput(f"Item {item.id!r} has no text. Give it at least one word, or leave it out.")
+    return item
 
 
 def first_repeat(ids: Iterable[str]) -> str:

@@ -73,7 +73,7 @@ def _as_floats(scores: Any) -> tuple[npt.NDArray[Any], FloatArray]:
             raise TypeError(f"it holds {_kind(given)}")
         values = given if given.dtype.kind == "f" and given.dtype.itemsize <= 8 else given.astype(np.float64)
     except (TypeError, ValueError) as error:
-        raise ScoreCountError(f"A scorer returns an array of numbers; this cannot be read as one: {error}") from error
+        raise ScoreCountError(f"A scorer must return an array of numbers, and this is not one: {error}") from error
     if values.dtype.itemsize == 8:
         traces = (np.abs(values) < _SMALLEST) & (values != 0)
         values = np.where(traces, 0.0, values) if traces.any() else values

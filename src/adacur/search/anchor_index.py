@@ -92,13 +92,9 @@ class AnchorIndex:
     ) -> AnchorIndex:
         """An index without anchor queries, which costs no scorer call; `adacur.build(items, 0, …)` makes one on disk.
 
-        - `first`: what searches start from: "bm25", "dense" (with `encoder`), objects, several of these, or objects by
-          name; "random" for none. With a dense one searches predict from its item vectors; else they re-rank.
+        - `first`: "bm25", "dense" (with `encoder`, whose item vectors searches predict from), objects, or several
         """
-        given = list(as_items(items))
-        for item in given:
-            check_item(item)
-        held = ItemList(given)
+        held = ItemList([check_item(item) for item in as_items(items)])
         stages = stages_in_memory(first, held, encoder=open_encoder(encoder), progress=progress)
         opened = None if scorer is None else open_scorer(scorer)
         return cls(AnchorTable.of_items(held), scorer=opened, first=stages, card=opened.card if opened else None)
