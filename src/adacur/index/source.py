@@ -29,7 +29,7 @@ class Source:
     dtype: str
     seed: int = 0
     origin: Origin | None = None
-    check: Callable[[Item], None] = check_item
+    check: Callable[[Item], object] = check_item
 
 
 def begun(folder: Path) -> Manifest | None:
