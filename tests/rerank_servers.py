@@ -107,7 +107,7 @@ class RerankServer:
     ) -> None:
         self.kind, self.reply, self.latency, self.key = kind, reply, latency, key
         self.max_batch, self.max_body, self.task, self.models = max_batch, max_body, task, models
-        self.probabilities = probabilities or not DIALECTS[kind].raw
+        self.probabilities = probabilities or DIALECTS[kind].raw is None
         self.asked: list[Asked] = []
         self.statuses: Counter[int] = Counter()
         self.in_flight = self.most_in_flight = self.connections = 0
@@ -163,7 +163,7 @@ class RerankServer:
         if asked.size > self.max_body or len(texts) > self.max_batch:
             message = f"batch size {len(texts)} > maximum allowed batch size {self.max_batch}"
             return Reply(422 if self.kind == "infinity" else 413, {"error": message, "error_type": "Validation"})
-        return Reply(body=self.scored(asked.body["query"], texts, self._raw(asked.body)))
+        return Reply(body=self.scored(asked.body[DIALECTS[self.kind].query], texts, self._raw(asked.body)))
 
     def _describe(self, path: str) -> Reply:
         if self.kind == "tei" and path == "/info":
@@ -178,13 +178,13 @@ class RerankServer:
         if self.kind == "vllm":
             return not self.probabilities and not body.get("use_activation", True)
         raw = {"raw_scores": True} if self.kind in PATHS else DIALECTS[self.kind].raw
-        return not self.probabilities and bool(raw) and raw.items() <= body.items()
+        return not self.probabilities and raw is not None and raw.items() <= body.items()
 
     def scored(self, query: str, texts: list[str], raw: bool) -> Any:
         logits = [logit_of(query, text) for text in texts]
         scores = logits if raw else [1 / (1 + math.exp(-logit)) for logit in logits]
         field = "score" if self.kind == "tei" else DIALECTS[self.kind].score
-        results = [{"index": index, field: score} for index, score in enumerate(scores)]
+        results = [{DIALECTS[self.kind].index: index, field: score} for index, score in enumerate(scores)]
         results.sort(key=lambda result: -result[field])
         return results if self.kind == "tei" else {"id": "a", DIALECTS[self.kind].results: results, "meta": {}}
 

@@ -151,7 +151,7 @@ WRAPPERS = {
 def opened(request, tmp_path_factory) -> Iterator[Case]:
     if request.param.startswith("http"):
         kind = request.param.split()[1]
-        scores = "raw" if DIALECTS[kind].raw else "probability"
+        scores = "probability" if DIALECTS[kind].raw is None else "raw"
         with RerankServer(kind) as server, HttpScorer(server.root, kind=kind, scores=scores) as scorer:
             yield Case(scorer, 1e-4)
         return

@@ -29,6 +29,7 @@ from typer.main import get_command
 import adacur
 from adacur.cli import messages
 from adacur.cli.app import app
+from adacur.search import METHODS
 from tests.functional.commands import ADACUR, Ran, environment, here, run, write_lines
 
 N_ITEMS = 60
@@ -796,3 +797,8 @@ def test_only_warnings_meant_for_users_are_notes(capsys: pytest.CaptureFixture[s
     assert "Note: UserWarning" in err
     assert "Resource" not in err
     assert "Deprecation" not in err
+
+
+def test_the_help_of_search_names_every_method() -> None:
+    helped = here("search", "--help").out
+    assert [name for name in METHODS if name not in helped] == []

@@ -448,6 +448,14 @@ def write_outputs(document: Path, *, everywhere: bool) -> None:
     document.write_text(text, encoding="utf-8")
 
 
+def test_every_file_that_the_map_names_exists() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)*(?:\.py|/))(?::\w+)?`", text))
+    assert len(named) > 20
+    known = [path for path in named if (ROOT / "src/adacur" / path).exists() or (ROOT / path).exists()]
+    assert named - set(known) == set()
+
+
 if __name__ == "__main__":
     names = [name for name in sys.argv[1:] if name != "--all"]
     for name in names:

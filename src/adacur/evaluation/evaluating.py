@@ -46,7 +46,6 @@ from adacur.search import AnchorIndex
 from adacur.search.methods import METHODS, method_named, options_of
 
 DEFAULT_METHODS = ("gaussian", "adacur", "anncur", "rerank", "exact")
-_WITHOUT_ANCHORS = ("axn", "rerank", "exact")
 _JUDGED_DEPTH = 10
 _ENCODER = "bge-small-en-v1.5"
 
@@ -123,7 +122,7 @@ def evaluate(
     sizes = choose_sizes(collection, folder, output / "sizes.json", scorer=scorer, minutes=minutes, **given)
     n_all = len(collection.items)
     collection = sample(collection, sizes.items, n_test=sizes.queries, seed=seed)
-    n_anchors = sizes.anchors if any(name not in _WITHOUT_ANCHORS for name in methods) else 0
+    n_anchors = sizes.anchors if any("anchors" in METHODS[name].needs for name in methods) else 0
     queries_of = split(collection, n_anchors=n_anchors, n_test=sizes.queries, seed=seed)
     ks = sorted(set(ks if ks is not None else (1, min(10, len(collection.items)))))
     if min(ks) < 1 or max(ks) > len(collection.items):
@@ -172,7 +171,7 @@ def _run(
     depth = min(max(*ks, _JUDGED_DEPTH if judged else 1), settings.get("budget", len(collection.items)))
     seeded = method_named(method, **({"seed": seed} if "seed" in options_of(method) else {}))
     hits = index.search(test, depth, budget=settings.get("budget"), method=seeded, first=settings.get("first"))
-    paid = len(queries_of.anchors) if method not in _WITHOUT_ANCHORS else 0
+    paid = len(queries_of.anchors) if "anchors" in METHODS[method].needs else 0
     measures = {f"recall@{k}": top_k_recall(hits, exact, k=k) for k in ks}
     if judged and find_spec("ir_measures"):
         measures |= judged_quality(hits, judged, measures=[JUDGED])

@@ -98,7 +98,7 @@ def reading(folder: Path) -> Iterator[None]:
 
 
 def load(
-    connection: sqlite3.Connection, items: Iterable[Item], anchors: Sequence[Query], *, check: Callable[[Item], None]
+    connection: sqlite3.Connection, items: Iterable[Item], anchors: Sequence[Query], *, check: Callable[[Item], object]
 ) -> tuple[int, str, str]:
     """Stream items and anchors into an empty database in one transaction; returns count and both digests."""
     digest = _fresh_digest()

@@ -57,12 +57,12 @@ class HttpScorer:
     """A cross-encoder behind a rerank endpoint, called over HTTP with retries.
 
     - url: the root of the server, or its rerank address;
-    - kind: "tei", "vllm", "infinity", "cohere" or "jina"; without it the server is asked, or its host says it;
+    - kind: one of `DIALECTS`, such as "tei" or "cohere"; without it the server is asked, or its host says it;
     - model: its name, where the server has several;
     - api_key: sent as a bearer token. Without it, CO_API_KEY (or COHERE_API_KEY) and JINA_API_KEY are read, for the
       hosts of these two services only. No card, error or repr shows it; a pickle of the scorer holds it;
     - scores: "raw" are used as they come; of a "probability" the logit is taken; "auto" asks for raw scores where the
-      kind offers them (TEI, vLLM, Infinity), and else takes logits, with a `ProbabilityWarning`;
+      kind offers them (TEI, vLLM, Infinity), else takes logits, with a `ProbabilityWarning`;
     - batch_size: texts per request, at most what the server allows;
     - concurrency: requests in flight at most, over all threads and event loops that use this scorer;
     - timeout, attempts, backoff: a request that is dropped, takes longer than `timeout` seconds or meets 408, 424, 425,
@@ -89,7 +89,7 @@ class HttpScorer:
         name: str | None = None,
     ) -> None:
         require("httpx2", extra="http")
-        address = Address.of(url)
+        address = Address.of(url, kind)
         kind = kind or address.remembered.get("kind") or address.service
         scores = scores or address.remembered.get("scores") or "auto"
         if kind is not None and kind not in DIALECTS:
@@ -115,7 +115,7 @@ class HttpScorer:
         limits = [size for size in (batch_size, server.batch_size) if size]
         self.batch_size = min(limits, default=self._dialect.batch_size)
         self._name = name or server.model or address.host
-        self._takes_logits = scores == "probability" or (scores == "auto" and not self._dialect.raw)
+        self._takes_logits = scores == "probability" or (scores == "auto" and self._dialect.raw is None)
         self.card = ScorerCard(
             name=self._name,
             backend="http",
@@ -203,16 +203,16 @@ class HttpScorer:
             raise self._refused(response, _where(batch))
 
     def _read_scores(self, response: Any, batch: list[Pair]) -> FloatArray:
-        field = self._dialect.score
+        place, field = self._dialect.index, self._dialect.score
         try:
-            answers = [(result["index"], result[field]) for result in self._dialect.results_in(response.json())]
+            answers = [(result[place], result[field]) for result in self._dialect.results_in(response.json())]
             # bool is a kind of int.
             if any(type(index) is not int or type(score) not in (int, float) for index, score in answers):
                 raise TypeError
         except (LookupError, TypeError, ValueError) as error:
             raise self._failed(
-                f"A {self.kind} server answers with a JSON list of numbers 'index' and {field!r}; {self.url} answered "
-                f"{self._in_words(response)} Is the kind right?{_where(batch)}"
+                f"A {self.kind} server answers with a JSON list of numbers {place!r} and {field!r}; {self.url} "
+                f"answered {self._in_words(response)} Is the kind right?{_where(batch)}"
             ) from error
         scores = dict(answers)
         if sorted(index for index, _ in answers) != list(range(len(batch))):

@@ -16,26 +16,30 @@ from adacur.core.errors import InputError, UnknownName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """A request is {query, `texts`, model, `count`, `options`, `raw`}, an answer {`results`: [{"index", `score`}]}.
+    """A request is {`query`, `texts`, model, `count`, `options`, `raw`}, an answer {`results`: [{`index`, `score`}]}.
 
     - path: the rerank address, below the root of the server;
     - batch_size: texts per request where the server does not give a limit;
-    - texts, count: the fields of a request for the texts, and for the number of results (None: all come anyway);
+    - query, texts, count: the fields of a request for the query, for the texts, and for the number of results (None:
+      all come anyway);
     - names_model: whether a request names the model;
     - options: fields that every request has;
-    - raw: the fields that ask for logits; empty where the server gives probabilities alone;
-    - results, score: the fields of an answer for the list of results (None: the answer is that list), and for a score;
+    - raw: the fields that ask for logits; empty where they come unasked, None where only probabilities can be had;
+    - results, index, score: the fields of an answer for the list of results (None: the answer is that list), and of a
+      result for the place of its text in the request, and for its score;
     - hosts: domains of a hosted service, and key_variables: environment variables with the key for these hosts alone.
     """
 
     path: str
     batch_size: int = 100
+    query: str = "query"
     texts: str = "documents"
     count: str | None = "top_n"
     names_model: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
-    raw: Mapping[str, Any] = field(default_factory=dict)
+    raw: Mapping[str, Any] | None = None
     results: str | None = "results"
+    index: str = "index"
     score: str = "relevance_score"
     hosts: tuple[str, ...] = ()
     key_variables: tuple[str, ...] = ()
@@ -43,11 +47,11 @@ class Dialect:
     def request(self, query: str, texts: Sequence[str], *, model: str | None, raw: bool) -> dict[str, Any]:
         """The body of a request."""
         return {
-            "query": query,
+            self.query: query,
             self.texts: list(texts),
             **({"model": model} if self.names_model and model is not None else {}),
             **self.options,
-            **(self.raw if raw else {}),
+            **((self.raw or {}) if raw else {}),
             **({self.count: len(texts)} if self.count else {}),
         }
 
@@ -95,8 +99,11 @@ class Address:
     remembered: Mapping[str, str]
 
     @classmethod
-    def of(cls, url: str) -> Address:
-        """What a URL says; the part behind '#', which is never sent, holds what `Server.source` wrote there."""
+    def of(cls, url: str, kind: str | None = None) -> Address:
+        """What a URL says, of a server of this `kind` if that is known.
+
+        The part behind '#', which is never sent, holds what `Server.source` wrote there.
+        """
         try:
             parts = urlsplit(str(url).strip())
             host, secret, _ = parts.hostname, parts.username or parts.password or parts.query, parts.port
@@ -107,19 +114,22 @@ class Address:
             raise InputError(f"An address must not hold credentials or a '?' (for {host}). Give a key as api_key=.")
         if parts.scheme not in ("http", "https") or not host:
             raise InputError(f"An address must begin with http:// or https:// and a host; got {url!r}.")
+        remembered = dict(parse_qsl(parts.fragment))
+        dialect = DIALECTS.get(kind or remembered.get("kind", ""))
+        ending = "/" + dialect.path.rpartition("/")[2] if dialect else "/rerank"
         path = parts.path.rstrip("/")
         if path.endswith(("/v1", "/v2")):
-            path += "/rerank"
-        base = path.removesuffix("/rerank").removesuffix("/v1").removesuffix("/v2")
+            path += ending
+        base = path.removesuffix(ending).removesuffix("/v1").removesuffix("/v2")
         server = f"{parts.scheme}://{parts.netloc}"
         domains = {domain: kind for kind, dialect in DIALECTS.items() for domain in dialect.hosts}
         services = (kind for domain, kind in domains.items() if host == domain or host.endswith(f".{domain}"))
         return cls(
             root=server + base,
-            endpoint=server + path if path.endswith("/rerank") else None,
+            endpoint=server + path if path.endswith(ending) else None,
             host=host,
             service=next(services, None) if parts.scheme == "https" else None,
-            remembered=dict(parse_qsl(parts.fragment)),
+            remembered=remembered,
         )
 
     def key(self, api_key: str | None) -> str | None:

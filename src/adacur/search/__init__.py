@@ -1,4 +1,10 @@
-"""Rounds of exact scores and predictions within a budget: ADACUR, ANNCUR, re-ranking and exact search."""
+"""Rounds of exact scores and predictions within a budget.
+
+Where to change what, in the order in which a search meets it: `anchor_index` is the face; `planning` puts an index
+version, a method, a budget and a first stage together; `methods` is the one table of methods, a class each; `rounds` is
+the loop that calls the scorer, and `adaptive` one search of it (ask, tell, stop). `editing` changes an index, `opening`
+loads one, `search_log` and `refresh` learn from searches, `tuned` reads tunings.
+"""
 
 from adacur.search.adaptive import AdaptiveSearch
 from adacur.search.anchor_index import AnchorIndex

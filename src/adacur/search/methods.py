@@ -141,9 +141,10 @@ class Source(Protocol):
 
 
 class Method(Protocol):
-    """How a search spends its calls."""
+    """How a search spends its calls. `needs` are what it can predict from, "anchors" or "vectors"; one is enough."""
 
     name: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]]
 
     def plan(self, base: Plan, source: Source, *, k: int) -> Plan:
         """The base plan (items, scorer, budget, first stage, filter) with this method's choices."""
@@ -190,6 +191,7 @@ class Gaussian(_Checked):
     """
 
     name: ClassVar[str] = "gaussian"
+    needs: ClassVar[tuple[str, ...]] = ("anchors", "vectors")
 
     rounds: int | None = None
     seed: int = 0
@@ -237,6 +239,7 @@ class AdaCUR(_Checked):
     """
 
     name: ClassVar[str] = "adacur"
+    needs: ClassVar[tuple[str, ...]] = ("anchors",)
 
     rounds: int = 5
     seed: int = 0
@@ -268,6 +271,7 @@ class AXN(_Checked):
     """
 
     name: ClassVar[str] = "axn"
+    needs: ClassVar[tuple[str, ...]] = ("vectors",)
 
     rounds: int = 5
     seed: int = 0
@@ -302,6 +306,7 @@ class ANNCUR(_Checked):
     """
 
     name: ClassVar[str] = "anncur"
+    needs: ClassVar[tuple[str, ...]] = ("anchors",)
 
     split: float = 0.5
     seed: int = 0
@@ -331,6 +336,7 @@ class Rerank(_Checked):
     """
 
     name: ClassVar[str] = "rerank"
+    needs: ClassVar[tuple[str, ...]] = ()
 
     seed: int = 0
 
@@ -344,6 +350,7 @@ class Exact:
     """The truth: score every item. It takes a first stage only to fuse its scores into the order."""
 
     name: ClassVar[str] = "exact"
+    needs: ClassVar[tuple[str, ...]] = ()
 
     def plan(self, base: Plan, source: Source, *, k: int) -> Plan:
         """The base plan in one round of every item."""

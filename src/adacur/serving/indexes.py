@@ -33,10 +33,10 @@ class Served:
     @property
     def methods(self) -> tuple[str, ...]:
         """The methods that this index can be searched by."""
-        has_anchors, has_vectors = bool(self.index.anchor_queries), "dense" in self.index.first_stages
-        possible = {"adacur": has_anchors, "anncur": has_anchors, "axn": has_vectors}
-        possible["gaussian"] = has_anchors or has_vectors
-        return tuple(name for name in METHODS if possible.get(name, True))
+        there = {"anchors": bool(self.index.anchor_queries), "vectors": "dense" in self.index.first_stages}
+        return tuple(
+            name for name, method in METHODS.items() if not method.needs or any(there[one] for one in method.needs)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,10 @@ from adacur.core.records import Item, Query
 from adacur.core.scores import score_pairs
 from adacur.scorers import FunctionScorer, score_grid
 from adacur.scorers.http import HttpScorer, ProbabilityWarning
+from adacur.scorers.http_dialects import DIALECTS
 from tests.rerank_servers import MODEL, Asked, Reply, RerankServer, Trouble, logit_of
 
-KINDS = ["tei", "vllm", "infinity", "cohere", "jina"]
+KINDS = list(DIALECTS)
 RAW = ["tei", "vllm", "infinity"]
 KEY = "sk-very-secret-0123456789"
 QUERIES = [Query(f"q{n}", f"query {n}") for n in range(40)]
@@ -93,7 +94,7 @@ def test_scores_are_matched_by_index_whatever_their_order(kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_server_says_its_kind_and_the_address_may_be_short(kind) -> None:
     with RerankServer(kind) as server:
-        for url in {server.endpoint, f"{server.endpoint}/", server.endpoint.removesuffix("/rerank")}:
+        for url in {server.endpoint, f"{server.endpoint}/", server.endpoint.rpartition("/")[0]}:
             with open_scorer(url, kind=None if kind in RAW else kind) as scorer:
                 assert (scorer.kind, scorer.url) == (kind, server.endpoint)
                 assert scorer.card.backend == "http"
@@ -159,6 +160,62 @@ def test_probabilities_become_logits_with_a_warning_that_can_be_settled() -> Non
         )
         raw = HttpScorer(server.endpoint, kind="cohere", scores="raw").score(pairs)
         np.testing.assert_allclose(raw, 1 / (1 + np.exp(-expected(pairs))))
+
+
+# What each service expects and answers, word for word and apart from the table: a new dialect adds its own.
+EXCHANGES = {
+    "tei": (
+        "/rerank",
+        {"query": "q", "texts": ["a", "b"], "truncate": True, "return_text": False, "raw_scores": True},
+        [{"index": 1, "score": -3.5}, {"index": 0, "score": 1.25}],
+    ),
+    "vllm": (
+        "/v1/rerank",
+        {
+            "query": "q",
+            "documents": ["a", "b"],
+            "model": MODEL,
+            "truncate_prompt_tokens": -1,
+            "use_activation": False,
+            "top_n": 2,
+        },
+        {"results": [{"index": 1, "relevance_score": -3.5}, {"index": 0, "relevance_score": 1.25}]},
+    ),
+    "infinity": (
+        "/rerank",
+        {
+            "query": "q",
+            "documents": ["a", "b"],
+            "model": MODEL,
+            "return_documents": False,
+            "raw_scores": True,
+            "top_n": 2,
+        },
+        {"results": [{"index": 1, "relevance_score": -3.5}, {"index": 0, "relevance_score": 1.25}]},
+    ),
+    "cohere": (
+        "/v2/rerank",
+        {"query": "q", "documents": ["a", "b"], "model": MODEL, "top_n": 2},
+        {"results": [{"index": 1, "relevance_score": -3.5}, {"index": 0, "relevance_score": 1.25}]},
+    ),
+    "jina": (
+        "/v1/rerank",
+        {"query": "q", "documents": ["a", "b"], "model": MODEL, "return_documents": False, "top_n": 2},
+        {"results": [{"index": 1, "relevance_score": -3.5}, {"index": 0, "relevance_score": 1.25}]},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_dialect_asks_and_reads_in_the_words_of_its_service(kind) -> None:
+    path, body, answer = EXCHANGES[kind]
+    pairs = [(Query("q", "q"), Item("a", "a")), (Query("q", "q"), Item("b", "b"))]
+    options = {"kind": kind, "model": MODEL, "api_key": KEY, "scores": "raw"}
+    with RerankServer(kind, reply=always(body=answer)) as server, HttpScorer(server.root, **options) as scorer:
+        assert scorer.score(pairs).tolist() == [1.25, -3.5]
+    asked = server.asked[-1]
+    assert (asked.method, asked.path, asked.headers["authorization"]) == ("POST", path, f"Bearer {KEY}")
+    assert asked.body == body
 
 
 def test_certain_probabilities_stay_finite_and_in_order() -> None:
