@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 import adacur
+from adacur.first_stages import FIRST_STAGES
 from tests.functional.test_cli import here
 
 QUESTION = "which river runs by the old harbour?"
-STAGES = ("bm25", "dense")
+STAGES = tuple(FIRST_STAGES)
 SCORED = ("--scorer", "my_scorers:score")
 SCORER = """
 import zlib

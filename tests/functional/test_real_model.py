@@ -106,5 +106,5 @@ def test_a_named_encoder_of_sentence_transformers_serves_as_first_stage(tmp_path
         progress=False,
     )
     found = index.first_stage("dense").search(["who painted the Mona Lisa?"], 2)[0]
-    titles = {item.metadata["title"] for item in index.items.at(index.items.positions(found.ids))}
+    titles = {item.metadata["title"] for item in index.items.at(found.positions.tolist())}
     assert titles == {"Mona Lisa", "Leonardo da Vinci"}

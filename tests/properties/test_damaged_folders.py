@@ -19,6 +19,7 @@ import pytest
 import adacur
 from adacur import AdacurError
 from adacur.core.errors import DamagedIndex
+from adacur.first_stages import FIRST_STAGES
 from adacur.index import verify
 from adacur.tuning import compress, tune
 from tests.editing import Edited
@@ -73,7 +74,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {}
     for name in ("built", "changed"):
         path = tmp_path_factory.mktemp("indexes") / f"{name}.adacur"
-        stages = ["bm25", "dense"]
+        stages = [*FIRST_STAGES]
         items, anchors = [item(n) for n in range(40)], [query(n) for n in range(24)]
         index = adacur.build(
             items, anchors, scorer=score, path=path, first=stages, encoder=Encoder(), progress=False, block_items=16
@@ -95,7 +96,7 @@ def use(path: Path, *, change: bool) -> None:
         warnings.simplefilter("ignore")
         verify(path)
         with adacur.load(path, scorer=score, encoder=Encoder()) as index:
-            for first in ("bm25", "dense"):
+            for first in FIRST_STAGES:
                 index.search("which red thing number7", k=2, budget=12, first=first)
             index.search("which odd thing", k=2, budget=12, method="adacur")
             if change:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import adacur
+from adacur.first_stages import FIRST_STAGES
 from tests import living_world as world
 from tests.editing import Edited
 from tests.living_world import METHODS, build, found, item, query
@@ -90,7 +91,7 @@ class Steps:
 def test_a_changed_index_answers_as_one_built_of_the_same_items_and_anchor_queries(data, operations, dtype) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder, encoder = Path(name), world.Encoder()
-        options = {"first": ["bm25", "dense"], "encoder": encoder, "dtype": dtype}
+        options = {"first": [*FIRST_STAGES], "encoder": encoder, "dtype": dtype}
         if dtype == "float16":
             # Scores that come from outside are kept in float32.
             operations = [one for one in operations if one != "add_anchor_scores"]
@@ -108,7 +109,7 @@ def test_a_changed_index_answers_as_one_built_of_the_same_items_and_anchor_queri
         assert living.matrix.tobytes() == rebuilt.matrix.tobytes()
         assert living.anchor_queries == rebuilt.anchor_queries
         for method in METHODS:
-            for first in ("bm25", "dense"):
+            for first in FIRST_STAGES:
                 options = {} if method == "exact" else {"first": first}
                 ours = found(living, ASKED, method=method, **options)
                 assert ours == found(rebuilt, ASKED, method=method, **options), (method, first)
@@ -116,7 +117,7 @@ def test_a_changed_index_answers_as_one_built_of_the_same_items_and_anchor_queri
         assert found(steps.index, ASKED, method="gaussian") == found(rebuilt, ASKED, method="gaussian")
 
 
-@pytest.mark.parametrize("first", ["bm25", "dense"])
+@pytest.mark.parametrize("first", FIRST_STAGES)
 def test_every_first_stage_follows(tmp_path, first) -> None:
     options = {"first": [first], "encoder": world.Encoder()}
     index = build(tmp_path / "living", [item(n) for n in range(20)], [query(n) for n in range(8)], **options)

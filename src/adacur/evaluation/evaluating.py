@@ -36,7 +36,7 @@ from adacur.evaluation.comparison import JUDGED
 from adacur.evaluation.judged import judged_quality
 from adacur.evaluation.recall import top_k_recall
 from adacur.evaluation.runs import Run
-from adacur.first_stages import BM25, Dense, first_stage_named
+from adacur.first_stages import Dense, first_stage_named
 from adacur.first_stages.encoders import encoder as open_encoder
 from adacur.index import AnchorTable, Estimate, build_scores, check_scorer, is_finished
 from adacur.index.progress import ScoringBar
@@ -262,7 +262,9 @@ def _first_stages(
     collection: JudgedCollection, names: Sequence[str], *, encoder: Any, folder: Path, progress: bool
 ) -> dict[str, FirstStage]:
     """The first stages by name; vectors are kept in the folder, since encoding takes long."""
-    stages: dict[str, FirstStage] = {"bm25": BM25.build(collection.items)} if "bm25" in names else {}
+    stages: dict[str, FirstStage] = {
+        name: first_stage_named(name).build(collection.items) for name in names if name not in ("dense", "random")
+    }
     if "dense" in names:
         target = folder / f"dense-{digest_of(collection.items)}-{_card_digest(encoder)}"
         if not target.exists():

@@ -37,7 +37,11 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
         content = read_json(path)
     except (OSError, ValueError) as error:
         raise NotAnIndex(f"{folder} holds no saved first stage: {path.name} cannot be read ({error}).") from error
-    if not isinstance(content, dict) or "kind" not in content or not isinstance(content.get("format"), int):
+    if (
+        not isinstance(content, dict)
+        or not isinstance(content.get("kind"), str)
+        or not isinstance(content.get("format"), int)
+    ):
         raise NotAnIndex(f"{path} does not describe a first stage: it needs 'kind' and 'format'.")
     if content["format"] > _FORMAT:
         raise NewerFormat(

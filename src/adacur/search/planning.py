@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from adacur.search.anchor_index import AnchorIndex
 
 _USUAL_CALLS = 100
-# A dual encoder is the better start where there is one; random needs nothing.
+# A dual encoder is the better start where there is one; then whatever the index has; random needs nothing.
 _PREFERRED_FIRST = ("dense", "bm25")
 
 
@@ -160,7 +160,7 @@ class Snapshot:
     @property
     def default_first(self) -> str:
         """The first stage that searches start from where none is named."""
-        return next((name for name in _PREFERRED_FIRST if name in self._first), "random")
+        return next((name for name in (*_PREFERRED_FIRST, *self._first) if name in self._first), "random")
 
     @property
     def default_method(self) -> str:

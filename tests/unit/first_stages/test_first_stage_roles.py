@@ -13,10 +13,10 @@ import adacur
 from adacur import AnchorIndex, First, Item, Query
 from adacur.core.errors import InputError, UnknownName
 from adacur.core.results import Hits
-from adacur.first_stages import BM25, Dense, EncoderCard, as_hits
+from adacur.first_stages import BM25, FIRST_STAGES, EncoderCard, as_hits
 from adacur.search.first_stages import FirstStageWarning
 
-STAGES = {"bm25": BM25, "dense": Dense}
+STAGES = FIRST_STAGES
 METHODS = ("gaussian", "adacur", "anncur", "rerank")
 THINGS = ("river", "harbour", "comet", "violin", "glacier", "lantern", "orchid", "meadow", "anvil", "thimble")
 # Every item shares a word with every query, so that stages that match words return as many as they are asked for.

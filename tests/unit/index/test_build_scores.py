@@ -480,7 +480,7 @@ for size in sys.argv[3:]:
         build(disk + "/index")
         seen.append("fits")
     except StorageFull as error:
-        seen.append(str(error).split("full; ")[1].split(" safely")[0])
+        seen.append(str(error).split("full; ")[1].split(" safely")[0].split(" stored")[0])
         mount("remount,size=8m")
         matrix, again = build(disk + "/index")
         safe = 0 if seen[-1] == "nothing is" else int(seen[-1].split()[0])
