@@ -103,15 +103,17 @@ def _show(done: Evaluation) -> None:
 
     rows = compare(done.runs)
     measures = list(dict.fromkeys(name for row in rows for name in row.means))
+    anchors = max(row.anchors or 0 for row in rows)
     print_rows(
-        ("method", "budget", "rounds", "anchors", "paid", *measures),
+        ("method", "budget", "rounds", "paid", *measures),
         [
             [row.name]
-            + ["" if value is None else f"{value:,}" for value in (row.budget, row.rounds, row.anchors, row.paid)]
-            + [str(row.means.get(name, "")) for name in measures]
+            + ["" if value is None else f"{value:,}" for value in (row.budget, row.rounds, row.paid)]
+            # Without leading zeros a row fits a terminal of 88 columns.
+            + [str(row.means.get(name, "")).replace("0.", ".").replace("1.00", "1.0") for name in measures]
             for row in rows
         ],
-        title=f"{done.runs[0].collection}, {done.runs[0].made['items']:,} items",
+        title=f"{done.runs[0].collection}: {done.runs[0].made['items']:,} items, {anchors} anchor queries",
     )
     note(
         f"Means over {rows[0].n_queries} test queries, with 95 % intervals. recall@k: share of the scorer's k best. "
