@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from adacur.scorers.function import FunctionScorer
 from adacur.scorers.function_code import HOW_TO_GIVE_A_KEY
 
 
-class _HostedScorer:
-    """A scorer around an object of another library; an adapter adds `_answers`, one number per pair.
+class _HostedScorer(ABC):
+    """A scorer around an object of another library.
 
     One call at a time: most of these objects wrap a local model, whose tokenizer two threads must not share.
     """
@@ -43,8 +44,9 @@ class _HostedScorer:
         with self._lock:
             return check_scores(self._answers(pairs), pairs)
 
+    @abstractmethod
     def _answers(self, pairs: Sequence[Pair]) -> Any:
-        raise NotImplementedError
+        """One number per pair, in order, as the object gives them."""
 
 
 class LangChainScorer(_HostedScorer):

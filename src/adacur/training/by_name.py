@@ -1,4 +1,4 @@
-"""Trainings described by names and plain values, as a command line or a configuration file gives them."""
+"""Trainings described by names and plain values, as a command line gives them."""
 
 from __future__ import annotations
 
