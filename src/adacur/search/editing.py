@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from adacur.index.updates import repeatable
 from adacur.index.workers import check_workers
 from adacur.search.first_stages import update_first_stages
 from adacur.search.planning import Snapshot
-from adacur.search.tuned import TUNED, TuningWarning, read_tunings
+from adacur.search.tuned import TUNED, read_tunings
 
 if TYPE_CHECKING:
     from adacur.search.anchor_index import AnchorIndex
@@ -196,9 +195,9 @@ class Edit:
 
 def _tuned_for(folder: IndexFolder) -> tuple[tuple[int, int], ...]:
     # A file that cannot be read is no reason to fail: the change is made by now.
-    with contextlib.suppress(AdacurError), warnings.catch_warnings():
-        warnings.simplefilter("ignore", TuningWarning)
-        return tuple((one.k, one.budget) for one in read_tunings(folder.home, anchor_queries=folder.anchor_queries))
+    with contextlib.suppress(AdacurError):
+        tunings = read_tunings(folder.home, anchor_queries=folder.anchor_queries, warn=False)
+        return tuple((one.k, one.budget) for one in tunings)
     return ()
 
 

@@ -107,8 +107,8 @@ class Tuning:
         return bool(self.predictions) and all(one.low == one.high == 1.0 for one in self.predictions)
 
 
-def read_tunings(folder: Path, *, anchor_queries: Sequence[Query]) -> tuple[Tuning, ...]:
-    """The tunings of an index folder; none, with a warning, if they belong to other anchor queries."""
+def read_tunings(folder: Path, *, anchor_queries: Sequence[Query], warn: bool = True) -> tuple[Tuning, ...]:
+    """The tunings of an index folder; none, and a warning if wanted, if they belong to other anchor queries."""
     file = folder / TUNED
     try:
         data = read_json(file)
@@ -129,15 +129,16 @@ def read_tunings(folder: Path, *, anchor_queries: Sequence[Query]) -> tuple[Tuni
             f"{file} does not hold the tuned settings that adacur writes ({reason}). Remove it: searches then use the "
             f"defaults, until `adacur tune {folder}` has been run again."
         ) from error
-    if digest != _digest(anchor_queries):
+    if digest == _digest(anchor_queries):
+        return tunings
+    if warn:
         warnings.warn(
             f"{file} was tuned for other anchor queries than the index has, so the defaults are used. "
             f"Tune again: adacur tune {folder}",
             TuningWarning,
             stacklevel=2,
         )
-        return ()
-    return tunings
+    return ()
 
 
 def as_stored(tunings: Iterable[Tuning], *, anchor_queries: Sequence[Query]) -> str:

@@ -4,7 +4,6 @@
 
 import asyncio
 import time
-import warnings
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -277,6 +276,6 @@ def _warm(one: Served) -> None:
         index.first_stage(index.snapshot.default_first)
     if index.anchor_queries:
         # Features are made from the scores once, which takes seconds where there are many.
-        with warnings.catch_warnings(), suppress(AdacurError):
-            warnings.simplefilter("ignore")
+        # Warnings are not silenced: this runs in a thread, and filters belong to the whole process.
+        with suppress(AdacurError):
             replay(index, [index.anchor_queries[0]], 1, budget=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +30,6 @@ from adacur.search.tuned import (
     GaussianSettings,
     Prediction,
     Tuning,
-    TuningWarning,
     as_stored,
     default_settings,
     read_tunings,
@@ -197,10 +195,9 @@ def verdict(tuning: Tuning) -> str:
 
 def store_tuning(folder: Path, tuning: Tuning, *, anchor_queries: Sequence[Query]) -> tuple[Tuning, ...]:
     """Add a tuning to a folder's, in the place of one for the same k and budget; all of them."""
-    with locked(folder, wait=_PATIENCE), warnings.catch_warnings():
+    with locked(folder, wait=_PATIENCE):
         # What belongs to other anchor queries is replaced, which is the remedy that the warning names.
-        warnings.simplefilter("ignore", TuningWarning)
-        tunings = _with(read_tunings(folder, anchor_queries=anchor_queries), tuning)
+        tunings = _with(read_tunings(folder, anchor_queries=anchor_queries, warn=False), tuning)
         write_atomically(folder / TUNED, as_stored(tunings, anchor_queries=anchor_queries))
     return tunings
 
