@@ -49,11 +49,14 @@ def test_one_command_leads_from_a_folder_to_results_and_a_page(folder) -> None:
     for column in ("budget", "paid", "recall@10", "nDCG@10"):
         assert column in done.out
     assert "Is an index worth it?" in done.err
+    assert "Verdict, starting from bm25" in done.err
     assert (folder / "page" / "report.html").exists()
     again = here(*START, "--json", cwd=folder)
     rows = json.loads(again.out)
     assert len(rows["runs"]) == 9
     exact = next(row for row in rows["runs"] if row["method"] == "exact")
+    assert {depth["n"] for depth in rows["searchability"]["curves"][0]["depths"]} == {0, 10, 50, None}
+    assert rows["searchability"]["curves"][0]["verdict"]["kind"] == "unclear"
     assert exact["measures"]["recall@10"] == {"mean": 1.0, "low": 1.0, "high": 1.0, "queries": 6}
 
 

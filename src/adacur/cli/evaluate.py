@@ -10,15 +10,16 @@ import typer
 from typer import Argument, Option
 
 from adacur.cli import options as opt
-from adacur.cli.messages import counted, explained, failed, note, print_json, print_rows
+from adacur.cli.messages import counted, explained, failed, note, print_json, print_rows, say
 from adacur.core.units import duration_range, pace
 
 if TYPE_CHECKING:
-    from adacur.evaluation import Evaluation, Start
+    from adacur.evaluation import Evaluation, Searchability, Start
     from adacur.evaluation.comparison import Mean
 
 # Estimates are not more certain than this.
 _TOO_LONG = 1.5
+_PHANTOMS, _LETTERS = 5, 110
 
 
 def evaluate(
@@ -41,6 +42,7 @@ def evaluate(
 ) -> None:
     """Compare search methods on your data: recall of the scorer's best items, and judged quality, by budget.
 
+    Where queries are judged, also whether the scorer can be searched: quality by depth, phantom hits, and what to do.
     An interrupted evaluation continues with the same command.
 
     Example: adacur evaluate my-beir-folder --scorer ms-marco-MiniLM-L-12-v2
@@ -70,11 +72,13 @@ def evaluate(
         print_json(_as_json(done))
     elif done.runs:
         _show(done)
+        if done.searchability is not None:
+            _show_searchability(done.searchability)
         note(f"{counted(len(done.runs), 'run', 'runs')} stored in {output / 'runs'}.")
     for settings, error in done.failed:
         failed(f"{', '.join(f'{name} {value}' for name, value in settings.items())}: {explained(error)}")
     if report is not None and done.runs:
-        note(f"The report is {evaluation.write_report(done.runs, report)}.")
+        note(f"The report is {evaluation.write_report(done.runs, report, searchability=done.searchability)}.")
     if done.failed:
         raise typer.Exit(1)
 
@@ -109,8 +113,7 @@ def _show(done: Evaluation) -> None:
         [
             [row.name]
             + ["" if value is None else f"{value:,}" for value in (row.budget, row.rounds, row.paid)]
-            # Without leading zeros a row fits a terminal of 88 columns.
-            + [str(row.means.get(name, "")).replace("0.", ".").replace("1.00", "1.0") for name in measures]
+            + [_short(row.means.get(name, "")) for name in measures]
             for row in rows
         ],
         title=f"{done.runs[0].collection}: {done.runs[0].made['items']:,} items, {anchors} anchor queries",
@@ -124,6 +127,40 @@ def _show(done: Evaluation) -> None:
     ks = [int(name.removeprefix("recall@")) for name in measures if name.startswith("recall@")]
     if any(row.budget is not None and row.budget < max(ks) for row in rows):
         note("Where the budget is smaller than k, recall@k cannot exceed budget / k.")
+
+
+def _show_searchability(found: Searchability) -> None:
+    for curve in found.curves:
+        print_rows(
+            (f"{curve.first}, the best", "nDCG@10", "MRR@10", f"nDCG@10 against {curve.kept}"),
+            [
+                [depth.name, _short(depth.ndcg), _short(depth.mrr), "" if depth.change is None else str(depth.change)]
+                for depth in curve.depths
+            ],
+            title=f"Can the scorer be searched? Its order of {curve.first}'s best, of {found.n_items:,} items",
+        )
+        note(f"Verdict, starting from {curve.first}: {curve.verdict}")
+        for line in curve.commands:
+            note(f"  {line}")
+    if found.left_out:
+        note(f"{counted(found.left_out, 'judged query', 'judged queries')} cannot tell, and were left out.")
+    note(found.in_words())
+    for phantom in found.phantoms[:_PHANTOMS]:
+        say(f"{_cut(phantom.query.text)}")
+        say(f"  {phantom.score:7.2f}  {_cut(phantom.item.text)} ({phantom.where()})")
+        say(f"  {phantom.expected_score:7.2f}  {_cut(phantom.expected.text)} (judged relevant)")
+    if len(found.phantoms) > _PHANTOMS:
+        note(f"The worst {_PHANTOMS} are listed; --report and --json have {len(found.phantoms)}.")
+
+
+def _cut(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _LETTERS else f"{text[:_LETTERS]} …"
+
+
+def _short(mean: Mean | str) -> str:
+    """Without leading zeros a row fits a terminal of 88 columns."""
+    return str(mean).replace("0.", ".").replace("1.00", "1.0")
 
 
 def _facts(mean: Mean) -> dict[str, float]:
@@ -140,5 +177,6 @@ def _as_json(done: Evaluation) -> dict[str, Any]:
             | {"measures": {name: _facts(mean) for name, mean in row.means.items()}, "file": str(file)}
             for run, file, row in rows
         ],
+        "searchability": done.searchability,
         "failed": [{"settings": settings, "error": explained(error)} for settings, error in done.failed],
     }

@@ -33,9 +33,11 @@ from adacur.evaluation.collection import (
     split,
 )
 from adacur.evaluation.comparison import JUDGED
+from adacur.evaluation.depths import measure_depths, plan_depths
 from adacur.evaluation.judged import judged_quality
 from adacur.evaluation.recall import top_k_recall
 from adacur.evaluation.runs import Run
+from adacur.evaluation.searchability import Searchability
 from adacur.first_stages import Dense, first_stage_named
 from adacur.first_stages.encoders import encoder as open_encoder
 from adacur.index import AnchorTable, Estimate, build_scores, check_scorer, is_finished
@@ -69,11 +71,15 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The runs, the files that hold them, and which failed: settings and the error."""
+    """The runs, the files that hold them, and which failed: settings and the error.
+
+    `searchability` is None where no test query is judged, ir_measures is missing, or no first stage could be used.
+    """
 
     runs: tuple[Run, ...]
     files: tuple[Path, ...]
     failed: tuple[tuple[Mapping[str, Any], Exception], ...] = ()
+    searchability: Searchability | None = None
 
 
 def evaluate(
@@ -95,6 +101,8 @@ def evaluate(
     on_start: Callable[[Start], None] | None = None,
 ) -> Evaluation:
     """Compare search methods on a BEIR folder, by recall of the scorer's own top k and by judgements.
+
+    Where test queries are judged, it also tells whether the scorer can be searched: `adacur.evaluation.searchability`.
 
     - scorer: a scorer, or what `adacur.scorer` opens.
     - output: the folder for scores and runs; the same call goes on with the scores that are there.
@@ -120,7 +128,7 @@ def evaluate(
     output = Path(output)
     given = {"anchors": anchors, "queries": queries, "items": items}
     sizes = choose_sizes(collection, folder, output / "sizes.json", scorer=scorer, minutes=minutes, **given)
-    n_all = len(collection.items)
+    whole = collection
     collection = sample(collection, sizes.items, n_test=sizes.queries, seed=seed)
     n_anchors = sizes.anchors if any("anchors" in METHODS[name].needs for name in methods) else 0
     queries_of = split(collection, n_anchors=n_anchors, n_test=sizes.queries, seed=seed)
@@ -128,8 +136,11 @@ def evaluate(
     if min(ks) < 1 or max(ks) > len(collection.items):
         raise InputError(f"k must be from 1 to the number of items, {len(collection.items):,}; got {list(ks)}.")
     scores = output / "scores" / f"{collection.name}-{digest_of(collection.items)}-{_card_digest(scorer)}"
+    n_queries = len(queries_of.test) + len(queries_of.anchors)
+    depths = plan_depths(whole, collection, queries_of.test, first, calls=n_queries * len(collection.items))
     if on_start is not None:
-        on_start(_start(collection, queries_of, scorer, scores, _notes(collection, queries_of.test, budgets, n_all)))
+        notes = _notes(collection, queries_of.test, budgets, len(whole.items))
+        on_start(_start(collection, queries_of, scorer, scores, [*notes, *filter(None, [depths.note])]))
     output.mkdir(parents=True, exist_ok=True)
     # An interrupted evaluation goes on with the same queries.
     (output / "sizes.json").write_text(json.dumps(asdict(sizes)) + "\n", encoding="utf-8")
@@ -151,7 +162,19 @@ def evaluate(
             files.append(file)
         except Exception as error:
             failed.append((settings, error))
-    return Evaluation(tuple(runs), tuple(files), tuple(failed))
+    searchable = None
+    if depths.first:
+        try:
+            if not depths.all_items:
+                stages = _first_stages(whole, depths.first, encoder=None, folder=output / "first", progress=progress)
+            places = {"folder": Path(folder), "output": output}
+            source = encoder and encoder.card.source
+            searchable = measure_depths(
+                depths, known=look_up, scorer=scorer, first=stages, encoder=source, progress=progress, **places
+            )
+        except Exception as error:
+            failed.append(({"report": "searchability"}, error))
+    return Evaluation(tuple(runs), tuple(files), tuple(failed), searchable)
 
 
 def _run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,22 @@ from adacur.core.errors import EmptyInput
 from adacur.core.extras import require
 from adacur.evaluation.comparison import JUDGED, Row, compare, measures_of, verdict
 from adacur.evaluation.runs import Run
+from adacur.evaluation.searchability import Searchability
 
 # The palette of Okabe & Ito, for colour-blind readers; a colour and marker per method, dashes per first stage.
 _COLOURS = ("#d55e00", "#0072b2", "#009e73", "#333333", "#aa4499", "#8c8c8c")
 _MARKERS, _DASHES = "osD^X8", ("-", "--", ":", "-.")
+_LETTERS = 300
 
 
-def write_report(runs: Sequence[Run], page: str | Path, *, rival: str = "rerank") -> Path:
+def write_report(
+    runs: Sequence[Run], page: str | Path, *, rival: str = "rerank", searchability: Searchability | None = None
+) -> Path:
     """Write the runs of one evaluation as a page: in words, as figures and as tables.
 
     - page: the file to write; its folder is made if need be.
     - rival: the method that the others are compared with, at the same budget and first stage.
+    - searchability: also shown, where there is one.
     """
     if not runs:
         raise EmptyInput("There is no run to report.")
@@ -50,6 +55,7 @@ def write_report(runs: Sequence[Run], page: str | Path, *, rival: str = "rerank"
         f"<h2>Difference to {escape(rival)} at the same budget and first stage</h2>",
         _run_table([row for row in rows if row.differences], measures, _difference),
         "<p class=soft>▲ and ▼: the whole interval is above or below zero.</p>",
+        *([] if searchability is None else _searchability(searchability)),
         f"<h2>How it was measured</h2><p>{escape(_method_of_measuring(made))}</p>",
     ]
     page.write_text(_PAGE.format(title=escape(title), style=_STYLE, content="\n".join(content)), encoding="utf-8")
@@ -129,7 +135,30 @@ def _difference(row: Row, measure: str) -> str:
     if found is None:
         return ""
     mark = " ▲" if found.low > 0 else " ▼" if found.high < 0 else ""
-    return f"{found.difference:+.3f} ({found.low:+.3f} to {found.high:+.3f}) on {found.n_queries}{mark}"
+    return f"{found} on {found.n_queries}{mark}"
+
+
+def _searchability(found: Searchability) -> Iterator[str]:
+    """Quality by depth with its verdict per first stage, and phantom hits beside what should have been there."""
+    yield "<h2>Can the scorer be searched?</h2>"
+    for curve in found.curves:
+        yield f"<p><b>{escape(curve.first)}: {escape(str(curve.verdict))}</b></p>"
+        yield "".join(f"<pre class=scroll>{escape(line)}</pre>" for line in curve.commands)
+        yield _table(
+            [f"the scorer's order of {curve.first}'s best", JUDGED, "MRR@10", f"{JUDGED} against {curve.kept}"],
+            [
+                [depth.name, str(depth.ndcg), str(depth.mrr), "" if depth.change is None else str(depth.change)]
+                for depth in curve.depths
+            ],
+        )
+    yield f"<h2>Phantom hits</h2><p>{escape(found.in_words())}</p><dl>"
+    for phantom in found.phantoms:
+        shown = ((phantom.score, phantom.item, phantom.where()), (phantom.expected_score, phantom.expected, "relevant"))
+        yield f"<dt><b>{escape(phantom.query.text)}</b></dt>"
+        for score, item, what in shown:
+            text = item.text if len(item.text) <= _LETTERS else f"{item.text[:_LETTERS]} …"
+            yield f"<dd>{score:.2f} · {escape(what)} · {escape(text)}</dd>"
+    yield "</dl>"
 
 
 def _table(headers: Sequence[str], body: Sequence[Sequence[str]]) -> str:

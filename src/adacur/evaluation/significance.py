@@ -11,8 +11,10 @@ from adacur.core.errors import EmptyInput, InputError
 from adacur.evaluation.runs import Run
 
 
-def bootstrap_interval(values: FloatArray, *, samples: int = 2000, seed: int = 0) -> tuple[float, float]:
-    """95 % percentile bootstrap interval of the mean over queries. NaN, a query without a value, is left out.
+def bootstrap_interval(
+    values: FloatArray, *, level: float = 0.95, samples: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of the mean over queries, of 95 %. NaN, a query without a value, is left out.
 
     Given differences between two methods, query by query, it is the paired interval: both see the same resamples.
     """
@@ -22,9 +24,11 @@ def bootstrap_interval(values: FloatArray, *, samples: int = 2000, seed: int = 0
         raise EmptyInput("There is no value to average. Give at least one query that has one.")
     if samples < 1:
         raise InputError(f"samples must be at least 1, and 2000 are usual; got {samples}.")
+    if not 0 < level < 1:
+        raise InputError(f"level must be between 0 and 1, and 0.95 is usual; got {level}.")
     generator = np.random.default_rng(seed)
     means = present[generator.integers(len(present), size=(samples, len(present)))].mean(axis=1)
-    low, high = np.quantile(means, [0.025, 0.975])
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
@@ -36,6 +40,9 @@ class PairedDifference:
     difference: float
     low: float
     high: float
+
+    def __str__(self) -> str:
+        return f"{self.difference:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
 
 
 def paired_difference(left: Run, right: Run, measure: str) -> PairedDifference:

@@ -54,6 +54,10 @@ class MatrixScorer:
             name=self._name, backend="matrix", weights=digest.hexdigest()[:32], dtype=str(self._matrix.dtype)
         )
 
+    def knows(self, query: Query, item: Item) -> bool:
+        """Whether the pair has a score."""
+        return query.id in self._rows and item.id in self._columns
+
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
         rows = _positions(self._rows, (query.id for query, _ in pairs), "query")

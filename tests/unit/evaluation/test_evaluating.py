@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import json
 import zlib
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from adacur import Item, Query
 from adacur.core.errors import AdacurError, InputError, UnknownName, WrongScorer
-from adacur.evaluation import Run, Start, compare, evaluate, evaluating, write_report
+from adacur.evaluation import (
+    Curve,
+    DepthVerdict,
+    Phantom,
+    Run,
+    Searchability,
+    Start,
+    compare,
+    evaluate,
+    evaluating,
+    write_report,
+)
 from adacur.evaluation import collection as collections
 from adacur.scorers import scorer as opened
 
@@ -77,6 +90,48 @@ def test_what_is_scored_is_not_scored_again(places, tmp_path) -> None:
     again = run_it(budgets=(10, 20, 30))
     assert len(pairs_scored) < n / 4
     assert len(again.runs) == len(first.runs) + 4
+
+
+def test_quality_by_depth_replays_the_scores_of_the_evaluation(run_it) -> None:
+    done = run_it(budgets=(10, 50), methods=["rerank", "exact"])
+    (curve,) = done.searchability.curves
+    runs = {run.settings.get("budget"): run.values("nDCG@10").mean() for run in done.runs}
+    assert {depth.n: depth.ndcg.mean for depth in curve.depths if depth.n != 0} == pytest.approx(runs)
+    assert curve.verdict.kind == "unclear"
+    assert "--queries 12 " in curve.commands[0]
+
+
+def test_where_the_items_are_a_sample_depth_is_measured_on_the_whole_as_far_as_is_affordable(places, tmp_path) -> None:
+    pairs_scored, starts = [], []
+
+    def counting(pairs):
+        pairs_scored.extend(pairs)
+        return score(pairs)
+
+    options = SIZES | {"items": 50, "queries": 3, "anchors": 37, "methods": ["gaussian", "rerank"]}
+    again = {"scorer": counting, "output": tmp_path / "out", "on_start": starts.append} | options
+    done = evaluate(places, **again)
+    assert done.runs[0].made["items"] == 50
+    assert done.searchability.n_items == 60
+    assert [depth.n for depth in done.searchability.curves[0].depths] == [0, 10, 50]
+    assert any("150" in note and "60" in note for note in starts[0].notes)
+    first, pairs_scored[:] = len(pairs_scored), []
+    assert evaluate(places, **again).searchability == done.searchability
+    # A handful recognise the scorer; neither the sample's pairs nor those beyond it are paid for again.
+    assert len(pairs_scored) < first / 20
+
+
+def test_without_judgements_or_affordable_calls_there_is_no_searchability_report(run_it, places) -> None:
+    starts: list[Start] = []
+    sampled = {"items": 30, "anchors": 5, "methods": ["rerank"], "on_start": starts.append}
+    assert run_it(**sampled).searchability is None
+    assert any("--items 60" in note for note in starts[0].notes)
+    assert run_it(first=["random"], methods=["rerank"]).searchability is None
+    (places / "qrels" / "test.tsv").write_text("".join(f"q1\td{n}\t1\n" for n in range(60)))
+    assert run_it(queries=1, methods=["rerank"]).searchability is None
+    (places / "qrels" / "test.tsv").unlink()
+    (places / "qrels").rmdir()
+    assert run_it(methods=["rerank"]).searchability is None
 
 
 def test_sizes_of_an_interrupted_evaluation_are_kept(places, tmp_path) -> None:
@@ -215,7 +270,7 @@ class _Page(HTMLParser):
 def test_the_page_needs_nothing_but_itself_and_names_every_price(run_it, tmp_path) -> None:
     pytest.importorskip("matplotlib")
     done = run_it(queries=12)
-    page = write_report(done.runs, tmp_path / "new" / "report.html")
+    page = write_report(done.runs, tmp_path / "new" / "report.html", searchability=done.searchability)
     text = page.read_text(encoding="utf-8")
     read = _Page()
     read.feed(text)
@@ -226,8 +281,12 @@ def test_the_page_needs_nothing_but_itself_and_names_every_price(run_it, tmp_pat
         assert word in text
     for row in compare(done.runs):
         assert all(str(mean) in text for mean in row.means.values())
-    again = write_report(done.runs, tmp_path / "again.html").read_text(encoding="utf-8")
-    assert again == text
+    for curve in done.searchability.curves:
+        assert all(str(depth.ndcg) in text for depth in curve.depths)
+        assert all(escape(line) in text for line in curve.commands)
+    assert all(escape(phantom.expected.text) in text for phantom in done.searchability.phantoms)
+    again = write_report(done.runs, tmp_path / "again.html", searchability=done.searchability)
+    assert again.read_text(encoding="utf-8") == text
 
 
 def test_names_from_outside_cannot_break_the_page(tmp_path) -> None:
@@ -237,5 +296,30 @@ def test_names_from_outside_cannot_break_the_page(tmp_path) -> None:
         "<b>town</b>", "rerank", {"budget": 5, "first": "<i>x"}, tuple(map(str, range(20))), values,
         {"items": 9, "adacur": "0", "scorer": "<script>"},
     )  # fmt: skip
-    text = write_report([run], tmp_path / "page.html").read_text(encoding="utf-8")
+    item = Item("i", "<script>")
+    phantom = Phantom(Query("q", "<b>town"), item, 2.0, {"<i>x": None}, item, 1.0)
+    verdict = DepthVerdict("stay", 10, "<script>", (), 20)
+    odd = Searchability(9, 20, 0, (Curve("<i>x", (), verdict, ("<script>",)),), 5, 1, (phantom,))
+    page = write_report([run], tmp_path / "page.html", searchability=odd)
+    text = page.read_text(encoding="utf-8")
     assert not any(tag in text for tag in ("<b>town", "<i>x", "<script>"))
+
+
+def test_a_scorer_to_be_mended_comes_with_the_command_that_trains_another(places, tmp_path) -> None:
+    lines = "".join(f"q{n}\td{n}\t1\n" for n in range(30))
+    (places / "qrels" / "test.tsv").write_text(lines)
+
+    def backwards(pairs):
+        return [-one for one in score(pairs)]
+
+    options = SIZES | {"queries": 30, "methods": ["rerank"]}
+    done = evaluate(places, scorer=backwards, output=tmp_path / "out", **options)
+    (curve,) = done.searchability.curves
+    assert (curve.verdict.kind, curve.verdict.depth) == ("mend", 0)
+    assert "qrels/train.tsv" in curve.verdict.why
+    train, again = curve.commands
+    assert train.startswith(f"adacur train cross-encoder {places} places-reranker --first bm25 ")
+    assert "--scorer places-reranker" in again
+    (places / "qrels" / "train.tsv").write_text("q31\td31\t1\n")
+    done = evaluate(places, scorer=backwards, output=tmp_path / "out", **options)
+    assert "qrels/train.tsv" not in done.searchability.curves[0].verdict.why
