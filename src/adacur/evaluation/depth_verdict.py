@@ -64,7 +64,7 @@ def depth_verdict(depths: Sequence[int | None], values: Sequence[FloatArray], *,
         return DepthVerdict(kind, depths[kept], why, changes, n, enough)
 
     if n < FEWEST_QUERIES:
-        return so("unclear", f"{n} judged queries cannot tell; use at least {FEWEST_QUERIES}.", FEWEST_QUERIES)
+        return so("unclear", f"{n} judged queries are too few; use at least {FEWEST_QUERIES}.", FEWEST_QUERIES)
     if fallen:
         at, change = min(fallen, key=lambda one: one[1].difference)
         why = f"{JUDGED} falls from {here} to {_named(depths[at])}: {_told(change)}."
