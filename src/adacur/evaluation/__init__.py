@@ -2,7 +2,8 @@
 
 - recall.py, judged.py: what is measured.
 - collection.py: what it is measured on; evaluating.py: the runs, each stored once (runs.py).
-- searchability.py, depth_verdict.py: judged quality by depth, phantom hits, and what to do about them.
+- searchability.py, depth_verdict.py, depths.py: judged quality by depth, phantom hits, what to do about them, and how
+  deep an evaluation can look.
 - significance.py, comparison.py, report.py: how certain it is, side by side, in words and as a page.
 """
 

@@ -17,8 +17,10 @@ from adacur.evaluation.significance import PairedDifference, bootstrap_interval
 _MATTERS, _OVERLOOKED = 0.01, 0.05
 # As many calls as a search makes by default; who needs more of them re-ranking is better served by a search.
 _USUAL_CALLS = 100
+# Of an interval that tells a usual change from none.
 _HALF_WIDTH = 0.03
-_SAMPLES = 10_000
+# Ends that lie further out need more resamples; all of them are in memory at once.
+_RESAMPLES, _DRAWS = 10_000, 10_000_000
 
 Kind = Literal["deeper", "stay", "mend", "unclear"]
 _IN_WORDS: dict[Kind, str] = {"deeper": "search deeper", "mend": "mend the scorer first", "unclear": "cannot tell"}
@@ -80,8 +82,8 @@ def depth_verdict(depths: Sequence[int | None], values: Sequence[FloatArray], *,
         return so("unclear", f"{why} About {enough:,} judged queries would tell.", enough)
     if not kept:
         at, change = max(deeper, key=lambda one: one[1].difference)
-        best = f"at best, with {_named(depths[at])}, {_told(change)}"
-        return so("mend", f"Re-ranking is not certainly better than {here}: {JUDGED} changes, {best}.")
+        best = f"{_named(depths[at])} at best changes {JUDGED} by {_told(change)}"
+        return so("mend", f"The scorer's order is at no depth certainly better than {here}: {best}.")
     if not deeper or (depths[kept] or math.inf) > _USUAL_CALLS:
         rise = _told(_difference(values, kept, before))
         return so("deeper", f"{JUDGED} rises from {_named(depths[before])} to {here}: {rise}.")
@@ -98,7 +100,8 @@ def _difference(values: Sequence[FloatArray], at: int, before: int) -> PairedDif
     # What is zero but for the last bits of a sum must not lie above or below it.
     differences = np.round(values[at] - values[before], 9)
     level = 1 - 0.05 / max(1, len(values) - 1)
-    low, high = bootstrap_interval(differences, level=level, samples=_SAMPLES)
+    samples = max(2000, min(_RESAMPLES, _DRAWS // len(differences)))
+    low, high = bootstrap_interval(differences, level=level, samples=samples)
     return PairedDifference(len(differences), float(differences.mean()), low, high)
 
 

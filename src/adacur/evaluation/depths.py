@@ -11,10 +11,11 @@ from shlex import quote
 import numpy as np
 
 from adacur.core.arrays import FloatArray
+from adacur.core.cache import cache_folder
 from adacur.core.protocols import FirstStage, Scorer, ScorerCard
 from adacur.core.records import ItemList, Pair, Query
 from adacur.core.scores import score_pairs
-from adacur.data import JudgedCollection
+from adacur.data import JudgedCollection, names
 from adacur.evaluation.searchability import DEPTHS, Curve, Searchability, searchability, telling_queries
 from adacur.first_stages import first_stage_named
 from adacur.scorers import Cached, MatrixScorer
@@ -123,9 +124,9 @@ def _commands(
     verdict = curve.verdict
     data, name = quote(str(folder)), folder.resolve().name
     index, model = quote(f"{name}.adacur"), quote(f"{name}-reranker")
-    scorer = f" --scorer {quote(card.source or 'SCORER')}"
+    scorer = f" --scorer {_typed(card.source) or 'SCORER'}"
     cut = f" --max-item-tokens {card.max_item_tokens}" if card.max_item_tokens else ""
-    first = f" --first {curve.first}" + (f" --encoder {quote(encoder)}" if encoder and curve.first == "dense" else "")
+    first = f" --first {curve.first}" + (f" --encoder {_typed(encoder)}" if encoder and curve.first == "dense" else "")
     place = "" if output.name == f"{name}-results" else f" -o {quote(str(output))}"
     sizes = f"{f' --items {len(plan.collection.items)}' * plan.all_items} --methods rerank,exact{place}"
     if verdict.kind == "mend":
@@ -145,6 +146,14 @@ def _commands(
             f"adacur search {index} 'your question' {search}",
         )
     return f"adacur build {data} {index}{scorer}{cut}{first}", f"adacur search {index} 'your question' --budget 100"
+
+
+def _typed(source: str | None) -> str:
+    """How a user would name a model: by its name in the catalogue, where it was fetched from there."""
+    if source and Path(source).is_relative_to(cache_folder()):
+        name = next(iter(Path(source).relative_to(cache_folder()).parts), "")
+        source = name if name in names() else source
+    return quote(source) if source else ""
 
 
 class _KnownFirst:

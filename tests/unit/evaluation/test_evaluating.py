@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from adacur import Item, Query
+from adacur.core.cache import cache_folder
 from adacur.core.errors import AdacurError, InputError, UnknownName, WrongScorer
 from adacur.evaluation import (
     Curve,
@@ -21,6 +22,7 @@ from adacur.evaluation import (
     Searchability,
     Start,
     compare,
+    depths,
     evaluate,
     evaluating,
     write_report,
@@ -323,3 +325,11 @@ def test_a_scorer_to_be_mended_comes_with_the_command_that_trains_another(places
     (places / "qrels" / "train.tsv").write_text("q31\td31\t1\n")
     done = evaluate(places, scorer=backwards, output=tmp_path / "out", **options)
     assert "qrels/train.tsv" not in done.searchability.curves[0].verdict.why
+
+
+def test_commands_name_a_fetched_model_by_its_name_and_any_other_by_its_path() -> None:
+    fetched = cache_folder() / "ms-marco-MiniLM-L-12-v2" / "model.onnx"
+    assert depths._typed(str(fetched)) == "ms-marco-MiniLM-L-12-v2"
+    assert depths._typed("my models/reranker") == "'my models/reranker'"
+    assert depths._typed(str(cache_folder())) == str(cache_folder())
+    assert depths._typed(None) == ""
