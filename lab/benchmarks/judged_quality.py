@@ -2,7 +2,7 @@
 
     python lab/benchmarks/judged_quality.py --scores DIR --qrels FILE [--judged DIR] [--scores … ] --json OUT
 
-Per folder of exact scores (see score_folders.py): `fuse` is chosen by `tune_fuse` on the judged anchor queries, or on
+Per folder of exact scores (see score_folders.py): `fuse` is chosen by `adacur.tune` on the judged anchor queries, or on
 the test queries of a second folder of the same items (--judged DIR; "-" for none), and reported on all test queries,
 beside the first stage alone, re-ranking and exact search, each with and without. Writes rows of {"domain", "method",
 "budget", "fuse", "ndcg", "low", "high", "recall"}; low and high bound a 95 % bootstrap interval over the queries, and
@@ -21,11 +21,12 @@ import numpy as np
 from recall_at_budget import numbers, read_judgements
 from score_folders import ScoreFolder, read_score_folder
 
+import adacur
 from adacur import AnchorIndex, Dense, First, Hits, Query
 from adacur.evaluation import bootstrap_interval, judged_quality, top_k_recall
 from adacur.first_stages.encoders import EncoderCard
 from adacur.scorers import MatrixScorer
-from adacur.tuning import JudgedTuning, tune_fuse
+from adacur.tuning import verdict
 
 ALL = 1_000_000
 K = 10
@@ -106,14 +107,6 @@ def measure(
     return [{"domain": folder.domain, "anchors": len(folder.anchors)} | row for row in rows]
 
 
-def show(tuning: JudgedTuning) -> None:
-    for tried in tuning.tried:
-        settings = f"fuse {tried.fuse:<5g} pool {tried.pool or '–':<5} stop {tried.stop_when or '–':<5}"
-        gain = f"nDCG@10 {tried.quality:.4f} ({tried.difference:+.4f} ± {tried.error:.4f})"
-        print(f"  {settings} {gain} {tried.calls:.0f} calls")
-    print(f"  {tuning.verdict}", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scores", action="append", required=True, help="a folder of exact scores; may be repeated")
@@ -134,10 +127,14 @@ def main() -> None:
         qrels = read_judgements(files)
         index = index_of(folder, judged)
         print(f"\n{folder.domain}: {len(folder.items):,} items, {len(folder.anchors)} anchors, {len(folder.test)} test")
-        tuning = tune_fuse(index, judged.test if judged else folder.anchors, qrels, k=K, budget=given.choose_at)
-        show(tuning)
-        chosen = {"chosen_on": tuning.n_queries, "chosen_from": "other queries" if judged else "anchor queries"}
-        rows += [row | chosen for row in measure(index, folder, qrels, fuse=tuning.chosen.fuse, budgets=given.budgets)]
+        options = {"k": K, "budget": given.choose_at, "qrels": qrels}
+        by = adacur.tune(index, queries=judged.test if judged else len(folder.anchors), **options)
+        assert by.judged is not None
+        print(f"  {verdict(by)}", flush=True)
+        # Each budget is measured as it is asked for, with this weight and without.
+        index.snapshot.tunings = ()
+        chosen = {"chosen_on": by.judged.n_queries, "chosen_from": "other queries" if judged else "anchor queries"}
+        rows += [row | chosen for row in measure(index, folder, qrels, fuse=by.judged.fuse, budgets=given.budgets)]
         if given.json:
             given.json.write_text(json.dumps(rows, indent=1) + "\n")
 

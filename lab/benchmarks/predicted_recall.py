@@ -67,7 +67,7 @@ def measure(
     for budget in budgets:
         for k in (k for k in ks if k <= budget):
             started = time.perf_counter()
-            replays = Replays(held_out, index.snapshot.stage(first), gaussian, k=k, budget=budget)
+            replays = Replays(held_out, {None: index.snapshot.stage(first)}, gaussian, k=k, budget=budget)
             tuning = choose_settings(replays, quick=quick)
             seconds = time.perf_counter() - started
             usual = measured.recall(default_settings(k), k=k, budget=budget)

@@ -11,7 +11,7 @@ import pytest
 from adacur.core.errors import EmptyInput, InputError
 from adacur.core.protocols import FirstStage
 from adacur.core.records import Item, ItemList, Query
-from adacur.first_stages import BM25, FIRST_STAGES, Dense, EncoderCard, Matrix, load_first_stage, placed
+from adacur.first_stages import BM25, FIRST_STAGES, Dense, EncoderCard, Joined, Matrix, load_first_stage, placed
 
 ITEMS = [
     Item("penicillin", "Penicillin is an antibiotic discovered by Alexander Fleming in 1928."),
@@ -54,13 +54,21 @@ def known_scores(queries: Sequence[Query], items: Sequence[Item]) -> np.ndarray:
     return np.array([[len(words(q.text) & words(i.text)) for i in items] for q in queries], dtype=float)
 
 
+def joined(items: Sequence[Item]) -> Joined:
+    held = ItemList(items)
+    return Joined([placed(BM25.build(items), held), placed(Dense.build(items, encoder=LetterPairEncoder()), held)])
+
+
 MAKERS: dict[str, Callable[[Sequence[Item]], FirstStage]] = {
     "matrix": lambda items: Matrix(queries=QUERIES, items=items, scores=known_scores(QUERIES, items)),
     "bm25": BM25.build,
     "dense": lambda items: Dense.build(items, encoder=LetterPairEncoder()),
     "dense-float32": lambda items: Dense.build(items, encoder=LetterPairEncoder(), storage="float32"),
     "dense-int8": lambda items: Dense.build(items, encoder=LetterPairEncoder(), storage="int8"),
+    "joined": lambda items: joined(items),
 }
+# These are made when they are needed, and not kept with an index.
+NOT_KEPT = ("matrix", "joined")
 # These return only what shares a term with the query.
 LEXICAL = ("bm25",)
 
@@ -83,13 +91,13 @@ def columns(stage: FirstStage, queries: Sequence[Query], k: int) -> list[tuple[l
 
 
 def test_every_first_stage_of_the_table_is_here() -> None:
-    assert {kind.split("-")[0] for kind in MAKERS} == {*FIRST_STAGES, "matrix"}
+    assert {kind.split("-")[0] for kind in MAKERS} == {*FIRST_STAGES, "matrix", "joined"}
 
 
 def test_it_speaks_the_protocol_under_its_name(stage, kind) -> None:
     assert isinstance(stage, FirstStage)
-    assert isinstance(stage, FIRST_STAGES.get(stage.name, Matrix))
-    assert kind.startswith(stage.name)
+    assert isinstance(stage, FIRST_STAGES.get(stage.name, Matrix | Joined))
+    assert kind.startswith(stage.name) or stage.name == "bm25+dense"
     assert list(stage.ids) == [item.id for item in ITEMS]
 
 
@@ -168,7 +176,7 @@ def test_no_items_and_repeated_ids_are_refused(kind) -> None:
 
 
 def test_a_saved_one_answers_as_before_and_saves_the_same_files(kind, stage, tmp_path) -> None:
-    if kind == "matrix":
+    if kind in NOT_KEPT:
         with pytest.raises(InputError):
             stage.save(tmp_path)
         return
@@ -184,7 +192,7 @@ def test_a_saved_one_answers_as_before_and_saves_the_same_files(kind, stage, tmp
 
 @pytest.mark.parametrize("in_folder", [True, False])
 def test_an_updated_one_answers_like_one_built_anew(kind, stage, tmp_path, in_folder) -> None:
-    if kind == "matrix":
+    if kind in NOT_KEPT:
         with pytest.raises(InputError):
             stage.updated(ITEMS, unchanged=np.arange(8), new=[])
         return
@@ -199,7 +207,7 @@ def test_an_updated_one_answers_like_one_built_anew(kind, stage, tmp_path, in_fo
 
 
 def test_an_edit_can_ask_beforehand_whether_new_items_can_be_taken_in(kind, stage) -> None:
-    if kind == "matrix":
+    if kind in NOT_KEPT:
         with pytest.raises(InputError):
             stage.check_can_grow()
     else:

@@ -29,7 +29,7 @@ def evaluate(
     methods: Annotated[str, Option(help="Search methods, with commas.")] = "gaussian,adacur,anncur,rerank,exact",
     budgets: Annotated[str, Option(help="Scorer calls per query, with commas.")] = "25,50,100",
     k: Annotated[str | None, Option("-k", "--k", help="Recall at these k; default: 1,10.")] = None,
-    first: Annotated[str, Option(help="First stages, with commas: bm25, dense, random.")] = "bm25",
+    first: Annotated[str, Option(help="First stages, with commas: bm25, dense, bm25+dense (joined), random.")] = "bm25",
     encoder: Annotated[str | None, Option(help="Encoder of the dense first stage.")] = None,
     anchors: Annotated[int | None, Option(min=1, help="The number of anchor queries.")] = None,
     queries: Annotated[int | None, Option(min=1, help="The number of test queries.")] = None,

@@ -24,7 +24,9 @@ def search(
     question: Annotated[list[str] | None, Argument(help="One question, or several.")] = None,
     queries: Annotated[Path | None, Option(help="A file of questions: .jsonl, .csv, .tsv, .txt or BEIR.")] = None,
     k: Annotated[int | None, Option("-k", "--k", help="Items to return; default: 10, or the budget if less.")] = None,
-    budget: Annotated[int | None, Option(help="Scorer calls per question; default: 100.")] = None,
+    budget: Annotated[
+        int | None, Option(help="Scorer calls per question; default: as tuned by judgements, or 100.")
+    ] = None,
     deadline: Annotated[float | None, Option(help="Seconds for all questions together.")] = None,
     method: Annotated[
         str | None,
@@ -42,7 +44,9 @@ def search(
             "lists those that the method takes.",
         ),
     ] = None,
-    first: Annotated[str | None, Option(help="First stage; default: dense, bm25 or random, as there is.")] = None,
+    first: Annotated[
+        str | None, Option(help="First stage, or several: bm25+dense; default: as tuned, or dense, bm25, random.")
+    ] = None,
     pool: Annotated[int | None, Option(help="Search only the first stage's best N.")] = None,
     fuse: Annotated[float | None, Option(help="Weight of the first stage in the final order, such as 0.5.")] = None,
     scorer: opt.ScorerOfIndex = None,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from adacur.cli import options as opt
 from adacur.cli.messages import note, notes, print_json, print_rows, say
+from adacur.core.errors import InputError
 
 if TYPE_CHECKING:
     from adacur.search import AnchorIndex
@@ -19,30 +21,62 @@ def tune(
     index: opt.IndexPath,
     k: opt.K = 10,
     budget: opt.Budget = 100,
-    queries: Annotated[int, Option(min=1, help="Replay at most N anchor queries.")] = 100,
+    queries: Annotated[
+        str | None,
+        Option(
+            metavar="N|FILE",
+            help="Replay at most N anchor queries (100; 300 if judged); or, with --qrels, a file of judged queries.",
+        ),
+    ] = None,
+    qrels: Annotated[
+        Path | None,
+        Option(help="Judgements of the anchor queries, or of --queries: BEIR or TREC. They choose by nDCG."),
+    ] = None,
     seed: opt.Seed = 0,
     as_json: opt.Json = False,
 ) -> None:
-    """Choose search settings for your k and budget, and predict the recall. Calls no scorer.
+    """Choose where searches start and their settings for your k and budget, and predict the recall.
 
-    Each anchor query is searched for again, as if it were new. Run it once per k and budget that you use.
+    Each anchor query is searched for again, as if it were new: no scorer is called. Run it once per k and budget that
+    you use. With --qrels, judgements choose the first stage, the smallest budget that is as good, fuse and pool.
 
     Example: adacur tune my.adacur -k 10 --budget 100
     """
     import adacur
     from adacur.tuning import verdict
 
+    replayed: int | str | None = int(queries) if queries is not None and queries.isdecimal() else queries
+    if qrels is None and isinstance(replayed, str):
+        raise InputError(f"--queries must be a number without --qrels; got {replayed!r}.")
     with adacur.load(index, check=False) as opened:
         if budget > len(opened):
             note(f"The index has {len(opened):,} items: the budget is taken as {len(opened):,}.")
+        budget = min(budget, len(opened))
+        if qrels is not None:
+            _tell_cost(opened, qrels, replayed, k=k, budget=budget, seed=seed)
         with notes.status("replaying anchor queries …"):
-            tuning = adacur.tune(opened, k=k, budget=min(budget, len(opened)), queries=queries, seed=seed)
+            tuning = adacur.tune(opened, k=k, budget=budget, queries=replayed, qrels=qrels, seed=seed)
         if as_json:
             print_json(asdict(tuning) | {"verdict": verdict(tuning)})
         else:
             _show(tuning)
-        if not tuning.is_exact:
+        if tuning.judged or not tuning.is_exact:
             note(_where(opened, tuning))
+
+
+def _tell_cost(index: AnchorIndex, qrels: Path, queries: int | str | None, *, k: int, budget: int, seed: int) -> None:
+    from adacur.tuning import judged_queries
+
+    judged = judged_queries(index, qrels, queries, seed=seed)
+    if judged.unknown_items or judged.left_out:
+        note(
+            f"{judged.unknown_items} judgements name items that the index does not have, and {judged.left_out} judged "
+            "queries have nothing relevant in it, or everything: they are left out."
+        )
+    calls = judged.most_calls(index, k=k, budget=budget)
+    new = sum(query.text not in judged.known for query in judged.queries)
+    told = f"{len(judged.queries)} judged queries, {new} of them no anchor queries"
+    note(f"{told}: at most {calls:,} scorer calls." if calls else f"{told}: no scorer call.")
 
 
 def _where(index: AnchorIndex, tuning: Tuning) -> str:
@@ -53,17 +87,42 @@ def _where(index: AnchorIndex, tuning: Tuning) -> str:
     home = home_of(index.path)
     if tuning not in read_tunings(home, anchor_queries=index.anchor_queries):
         return f"{index.path} cannot be written to, so nothing is stored."
-    reach = ["{}–{}".format(*reach_of(value)) for value in (tuning.k, tuning.budget)]
-    return f"Stored in {home}/{TUNED}; used by searches with k {reach[0]} and budget {reach[1]}."
+    largest = tuning.judged.largest if tuning.judged else tuning.budget
+    (least_k, most_k), least, most = reach_of(tuning.k), reach_of(tuning.budget)[0], reach_of(largest)[1]
+    used = f"used by searches with k {least_k}–{most_k} and budget {least}–{most}"
+    if tuning.judged:
+        used += f"; those that name no budget spend {tuning.budget} calls"
+    return f"Stored in {home}/{TUNED}; {used}."
 
 
 def _show(tuning: Tuning) -> None:
     from adacur.tuning import verdict
 
+    judged, first = tuning.judged, tuning.first or "random"
+    if judged:
+        rows = (
+            ("as chosen", first, judged.chosen, tuning.budget),
+            ("not tuned", tuning.tried[0].first if tuning.tried else first, judged.plain, judged.largest),
+            ("rerank", first, judged.rerank, tuning.budget),
+            ("first stage alone", first, judged.alone, 0),
+        )
+        print_rows(
+            ("judged", "first stage", judged.measure, "95 % interval", "calls"),
+            [
+                (name, stage, f"{mean.value:.3f}", f"{mean.low:.3f} … {mean.high:.3f}", str(calls))
+                for name, stage, mean, calls in rows
+            ],
+        )
     print_rows(
-        ("method", f"top-{tuning.k} recall", "95 % interval", "calls"),
+        ("method", "first stage", f"top-{tuning.k} recall", "95 % interval", "calls"),
         [
-            (one.method, f"{one.recall:.3f}", f"{one.low:.3f} … {one.high:.3f}", str(tuning.budget))
+            (
+                one.method,
+                (tuning.rerank_first if one.method == "rerank" else tuning.first) or "random",
+                f"{one.recall:.3f}",
+                f"{one.low:.3f} … {one.high:.3f}",
+                str(tuning.budget),
+            )
             for one in tuning.predictions
         ],
     )
@@ -72,5 +131,8 @@ def _show(tuning: Tuning) -> None:
             f"Predicted from {tuning.n_queries} anchor queries, by leave-one-out: each is searched for with an index "
             f"without it. In 19 of 20 cases the mean over {tuning.n_queries} new queries lies in the interval."
         )
+        if len(tuning.tried) > 1:
+            tried = (f"{one.first} {one.gaussian:.3f} ({one.rerank:.3f})" for one in tuning.tried)
+            say(f"Recall by first stage with the default settings (re-ranking): {', '.join(tried)}")
         say(f"Settings: {', '.join(f'{name} {value}' for name, value in asdict(tuning.settings).items())}")
     say(verdict(tuning))

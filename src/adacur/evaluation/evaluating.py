@@ -40,6 +40,7 @@ from adacur.evaluation.runs import Run
 from adacur.evaluation.searchability import Searchability
 from adacur.first_stages import Dense, first_stage_named
 from adacur.first_stages.encoders import encoder as open_encoder
+from adacur.first_stages.joined import SEPARATOR
 from adacur.index import AnchorTable, Estimate, build_scores, check_scorer, is_finished
 from adacur.index.progress import ScoringBar
 from adacur.scorers import MatrixScorer
@@ -120,11 +121,13 @@ def evaluate(
         raise EmptyInput(f"Give at least one method ({', '.join(METHODS)}), first stage and budget.")
     for name in methods:
         options_of(name)
-    for name in first:
+    # "bm25+dense" joins two, each of which is built once.
+    stages_of = dict.fromkeys(part for name in first for part in name.split(SEPARATOR))
+    for name in stages_of:
         if name != "random":
             first_stage_named(name)
     scorer = open_scorer(scorer)
-    encoder = open_encoder(encoder or _ENCODER) if "dense" in first else None
+    encoder = open_encoder(encoder or _ENCODER) if "dense" in stages_of else None
     output = Path(output)
     given = {"anchors": anchors, "queries": queries, "items": items}
     sizes = choose_sizes(collection, folder, output / "sizes.json", scorer=scorer, minutes=minutes, **given)
@@ -147,7 +150,7 @@ def evaluate(
     exact = _scored(collection, queries_of.test, scorer=scorer, path=scores, progress=progress)
     known = _scored(collection, queries_of.anchors, scorer=scorer, path=scores, progress=progress)
     look_up = MatrixScorer(queries=queries_of.test, items=collection.items, scores=exact)
-    stages = _first_stages(collection, first, encoder=encoder, folder=output / "first", progress=progress)
+    stages = _first_stages(collection, list(stages_of), encoder=encoder, folder=output / "first", progress=progress)
     table = AnchorTable(ItemList(collection.items), tuple(queries_of.anchors), np.ascontiguousarray(known.T))
     index = AnchorIndex(table, scorer=look_up, first=stages)
     made = {"items": len(collection.items), "scorer": str(replace(scorer.card, source=None))}

@@ -3,7 +3,7 @@
 Where to change what:
 
 - `bm25`, `dense`, `matrix`: one first stage each; `saved` has the files that all share (settings and ids). "random"
-  names none: a search then starts from a random draw.
+  names none: a search then starts from a random draw. `joined`: several as one, as in first="bm25+dense".
 - `table`: the names. To add a first stage: write its file here, add one line to `FIRST_STAGES`, and one to the makers
   of tests/contracts/test_first_stages.py. The command line, `adacur.build`, edits and loading read the table.
 - `placing`: a first stage in an index: translates its positions where the index has the items in another order, and
@@ -18,6 +18,7 @@ from __future__ import annotations
 from adacur.first_stages.bm25 import BM25
 from adacur.first_stages.dense import Dense
 from adacur.first_stages.encoders import Encoder, EncoderCard, OnnxEncoder, SentenceTransformerEncoder, bge_small
+from adacur.first_stages.joined import Joined
 from adacur.first_stages.matrix import Matrix
 from adacur.first_stages.placing import AnyStage, Placed, Retriever, as_hits, placed
 from adacur.first_stages.saved import read_settings
@@ -30,6 +31,7 @@ __all__ = [
     "Dense",
     "Encoder",
     "EncoderCard",
+    "Joined",
     "Matrix",
     "OnnxEncoder",
     "Placed",

@@ -32,7 +32,7 @@ class Retriever(Protocol):
 def placed(first: AnyStage, items: Items) -> Placed:
     """A first stage, or anything that answers with hits by id, speaking of positions in `items`."""
     if isinstance(first, Placed):
-        return first if first.items is items else Placed(first.source, items)
+        return first if first.items is items else Placed(first.source, items, name=first.name)
     return Placed(first, items)
 
 
@@ -60,16 +60,17 @@ class Placed:
     """A first stage of an index: `search` and `vectors` speak of positions in the index's `items`.
 
     A stage of the same items in the same order is passed through; of another order, its positions are translated.
-    What answers with hits by id is looked up at every search, and then `stage` is None.
+    What answers with hits by id is looked up at every search, and then `stage` is None. `name` is what the index calls
+    it; by default, what it calls itself.
     """
 
-    def __init__(self, source: Any, items: Items) -> None:
+    def __init__(self, source: Any, items: Items, *, name: str | None = None) -> None:
         if not isinstance(source, FirstStage) and not isinstance(source, Retriever):
             raise InputError(f"A first stage must be a name, or an object with search(queries, k); got {source!r}.")
         self.source = source
         self.stage: FirstStage | None = source if isinstance(source, FirstStage) else None
         self.items = items
-        self.name: str = getattr(source, "name", type(source).__name__)
+        self.name: str = name if name is not None else getattr(source, "name", type(source).__name__)
         self._positions = None if self.stage is None else _positions_of(self.stage, items)
 
     def search(self, queries: Sequence[Query | str], k: int) -> list[Ranking]:

@@ -10,6 +10,7 @@ from adacur.core.protocols import FirstStage
 from adacur.core.spelling import did_you_mean
 from adacur.first_stages.bm25 import BM25
 from adacur.first_stages.dense import Dense
+from adacur.first_stages.joined import SEPARATOR
 from adacur.first_stages.saved import read_settings
 
 FIRST_STAGES: dict[str, type[FirstStage]] = {"bm25": BM25, "dense": Dense}
@@ -18,6 +19,12 @@ FIRST_STAGES: dict[str, type[FirstStage]] = {"bm25": BM25, "dense": Dense}
 def first_stage_named(name: str) -> type[FirstStage]:
     """The class of a first stage."""
     if name not in FIRST_STAGES:
+        parts = name.split(SEPARATOR)
+        if len(parts) > 1 and all(part in FIRST_STAGES for part in parts):
+            raise UnknownName(
+                f"{name!r} joins first stages of an index when it is searched, and is not built. Build each: first="
+                f"{parts} (--first {','.join(parts)})."
+            )
         raise UnknownName(
             f"There is no first stage {name!r}.{did_you_mean(name, FIRST_STAGES)} Choose {', '.join(FIRST_STAGES)} or "
             "random, or give an object."

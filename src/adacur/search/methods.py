@@ -31,10 +31,13 @@ KeepPredictions = Literal[False, "last", "all"]
 class First:
     """The first stage of a search, and what it is used for.
 
-    - `stage`: the name of a first stage of the index, a first stage object, or None for the index's default;
+    - `stage`: the name of a first stage of the index, several joined with "+" ("bm25+dense": by reciprocal
+      ranks), a first stage object, or None for the one that tuning chose, or else the index's default;
     - `pool`: search only its best N items;
     - `fuse`: its weight in the final order (0.5 is a good first try). One standard deviation among its best 100
       counts as much as an exact score that is e^fuse times as rare. Hits are then ordered by `fused`.
+
+    `pool` and `fuse` left at None are none (fuse=0), unless tuning by judgements chose them.
     """
 
     stage: str | AnyStage | None = None
@@ -59,8 +62,9 @@ class Plan:
     `batch_sizes(n)` gives the calls of each round when n calls can be afforded. The first round takes the best of
     `first`, or a uniform sample; later rounds take what `acquisition` chooses from the predictions, which
     `first_weight` raises for what the first stage ranks high. `fuse` orders what was scored. `tuned_for` names the k
-    and the budget that the settings were tuned for. `stop_when` is the expected recall of a query's top k that ends
-    its search before the budget does. `keys` are the items' random keys, where they need not be made from the ids.
+    and the budget that the settings were tuned for, `tuned` what else a tuning chose (budget, first, fuse, pool).
+    `stop_when` is the expected recall of a query's top k that ends its search before the budget does. `keys` are the
+    items' random keys, where they need not be made from the ids.
     """
 
     method: str
@@ -81,6 +85,7 @@ class Plan:
     first_weight: float = 0.0
     fuse: Fusion | None = None
     tuned_for: tuple[int, int] | None = None
+    tuned: tuple[str, ...] = ()
     stop_when: float | None = None
     keep_predictions: KeepPredictions = False
     keys: KeyArray | None = None
@@ -112,6 +117,7 @@ class Plan:
             "first_weight": self.first_weight,
             "fuse": self.fuse.weight if self.fuse else None,
             "tuned_for": self.tuned_for,
+            "tuned": self.tuned,
             "stop_when": self.stop_when,
             "pool": self.pool,
             "filtered": self.filter is not None,

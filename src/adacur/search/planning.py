@@ -15,13 +15,14 @@ from adacur.core.budget import Budget, check_k
 from adacur.core.errors import InputError, UnknownName
 from adacur.core.protocols import AnchorScores, FirstStage, Scorer, ScorerCard, Vectors
 from adacur.core.spelling import did_you_mean
-from adacur.first_stages import FIRST_STAGES, AnyStage, Placed, Retriever, placed
+from adacur.first_stages import FIRST_STAGES, AnyStage, Joined, Placed, Retriever, placed
+from adacur.first_stages.joined import SEPARATOR
 from adacur.index import Drift, IndexFolder, save_table
 from adacur.index.compressed import is_compressed, read_features
 from adacur.search.first_stages import save_first_stage
 from adacur.search.fusion import Fusion
 from adacur.search.methods import Exact, Filter, First, Method, Plan, method_named
-from adacur.search.tuned import REACH, Tuning, read_tunings
+from adacur.search.tuned import JUDGED_METHODS, REACH, Tuning, read_tunings
 
 if TYPE_CHECKING:
     from adacur.search.anchor_index import AnchorIndex
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _USUAL_CALLS = 100
 # A dual encoder is the better start where there is one; then whatever the index has; random needs nothing.
 _PREFERRED_FIRST = ("dense", "bm25")
+_FARTHEST = math.log(REACH) + 1e-9
 
 
 class SearchOptions(TypedDict, total=False):
@@ -92,9 +94,14 @@ def plan_search(
     start = first if isinstance(first, First) else First(first)
     # Exact search needs no first stage but to fuse its scores in.
     needs_first = not isinstance(chosen, Exact) or bool(start.fuse) or start.stage is not None
+    tuned: tuple[str, ...] = ()
     if budget is None:
-        budget = len(index) if isinstance(chosen, Exact) else _USUAL_CALLS
+        budget = len(index) if isinstance(chosen, Exact) else snapshot.usual_calls(k, method=chosen.name)
+        tuned = ("budget",) if budget != _USUAL_CALLS and not isinstance(chosen, Exact) else ()
     spend = budget if isinstance(budget, Budget) else Budget(budget)
+    if not isinstance(chosen, Exact):
+        start, also_tuned = snapshot.tuned_start(start, k=k, budget=spend.calls, method=chosen.name)
+        tuned = (*tuned, *also_tuned)
     base = Plan(
         method=chosen.name,
         items=snapshot.anchors.items,
@@ -105,6 +112,7 @@ def plan_search(
         pool=start.pool,
         fuse=snapshot.fusion(start.fuse) if start.fuse else None,
         filter=filter,
+        tuned=tuned,
     )
     check_k(k, None if isinstance(chosen, Exact) else spend.calls)
     return chosen.plan(base, snapshot, k=k)
@@ -145,6 +153,7 @@ class Snapshot:
         self._gaussian: GaussianModel | None = None
         self._regression: EmbeddingRegression | None = None
         self._fusion: Fusion | None = None
+        self._joined: dict[str, Placed] = {}
         self._tunings: tuple[Tuning, ...] | None = None
 
     @property
@@ -154,12 +163,17 @@ class Snapshot:
 
     @property
     def first_stages(self) -> tuple[str, ...]:
-        """Names that `first=` accepts."""
-        return (*self._first, "random")
+        """Names that `first=` accepts; others join some of them, such as "bm25+dense"."""
+        return (*self._first, *((self.all_joined,) if self.all_joined else ()), "random")
+
+    @property
+    def all_joined(self) -> str | None:
+        """The name of all first stages together, where there are several."""
+        return SEPARATOR.join(sorted(self._first)) if len(self._first) > 1 else None
 
     @property
     def default_first(self) -> str:
-        """The first stage that searches start from where none is named."""
+        """The first stage that searches start from where none is named and no tuning has chosen one."""
         return next((name for name in (*_PREFERRED_FIRST, *self._first) if name in self._first), "random")
 
     @property
@@ -178,6 +192,8 @@ class Snapshot:
 
     def first_stage(self, name: str) -> Placed:
         """The first stage of this name, opened when first used."""
+        if joined := self._joined_stages(name):
+            return joined
         with self._lock:
             if name not in self._first:
                 raise UnknownName(
@@ -187,10 +203,25 @@ class Snapshot:
                     "anchor query is scored again."
                 )
             entry = self._first[name]
-            if not isinstance(entry, Placed):
-                stage = entry if isinstance(entry, Retriever) else entry()
-                entry = self._first[name] = placed(stage, self.anchors.items)
+            if not isinstance(entry, Retriever):
+                entry = entry()
+            if not isinstance(entry, Placed) or entry.items is not self.anchors.items or entry.name != name:
+                source = entry.source if isinstance(entry, Placed) else entry
+                entry = Placed(source, self.anchors.items, name=name)
+            self._first[name] = entry
             return entry
+
+    def _joined_stages(self, name: str) -> Placed | None:
+        """The first stages that a name such as "bm25+dense" joins, as one; None for other names."""
+        parts = sorted(name.split(SEPARATOR))
+        if name in self._first or len(parts) < 2 or len(set(parts)) < len(parts) or not set(parts) <= set(self._first):
+            return None
+        with self._lock:
+            # In one order, whichever they are named in: a tuning knows them by one name.
+            name = SEPARATOR.join(parts)
+            if name not in self._joined:
+                self._joined[name] = placed(Joined([self.first_stage(part) for part in parts]), self.anchors.items)
+            return self._joined[name]
 
     def item_vectors(self) -> Vectors | None:
         """The item vectors of the dense first stage, where there is one that has them all."""
@@ -254,16 +285,60 @@ class Snapshot:
         self._tunings = tunings
 
     def tuned(self, *, k: int, budget: int, first: str | None) -> Tuning | None:
-        """The tuning to search with: the one with the least |log k ratio| + |log budget ratio|.
+        """The tuning to search with: the nearest from the same first stage."""
+        return next((tuning for tuning in self._near(k, budget) if tuning.first == first), None)
 
-        Only those from the same first stage, and with k and budget each within a factor of two, count.
+    def chosen_first(self, *, k: int, budget: int, method: str) -> str:
+        """The first stage that a search starts from where none is named: as tuned for about this k and budget."""
+        near = (tuning.first_of(method) for tuning in self._near(k, budget))
+        return next((first for first in near if first is not None and self._has(first)), self.default_first)
+
+    def usual_calls(self, k: int, *, method: str) -> int:
+        """The budget of a search that names none: as judgements chose it for about this k, or the usual."""
+        judged = [tuning for tuning in self.tunings if tuning.judged and method in JUDGED_METHODS]
+        near = [one for one in judged if abs(math.log(one.k / k)) <= _FARTHEST]
+        return max(k, min(near, key=lambda one: abs(math.log(one.k / k))).budget) if near else _USUAL_CALLS
+
+    def tuned_start(self, start: First, *, k: int, budget: int, method: str) -> tuple[First, tuple[str, ...]]:
+        """The start of a search, with what it leaves open as it is tuned; and the names of what was taken from there.
+
+        Judgements choose `fuse` and `pool` of searches from one first stage; these serve no other.
         """
-        near, reach = [], math.log(REACH) + 1e-9
+        if start.stage is None:
+            start = replace(start, stage=self.chosen_first(k=k, budget=budget, method=method))
+            taken = ("first",) if start.stage != self.default_first else ()
+        else:
+            taken = ()
+        if not isinstance(start.stage, str) or method not in JUDGED_METHODS:
+            return start, taken
+        stage = self.stage(start.stage)
+        tuning = self.tuned(k=k, budget=budget, first=stage.name if stage else None)
+        if tuning is None or tuning.judged is None:
+            return start, taken
+        if start.fuse is None and tuning.judged.fuse:
+            start, taken = replace(start, fuse=tuning.judged.fuse), (*taken, "fuse")
+        if start.pool is None and tuning.judged.pool and method != "rerank":
+            # As many budgets as when it was chosen.
+            pool = min(len(self.anchors.items), max(k, round(tuning.judged.pool * budget / tuning.budget)))
+            start, taken = replace(start, pool=pool), (*taken, "pool")
+        return start, taken
+
+    def _near(self, k: int, budget: int) -> list[Tuning]:
+        """The tunings whose k and budget are each within a factor of two, by |log k ratio| + |log budget ratio|.
+
+        One by judgements also serves the budgets between the one that it chose and the largest that it tried.
+        """
+        near = []
         for tuning in self.tunings:
-            apart = abs(math.log(tuning.k / k)), abs(math.log(tuning.budget / budget))
-            if tuning.first == first and tuning.n_queries and max(apart) <= reach:
+            largest = tuning.judged.largest if tuning.judged else tuning.budget
+            nearest = min(max(budget, tuning.budget), largest)
+            apart = abs(math.log(tuning.k / k)), abs(math.log(nearest / budget))
+            if tuning.n_queries and max(apart) <= _FARTHEST:
                 near.append((sum(apart), tuning))
-        return min(near, key=lambda one: one[0])[1] if near else None
+        return [tuning for _, tuning in sorted(near, key=lambda one: one[0])]
+
+    def _has(self, first: str) -> bool:
+        return first in self._first or set(first.split(SEPARATOR)) <= set(self._first)
 
     @property
     def is_compressed(self) -> bool:

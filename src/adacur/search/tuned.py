@@ -18,6 +18,10 @@ from adacur.index.database import digest_texts
 TUNED = "tuned.json"
 _TYPE = "adacur_tuned"
 _FORMAT = 1
+# Fields that earlier versions did not write.
+_NEW = ("rerank_first", "tried", "judged")
+# What judgements choose (budget, fuse, pool) serves these; the others are there to be compared with.
+JUDGED_METHODS = ("gaussian", "rerank")
 # A tuning serves searches up to this many times its k and its budget, and down to as small a part of them.
 REACH = 2
 
@@ -77,10 +81,53 @@ class Gain:
 
 
 @dataclass(frozen=True, slots=True)
+class TriedFirst:
+    """A first stage, and the mean recalls from it: of "gaussian" with the default settings, and of re-ranking."""
+
+    first: str
+    gaussian: float
+    rerank: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A mean over judged queries, and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What judgements chose, and the judged quality to expect, measured on queries that did not choose.
+
+    `largest` is the budget that could have been spent; the tuning's own is the smallest that is as good. `fuse` is 0
+    and `pool` None where the order is left to the scorer. The means are of `measure`, such as nDCG@10: of a search as
+    `chosen`, of a `plain` one (the default first stage, the largest budget, the scorer's order), their difference
+    `gain`, and, at the chosen budget, from the chosen first stage, with its weight: of `rerank`, and of that stage
+    `alone`. `calls` were paid for.
+    """
+
+    measure: str
+    n_queries: int
+    largest: int
+    fuse: float
+    pool: int | None
+    chosen: Mean
+    plain: Mean
+    gain: Mean
+    rerank: Mean
+    alone: Mean
+    calls: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Tuning:
     """Settings chosen for k items within a budget, and the recall to expect of them and of the other methods.
 
-    `first` names the first stage that was replayed. `n_queries` counts the anchor queries replayed, 0 where there
+    `first` names the first stage that searches should start from and `rerank_first` the best for re-ranking, of those
+    `tried`. `judged` is there where judgements chose. `n_queries` counts the anchor queries replayed, 0 where there
     were too few. `pseudo` says that they were pseudo-queries.
     """
 
@@ -93,6 +140,13 @@ class Tuning:
     pseudo: bool = False
     predictions: tuple[Prediction, ...] = ()
     gain: Gain | None = None
+    rerank_first: str | None = None
+    tried: tuple[TriedFirst, ...] = ()
+    judged: Judged | None = None
+
+    def first_of(self, method: str) -> str | None:
+        """The first stage for a method. Where judgements chose, it is the one that the weight was chosen for."""
+        return self.rerank_first or self.first if method == "rerank" and self.judged is None else self.first
 
     def recall_of(self, method: str) -> Prediction:
         """The prediction for a method."""
@@ -178,6 +232,24 @@ def _parsed(entry: Mapping[str, Any]) -> Tuning:
         shares = (expected.recall, expected.low, expected.high)
         if not all(isinstance(share, int | float) and math.isfinite(share) for share in shares):
             raise ValueError(f"an expected recall and its interval are {shares}")
-    values = {field.name: entry[field.name] for field in fields(Tuning)}
-    first = None if entry["first"] is None else str(entry["first"])
-    return Tuning(**values | {"settings": settings, "predictions": predictions, "gain": gain, "first": first})
+    # What tunings of earlier versions lack is as if it had not been tried.
+    values = {
+        field.name: entry[field.name] for field in fields(Tuning) if field.name in entry or field.name not in _NEW
+    }
+    firsts = {name: None if values.get(name) is None else str(values[name]) for name in ("first", "rerank_first")}
+    judged = None if values.get("judged") is None else _parsed_judged(values["judged"])
+    tried = tuple(TriedFirst(**one) for one in values.get("tried", ()))
+    parts = {"settings": settings, "predictions": predictions, "gain": gain, "tried": tried, "judged": judged}
+    return Tuning(**values | parts | firsts)
+
+
+def _parsed_judged(entry: Mapping[str, Any]) -> Judged:
+    means = {name: Mean(**entry[name]) for name in ("chosen", "plain", "gain", "rerank", "alone")}
+    judged = Judged(**{**entry, **means, "measure": str(entry["measure"])})
+    numbers = [judged.fuse, *(value for mean in means.values() for value in asdict(mean).values())]
+    if not all(isinstance(value, int | float) and math.isfinite(value) for value in numbers) or judged.fuse < 0:
+        raise ValueError(f"judged quality and fuse are {numbers}")
+    counts = (judged.largest, judged.n_queries, 1 if judged.pool is None else judged.pool)
+    if not all(isinstance(count, int) and not isinstance(count, bool) and count >= 1 for count in counts):
+        raise ValueError(f"largest budget, queries and pool are {counts}")
+    return judged

@@ -262,7 +262,9 @@ class _Server:
             "version": index.version,
             "scorer": one.scorer_name,
             "first_stages": list(index.first_stages),
-            "default_first": index.snapshot.default_first,
+            "default_first": index.snapshot.chosen_first(
+                **self.settings.defaults(), method=index.snapshot.default_method
+            ),
             "methods": list(one.methods),
             "tunings": as_json(index.tunings),
             "limits": self.settings.limits(),
@@ -272,8 +274,10 @@ class _Server:
 def _warm(one: Served) -> None:
     index = one.index
     _ = index.scorer
-    if index.snapshot.default_first != "random":
-        index.first_stage(index.snapshot.default_first)
+    # A search that names none may start from any that a tuning chose.
+    for first in {index.snapshot.default_first, *(tuning.first for tuning in index.tunings)}:
+        if first not in (None, "random"):
+            index.snapshot.stage(first)
     if index.anchor_queries:
         # Features are made from the scores once, which takes seconds where there are many.
         # Warnings are not silenced: this runs in a thread, and filters belong to the whole process.

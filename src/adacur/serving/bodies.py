@@ -59,7 +59,7 @@ def search_request(settings: ServerSettings) -> type[BaseModel]:
         "k": _field(_count(settings.max_k), "How many items to return; at most the budget.", default["k"]),
         "budget": _field(_count(settings.max_budget), "Scorer calls per query: never one more.", default["budget"]),
         "deadline_ms": _optional(_count(int(settings.seconds * 1000)), "Milliseconds until the best hits so far."),
-        "first": _optional(Name, "The first stage to start from; `/v1/indexes` lists them."),
+        "first": _optional(Name, "The first stage, or several: `bm25+dense`; `/v1/indexes` lists them."),
         "pool": _optional(_count(), "Search only the first stage's best N; at least k."),
         "fuse": _optional(Annotated[float, Field(ge=0, le=1000)], "The first stage's weight in the order; try 0.5."),
         "method": _optional(Literal[*METHODS], "How calls are spent; `/v1/indexes` names what each index can do."),

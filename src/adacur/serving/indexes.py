@@ -75,6 +75,11 @@ def plan_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: 
     """The searches that a body asks for, which holds only the fields that the client gave."""
     one = named_index(served, body.get("index"))
     given: dict[str, Any] = {**settings.defaults(), **body}
+    if "budget" not in body:
+        usual = one.index.snapshot.usual_calls(
+            given["k"], method=given.get("method") or one.index.snapshot.default_method
+        )
+        given["budget"] = min(usual, settings.max_budget)
     if "k" not in body:
         # A small budget is not a reason to refuse the default k.
         given["k"] = min(given["k"], given["budget"])

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from adacur.core.errors import AdacurError
+from adacur.core.errors import AdacurError, UnknownName
 from adacur.core.results import Hits
 from adacur.evaluation import top_k_recall
-from adacur.search import AnchorIndex
+from adacur.search import AnchorIndex, First
 from adacur.serving.failures import Refusal
 from adacur.serving.settings import ServerSettings
 from adacur.tuning import FEWEST_QUERIES, prediction_of, replay
@@ -44,7 +44,9 @@ class RecallCurves:
         self, name: str, index: AnchorIndex, *, k: int, method: str, first: str | None = None
     ) -> dict[str, Any] | None:
         """The curve, or None while it is computed."""
-        first = first or index.snapshot.default_first
+        if first is None:
+            budget = self._settings.defaults()["budget"]
+            first = index.snapshot.chosen_first(k=k, budget=max(k, budget), method=method)
         key = (name, k, method, first)
         if key not in self._curves:
             budgets = self._budgets(index, k, first)
@@ -66,9 +68,11 @@ class RecallCurves:
 
     def _budgets(self, index: AnchorIndex, k: int, first: str) -> list[int]:
         """From the least that a search may have to the most, as far as that is quickly measured."""
-        if first not in index.first_stages:
+        try:
+            index.snapshot.stage(first)
+        except UnknownName as error:
             stages = ", ".join(index.first_stages)
-            raise Refusal(422, "unknown_name", f"This index has no first stage {first!r}. It has: {stages}.")
+            raise Refusal(422, "unknown_name", f"This index has no first stage {first!r}. It has: {stages}.") from error
         most, n_anchors = min(self._settings.max_budget, len(index)), len(index.anchor_queries)
         cells = index.snapshot.exact_cells()
         if n_anchors < FEWEST_QUERIES:
@@ -93,7 +97,8 @@ class RecallCurves:
             while len(hits) < len(queries):
                 self._let_searches_go_first()
                 some = queries[len(hits) : len(hits) + _QUERIES_AT_ONCE]
-                hits += replay(index, some, k, budget=budget, method=method, first=first)
+                # Recall is of what was found, in whatever order.
+                hits += replay(index, some, k, budget=budget, method=method, first=First(first, fuse=0))
             expected = prediction_of(method, top_k_recall(hits, scores, k=k))
             points.append({"budget": budget, "recall": expected.recall, "low": expected.low, "high": expected.high})
         return {"k": k, "method": method, "first": first, "n_queries": len(queries), "points": points}

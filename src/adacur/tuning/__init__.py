@@ -1,31 +1,32 @@
 """What to expect of an index, and which settings suit it: its own anchor queries searched again, as if they were new.
 
 - held_out.py: anchor queries set aside by a draw; replaying.py: searches for them without a scorer call.
-- settings.py: `tune` chooses the settings of "gaussian" searches, and predicts recall.
+- tune_index.py: `tune` chooses where searches start and their settings, and predicts recall; settings.py: by replay,
+  judged.py: by judgements.
 - compression.py: `compress` stores the model's features in less memory, and measures what that costs.
-- judged.py: `tune_fuse` chooses by judgements how much the first stage counts in the final order.
 """
 
-from adacur.search.tuned import Tuning
+from adacur.search.tuned import Judged, Mean, Tuning
 from adacur.tuning.compression import Compression, compress, decompress
 from adacur.tuning.held_out import HeldOut
-from adacur.tuning.judged import JudgedChoice, JudgedTuning, calls_to_tune_fuse, tune_fuse
+from adacur.tuning.judged import JudgedQueries
 from adacur.tuning.replaying import replay
-from adacur.tuning.settings import FEWEST_QUERIES, prediction_of, tune, verdict
+from adacur.tuning.settings import FEWEST_QUERIES, prediction_of, verdict
+from adacur.tuning.tune_index import judged_queries, tune
 
 __all__ = [
     "FEWEST_QUERIES",
     "Compression",
     "HeldOut",
-    "JudgedChoice",
-    "JudgedTuning",
+    "Judged",
+    "JudgedQueries",
+    "Mean",
     "Tuning",
-    "calls_to_tune_fuse",
     "compress",
     "decompress",
+    "judged_queries",
     "prediction_of",
     "replay",
     "tune",
-    "tune_fuse",
     "verdict",
 ]

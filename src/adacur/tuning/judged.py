@@ -1,225 +1,306 @@
-"""How much to trust the first stage in the final order, chosen by judgements."""
+"""What judgements choose: how many calls to spend, where to start, and how much the first stage counts in the order."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from adacur.approximation.acquisition import best_positions
-from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import EmptyInput, InputError
-from adacur.core.records import Query
-from adacur.core.results import Hits, Round
+from adacur.core.protocols import Scorer
+from adacur.core.records import Pair, Query
+from adacur.core.results import Hits
+from adacur.core.scores import score_pairs
+from adacur.core.seeds import item_keys, stream_key, uniform
 from adacur.evaluation.judged import judged_quality
+from adacur.evaluation.significance import bootstrap_interval
 from adacur.first_stages import as_hits
-from adacur.search import AnchorIndex, Gaussian
-from adacur.search.fusion import LISTED, Fusion, listed_by
-from adacur.tuning.held_out import check_anchors
-from adacur.tuning.replaying import replay
+from adacur.search import AnchorIndex, First, Rerank
+from adacur.search.fusion import LISTED, listed_by
+from adacur.search.methods import Method
+from adacur.search.tuned import GaussianSettings, Judged, Mean, default_settings
+from adacur.tuning.held_out import check_anchors, check_exact
+from adacur.tuning.replaying import method_of, replay
+from adacur.tuning.settings import best_stage, gains, stages_of
 
 FEWEST_JUDGED = 20
+Qrels = Mapping[str, Mapping[str, int]]
+_MEASURE = "nDCG"
 _WEIGHTS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
 # In budgets: a pool of one is re-ranking.
 _POOLS = (1, 2, 5)
-# The expected recall after each round is noted where a stop is set; none is as late as this.
-_NEVER = 1 - 1e-9
-_STOPS = (0.99, 0.95, 0.9)
+# Of the largest budget.
+_SHARES = (0.25, 0.5)
 # A gain that is sure but smaller than this is not worth a setting.
 _LEAST_GAIN = 0.002
+# More is not given up for a smaller budget, however few the queries.
+_MOST_LOST = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedChoice:
-    """A weight, a pool and a stop, the mean judged quality they give, and how far that is from having none of them.
+class JudgedQueries:
+    """Queries to choose by, and what was judged of them among the items of an index.
 
-    `error` is the standard error of the mean `difference`, query by query; `calls` is what a query costs on average.
+    `known` are those whose text is an anchor query's: they cost no call. `unknown_items` counts the judgements of items
+    that the index does not have, and `left_out` the judged queries that are no use: with nothing relevant in the index,
+    or with every item relevant.
     """
 
-    fuse: float
-    pool: int | None
-    stop_when: float | None
-    quality: float
-    difference: float
-    error: float
-    calls: float
+    queries: tuple[Query, ...]
+    qrels: Qrels
+    known: frozenset[str]
+    unknown_items: int
+    left_out: int
 
-
-@dataclass(frozen=True, slots=True)
-class JudgedTuning:
-    """What was chosen, by which measure, on how many queries, and all that was tried."""
-
-    chosen: JudgedChoice
-    tried: tuple[JudgedChoice, ...]
-    first_alone: float
-    measure: str
-    n_queries: int
-    calls: int
-
-    @property
-    def verdict(self) -> str:
-        """What to do, in a sentence or two."""
-        plain, best = self.tried[0], self.chosen
-        settings = {"fuse": best.fuse or None, "pool": best.pool, "stop_when": best.stop_when}
-        given = ", ".join(f"{name}={value:g}" for name, value in settings.items() if value is not None)
-        seen = f"on {self.n_queries} judged queries"
-        alone = f"the first stage alone reaches {self.first_alone:.3f}"
-        if not given:
-            return (
-                f"Leave the order to the scorer: {self.measure} is {plain.quality:.3f} {seen}, and no weight of the "
-                f"first stage gains more than one standard error; {alone}."
+    @classmethod
+    def of(
+        cls,
+        index: AnchorIndex,
+        qrels: Qrels,
+        queries: Sequence[Query] | None,
+        *,
+        most: int | None = None,
+        seed: int = 0,
+    ) -> JudgedQueries:
+        """Of these queries, or of the anchor queries, those that are judged: at most so many, by a draw."""
+        check_anchors(index, "Choosing by judgements")
+        if index.snapshot.default_first == "random":
+            raise InputError(
+                "Judgements choose how a first stage is used, and this index has none. Build it with one: --first bm25."
             )
-        said = f"{given}: {self.measure} {plain.quality:.3f} → {best.quality:.3f} {seen} ({self._interval}); {alone}."
-        if best.quality < self.first_alone:
-            said += " That is more than the search reaches: the scorer may not be worth its calls here."
-        return said
+        asked = list(index.anchor_queries if queries is None else queries)
+        judged = [query for query in asked if query.id in qrels]
+        if not judged:
+            among = "an anchor query of this index" if queries is None else "among the queries given"
+            such = f", such as {next(iter(qrels))!r}" if qrels else ""
+            raise EmptyInput(
+                f"None of the {len(qrels)} judged queries{such}, is {among}. Give the queries that were judged "
+                "(--queries FILE, or queries=…), with the ids that the judgements have."
+            )
+        ids, unknown = set(index.items.ids), 0
+        useful, kept = [], {}
+        for query in judged:
+            grades = {id_: grade for id_, grade in qrels[query.id].items() if id_ in ids}
+            unknown += len(qrels[query.id]) - len(grades)
+            if 0 < sum(grade > 0 for grade in grades.values()) < len(ids):
+                useful.append(query)
+                kept[query.id] = grades
+        if len(useful) < FEWEST_JUDGED:
+            raise EmptyInput(
+                f"Choosing by judgements needs at least {FEWEST_JUDGED} queries with something relevant in the index, "
+                f"and not everything; got {len(useful)} of {len(judged)} that are judged, where {unknown} judgements "
+                "name items that the index does not have. Judge more queries, or tune without judgements."
+            )
+        if most is not None and most < len(useful):
+            draws = uniform(stream_key(seed, "judged"), item_keys(query.id for query in useful))
+            useful = [useful[at] for at in np.sort(np.argsort(draws)[: max(most, FEWEST_JUDGED)]).tolist()]
+        texts = {query.text for query in index.anchor_queries}
+        known = frozenset(query.text for query in useful if query.text in texts)
+        if known:
+            check_exact(index, [query for query in index.anchor_queries if query.text in known])
+        return cls(tuple(useful), kept, known, unknown, len(judged) - len(kept))
+
+    def most_calls(self, index: AnchorIndex, *, k: int, budget: int) -> int:
+        """Scorer calls that choosing by them makes at most."""
+        per_query = (len(stages_of(index)) + 2) * budget + sum(_smaller_budgets(k, budget))
+        return per_query * sum(query.text not in self.known for query in self.queries)
+
+
+class Choice(NamedTuple):
+    """How to search."""
+
+    first: str
+    budget: int
+    fuse: float = 0.0
+    pool: int | None = None
+
+
+class JudgedSearches:
+    """Searches for judged queries, each made once, and the quality of every order that what they scored can have.
+
+    Anchor queries are replayed; for others the scorer is called, once for each pair.
+    """
+
+    def __init__(self, index: AnchorIndex, judged: JudgedQueries, *, k: int, budget: int, seed: int) -> None:
+        self.judged = judged
+        self.stages = {name: stage for name, stage in stages_of(index).items() if name and stage}
+        self.largest = budget
+        self.measure = f"{_MEASURE}@{k}"
+        self._k = k
+        self._seed = seed
+        self._remembered: _Remembered | None = None
+        self._index = index.with_scorer(self._remember)
+        self._model = index.snapshot.gaussian_model()
+        self._hits: dict[tuple[str, int, GaussianSettings | None], list[Hits]] = {}
+        self._qualities: dict[tuple[Choice, GaussianSettings | None], FloatArray] = {}
+        deepest = min(len(index), max(LISTED, k, max(_POOLS) * budget))
+        self._first = {name: stage.search(judged.queries, deepest) for name, stage in self.stages.items()}
 
     @property
-    def _interval(self) -> str:
-        mean, reach = self.chosen.difference, 1.96 * self.chosen.error
-        return f"difference {mean:+.3f}, 95 % interval {mean - reach:+.3f} to {mean + reach:+.3f}"
+    def calls(self) -> int:
+        """Pairs that were paid for."""
+        return self._remembered.calls if self._remembered else 0
+
+    def budgets(self, first: str) -> list[int]:
+        """The budgets that were searched with from this first stage, smallest first."""
+        return sorted({budget for name, budget, settings in self._hits if name == first and settings is not None})
+
+    def quality(self, choice: Choice, settings: GaussianSettings | None) -> FloatArray:
+        """Of each query; without settings, by re-ranking."""
+        if (choice, settings) not in self._qualities:
+            first, budget, fuse, pool = choice
+            fusion = self._index.snapshot.fusion(fuse) if fuse else None
+            every = np.ones(len(self._index), dtype=np.bool_)
+            answers = []
+            for hits, ranking in zip(self._searched(first, budget, settings), self._first[first], strict=True):
+                positions = np.concatenate([round_.positions for round_ in hits.trace.rounds])
+                exact = np.concatenate([round_.exact for round_ in hits.trace.rounds])
+                listed, scores = listed_by(ranking, allowed=every)
+                values = (
+                    exact if fusion is None else fusion.values(exact, positions, listed=listed, listed_scores=scores)
+                )
+                if pool is not None:
+                    values = np.where(np.isin(positions, listed[:pool]), values, -np.inf)
+                answers.append(self._best(hits, positions, exact, values))
+            self._qualities[choice, settings] = self._judge(answers)
+        return self._qualities[choice, settings]
+
+    def alone(self, first: str) -> FloatArray:
+        """Of each query, by the first stage's own order."""
+        return self._judge(as_hits(self.judged.queries, self._first[first], self._index.items.ids))
+
+    def _judge(self, answers: Sequence[Hits]) -> FloatArray:
+        return judged_quality(answers, self.judged.qrels, measures=[self.measure])[self.measure]
+
+    def _best(self, hits: Hits, positions: IntArray, exact: FloatArray, values: FloatArray) -> Hits:
+        order = best_positions(values, len(hits), keys=self._index.items.keys[positions])
+        ids = tuple(item.id for item in self._index.items.at(positions[order].tolist()))
+        return Hits(query=hits.query, ids=ids, scores=exact[order], fused=values[order])
+
+    def _searched(self, first: str, budget: int, settings: GaussianSettings | None) -> list[Hits]:
+        key = first, budget, settings
+        if key not in self._hits:
+            queries, stage = self.judged.queries, First(self.stages[first], fuse=0)
+            method: Method = Rerank(seed=self._seed)
+            if settings is not None:
+                method = method_of(settings, self._model, seed=self._seed)
+            anchors = {query.text: query for query in self._index.anchor_queries if query.text in self.judged.known}
+            known = list({query.text: anchors[query.text] for query in queries if query.text in anchors}.values())
+            new = list({query.text: query for query in queries if query.text not in anchors}.values())
+            found = replay(self._index, known, self._k, budget=budget, method=method, first=stage) if known else []
+            found += self._index.search(new, self._k, budget=budget, method=method, first=stage) if new else []
+            by_text = {hits.query.text: hits for hits in found}
+            self._hits[key] = [replace(by_text[query.text], query=query) for query in queries]
+        return self._hits[key]
+
+    def _remember(self, scorer: Scorer) -> Scorer:
+        self._remembered = _Remembered(scorer)
+        return self._remembered
 
 
-def calls_to_tune_fuse(index: AnchorIndex, queries: Sequence[Query], *, budget: int) -> int:
-    """Scorer calls that `tune_fuse` makes at most: none for queries whose text is an anchor query's."""
-    anchors = {query.text for query in index.anchor_queries}
-    return budget * sum(query.text not in anchors for query in queries)
+def choose(searches: JudgedSearches, *, k: int) -> Choice:
+    """The first stage, budget, weight and pool whose judged quality is best, each only for a gain that can be seen.
 
-
-def tune_fuse(
-    index: AnchorIndex,
-    queries: Sequence[Query],
-    qrels: Mapping[str, Mapping[str, int]],
-    *,
-    k: int = 10,
-    budget: int = 100,
-    weights: Sequence[float] = _WEIGHTS,
-    pools: Sequence[int] | None = None,
-    stops: Sequence[float] = _STOPS,
-    measure: str | None = None,
-    seed: int = 0,
-) -> JudgedTuning:
-    """Choose `fuse`, `pool` and `stop_when` of "gaussian" searches by the judgements of these queries.
-
-    Report on others. Each query is searched once, with real scorer calls unless its text is an anchor query's, whose
-    scores are known; such a query is searched for as if it were new. A weight is chosen where it gains more than one
-    standard error over none, query by query; a pool (by default one, two or five budgets) where it does so over the
-    weight alone; the earliest stop that loses next to nothing. A pool is judged by leaving out what lies beyond it: a
-    search inside it would spend the calls there instead. `measure` is by default nDCG of the k hits.
+    The budget is the smallest that loses no more than the noise against the largest.
     """
-    check_anchors(index, "Choosing by judgements")
-    measure = measure or f"nDCG@{k}"
-    judged = [query for query in queries if any(grade > 0 for grade in qrels.get(query.id, {}).values())]
-    if len(judged) < FEWEST_JUDGED:
-        raise EmptyInput(
-            f"Choosing by judgements needs at least {FEWEST_JUDGED} queries with something relevant; "
-            f"got {len(judged)} of {len(queries)}. Judge more, or search with fuse=0.5 untuned."
-        )
-    if index.snapshot.default_first == "random":
-        raise InputError("fuse blends a first stage's scores in, and this index has none. Build it with one.")
-    if pools is None:
-        pools = [n * budget for n in _POOLS]
-    pools = [pool for pool in pools if pool < len(index.items)]
-    searched = _searched(index, judged, k=k, budget=budget, seed=seed)
-    first = index.first_stage(index.snapshot.default_first).search(
-        judged, min(len(index.items), max([LISTED, k, *pools]))
-    )
-    every = np.ones(len(index.items), dtype=np.bool_)
-    lists = [listed_by(answer, allowed=every) for answer in first]
-    scale = Fusion.fit(index, weight=1.0)
-    qualities: dict[JudgedChoice, FloatArray] = {}
-    plain: FloatArray | None = None
+    n_queries = len(searches.judged.queries)
+    every = np.ones(n_queries, dtype=np.bool_)
+    first, fuse = _started(searches, every, k=k)
+    for budget in _smaller_budgets(k, searches.largest):
+        searches.quality(Choice(first, budget, fuse), default_settings(k))
+    return _chosen(searches, every, k=k)
 
-    def choice(fuse: float, pool: int | None = None, stop: float | None = None) -> JudgedChoice:
-        nonlocal plain
-        fusion = replace(scale, weight=fuse) if fuse else None
-        rounds = [_until(hits, stop) for hits in searched]
-        answers = [
-            _best(index, hits, rounds_of, listed, fusion=fusion, pool=pool)
-            for hits, rounds_of, listed in zip(searched, rounds, lists, strict=True)
-        ]
-        values = judged_quality(answers, qrels, measures=[measure])[measure]
-        plain = values if plain is None else plain
-        calls = float(np.mean([sum(len(round_.positions) for round_ in some) for some in rounds]))
-        tried = JudgedChoice(fuse, pool, stop, float(values.mean()), *_paired(values, plain), calls)
-        qualities[tried] = values
-        return tried
 
-    def gains(new: JudgedChoice, old: JudgedChoice) -> bool:
-        difference, error = _paired(qualities[new], qualities[old])
-        return difference > max(error, _LEAST_GAIN)
-
-    def quality(tried: JudgedChoice) -> float:
-        return tried.quality
-
-    weighed = [choice(fuse) for fuse in (0.0, *weights)]
-    chosen = max(weighed, key=quality)
-    if not gains(chosen, weighed[0]):
-        chosen = weighed[0]
-    pooled = [choice(chosen.fuse, pool) for pool in pools]
-    if pooled and gains(best := max(pooled, key=quality), chosen):
-        chosen = best
-    stopped = [choice(chosen.fuse, chosen.pool, stop) for stop in stops]
-    harmless = [one for one in stopped if one.quality >= chosen.quality - _LEAST_GAIN and one.calls < chosen.calls]
-    if harmless:
-        chosen = min(harmless, key=lambda one: one.calls)
-    alone = judged_quality(as_hits(judged, first, index.items.ids), qrels, measures=[measure])[measure]
-    return JudgedTuning(
-        chosen=chosen,
-        tried=tuple(qualities),
-        first_alone=float(alone.mean()),
-        measure=measure,
-        n_queries=len(judged),
-        calls=calls_to_tune_fuse(index, judged, budget=budget),
+def measured(searches: JudgedSearches, chosen: Choice, settings: GaussianSettings, *, k: int) -> Judged:
+    """What to expect of a choice, searched with these settings: each half of the queries as the other would choose."""
+    halves = [np.arange(len(searches.judged.queries)) % 2 == half for half in (0, 1)]
+    usual, unseen = default_settings(k), np.empty(len(searches.judged.queries))
+    for half in halves:
+        other = _chosen(searches, ~half, k=k)
+        same_search = (other.first, other.budget) == (chosen.first, chosen.budget)
+        unseen[half] = searches.quality(other, settings if same_search else usual)[half]
+    plain = searches.quality(Choice(next(iter(searches.stages)), searches.largest), usual)
+    return Judged(
+        measure=searches.measure,
+        n_queries=len(unseen),
+        largest=searches.largest,
+        fuse=chosen.fuse,
+        pool=chosen.pool,
+        chosen=_mean(unseen),
+        plain=_mean(plain),
+        gain=_mean(unseen - plain),
+        rerank=_mean(searches.quality(chosen._replace(pool=None), None)),
+        alone=_mean(searches.alone(chosen.first)),
+        calls=searches.calls,
     )
 
 
-def _searched(index: AnchorIndex, queries: Sequence[Query], *, k: int, budget: int, seed: int) -> list[Hits]:
-    anchors = {query.text: query for query in index.anchor_queries}
-    known = list({query.text: anchors[query.text] for query in queries if query.text in anchors}.values())
-    new = [query for query in queries if query.text not in anchors]
-    answers: dict[str, Hits] = {}
-    never = Gaussian(seed=seed, stop_when=_NEVER)
-    if known:
-        answers |= {hits.query.text: hits for hits in replay(index, known, k, budget=budget, method=never)}
-    if new:
-        answers |= {hits.query.text: hits for hits in index.search(new, k, budget=budget, method=never)}
-    return [replace(answers[query.text], query=query) for query in queries]
+def _started(searches: JudgedSearches, among: BoolArray, *, k: int) -> tuple[str, float]:
+    """The first stage and its weight, with the largest budget."""
+
+    def quality(first: str, fuse: float) -> FloatArray:
+        return searches.quality(Choice(first, searches.largest, fuse), default_settings(k))[among]
+
+    weights: dict[str, float] = {}
+    for first in searches.stages:
+        best = max(_WEIGHTS, key=lambda fuse: float(quality(first, fuse).mean()))
+        weights[first] = best if _gains(quality(first, best) - quality(first, 0.0)) else 0.0
+    chosen = best_stage({name: quality(name, fuse) for name, fuse in weights.items()})
+    assert chosen is not None
+    return chosen, weights[chosen]
 
 
-def _until(hits: Hits, stop: float | None) -> tuple[Round, ...]:
-    """The rounds that a search would have taken with this stop."""
-    rounds = hits.trace.rounds
-    settled = [
-        number
-        for number, round_ in enumerate(rounds, 1)
-        if stop is not None and round_.expected_recall is not None and round_.expected_recall >= stop
+def _chosen(searches: JudgedSearches, among: BoolArray, *, k: int) -> Choice:
+    """The choice by some of the queries, among what has been searched."""
+
+    def quality(choice: Choice) -> FloatArray:
+        return searches.quality(choice, default_settings(k))[among]
+
+    first, fuse = _started(searches, among, k=k)
+    largest = quality(Choice(first, searches.largest, fuse))
+    enough = [
+        budget for budget in searches.budgets(first) if _loses_nothing(quality(Choice(first, budget, fuse)) - largest)
     ]
-    return rounds[: settled[0]] if settled else rounds
+    chosen = Choice(first, enough[0], fuse)
+    pools = [chosen._replace(pool=n * chosen.budget) for n in _POOLS]
+    best = max(pools, key=lambda one: float(quality(one).mean()))
+    return best if _gains(quality(best) - quality(chosen)) else chosen
 
 
-def _best(
-    index: AnchorIndex,
-    hits: Hits,
-    rounds: Sequence[Round],
-    listed: tuple[IntArray, FloatArray],
-    *,
-    fusion: Fusion | None,
-    pool: int | None,
-) -> Hits:
-    """The best of all that was scored in these rounds, in the order that this fusion and pool would have given it."""
-    positions = np.concatenate([round_.positions for round_ in rounds])
-    exact = np.concatenate([round_.exact for round_ in rounds])
-    ranked, scores = listed
-    values = exact if fusion is None else fusion.values(exact, positions, listed=ranked, listed_scores=scores)
-    if pool is not None:
-        values = np.where(np.isin(positions, ranked[:pool]), values, -np.inf)
-    order = best_positions(values, len(hits), keys=index.items.keys[positions])
-    ids = tuple(item.id for item in index.items.at(positions[order].tolist()))
-    return Hits(query=hits.query, ids=ids, scores=exact[order], fused=values[order])
+def _smaller_budgets(k: int, largest: int) -> list[int]:
+    return sorted({max(k, round(share * largest)) for share in _SHARES} - {largest})
 
 
-def _paired(values: FloatArray, others: FloatArray) -> tuple[float, float]:
-    differences = values - others
-    return float(differences.mean()), float(differences.std(ddof=1) / np.sqrt(len(differences)))
+def _gains(differences: FloatArray) -> bool:
+    return gains(differences) and float(differences.mean()) > _LEAST_GAIN
+
+
+def _loses_nothing(differences: FloatArray) -> bool:
+    noise = float(differences.std(ddof=1)) / len(differences) ** 0.5
+    return bool(differences.mean() >= -min(_MOST_LOST, max(noise, _LEAST_GAIN)))
+
+
+def _mean(values: FloatArray) -> Mean:
+    return Mean(float(values.mean()), *bootstrap_interval(values))
+
+
+class _Remembered:
+    """A scorer that is called for each pair once: searches for one query ask for much the same items."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self.card = scorer.card
+        self.calls = 0
+        self._scorer = scorer
+        self._scores: dict[tuple[str, str], float] = {}
+
+    def score(self, pairs: Sequence[Pair]) -> FloatArray:
+        """One score per pair, in order."""
+        keys = [(query.text, item.id) for query, item in pairs]
+        if new := {key: pair for key, pair in zip(keys, pairs, strict=True) if key not in self._scores}:
+            self._scores |= zip(new, score_pairs(self._scorer, list(new.values())).tolist(), strict=True)
+            self.calls += len(new)
+        return np.array([self._scores[key] for key in keys])

@@ -13,11 +13,10 @@ import numpy as np
 
 from adacur.approximation import GaussianModel
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
-from adacur.core.budget import Budget, check_k
-from adacur.core.errors import InputError
 from adacur.core.protocols import AnchorScores
 from adacur.core.records import Query
 from adacur.first_stages import Placed
+from adacur.first_stages.joined import SEPARATOR
 from adacur.index import AnchorTable, locked
 from adacur.index.files import write_atomically
 from adacur.search import AnchorIndex
@@ -28,13 +27,15 @@ from adacur.search.tuned import (
     TUNED,
     Gain,
     GaussianSettings,
+    Judged,
     Prediction,
+    TriedFirst,
     Tuning,
     as_stored,
     default_settings,
     read_tunings,
 )
-from adacur.tuning.held_out import AnchorScorer, HeldOut, check_anchors, check_exact, exact_anchors
+from adacur.tuning.held_out import AnchorScorer, HeldOut, exact_anchors
 from adacur.tuning.replaying import method_of, replayed
 
 # With fewer, the noise of a mean recall is larger than anything that a setting could gain.
@@ -66,55 +67,26 @@ _PREDICTIONS_AT_ONCE = 20_000_000
 _SCORED_AT_ONCE = 20_000
 
 
-def tune(
-    index: AnchorIndex,
-    *,
-    k: int = 10,
-    budget: int = 100,
-    queries: int = 100,
-    seed: int = 0,
-    quick: bool = False,
-    progress: Callable[[int, int], None] | None = None,
-) -> Tuning:
-    """Choose the settings of "gaussian" for k items within a budget, and predict the recall of four methods.
+def stages_of(index: AnchorIndex) -> dict[str | None, Placed | None]:
+    """What searches of an index may start from, in order of preference: the default, the others, all together."""
+    snapshot = index.snapshot
+    names = dict.fromkeys((snapshot.default_first, *snapshot.named_stages, snapshot.all_joined))
+    stages: dict[str | None, Placed | None] = {
+        name: snapshot.stage(name) for name in names if name is not None and name != "random"
+    }
+    return stages or {None: None}
 
-    Anchor queries are searched for as if they were new; no scorer is called. Searches for about this k within about
-    this budget (up to twice or half) then use these settings, unless they start from another first stage. They are
-    stored in the index folder, or in memory where it cannot be written to.
 
-    Starting from the defaults, one setting is changed at a time, where that gains more than its standard error. The
-    recall predicted for "gaussian" is measured on queries that the choice has not seen: each half of them is searched
-    with the settings that the other half would have chosen.
-
-    - `k`, `budget`: what to tune for. A budget of every item or more is exact: there is nothing to choose or store;
-    - `queries`: how many anchor queries to replay at most, by a draw with this `seed`;
-    - `quick`: try only what matters most, once;
-    - `progress`: called after each replay with the number done and the most there may be.
-    """
-    check_anchors(index, "Tuning")
-    check_k(k, Budget(budget).calls)
-    # A damaged file is reported before the work and not after it.
-    _ = index.tunings
+def replayable(index: AnchorIndex, *, queries: int, seed: int) -> tuple[HeldOut, GaussianModel]:
+    """Some anchor queries whose scores are all exact, and the model to replay them with."""
     exact = np.flatnonzero(exact_anchors(index))
-    if budget < len(index):
-        if len(exact) < FEWEST_QUERIES <= len(index.anchor_queries):
-            check_exact(index)
-        check_anchors(index, "Tuning", fewest=FEWEST_QUERIES)
-        if queries < FEWEST_QUERIES:
-            raise InputError(f"queries must be at least {FEWEST_QUERIES}; got {queries}.")
     anchors, model = index.anchors, index.snapshot.gaussian_model()
     if len(exact) < len(index.anchor_queries):
         # Predicted scores have seen those of the queries replayed: anchor queries that have any are left out.
         some = tuple(index.anchor_queries[at] for at in exact.tolist())
         anchors = AnchorTable(index.items, some, np.ascontiguousarray(index.matrix[:, exact]))
         model = index.snapshot.uncompressed_model()
-    replays = Replays(
-        HeldOut(anchors, queries=queries, seed=seed), index.snapshot.stage(None), model, k=k, budget=budget
-    )
-    tuning = choose_settings(replays, seed=seed, quick=quick, progress=progress)
-    if not tuning.is_exact:
-        _store(index, tuning)
-    return tuning
+    return HeldOut(anchors, queries=queries, seed=seed), model
 
 
 def prediction_of(method: str, recalls: FloatArray) -> Prediction:
@@ -131,15 +103,20 @@ def prediction_of(method: str, recalls: FloatArray) -> Prediction:
 
 
 def choose_settings(
-    replays: Replays, *, seed: int = 0, quick: bool = False, progress: Callable[[int, int], None] | None = None
+    replays: Replays,
+    *,
+    first: str | None = None,
+    seed: int = 0,
+    quick: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Tuning:
-    """The tuning that these replays come to; `tune` says how."""
-    queries, k = replays.held_out.queries, replays.k
+    """The tuning that these replays come to; `tune` says how. `first` is the first stage where it is chosen already."""
+    queries, k, stages = replays.held_out.queries, replays.k, list(replays.stages)
     tuning = Tuning(
         k=k,
         budget=min(replays.budget, replays.n_items),
         settings=default_settings(k),
-        first=replays.first.name if replays.first else None,
+        first=first or stages[0],
         n_queries=len(queries),
         seed=seed,
         pseudo=sum(query.id.startswith("pq-") for query in queries) * 2 > len(queries),
@@ -148,37 +125,73 @@ def choose_settings(
         certain = tuple(Prediction(method, 1.0, 1.0, 1.0) for method in ("gaussian", *_RIVALS))
         return replace(tuning, predictions=certain, gain=Gain(0.0, 0.0, 0.0))
     choices, passes = (_QUICK, 1) if quick else (_FULL, 2)
-    at_most = 1 + len(_RIVALS) + passes * sum(len(values) - 1 for values in choices.values())
+    at_most = len(_RIVALS) - 1 + 2 * len(stages) + passes * sum(len(values) - 1 for values in choices.values())
     replays.report = None if progress is None else lambda done: progress(done, max(at_most, done))
+    usual = default_settings(k)
 
-    def chosen(among: BoolArray) -> GaussianSettings:
-        return _descend(lambda settings: replays.recalls(settings)[among], default_settings(k), choices, passes=passes)
+    def best_first(method: str | GaussianSettings, among: BoolArray) -> str | None:
+        return best_stage({stage: replays.recalls(method, stage)[among] for stage in stages})
 
-    one_half = np.arange(len(queries)) % 2 == 0
-    settings = chosen(np.ones(len(queries), dtype=np.bool_))
-    unseen = np.where(one_half, replays.recalls(chosen(~one_half)), replays.recalls(chosen(one_half)))
-    rivals = {method: replays.recalls(method) for method in _RIVALS}
-    predictions = {"gaussian": unseen, **rivals}
+    def chosen(stage: str | None, among: BoolArray) -> GaussianSettings:
+        return _descend(lambda settings: replays.recalls(settings, stage)[among], usual, choices, passes=passes)
+
+    every, one_half = np.ones(len(queries), dtype=np.bool_), np.arange(len(queries)) % 2 == 0
+    start, rerank_first = first or best_first(usual, every), best_first("rerank", every)
+    settings = chosen(start, every)
+
+    def by_the_other(half: BoolArray) -> FloatArray:
+        """Recalls with what the other half would have chosen; from another first stage, with the default settings."""
+        stage = first or best_first(usual, ~half)
+        return replays.recalls(chosen(stage, ~half) if stage == start else usual, stage)
+
+    def reranked(half: BoolArray) -> FloatArray:
+        return replays.recalls("rerank", best_first("rerank", ~half))
+
+    unseen = np.where(one_half, by_the_other(one_half), by_the_other(~one_half))
+    rivals = {method: replays.recalls(method, start) for method in _RIVALS}
+    rivals["rerank"] = np.where(one_half, reranked(one_half), reranked(~one_half))
+    tried = [(stage, replays.recalls(usual, stage), replays.recalls("rerank", stage)) for stage in stages if stage]
     return replace(
         tuning,
         settings=settings,
-        predictions=tuple(prediction_of(name, values) for name, values in predictions.items()),
+        first=start,
+        rerank_first=rerank_first,
+        tried=tuple(TriedFirst(stage, float(ours.mean()), float(theirs.mean())) for stage, ours, theirs in tried),
+        predictions=tuple(prediction_of(name, values) for name, values in {"gaussian": unseen, **rivals}.items()),
         gain=_gain(unseen - rivals["rerank"]),
     )
 
 
+def best_stage(values: Mapping[str | None, FloatArray]) -> str | None:
+    """The first stage to take, given values per query of each, in order of preference, and of all together last.
+
+    Another takes the place of the preferred one, and all together that of one, only for a gain that can be seen.
+    """
+    chosen, *others = values
+    single = [other for other in others if SEPARATOR not in (other or "")]
+    for rivals in (single, [other for other in others if other not in single]):
+        best = max(rivals, key=lambda rival: float(values[rival].mean()), default=chosen)
+        if gains(values[best] - values[chosen]):
+            chosen = best
+    return chosen
+
+
+def gains(differences: FloatArray) -> bool:
+    """Whether a mean difference, query by query, is a gain of more than its standard error."""
+    return bool(differences.mean() > _STANDARD_ERRORS * differences.std(ddof=1) / np.sqrt(len(differences)))
+
+
 def verdict(tuning: Tuning) -> str:
-    """In words: what the index adds to re-ranking, and whether that is worth having."""
+    """In words: what the judges prefer, what the index adds to re-ranking, and whether that is worth having."""
     k, budget, gain = tuning.k, tuning.budget, tuning.gain
+    by_judges = f"{_judges_verdict(tuning, tuning.judged)} " if tuning.judged else ""
     if gain is None:
         return "There were too few anchor queries to tune with. The default settings are used."
     if tuning.is_exact:
-        return f"{budget} calls score every item: every method finds the exact top {k}. Nothing to tune."
-    plain, more, low, high = (
-        f"{value:.2f}".replace("0.", ".", 1).replace("-", "−")
-        for value in (tuning.recall_of("rerank").recall, gain.recall, gain.low, gain.high)
-    )
-    without = f"Re-ranking {tuning.first}'s best {budget}" if tuning.first else f"Scoring {budget} at random"
+        return f"{by_judges}{budget} calls score every item: every method finds the exact top {k}. Nothing to tune."
+    plain, more, low, high = map(_short, (tuning.recall_of("rerank").recall, gain.recall, gain.low, gain.high))
+    reranked = tuning.rerank_first or tuning.first
+    without = f"Re-ranking {reranked}'s best {budget}" if reranked else f"Scoring {budget} at random"
     if gain.high < 0:
         advice = "re-ranking does better here. Search with method='rerank'."
     elif gain.low <= 0 and gain.high >= _WORTH:
@@ -190,11 +203,45 @@ def verdict(tuning: Tuning) -> str:
         advice = "probably not worth building for this." if gain.recall < _WORTH else "worth having."
     if tuning.pseudo:
         advice += " The anchor queries are pseudo-queries, made from the items: real queries may give other numbers."
-    return f"{without} finds {plain} of the top {k}; the index adds {more} [{low}, {high}]: {advice}"
+    return f"{by_judges}{without} finds {plain} of the top {k}; the index adds {more} [{low}, {high}]: {advice}"
+
+
+def _judges_verdict(tuning: Tuning, judged: Judged) -> str:
+    order = f"fuse {judged.fuse:g}" if judged.fuse else "the scorer's order"
+    pool = f" and a pool of {judged.pool}" if judged.pool else ""
+    quality, more, low, high, plain, rerank, alone = map(
+        _short,
+        (
+            judged.chosen.value,
+            judged.gain.value,
+            judged.gain.low,
+            judged.gain.high,
+            judged.plain.value,
+            judged.rerank.value,
+            judged.alone.value,
+        ),
+    )
+    said = (
+        f"By {judged.n_queries} judged queries: {tuning.budget} calls from {tuning.first} with {order}{pool} reach "
+        f"{judged.measure} {quality}, {more} [{low}, {high}] more than a search of {judged.largest} calls without "
+        f"tuning ({plain}); re-ranking as many with the same order reaches {rerank}, {tuning.first} alone {alone}."
+    )
+    if judged.alone.value >= judged.chosen.value:
+        said += " The scorer may not be worth its calls here."
+    elif judged.rerank.value >= judged.chosen.value:
+        said += " The judges see nothing in what the search finds beyond re-ranking."
+    return said
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}".replace("0.", ".", 1).replace("-", "−")
 
 
 def store_tuning(folder: Path, tuning: Tuning, *, anchor_queries: Sequence[Query]) -> tuple[Tuning, ...]:
-    """Add a tuning to a folder's, in the place of one for the same k and budget; all of them."""
+    """Add a tuning to a folder's, in the place of one for the same k and budget; all of them.
+
+    Of tunings by judgements there is one for each k: it says how much to spend.
+    """
     with locked(folder, wait=_PATIENCE):
         # What belongs to other anchor queries is replaced, which is the remedy that the warning names.
         tunings = _with(read_tunings(folder, anchor_queries=anchor_queries, warn=False), tuning)
@@ -203,11 +250,16 @@ def store_tuning(folder: Path, tuning: Tuning, *, anchor_queries: Sequence[Query
 
 
 def _with(tunings: Iterable[Tuning], tuning: Tuning) -> tuple[Tuning, ...]:
-    others = (one for one in tunings if (one.k, one.budget) != (tuning.k, tuning.budget))
+    others = (
+        one
+        for one in tunings
+        if (one.k, one.budget) != (tuning.k, tuning.budget) and not (one.k == tuning.k and one.judged and tuning.judged)
+    )
     return tuple(sorted([*others, tuning], key=lambda one: (one.k, one.budget)))
 
 
-def _store(index: AnchorIndex, tuning: Tuning) -> None:
+def store(index: AnchorIndex, tuning: Tuning) -> None:
+    """Let searches of an index use a tuning, and keep it in its folder, where that can be written to."""
     snapshot = index.snapshot
     snapshot.tunings = _with(snapshot.tunings, tuning)
     if snapshot.home is None or index.is_read_only:
@@ -233,8 +285,7 @@ def _descend(
         for name, values in choices.items():
             rivals = [replace(current, **{name: value}) for value in values if value != getattr(current, name)]
             best = max(rivals, key=lambda rival: float(recalls(rival).mean()))
-            gain = recalls(best) - recalls(current)
-            if gain.mean() > _STANDARD_ERRORS * gain.std(ddof=1) / np.sqrt(len(gain)):
+            if gains(recalls(best) - recalls(current)):
                 current = best
         if current == before:
             break
@@ -248,41 +299,53 @@ def _gain(differences: FloatArray) -> Gain:
 
 
 class Replays:
-    """Top-k-Recall of held-out anchor queries within a budget, by method; each method is replayed once."""
+    """Top-k-Recall of held-out anchor queries within a budget, by method and first stage; each is replayed once."""
 
-    def __init__(self, held_out: HeldOut, first: Placed | None, model: GaussianModel, *, k: int, budget: int) -> None:
+    def __init__(
+        self,
+        held_out: HeldOut,
+        stages: Mapping[str | None, Placed | None],
+        model: GaussianModel,
+        *,
+        k: int,
+        budget: int,
+    ) -> None:
         self.held_out = held_out
-        self.first = first
+        self.stages = stages
         self.k = k
         self.budget = budget
         self.report: Callable[[int], None] | None = None
         self._model = model
-        self._candidates: list[IntArray] | None = None
-        self._recalls: dict[str | GaussianSettings, FloatArray] = {}
+        self._candidates: dict[str | None, list[IntArray]] = {}
+        self._recalls: dict[tuple[str | GaussianSettings, str | None], FloatArray] = {}
 
     @property
     def n_items(self) -> int:
         """How many items the queries are searched among."""
         return len(self.held_out.anchors.items)
 
-    def recalls(self, method: str | GaussianSettings) -> FloatArray:
-        """Of each query: by a method's name, or by "gaussian" with these settings."""
-        if method not in self._recalls:
-            self._recalls[method] = self.held_out.recalls(self._searched(self._plan(method)), k=self.k)
+    def recalls(self, method: str | GaussianSettings, first: str | None) -> FloatArray:
+        """Of each query, from a first stage: by a method's name, or by "gaussian" with these settings."""
+        key = method, first
+        if key not in self._recalls:
+            plan = self._plan(method, self.stages[first])
+            self._recalls[key] = self.held_out.recalls(self._searched(plan, self._first_stage(first)), k=self.k)
             if self.report is not None:
                 self.report(len(self._recalls))
-        return self._recalls[method]
+        return self._recalls[key]
 
-    def _plan(self, method: str | GaussianSettings) -> Plan:
+    def _plan(self, method: str | GaussianSettings, first: Placed | None) -> Plan:
         anchors: AnchorScores = self.held_out.anchors
         chosen = method if isinstance(method, str) else method_of(method, self._model)
         index = AnchorIndex(anchors, scorer=AnchorScorer(anchors))
-        plan = plan_search(index, self.k, budget=self.budget, method=chosen, first=self.first)
+        # What was tuned before must not have a say.
+        index.snapshot.tunings = ()
+        plan = plan_search(index, self.k, budget=self.budget, method=chosen, first=first)
         return replace(plan, seed=self.held_out.seed)
 
-    def _searched(self, plan: Plan) -> list[FloatArray]:
+    def _searched(self, plan: Plan, candidates: Sequence[IntArray]) -> list[FloatArray]:
         """Exact scores of what a plan finds for each query, best first."""
-        held_out, candidates = self.held_out, self._first_stage()
+        held_out = self.held_out
         together = max(1, min(_PREDICTIONS_AT_ONCE // self.n_items, _SCORED_AT_ONCE // plan.calls))
         best: list[FloatArray] = []
         for start in range(0, len(held_out.queries), together):
@@ -304,11 +367,11 @@ class Replays:
             best += [search.best(self.k)[1] for search in steps.searches]
         return best
 
-    def _first_stage(self) -> list[IntArray]:
-        if self._candidates is None:
-            queries = self.held_out.queries
-            self._candidates = [np.empty(0, dtype=np.intp)] * len(queries)
-            if self.first is not None:
+    def _first_stage(self, first: str | None) -> list[IntArray]:
+        if first not in self._candidates:
+            queries, stage = self.held_out.queries, self.stages[first]
+            self._candidates[first] = [np.empty(0, dtype=np.intp)] * len(queries)
+            if stage is not None:
                 n = min(self.n_items, max(self.budget, RANKS_THAT_COUNT))
-                self._candidates = [positions for positions, _ in self.first.search(queries, n)]
-        return self._candidates
+                self._candidates[first] = [positions for positions, _ in stage.search(queries, n)]
+        return self._candidates[first]

@@ -179,7 +179,7 @@ def test_first_stages_are_saved_under_the_names_they_were_given(tmp_path) -> Non
     )
     index.save(tmp_path / "saved")
     opened = adacur.load(tmp_path / "saved", scorer=overlap, check=False)
-    assert opened.first_stages == ("body", "title", "random")
+    assert opened.first_stages == ("body", "title", "body+title", "random")
     found = opened.first_stage("title").search(["violin"], 20)[0]
     assert all(ITEMS[position].id.startswith("violin-") for position in found.positions)
 

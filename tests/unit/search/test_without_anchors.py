@@ -98,7 +98,7 @@ def test_a_build_without_anchor_queries_calls_no_scorer_and_opens_again(tmp_path
     assert scorer.calls == 0
     assert (len(built), len(built.anchor_queries), built.matrix.shape) == (200, 0, (200, 0))
     again = adacur.build(ITEMS, 0, scorer=scorer, path=tmp_path / "x", progress=False)
-    assert again.first_stages == ("bm25", "dense", "random")
+    assert again.first_stages == ("bm25", "dense", "bm25+dense", "random")
     assert again.search(QUESTION, 2, budget=50, first="bm25", method="rerank").ids == true_best(again, 2)
     report = adacur.verify(tmp_path / "x")
     assert (report.problems, report.complete) == ((), True)
@@ -114,7 +114,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path) -> None:
     index = AnchorIndex.from_items(ITEMS, scorer=Overlap(), first=["bm25", "dense"], encoder=Encoder(), progress=False)
     index.save(tmp_path / "saved")
     loaded = adacur.load(tmp_path / "saved", scorer=Overlap(), encoder=Encoder())
-    assert loaded.first_stages == ("bm25", "dense", "random")
+    assert loaded.first_stages == ("bm25", "dense", "bm25+dense", "random")
     assert loaded.search(QUESTION, 5, budget=40).ids == index.search(QUESTION, 5, budget=40).ids
     assert adacur.verify(tmp_path / "saved").ok
 
@@ -184,7 +184,12 @@ def test_a_build_that_stopped_goes_on(tmp_path) -> None:
     options = {"scorer": Overlap(), "path": tmp_path / "x", "first": ["bm25", "dense"], "progress": False}
     with pytest.raises(TimeoutError):
         adacur.build(ITEMS, 0, encoder=Asleep(), **options)
-    assert adacur.build(ITEMS, 0, encoder=Encoder(), **options).first_stages == ("bm25", "dense", "random")
+    assert adacur.build(ITEMS, 0, encoder=Encoder(), **options).first_stages == (
+        "bm25",
+        "dense",
+        "bm25+dense",
+        "random",
+    )
 
 
 def test_a_folder_that_lost_its_items_is_damaged(path) -> None:

@@ -1,35 +1,40 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from adacur import AnchorIndex, First, Gaussian, Item, Query
+from adacur import AnchorIndex, First, Item, Query, tune
 from adacur.core.errors import EmptyInput, InputError
 from adacur.evaluation import judged_quality
-from adacur.first_stages import Matrix, as_hits
-from adacur.scorers import FunctionScorer, MatrixScorer
-from adacur.tuning import calls_to_tune_fuse, tune_fuse
+from adacur.first_stages import Matrix
+from adacur.scorers import MatrixScorer
+from adacur.search.planning import plan_search
+from adacur.search.tuned import as_stored, read_tunings
+from adacur.tuning import judged_queries, verdict
 
 N_ITEMS = 300
 
 
-def world(*, scorer_error: float, first_error: float, n_anchors: int = 60, n_new: int = 30, seed: int = 0):
-    """One item is right for each query; scorer and first stage see it through errors of their own."""
+def world(*, scorer_error: float, first_error: float, n_anchors: int = 60, n_new: int = 30, seed: int = 0, **others):
+    """One item is right for each query; scorer and first stages see it through errors of their own."""
     rng = np.random.default_rng(seed)
     n = n_anchors + n_new
     truth = np.zeros((n, N_ITEMS))
     right = rng.integers(N_ITEMS, size=n)
     truth[np.arange(n), right] = 4.0
     scores = truth + scorer_error * rng.normal(size=truth.shape)
-    first = truth + first_error * rng.normal(size=truth.shape)
     items = [Item(f"i{position}", f"item {position}") for position in range(N_ITEMS)]
     queries = [Query(f"q{position}", f"question {position}") for position in range(n)]
+    errors = {"dense": first_error, **others}
+    blurred = {name: truth + error * rng.normal(size=truth.shape) for name, error in errors.items()}
     index = AnchorIndex.from_arrays(
         items=items,
         anchor_queries=queries[:n_anchors],
         scores=scores[:n_anchors],
         scorer=MatrixScorer(queries[n_anchors:], items, scores[n_anchors:]) if n_new else None,
-        first={"dense": Matrix(queries=queries, items=items, scores=first)},
+        first={name: Matrix(queries=queries, items=items, scores=seen) for name, seen in blurred.items()},
     )
     qrels = {query.id: {items[place].id: 1} for query, place in zip(queries, right, strict=True)}
     return index, queries, qrels
@@ -37,93 +42,144 @@ def world(*, scorer_error: float, first_error: float, n_anchors: int = 60, n_new
 
 def test_two_views_with_errors_of_their_own_are_better_together() -> None:
     index, queries, qrels = world(scorer_error=1.5, first_error=1.5)
-    tuning = tune_fuse(index, queries, qrels, budget=100)
-    assert tuning.chosen.fuse > 0
-    assert tuning.chosen.quality > tuning.tried[0].quality + 0.05
-    assert tuning.tried[0].fuse == 0
-    assert tuning.n_queries == 90
-    assert f"fuse={tuning.chosen.fuse:g}" in tuning.verdict
+    tuning = tune(index, budget=100, queries=queries, qrels=qrels, quick=True)
+    judged = tuning.judged
+    assert (judged.measure, judged.n_queries, judged.largest) == ("nDCG@10", 90, 100)
+    assert judged.fuse > 0
+    assert judged.gain.value > 0.05
+    assert judged.chosen.value - judged.plain.value == pytest.approx(judged.gain.value)
+    assert judged.gain.low < judged.gain.value < judged.gain.high
+    assert tuning.recall_of("gaussian").recall > 0
+    assert f"fuse {judged.fuse:g}" in verdict(tuning)
 
 
-def test_a_scorer_that_is_always_right_is_left_alone() -> None:
-    index, queries, qrels = world(scorer_error=0.1, first_error=1.5)
-    tuning = tune_fuse(index, queries, qrels, budget=150, stops=[])
-    assert (tuning.chosen.fuse, tuning.chosen.pool) == (0, None)
-    assert tuning.verdict.startswith("Leave the order to the scorer")
+def test_a_scorer_that_is_always_right_is_left_alone_and_few_calls_are_enough() -> None:
+    index, _, qrels = world(scorer_error=0.05, first_error=0.5, n_new=0)
+    tuning = tune(index, budget=80, qrels=qrels, quick=True)
+    assert (tuning.judged.fuse, tuning.judged.pool) == (0, None)
+    assert (tuning.budget, tuning.judged.largest) == (20, 80)
+    assert "the scorer's order" in verdict(tuning)
 
 
-def test_anchor_queries_cost_no_call_and_new_ones_a_budget_each() -> None:
+def test_searches_use_what_judgements_chose_and_say_so_and_arguments_win() -> None:
+    index, _, qrels = world(scorer_error=1.5, first_error=1.5, n_new=0, bm25=1.5)
+    tuning = tune(index, budget=80, qrels=qrels, quick=True)
+    assert tuning.first == "bm25+dense"
+    tuning = replace(tuning, budget=40, judged=replace(tuning.judged, fuse=0.75, pool=80))
+    index.snapshot.tunings = (tuning,)
+    index._scorer = MatrixScorer(index.anchor_queries, index.items.ids, index.matrix.T)
+
+    def planned(k: int = 10, **options):
+        return plan_search(index, k, **options).settings()
+
+    said = planned()
+    assert (said["budget"], said["first"], said["fuse"], said["pool"]) == (40, "bm25+dense", 0.75, 80)
+    assert said["tuned"] == ("budget", "first", "fuse", "pool")
+    # Up to the largest budget that was tried, and twice that; the pool grows with the calls.
+    assert (planned(budget=60)["fuse"], planned(budget=160)["pool"]) == (0.75, 300)
+    assert planned(budget=60)["tuned"] == ("first", "fuse", "pool")
+    assert planned(budget=161)["tuned"] == planned(budget=19)["tuned"] == ()
+    assert planned(first=First(fuse=0))["fuse"] is None
+    assert planned(first=First(pool=90, fuse=2.0))["tuned"] == ("budget", "first")
+    other = planned(first="dense")
+    assert (other["fuse"], other["pool"], other["tuned"]) == (None, None, ("budget",))
+    assert planned(first="dense+bm25")["fuse"] == 0.75
+    reranked = planned(method="rerank")
+    assert (reranked["fuse"], reranked["pool"], reranked["budget"]) == (0.75, None, 40)
+    for method in ("adacur", "exact"):
+        assert planned(method=method)["fuse"] is None
+    assert planned(k=21)["tuned"] == ()
+    assert planned(k=4)["tuned"] == ()
+
+
+def test_what_is_promised_is_what_searches_give() -> None:
+    index, queries, qrels = world(scorer_error=1.5, first_error=1.5, n_anchors=40, n_new=60)
+    plain = index.search(queries[40:], 10, budget=100)
+    tuning = tune(index, budget=100, queries=queries[40:], qrels=qrels, quick=True)
+    assert judged_quality(plain, qrels)["nDCG@10"].mean() == pytest.approx(tuning.judged.plain.value)
+    assert tuning.judged.calls > 0
+    hits = index.search(queries[40:], 10, method="rerank")
+    assert judged_quality(hits, qrels)["nDCG@10"].mean() == pytest.approx(tuning.judged.rerank.value)
+
+
+def test_anchor_queries_cost_no_call_and_the_cost_of_others_is_known_beforehand() -> None:
     index, queries, qrels = world(scorer_error=1.0, first_error=1.0)
-    assert calls_to_tune_fuse(index, queries, budget=70) == 30 * 70
-    assert tune_fuse(index, queries, qrels, budget=70).calls == 30 * 70
-    without_scorer, anchors, judgements = world(scorer_error=1.0, first_error=1.0, n_new=0)
-    assert tune_fuse(without_scorer, anchors, judgements, budget=70).calls == 0
+    judged = judged_queries(index, qrels, queries)
+    most = judged.most_calls(index, k=10, budget=70)
+    assert 30 * 70 < most < 30 * 70 * 5
+    assert 0 < tune(index, budget=70, queries=queries, qrels=qrels, quick=True).judged.calls <= most
+    without_scorer, _, judgements = world(scorer_error=1.0, first_error=1.0, n_new=0)
+    assert judged_queries(without_scorer, judgements).most_calls(without_scorer, k=10, budget=70) == 0
+    assert tune(without_scorer, budget=70, qrels=judgements, quick=True).judged.calls == 0
 
 
 def test_anchor_queries_are_known_by_their_texts_and_judged_by_the_ids_given() -> None:
     index, queries, qrels = world(scorer_error=1.0, first_error=1.0, n_new=0)
     renamed = [Query(f"judged {query.id}", query.text) for query in queries]
     judgements = {f"judged {id_}": grades for id_, grades in qrels.items()}
-    dense = index.first_stage("dense")
-
-    class ByText:
-        def search(self, asked, k):
-            known = {query.text: query for query in queries}
-            return as_hits(asked, dense.search([known[query.text] for query in asked], k), index.items.ids)
-
-    same = AnchorIndex.from_arrays(
-        items=index.items.at(range(N_ITEMS)), anchor_queries=queries, scores=index.matrix.T, first={"dense": ByText()}
-    )
-    assert tune_fuse(same, renamed, judgements).tried == tune_fuse(index, queries, qrels).tried
+    judged = judged_queries(index, judgements, renamed)
+    assert len(judged.queries) == 60
+    assert judged.most_calls(index, k=10, budget=70) == 0
 
 
-def test_what_is_promised_is_what_searches_give() -> None:
-    index, queries, qrels = world(scorer_error=1.5, first_error=1.5, n_anchors=40, n_new=60)
-    tuning = tune_fuse(index, queries[40:], qrels, budget=100, weights=[1.0], pools=[], stops=[0.3, 0.6])
-    for tried in tuning.tried:
-        hits = index.search(
-            queries[40:], 10, budget=100, method=Gaussian(stop_when=tried.stop_when), first=First(fuse=tried.fuse)
-        )
-        assert np.mean([own.trace.calls for own in hits]) == tried.calls
-        assert judged_quality(hits, qrels)["nDCG@10"].mean() == pytest.approx(tried.quality)
+def test_one_choice_by_judgements_is_kept_for_each_k(tmp_path) -> None:
+    index, _, qrels = world(scorer_error=1.5, first_error=1.5, n_new=0)
+    tune(index, budget=40, qrels=qrels, quick=True)
+    last = tune(index, budget=100, qrels=qrels, quick=True)
+    plain = tune(index, budget=30, quick=True)
+    assert index.tunings == tuple(sorted((last, plain), key=lambda one: one.budget))
+    (tmp_path / "tuned.json").write_text(as_stored([last, plain], anchor_queries=index.anchor_queries))
+    assert read_tunings(tmp_path, anchor_queries=index.anchor_queries) == (last, plain)
 
 
-def test_few_judged_queries_and_no_first_stage_are_refused() -> None:
+def test_judgements_that_cannot_choose_are_refused() -> None:
     index, queries, qrels = world(scorer_error=1.0, first_error=1.0)
-    with pytest.raises(EmptyInput, match="at least 20"):
-        tune_fuse(index, queries[:19], qrels)
-    with pytest.raises(EmptyInput, match="something relevant"):
-        tune_fuse(index, queries, {query.id: {"i0": 0} for query in queries})
-    bare = AnchorIndex.from_arrays(
-        items=index.items.at(range(N_ITEMS)), anchor_queries=index.anchor_queries, scores=index.matrix.T
-    )
-    with pytest.raises(InputError, match="has none"):
-        tune_fuse(bare, list(index.anchor_queries), qrels)
+    everything = {f"i{position}": 1 for position in range(N_ITEMS)}
+    for given, asked, words in (
+        ({f"x{id_}": grades for id_, grades in qrels.items()}, None, "'xq0'.* anchor query"),
+        ({}, None, "None of the 0"),
+        (qrels, [Query("z", "another question")], "among the queries given"),
+        (qrels, queries[:19], "at least 20.* 19 of 19"),
+        ({query.id: {"i0": 0} for query in queries}, queries, "0 of 90"),
+        ({query.id: everything for query in queries}, queries, "not everything; got 0 of 90"),
+        ({query.id: {"nowhere": 1} for query in queries}, queries, "90 judgements name items"),
+    ):
+        with pytest.raises(EmptyInput, match=words):
+            tune(index, queries=asked, qrels=given)
+    with pytest.raises(InputError, match="qrels"):
+        tune(index, queries=queries)
+    some = {id_: {**grades, "nowhere": 1} for id_, grades in qrels.items()} | {"q1": {"nowhere": 1}}
+    judged = judged_queries(index, some)
+    assert (judged.unknown_items, judged.left_out, len(judged.queries)) == (60, 1, 59)
 
 
-def test_an_index_without_anchor_queries_is_refused_before_any_call() -> None:
-    class Counted:
-        calls = 0
-
-        def __call__(self, pairs):
-            self.calls += len(pairs)
-            return [0.0 for _ in pairs]
-
-    scorer = Counted()
+def test_an_index_without_first_stage_or_anchor_queries_is_refused() -> None:
     index, queries, qrels = world(scorer_error=1.0, first_error=1.0)
     items = index.items.at(range(N_ITEMS))
-    bare = AnchorIndex.from_items(items, scorer=FunctionScorer(scorer), first={"dense": index.first_stage("dense")})
+    bare = AnchorIndex.from_arrays(items=items, anchor_queries=index.anchor_queries, scores=index.matrix.T)
+    with pytest.raises(InputError, match="this index has none"):
+        tune(bare, qrels=qrels)
+    calls = []
+    first = {"dense": index.first_stage("dense")}
+    empty = AnchorIndex.from_items(items, scorer=lambda pairs: calls.append(pairs), first=first)
     with pytest.raises(InputError, match="anchor queries"):
-        tune_fuse(bare, queries, qrels)
-    assert scorer.calls == 0
+        tune(empty, queries=queries, qrels=qrels)
+    assert not calls
 
 
-def test_quality_is_that_of_the_k_hits_and_the_difference_has_its_interval() -> None:
-    index, queries, qrels = world(scorer_error=1.5, first_error=1.5, n_new=0)
-    tuning = tune_fuse(index, queries, qrels, k=5, budget=60)
-    assert tuning.measure == "nDCG@5"
-    best = tuning.chosen
-    assert best.fuse > 0
-    assert "95 %" in tuning.verdict
-    assert f"{best.difference - 1.96 * best.error:+.3f}" in tuning.verdict
-    assert f"{best.difference + 1.96 * best.error:+.3f}" in tuning.verdict
+def test_files_are_read(tmp_path) -> None:
+    index, queries, qrels = world(scorer_error=1.0, first_error=1.0, n_new=0)
+    lines = [f"{query}\t{item}\t{grade}" for query, grades in qrels.items() for item, grade in grades.items()]
+    (tmp_path / "qrels.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]) + "\n")
+    (tmp_path / "queries.tsv").write_text("id\ttext\n" + "".join(f"{query.id}\t{query.text}\n" for query in queries))
+    judged = judged_queries(index, tmp_path / "qrels.tsv", tmp_path / "queries.tsv")
+    assert len(judged.queries) == 60
+    assert len(judged_queries(index, tmp_path / "qrels.tsv", 25).queries) == 25
+
+
+def test_a_search_as_tuned_is_a_search(tmp_path) -> None:
+    index, queries, qrels = world(scorer_error=1.5, first_error=1.5)
+    tune(index, budget=60, qrels=qrels, quick=True)
+    hits = index.search(queries[70], 10)
+    assert len(hits) == 10
+    assert hits.trace.settings["tuned_for"] is not None

@@ -32,7 +32,7 @@ from adacur.search.tuned import (
 from adacur.tuning import tune, verdict
 from adacur.tuning.held_out import HeldOut
 from adacur.tuning.replaying import method_of
-from adacur.tuning.settings import Replays, choose_settings, store_tuning
+from adacur.tuning.settings import Replays, choose_settings, stages_of, store_tuning
 
 SETTINGS = GaussianSettings(rounds=4, first_batch=0.5, first_weight=0.1)
 
@@ -84,7 +84,9 @@ def stored(make_world, path: Path) -> AnchorIndex:
 def test_a_replayed_query_is_searched_as_on_an_index_without_it(replayed) -> None:
     world, index, first = replayed
     held_out = HeldOut(index.anchors, queries=10)
-    recalls = Replays(held_out, index.snapshot.stage(None), GaussianModel(), k=8, budget=25).recalls("adacur")
+    recalls = Replays(held_out, {None: index.snapshot.stage(None)}, GaussianModel(), k=8, budget=25).recalls(
+        "adacur", None
+    )
     for query, position, recall in zip(held_out.queries, held_out.positions, recalls, strict=True):
         exact = world.anchor_scores[position][None]
         scorer = MatrixScorer([query], index.items.ids, exact)
@@ -152,9 +154,9 @@ def test_what_is_chosen_is_no_worse_than_the_defaults_on_the_replayed_queries(re
     _, index, _ = replayed
     held_out = HeldOut(index.anchors, queries=40)
     for k, budget in ((1, 10), (20, 40)):
-        replays = Replays(held_out, index.snapshot.stage(None), index.snapshot.gaussian_model(), k=k, budget=budget)
+        replays = Replays(held_out, stages_of(index), index.snapshot.gaussian_model(), k=k, budget=budget)
         chosen = tune(index, k=k, budget=budget, queries=40, quick=True).settings
-        assert replays.recalls(chosen).mean() >= replays.recalls(default_settings(k)).mean()
+        assert replays.recalls(chosen, "bm25").mean() >= replays.recalls(default_settings(k), "bm25").mean()
 
 
 def test_the_same_seed_tunes_the_same(replayed) -> None:
@@ -168,7 +170,7 @@ def test_the_same_seed_tunes_the_same(replayed) -> None:
 class Lottery:
     """Replays in which all settings are alike, and only luck differs."""
 
-    first = None
+    stages = {None: None}  # noqa: RUF012
     n_items, k, budget = 1000, 10, 100
 
     def __init__(self, seed: int) -> None:
@@ -176,14 +178,14 @@ class Lottery:
         self._known: dict[object, np.ndarray] = {}
         self.held_out = SimpleNamespace(queries=[Query(f"q{position}", "text") for position in range(40)])
 
-    def recalls(self, method):
+    def recalls(self, method, first):
         return self._known.setdefault(method, self._draws.binomial(10, 0.7, size=40) / 10)
 
 
 def test_the_prediction_does_not_gain_by_the_luck_of_the_choice() -> None:
     lotteries = [Lottery(seed) for seed in range(100)]
     tunings = [choose_settings(lottery) for lottery in lotteries]
-    lucky = [lottery.recalls(one.settings).mean() for lottery, one in zip(lotteries, tunings, strict=True)]
+    lucky = [lottery.recalls(one.settings, None).mean() for lottery, one in zip(lotteries, tunings, strict=True)]
     promised = [one.recall_of("gaussian").recall for one in tunings]
     # 100 means of 40 queries: a standard error of .0023.
     assert np.mean(promised) == pytest.approx(0.7, abs=0.005)
@@ -457,7 +459,7 @@ def test_predictions_hold_on_real_scores(shared_folder: Path) -> None:
         queries=[*bed.anchor_queries, *bed.test_queries], items=bed.items, scores=vectors @ bed.item_embeddings.T
     )
     held_out = HeldOut(index.anchors, queries=60)
-    replays = Replays(held_out, index.snapshot.stage(first), gaussian, k=10, budget=50)
+    replays = Replays(held_out, {"matrix": index.snapshot.stage(first)}, gaussian, k=10, budget=50)
     tuning = choose_settings(replays, quick=True)
     settings, scorer = tuning.settings, MatrixScorer(bed.test_queries, index.items.ids, bed.exact_scores)
     method = method_of(settings, gaussian)

@@ -1,0 +1,89 @@
+"""Several first stages of an index as one, composed when it is opened. Not kept with an index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn, overload
+
+import numpy as np
+
+from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.budget import check_k
+from adacur.core.errors import InputError
+from adacur.core.protocols import FirstStage, Items, Ranking
+from adacur.core.records import Query, as_queries
+from adacur.first_stages.placing import Placed
+
+SEPARATOR = "+"
+# The first few ranks are much alike: being the best of one stage counts as much as being the twelfth of two.
+_ALIKE = 10
+# Each stage is asked for as many, so that the best of a few are the best of many.
+_DEPTH = 1000
+
+
+class Joined(FirstStage):
+    """The answers of several first stages of the same items as one: by reciprocal ranks, whatever their scores.
+
+    An item scores the sum, over the stages that have it among their best 1,000, of 1 / (10 + its rank there). So what
+    only one of them found is interleaved, and what several found rises. Equal scores come in the order of the items'
+    random keys: ids would have to be read.
+    """
+
+    def __init__(self, stages: Sequence[Placed]) -> None:
+        if len(stages) < 2 or any(stage.items is not stages[0].items for stage in stages):
+            raise InputError(f"Two or more first stages of the same items can be joined; got {len(stages)}.")
+        self._stages = tuple(stages)
+        self._items = stages[0].items
+        self.name = SEPARATOR.join(stage.name for stage in stages)
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """The ids of the items, by position."""
+        return _Ids(self._items)
+
+    def settings(self) -> dict[str, Any]:
+        """What is joined."""
+        return {"stages": [stage.name for stage in self._stages]}
+
+    def search(self, queries: Sequence[Query | str], k: int) -> list[Ranking]:
+        """At most k items per query."""
+        check_k(k)
+        # Made once: a plain text would get an id of its own from each stage.
+        asked, depth = as_queries(queries), min(max(k, _DEPTH), len(self._items))
+        answers = zip(*(stage.search(asked, depth) for stage in self._stages), strict=True)
+        return [self._summed([positions for positions, _ in of_query], k) for of_query in answers]
+
+    def _summed(self, lists: Sequence[IntArray], k: int) -> Ranking:
+        positions, which = np.unique(np.concatenate(lists), return_inverse=True)
+        shares = np.concatenate([1 / (_ALIKE + 1.0 + np.arange(len(some))) for some in lists])
+        scores: FloatArray = np.bincount(which, weights=shares, minlength=len(positions)).astype(np.float64)
+        best = np.lexsort((self._items.keys[positions], -scores))[:k]
+        return Ranking(positions[best], scores[best])
+
+    @staticmethod
+    def _refused(*given: Any, **options: Any) -> NoReturn:
+        raise InputError("Joined first stages cannot be built, updated or saved; build, update or save each of them.")
+
+    build = load = updated = save = check_can_grow = _refused
+
+
+class _Ids(Sequence[str]):
+    """The ids of items, each read when it is asked for, and their keys."""
+
+    def __init__(self, items: Items) -> None:
+        self._items = items
+        self.keys = items.keys
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, position: int) -> str: ...
+
+    @overload
+    def __getitem__(self, position: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, position: int | slice) -> str | Sequence[str]:
+        if isinstance(position, slice):
+            return [item.id for item in self._items.at(range(*position.indices(len(self))))]
+        return self._items.at([position])[0].id
