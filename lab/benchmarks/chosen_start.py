@@ -74,6 +74,7 @@ def main() -> None:
     parser.add_argument("--budgets", type=numbers, default=[50, 100, 200])
     parser.add_argument("--anchors", type=int, default=500)
     parser.add_argument("--queries", type=int, default=1_000_000)
+    parser.add_argument("--quick", action="store_true", help="tune as `adacur build` does")
     parser.add_argument("--json", type=Path, required=True)
     given = parser.parse_args()
     folder = with_texts(read_score_folder(given.scores, n_anchors=given.anchors, n_queries=given.queries), given.data)
@@ -100,7 +101,7 @@ def main() -> None:
             found = row(first, index.search(folder.test, K, budget=budget, method=five, first=first), budget=budget)
             default = default if len(default) else found
         began = time.monotonic()
-        tuning = adacur.tune(index, k=K, budget=budget)
+        tuning = adacur.tune(index, k=K, budget=budget, quick=given.quick)
         told = {"first": tuning.first, "rerank_first": tuning.rerank_first, "verdict": verdict(tuning)}
         seconds = round(time.monotonic() - began, 1)
         hits = index.search(folder.test, K, budget=budget, method=five)
@@ -115,7 +116,7 @@ def main() -> None:
         before = judged_quality(plain, qrels)["nDCG@10"]
         row("judged: not tuned", plain, budget=budget, ndcg=mean(before), judged=int((~np.isnan(before)).sum()))
         began = time.monotonic()
-        tuning = adacur.tune(index, k=K, budget=budget, qrels=qrels)
+        tuning = adacur.tune(index, k=K, budget=budget, qrels=qrels, quick=given.quick)
         seconds = round(time.monotonic() - began, 1)
         hits = index.search(folder.test, K)
         after = judged_quality(hits, qrels)["nDCG@10"]

@@ -13,11 +13,12 @@ from adacur.scorers import MatrixScorer
 from adacur.search.planning import plan_search
 from adacur.search.tuned import as_stored, read_tunings
 from adacur.tuning import judged_queries, verdict
+from adacur.tuning.settings import store
 
-N_ITEMS = 300
+N_ITEMS = 150
 
 
-def world(*, scorer_error: float, first_error: float, n_anchors: int = 60, n_new: int = 30, seed: int = 0, **others):
+def world(*, scorer_error: float, first_error: float, n_anchors: int = 36, n_new: int = 24, seed: int = 0, **others):
     """One item is right for each query; scorer and first stages see it through errors of their own."""
     rng = np.random.default_rng(seed)
     n = n_anchors + n_new
@@ -42,9 +43,9 @@ def world(*, scorer_error: float, first_error: float, n_anchors: int = 60, n_new
 
 def test_two_views_with_errors_of_their_own_are_better_together() -> None:
     index, queries, qrels = world(scorer_error=1.5, first_error=1.5)
-    tuning = tune(index, budget=100, queries=queries, qrels=qrels, quick=True)
+    tuning = tune(index, budget=50, queries=queries, qrels=qrels, quick=True)
     judged = tuning.judged
-    assert (judged.measure, judged.n_queries, judged.largest) == ("nDCG@10", 90, 100)
+    assert (judged.measure, judged.n_queries, judged.largest) == ("nDCG@10", 60, 50)
     assert judged.fuse > 0
     assert judged.gain.value > 0.05
     assert judged.chosen.value - judged.plain.value == pytest.approx(judged.gain.value)
@@ -76,9 +77,9 @@ def test_searches_use_what_judgements_chose_and_say_so_and_arguments_win() -> No
     assert (said["budget"], said["first"], said["fuse"], said["pool"]) == (40, "bm25+dense", 0.75, 80)
     assert said["tuned"] == ("budget", "first", "fuse", "pool")
     # Up to the largest budget that was tried, and twice that; the pool grows with the calls.
-    assert (planned(budget=60)["fuse"], planned(budget=160)["pool"]) == (0.75, 300)
+    assert (planned(budget=60)["fuse"], planned(budget=149)["pool"]) == (0.75, N_ITEMS)
     assert planned(budget=60)["tuned"] == ("first", "fuse", "pool")
-    assert planned(budget=161)["tuned"] == planned(budget=19)["tuned"] == ()
+    assert planned(budget=19)["tuned"] == ()
     assert planned(first=First(fuse=0))["fuse"] is None
     assert planned(first=First(pool=90, fuse=2.0))["tuned"] == ("budget", "first")
     other = planned(first="dense")
@@ -93,24 +94,24 @@ def test_searches_use_what_judgements_chose_and_say_so_and_arguments_win() -> No
 
 
 def test_what_is_promised_is_what_searches_give() -> None:
-    index, queries, qrels = world(scorer_error=1.5, first_error=1.5, n_anchors=40, n_new=60)
-    plain = index.search(queries[40:], 10, budget=100)
-    tuning = tune(index, budget=100, queries=queries[40:], qrels=qrels, quick=True)
+    index, queries, qrels = world(scorer_error=1.5, first_error=1.5, n_anchors=30, n_new=30)
+    plain = index.search(queries[30:], 10, budget=50)
+    tuning = tune(index, budget=50, queries=queries[30:], qrels=qrels, quick=True)
     assert judged_quality(plain, qrels)["nDCG@10"].mean() == pytest.approx(tuning.judged.plain.value)
     assert tuning.judged.calls > 0
-    hits = index.search(queries[40:], 10, method="rerank")
+    hits = index.search(queries[30:], 10, method="rerank")
     assert judged_quality(hits, qrels)["nDCG@10"].mean() == pytest.approx(tuning.judged.rerank.value)
 
 
 def test_anchor_queries_cost_no_call_and_the_cost_of_others_is_known_beforehand() -> None:
     index, queries, qrels = world(scorer_error=1.0, first_error=1.0)
     judged = judged_queries(index, qrels, queries)
-    most = judged.most_calls(index, k=10, budget=70)
-    assert 30 * 70 < most < 30 * 70 * 5
-    assert 0 < tune(index, budget=70, queries=queries, qrels=qrels, quick=True).judged.calls <= most
+    most = judged.most_calls(index, k=10, budget=40)
+    assert 24 * 40 < most < 24 * 40 * 5
+    assert 0 < tune(index, budget=40, queries=queries, qrels=qrels, quick=True).judged.calls <= most
     without_scorer, _, judgements = world(scorer_error=1.0, first_error=1.0, n_new=0)
-    assert judged_queries(without_scorer, judgements).most_calls(without_scorer, k=10, budget=70) == 0
-    assert tune(without_scorer, budget=70, qrels=judgements, quick=True).judged.calls == 0
+    assert judged_queries(without_scorer, judgements).most_calls(without_scorer, k=10, budget=40) == 0
+    assert tune(without_scorer, budget=40, qrels=judgements, quick=True).judged.calls == 0
 
 
 def test_anchor_queries_are_known_by_their_texts_and_judged_by_the_ids_given() -> None:
@@ -118,16 +119,18 @@ def test_anchor_queries_are_known_by_their_texts_and_judged_by_the_ids_given() -
     renamed = [Query(f"judged {query.id}", query.text) for query in queries]
     judgements = {f"judged {id_}": grades for id_, grades in qrels.items()}
     judged = judged_queries(index, judgements, renamed)
-    assert len(judged.queries) == 60
-    assert judged.most_calls(index, k=10, budget=70) == 0
+    assert len(judged.queries) == 36
+    assert judged.most_calls(index, k=10, budget=40) == 0
 
 
 def test_one_choice_by_judgements_is_kept_for_each_k(tmp_path) -> None:
     index, _, qrels = world(scorer_error=1.5, first_error=1.5, n_new=0)
-    tune(index, budget=40, qrels=qrels, quick=True)
-    last = tune(index, budget=100, qrels=qrels, quick=True)
-    plain = tune(index, budget=30, quick=True)
-    assert index.tunings == tuple(sorted((last, plain), key=lambda one: one.budget))
+    first = tune(index, budget=40, qrels=qrels, quick=True)
+    plain = replace(first, judged=None, budget=60)
+    index.snapshot.tunings = (first, plain)
+    last = replace(first, budget=30)
+    store(index, last)
+    assert index.tunings == (last, plain)
     (tmp_path / "tuned.json").write_text(as_stored([last, plain], anchor_queries=index.anchor_queries))
     assert read_tunings(tmp_path, anchor_queries=index.anchor_queries) == (last, plain)
 
@@ -140,9 +143,9 @@ def test_judgements_that_cannot_choose_are_refused() -> None:
         ({}, None, "None of the 0"),
         (qrels, [Query("z", "another question")], "among the queries given"),
         (qrels, queries[:19], "at least 20.* 19 of 19"),
-        ({query.id: {"i0": 0} for query in queries}, queries, "0 of 90"),
-        ({query.id: everything for query in queries}, queries, "not everything; got 0 of 90"),
-        ({query.id: {"nowhere": 1} for query in queries}, queries, "90 judgements name items"),
+        ({query.id: {"i0": 0} for query in queries}, queries, "0 of 60"),
+        ({query.id: everything for query in queries}, queries, "not everything; got 0 of 60"),
+        ({query.id: {"nowhere": 1} for query in queries}, queries, "60 judgements name items"),
     ):
         with pytest.raises(EmptyInput, match=words):
             tune(index, queries=asked, qrels=given)
@@ -150,7 +153,7 @@ def test_judgements_that_cannot_choose_are_refused() -> None:
         tune(index, queries=queries)
     some = {id_: {**grades, "nowhere": 1} for id_, grades in qrels.items()} | {"q1": {"nowhere": 1}}
     judged = judged_queries(index, some)
-    assert (judged.unknown_items, judged.left_out, len(judged.queries)) == (60, 1, 59)
+    assert (judged.unknown_items, judged.left_out, len(judged.queries)) == (36, 1, 35)
 
 
 def test_an_index_without_first_stage_or_anchor_queries_is_refused() -> None:
@@ -173,13 +176,13 @@ def test_files_are_read(tmp_path) -> None:
     (tmp_path / "qrels.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]) + "\n")
     (tmp_path / "queries.tsv").write_text("id\ttext\n" + "".join(f"{query.id}\t{query.text}\n" for query in queries))
     judged = judged_queries(index, tmp_path / "qrels.tsv", tmp_path / "queries.tsv")
-    assert len(judged.queries) == 60
+    assert len(judged.queries) == 36
     assert len(judged_queries(index, tmp_path / "qrels.tsv", 25).queries) == 25
 
 
 def test_a_search_as_tuned_is_a_search(tmp_path) -> None:
     index, queries, qrels = world(scorer_error=1.5, first_error=1.5)
     tune(index, budget=60, qrels=qrels, quick=True)
-    hits = index.search(queries[70], 10)
+    hits = index.search(queries[50], 10)
     assert len(hits) == 10
     assert hits.trace.settings["tuned_for"] is not None

@@ -32,7 +32,7 @@ from adacur.search.tuned import (
 from adacur.tuning import tune, verdict
 from adacur.tuning.held_out import HeldOut
 from adacur.tuning.replaying import method_of
-from adacur.tuning.settings import Replays, choose_settings, stages_of, store_tuning
+from adacur.tuning.settings import Replays, best_stage, choose_settings, stages_of, store_tuning
 
 SETTINGS = GaussianSettings(rounds=4, first_batch=0.5, first_weight=0.1)
 
@@ -157,6 +157,69 @@ def test_what_is_chosen_is_no_worse_than_the_defaults_on_the_replayed_queries(re
         replays = Replays(held_out, stages_of(index), index.snapshot.gaussian_model(), k=k, budget=budget)
         chosen = tune(index, k=k, budget=budget, queries=40, quick=True).settings
         assert replays.recalls(chosen, "bm25").mean() >= replays.recalls(default_settings(k), "bm25").mean()
+
+
+def with_stages(make_world, **blurs: float) -> AnchorIndex:
+    """An index whose first stages know the anchor queries, each blurred in its own way."""
+    world = make_world(n_anchors=40, n_items=150, noise=0.5)
+    stages = {}
+    for seed, (name, blur) in enumerate(blurs.items()):
+        noise = np.random.default_rng(seed).normal(size=world.anchor_scores.shape) * blur
+        stages[name] = Matrix(queries=world.anchors, items=world.items, scores=world.anchor_scores + noise)
+    return AnchorIndex.from_arrays(
+        items=world.items, anchor_queries=world.anchors, scores=world.anchor_scores, scorer=Untouchable(), first=stages
+    )
+
+
+def test_the_better_first_stage_is_taken_and_searches_start_from_it(make_world) -> None:
+    index = with_stages(make_world, dense=30.0, bm25=0.5)
+    tuning = tune(index, k=5, budget=15, queries=30, quick=True)
+    assert (tuning.first, tuning.rerank_first) == ("bm25", "bm25")
+    assert [one.first for one in tuning.tried] == ["dense", "bm25", "bm25+dense"]
+    settings = plan_search(index, 5, budget=15).settings()
+    assert (settings["first"], settings["tuned"], settings["tuned_for"]) == ("bm25", ("first",), (5, 15))
+    assert plan_search(index, 5, budget=15, method="rerank").settings()["first"] == "bm25"
+    # Named, or for another k and budget, it is another.
+    assert plan_search(index, 5, budget=15, first="dense").settings()["tuned"] == ()
+    assert plan_search(index, 5, budget=100).settings()["first"] == "dense"
+    assert "Re-ranking bm25's best 15" in verdict(tuning)
+
+
+def test_all_together_are_taken_where_that_is_better_and_the_rival_too(make_world) -> None:
+    index = with_stages(make_world, dense=4.0, bm25=4.0)
+    tuning = tune(index, k=10, budget=20, queries=40, quick=True)
+    assert tuning.rerank_first == "bm25+dense"
+    by_first = {one.first: one for one in tuning.tried}
+    assert by_first["bm25+dense"].rerank > max(by_first["bm25"].rerank, by_first["dense"].rerank)
+    assert plan_search(index, 10, budget=20, method="rerank").settings()["first"] == "bm25+dense"
+
+
+def test_a_tie_goes_to_the_preferred_and_to_one_before_all() -> None:
+    steady, luck = np.full(40, 0.5), np.tile([0.3, 0.72], 20)
+    assert best_stage({"dense": steady, "bm25": luck, "bm25+dense": luck}) == "dense"
+    better = steady + np.tile([0.0, 0.2], 20)
+    assert best_stage({"dense": steady, "bm25": better, "bm25+dense": better}) == "bm25"
+    assert best_stage({"dense": steady, "bm25": luck, "bm25+dense": better}) == "bm25+dense"
+    assert best_stage({None: steady}) is None
+
+
+def test_a_tuning_of_an_earlier_version_is_read(make_world, tmp_path: Path) -> None:
+    index = stored(make_world, tmp_path / "index")
+    store_tuning(tmp_path / "index", tuned(5, 20, first="bm25"), anchor_queries=index.anchor_queries)
+    file = tmp_path / "index" / "tuned.json"
+    data = json.loads(file.read_text())
+    for name in ("rerank_first", "tried", "judged"):
+        del data["tunings"][0][name]
+    file.write_text(json.dumps(data))
+    again = adacur.load(tmp_path / "index", scorer=Untouchable(), check=False)
+    assert again.tunings == (tuned(5, 20, first="bm25"),)
+    assert plan_search(again, 5, budget=20).settings()["first"] == "bm25"
+
+
+def test_a_tuned_first_stage_that_the_index_lacks_is_passed_over(make_world) -> None:
+    index = with_stages(make_world, dense=1.0)
+    index.snapshot.tunings = (tuned(10, 100, first="bm25+dense"),)
+    assert plan_search(index, 10, budget=100).settings()["first"] == "dense"
 
 
 def test_the_same_seed_tunes_the_same(replayed) -> None:
