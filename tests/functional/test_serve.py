@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -24,7 +25,7 @@ from adacur.scorers import FunctionScorer
 from adacur.search import METHODS
 from adacur.serving import ServerSettings, create_app
 from adacur.serving.logs import server_log
-from adacur.tuning import tune
+from adacur.tuning import Judged, Mean, tune
 from tests.rerank_servers import logit_of
 from tests.serving_world import N_ITEMS, TextScorer, world_index
 
@@ -780,6 +781,26 @@ def test_indexes_tell_what_they_are_tuned_for():
         (tuning,) = client.get("/v1/indexes").json()["indexes"][0]["tunings"]
         assert (tuning["k"], tuning["budget"]) == (5, 50)
         assert tuning["predictions"][0]["method"] == "gaussian"
+
+
+def test_an_index_with_two_first_stages_is_served_with_both_joined_and_starts_as_tuned():
+    index = world_index()
+    bm25 = index.first_stage("bm25").stage
+    index.snapshot._first = {"bm25": bm25, "titles": bm25}
+    with TestClient(create_app({"w": index})) as client:
+        (one,) = client.get("/v1/indexes").json()["indexes"]
+        assert one["first_stages"] == ["bm25", "titles", "bm25+titles", "random"]
+        assert one["default_first"] == "bm25"
+        tuning = replace(tune(index, k=10, budget=100, quick=True), first="titles")
+        judged = Judged("nDCG@10", 24, 100, 0.5, None, *[Mean(0.5, 0.4, 0.6)] * 5)
+        index.snapshot.tunings = (replace(tuning, budget=30, judged=judged),)
+        assert client.get("/v1/indexes").json()["indexes"][0]["default_first"] == "titles"
+        body = {"query": "a ship", "k": 5}
+        (found,) = client.post("/v1/search", json=body).json()["results"]
+        assert (found["calls"], "fused" in found["hits"][0]) == (30, True)
+        (named,) = client.post("/v1/search", json=body | {"first": "titles+bm25", "budget": 9}).json()["results"]
+        assert (named["calls"], "fused" in named["hits"][0]) == (9, False)
+        assert client.post("/v1/search", json=body | {"first": "bm25+dense"}).status_code == 422
 
 
 def test_a_server_is_ready_when_its_scorer_is_open():

@@ -47,6 +47,25 @@ def test_a_tuning_is_a_line_of_json(index: Path) -> None:
     assert told["verdict"]
 
 
+def test_judgements_choose_and_searches_use_what_they_chose(index: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(index, tmp_path / "index")
+    judged = [f"q{n}\td{n}\t1" for n in range(24)] + ["q0\tnowhere\t1", "stranger\td1\t1"]
+    (tmp_path / "qrels.tsv").write_text("\n".join(judged) + "\n")
+    done = here("tune", copied, "-k", 5, "--budget", 20, "--qrels", tmp_path / "qrels.tsv")
+    assert done.code == 0, done
+    for word in ("nDCG@5", "as chosen", "not tuned", "first stage alone", "top-5 recall", "By 24 judged queries"):
+        assert word in done.out
+    told = " ".join(done.err.split())
+    assert "1 judgements name items" in told
+    assert "no scorer call" in told
+    (tuning,) = (one for one in adacur.load(copied).tunings if one.judged)
+    assert f"name no budget spend {tuning.budget} calls" in told
+    hits = adacur.load(copied, scorer=score, check=False).search("a comet near town", 5)
+    assert hits.trace.settings["budget"] == tuning.budget
+    here("tune", copied, "--queries", "some.jsonl").refused("--qrels")
+    here("tune", copied, "--qrels", tmp_path / "none.tsv").refused("none.tsv")
+
+
 def test_what_cannot_be_stored_is_not_said_to_be_stored(index: Path, tmp_path: Path, monkeypatch) -> None:
     copied = shutil.copytree(index, tmp_path / "index")
     tune = ("tune", copied, "-k", 5, "--budget", 20, "--queries", 22, "--json")

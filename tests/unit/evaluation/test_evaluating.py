@@ -28,6 +28,7 @@ from adacur.evaluation import (
     write_report,
 )
 from adacur.evaluation import collection as collections
+from adacur.first_stages import BM25, FIRST_STAGES
 from adacur.scorers import scorer as opened
 
 PLACES = ("harbour", "mill", "orchard", "quarry", "station", "tower", "valley")
@@ -157,6 +158,14 @@ def test_before_scoring_it_says_what_will_be_evaluated_and_what_it_costs(run_it)
     assert any("60" in note for note in start.notes)
     run_it(on_start=seen.append, budgets=(5,), methods=["gaussian"])
     assert seen[1].cost is None
+
+
+def test_first_stages_may_be_joined(run_it, monkeypatch) -> None:
+    monkeypatch.setitem(FIRST_STAGES, "again", BM25)
+    done = run_it(methods=["rerank"], budgets=(10,), first=["bm25", "again+bm25"])
+    assert [run.settings["first"] for run in done.runs] == ["bm25", "again+bm25"]
+    one, joined = (run.values("recall@10") for run in done.runs)
+    assert one == pytest.approx(joined)
 
 
 def test_no_anchor_is_scored_where_no_method_uses_any(run_it) -> None:
