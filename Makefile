@@ -17,7 +17,7 @@ $(VENV)/demo.stamp: pyproject.toml constraints.txt
 $(VENV)/dev.stamp: pyproject.toml lab/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) torch==2.13.0
-	$(INSTALL) -e '.[dev]' -e 'lab[mteb]'
+	$(INSTALL) -e '.[dev]' -e 'lab[mteb,rivals]'
 	@touch $@ $(VENV)/demo.stamp $(VENV)/docs.stamp
 
 $(VENV)/docs.stamp: pyproject.toml constraints.txt
@@ -66,9 +66,13 @@ check: $(VENV)/dev.stamp ## Lint, types and the rooms' imports.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/dev.stamp ## Overhead of a search, and recall by replay where score folders are given: make bench SCORES="dir dir".
+BUDGETS := 100
+
+bench: $(VENV)/dev.stamp ## Overhead of a search, and every rival where there are folders of scores: make bench SCORES=dir DATA=dir BUDGETS=50,100.
 	$(BIN)/python lab/benchmarks/search_overhead.py
-	$(if $(SCORES),$(BIN)/python lab/benchmarks/recall_at_budget.py $(foreach dir,$(SCORES),--scores $(dir)))
+	$(if $(SCORES),$(BIN)/python lab/benchmarks/recall_at_budget.py $(foreach dir,$(wildcard $(SCORES)/*),--scores $(dir)))
+	$(BIN)/python lab/benchmarks/rivals.py --json build/rivals.json --budgets $(BUDGETS) $(if $(SCORES),--scores $(SCORES)) $(if $(DATA),--data $(DATA))
+	test ! -e build/rivals.json || $(BIN)/python lab/benchmarks/rivals_table.py build/rivals.json
 
 reproduce: $(VENV)/dev.stamp ## The paper's figures from stored results: make reproduce EXPERIMENT=oracles SCORES=dir DATA=dir computes what is missing.
 	$(BIN)/python -m adacur_lab reproduce $(EXPERIMENT) $(if $(SCORES),--scores $(SCORES) --data $(DATA))

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from judged_quality import KnownVectors
 from recall_at_budget import numbers, read_judgements
 from score_folders import ScoreFolder, read_score_folder
 
@@ -28,6 +27,7 @@ import adacur
 from adacur import BM25, AnchorIndex, Dense, First, Gaussian, Hits, Item, Query
 from adacur.evaluation import bootstrap_interval, judged_quality, top_k_recall
 from adacur.tuning import verdict
+from adacur_lab.known_vectors import KnownVectors
 
 K = 10
 FIRSTS = ("dense", "bm25", "bm25+dense")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +21,14 @@ from recall_at_budget import numbers, read_judgements
 from score_folders import ScoreFolder, read_score_folder
 
 import adacur
-from adacur import AnchorIndex, Dense, First, Hits, Query
+from adacur import AnchorIndex, Dense, First, Hits
 from adacur.evaluation import bootstrap_interval, judged_quality, top_k_recall
-from adacur.first_stages.encoders import EncoderCard
 from adacur.scorers import MatrixScorer
 from adacur.tuning import verdict
+from adacur_lab.known_vectors import KnownVectors
 
 ALL = 1_000_000
 K = 10
-
-
-class KnownVectors:
-    """An encoder that looks up the vectors of texts it has been given."""
-
-    def __init__(self, queries: Sequence[Query], vectors: np.ndarray) -> None:
-        self._rows = {query.text: row for row, query in enumerate(queries)}
-        self._vectors = vectors
-        self.dimension = vectors.shape[1]
-        self.card = EncoderCard(kind="looked up", dimension=self.dimension)
-
-    def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
-        return self._vectors[[self._rows[text] for text in texts]]
-
-    def encode_items(self, texts: Sequence[str]) -> np.ndarray:
-        raise NotImplementedError("items come with their vectors")
 
 
 def index_of(folder: ScoreFolder, judged: ScoreFolder | None) -> AnchorIndex:

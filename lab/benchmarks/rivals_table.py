@@ -1,0 +1,164 @@
+"""The tables of lab/benchmarks/rivals.py in Markdown, from its stored results.
+
+    python lab/benchmarks/rivals_table.py lab/benchmarks/results/rivals.json [--write README.md docs/rivals.md]
+
+Prints the short table (100 calls) and the long ones. With --write, each replaces what stands between its marks,
+`<!-- rivals: NAME -->` and `<!-- end of rivals: NAME -->`, in the files given; NAME is short, means or cells.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from adacur_lab.rivals import METHODS
+
+COLLECTIONS = ("scifact", "wikivital", "mondo")
+FIRST = {"dense": "dense first", "bm25": "BM25 first"}
+BUDGETS = (50, 100, 200, 500)
+KS = ("1", "10", "100")
+SHORT = 100
+
+Rows = dict[tuple[str, str, str, int], dict[str, Any]]
+
+
+def rows_of(stored: dict[str, Any]) -> Rows:
+    return {
+        (row["collection"], row["method"], row["first"], row["budget"]): row
+        for row in stored["rows"]
+        if row["method"] != "exact"
+    }
+
+
+def number(value: float, *, sign: bool = False) -> str:
+    text = f"{value:+.3f}" if sign else f"{value:.3f}"
+    return text.replace("0.", ".", 1) if abs(value) < 1 else text
+
+
+def table(header: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *body]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def across(rows: Rows, method: str, first: str, measure: str) -> str:
+    """A measure at 100 calls on the three collections, with slashes between."""
+    return " / ".join(number(rows[collection, method, first, SHORT][measure][0]) for collection in COLLECTIONS)
+
+
+def short(stored: dict[str, Any]) -> str:
+    """Recall of the top 10 from both first stages, and nDCG@10 from the dense one."""
+    rows = rows_of(stored)
+    exact = {row["collection"]: number(row["ndcg"][0]) for row in stored["rows"] if row["method"] == "exact"}
+    body = [
+        [
+            f"**{contestant.title}**" if name.startswith("default") else contestant.title,
+            contestant.paid,
+            across(rows, name, "dense", "10"),
+            across(rows, name, "bm25", "10"),
+            across(rows, name, "dense", "ndcg"),
+        ]
+        for name, contestant in METHODS.items()
+    ]
+    judged = " / ".join(exact[collection] for collection in COLLECTIONS)
+    body.append(["exact search", "nothing; every item is a call", "1", "1", judged])
+    return table(["", "paid beforehand", "recall, dense first", "recall, BM25 first", "nDCG@10, dense first"], body)
+
+
+def measured(rows: Rows) -> list[int]:
+    """The budgets at which every method was measured everywhere."""
+    return [
+        budget
+        for budget in BUDGETS
+        if all(
+            (collection, name, first, budget) in rows
+            for collection in COLLECTIONS
+            for name in METHODS
+            for first in FIRST
+        )
+    ]
+
+
+def means(stored: dict[str, Any]) -> str:
+    """The share of the top k that is missed, over all collections, k and budgets."""
+    rows = rows_of(stored)
+    budgets = measured(rows)
+
+    def mean(name: str, first: str) -> str:
+        cells = [rows[collection, name, first, budget] for collection in COLLECTIONS for budget in budgets]
+        return number(sum(1 - row[k][0] for row in cells for k in KS) / (len(cells) * len(KS)))
+
+    body = [
+        [contestant.title, contestant.code, contestant.paid, *(mean(name, first) for first in FIRST)]
+        for name, contestant in METHODS.items()
+    ]
+    calls = ", ".join(map(str, budgets))
+    header = ["", "code", "paid beforehand", *(f"missed at {calls} calls, {title}" for title in FIRST.values())]
+    return table(header, body)
+
+
+def cells(stored: dict[str, Any]) -> str:
+    """Every cell, and its paired difference from re-ranking."""
+    rows = rows_of(stored)
+
+    def cell(row: dict[str, Any]) -> str:
+        return " / ".join(number(row[k][0]) for k in KS)
+
+    def difference(row: dict[str, Any], measure: str) -> str:
+        value, low, high = (number(found, sign=True) for found in row["over"]["rerank"][measure])
+        return f"{value} [{low}, {high}]"
+
+    parts = []
+    for first, title in FIRST.items():
+        for budget in measured(rows):
+            found = {name: [rows[collection, name, first, budget] for collection in COLLECTIONS] for name in METHODS}
+            parts.append(f"### {title}, {budget} calls\n\nRecall of the scorer's top 1 / 10 / 100:")
+            body = [[METHODS[name].title, *map(cell, own)] for name, own in found.items()]
+            parts.append(table(["", *COLLECTIONS], body))
+            parts.append("Top-10-recall and nDCG@10, minus re-ranking's:")
+            body = [
+                [METHODS[name].title, *(difference(row, measure) for measure in ("10", "ndcg") for row in own)]
+                for name, own in found.items()
+                if name != "rerank"
+            ]
+            header = [*COLLECTIONS, *(f"nDCG@10, {collection}" for collection in COLLECTIONS)]
+            parts.append(table(["", *header], body))
+    return "\n\n".join(parts)
+
+
+TABLES = {"short": short, "means": means, "cells": cells}
+
+
+def write(file: Path, stored: dict[str, Any]) -> None:
+    """Put each table between its marks; a file without any is an error."""
+    text = before = file.read_text()
+    marked = False
+    for name, make in TABLES.items():
+        marks = f"<!-- rivals: {name} -->", f"<!-- end of rivals: {name} -->"
+        between = re.compile(f"({re.escape(marks[0])}).*?({re.escape(marks[1])})", re.DOTALL)
+        marked |= bool(between.search(text))
+        made = make(stored)
+        text = between.sub(lambda found, made=made: f"{found[1]}\n\n{made}\n\n{found[2]}", text)
+    if not marked:
+        raise SystemExit(f"{file} must have a mark such as '<!-- rivals: short -->'; it has none.")
+    if text != before:
+        file.write_text(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, help="the file that lab/benchmarks/rivals.py wrote")
+    parser.add_argument("--write", type=Path, nargs="+", default=[], help="files with marks to write between")
+    given = parser.parse_args()
+    stored = json.loads(given.results.read_text())
+    for file in given.write:
+        write(file, stored)
+    if not given.write:
+        print("\n\n".join(make(stored) for make in TABLES.values()))
+
+
+if __name__ == "__main__":
+    main()
