@@ -40,7 +40,7 @@ from adacur.training import (
     train_cross_encoder,
     train_dual_encoder,
 )
-from adacur.training.cross_encoder import ranking_quality
+from adacur.training.checking import ranking_quality
 from adacur_lab.experiments import Testbed
 
 SHORTLIST = 64

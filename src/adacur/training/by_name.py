@@ -30,6 +30,7 @@ from adacur.scorers import scorer
 from adacur.search import load
 from adacur.training.cross_encoder import train_cross_encoder
 from adacur.training.dual_encoder import distill, train_dual_encoder
+from adacur.training.judged_queries import warn_of_leaks
 from adacur.training.run_folder import RunFolder, Trained, check_may_write
 from adacur.training.settings import TowerOptions, TrainingSettings, check_installed
 from adacur.training.teacher_scores import TeacherScores
@@ -166,6 +167,9 @@ def _collection(data: str, *, split: str | None = None, number: int | None = Non
         # Judgements of a test are learnt from only where there are no others.
         has_train = (folder / "qrels" / "train.tsv").is_file() or (folder / "qrels.train.tsv").is_file()
         collection = read_beir(folder, split=split or ("train" if has_train else None))
+        is_test = (folder / "qrels" / "test.tsv").is_file() or (folder / "qrels.test.tsv").is_file()
+        if is_test and (has_train if split is None else split != "test"):
+            warn_of_leaks(collection, read_beir(folder, split="test"))
         if split is None and not has_train:
             _log.info("%s has no qrels/train.tsv: do not test on the judgements that are trained on here.", folder)
     if number is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,25 +10,28 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import InputError
 from adacur.core.protocols import Scorer
 from adacur.data import JudgedCollection
 from adacur.first_stages import AnyStage
 from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead
-from adacur.scorers.cross_encoders.pair_tokens import TokenPairs
-from adacur.training.judged_queries import distinct_texts, learning_data, with_equal_texts
-from adacur.training.negatives import Draws, facts_of_first, first_stage_positions, hard_negatives
+from adacur.training.checking import Checked, sampled
+from adacur.training.judged_queries import LearningData, learning_data, same_words, with_equal_texts
+from adacur.training.mining import MiningPlan
+from adacur.training.negatives import Draws, Mixture, Pool, facts_of_first, first_stage_positions, near_misses
 from adacur.training.run_folder import RunFolder, Trained
 from adacur.training.settings import TrainingSettings, check_installed
-from adacur.training.teacher_scores import mean_scores
+from adacur.training.teacher_scores import Taught
 
 if TYPE_CHECKING:
     from adacur.training.fitting import Task
     from adacur.training.ranking_model import PairExample
 
+_log = logging.getLogger(__name__)
 CrossEncoderHead = Literal["emb", "cls"]
 _DEFAULT_SETTINGS = TrainingSettings()
+_DEFAULT_MIXTURE = Mixture()
+_SMALL_SAMPLE = 100
 
 
 def train_cross_encoder(
@@ -40,10 +44,14 @@ def train_cross_encoder(
     add_tags: bool = False,
     negatives: int = 63,
     depth: int = 200,
+    mixture: Mixture | str = _DEFAULT_MIXTURE,
+    turns: int | None = None,
+    mining_calls: int | None = None,
     teachers: Sequence[Scorer] = (),
     settings: TrainingSettings = _DEFAULT_SETTINGS,
     held_out: int | None = None,
     shortlist: int = 64,
+    sample: int | None = None,
     max_tokens: int | None = None,
     max_item_tokens: int | None = None,
     device: str | None = None,
@@ -51,29 +59,40 @@ def train_cross_encoder(
 ) -> Trained:
     """Train a cross-encoder on the judged queries of a collection and write it to `folder`; a killed run continues.
 
-    Each step shows queries with a relevant item and hard negatives, drawn anew for every epoch; the loss is the
-    cross-entropy over them, or with teachers the squared distance to their mean scores. Checks rank a shortlist of the
-    first stage for held-out queries; the best model has the highest "mrr", or with teachers the lowest "error".
+    Each step shows queries with a relevant item and negatives, drawn anew for every epoch; the loss is the
+    cross-entropy over them, or with teachers the squared distance to their mean scores. Checks rank held-out queries'
+    shortlists ("mrr") and estimate their rank among all items from a sample ("mrr_all"); the best model has the highest
+    "mrr_all", or with teachers the lowest "error".
 
     - `base`: any encoder; a cross-encoder keeps its head if `head` is "cls"
-    - `first`: finds the negatives and the shortlists
+    - `first`: finds the near misses and the shortlists
     - `head`: "emb" (the paper's dot product of tag tokens), an `EmbHead` with other tags, or "cls" (a linear layer)
     - `add_tags`: give the tokenizer the tags of the head
-    - `negatives` per relevant item, drawn from the `depth` best of the first stage that are not relevant
+    - `negatives` per relevant item; near misses are drawn from the `depth` best of the first stage
+    - `mixture`: shares of near misses, random items and items found by searches, such as "near=1,random=1,found=1"
+    - `turns`: the epochs are divided into these, and before each but the first, searches with the model as it is find
+      items for the mixture; by default 2, and 1 where there is one epoch
+    - `mining_calls`: pairs that the searches of a turn may score, with their index; by default they take about as long
+      as the turn's training
     - `teachers`: scorers to learn from
     - `held_out`: queries to check with; by default a tenth, at most 200
-    - `shortlist`: items of a check
+    - `shortlist`: items of a check that the first stage finds
+    - `sample`: random items of a check; by default it costs at most half as many pairs as an epoch
     - `max_tokens`, `max_item_tokens`: where pairs and items are cut
     - `device`: "cpu" or "cuda"
+
+    Items that outscore the relevant one by a margin, under a teacher or in two minings, one after the other, may be
+    missing judgements. They are listed in `folder`/set_aside.jsonl, and after two minings no longer shown.
     """
     check_installed()
-    if negatives < 1 or depth < negatives or shortlist < 2:
+    if negatives < 1 or depth < negatives or shortlist < 2 or (sample is not None and sample < 1):
         raise InputError(
-            "negatives must be at least 1, depth at least negatives and shortlist at least 2; got negatives="
-            f"{negatives}, depth={depth}, shortlist={shortlist}."
+            "negatives and sample must be at least 1, depth at least negatives and shortlist at least 2; got negatives="
+            f"{negatives}, sample={sample}, depth={depth}, shortlist={shortlist}."
         )
     if isinstance(head, str) and head not in ("emb", "cls"):
         raise InputError(f"head must be 'emb', 'cls' or an EmbHead; got {head!r}.")
+    shares = Mixture.parsed(mixture) if isinstance(mixture, str) else mixture
     data = learning_data(collection, held_out=held_out, seed=settings.seed)
     facts = {
         "trains": "cross-encoder",
@@ -84,12 +103,30 @@ def train_cross_encoder(
         **facts_of_first(first),
         "negatives": negatives,
         "depth": depth,
+        "mixture": asdict(shares),
+        "turns": turns,
+        "mining_calls": mining_calls,
         "shortlist": shortlist,
+        "sample": sample,
         "teachers": [asdict(teacher.card) for teacher in teachers],
         "max_tokens": max_tokens,
         "max_item_tokens": max_item_tokens,
     }
     from adacur.training import fitting
+    from adacur.training.turns import Turns, planned
+
+    place_to_train = fitting.chosen_device(device, settings).type
+    pairs_per_epoch = len(data.learnt) * (1 + negatives)
+    n_turns, plan = planned(
+        shares,
+        turns,
+        epochs=settings.epochs,
+        calls=mining_calls,
+        pairs=pairs_per_epoch * settings.epochs // (turns or 2),
+        n_queries=len(data.learnt),
+        n_items=len(data.items),
+        device=place_to_train,
+    )
 
     def prepare(base_folder: Path, run: RunFolder) -> Task:
         from adacur.training.ranking_model import RankingModel
@@ -108,60 +145,93 @@ def train_cross_encoder(
                 f"A check ranks what the first stage finds, which is nothing for {len(shortlists)} held-out queries. "
                 "Use another first stage."
             )
-        # An item with the text of a relevant one is not a negative.
-        judged = with_equal_texts(data.learnt, distinct_texts(data.items)[1])
-        pools = hard_negatives(first, judged, data.items, depth=depth, seed=settings.seed)
-        shown = [np.concatenate(pair) for pair in zip(judged.relevant, pools, strict=True)]
-        taught: Sequence[FloatArray] = ()
-        if teachers:
-            queries, positions = [*judged.queries, *data.held_out.queries], [*shown, *shortlists]
-            taught = mean_scores(teachers, queries, positions, data.items, cache=run.teachers, progress=progress)
-        draws = Draws(judged, data.items, negatives, settings.seed)
-
-        def draw(place: int, epoch: int, pool: IntArray | None) -> PairExample:
-            positions = draws(place, epoch, pool)
-            if not taught:
-                return place, positions, np.eye(1, len(positions))[0]
-            scores = dict(zip(shown[place].tolist(), taught[place], strict=True))
-            return place, positions, np.array([scores[position] for position in positions.tolist()])
-
-        places, item_of = np.unique(np.concatenate(shortlists), return_inverse=True)
-        sizes = [len(of_query) for of_query in shortlists]
-        pairs = TokenPairs(
-            model.tokens.texts(data.held_out.queries, data.items.at(places)),
-            np.repeat(np.arange(len(sizes)), sizes),
-            item_of,
+        # Near-duplicates of a relevant item are not negatives.
+        judged = with_equal_texts(data.learnt, same_words(data.items))
+        checked = Checked(
+            data.held_out,
+            shortlists,
+            sampled(
+                data.items, sample or max(_SMALL_SAMPLE, pairs_per_epoch // (2 * len(data.held_out))), settings.seed
+            ),
+            n_items=len(data.items),
         )
+        pairs = checked.pairs(model.tokens, data.items)
+        n_pairs = pairs_per_epoch * settings.epochs
+        _tell_cost(plan, data, pairs=n_pairs, epochs=settings.epochs, n_turns=n_turns, check=len(pairs))
+        near = near_misses(first, judged, data.items, depth=depth)
+        draws = Draws(judged, data.items, negatives, settings.seed, shares, anew=not teachers)
+        lessons = Turns(
+            n_turns,
+            settings.epochs,
+            near,
+            judged,
+            data.items,
+            first,
+            plan,
+            run,
+            model.save,
+            device=place_to_train,
+            seed=settings.seed,
+            max_tokens=max_tokens,
+            max_item_tokens=max_item_tokens,
+            progress=progress,
+        )
+        taught = Taught(teachers, judged, data.items, run.teachers, progress=progress) if teachers else None
+
+        def mine(epoch: int) -> list[Pool]:
+            pools = lessons.pools(epoch)
+            if taught:
+                taught.learn([draws.from_(place, pool) for place, pool in enumerate(pools)])
+            return pools
+
+        def draw(place: int, epoch: int, pool: Pool | None) -> PairExample:
+            positions = draws(place, epoch, pool)
+            return place, positions, taught.scores(place, positions) if taught else np.eye(1, len(positions))[0]
+
+        targets = None
+        if taught:
+            # Before the training, which a teacher that fails must not end.
+            mine(0)
+            targets = np.concatenate(taught.of(data.held_out.queries, shortlists))
 
         def check() -> Mapping[str, float]:
             scores = model.scores_of(pairs)
-            quality = ranking_quality(np.split(scores, np.cumsum(sizes)[:-1]), shortlists, data.held_out.relevant)
-            if not taught:
+            quality = checked.quality(scores)
+            if targets is None:
                 return quality
-            errors = scores.astype(np.float64) - np.concatenate(taught[len(judged) :])
+            errors = np.concatenate(checked.in_shortlists(scores)).astype(np.float64) - targets
             return quality | {"error": float(np.mean(errors**2))}
 
         texts = model.tokens.texts(judged.queries, data.items.at(range(len(data.items))))
-        examples = fitting.Examples(
-            len(judged), draw=draw, collate=lambda of: model.step(texts, of), mine=lambda epoch: pools
+        examples = fitting.Examples(len(judged), draw=draw, collate=lambda of: model.step(texts, of), mine=mine)
+        watched = "error" if teachers else "mrr_all"
+        return fitting.Task(
+            model,
+            examples,
+            check,
+            watched,
+            lower_is_better=bool(teachers),
+            finish=lambda: lessons.finish(taught.set_aside() if taught else []),
         )
-        watched = "error" if teachers else "mrr"
-        return fitting.Task(model, examples, check, watched, lower_is_better=bool(teachers))
 
-    return fitting.run_training(folder, facts, prepare, base=base, settings=settings, device=device, progress=progress)
+    trained = fitting.run_training(
+        folder, facts, prepare, base=base, settings=settings, device=device, progress=progress
+    )
+    if trained.best["outscored"] >= 0.5:
+        _log.warning(
+            "The model ranks relevant items below random ones: of a sample, %.0f %% outscore the best relevant item of "
+            "a held-out query. Look whether grades are the right way round, and lower the learning rate.",
+            100 * trained.best["outscored"],
+        )
+    return trained
 
 
-def ranking_quality(
-    scores: Sequence[FloatArray], shortlists: Sequence[IntArray], relevant: Sequence[IntArray]
-) -> dict[str, float]:
-    """The mean over queries of one over the rank of the first relevant item; 0 where the shortlist holds none.
-
-    Among equal scores the relevant item comes last, so that a model that cannot tell does not gain.
-    """
-    ranks = []
-    for of_query, shortlist, right in zip(scores, shortlists, relevant, strict=True):
-        is_right = np.isin(shortlist, right)
-        best = of_query[is_right].max(initial=-np.inf)
-        # Not ">=": comparisons with NaN are false.
-        ranks.append(1 + int(np.count_nonzero(~(of_query[~is_right] < best))) if is_right.any() else 0)
-    return {"mrr": float(np.mean([1 / rank if rank else 0.0 for rank in ranks]))}
+def _tell_cost(
+    plan: MiningPlan | None, data: LearningData, *, pairs: int, epochs: int, n_turns: int, check: int
+) -> None:
+    """Say what the run will score, before it begins."""
+    mining = ""
+    if plan is not None:
+        described = plan.describe(n_items=len(data.items), n_queries=len(data.learnt))
+        mining = f" Mining before turns 2 to {n_turns}, each: {described}."
+    _log.info("%s pairs to train on, and %s in each of %d checks.%s", f"{pairs:,}", f"{check:,}", epochs + 1, mining)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -14,12 +15,20 @@ import numpy as np
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.budget import is_whole
 from adacur.core.errors import InputError
-from adacur.core.protocols import Items
+from adacur.core.protocols import Items, Scorer
 from adacur.core.records import Item, ItemList
 from adacur.data import JudgedCollection
 from adacur.first_stages import AnyStage
-from adacur.training.judged_queries import learning_data, split_for_learning, update_with_texts, with_equal_texts
-from adacur.training.negatives import Draws, facts_of_first, hard_negatives, without
+from adacur.training.judged_queries import (
+    learning_data,
+    same_words,
+    split_for_learning,
+    update_with_texts,
+    with_equal_texts,
+)
+from adacur.training.mining import LEAST_CALLS, Mined, list_set_aside, plan_mining
+from adacur.training.mining import mine as mine_once
+from adacur.training.negatives import NEAR_ALONE, Draws, Mixture, Pool, facts_of_first, near_misses, without
 from adacur.training.run_folder import RunFolder, Trained
 from adacur.training.settings import TowerOptions, TrainingSettings, check_installed
 from adacur.training.teacher_scores import TeacherScores
@@ -28,6 +37,7 @@ if TYPE_CHECKING:
     from adacur.training.fitting import Task
     from adacur.training.towers import TowerExample, TowerItems, TowerPair
 
+_log = logging.getLogger(__name__)
 _DEFAULT_SETTINGS = TrainingSettings(epochs=4, learning_rate=2e-5, batch_queries=32)
 # The paper's.
 _DISTILL_SETTINGS = TrainingSettings(epochs=10, learning_rate=1e-5, batch_queries=4)
@@ -47,6 +57,8 @@ def train_dual_encoder(
     towers: TowerOptions = _AS_THE_BASE,
     negatives: int = 7,
     depth: int = 100,
+    miner: Scorer | None = None,
+    mining_calls: int | None = None,
     settings: TrainingSettings = _DEFAULT_SETTINGS,
     held_out: int | None = None,
     device: str | None = None,
@@ -62,6 +74,10 @@ def train_dual_encoder(
     - `first`: finds the negatives of the first epoch, which has none without it; later epochs use the dual encoder
     - `towers`: pooling, length and sharing of the two towers
     - `negatives` per relevant item, drawn from the `depth` best that are not relevant
+    - `miner`: a scorer; half of the negatives are then what searches with it find. What it puts above relevant items
+      by a margin is never shown, and is listed in `folder`/set_aside.jsonl
+    - `mining_calls`: pairs that the miner may score, for its index and its searches; by default four times the pairs
+      that are trained on
     - `held_out`: queries to check with; by default a tenth, at most 200
     - `device`: "cpu" or "cuda"
 
@@ -80,6 +96,8 @@ def train_dual_encoder(
             "A step of 1 query needs hard negatives to learn against. Raise batch_queries (now "
             f"{settings.batch_queries}, {len(data.learnt)} queries to learn from), or pass a first stage."
         )
+    if miner is not None and not negatives:
+        raise InputError("A miner finds negatives, and negatives is 0. Leave one of the two out.")
     facts = {
         "trains": "dual-encoder",
         "collection": data.name,
@@ -87,23 +105,44 @@ def train_dual_encoder(
         **facts_of_first(first),
         "negatives": negatives,
         "depth": depth,
+        "miner": miner and asdict(miner.card),
+        "mining_calls": mining_calls,
     }
     texts, checked = ([query.text for query in part.queries] for part in (data.learnt, data.held_out))
 
-    def learn(model: TowerPair, items: TowerItems) -> Task:
+    def learn(model: TowerPair, items: TowerItems, run: RunFolder) -> Task:
         from adacur.training.fitting import Examples, Task
 
-        judged = with_equal_texts(data.learnt, items.row_of)
-        draws = Draws(judged, data.items, negatives, settings.seed)
+        judged = with_equal_texts(data.learnt, same_words(data.items))
+        found = aside = None
+        if miner is not None:
+            trained_on = settings.epochs * len(judged) * (1 + negatives)
+            plan = plan_mining(len(judged), len(data.items), calls=mining_calls or max(4 * trained_on, LEAST_CALLS))
+            described = plan.describe(n_items=len(data.items), n_queries=len(judged))
+            _log.info("Mining with %s: %s.", miner.card.name, described)
+            if not run.mined(1).exists():
+                options: dict[str, Any] = {"first": first, "plan": plan, "seed": settings.seed, "progress": progress}
+                mine_once(miner, judged, data.items, **options).save(run.mined(1))
+            mined = Mined.load(run.mined(1))
+            found, aside = mined.positions, mined.outscoring()
+            list_set_aside(mined.all_outscoring("under the miner"), judged, data.items, run.path)
+        mixture = NEAR_ALONE if found is None else Mixture(near=1, random=0, found=1)
+        draws = Draws(judged, data.items, negatives, settings.seed, mixture)
 
-        def mine(epoch: int) -> Sequence[IntArray] | None:
-            if not negatives or (epoch == 0 and first is None):
+        def mine(epoch: int) -> Sequence[Pool] | None:
+            if not negatives or (epoch == 0 and first is None and found is None):
                 return None
-            if epoch == 0 and first is not None:
-                return hard_negatives(first, judged, data.items, depth=depth, seed=settings.seed)
-            return nearest_but(judged.relevant, texts, items, depth=depth)
+            if epoch:
+                near = nearest_but(judged.relevant, texts, items, depth=depth)
+            elif first is not None:
+                near = near_misses(first, judged, data.items, depth=depth)
+            else:
+                near = [np.empty(0, np.intp)] * len(judged)
+            if found is None or aside is None:
+                return list(map(Pool, near))
+            return list(map(Pool, near, found, aside))
 
-        def draw(place: int, epoch: int, mined: IntArray | None) -> TowerExample:
+        def draw(place: int, epoch: int, mined: Pool | None) -> TowerExample:
             shown = draws(place, epoch, mined)
             return texts[place], shown, np.eye(1, len(shown))[0], items.row_of[judged.relevant[place]]
 
@@ -174,7 +213,7 @@ def distill(
     depth = max(n_best, first_stage_depth(len(all_items)))
     watched = f"top{n_best}_recall@{depth}"
 
-    def learn(model: TowerPair, in_rows: TowerItems) -> Task:
+    def learn(model: TowerPair, in_rows: TowerItems, run: RunFolder) -> Task:
         from adacur.training.fitting import Examples, Task
 
         def mine(epoch: int) -> Sequence[IntArray] | None:
@@ -203,7 +242,7 @@ def distill(
 
 
 def _train_towers(
-    learn: Callable[[TowerPair, TowerItems], Task],
+    learn: Callable[[TowerPair, TowerItems, RunFolder], Task],
     items: Items,
     folder: str | Path,
     facts: Mapping[str, Any],
@@ -217,7 +256,7 @@ def _train_towers(
 
     def prepare(base_folder: Path, run: RunFolder) -> Task:
         model = TowerPair.opened(base_folder, towers)
-        return learn(model, TowerItems(model, items))
+        return learn(model, TowerItems(model, items), run)
 
     return run_training(folder, {**facts, "towers": asdict(towers)}, prepare, **options)
 

@@ -19,7 +19,6 @@ import transformers
 from safetensors.torch import load_model
 from tqdm import tqdm
 
-from adacur.core.arrays import IntArray
 from adacur.core.errors import InputError, TrainingFailed
 from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder, quiet
 from adacur.training.run_folder import RunFolder, Trained, model_hash, opened_run
@@ -33,20 +32,20 @@ class Examples:
 
     - `draw(place, epoch, mined)`: the example of the query at this place; `mined` are its items of this epoch
     - `collate`: several examples as the arguments of the model's forward
-    - `mine(epoch)`: called before the first step of an epoch: positions of items for each query, or None
+    - `mine(epoch)`: called before the first step of an epoch: items for each query, or None
     """
 
     def __init__(
         self,
         n: int,
         *,
-        draw: Callable[[int, int, IntArray | None], Any],
+        draw: Callable[[int, int, Any], Any],
         collate: Callable[[list[Any]], dict[str, Any]],
-        mine: Callable[[int], Sequence[IntArray] | None],
+        mine: Callable[[int], Sequence[Any] | None],
     ) -> None:
         self._n, self._draw, self.collate, self._mine = n, draw, collate, mine
         self._epoch = 0
-        self._mined: Sequence[IntArray] | None = None
+        self._mined: Sequence[Any] | None = None
 
     def __len__(self) -> int:
         return self._n
@@ -65,6 +64,7 @@ class Task:
     - `model`: a module whose forward returns {"loss": …}, and whose `save` writes a folder that appears whole
     - `check`: measures the model on held-out queries, in evaluation mode and without gradients
     - `watched`: the measure that decides; the first check with the highest value (or lowest) is the best
+    - `finish`: called once the model is as it was at its best check, before it is written
     """
 
     model: Any
@@ -72,6 +72,7 @@ class Task:
     check: Callable[[], Mapping[str, float]]
     watched: str
     lower_is_better: bool = False
+    finish: Callable[[], None] | None = None
 
 
 def run_training(
@@ -88,7 +89,7 @@ def run_training(
 
     `facts` say, with base and settings, what the run is made from.
     """
-    place = _device(device, settings)
+    place = chosen_device(device, settings)
     base_folder = checkpoint_folder(base)
     if base_folder.resolve() in Path(folder).resolve().parents:
         raise InputError(f"A model must be written outside of its base model; {folder} lies in {base_folder}.")
@@ -105,6 +106,8 @@ def run_training(
         torch.manual_seed(settings.seed)
         task = prepare(base_folder, run)
         trained = fit(task, settings=settings, run=run, device=place, progress=progress)
+        if task.finish is not None:
+            task.finish()
         task.model.save(run.state / "model")
         run.publish(run.state / "model")
         return run.finish(trained)
@@ -203,7 +206,7 @@ def fit(task: Task, *, settings: TrainingSettings, run: RunFolder, device: Any, 
     )
 
 
-def _device(name: str | None, settings: TrainingSettings) -> Any:
+def chosen_device(name: str | None, settings: TrainingSettings) -> Any:
     """The named device, else the GPU, else the CPU; refused where it is missing or lacks the precision."""
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,6 +101,46 @@ def distinct_texts(items: Items) -> tuple[list[str], IntArray]:
     rows: dict[str, int] = {}
     of = [rows.setdefault(item.text, len(rows)) for item in items.at(range(len(items)))]
     return list(rows), np.array(of, np.intp)
+
+
+def words_of(text: str) -> str:
+    """The words of a text in the order of the alphabet: texts with the same differ in case, order or punctuation."""
+    return " ".join(sorted(re.findall(r"\w+", text.casefold()))) or text
+
+
+def same_words(items: Items) -> IntArray:
+    """A number per item; near-duplicates, which are items of the same words, have the same."""
+    rows: dict[str, int] = {}
+    return np.array([rows.setdefault(words_of(item.text), len(rows)) for item in items.at(range(len(items)))], np.intp)
+
+
+def warn_of_leaks(training: JudgedCollection, test: JudgedCollection) -> None:
+    """Warn where test queries or their relevant items are among those to learn from, by id or by the same words."""
+    texts = {item.id: words_of(item.text) for item in training.items}
+
+    def known(collection: JudgedCollection) -> tuple[dict[str, str], dict[str, str]]:
+        relevant = [
+            id_ for query in collection.judged for id_, grade in collection.qrels[query.id].items() if grade > 0
+        ]
+        return {query.id: words_of(query.text) for query in collection.judged}, {
+            id_: texts[id_] for id_ in relevant if id_ in texts
+        }
+
+    for kind, learnt, tested in zip(("queries", "relevant items"), known(training), known(test), strict=True):
+        words = set(learnt.values())
+        by_id = [id_ for id_ in tested if id_ in learnt]
+        by_text = [id_ for id_, text in tested.items() if id_ not in learnt and text in words]
+        for how, ids in (("by id", by_id), ("by text", by_text)):
+            if ids:
+                _log.warning(
+                    "%s of %s %s of the test are also among those of the training (%s), such as %s: figures of this "
+                    "test will flatter the model.",
+                    f"{len(ids):,}",
+                    f"{len(tested):,}",
+                    kind,
+                    how,
+                    ", ".join(map(repr, ids[:3])),
+                )
 
 
 def with_equal_texts(judged: JudgedQueries, row_of: IntArray) -> JudgedQueries:

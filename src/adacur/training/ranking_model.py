@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -83,8 +84,8 @@ class RankingModel(torch.nn.Module):  # type: ignore[misc]
         return scores
 
     def save(self, folder: Path) -> None:
-        """Write the cross-encoder and its tokenizer, whole or not at all."""
-        module = self.cross_encoder.cpu()
+        """Write the cross-encoder and its tokenizer, whole or not at all; the model stays where it is."""
+        module = copy.deepcopy(self.cross_encoder).cpu()
         if self._head is not None:
             save_emb_cross_encoder(module, self._tokenizer, folder)
             return

@@ -76,6 +76,10 @@ class RunFolder:
         """The score cache of the teachers."""
         return self.state / _TEACHERS
 
+    def mined(self, turn: int) -> Path:
+        """The file of what was mined before a turn."""
+        return self.state / f"mined-{turn}.npz"
+
     @property
     def result(self) -> Trained | None:
         """The result of a finished run; None before."""

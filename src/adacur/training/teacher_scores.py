@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,8 @@ from adacur.core.scores import check_scores
 from adacur.first_stages import AnyStage
 from adacur.scorers.cached import Cached
 from adacur.search import AnchorIndex
-from adacur.training.judged_queries import update_with_texts
+from adacur.training.judged_queries import JudgedQueries, update_with_texts
+from adacur.training.mining import SetAside, margin_of
 from adacur.training.negatives import first_stage_positions
 
 _log = logging.getLogger(__name__)
@@ -177,6 +179,46 @@ def mean_scores(
                 total[part] += check_scores(scorer.score(pairs), pairs)
                 bar.update(len(pairs))
     return np.split(total / max(1, len(teachers)), np.cumsum(sizes)[:-1])
+
+
+class Taught:
+    """What teachers say of the items that judged queries are shown: scored when first needed, and once."""
+
+    def __init__(
+        self, teachers: Sequence[Scorer], judged: JudgedQueries, items: Items, cache: Path, *, progress: bool
+    ) -> None:
+        self._judged = judged
+        self._ask = partial(mean_scores, teachers, items=items, cache=cache, progress=progress)
+        self._known: list[dict[int, float]] = [{} for _ in judged.queries]
+
+    def of(self, queries: Sequence[Query], positions: Sequence[IntArray]) -> list[FloatArray]:
+        """The teachers' scores of items for any queries."""
+        return self._ask(queries=queries, positions=positions)
+
+    def learn(self, positions: Sequence[IntArray]) -> None:
+        """Ask for what is not known yet of each judged query's items."""
+        fresh = [
+            np.array([one for one in row.tolist() if one not in known], np.intp)
+            for row, known in zip(positions, self._known, strict=True)
+        ]
+        answers = self.of(self._judged.queries, fresh)
+        for known, row, scores in zip(self._known, fresh, answers, strict=True):
+            known.update(zip(row.tolist(), scores.tolist(), strict=True))
+
+    def scores(self, place: int, positions: IntArray) -> FloatArray:
+        """Scores of items that `learn` has asked for, for the query at this place."""
+        return np.array([self._known[place][position] for position in positions.tolist()])
+
+    def set_aside(self) -> list[SetAside]:
+        """The items that the teachers put above every relevant one by a margin."""
+        rows = [np.array(list(known.values())) for known in self._known]
+        margin = margin_of(rows)
+        found = []
+        for place, (known, relevant) in enumerate(zip(self._known, self._judged.relevant, strict=True)):
+            liked = max(known[position] for position in relevant.tolist())
+            above = [(position, score) for position, score in known.items() if score > liked + margin]
+            found += [SetAside(place, position, liked, score, "under the teacher") for position, score in above]
+        return found
 
 
 def _check_top(top: int, items: Items) -> None:

@@ -18,7 +18,7 @@ from adacur.data import JudgedCollection
 from adacur.first_stages import Matrix
 from adacur.scorers import TorchCrossEncoder
 from adacur.training import TrainingSettings, train_cross_encoder
-from adacur.training.cross_encoder import ranking_quality
+from adacur.training.checking import ranking_quality
 from adacur.training.judged_queries import learning_data
 from adacur.training.negatives import Draws
 from adacur.training.run_folder import RunFolder
@@ -112,10 +112,10 @@ def test_a_killed_run_continues_after_its_last_epoch_to_the_same_losses_and_weig
             raise KeyboardInterrupt
         return quality(*args, **kwargs)
 
-    from adacur.training import cross_encoder
+    from adacur.training import checking
 
-    quality = cross_encoder.ranking_quality
-    monkeypatch.setattr(cross_encoder, "ranking_quality", ended)
+    quality = checking.ranking_quality
+    monkeypatch.setattr(checking, "ranking_quality", ended)
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "ended", base)
     monkeypatch.undo()
@@ -176,17 +176,17 @@ def test_a_base_is_known_by_its_content_and_however_its_path_is_written(tmp_path
 
 @pytest.mark.parametrize("head", ["cls", "emb"])
 def test_token_types_are_left_out_in_training_where_the_scorer_leaves_them_out(tmp_path, monkeypatch, head) -> None:
-    from adacur.training import cross_encoder
+    from adacur.training import checking
 
     base = tiny_transformer(tmp_path / "base")
     config = json.loads((base / "tokenizer_config.json").read_text())
     names = {"model_input_names": ["input_ids", "attention_mask"]}
     (base / "tokenizer_config.json").write_text(json.dumps(config | names))
-    checks, quality = [], cross_encoder.ranking_quality
-    monkeypatch.setattr(cross_encoder, "ranking_quality", lambda *of: (checks.append(of), quality(*of))[1])
+    checks, quality = [], checking.ranking_quality
+    monkeypatch.setattr(checking, "ranking_quality", lambda *of: (checks.append(of), quality(*of))[1])
     settings = replace(QUICK, epochs=1)
-    train(tmp_path / "model", base, head=head, add_tags=True, settings=settings)
-    scores, shortlists, _ = checks[-1]
+    trained = train(tmp_path / "model", base, head=head, add_tags=True, settings=settings)
+    scores, shortlists, _ = checks[-1 if trained.best_update else 0]
     tiny = collection()
     held_out = learning_data(tiny, held_out=8).held_out.queries
     pairs = [(query, tiny.items[at]) for query, own in zip(held_out, shortlists, strict=True) for at in own]

@@ -1,0 +1,157 @@
+"""The turns of a training: train, search with the model as it is, and train on with what that found."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from adacur.core.arrays import IntArray
+from adacur.core.errors import InputError
+from adacur.core.protocols import Items
+from adacur.first_stages import AnyStage
+from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
+from adacur.training.judged_queries import JudgedQueries
+from adacur.training.mining import (
+    LEAST_CALLS,
+    Mined,
+    MiningPlan,
+    SetAside,
+    list_set_aside,
+    mine,
+    plan_mining,
+    still_preferred,
+    twice,
+)
+from adacur.training.negatives import Mixture, Pool
+from adacur.training.run_folder import RunFolder
+
+_log = logging.getLogger(__name__)
+# One pair in training costs three forward passes; on a GPU, inference is also the faster for its half precision and
+# its packed batches.
+_MINED_PER_TRAINED_PAIR = {"cpu": 4, "cuda": 32}
+
+
+@dataclass(slots=True, eq=False)
+class Turns:
+    """What negatives are drawn from, turn by turn; every turn but the first begins with a mining.
+
+    A mining is stored in the run's folder, so that a run that was killed goes on with the same. `save` writes the model
+    as it is to a folder.
+    """
+
+    n: int
+    epochs: int
+    near: Sequence[IntArray]
+    judged: JudgedQueries
+    items: Items
+    first: AnyStage
+    plan: MiningPlan | None
+    run: RunFolder
+    save: Callable[[Path], None]
+    device: str
+    seed: int
+    max_tokens: int | None = None
+    max_item_tokens: int | None = None
+    progress: bool = False
+    set_aside: list[SetAside] = field(default_factory=list)
+    _pools: tuple[int, list[Pool]] | None = None
+
+    def pools(self, epoch: int) -> list[Pool]:
+        """What each query's negatives of this epoch are drawn from; mines where a turn begins."""
+        turn = epoch * self.n // self.epochs
+        if self._pools is None or self._pools[0] != turn:
+            self._pools = turn, self._pools_of(turn)
+        return self._pools[1]
+
+    def finish(self, others: Sequence[SetAside] = ()) -> None:
+        """Look once more at what the last mining found, and list for a person what may be a missing judgement."""
+        # A run may stop before its last turn, or before any but the first.
+        if files := [file for turn in range(1, self.n) if (file := self.run.mined(turn)).exists()]:
+            known = {(one.place, one.position) for one in self.set_aside}
+            last = Mined.load(files[-1])
+            again = self._with_scorer(lambda scorer: still_preferred(scorer, self.judged, self.items, last))
+            self.set_aside += [
+                one
+                for one in again.all_outscoring("in the last mining and after training")
+                if (one.place, one.position) not in known
+            ]
+        list_set_aside([*self.set_aside, *others], self.judged, self.items, self.run.path)
+
+    def _pools_of(self, turn: int) -> list[Pool]:
+        if turn == 0 or self.plan is None:
+            return [Pool(row) for row in self.near]
+        mined = [self._mined(one) for one in range(1, turn + 1)]
+        self.set_aside = [one for pair in itertools.pairwise(mined) for one in twice(*pair)]
+        aside: dict[int, list[int]] = {}
+        for one in self.set_aside:
+            aside.setdefault(one.place, []).append(one.position)
+        return [
+            Pool(near, found, np.array(aside.get(place, []), np.intp))
+            for place, (near, found) in enumerate(zip(self.near, mined[-1].positions, strict=True))
+        ]
+
+    def _mined(self, turn: int) -> Mined:
+        """What the mining before this turn found: from the run's folder, or now."""
+        file = self.run.mined(turn)
+        plan = self.plan
+        if not file.exists():
+            assert plan is not None
+            device = self.device if self.device != "cpu" else None
+            found = self._with_scorer(
+                lambda scorer: mine(
+                    scorer,
+                    self.judged,
+                    self.items,
+                    first=self.first,
+                    plan=plan,
+                    seed=self.seed + turn,
+                    device=device,
+                    progress=self.progress,
+                )
+            )
+            found.save(file)
+        return Mined.load(file)
+
+    def _with_scorer(self, use: Callable[[TorchCrossEncoder], Mined]) -> Mined:
+        """Open the model as it is for scoring, which is many times faster than its steps; draws go on as before."""
+        import torch
+
+        folder = self.run.state / "as-it-is"
+        with torch.random.fork_rng(devices=[] if self.device == "cpu" else None):
+            self.save(folder)
+            try:
+                with TorchCrossEncoder(
+                    folder, device=self.device, max_tokens=self.max_tokens, max_item_tokens=self.max_item_tokens
+                ) as scorer:
+                    return use(scorer)
+            finally:
+                shutil.rmtree(folder)
+
+
+def planned(
+    mixture: Mixture,
+    turns: int | None,
+    *,
+    epochs: int,
+    calls: int | None,
+    pairs: int,
+    n_queries: int,
+    n_items: int,
+    device: str,
+) -> tuple[int, MiningPlan | None]:
+    """The number of turns, and what each mining scores; None without one.
+
+    `pairs` are those that one turn trains on: without a number of calls, mining takes about as long as training.
+    """
+    if turns is not None and not 1 <= turns <= epochs:
+        raise InputError(f"A turn is at least one epoch, so turns must be from 1 to {epochs}; got {turns}.")
+    n = turns if turns is not None else min(2, epochs) if mixture.found else 1
+    if n == 1 or not mixture.found:
+        return n, None
+    return n, plan_mining(n_queries, n_items, calls=calls or max(_MINED_PER_TRAINED_PAIR[device] * pairs, LEAST_CALLS))
