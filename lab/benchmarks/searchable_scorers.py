@@ -10,8 +10,8 @@ second turn, what searches find) and a seed; both recipes make the same number o
 own, several at a time. OUT/rows.jsonl gets a row per cell: nDCG@10 of the test queries where the scorer ranks the dense
 stage's best 50, 100, 500, and all items; minutes; and at 50, 100 and 200 calls re-ranking and "gaussian" (250 anchor
 queries from the training, 5 rounds) from BM25, from the dense stage and from both in turn, with 95 % paired bootstrap
-intervals. A cell that was cut short goes on from its last epoch. OUT/texts.json holds phantom hits (the scorer's best item
-is none that was judged relevant) and what training set aside, as texts.
+intervals. A cell that was cut short goes on from its last epoch. OUT/texts.json holds phantom hits (the scorer's best
+item is none that was judged relevant) and what training set aside, as texts.
 """
 
 from __future__ import annotations
