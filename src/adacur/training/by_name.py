@@ -31,6 +31,7 @@ from adacur.search import load
 from adacur.training.cross_encoder import train_cross_encoder
 from adacur.training.dual_encoder import distill, train_dual_encoder
 from adacur.training.judged_queries import warn_of_leaks
+from adacur.training.negatives import Mixture
 from adacur.training.run_folder import RunFolder, Trained, check_may_write
 from adacur.training.settings import TowerOptions, TrainingSettings, check_installed
 from adacur.training.teacher_scores import TeacherScores
@@ -46,7 +47,7 @@ _DEFAULT_BASE, _DEFAULT_ENCODER = "all-MiniLM-L6-v2", "bge-small-en-v1.5"
 _SETTINGS = [field.name for field in fields(TrainingSettings)]
 _TOWERS = [field.name for field in fields(TowerOptions)]
 _DATA = ["split", "number"]
-_TEACHING = ["teacher", "first", "queries", "top"]
+_TEACHING = ["teacher", "first", "queries", "top", "mixture", "mining_calls"]
 # Options of the functions that are objects, and the plain values that they are made from.
 _MADE_FROM = {"settings": _SETTINGS, "towers": _TOWERS, "teachers": ["teacher"], "progress": []}
 
@@ -97,6 +98,8 @@ def train(kind: str, data: str, out: Path, options: Mapping[str, Any], *, progre
     first = rest.pop("first", "bm25")
     is_mined = kind == "cross-encoder" or (first != "none" and rest.get("negatives") != 0)
     given["first"] = _first_stage(first, collection.items) if is_mined else None
+    if "miner" in rest:
+        given["miner"] = scorer(rest.pop("miner"))
     if kind == "cross-encoder":
         given["teachers"] = _scorers(rest.pop("teacher", ()))
     return KINDS[kind](collection, out, **given, **rest)
@@ -110,14 +113,18 @@ def _taught(
     first: str = "bm25",
     queries: str | None = None,
     top: int = 100,
+    mixture: str | None = None,
+    mining_calls: int | None = None,
     seed: int,
     progress: bool,
     **source: Any,
 ) -> tuple[Items, TeacherScores]:
     """Items, and the scores to learn from: those of an index, or of teachers that are called now."""
     if (Path(data) / "manifest.json").exists():
-        if teacher or queries or source:
-            raise InputError(f"{data} is an index: its anchor scores teach. Leave out teacher, queries, split, number.")
+        if teacher or queries or source or mixture:
+            raise InputError(
+                f"{data} is an index: its anchor scores teach. Leave out teacher, queries, mixture, split, number."
+            )
         index = load(data, check=False)
         return index.items, TeacherScores.from_index(index, top=min(top, len(index)))
     if not teacher:
@@ -133,6 +140,8 @@ def _taught(
     cache = RunFolder(out).teachers
     cache.parent.mkdir(parents=True, exist_ok=True)
     options: dict[str, Any] = {"first": stage, "top": min(top, len(items)), "cache": cache, "progress": progress}
+    if mixture is not None:
+        options |= {"mixture": Mixture.parsed(mixture), "mining_calls": mining_calls, "seed": seed}
     return items, TeacherScores.from_scorers(_scorers(teacher), chosen, items, **options)
 
 

@@ -156,5 +156,28 @@ def without(left_out: Sequence[IntArray], best: Sequence[IntArray], *, depth: in
     return [_but(row, out)[:depth] for row, out in zip(best, left_out, strict=True)]
 
 
+def mixed(
+    queries: Sequence[Query],
+    items: Items,
+    near: Sequence[IntArray],
+    found: Sequence[IntArray] | None,
+    mixture: Mixture,
+    *,
+    n: int,
+    seed: int,
+) -> list[IntArray]:
+    """Per query n items: the best of those found and of those near, by their shares, and random ones."""
+    rows = []
+    for place, query in enumerate(queries):
+        best = _NONE if found is None else found[place]
+        n_near, n_found = mixture.counts(n, has_found=len(best) > 0)
+        chosen = best[:n_found]
+        chosen = np.concatenate((chosen, _but(near[place], chosen)[:n_near]))
+        key = stream_key(seed, "random", query.id)
+        others = np.random.default_rng(key).choice(len(items), min(len(items), 2 * n), replace=False)
+        rows.append(np.concatenate((chosen, _but(others, chosen)[: n - len(chosen)])))
+    return rows
+
+
 def _but(positions: IntArray, left_out: IntArray) -> IntArray:
     return positions[~np.isin(positions, left_out)]

@@ -21,8 +21,8 @@ from adacur.first_stages import AnyStage
 from adacur.scorers.cached import Cached
 from adacur.search import AnchorIndex
 from adacur.training.judged_queries import JudgedQueries, update_with_texts
-from adacur.training.mining import SetAside, margin_of
-from adacur.training.negatives import first_stage_positions
+from adacur.training.mining import LEAST_CALLS, SetAside, found_by_search, margin_of, plan_mining
+from adacur.training.negatives import NEAR_ALONE, Mixture, first_stage_positions, mixed
 
 _log = logging.getLogger(__name__)
 _QUERIES_AT_ONCE = 64
@@ -100,18 +100,39 @@ class TeacherScores:
         *,
         first: AnyStage,
         top: int = 100,
+        mixture: Mixture = NEAR_ALONE,
+        mining_calls: int | None = None,
+        seed: int = 0,
         cache: str | Path | None = None,
         progress: bool = False,
     ) -> TeacherScores:
         """The first stage's best items, scored now: `top` calls per query and scorer; of several the mean is taken.
 
-        With `cache`, a file, no pair is paid for twice.
+        - `mixture`: of the `top` items, shares of the first stage's best, of random ones, and of what searches with the
+          one scorer find best
+        - `mining_calls`: pairs that those searches may score, for their index too; by default four times the others
+        - `cache`: a file, thanks to which no pair is paid for twice
         """
         all_queries = as_queries(queries)
         if not scorers or not all_queries:
             raise EmptyInput(f"Learning needs a scorer and a query; got {len(scorers)} and {len(all_queries)}.")
         _check_top(top, items)
         positions = first_stage_positions(first, all_queries, items, depth=top)
+        if mixture != NEAR_ALONE:
+            found: Sequence[IntArray] | None = None
+            if mixture.found:
+                if len(scorers) > 1:
+                    raise InputError(f"Searches find items with one scorer; got {len(scorers)}. Give one, or found=0.")
+                calls = mining_calls or max(4 * top * len(all_queries), LEAST_CALLS)
+                plan = plan_mining(len(all_queries), len(items), calls=calls)
+                described = plan.describe(n_items=len(items), n_queries=len(all_queries))
+                _log.info("Mining with %s: %s.", scorers[0].card.name, described)
+                miner = scorers[0] if cache is None else Cached(scorers[0], cache)
+                answers = found_by_search(
+                    miner, all_queries, items, first=first, plan=plan, seed=seed, progress=progress
+                )
+                found = [best for best, _ in answers]
+            positions = mixed(all_queries, items, positions, found, mixture, n=top, seed=seed)
         scores = mean_scores(scorers, all_queries, positions, items, cache=cache, progress=progress)
         return cls(_usable(all_queries, positions, scores))
 
