@@ -46,7 +46,8 @@ def table(header: Sequence[str], body: Iterable[Sequence[str]]) -> str:
 
 def across(rows: Rows, method: str, first: str, measure: str) -> str:
     """A measure at 100 calls on the three collections, with slashes between."""
-    return " / ".join(number(rows[collection, method, first, SHORT][measure][0]) for collection in COLLECTIONS)
+    found = [rows.get((collection, method, first, SHORT)) for collection in COLLECTIONS]
+    return " / ".join("–" if row is None else number(row[measure][0]) for row in found)
 
 
 def short(stored: dict[str, Any]) -> str:
@@ -63,7 +64,7 @@ def short(stored: dict[str, Any]) -> str:
         ]
         for name, contestant in METHODS.items()
     ]
-    judged = " / ".join(exact[collection] for collection in COLLECTIONS)
+    judged = " / ".join(exact.get(collection, "–") for collection in COLLECTIONS)
     body.append(["exact search", "nothing; every item is a call", "1", "1", judged])
     return table(["", "paid beforehand", "recall, dense first", "recall, BM25 first", "nDCG@10, dense first"], body)
 
@@ -154,6 +155,11 @@ def main() -> None:
     parser.add_argument("--write", type=Path, nargs="+", default=[], help="files with marks to write between")
     given = parser.parse_args()
     stored = json.loads(given.results.read_text())
+    if not measured(rows_of(stored)):
+        raise SystemExit(
+            f"{given.results} must hold a budget that every method was measured at, on {', '.join(COLLECTIONS)} "
+            "and from both first stages; it holds none."
+        )
     for file in given.write:
         write(file, stored)
     if not given.write:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
+from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.protocols import FirstStage
 from adacur.core.records import ItemList, Query
 from adacur.core.results import Hits
@@ -43,7 +43,7 @@ class Contest:
     testbed: Testbed
     folder: Path
     chosen: dict[str, Any] = field(default_factory=dict)
-    _ranked: dict[tuple[str, bool], list[tuple[Any, FloatArray]]] = field(default_factory=dict, repr=False)
+    _ranked: dict[tuple[str, bool], list[tuple[IntArray, FloatArray]]] = field(default_factory=dict, repr=False)
     _indexes: dict[int, AnchorIndex] = field(default_factory=dict, repr=False)
     _made: dict[Any, Any] = field(default_factory=dict, repr=False)
 
@@ -115,7 +115,7 @@ class Contest:
             self._made[key] = make()
         return self._made[key]
 
-    def _rankings(self, first: str, queries: list[Query], anchors: bool) -> list[tuple[Any, FloatArray]]:
+    def _rankings(self, first: str, queries: list[Query], anchors: bool) -> list[tuple[IntArray, FloatArray]]:
         if (first, anchors) not in self._ranked:
             depth = min(_DEEPEST, len(self.ids))
             rankings = self.stages[first].search(queries, depth)
@@ -126,7 +126,7 @@ class Contest:
         return self._ranked[first, anchors]
 
 
-def _topped_up(positions: Any, scores: FloatArray, n: int, n_items: int, seed: int) -> tuple[Any, FloatArray]:
+def _topped_up(positions: IntArray, scores: FloatArray, n: int, n_items: int, seed: int) -> tuple[IntArray, FloatArray]:
     """A ranking of n items: BM25 finds fewer, or none, where few share a word with the query.
 
     The rest is drawn at random, as re-ranking does here, so that every method can spend its budget.

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
+from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import BudgetError
 from adacur.core.records import Query
 from adacur.core.results import Hits
@@ -26,7 +26,7 @@ class Question:
 
     query: Query
     exact: FloatArray
-    ranked: FloatArray
+    ranked: IntArray
     first_scores: FloatArray
     vector: FloatArray
     budget: int
