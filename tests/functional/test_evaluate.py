@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import time
@@ -10,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from adacur.core.protocols import ScorerCard
+from adacur.data import read_beir
+from adacur.evaluation import Curve, DepthVerdict, depths
 from tests.functional.commands import ADACUR, environment, here
+from tests.functional.test_cli import commands
 
 SCORER = """
 import os, time, zlib
@@ -82,3 +87,22 @@ def test_a_killed_evaluation_goes_on_where_it_was(folder) -> None:
     # Of 60 × 21 pairs those of the six test queries are not paid again; timing and recognising take a few.
     assert len((folder / "calls").read_text()) < 60 * 18
     assert len(list((folder / "places-results" / "runs" / "places").glob("*.json"))) == 9
+
+
+@pytest.mark.parametrize(
+    ("kind", "depth", "n"), [("deeper", None, 2), ("stay", 50, 2), ("mend", 10, 2), ("unclear", 0, 1)]
+)
+def test_the_commands_of_a_verdict_are_commands_that_there_are(folder, kind, depth, n) -> None:
+    places = read_beir(folder / "places")
+    plan = depths.DepthPlan(places, places.judged[:6], ("dense",), (10, 50), all_items=True)
+    curve = Curve("dense", (), DepthVerdict(kind, depth, "", (), 6, enough=20))
+    card = ScorerCard(name="words", backend="torch", source="org/words", max_item_tokens=64)
+    where = {"encoder": "org/encoder", "folder": folder / "places", "output": folder / "out"}
+    lines = depths._commands(curve, plan, card, **where)
+    assert len(lines) == n
+    known = dict(commands())
+    for line in lines:
+        words = shlex.split(line)[1:]
+        name = " ".join(words[:2]) if " ".join(words[:2]) in known else words[0]
+        given = {word for word in words if word.startswith("-")}
+        assert given <= {option for one in known[name].params for option in one.opts}, line

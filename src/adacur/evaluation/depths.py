@@ -19,6 +19,7 @@ from adacur.data import JudgedCollection, names
 from adacur.evaluation.searchability import DEPTHS, Curve, Searchability, searchability, telling_queries
 from adacur.first_stages import first_stage_named
 from adacur.scorers import Cached, MatrixScorer
+from adacur.scorers.consent import why_consent
 
 # On a sample, of the calls that the evaluation makes anyhow.
 _SHARE_OF_CALLS = 0.25
@@ -139,13 +140,13 @@ def _commands(
         more = min(verdict.enough or 0, len(plan.collection.judged))
         again = f"adacur evaluate {data}{scorer}{cut}{first} --queries {more}{sizes}"
         return (again,) if more > verdict.n_queries else ()
-    if verdict.kind == "stay":
-        search = f"--method rerank --budget {verdict.depth}"
-        return (
-            f"adacur build {data} {index} -n 0{scorer}{cut}{first}",
-            f"adacur search {index} 'your question' {search}",
-        )
-    return f"adacur build {data} {index}{scorer}{cut}{first}", f"adacur search {index} 'your question' --budget 100"
+    number, spend = ("", "100") if verdict.kind == "deeper" else (" -n 0", f"{verdict.depth} --method rerank")
+    # An index alone is not trusted to name a function or a service.
+    named = "" if card.source and why_consent(card.source, folder=None) is None else scorer
+    return (
+        f"adacur build {data} {index}{number}{scorer}{cut}{first}",
+        f"adacur search {index} 'your question' --budget {spend}{named}",
+    )
 
 
 def _typed(source: str | None) -> str:

@@ -113,6 +113,8 @@ class Searchability:
         stages = " and ".join(curve.first for curve in self.curves)
         if not self.beyond:
             return "There are too few items for phantom hits."
+        if not self.n_haunted:
+            return f"None of {self.n_queries} judged queries has a phantom hit."
         return (
             f"Phantom hits: for {self.n_haunted} of {self.n_queries} judged queries the scorer puts an item above all "
             f"that is judged relevant which {stages} would not have among the best {self.beyond}, neither for the "
