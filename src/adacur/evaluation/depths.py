@@ -17,7 +17,8 @@ from adacur.core.records import ItemList, Pair, Query
 from adacur.core.scores import score_pairs
 from adacur.data import JudgedCollection, names
 from adacur.evaluation.searchability import DEPTHS, Curve, Searchability, searchability, telling_queries
-from adacur.first_stages import first_stage_named
+from adacur.first_stages import first_stage_named, placed
+from adacur.first_stages.joined import SEPARATOR, Joined
 from adacur.scorers import Cached, MatrixScorer
 from adacur.scorers.consent import why_consent
 
@@ -47,9 +48,10 @@ def plan_depths(
     """
     judged = [query for query in test if whole.qrels.get(query.id)]
     is_sample = len(scored.items) < len(whole.items)
-    stages = tuple(name for name in dict.fromkeys(first) if name != "random")
+    stages = tuple(name for name in dict.fromkeys(first) if "random" not in name.split(SEPARATOR))
     if is_sample:
-        stages = tuple(name for name in stages if not first_stage_named(name).needs_encoder)
+        parts = {name: name.split(SEPARATOR) for name in stages}
+        stages = tuple(name for name in stages if not any(first_stage_named(one).needs_encoder for one in parts[name]))
     plan = DepthPlan(whole, judged, stages, DEPTHS, not is_sample)
     if not judged or not find_spec("ir_measures"):
         return replace(plan, first=())
@@ -89,12 +91,13 @@ def measure_depths(
     `known` has the scores of the evaluation; what goes beyond them is kept in the folder `output`.
     """
     beyond = None if plan.all_items else Cached(scorer, output / "scores" / "depths.sqlite", key="evaluate")
+    items = ItemList(plan.collection.items)
     found = searchability(
         plan.queries,
         plan.collection.items,
         plan.collection.qrels,
         scorer=known if beyond is None else _KnownFirst(known, beyond),
-        first={name: first[name] for name in plan.first},
+        first={name: _joined(name, first, items) for name in plan.first},
         depths=plan.depths,
         all_items=plan.all_items,
         progress=progress and not plan.all_items,
@@ -104,6 +107,12 @@ def measure_depths(
         for curve in found.curves
     ]
     return replace(found, curves=tuple(_with_caveats(curve, scorer.card, folder) for curve in curves))
+
+
+def _joined(name: str, first: Mapping[str, FirstStage], items: ItemList) -> FirstStage:
+    """The stage of a name such as "bm25" or "bm25+dense"."""
+    parts = name.split(SEPARATOR)
+    return first[name] if len(parts) == 1 else Joined([placed(first[part], items) for part in parts])
 
 
 def _with_caveats(curve: Curve, card: ScorerCard, folder: Path) -> Curve:
@@ -127,25 +136,27 @@ def _commands(
     index, model = quote(f"{name}.adacur"), quote(f"{name}-reranker")
     scorer = f" --scorer {_typed(card.source) or 'SCORER'}"
     cut = f" --max-item-tokens {card.max_item_tokens}" if card.max_item_tokens else ""
-    first = f" --first {curve.first}" + (f" --encoder {_typed(encoder)}" if encoder and curve.first == "dense" else "")
+    parts = curve.first.split(SEPARATOR)
+    encoded = f" --encoder {_typed(encoder)}" if encoder and "dense" in parts else ""
+    first = f" --first {curve.first}"
     place = "" if output.name == f"{name}-results" else f" -o {quote(str(output))}"
     sizes = f"{f' --items {len(plan.collection.items)}' * plan.all_items} --methods rerank,exact{place}"
     if verdict.kind == "mend":
         base = f" --base {quote(card.source)}" if card.source and card.backend in _TRAINED_HERE else ""
         return (
-            f"adacur train cross-encoder {data} {model}{base} --first {curve.first} --turns 2",
-            f"adacur evaluate {data} --scorer {model}{cut}{first} --queries {len(plan.queries)}{sizes}",
+            f"adacur train cross-encoder {data} {model}{base} --first {parts[0]} --turns 2",
+            f"adacur evaluate {data} --scorer {model}{cut}{first}{encoded} --queries {len(plan.queries)}{sizes}",
         )
     if verdict.kind == "unclear":
         more = min(verdict.enough or 0, len(plan.collection.judged))
-        again = f"adacur evaluate {data}{scorer}{cut}{first} --queries {more}{sizes}"
+        again = f"adacur evaluate {data}{scorer}{cut}{first}{encoded} --queries {more}{sizes}"
         return (again,) if more > verdict.n_queries else ()
     number, spend = ("", "100") if verdict.kind == "deeper" else (" -n 0", f"{verdict.depth} --method rerank")
     # An index alone is not trusted to name a function or a service.
     named = "" if card.source and why_consent(card.source, folder=None) is None else scorer
     return (
-        f"adacur build {data} {index}{number}{scorer}{cut}{first}",
-        f"adacur search {index} 'your question' --budget {spend}{named}",
+        f"adacur build {data} {index}{number}{scorer}{cut} --first {','.join(parts)}{encoded}",
+        f"adacur search {index} 'your question' --budget {spend}{first}{named}",
     )
 
 

@@ -28,7 +28,7 @@ from adacur.evaluation import (
     write_report,
 )
 from adacur.evaluation import collection as collections
-from adacur.first_stages import BM25, FIRST_STAGES
+from adacur.first_stages import BM25, FIRST_STAGES, EncoderCard
 from adacur.scorers import scorer as opened
 
 PLACES = ("harbour", "mill", "orchard", "quarry", "station", "tower", "valley")
@@ -102,6 +102,22 @@ def test_quality_by_depth_replays_the_scores_of_the_evaluation(run_it) -> None:
     assert {depth.n: depth.ndcg.mean for depth in curve.depths if depth.n != 0} == pytest.approx(runs)
     assert curve.verdict.kind == "unclear"
     assert "--queries 12 " in curve.commands[0]
+
+
+def test_joined_first_stages_have_a_curve_of_their_own(run_it) -> None:
+    class Letters:
+        dimension = 26
+        card = EncoderCard(kind="test", dimension=26)
+
+        def encode(self, texts):
+            return np.array([[text.count(chr(97 + n)) for n in range(26)] for text in texts], dtype=np.float32)
+
+        encode_queries = encode_items = encode
+
+    done = run_it(first=["bm25", "bm25+dense"], encoder=Letters(), methods=["rerank"])
+    assert not done.failed
+    assert [curve.first for curve in done.searchability.curves] == ["bm25", "bm25+dense"]
+    assert done.searchability.curves[0].depths != done.searchability.curves[1].depths
 
 
 def test_where_the_items_are_a_sample_depth_is_measured_on_the_whole_as_far_as_is_affordable(places, tmp_path) -> None:
