@@ -9,7 +9,7 @@ A cell is a collection, a head, a recipe ("near": near misses alone; "mixture": 
 second turn, what searches find) and a seed; both recipes make the same number of updates. Each cell is a process of its
 own, several at a time. OUT/rows.jsonl gets a row per cell: nDCG@10 of the test queries where the scorer ranks the dense
 stage's best 50, 100, 500, and all items; minutes; and at 50, 100 and 200 calls re-ranking and "gaussian" (250 anchor
-queries from the training, 5 rounds) from BM25, from the dense stage and from both in turn, with 95 % paired bootstrap
+queries from the training, 5 rounds) from BM25, from the dense stage and from both joined, with 95 % paired bootstrap
 intervals. A cell that was cut short goes on from its last epoch. OUT/texts.json holds phantom hits (the scorer's best
 item is none that was judged relevant) and what training set aside, as texts.
 """
@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from adacur import BM25, AnchorIndex, Dense, Gaussian, Hits, Query
+from adacur import BM25, AnchorIndex, Dense, Gaussian, Query
 from adacur.core.records import ItemList
 from adacur.data import JudgedCollection, read_beir, split_queries
 from adacur.evaluation import bootstrap_interval
@@ -172,31 +172,6 @@ class KnownVectors:
         raise NotImplementedError("items come with their vectors")
 
 
-class InTurn:
-    """Two first stages in turn: the best of one, the best of the other, and so on, each item once."""
-
-    name = "both"
-
-    def __init__(self, *stages: Any) -> None:
-        self._stages = stages
-
-    def search(self, queries: Sequence[Query], k: int) -> list[Hits]:
-        answers = []
-        by_stage = [[self._ids(stage, row) for row in stage.search(queries, k)] for stage in self._stages]
-        for lists in zip(*by_stage, strict=True):
-            longest = max(map(len, lists))
-            ids = dict.fromkeys(one[at] for at in range(longest) for one in lists if at < len(one))
-            answers.append(list(ids)[:k])
-        return [
-            Hits(query=query, ids=tuple(ids), scores=-np.arange(len(ids), dtype=np.float32))
-            for query, ids in zip(queries, answers, strict=True)
-        ]
-
-    @staticmethod
-    def _ids(stage: Any, answer: Any) -> list[str]:
-        return [stage.ids[at] for at in answer.positions.tolist()]
-
-
 class Cell:
     """One model: trained, scored over everything, searched."""
 
@@ -310,8 +285,9 @@ class Cell:
         """Re-ranking and search at equal calls, from each first stage, by replay of the exact scores."""
         held, scorer = ItemList(self.items), MatrixScorer(queries=self.test, items=self.items, scores=exact)
         bm25 = BM25.build(self.items)
+        # What starts from BM25 alone has no vectors to predict from either.
         starts = {"bm25": {"bm25": bm25}, "dense": {"dense": self.dense}}
-        starts["both"] = {"dense": self.dense, "both": InTurn(bm25, self.dense)}
+        starts["bm25+dense"] = starts["bm25"] | starts["dense"]
         rows = []
         for first, stages in starts.items():
             index = AnchorIndex.from_arrays(
