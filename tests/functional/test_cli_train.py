@@ -246,6 +246,40 @@ def test_json_is_all_there_is_on_stdout(training: tuple[Path, Ran]) -> None:
     assert not facts["was_finished"]
 
 
+def test_turns_search_with_the_model_and_the_cost_is_told_first(folder: Path) -> None:
+    mixture = ("--set", "mixture=near=1,random=1,found=1", "--turns", 2)
+    ran = train(folder, "mined", *QUICK, *mixture)
+
+    assert ran.code == 0, ran
+    assert (folder / "mined" / "training" / "mined-1.npz").exists()
+    assert "36 anchor queries × 60 items and 36 searches of 60 calls, 4,320 pairs" in ran.err
+    assert "mrr_all" in ran.out
+    for wrong, says in ((("--turns", 5), "got 5"), (("--set", "mixture=far=1"), "far=1")):
+        train(folder, "wrong", *QUICK, *wrong).refused(says)
+    train(folder, "wrong", *QUICK, "--set", "mining_calls=50").refused("mining_calls must be at least 4,320")
+
+
+def test_a_dual_encoder_mines_with_a_scorer_and_is_distilled_on_the_mixture(folder: Path) -> None:
+    quick = ("--base", "tiny", "--epochs", 1, "--set", "batch_queries=8")
+    mined = train(folder, "dual", *quick, "--set", "miner=my_scorers:shared", what="dual-encoder")
+    assert mined.code == 0, mined
+    assert (folder / "dual" / "training" / "mined-1.npz").exists()
+
+    mixture = ("--set", "mixture=near=1,random=1,found=1", "--set", "top=20")
+    taught = train(folder, "student", *quick, *mixture, "--teacher", "my_scorers:shared", what="distill")
+    assert taught.code == 0, taught
+    assert "searches of 60 calls" in taught.err
+
+
+def test_test_queries_among_those_to_learn_from_are_told(folder: Path) -> None:
+    judge(folder / "beir", {"q1": {"i1": 1}}, split="test")
+    ran = train(folder, "out", *QUICK, "--set", "number=8")
+
+    assert ran.code == 0, ran
+    assert "1 of 1 queries of the test" in ran.err
+    assert "'q1'" in ran.err
+
+
 def test_fewer_queries_than_a_batch_are_a_step_per_epoch(folder: Path) -> None:
     (facts,) = train(folder, "out", *QUICK, "--set", "batch_queries=512", "--json").json()
 
