@@ -74,6 +74,7 @@ def main() -> None:
     parser.add_argument("--budgets", type=numbers, default=[50, 100, 200])
     parser.add_argument("--anchors", type=int, default=500)
     parser.add_argument("--queries", type=int, default=1_000_000)
+    parser.add_argument("--judged-only", action="store_true", help="leave out the comparison of first stages")
     parser.add_argument("--quick", action="store_true", help="tune as `adacur build` does")
     parser.add_argument("--json", type=Path, required=True)
     given = parser.parse_args()
@@ -89,7 +90,7 @@ def main() -> None:
         given.json.write_text(json.dumps(rows, indent=1) + "\n")
         return recalls
 
-    for budget in given.budgets:
+    for budget in [] if given.judged_only else given.budgets:
         index.snapshot.tunings = ()
         default = np.empty(0)
         for first in FIRSTS:

@@ -63,6 +63,13 @@ def test_judgements_choose_and_searches_use_what_they_chose(index: Path, tmp_pat
     hits = adacur.load(copied, scorer=score, check=False).search("a comet near town", 5)
     assert hits.trace.settings["budget"] == tuning.budget
     here("tune", copied, "--queries", "some.jsonl").refused("--qrels")
+    asked = "\n".join(f'{{"id": "q{n}", "text": "of a {WORDS[n % 7]} {n}"}}' for n in range(24))
+    (tmp_path / "asked.jsonl").write_text(asked)
+    new = ("tune", copied, "-k", 5, "--budget", 20, "--qrels", tmp_path / "qrels.tsv", "--queries")
+    done = here(*new, tmp_path / "asked.jsonl", "--scorer", "tests.functional.test_tune:score", "--json")
+    assert done.code == 0, done
+    assert 0 < done.json()[0]["judged"]["calls"] <= 24 * (3 * 20 + 10 + 5)
+    assert "24 of them no anchor queries: at most 1,800 scorer calls" in " ".join(done.err.split())
     here("tune", copied, "--qrels", tmp_path / "none.tsv").refused("none.tsv")
 
 

@@ -32,6 +32,7 @@ def tune(
         Path | None,
         Option(help="Judgements of the anchor queries, or of --queries: BEIR or TREC. They choose by nDCG."),
     ] = None,
+    scorer: opt.ScorerOfIndex = None,
     seed: opt.Seed = 0,
     as_json: opt.Json = False,
 ) -> None:
@@ -48,7 +49,8 @@ def tune(
     replayed: int | str | None = int(queries) if queries is not None and queries.isdecimal() else queries
     if qrels is None and isinstance(replayed, str):
         raise InputError(f"--queries must be a number without --qrels; got {replayed!r}.")
-    with adacur.load(index, check=False) as opened:
+    # The scorer is called, and has to be the right one, only for judged queries that are not in the index.
+    with adacur.load(index, scorer=scorer, check=isinstance(replayed, str)) as opened:
         if budget > len(opened):
             note(f"The index has {len(opened):,} items: the budget is taken as {len(opened):,}.")
         budget = min(budget, len(opened))

@@ -113,11 +113,12 @@ class AnchorIndex:
 
         Several queries step together and share scorer calls; their answers are the same as one by one.
 
-        - `budget`: calls per query (100; for `Exact()`, every item), or a `Budget` with a deadline;
+        - `budget`: calls per query (as tuned by judgements, or 100; for `Exact()`, every item), or a `Budget` with a
+          deadline;
         - `method`: `Gaussian(…)` (the default; `Rerank()` where there is nothing to predict from), `AdaCUR(…)`,
           `ANNCUR(…)`, `AXN(…)`, `Rerank(…)` or `Exact()`; a name such as "rerank" is short for one with defaults;
-        - `first`: what to start from: `First(…)`, the name of a first stage, or an object (default: "dense", "bm25" or
-          "random", the first of these that the index has);
+        - `first`: what to start from: `First(…)`, the name of a first stage, several joined ("bm25+dense"), or an
+          object (default: as tuned, or "dense", "bm25" or "random", the first of these that the index has);
         - `filter`: a function of an item, or a collection of ids: only these items are scored.
         """
         plan = plan_search(self, k, **options)

@@ -149,8 +149,14 @@ class JudgedSearches:
         """The budgets that were searched with from this first stage, smallest first."""
         return sorted({budget for name, budget, settings in self._hits if name == first and settings is not None})
 
+    def has_reranked(self, first: str, budget: int) -> bool:
+        """Whether this much of a first stage was re-ranked."""
+        return (first, budget, None) in self._hits
+
     def quality(self, choice: Choice, settings: GaussianSettings | None) -> FloatArray:
         """Of each query; without settings, by re-ranking."""
+        if choice.pool == choice.budget:
+            choice, settings = choice._replace(pool=None), None
         if (choice, settings) not in self._qualities:
             first, budget, fuse, pool = choice
             fusion = self._index.snapshot.fusion(fuse) if fuse else None
@@ -212,6 +218,8 @@ def choose(searches: JudgedSearches, *, k: int) -> Choice:
     first, fuse = _started(searches, every, k=k)
     for budget in _smaller_budgets(k, searches.largest):
         searches.quality(Choice(first, budget, fuse), default_settings(k))
+    # A pool of one budget is tried, which is re-ranking.
+    searches.quality(_chosen(searches, every, k=k)._replace(pool=None), None)
     return _chosen(searches, every, k=k)
 
 
@@ -266,8 +274,8 @@ def _chosen(searches: JudgedSearches, among: BoolArray, *, k: int) -> Choice:
         budget for budget in searches.budgets(first) if _loses_nothing(quality(Choice(first, budget, fuse)) - largest)
     ]
     chosen = Choice(first, enough[0], fuse)
-    pools = [chosen._replace(pool=n * chosen.budget) for n in _POOLS]
-    best = max(pools, key=lambda one: float(quality(one).mean()))
+    pools = [n * chosen.budget for n in _POOLS if n > 1 or searches.has_reranked(first, chosen.budget)]
+    best = max((chosen._replace(pool=pool) for pool in pools), key=lambda one: float(quality(one).mean()))
     return best if _gains(quality(best) - quality(chosen)) else chosen
 
 
