@@ -4,8 +4,9 @@
 
 Reads NAME/ of both folders for each collection: exact scores and embeddings (see lab/README.md), texts and judgements.
 All test queries, 5 rounds, dense and BM25 first. Rows of other methods that OUT holds stay as they are, so that one
-method can be measured again alone. Differences to re-ranking and AXN are paired, query by query; intervals are 95 %
-bootstrap intervals over the queries. `lab/benchmarks/rivals_table.py` prints the tables.
+method can be measured again alone; --missing goes on where a run was interrupted. Differences to re-ranking and AXN
+are paired, query by query; intervals are 95 % bootstrap intervals over the queries. `lab/benchmarks/rivals_table.py`
+prints the tables.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import importlib.metadata
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ PACKAGES = ("pyterrier-adaptive", "qdrant-edge-py", "qdrant-relevance-feedback")
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 
 Values = dict[str, np.ndarray]
+Key = tuple[Any, ...]  # collection, method, first stage, budget
 
 
 def open_contest(scores: Path, data: Path, *, cache: Path, n_queries: int | None = None) -> Contest:
@@ -97,9 +99,9 @@ def exact_row(contest: Contest) -> dict[str, Any]:
 
 
 def measure(
-    contest: Contest, methods: list[str], firsts: list[str], budgets: list[int]
+    contest: Contest, methods: list[str], firsts: list[str], budgets: list[int], *, known: Collection[Key] = ()
 ) -> Iterator[list[dict[str, Any]]]:
-    """The rows of one first stage and budget after the other."""
+    """The rows of one first stage and budget after the other, but for those of known cells."""
     bed = contest.testbed
     assert bed.qrels is not None
     about = {
@@ -111,9 +113,12 @@ def measure(
     yield [about | {"method": "exact"} | exact_row(contest)]
     for first in firsts:
         for budget in budgets:
+            new = [method for method in methods if (bed.name, method, first, budget) not in known]
+            if not new:
+                continue
             rows = []
             baselines = {name: values_of(contest, name, first, budget) for name in BASELINES}
-            for method in methods:
+            for method in new:
                 started = time.perf_counter()
                 values = baselines[method] if method in baselines else values_of(contest, method, first, budget)
                 others = {name: other for name, other in baselines.items() if name != method}
@@ -124,13 +129,18 @@ def measure(
             yield rows
 
 
-def key(row: dict[str, Any]) -> tuple[Any, ...]:
+def key(row: dict[str, Any]) -> Key:
     return row["collection"], row["method"], row.get("first"), row.get("budget")
+
+
+def read(file: Path) -> dict[str, Any]:
+    """What was stored before."""
+    return json.loads(file.read_text()) if file.exists() else {"chosen": {}, "packages": {}, "rows": []}
 
 
 def save(file: Path, rows: list[dict[str, Any]], chosen: dict[str, Any]) -> None:
     """Put these rows in the place of those of the same cells; one row is one line."""
-    stored = json.loads(file.read_text()) if file.exists() else {"chosen": {}, "packages": {}, "rows": []}
+    stored = read(file)
     merged = {key(row): row for row in [*stored["rows"], *rows]}
     for collection, own in chosen.items():
         stored["chosen"].setdefault(collection, {}).update(own)
@@ -163,6 +173,7 @@ def main() -> None:
     parser.add_argument("--queries", type=int, help="the first N test queries instead of all")
     parser.add_argument("--cache", type=Path, default=Path("build/rivals"), help="where neighbour graphs are kept")
     parser.add_argument("--json", type=Path, required=True, help="the file of results")
+    parser.add_argument("--missing", action="store_true", help="measure only what the file of results lacks")
     given = parser.parse_args()
     if unknown := [name for name in given.methods if name not in METHODS]:
         parser.error(f"unknown methods: {', '.join(unknown)}. Known: {', '.join(METHODS)}")
@@ -181,7 +192,9 @@ def main() -> None:
     for name in given.collections:
         contest = open_contest(given.scores / name, given.data / name, cache=given.cache, n_queries=given.queries)
         # What is measured is kept at once: a whole run takes an hour or more.
-        for rows in measure(contest, given.methods, given.first, [int(budget) for budget in given.budgets]):
+        known = {key(row) for row in read(given.json)["rows"]} if given.missing else ()
+        budgets = [int(budget) for budget in given.budgets]
+        for rows in measure(contest, given.methods, given.first, budgets, known=known):
             save(given.json, rows, {contest.testbed.name: contest.chosen})
 
 

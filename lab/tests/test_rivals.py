@@ -184,6 +184,15 @@ def test_a_method_can_be_measured_again_alone(tmp_path) -> None:
     assert stored["chosen"] == {"c": {"greedy": {"share": 0.5}}}
 
 
+def test_cells_that_are_known_are_not_measured_again(contest) -> None:
+    measure = script("rivals").measure
+    known = {("world", "rerank", "dense", 20)}
+    rows = [row for part in measure(contest, ["rerank"], ["dense"], [10, 20], known=known) for row in part]
+    assert [(row["method"], row.get("budget")) for row in rows] == [("exact", None), ("rerank", 10)]
+    assert rows[1]["judged"] == 5
+    assert set(rows[1]["over"]) == {"axn"}
+
+
 def test_without_folders_of_scores_the_benchmark_is_skipped_with_the_reason(tmp_path) -> None:
     command = [sys.executable, LAB / "benchmarks" / "rivals.py", "--scores", tmp_path, "--json", tmp_path / "out.json"]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
