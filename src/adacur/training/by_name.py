@@ -21,6 +21,7 @@ from adacur.data import (
     names,
     read_beir,
     read_items,
+    read_qrels,
     read_queries,
     split_queries,
 )
@@ -141,7 +142,7 @@ def _taught(
     cache.parent.mkdir(parents=True, exist_ok=True)
     options: dict[str, Any] = {"first": stage, "top": min(top, len(items)), "cache": cache, "progress": progress}
     if mixture is not None:
-        options |= {"mixture": Mixture.parsed(mixture), "mining_calls": mining_calls, "seed": seed}
+        options |= {"mixture": Mixture.parsed(str(mixture)), "mining_calls": mining_calls, "seed": seed}
     return items, TeacherScores.from_scorers(_scorers(teacher), chosen, items, **options)
 
 
@@ -178,7 +179,7 @@ def _collection(data: str, *, split: str | None = None, number: int | None = Non
         collection = read_beir(folder, split=split or ("train" if has_train else None))
         is_test = (folder / "qrels" / "test.tsv").is_file() or (folder / "qrels.test.tsv").is_file()
         if is_test and (has_train if split is None else split != "test"):
-            warn_of_leaks(collection, read_beir(folder, split="test"))
+            warn_of_leaks(collection, replace(collection, qrels=read_qrels(folder, split="test")))
         if split is None and not has_train:
             _log.info("%s has no qrels/train.tsv: do not test on the judgements that are trained on here.", folder)
     if number is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from adacur.core.budget import is_whole
 from adacur.core.errors import InputError
 from adacur.core.protocols import Scorer
 from adacur.data import JudgedCollection
@@ -85,14 +86,19 @@ def train_cross_encoder(
     missing judgements. They are listed in `folder`/set_aside.jsonl, and after two minings no longer shown.
     """
     check_installed()
-    if negatives < 1 or depth < negatives or shortlist < 2 or (sample is not None and sample < 1):
+    if (
+        negatives < 1
+        or depth < negatives
+        or shortlist < 2
+        or (sample is not None and not (is_whole(sample) and sample >= 1))
+    ):
         raise InputError(
             "negatives and sample must be at least 1, depth at least negatives and shortlist at least 2; got negatives="
             f"{negatives}, sample={sample}, depth={depth}, shortlist={shortlist}."
         )
     if isinstance(head, str) and head not in ("emb", "cls"):
         raise InputError(f"head must be 'emb', 'cls' or an EmbHead; got {head!r}.")
-    shares = Mixture.parsed(mixture) if isinstance(mixture, str) else mixture
+    shares = Mixture.parsed(str(mixture)) if not isinstance(mixture, Mixture) else mixture
     data = learning_data(collection, held_out=held_out, seed=settings.seed)
     facts = {
         "trains": "cross-encoder",

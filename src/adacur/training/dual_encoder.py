@@ -26,7 +26,7 @@ from adacur.training.judged_queries import (
     update_with_texts,
     with_equal_texts,
 )
-from adacur.training.mining import LEAST_CALLS, Mined, list_set_aside, plan_mining
+from adacur.training.mining import Mined, list_set_aside, plan_mining
 from adacur.training.mining import mine as mine_once
 from adacur.training.negatives import NEAR_ALONE, Draws, Mixture, Pool, facts_of_first, near_misses, without
 from adacur.training.run_folder import RunFolder, Trained
@@ -117,7 +117,7 @@ def train_dual_encoder(
         found = aside = None
         if miner is not None:
             trained_on = settings.epochs * len(judged) * (1 + negatives)
-            plan = plan_mining(len(judged), len(data.items), calls=mining_calls or max(4 * trained_on, LEAST_CALLS))
+            plan = plan_mining(len(judged), len(data.items), calls=mining_calls, usual=4 * trained_on)
             described = plan.describe(n_items=len(data.items), n_queries=len(judged))
             _log.info("Mining with %s: %s.", miner.card.name, described)
             if not run.mined(1).exists():

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.budget import is_whole
 from adacur.core.errors import InputError
 from adacur.core.protocols import Items, Scorer
 from adacur.core.records import ItemList, Query
@@ -25,7 +26,7 @@ from adacur.search import AnchorIndex
 from adacur.training.judged_queries import JudgedQueries
 
 _log = logging.getLogger(__name__)
-LEAST_CALLS = 40_000
+_LEAST_CALLS = 40_000
 _LIST = "set_aside.jsonl"
 _CALLS_PER_SEARCH = 100
 # Of these the best are kept; the others are what the search only looked at.
@@ -59,11 +60,16 @@ class MiningPlan:
         )
 
 
-def plan_mining(n_queries: int, n_items: int, *, calls: int) -> MiningPlan:
+def plan_mining(n_queries: int, n_items: int, *, calls: int | None, usual: int = 0) -> MiningPlan:
     """A mining of at most `calls` scorer calls: half for searches, what they leave for the index.
 
-    Where that is too little, some of the queries are searched, and the index holds a sample of the items.
+    Where that is too little, some of the queries are searched, and the index holds a sample of the items. Without a
+    number the `usual` one is taken, or more where it would be too little to be of use.
     """
+    if calls is None:
+        calls = max(usual, _LEAST_CALLS)
+    elif not is_whole(calls):
+        raise InputError(f"mining_calls must be a whole number; got {calls!r}.")
     per_search = min(_CALLS_PER_SEARCH, n_items)
     queries = min(n_queries, calls // 2 // per_search)
     left = calls - queries * per_search

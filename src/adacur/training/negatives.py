@@ -96,13 +96,18 @@ class Draws:
     seed: int
     mixture: Mixture = NEAR_ALONE
     anew: bool = True
+    _n: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        n = min(self.negatives, len(self.items) - max(map(len, self.judged.relevant)))
+        object.__setattr__(self, "_n", n)
 
     def __call__(self, place: int, epoch: int, pool: Pool | None) -> IntArray:
         """The positions to show for the query at this place; without a pool the relevant item alone."""
         relevant = self._drawn("relevant", self.judged.relevant[place], 1, place, epoch)
         if pool is None:
             return relevant
-        n = min(self.negatives, len(self.items) - max(map(len, self.judged.relevant)))
+        n = self._n
         n_near, n_found = self.mixture.counts(n, has_found=len(pool.found) > 0)
         left_out = np.concatenate((self.judged.relevant[place], pool.set_aside))
         chosen = self._drawn("found", _but(pool.found, left_out), n_found, place, epoch)

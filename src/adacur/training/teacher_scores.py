@@ -21,7 +21,7 @@ from adacur.first_stages import AnyStage
 from adacur.scorers.cached import Cached
 from adacur.search import AnchorIndex
 from adacur.training.judged_queries import JudgedQueries, update_with_texts
-from adacur.training.mining import LEAST_CALLS, SetAside, found_by_search, margin_of, plan_mining
+from adacur.training.mining import SetAside, found_by_search, margin_of, plan_mining
 from adacur.training.negatives import NEAR_ALONE, Mixture, first_stage_positions, mixed
 
 _log = logging.getLogger(__name__)
@@ -123,8 +123,8 @@ class TeacherScores:
             if mixture.found:
                 if len(scorers) > 1:
                     raise InputError(f"Searches find items with one scorer; got {len(scorers)}. Give one, or found=0.")
-                calls = mining_calls or max(4 * top * len(all_queries), LEAST_CALLS)
-                plan = plan_mining(len(all_queries), len(items), calls=calls)
+                usual = 4 * top * len(all_queries)
+                plan = plan_mining(len(all_queries), len(items), calls=mining_calls, usual=usual)
                 described = plan.describe(n_items=len(items), n_queries=len(all_queries))
                 _log.info("Mining with %s: %s.", scorers[0].card.name, described)
                 miner = scorers[0] if cache is None else Cached(scorers[0], cache)

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from adacur.core.arrays import IntArray
+from adacur.core.budget import is_whole
 from adacur.core.errors import InputError
 from adacur.core.protocols import Items
 from adacur.first_stages import AnyStage
 from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
 from adacur.training.judged_queries import JudgedQueries
 from adacur.training.mining import (
-    LEAST_CALLS,
     Mined,
     MiningPlan,
     SetAside,
@@ -149,9 +149,9 @@ def planned(
 
     `pairs` are those that one turn trains on: without a number of calls, mining takes about as long as training.
     """
-    if turns is not None and not 1 <= turns <= epochs:
+    if turns is not None and not (is_whole(turns) and 1 <= turns <= epochs):
         raise InputError(f"A turn is at least one epoch, so turns must be from 1 to {epochs}; got {turns}.")
     n = turns if turns is not None else min(2, epochs) if mixture.found else 1
     if n == 1 or not mixture.found:
         return n, None
-    return n, plan_mining(n_queries, n_items, calls=calls or max(_MINED_PER_TRAINED_PAIR[device] * pairs, LEAST_CALLS))
+    return n, plan_mining(n_queries, n_items, calls=calls, usual=_MINED_PER_TRAINED_PAIR[device] * pairs)
