@@ -6,7 +6,7 @@ import itertools
 import logging
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +59,6 @@ class Turns:
     max_tokens: int | None = None
     max_item_tokens: int | None = None
     progress: bool = False
-    set_aside: list[SetAside] = field(default_factory=list)
     _pools: tuple[int, list[Pool]] | None = None
 
     def pools(self, epoch: int) -> list[Pool]:
@@ -72,24 +71,21 @@ class Turns:
     def finish(self, others: Sequence[SetAside] = ()) -> None:
         """Look once more at what the last mining found, and list for a person what may be a missing judgement."""
         # A run may stop before its last turn, or before any but the first.
-        if files := [file for turn in range(1, self.n) if (file := self.run.mined(turn)).exists()]:
-            known = {(one.place, one.position) for one in self.set_aside}
-            last = Mined.load(files[-1])
-            again = self._with_scorer(lambda scorer: still_preferred(scorer, self.judged, self.items, last))
-            self.set_aside += [
-                one
-                for one in again.all_outscoring("in the last mining and after training")
-                if (one.place, one.position) not in known
-            ]
-        list_set_aside([*self.set_aside, *others], self.judged, self.items, self.run.path)
+        mined = [Mined.load(file) for turn in range(1, self.n) if (file := self.run.mined(turn)).exists()]
+        aside = [*_twice_in(mined), *others]
+        if mined:
+            again = self._with_scorer(lambda scorer: still_preferred(scorer, self.judged, self.items, mined[-1]))
+            known = {(one.place, one.position) for one in aside}
+            found = again.all_outscoring("in the last mining and after training")
+            aside += [one for one in found if (one.place, one.position) not in known]
+        list_set_aside(aside, self.judged, self.items, self.run.path)
 
     def _pools_of(self, turn: int) -> list[Pool]:
         if turn == 0 or self.plan is None:
             return [Pool(row) for row in self.near]
         mined = [self._mined(one) for one in range(1, turn + 1)]
-        self.set_aside = [one for pair in itertools.pairwise(mined) for one in twice(*pair)]
         aside: dict[int, list[int]] = {}
-        for one in self.set_aside:
+        for one in _twice_in(mined):
             aside.setdefault(one.place, []).append(one.position)
         return [
             Pool(near, found, np.array(aside.get(place, []), np.intp))
@@ -132,6 +128,12 @@ class Turns:
                     return use(scorer)
             finally:
                 shutil.rmtree(folder)
+
+
+def _twice_in(mined: Sequence[Mined]) -> list[SetAside]:
+    """What was set aside in any two minings, one after the other; as it was last seen."""
+    found = [one for earlier, now in itertools.pairwise(mined) for one in twice(earlier, now)]
+    return list({(one.place, one.position): one for one in found}.values())
 
 
 def planned(

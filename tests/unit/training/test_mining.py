@@ -244,6 +244,22 @@ def test_a_run_that_is_killed_while_it_mines_ends_with_the_same_weights(tmp_path
     assert not (tmp_path / "killed" / "training" / "as-it-is").exists()
 
 
+def test_what_was_set_aside_is_listed_though_the_run_was_killed_at_its_end(tmp_path, base, tiny, monkeypatch) -> None:
+    from adacur.training.run_folder import RunFolder
+
+    # Whatever scores above the relevant item counts: a tiny model has no margins.
+    monkeypatch.setattr("adacur.training.mining.margin_of", lambda scores: 0.0)
+    listed = train(tmp_path / "whole", base, tiny).folder / "set_aside.jsonl"
+    rows = [json.loads(line) for line in listed.read_text().splitlines()]
+    assert {row["because"] for row in rows} == {"in two minings", "in the last mining and after training"}
+    assert all(row["score"] > row["positive_score"] for row in rows)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "publish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "killed", base, tiny)
+    assert (train(tmp_path / "killed", base, tiny).folder / "set_aside.jsonl").read_bytes() == listed.read_bytes()
+
+
 def test_turns_must_fit_the_epochs_and_calls_the_index(tmp_path, base, tiny) -> None:
     with pytest.raises(InputError, match="from 1 to 4; got 5"):
         train(tmp_path / "m", base, tiny, turns=5)
