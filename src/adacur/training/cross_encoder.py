@@ -239,5 +239,6 @@ def _tell_cost(
     mining = ""
     if plan is not None:
         described = plan.describe(n_items=len(data.items), n_queries=len(data.learnt))
-        mining = f" Mining before turns 2 to {n_turns}, each: {described}."
+        before = "turn 2" if n_turns == 2 else f"each of turns 2 to {n_turns}"
+        mining = f" Mining before {before}: {described}."
     _log.info("%s pairs to train on, and %s in each of %d checks.%s", f"{pairs:,}", f"{check:,}", epochs + 1, mining)

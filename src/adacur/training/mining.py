@@ -275,7 +275,7 @@ def list_set_aside(found: Sequence[SetAside], judged: JudgedQueries, items: Item
     if found:
         write_set_aside(file, found, judged, items)
         _log.warning(
-            "%s items outscore the relevant item of their query by a margin and may be missing judgements: see %s.",
+            "%s items outscore the relevant item of their query by a margin: missing judgements, or mistakes. See %s.",
             f"{len(found):,}",
             file,
         )
