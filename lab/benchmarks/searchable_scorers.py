@@ -33,10 +33,10 @@ from adacur import BM25, AnchorIndex, Dense, Gaussian, Query
 from adacur.core.records import ItemList
 from adacur.data import JudgedCollection, read_beir, split_queries
 from adacur.evaluation import bootstrap_interval
-from adacur.first_stages.encoders import EncoderCard
 from adacur.scorers import MatrixScorer, TorchCrossEncoder
 from adacur.training import Mixture, TrainingSettings, train_cross_encoder
 from adacur.training.judged_queries import words_of
+from adacur_lab.known_vectors import KnownVectors
 
 COLLECTIONS = ("mondo", "medquad", "scifact")
 HEADS = ("cls", "emb")
@@ -156,22 +156,6 @@ def read_parts(asked: argparse.Namespace, name: str) -> tuple[JudgedCollection, 
     return training, test
 
 
-class KnownVectors:
-    """An encoder that looks up the vectors of texts it has been given."""
-
-    def __init__(self, texts: Sequence[str], vectors: np.ndarray) -> None:
-        self._rows = {text: row for row, text in enumerate(texts)}
-        self._vectors = vectors
-        self.dimension = vectors.shape[1]
-        self.card = EncoderCard(kind="looked up", dimension=self.dimension)
-
-    def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
-        return self._vectors[[self._rows[text] for text in texts]]
-
-    def encode_items(self, texts: Sequence[str]) -> np.ndarray:
-        raise NotImplementedError("items come with their vectors")
-
-
 class Cell:
     """One model: trained, scored over everything, searched."""
 
@@ -187,7 +171,7 @@ class Cell:
         )
         stored = np.load(asked.work / f"{self.name}.npz")
         ids = [item.id for item in self.items]
-        encoder = KnownVectors([query.text for query in queries], stored["queries"])
+        encoder = KnownVectors(queries, stored["queries"])
         self.dense = Dense.from_embeddings(ids, stored["items"], encoder=encoder)
         self.folder = asked.work / "-".join(asked.cell)
         self.tokens = ITEM_TOKENS[self.name]
