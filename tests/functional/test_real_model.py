@@ -38,13 +38,13 @@ def folder(tmp_path_factory, scorer, articles):
 
 def test_the_right_articles_are_found_within_the_budget_after_a_reload(folder, scorer) -> None:
     index = adacur.load(folder, scorer=scorer)
-    assert set(index.first_stages) == {"bm25", "dense", "random"}
+    assert set(index.first_stages) == {"bm25", "dense", "bm25+dense", "random"}
     for question, title in (
         ("who discovered penicillin?", "Alexander Fleming"),
         ("who painted the portrait of Lisa Gherardini?", "Leonardo da Vinci"),
         ("largest planet in the solar system", "Jupiter"),
     ):
-        for first in ("bm25", "dense"):
+        for first in ("bm25", "dense", "bm25+dense"):
             hits = index.search(question, k=3, budget=20, first=first)
             assert hits.trace.calls == 20
             assert title in [hit.item.metadata["title"] for hit in hits]
