@@ -13,6 +13,7 @@ from tests.functional.test_cli import here
 
 QUESTION = "which river runs by the old harbour?"
 STAGES = tuple(FIRST_STAGES)
+JOINED = "+".join(sorted(STAGES))
 SCORED = ("--scorer", "my_scorers:score")
 SCORER = """
 import zlib
@@ -36,11 +37,11 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = (*SCORED, "-n", 5, "--first", ",".join(STAGES), "--json")
     ran = here("build", "items.jsonl", "i.adacur", *options, cwd=folder)
     assert ran.code == 0, ran.err
-    assert set(json.loads(ran.out)["first"]) == {*STAGES, "random"}
+    assert set(json.loads(ran.out)["first"]) == {*STAGES, JOINED, "random"}
     return folder
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [*STAGES, JOINED])
 def test_a_pool_confines_a_search_to_the_best_of_every_stage(shop: Path, stage: str) -> None:
     options = ("-k", 3, "--first", stage, "--pool", 6, "--method", "rerank", "--json")
     ran = here("search", "i.adacur", *SCORED, QUESTION, *options, cwd=shop)
