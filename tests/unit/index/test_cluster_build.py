@@ -107,7 +107,7 @@ DRIVER = """
 import sys
 from pathlib import Path
 import test_cluster_build as tests
-tests.build(Path(sys.argv[1]), tests.logged(Path(sys.argv[2]), nap=0.1), on=tests.Ray(sys.argv[3]))
+tests.build(Path(sys.argv[1]), tests.logged(Path(sys.argv[2]), nap=0.3), on=tests.Ray(sys.argv[3]))
 """
 
 
@@ -120,7 +120,10 @@ def test_when_the_driver_is_killed_no_finished_block_is_scored_again(ray_cluster
         assert driver.poll() is None, driver.communicate()
         time.sleep(0.005)
     driver.send_signal(signal.SIGKILL)
-    assert driver.communicate() == (b"", b"")
+    out, err = driver.communicate()
+    assert out == b""
+    # Ray prints nothing; on a busy machine it may give up a worker that is slow to start, which the build tells.
+    assert all(line.startswith(b"A worker died without one") for line in err.splitlines()), err
     with pytest.raises(IncompleteIndex):
         IndexFolder.open(path)
     build(path, logged(log))
