@@ -1,24 +1,25 @@
 """Can a trained scorer be searched? Near misses alone against the mixture, and re-ranking against search. Wants a GPU.
 
-    python lab/benchmarks/searchable_scorers.py split DATA OUT --scores DIR       # here: train and test apart
-    python lab/benchmarks/searchable_scorers.py embed DATA WORK --encoder FOLDER  # there: vectors of all texts
+    python lab/benchmarks/searchable_data.py split DATA OUT --scores DIR          # here: train and test apart
+    python lab/benchmarks/searchable_data.py embed OUT --encoder FOLDER           # here: vectors of all texts, int8
     python lab/benchmarks/searchable_scorers.py run DATA WORK OUT --base FOLDER   # there: every cell that is not done
     python lab/benchmarks/searchable_scorers.py table OUT
 
 A cell is a collection, a head, a recipe ("near": near misses alone; "mixture": near misses, random items and, in its
 second turn, what searches find) and a seed; both recipes make the same number of updates. Each cell is a process of its
-own, several at a time. OUT/rows.jsonl gets a row per cell: nDCG@10 of the test queries where the scorer ranks the dense
-stage's best 50, 100, 500, and all items; minutes; and at 50, 100 and 200 calls re-ranking and "gaussian" (250 anchor
-queries from the training, 5 rounds) from BM25, from the dense stage and from both joined, with 95 % paired bootstrap
-intervals. A cell that was cut short goes on from its last epoch. OUT/texts.json holds phantom hits (the scorer's best
-item is none that was judged relevant) and what training set aside, as texts.
+own, several at a time; one that fails is tried once more, alone, before the time is up, and one that was cut short goes
+on from its last epoch in the next run. OUT/rows.jsonl gets a row per cell: nDCG@10 of the test queries where the scorer
+ranks the dense stage's best 50, 100, 500, and all items; minutes; and of the first seed at 50, 100 and 200 calls
+re-ranking and "gaussian" (anchor queries from the training, 5 rounds) from BM25, from the dense stage and from both
+joined, with 95 % paired bootstrap intervals. OUT/texts.json holds phantom hits (the scorer's best item is none that was
+judged relevant) and what training set aside, as texts; OUT/logs.txt the end of every cell's log.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -28,132 +29,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from searchable_data import COLLECTIONS, read_parts, read_vectors
 
-from adacur import BM25, AnchorIndex, Dense, Gaussian, Query
+from adacur import BM25, AnchorIndex, Dense, Query
 from adacur.core.records import ItemList
-from adacur.data import JudgedCollection, read_beir, split_queries
+from adacur.data import split_queries
 from adacur.evaluation import bootstrap_interval
 from adacur.scorers import MatrixScorer, TorchCrossEncoder
 from adacur.training import Mixture, TrainingSettings, train_cross_encoder
-from adacur.training.judged_queries import words_of
+from adacur.training.mining import Together
 from adacur_lab.known_vectors import KnownVectors
 
-COLLECTIONS = ("mondo", "medquad", "scifact")
 HEADS = ("cls", "emb")
 RECIPES = {"near": (Mixture(near=1, random=0, found=0), 1), "mixture": (Mixture(), 2)}
 DEPTHS = (50, 100, 500)
 CALLS = (50, 100, 200)
 K = 10
-# Where items are cut, and epochs: scifact has a tenth of the queries.
-ITEM_TOKENS = {"mondo": 64, "medquad": 128, "scifact": 192}
-EPOCHS = {"mondo": 2, "medquad": 2, "scifact": 10}
-QUERY_PREFIX = "Represent this sentence for searching relevant passages: "
+# Where items are cut, and epochs: scifact has 806 queries. A check must not cost more than its epoch.
+ITEM_TOKENS = {"mondo": 64, "medquad": 64, "scifact": 128}
+EPOCHS = {"mondo": 2, "medquad": 2, "scifact": 6}
+CHECKED = {"mondo": 500, "medquad": 500, "scifact": 100}
 QUERIES_AT_ONCE = 50
-
-
-# ── here ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def split(asked: argparse.Namespace) -> None:
-    """BEIR folders in which no query of the training shares a text or a relevant item with the test's.
-
-    scifact is split as its authors do: its training claims may be about abstracts of the test.
-    """
-    for name in asked.collections:
-        collection = read_beir(asked.data / name, split="train" if name == "scifact" else None)
-        if name == "scifact":
-            test = read_beir(asked.data / name, split="test")
-        else:
-            meta = asked.scores / name / "meta.json"
-            ids = set(json.loads(meta.read_text())["test_query_ids"]) if meta.exists() else set()
-            chosen = [query for query in collection.judged if query.id in ids]
-            chosen = chosen or list(split_queries(collection.judged, anchors=0, test=asked.test, seed=0).test)
-            test = JudgedCollection(
-                name, collection.items, chosen, {one.id: collection.qrels[one.id] for one in chosen}
-            )
-        write_split(asked.out / name, collection, test, n=asked.train, characters=asked.characters)
-
-
-def write_split(folder: Path, collection: JudgedCollection, test: JudgedCollection, *, n: int, characters: int) -> None:
-    tested = {words_of(query.text) for query in test.judged}
-    of_test = {item for query in test.judged for item, grade in test.qrels[query.id].items() if grade > 0}
-    free = [
-        query
-        for query in collection.judged
-        if words_of(query.text) not in tested
-        and (collection.name == "scifact" or not of_test & collection.qrels[query.id].keys())
-    ]
-    learnt = split_queries(free, anchors=0, test=min(n, len(free)), seed=1).test
-    (folder / "qrels").mkdir(parents=True, exist_ok=True)
-    items = [{"_id": item.id, "text": item.text[:characters]} for item in collection.items]
-    queries = [{"_id": query.id, "text": query.text} for query in (*learnt, *test.judged)]
-    for file, rows in (("corpus", items), ("queries", queries)):
-        with gzip.open(folder / f"{file}.jsonl.gz", "wt", encoding="utf-8") as stream:
-            stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    for part, chosen, qrels in (("train", learnt, collection.qrels), ("test", test.judged, test.qrels)):
-        lines = [f"{query.id}\t{item}\t{grade}\n" for query in chosen for item, grade in qrels[query.id].items()]
-        (folder / "qrels" / f"{part}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
-    print(f"{folder.name}: {len(items):,} items, {len(learnt):,} queries to learn from, {len(test.judged)} to test")
-
-
-# ── there ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def embed(asked: argparse.Namespace) -> None:
-    """Vectors of all items and queries by bge-small: CLS, length 1, with its prefix before queries."""
-    import torch
-    from transformers import AutoModel, AutoTokenizer
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    tokenizer = AutoTokenizer.from_pretrained(asked.encoder)
-    model = AutoModel.from_pretrained(asked.encoder).to(device).eval()
-    model = model.half() if device == "cuda" else model.float()
-
-    def vectors(texts: Sequence[str]) -> np.ndarray:
-        order = np.argsort([-len(text) for text in texts], kind="stable")
-        rows = np.empty((len(texts), model.config.hidden_size), np.float32)
-        for start in range(0, len(texts), 256):
-            some = order[start : start + 256]
-            encoded = tokenizer(
-                [texts[at] for at in some], padding=True, truncation=True, max_length=512, return_tensors="pt"
-            )
-            with torch.inference_mode():
-                first = model(**encoded.to(device)).last_hidden_state[:, 0].float()
-            rows[some] = torch.nn.functional.normalize(first, dim=1).cpu().numpy()
-        return rows
-
-    for name in asked.collections:
-        started = time.monotonic()
-        training, test = read_parts(asked, name)
-        items, queries = training.items, [*training.judged, *test.judged]
-        file = asked.work / f"{name}.npz"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        texts = [QUERY_PREFIX + query.text for query in queries]
-        np.savez(file, items=vectors([item.text for item in items]), queries=vectors(texts))
-        print(
-            f"{name}: {len(items):,} items and {len(texts):,} queries, {time.monotonic() - started:.0f} s", flush=True
-        )
-
-
-def read_parts(asked: argparse.Namespace, name: str) -> tuple[JudgedCollection, JudgedCollection]:
-    """The training's part of a collection and the test's, of the same items; for a rehearsal, a few of each."""
-    parts = [read_beir(asked.data / name, split=part) for part in ("train", "test")]
-    judged = [sorted(part.judged, key=lambda query: query.id)[: asked.limit_queries or None] for part in parts]
-    items = list(parts[0].items)
-    if asked.limit_items:
-        kept = {id_ for part, own in zip(parts, judged, strict=True) for query in own for id_ in part.qrels[query.id]}
-        items = sorted(items, key=lambda item: item.id not in kept)[: asked.limit_items]
-    there = {item.id for item in items}
-    training, test = (
-        JudgedCollection(
-            name,
-            items,
-            [query for query in own if there & part.qrels[query.id].keys()],
-            {query.id: part.qrels[query.id] for query in own if there & part.qrels[query.id].keys()},
-        )
-        for part, own in zip(parts, judged, strict=True)
-    )
-    return training, test
 
 
 class Cell:
@@ -163,16 +59,19 @@ class Cell:
         self.asked = asked
         self.name, self.head, self.recipe, self.seed = asked.cell
         self.seed = int(self.seed)
-        self.training, test = read_parts(asked, self.name)
-        self.items, self.test, self.qrels = list(self.training.items), list(test.judged), test.qrels
+        self.training, test = read_parts(
+            asked.data, self.name, n_items=asked.limit_items, n_queries=asked.limit_queries
+        )
+        # Chosen by their ids' order, so that later seeds are tested on some of the first one's queries.
+        n_test = asked.test_queries if self.seed == 0 else asked.later_test_queries
+        self.items, self.test, self.qrels = list(self.training.items), list(test.judged)[: n_test or None], test.qrels
         queries = [*self.training.judged, *self.test]
         self.anchors = list(
             split_queries(self.training.judged, anchors=min(asked.anchors, len(self.training.judged) - 20)).anchors
         )
-        stored = np.load(asked.work / f"{self.name}.npz")
-        ids = [item.id for item in self.items]
-        encoder = KnownVectors(queries, stored["queries"])
-        self.dense = Dense.from_embeddings(ids, stored["items"], encoder=encoder)
+        ids, folder = [item.id for item in self.items], asked.data / self.name
+        encoder = KnownVectors(queries, read_vectors(folder, "query", [query.id for query in queries]))
+        self.dense = Dense.from_embeddings(ids, read_vectors(folder, "item", ids), encoder=encoder)
         self.folder = asked.work / "-".join(asked.cell)
         self.tokens = ITEM_TOKENS[self.name]
 
@@ -188,10 +87,12 @@ class Cell:
         started = time.monotonic()
         exact = self.grid("test", self.test)
         row["minutes_of_test_grid"] = round((time.monotonic() - started) / 60, 2)
-        row["ndcg"] = self.depths(exact)
+        per_query = self.depths(exact)
+        row["ndcg"] = {depth: with_interval(values) for depth, values in per_query.items()}
+        row["ndcg_of_queries"] = {depth: np.round(values, 4).tolist() for depth, values in per_query.items()}
         row["test_queries"] = len(self.test)
         self.write_texts(exact)
-        if self.recipe in self.asked.search:
+        if self.recipe in self.asked.search and (self.seed == 0 or self.asked.search_all_seeds):
             started = time.monotonic()
             row["anchors"] = len(self.anchors)
             row["searches"] = self.searches(exact, self.grid("anchors", self.anchors))
@@ -224,7 +125,7 @@ class Cell:
             mining_calls=2 * max(asked.mining_anchors * len(self.items), 100 * n_queries),
             settings=settings,
             held_out=min(100, n_queries // 8),
-            sample=500,
+            sample=CHECKED[self.name],
             max_item_tokens=self.tokens,
         )
 
@@ -243,8 +144,8 @@ class Cell:
             os.replace(file.with_suffix(".partial.npy"), file)
         return np.load(file)
 
-    def depths(self, exact: np.ndarray) -> dict[str, list[float]]:
-        """nDCG@10 with its interval where the scorer ranks the dense stage's best, and everything."""
+    def depths(self, exact: np.ndarray) -> dict[str, np.ndarray]:
+        """nDCG@10 of each test query where the scorer ranks the dense stage's best, and everything."""
         quality = {}
         nearest = [answer.positions for answer in self.dense.search(self.test, min(max(DEPTHS), len(self.items)))]
         for depth in (*DEPTHS, None):
@@ -252,7 +153,7 @@ class Cell:
             for row, near in zip(exact, nearest, strict=True):
                 among = np.arange(len(row)) if depth is None else near[:depth]
                 ranked.append(among[np.argsort(-row[among], kind="stable")[:K]])
-            quality["all" if depth is None else str(depth)] = with_interval(self.ndcg(ranked))
+            quality["all" if depth is None else str(depth)] = self.ndcg(ranked)
         return quality
 
     def ndcg(self, ranked: Sequence[np.ndarray]) -> np.ndarray:
@@ -279,7 +180,7 @@ class Cell:
             )
             for calls in (calls for calls in CALLS if calls <= len(self.items)):
                 quality, recall = {}, {}
-                for method in ("rerank", Gaussian(rounds=5)):
+                for method in ("rerank", Together(rounds=5)):
                     answers = index.search(self.test, K, budget=calls, method=method, first=first)
                     ranked = [held.positions(hits.ids) for hits in answers]
                     name = "rerank" if method == "rerank" else "gaussian"
@@ -335,8 +236,8 @@ def with_interval(values: np.ndarray) -> list[float]:
 
 def run(asked: argparse.Namespace) -> None:
     """Every cell that has no row yet, several processes at a time, until the time is up."""
-    started, ended = time.monotonic(), False
-    asked.out.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    asked.work.mkdir(parents=True, exist_ok=True)
     done = {tuple(map(str, cell_of(row))) for row in rows_in(asked.work)}
     # One seed of everything before the next, and the head that people use first.
     waiting = [
@@ -347,42 +248,88 @@ def run(asked: argparse.Namespace) -> None:
         for recipe in reversed(RECIPES)
         if (name, head, recipe, str(seed)) not in done
     ]
-    print(f"{len(done)} cells are done, {len(waiting)} wait.", flush=True)
+    failed: list[tuple[str, ...]] = []
+    tell(started, f"{len(done)} cells are done, {len(waiting)} wait")
     running: dict[subprocess.Popen[bytes], tuple[tuple[str, ...], float]] = {}
-    environment = os.environ | {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false"}
-    while waiting or running:
-        is_late = time.monotonic() - started > asked.time_limit
-        while waiting and len(running) < asked.jobs and not is_late:
+    is_late = is_second_try = False
+    while running or ((waiting or failed) and not is_late):
+        if not waiting and not running and failed:
+            # Alone, as what failed may have had too little memory beside others.
+            waiting, failed, is_second_try = failed, [], True
+        while waiting and len(running) < (1 if is_second_try else asked.jobs) and not is_late:
             cell = waiting.pop(0)
-            log = (asked.work / f"{'-'.join(cell)}.log").open("ab")
-            command = [sys.executable, *sys.argv, "--cell", *cell]
-            process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-            running[process] = cell, time.monotonic()
-        if is_late and not ended:
+            running[started_cell(asked, cell)] = cell, time.monotonic()
+            tell(started, f"{' '.join(cell)}: begins")
+        for process in [one for one in running if one.poll() is not None]:
+            cell, began = running.pop(process)
+            tell(started, f"{' '.join(cell)}: {how_it_ended(asked, cell, process.returncode, is_late)}", began)
+            if process.returncode and not is_late and not is_second_try:
+                failed.append(cell)
+            publish(asked)
+        if not is_late and time.monotonic() - started > asked.time_limit:
+            is_late = True
             # What they have trained is kept: the next run goes on from there.
             for process in running:
                 process.terminate()
-            waiting, ended = [], True
-        for process in [one for one in running if one.poll() is not None]:
-            cell, began = running.pop(process)
-            log_tail = (asked.work / f"{'-'.join(cell)}.log").read_text(errors="replace")[-1500:]
-            failed = "" if process.returncode == 0 else f" (ended by {process.returncode}) {log_tail}"
-            print(f"{' '.join(cell)}: {time.monotonic() - began:.0f} s{failed}", flush=True)
-        time.sleep(0.5)
-    all_rows = rows_in(asked.work)
-    (asked.out / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in all_rows))
+        time.sleep(0.2)
+    publish(asked)
+    show(rows_in(asked.work))
+
+
+def tell(started: float, event: str, began: float | None = None) -> None:
+    """One short line: when, what, and how long it took."""
+    now = time.monotonic()
+    print(f"{now - started:4.0f} s  {event}{'' if began is None else f', {now - began:.0f} s'}", flush=True)
+
+
+def started_cell(asked: argparse.Namespace, cell: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    cores = str(max(1, (os.cpu_count() or 1) // asked.jobs))
+    environment = os.environ | {
+        "OMP_NUM_THREADS": cores,
+        "OPENBLAS_NUM_THREADS": cores,
+        "RAYON_NUM_THREADS": cores,
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    }
+    with log_of(asked, cell).open("ab") as log:
+        return subprocess.Popen([sys.executable, *sys.argv, "--cell", *cell], stdout=log, stderr=log, env=environment)
+
+
+def log_of(asked: argparse.Namespace, cell: tuple[str, ...]) -> Path:
+    return asked.work / f"{'-'.join(cell)}.log"
+
+
+def how_it_ended(asked: argparse.Namespace, cell: tuple[str, ...], status: int, is_late: bool) -> str:
+    if is_late and status:
+        return "cut short"
+    if status:
+        lines = log_of(asked, cell).read_text(errors="replace").strip().splitlines() or ["no word"]
+        return f"failed ({lines[-1][:100]})"
+    row = next(row for row in reversed(rows_in(asked.work)) if tuple(map(str, cell_of(row))) == cell)
+    minutes = ", ".join(f"{name.removeprefix('minutes_')} {row[name]:.1f}" for name in row if "minutes" in name)
+    return f"done, all {row['ndcg']['all'][0]:.3f}, best 50 {row['ndcg']['50'][0]:.3f} (minutes {minutes})"
+
+
+def publish(asked: argparse.Namespace) -> None:
+    """Everything that is known so far: a run may be killed at any time."""
+    asked.out.mkdir(parents=True, exist_ok=True)
+    (asked.out / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_in(asked.work)))
     texts = {file.parent.name: json.loads(file.read_text()) for file in sorted(asked.work.glob("*/texts.json"))}
     (asked.out / "texts.json").write_text(json.dumps(texts, ensure_ascii=False, indent=1))
-    show(all_rows)
+    logs = [(log.name, log.read_text(errors="replace")[-3000:]) for log in sorted(asked.work.glob("*.log"))]
+    (asked.out / "logs.txt").write_text("\n".join(f"==> {name}\n{text}" for name, text in logs))
 
 
 def one(asked: argparse.Namespace) -> None:
     """A single cell, in a process of its own."""
     import torch
 
+    logging.basicConfig(format="%(relativeCreated)d ms %(message)s")
+    logging.getLogger("adacur").setLevel(logging.INFO)
     # Checks score in float32: TF32 products are good enough to choose a checkpoint, and several times as fast.
     torch.set_float32_matmul_precision("high")
     row = Cell(asked).row()
+    if torch.cuda.is_available():
+        row["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
     # One line in one call: several processes append.
     with (asked.work / "rows.jsonl").open("a") as stream:
         stream.write(json.dumps(row) + "\n")
@@ -426,29 +373,24 @@ def main() -> None:
     def names(text: str) -> list[str]:
         return text.split(",")
 
-    splitting, embedding, running, table = (commands.add_parser(name) for name in ("split", "embed", "run", "table"))
-    for command in (splitting, embedding, running):
-        command.add_argument("data", type=Path)
-        command.add_argument("--collections", type=names, default=list(COLLECTIONS))
-    splitting.add_argument("out", type=Path)
-    splitting.add_argument("--scores", type=Path, default=Path("../shared/scores"))
-    splitting.add_argument("--train", type=int, default=7900, help="queries to learn from, held-out ones included")
-    splitting.add_argument("--test", type=int, default=200)
-    splitting.add_argument("--characters", type=int, default=1600, help="where items are cut, to travel light")
-    for command in (embedding, running):
-        command.add_argument("work", type=Path)
-        command.add_argument("--limit-items", type=int, default=0, help="of a rehearsal")
-        command.add_argument("--limit-queries", type=int, default=0, help="of a rehearsal")
-    embedding.add_argument("--encoder", type=Path, required=True)
+    running, table = (commands.add_parser(name) for name in ("run", "table"))
+    running.add_argument("data", type=Path)
+    running.add_argument("work", type=Path)
+    running.add_argument("--collections", type=names, default=list(COLLECTIONS))
+    running.add_argument("--limit-items", type=int, default=0, help="of a rehearsal")
+    running.add_argument("--limit-queries", type=int, default=0, help="of a rehearsal")
     running.add_argument("out", type=Path)
     running.add_argument("--base", type=Path, required=True)
     running.add_argument("--heads", type=names, default=list(HEADS))
     running.add_argument("--seeds", type=names, default=["0", "1", "2"])
-    running.add_argument("--jobs", type=int, default=5)
+    running.add_argument("--jobs", type=int, default=2)
     running.add_argument("--time-limit", type=float, default=520, help="seconds; then cells are cut short")
     running.add_argument("--search", type=names, default=["mixture"], help="recipes whose models are searched")
-    running.add_argument("--anchors", type=int, default=250)
-    running.add_argument("--mining-anchors", type=int, default=100)
+    running.add_argument("--search-all-seeds", action="store_true", help="not only the first")
+    running.add_argument("--test-queries", type=int, default=200, help="of the first seed; 0 for all")
+    running.add_argument("--later-test-queries", type=int, default=100, help="of the other seeds; 0 for all")
+    running.add_argument("--anchors", type=int, default=100)
+    running.add_argument("--mining-anchors", type=int, default=50)
     running.add_argument("--negatives", type=int, default=31)
     running.add_argument("--epochs", type=int, help="instead of the collection's usual number")
     running.add_argument("--learning-rate", type=float, default=5e-5)
@@ -457,10 +399,8 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.command == "run":
         one(asked) if asked.cell else run(asked)
-    elif asked.command == "table":
-        show(rows_in(asked.out))
     else:
-        {"split": split, "embed": embed}[asked.command](asked)
+        show(rows_in(asked.out))
 
 
 if __name__ == "__main__":

@@ -122,12 +122,19 @@ class GaussianModel:
         # The items' random keys, where they are stored with the given features.
         self.keys: KeyArray | None = None if features is None else features.keys
         self._extracted = _Extracted()
+        self._together = False
 
     def adjusted(self, *, noise: float, embedding_weight: float | None, locality: float | None) -> GaussianModel:
         """The same model with other settings, sharing everything that depends on the index alone."""
         # A copy: searches come here each time, and a new model would check all embeddings.
         other = copy.copy(self)
         other._set(noise=noise, embedding_weight=embedding_weight, locality=locality)
+        return other
+
+    def in_one_product(self) -> GaussianModel:
+        """The same model, which predicts for all queries of a batch at once: faster, and rounded by their number."""
+        other = copy.copy(self)
+        other._together = True
         return other
 
     def _set(self, *, noise: float, embedding_weight: float | None, locality: float | None) -> None:
@@ -161,7 +168,10 @@ class GaussianModel:
         features = self.features_of(anchors)
         vectors = unit_vectors(self.embed_queries, queries) if features.anchor_vectors is not None else None
         return _Posteriors(
-            features, self._posteriors(features, vectors, [None] * len(queries)), in_scores=features.scale.score
+            features,
+            self._posteriors(features, vectors, [None] * len(queries)),
+            in_scores=features.scale.score,
+            together=self._together,
         )
 
     def replay(self, anchors: AnchorScores, positions: IntArray) -> _Posteriors:
@@ -296,16 +306,16 @@ class _Posteriors:
     def predict(self) -> FloatArray | list[DeviceRow]:
         """Predictions for every item on the score scale, a row per query."""
         features = self._features
-        if features.device_means is not None:
-            return [
-                DeviceRow(features.factors.predictions(query.weights, means=features.device_means).add_(query.level))
-                for query in self._queries
-            ]
         if self.together:
             predicted = features.factors.products(np.stack([query.weights for query in self._queries]))
             predicted += features.means
             predicted += np.array([query.level for query in self._queries], dtype=predicted.dtype)[:, None]
             return predicted
+        if features.device_means is not None:
+            return [
+                DeviceRow(features.factors.predictions(query.weights, means=features.device_means).add_(query.level))
+                for query in self._queries
+            ]
         predicted = np.empty((len(self._queries), len(features.means)), dtype=features.means.dtype)
         # One product per query: a product for the whole batch rounds differently with the batch's size, and an answer
         # must not depend on its neighbours.

@@ -244,6 +244,27 @@ class _CheckedTrainer(transformers.Trainer):  # type: ignore[misc]
             raise self._failed(f"The loss is {value.item()}")
         return loss
 
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any) -> Any:
+        """One step, in `parts` where the model has them; smaller ones where the device runs out of memory."""
+        if not hasattr(self.model, "parts"):
+            return super().training_step(model, inputs, *args)
+        weights = list(self.model.parameters())
+        # Of steps that make one update with this one; elsewhere there are none.
+        before = [None if weight.grad is None else weight.grad.clone() for weight in weights]
+        while True:
+            try:
+                losses = [
+                    super(_CheckedTrainer, self).training_step(model, part, *args)
+                    for part in self.model.parts(**inputs)
+                ]
+                return torch.stack(losses).sum()
+            except torch.OutOfMemoryError:
+                pass
+            # Here, where the failed attempt holds no memory any more.
+            for weight, gradient in zip(weights, before, strict=True):
+                weight.grad = None if gradient is None else gradient.clone()
+            self.model.take_less()
+
     def measured(self) -> Mapping[str, float]:
         # The update after a finite loss can still ruin the weights, and NaN scores rank well.
         if not all(bool(torch.isfinite(weight).all()) for weight in self.model.parameters()):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,16 +13,26 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from torch.utils.checkpoint import checkpoint
 
 from adacur.core.arrays import FloatArray, IntArray
-from adacur.core.errors import InputError
+from adacur.core.errors import InputError, TrainingFailed
 from adacur.scorers.cross_encoders.checkpoints import check_is_fast, quiet, written_whole
 from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead, make_emb_cross_encoder, save_emb_cross_encoder
+from adacur.scorers.cross_encoders.pair_batches import PairBatches
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenPairs, TokenTexts, chosen_max_tokens
 
+_log = logging.getLogger(__name__)
 # The place of a query, the positions of its items, and the targets of their scores.
 PairExample = tuple[int, IntArray, FloatArray]
-_TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 131_072}
+# Tokens of one forward pass, padding included; fewer leave a GPU waiting for its next kernel.
+_TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 32_768}
+# Tokens whose activations are held until their gradients are known. Beyond these a GPU gains nothing, and this many of
+# a small model take 5 GB on the CPU.
+_TOKENS_IN_MEMORY = {"cpu": 8192, "cuda": 65_536}
+# Of one token in one layer, per hidden unit: 26.3 GiB were seen for 90,000 tokens of 12 layers of 384 in bfloat16.
+_BYTES_HELD = 80
+_SHARE_OF_MEMORY = 0.25
 
 
 class RankingModel(torch.nn.Module):  # type: ignore[misc]
@@ -39,6 +51,7 @@ class RankingModel(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         self._tokenizer, self.cross_encoder = untrained(base, head, add_tags=add_tags)
         self._head, self._squared = head, squared
+        self._tokens_in_memory: int | None = None
         self.tokens = PairTokenizer(
             self._tokenizer.backend_tokenizer,
             max_tokens=chosen_max_tokens(
@@ -52,36 +65,78 @@ class RankingModel(torch.nn.Module):  # type: ignore[misc]
         takes = inspect.signature(self.cross_encoder.forward).parameters
         self._takes_types = "token_type_ids" in self._tokenizer.model_input_names and "token_type_ids" in takes
 
-    def forward(self, chunks: list[dict[str, Any]], places: Any, targets: Any) -> dict[str, Any]:
-        """The loss; `targets` are of shape (queries, items), `places` say where their pairs stand in the chunks."""
-        scores = torch.cat([self._scores(**chunk) for chunk in chunks])[places].view(targets.shape)
+    def forward(self, pairs: TokenPairs, targets: Any, share: float = 1.0) -> dict[str, Any]:
+        """The loss times `share`; `targets` are of shape (queries, items), the pairs in the same order."""
+        # One query alone may be too much: its activations are then computed again for their gradients.
+        is_too_much = int(pairs.lengths.sum()) > self.tokens_in_memory
+        scores = self._scores_of(pairs, recompute=is_too_much and torch.is_grad_enabled()).view(targets.shape)
         functional = torch.nn.functional
         loss = functional.mse_loss(scores, targets) if self._squared else functional.cross_entropy(scores, targets)
-        return {"loss": loss}
+        return {"loss": loss * share}
 
     def step(self, texts: TokenTexts, examples: Sequence[PairExample]) -> dict[str, Any]:
         """The arguments of `forward` for several queries, each with the same number of items."""
         queries, positions, targets = zip(*examples, strict=True)
-        pairs = TokenPairs(
-            texts, np.repeat(queries, [len(of_query) for of_query in positions]), np.concatenate(positions)
-        )
-        chunks = list(self._chunks(pairs))
-        places = np.empty(len(pairs), np.intp)
-        places[np.concatenate(chunks)] = np.arange(len(pairs))
+        of_pairs = np.repeat(queries, [len(of_query) for of_query in positions])
         return {
-            "chunks": [self._padded(pairs, chunk) for chunk in chunks],
-            "places": torch.from_numpy(places),
+            "pairs": TokenPairs(texts, of_pairs, np.concatenate(positions)).with_own_texts(),
             "targets": torch.from_numpy(np.stack(targets).astype(np.float32)),
         }
 
+    def parts(self, pairs: TokenPairs, targets: Any) -> Iterator[dict[str, Any]]:
+        """Those arguments in parts that fit into memory, some of the queries each, with all their items.
+
+        The gradients of the parts add up to those of the whole, since the loss is a mean over queries.
+        """
+        n_queries, n_items = targets.shape
+        cuts, held = [0], 0
+        for query, tokens in enumerate(pairs.lengths.reshape(n_queries, n_items).sum(axis=1).tolist()):
+            if held and held + tokens > self.tokens_in_memory:
+                cuts.append(query)
+                held = 0
+            held += tokens
+        for start, end in itertools.pairwise([*cuts, n_queries]):
+            own = slice(start * n_items, end * n_items)
+            yield {
+                "pairs": TokenPairs(pairs.texts, pairs.query_of[own], pairs.item_of[own]),
+                "targets": targets[start:end],
+                "share": (end - start) / n_queries,
+            }
+
+    @property
+    def tokens_in_memory(self) -> int:
+        """How many tokens may wait for their gradients: by the device's memory, and less once that was too much."""
+        if self._tokens_in_memory is None:
+            self._tokens_in_memory = _affordable_tokens(self.cross_encoder, self._device)
+        return self._tokens_in_memory
+
+    def take_less(self) -> None:
+        """Go on with half as many tokens in memory, as the device has run out of it."""
+        if self.tokens_in_memory == 1:
+            raise TrainingFailed(
+                f"The device {self._device} has too little memory left for one pair. Free some, or lower max_tokens or "
+                "max_item_tokens."
+            )
+        self._tokens_in_memory = self.tokens_in_memory // 2
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        _log.warning(
+            "The device %s ran out of memory; training goes on with at most %d tokens in it.",
+            self._device,
+            self._tokens_in_memory,
+        )
+
     def scores_of(self, pairs: TokenPairs) -> FloatArray:
         """Scores of all pairs, without gradients."""
-        scores = np.empty(len(pairs), np.float32)
-        for chunk in self._chunks(pairs):
-            inputs = {name: tensor.to(self._device) for name, tensor in self._padded(pairs, chunk).items()}
-            with torch.no_grad():
-                scores[chunk] = self._scores(**inputs).cpu().numpy()
-        return scores
+        while True:
+            try:
+                with torch.no_grad():
+                    scores: FloatArray = self._scores_of(pairs, recompute=False).cpu().numpy()
+                    return scores
+            except torch.OutOfMemoryError:
+                pass
+            # Here, where the failed attempt holds no memory any more.
+            self.take_less()
 
     def save(self, folder: Path) -> None:
         """Write the cross-encoder and its tokenizer, whole or not at all; the model stays where it is."""
@@ -106,19 +161,29 @@ class RankingModel(torch.nn.Module):  # type: ignore[misc]
             inputs["token_type_ids"] = token_type_ids
         return self.cross_encoder(**inputs).logits[:, 0].float()
 
-    def _chunks(self, pairs: TokenPairs) -> Iterator[IntArray]:
-        """Places of pairs of like length, the longest first; as many as fit the memory, padding included."""
-        lengths, most_tokens = pairs.lengths, _TOKENS_AT_ONCE[self._device.type]
-        longest_first = np.argsort(-lengths, kind="stable")
-        start = 0
-        while start < len(lengths):
-            size = max(1, most_tokens // max(1, int(lengths[longest_first[start]])))
-            yield longest_first[start : start + size]
-            start += size
+    def _scores_of(self, pairs: TokenPairs, *, recompute: bool) -> Any:
+        """Scores in the order of the pairs, computed in batches of like length."""
+        batches = PairBatches(torch, pairs, device=self._device, pad_id=self.tokens.pad_id)
+        tokens = min(_TOKENS_AT_ONCE[self._device.type], self.tokens_in_memory)
+        scores, start = [], 0
+        while start < len(batches):
+            end = batches.padded_end(start, tokens=tokens, evenly=False)
+            inputs = batches.padded(start, end)
+            scores.append(
+                checkpoint(self._scores, **inputs, use_reentrant=False) if recompute else self._scores(**inputs)
+            )
+            start = end
+        return torch.cat(scores)[torch.argsort(batches.order)]
 
-    def _padded(self, pairs: TokenPairs, chunk: IntArray) -> dict[str, Any]:
-        arrays = pairs.padded(chunk, pad_id=self.tokens.pad_id)
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+def _affordable_tokens(module: Any, device: Any) -> int:
+    """Tokens whose activations take a quarter of the device's memory, and no more than are of use."""
+    most = _TOKENS_IN_MEMORY[device.type]
+    if device.type != "cuda":
+        return most
+    config = module.config
+    size = getattr(config, "num_hidden_layers", 12) * getattr(config, "hidden_size", 768) * _BYTES_HELD
+    return max(1, min(most, int(_SHARE_OF_MEMORY * torch.cuda.get_device_properties(device).total_memory) // size))
 
 
 def untrained(folder: Path, head: EmbHead | None, *, add_tags: bool) -> tuple[Any, Any]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import logging
 import shutil
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from adacur.training.mining import (
     Mined,
     MiningPlan,
     SetAside,
+    likeliest,
     list_set_aside,
     mine,
     plan_mining,
@@ -75,18 +78,20 @@ class Turns:
         aside = [*_twice_in(mined), *others]
         if mined:
             again = self._with_scorer(lambda scorer: still_preferred(scorer, self.judged, self.items, mined[-1]))
-            known = {(one.place, one.position) for one in aside}
-            found = again.all_outscoring("in the last mining and after training")
-            aside += [one for one in found if (one.place, one.position) not in known]
+            known = {(one.place, one.position): one for one in aside}
+            for one in again.all_outscoring("in the last mining and after training"):
+                earlier = known.get((one.place, one.position))
+                known[one.place, one.position] = (
+                    replace(one, looks=2) if earlier is None else replace(earlier, looks=earlier.looks + 1)
+                )
+            aside = list(known.values())
         list_set_aside(aside, self.judged, self.items, self.run.path)
 
     def _pools_of(self, turn: int) -> list[Pool]:
         if turn == 0 or self.plan is None:
             return [Pool(row) for row in self.near]
         mined = [self._mined(one) for one in range(1, turn + 1)]
-        aside: dict[int, list[int]] = {}
-        for one in _twice_in(mined):
-            aside.setdefault(one.place, []).append(one.position)
+        aside = {one.place: [one.position] for one in likeliest(_twice_in(mined))}
         return [
             Pool(near, found, np.array(aside.get(place, []), np.intp))
             for place, (near, found) in enumerate(zip(self.near, mined[-1].positions, strict=True))
@@ -98,7 +103,7 @@ class Turns:
         plan = self.plan
         if not file.exists():
             assert plan is not None
-            device = self.device if self.device != "cpu" else None
+            started = time.monotonic()
             found = self._with_scorer(
                 lambda scorer: mine(
                     scorer,
@@ -107,11 +112,11 @@ class Turns:
                     first=self.first,
                     plan=plan,
                     seed=self.seed + turn,
-                    device=device,
                     progress=self.progress,
                 )
             )
             found.save(file)
+            _log.info("Mining before turn %d took %.0f s.", turn + 1, time.monotonic() - started)
         return Mined.load(file)
 
     def _with_scorer(self, use: Callable[[TorchCrossEncoder], Mined]) -> Mined:
@@ -133,7 +138,9 @@ class Turns:
 def _twice_in(mined: Sequence[Mined]) -> list[SetAside]:
     """What was set aside in any two minings, one after the other; as it was last seen."""
     found = [one for earlier, now in itertools.pairwise(mined) for one in twice(earlier, now)]
-    return list({(one.place, one.position): one for one in found}.values())
+    looks = Counter((one.place, one.position) for one in found)
+    last = {(one.place, one.position): one for one in found}
+    return [replace(one, looks=1 + looks[key]) for key, one in last.items()]
 
 
 def planned(

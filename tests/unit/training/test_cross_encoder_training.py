@@ -18,15 +18,18 @@ from adacur.core.protocols import ScorerCard
 from adacur.data import JudgedCollection
 from adacur.first_stages import Matrix
 from adacur.scorers import TorchCrossEncoder
+from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead
 from adacur.training import TrainingSettings, train_cross_encoder
 from adacur.training.checking import ranking_quality
 from adacur.training.judged_queries import learning_data
 from adacur.training.negatives import Draws
 from adacur.training.run_folder import RunFolder
-from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_transformer
+from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, QUERIES, WORDS, tiny_transformer
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
+ranking_model = pytest.importorskip("adacur.training.ranking_model")
+RankingModel = ranking_model.RankingModel
 
 QUICK = TrainingSettings(epochs=3, learning_rate=3e-3, batch_queries=4, patience=None)
 
@@ -396,14 +399,80 @@ def test_more_queries_in_a_batch_than_there_are_is_one_step_per_epoch(tmp_path, 
     assert trained.updates == 2
 
 
-def test_accumulated_steps_learn_what_one_large_step_does(tmp_path, base) -> None:
-    common = {"epochs": 2, "learning_rate": 1e-3, "patience": None}
-    # Dropout draws differ between one pass and several.
-    config = json.loads((base / "config.json").read_text())
-    calm = tiny_transformer(tmp_path / "calm")
-    (calm / "config.json").write_text(
+@pytest.fixture
+def calm(tmp_path) -> Path:
+    """A base without dropout, whose draws differ between one pass and several."""
+    folder = tiny_transformer(tmp_path / "calm", layers=1)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
         json.dumps(config | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
     )
+    return folder
+
+
+@pytest.mark.parametrize("squared", [False, True])
+@pytest.mark.parametrize("head", [None, EmbHead()])
+def test_a_step_in_parts_has_the_gradients_of_the_whole(calm, head, squared) -> None:
+    torch.manual_seed(0)
+    model = RankingModel(calm, head, add_tags=True, max_tokens=None, max_item_tokens=None, squared=squared).train()
+    texts = model.tokens.texts(QUERIES, ITEMS)
+    rng = np.random.default_rng(0)
+    shown = [(place, rng.choice(len(ITEMS), 6, replace=False), rng.random(6)) for place in range(len(QUERIES))]
+    step = model.step(texts, shown)
+
+    def gradients(most_tokens: int) -> tuple[int, list]:
+        model.zero_grad()
+        model._tokens_in_memory = most_tokens
+        parts = list(model.parts(**step))
+        for part in parts:
+            model(**part)["loss"].backward()
+        return len(parts), [weights.grad.clone() for weights in model.parameters() if weights.grad is not None]
+
+    # Of all queries, of some, and of one whose pairs have to be computed again, a pair at a time.
+    n_parts, whole = gradients(100_000)
+    assert n_parts == 1
+    rounding = 1e-6 * max(float(gradient.abs().max()) for gradient in whole)
+    for most_tokens, expected in ((int(step["pairs"].lengths.sum()) // 2, range(2, 5)), (1, [len(QUERIES)])):
+        n_parts, parts = gradients(most_tokens)
+        assert n_parts in expected
+        for one, other in zip(parts, whole, strict=True):
+            torch.testing.assert_close(one, other, atol=rounding, rtol=1e-4)
+
+
+def test_a_device_that_runs_out_of_memory_gets_smaller_parts_and_learns_the_same(
+    tmp_path, calm, monkeypatch, caplog
+) -> None:
+    settings = replace(QUICK, epochs=1, accumulate=2)
+    whole = train(tmp_path / "whole", calm, settings=settings)
+    scored, n_calls = RankingModel._scores, 0
+
+    def failing(self, **inputs):
+        nonlocal n_calls
+        n_calls += self.training
+        # In the second step of an update, after a part of it has left its gradients.
+        if self.training and n_calls in (3, 5, 8):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return scored(self, **inputs)
+
+    monkeypatch.setitem(ranking_model._TOKENS_IN_MEMORY, "cpu", 128)
+    monkeypatch.setattr(RankingModel, "_scores", failing)
+    parted = train(tmp_path / "parted", calm, settings=settings)
+    assert caplog.text.count("ran out of memory") == 3
+    losses = [[line["loss"] for line in trained.log if "loss" in line] for trained in (whole, parted)]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+
+
+def test_a_pair_that_never_fits_ends_the_run(tmp_path, calm, monkeypatch) -> None:
+    def failing(self, **inputs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(RankingModel, "_scores", failing)
+    with pytest.raises(TrainingFailed, match="one pair"):
+        train(tmp_path / "m", calm)
+
+
+def test_accumulated_steps_learn_what_one_large_step_does(tmp_path, calm) -> None:
+    common = {"epochs": 2, "learning_rate": 1e-3, "patience": None}
     large = train(tmp_path / "large", calm, settings=TrainingSettings(batch_queries=8, **common))
     small = train(tmp_path / "small", calm, settings=TrainingSettings(batch_queries=2, accumulate=4, **common))
     assert small.updates == large.updates == 4

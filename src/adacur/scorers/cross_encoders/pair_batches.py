@@ -61,10 +61,12 @@ class PairBatches:
         before = self._ends[start - 1] if start else 0
         return max(start + 1, int(np.searchsorted(self._ends, before + tokens, side="right")))
 
-    def padded_end(self, start: int, *, tokens: int) -> int:
-        """The same, counting padding, which is kept below a tenth of a pair unless the batch is small."""
+    def padded_end(self, start: int, *, tokens: int, evenly: bool = True) -> int:
+        """The same, counting padding, which is `evenly` kept below a tenth of a pair unless the batch is small."""
         longest = int(self._lengths[start])
         end = min(len(self), start + max(1, tokens // longest))
+        if not evenly:
+            return end
         enough = start + max(1, tokens // (8 * longest))
         return min(end, enough + int(np.count_nonzero(self._lengths[enough:end] * 10 >= longest * 9)))
 

@@ -19,6 +19,8 @@ TokenArray = npt.NDArray[np.int64]
 
 LEAST_ITEM_TOKENS = 16
 _TEXTS_PER_CALL = 1024
+# Of the texts seen last: some 60 MB with the texts themselves.
+_TOKENS_KNOWN = 5_000_000
 _DEFAULT_MAX_TOKENS = 512
 # Their position embeddings start after the padding id, so that 514 of them hold 512 tokens.
 _POSITIONS_AFTER_PADDING = {
@@ -142,6 +144,20 @@ class TokenPairs:
         of_items = np.minimum(self.texts.item_lengths[self.item_of], self.texts.space[self.query_of])
         return self.texts.head_lengths[self.query_of] + of_items + len(self.texts.template.suffix[0])
 
+    def with_own_texts(self) -> TokenPairs:
+        """The same pairs, of texts that hold no others."""
+        queries, query_of = np.unique(self.query_of, return_inverse=True)
+        items, item_of = np.unique(self.item_of, return_inverse=True)
+        texts = self.texts
+        own = TokenTexts(
+            template=texts.template,
+            heads=[texts.heads[at] for at in queries],
+            space=texts.space[queries],
+            items=[texts.items[at] for at in items],
+            tags=texts.tags and TagPlaces(texts.tags.queries[queries], texts.tags.items[items]),
+        )
+        return TokenPairs(own, query_of, item_of)
+
     def padded(self, positions: Iterable[int], *, pad_id: int) -> dict[str, TokenArray]:
         """Model inputs for these pairs, padded on the right to the longest."""
         return padded([self.texts.pair(self.query_of[at], self.item_of[at]) for at in positions], pad_id=pad_id)
@@ -163,6 +179,8 @@ class PairTokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._lock = threading.Lock()
+        self._known: dict[str, TokenArray] = {}
+        self._n_known = 0
         self.template = PairTemplate.of(self._tokenizer)
         self.max_tokens = max_tokens
         self.max_item_tokens = max_item_tokens
@@ -213,16 +231,29 @@ class PairTokenizer:
         return space
 
     def _tokens(self, texts: Sequence[str]) -> list[TokenArray]:
-        distinct = list(dict.fromkeys(texts))
-        tokens: dict[str, TokenArray] = {}
-        for start in range(0, len(distinct), _TEXTS_PER_CALL):
-            some = distinct[start : start + _TEXTS_PER_CALL]
+        distinct = dict.fromkeys(texts)
+        with self._lock:
+            tokens = {text: self._known[text] for text in distinct if text in self._known}
+        new = [text for text in distinct if text not in tokens]
+        for start in range(0, len(new), _TEXTS_PER_CALL):
+            some = new[start : start + _TEXTS_PER_CALL]
             # Half a surrogate pair, as crawled JSON has them, cannot be encoded; it must not end a long build.
             clean = [text.encode(errors="replace").decode() for text in some]
             with self._lock:
                 encodings = self._tokenizer.encode_batch_fast(clean, add_special_tokens=False)
             tokens.update(zip(some, (np.array(encoding.ids, np.int64) for encoding in encodings), strict=True))
+        self._remember({text: tokens[text] for text in new})
         return [tokens[text] for text in texts]
+
+    def _remember(self, new: dict[str, TokenArray]) -> None:
+        """Keep these for later calls: a search asks for the same items again and again. A full memory begins anew."""
+        size = sum(map(len, new.values()))
+        with self._lock:
+            if self._n_known + size > _TOKENS_KNOWN:
+                self._known, self._n_known = {}, 0
+            if size <= _TOKENS_KNOWN:
+                self._known.update(new)
+                self._n_known += size
 
 
 def padded(pairs: Sequence[TokenArray], *, pad_id: int) -> dict[str, TokenArray]:

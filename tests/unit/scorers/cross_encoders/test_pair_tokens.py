@@ -10,6 +10,7 @@ from adacur.core.errors import InputError, TextTooLong
 from adacur.core.records import Item, Query
 from adacur.data import fetch
 from adacur.scorers import EmbHead
+from adacur.scorers.cross_encoders import pair_tokens
 from adacur.scorers.cross_encoders.pair_tokens import LEAST_ITEM_TOKENS, PairTokenizer, chosen_max_tokens
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, tiny_tokenizer
 
@@ -93,6 +94,19 @@ def test_a_text_that_occurs_often_is_tokenised_once() -> None:
     pairs = PairTokenizer(tiny_tokenizer("bert"), max_tokens=64).pairs(PAIRS * 3)
     assert len(pairs.texts.heads) == len(QUERIES)
     assert len(pairs.texts.items) == len({item.text for item in ITEMS})
+
+
+def test_texts_seen_before_are_remembered_up_to_a_limit_and_make_the_same_pairs(monkeypatch) -> None:
+    monkeypatch.setattr(pair_tokens, "_TOKENS_KNOWN", 60)
+    tokens = PairTokenizer(tiny_tokenizer("bert"), max_tokens=64)
+    for pairs in (PAIRS[:6], PAIRS[3:9], PAIRS, PAIRS[:6]):
+        fresh = PairTokenizer(tiny_tokenizer("bert"), max_tokens=64).pairs(pairs)
+        known = tokens.pairs(pairs)
+        assert tokens._n_known == sum(map(len, tokens._known.values())) <= 60
+        for name, array in known.padded(range(len(pairs)), pad_id=0).items():
+            np.testing.assert_array_equal(array, fresh.padded(range(len(pairs)), pad_id=0)[name])
+        own = known.with_own_texts()
+        np.testing.assert_array_equal(own.lengths, known.lengths)
 
 
 def test_the_tokenizer_given_is_left_as_it_was() -> None:
