@@ -68,7 +68,7 @@ def write_split(folder: Path, collection: JudgedCollection, test: JudgedCollecti
 
 
 def embed(asked: argparse.Namespace) -> None:
-    """Vectors of all items and queries by bge-small, rounded to int8; those of items from --scores where it has them."""
+    """Vectors of all items and queries by bge-small, rounded to int8; those of items from --scores if it has them."""
     encoder = bge_small(asked.encoder)
     for name in asked.collections:
         started = time.monotonic()
@@ -115,9 +115,10 @@ def read_parts(
 ) -> tuple[JudgedCollection, JudgedCollection]:
     """The training's part of a collection and the test's, of the same items; for a rehearsal, a few of each."""
     parts = [read_beir(data / name, split=part) for part in ("train", "test")]
-    judged = [sorted(part.judged, key=lambda query: query.id)[: n_queries or None] for part in parts]
+    judged = [sorted(part.judged, key=lambda query: query.id) for part in parts]
     # A draw, as ids may follow a subject.
     judged[0] = list(split_queries(judged[0], anchors=0, test=min(LEARNT[name], len(judged[0])), seed=1).test)
+    judged = [queries[: n_queries or None] for queries in judged]
     items = list(parts[0].items)
     if n_items:
         kept = {id_ for part, own in zip(parts, judged, strict=True) for query in own for id_ in part.qrels[query.id]}
