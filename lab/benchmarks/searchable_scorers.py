@@ -80,6 +80,8 @@ class Cell:
             zip(("collection", "head", "recipe", "seed"), (self.name, self.head, self.recipe, self.seed), strict=True)
         )
         started = time.monotonic()
+        # The minutes of a cell that was cut short before are those since it went on.
+        row["went_on"] = (self.folder / "model").exists()
         trained = self.train()
         row["minutes_to_train"] = round((time.monotonic() - started) / 60, 2)
         row |= {"updates": trained.updates, "best_update": trained.best_update, "queries": len(self.training.judged)}
@@ -351,7 +353,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     print("|" + "---|" * (5 + len(depths)))
     for row in sorted(rows, key=cell_of):
         cells = [f"{row['ndcg'][depth][0]:.3f}" for depth in depths]
-        minutes = f"{row['minutes_to_train']:.1f}"
+        minutes = f"{row['minutes_to_train']:.1f}" + (" and more" if row["went_on"] else "")
         print("| " + " | ".join([*map(str, cell_of(row)), *cells, minutes]) + " |")
     print("\n| collection | head | trained on | seed | first | calls | re-rank | gaussian | difference | recall |")
     print("|" + "---|" * 10)
