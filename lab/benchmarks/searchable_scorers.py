@@ -353,7 +353,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     print("|" + "---|" * (5 + len(depths)))
     for row in sorted(rows, key=cell_of):
         cells = [f"{row['ndcg'][depth][0]:.3f}" for depth in depths]
-        minutes = f"{row['minutes_to_train']:.1f}" + (" and more" if row["went_on"] else "")
+        minutes = f"{row['minutes_to_train']:.1f}" + (" and more" if row.get("went_on") else "")
         print("| " + " | ".join([*map(str, cell_of(row)), *cells, minutes]) + " |")
     print("\n| collection | head | trained on | seed | first | calls | re-rank | gaussian | difference | recall |")
     print("|" + "---|" * 10)
