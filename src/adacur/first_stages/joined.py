@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn, overload
+from typing import Any, NoReturn
 
 import numpy as np
 
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.budget import check_k
 from adacur.core.errors import InputError
-from adacur.core.protocols import FirstStage, Items, Ranking
+from adacur.core.protocols import FirstStage, Ranking
 from adacur.core.records import Query, as_queries
 from adacur.first_stages.placing import Placed
 
@@ -33,13 +33,13 @@ class Joined(FirstStage):
         if len(stages) < 2 or any(stage.items is not stages[0].items for stage in stages):
             raise InputError(f"Two or more first stages of the same items can be joined; got {len(stages)}.")
         self._stages = tuple(stages)
-        self._items = stages[0].items
+        self.items = stages[0].items
         self.name = SEPARATOR.join(stage.name for stage in stages)
 
     @property
     def ids(self) -> Sequence[str]:
         """The ids of the items, by position."""
-        return _Ids(self._items)
+        return self.items.ids
 
     def settings(self) -> dict[str, Any]:
         """What is joined."""
@@ -49,7 +49,7 @@ class Joined(FirstStage):
         """At most k items per query."""
         check_k(k)
         # Made once: a plain text would get an id of its own from each stage.
-        asked, depth = as_queries(queries), min(max(k, _DEPTH), len(self._items))
+        asked, depth = as_queries(queries), min(max(k, _DEPTH), len(self.items))
         answers = zip(*(stage.search(asked, depth) for stage in self._stages), strict=True)
         return [self._summed([positions for positions, _ in of_query], k) for of_query in answers]
 
@@ -57,7 +57,7 @@ class Joined(FirstStage):
         positions, which = np.unique(np.concatenate(lists), return_inverse=True)
         shares = np.concatenate([1 / (_ALIKE + 1.0 + np.arange(len(some))) for some in lists])
         scores: FloatArray = np.bincount(which, weights=shares, minlength=len(positions)).astype(np.float64)
-        best = np.lexsort((self._items.keys[positions], -scores))[:k]
+        best = np.lexsort((self.items.keys[positions], -scores))[:k]
         return Ranking(positions[best], scores[best])
 
     @staticmethod
@@ -65,25 +65,3 @@ class Joined(FirstStage):
         raise InputError("Joined first stages cannot be built, updated or saved; build, update or save each of them.")
 
     build = load = updated = save = check_can_grow = _refused
-
-
-class _Ids(Sequence[str]):
-    """The ids of items, each read when it is asked for, and their keys."""
-
-    def __init__(self, items: Items) -> None:
-        self._items = items
-        self.keys = items.keys
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    @overload
-    def __getitem__(self, position: int) -> str: ...
-
-    @overload
-    def __getitem__(self, position: slice) -> Sequence[str]: ...
-
-    def __getitem__(self, position: int | slice) -> str | Sequence[str]:
-        if isinstance(position, slice):
-            return [item.id for item in self._items.at(range(*position.indices(len(self))))]
-        return self._items.at([position])[0].id

@@ -100,6 +100,8 @@ AnyStage = FirstStage | Retriever | Placed
 
 def _positions_of(stage: FirstStage, items: Items) -> IntArray | None:
     """Where the items of a stage are among these; None where both have the same, in the same order."""
+    if getattr(stage, "items", None) is items:
+        return None
     # What cannot be a weak key (a dataclass that compares by value, say) is compared at every search.
     with suppress(TypeError):
         compared, positions = _KNOWN.get(stage, (None, None))

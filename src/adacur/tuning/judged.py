@@ -66,7 +66,7 @@ class JudgedQueries:
         most: int | None = None,
         seed: int = 0,
     ) -> JudgedQueries:
-        """Of these queries, or of the anchor queries, those that are judged: at most so many, by a draw."""
+        """Of these queries, or of the anchor queries, those that are judged; of more than `most`, a random draw."""
         check_anchors(index, "Choosing by judgements")
         if index.snapshot.default_first == "random":
             raise InputError(

@@ -73,7 +73,7 @@ class Contest:
         }
 
     def index(self, n_anchors: int) -> AnchorIndex:
-        """An index of the first so many anchor queries, as a user has it, with the look-up scorer."""
+        """An index of the first `n_anchors` anchor queries, as a user has it, with the look-up scorer."""
         if n_anchors not in self._indexes:
             bed = self.testbed
             matrix = np.ascontiguousarray(bed.anchor_scores[:n_anchors].T, dtype=np.float32)
