@@ -83,6 +83,7 @@ def _tell_cost(index: AnchorIndex, qrels: Path, queries: int | str | None, *, k:
 
 def _where(index: AnchorIndex, tuning: Tuning) -> str:
     from adacur.index import home_of
+    from adacur.search.planning import USUAL_CALLS
     from adacur.search.tuned import TUNED, reach_of, read_tunings
 
     assert index.path is not None
@@ -93,7 +94,7 @@ def _where(index: AnchorIndex, tuning: Tuning) -> str:
     (least_k, most_k), least, most = reach_of(tuning.k), reach_of(tuning.budget)[0], reach_of(largest)[1]
     used = f"used by searches with k {least_k}–{most_k} and budget {least}–{most}"
     if tuning.judged:
-        used += f"; those that name no budget spend {tuning.budget} calls"
+        used += f"; those that name no budget spend {min(tuning.budget, USUAL_CALLS)} calls"
     return f"Stored in {home}/{TUNED}; {used}."
 
 

@@ -27,7 +27,7 @@ from adacur.search.tuned import JUDGED_METHODS, REACH, Tuning, read_tunings
 if TYPE_CHECKING:
     from adacur.search.anchor_index import AnchorIndex
 
-_USUAL_CALLS = 100
+USUAL_CALLS = 100
 # A dual encoder is the better start where there is one; then whatever the index has; random needs nothing.
 _PREFERRED_FIRST = ("dense", "bm25")
 _FARTHEST = math.log(REACH) + 1e-9
@@ -68,7 +68,7 @@ def search_options(
     if deadline is not None:
         calls = budget.calls if isinstance(budget, Budget) else budget
         if calls is None:
-            calls = len(index) if isinstance(method, Exact) else _USUAL_CALLS
+            calls = len(index) if isinstance(method, Exact) else USUAL_CALLS
         budget = Budget(calls, deadline)
     return {"budget": budget, "method": method, "first": first, "filter": filter}
 
@@ -97,7 +97,7 @@ def plan_search(
     tuned: tuple[str, ...] = ()
     if budget is None:
         budget = len(index) if isinstance(chosen, Exact) else snapshot.usual_calls(k, method=chosen.name)
-        tuned = ("budget",) if budget != _USUAL_CALLS and not isinstance(chosen, Exact) else ()
+        tuned = ("budget",) if budget != USUAL_CALLS and not isinstance(chosen, Exact) else ()
     spend = budget if isinstance(budget, Budget) else Budget(budget)
     if not isinstance(chosen, Exact):
         start, also_tuned = snapshot.tuned_start(start, k=k, budget=spend.calls, method=chosen.name)
@@ -294,10 +294,14 @@ class Snapshot:
         return next((first for first in near if first is not None and self._has(first)), self.default_first)
 
     def usual_calls(self, k: int, *, method: str) -> int:
-        """The budget of a search that names none: as judgements chose it for about this k, or the usual."""
+        """The budget of a search that names none: as judgements chose it for about this k, and never above the usual.
+
+        A folder may come from anybody: it can lower what a search costs, and not raise it.
+        """
         judged = [tuning for tuning in self.tunings if tuning.judged and method in JUDGED_METHODS]
         near = [one for one in judged if abs(math.log(one.k / k)) <= _FARTHEST]
-        return max(k, min(near, key=lambda one: abs(math.log(one.k / k))).budget) if near else _USUAL_CALLS
+        chosen = min(near, key=lambda one: abs(math.log(one.k / k))).budget if near else USUAL_CALLS
+        return min(max(k, chosen), USUAL_CALLS)
 
     def tuned_start(self, start: First, *, k: int, budget: int, method: str) -> tuple[First, tuple[str, ...]]:
         """The start of a search, with what it leaves open as it is tuned; and the names of what was taken from there.

@@ -186,3 +186,11 @@ def test_a_search_as_tuned_is_a_search(tmp_path) -> None:
     hits = index.search(queries[50], 10)
     assert len(hits) == 10
     assert hits.trace.settings["tuned_for"] is not None
+
+
+@pytest.mark.parametrize(("stored", "spent"), [(30, 30), (10**9, 100)])
+def test_a_folder_may_lower_what_a_search_costs_and_never_raise_it(stored, spent) -> None:
+    index, _, qrels = world(scorer_error=1.5, first_error=1.5, n_new=0)
+    tuning = tune(index, budget=40, qrels=qrels, quick=True)
+    index.snapshot.tunings = (replace(tuning, budget=stored, judged=replace(tuning.judged, largest=stored)),)
+    assert plan_search(index, 10).calls == spent
