@@ -190,7 +190,7 @@ def test_a_search_as_tuned_is_a_search(tmp_path) -> None:
 
 @pytest.mark.parametrize(("stored", "spent"), [(30, 30), (10**9, 100)])
 def test_a_folder_may_lower_what_a_search_costs_and_never_raise_it(stored, spent) -> None:
-    index, _, qrels = world(scorer_error=1.5, first_error=1.5, n_new=0)
+    index, _, qrels = world(scorer_error=1.5, first_error=1.5)
     tuning = tune(index, budget=40, qrels=qrels, quick=True)
     index.snapshot.tunings = (replace(tuning, budget=stored, judged=replace(tuning.judged, largest=stored)),)
     assert plan_search(index, 10).calls == spent
