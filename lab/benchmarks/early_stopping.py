@@ -16,20 +16,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from score_folders import ScoreFolder, read_score_folder
 
-from adacur import AnchorIndex, Hits
-from adacur.approximation import GaussianModel, TopK
+from adacur import AnchorIndex, Gaussian, Hits
+from adacur.approximation import TopK
 from adacur.evaluation import bootstrap_interval
 from adacur.search import AdaptiveSearch, adaptive
-from adacur.search.adaptive import SHORTLIST
-from adacur.search.tuned import default_settings
-from adacur.tuning.replaying import method_of
 
 RECALLS = np.array([0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0001])
 # So near 1 that only a search that cannot be wrong would stop.
@@ -47,41 +43,21 @@ class Watched(AdaptiveSearch):
     def settle(self, predicted: Any, chance_above: Any) -> None:
         state, index = chance_above.func.__self__, chance_above.args[0]
         exact = np.concatenate([round_.exact for round_ in self.rounds])
-        spread = state._queries[index].spread
+        spread = state._queries[index].residual_deviation
         if len(exact) >= self._k and np.isfinite(spread):
             best = np.sort(exact)[-self._k : -self._k + 1 or None]
             positions, promising = self._prospects.best(
-                min(SHORTLIST, np.count_nonzero(self._prospects.unscored)),
+                min(adaptive._SHORTLIST, np.count_nonzero(self._prospects.unscored)),
                 acquisition=TopK(),
                 stream=0,
                 without=np.empty(0, dtype=np.intp),
                 predicted=predicted,
             )
             chances = chance_above(promising, best, ranks=np.array([self._k]))[:, 0]
-            distances = (promising - state._prior.features.scale.rarity(best)) / spread
+            distances = (promising - state._features.scale.rarity(best)) / spread
             above = self.truth[self.query.id][positions] > best
             Watched.seen.append(np.stack([distances, np.full(len(above), self._k), chances, above]))
         super().settle(predicted, chance_above)
-
-
-def searched(
-    index: AnchorIndex,
-    folder: ScoreFolder,
-    approximator: GaussianModel,
-    *,
-    k: int,
-    budget: int,
-    rounds: int,
-    stop_when: float,
-) -> list[Hits]:
-    settings = default_settings(k)
-    return AnchorIndex(index, scorer=folder.scorer).search(
-        folder.test,
-        k,
-        budget=budget,
-        method=replace(method_of(settings, approximator), rounds=rounds, stop_when=stop_when),
-        first=folder.dense,
-    )
 
 
 def recall_by_round(hits: Hits, exact: np.ndarray, k: int) -> np.ndarray:
@@ -106,17 +82,17 @@ def measure(
     embeddings: bool = True,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of calls saved and recall lost, and rows of what was expected beside what was measured."""
-    index = AnchorIndex.from_arrays(items=folder.items, anchor_queries=folder.anchors, scores=folder.anchor_scores)
-    approximator = GaussianModel()
-    if embeddings:
-        approximator = GaussianModel(embeddings=folder.item_embeddings, embed_queries=folder.embed_queries)
+    # Without a dense first stage of its own, an index has no item vectors.
+    index = folder.index if embeddings else AnchorIndex(folder.index.anchors, scorer=folder.scorer)
     Watched.truth = dict(zip((query.id for query in folder.test), folder.test_scores, strict=True))
     rows, reliability = [], []
     for k, calls, n_rounds in itertools.product(ks, budgets, rounds_of):
-        about = {"domain": folder.domain, "k": k, "budget": calls, "rounds": n_rounds}
+        cell = {"domain": folder.domain, "anchors": len(folder.anchors), "k": k, "budget": calls, "rounds": n_rounds}
         Watched.seen = []
         # A search that goes on does what it did before, so one that never stops tells of all that would have.
-        hits = searched(index, folder, approximator, k=k, budget=calls, rounds=n_rounds, stop_when=NEVER)
+        hits = index.search(
+            folder.test, k, budget=calls, method=Gaussian(rounds=n_rounds, stop_when=NEVER), first=folder.dense
+        )
         noted = np.concatenate(Watched.seen, axis=1)
         spent = np.stack([padded(np.cumsum([len(r.positions) for r in own.trace.rounds]), n_rounds) for own in hits])
         recall = np.stack(
@@ -132,7 +108,7 @@ def measure(
             ]
         )
         fair = spent[:, :-1] >= k
-        reliability.append(about | {"recall": binned(expected[fair], recall[:, :-1][fair], RECALLS)})
+        reliability.append(cell | {"recall": binned(expected[fair], recall[:, :-1][fair], RECALLS)})
         reliability[-1] |= {"items": binned(noted[2], noted[3], CHANCES), "noted": noted}
         for stop in stops:
             last = np.where((expected >= stop).any(axis=1), (expected >= stop).argmax(axis=1), n_rounds - 1)
@@ -140,7 +116,7 @@ def measure(
             at = np.arange(len(hits)), last
             lost = recall[:, -1] - recall[at]
             rows.append(
-                about
+                cell
                 | {"stop_when": stop, "queries": len(hits), "whole": float(recall[:, -1].mean())}
                 | interval("saved", 1 - spent[at] / calls)
                 | interval("lost", lost)
@@ -173,21 +149,28 @@ def binned(stated: np.ndarray, came: np.ndarray, edges: np.ndarray) -> list[dict
     ]
 
 
+def about(row: dict[str, Any]) -> str:
+    return (
+        f"  {row['domain']:10} {row['anchors']:>3} anchors k={row['k']:<3} B={row['budget']:<3} "
+        f"rounds={row['rounds']:<2}"
+    )
+
+
 def line(row: dict[str, Any]) -> str:
     held = (
         "none stopped" if row["expected"] is None else f"expected {row['expected']:.3f}, measured {row['measured']:.3f}"
     )
     return (
-        f"  {row['domain']:10} k={row['k']:<3} B={row['budget']:<3} rounds={row['rounds']:<2} "
-        f"stop_when={row['stop_when']:<5}: saved {row['saved']:.3f} [{row['saved_low']:.3f}, {row['saved_high']:.3f}]  "
+        f"{about(row)} stop_when={row['stop_when']:<5}: "
+        f"saved {row['saved']:.3f} [{row['saved_low']:.3f}, {row['saved_high']:.3f}]  "
         f"lost {row['lost']:+.4f} [{row['lost_low']:+.4f}, {row['lost_high']:+.4f}] of {row['whole']:.3f}  "
         f"(evenly {row['lost_evenly']:.4f})  "
         f"{row['stopped']:.0%} stopped, {held}"
     )
 
 
-def setting(row: dict[str, Any]) -> tuple[int, int, int, float]:
-    return row["k"], row["budget"], row["rounds"], row["stop_when"]
+def setting(row: dict[str, Any]) -> tuple[int, int, int, int, float]:
+    return row["anchors"], row["k"], row["budget"], row["rounds"], row["stop_when"]
 
 
 def likeliest(noted: list[np.ndarray]) -> np.ndarray:
@@ -270,7 +253,7 @@ def main() -> None:
     parser.add_argument("--budgets", type=numbers, default=[200])
     parser.add_argument("--rounds", type=numbers, default=[5, 10])
     parser.add_argument("--stop-when", type=shares, default=[0.9, 0.95, 0.98, 0.99])
-    parser.add_argument("--anchors", type=int, default=500, help="the first N anchor queries")
+    parser.add_argument("--anchors", type=numbers, default=[500], help="the first N anchor queries; several: each")
     parser.add_argument("--queries", type=int, default=10_000, help="the first N test queries (default: all)")
     parser.add_argument("--held-out", action="store_true", help="the last --queries anchor queries instead")
     parser.add_argument("--no-embeddings", action="store_true", help="for the first batch and its ranks only")
@@ -285,10 +268,8 @@ def main() -> None:
         stored = json.loads(file.read_text())
         rows += stored["rows"]
         reliability += stored["reliability"]
-    for where in arguments.scores:
-        folder = read_score_folder(
-            where, n_anchors=arguments.anchors, n_queries=arguments.queries, held_out=arguments.held_out
-        )
+    for where, n_anchors in itertools.product(arguments.scores, arguments.anchors):
+        folder = read_score_folder(where, n_anchors=n_anchors, n_queries=arguments.queries, held_out=arguments.held_out)
         kind = "held-out anchor" if arguments.held_out else "test"
         print(
             f"\n{folder.domain}: {len(folder.items):,} items, {len(folder.anchors)} anchors, "
@@ -305,18 +286,21 @@ def main() -> None:
         rows += measured
         reliability += noted
     print("\nmean of the folders")
-    for k, calls, n_rounds, stop in dict.fromkeys(map(setting, rows)):
-        alike = [row for row in rows if setting(row) == (k, calls, n_rounds, stop)]
+    for anchors, k, calls, n_rounds, stop in dict.fromkeys(map(setting, rows)):
+        alike = [row for row in rows if setting(row) == (anchors, k, calls, n_rounds, stop)]
         saved, lost = (np.mean([row[name] for row in alike]) for name in ("saved", "lost"))
-        print(f"  k={k:<3} B={calls:<3} rounds={n_rounds:<2} stop_when={stop:<5}: saved {saved:.3f}  lost {lost:+.4f}")
+        print(
+            f"  {anchors:>3} anchors k={k:<3} B={calls:<3} rounds={n_rounds:<2} stop_when={stop:<5}: "
+            f"saved {saved:.3f}  lost {lost:+.4f}"
+        )
     print("\nitems: chance stated -> share that was above the k-th best (n)")
     for own in reliability:
         cells = "  ".join(f"{point['stated']:.4f}->{point['came']:.4f} ({point['n']})" for point in own["items"])
-        print(f"  {own['domain']:10} k={own['k']:<3} B={own['budget']} rounds={own['rounds']:<2} {cells}")
+        print(f"{about(own)} {cells}")
     print("\nafter a round: recall expected -> measured (n)")
     for own in reliability:
         cells = "  ".join(f"{point['stated']:.3f}->{point['came']:.3f} ({point['n']})" for point in own["recall"])
-        print(f"  {own['domain']:10} k={own['k']:<3} B={own['budget']} rounds={own['rounds']:<2} {cells}")
+        print(f"{about(own)} {cells}")
     if arguments.fit:
         print("\nlikeliest log-odds: at first, per spread, per logarithm of the rank:", end=" ")
         print(likeliest([own["noted"] for own in reliability]).round(3).tolist())

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from adacur import Item, Query
-from adacur.first_stages import Matrix
+from adacur import AnchorIndex, Dense, Item, Query
 from adacur.scorers import MatrixScorer
 from adacur_lab.experiments import Testbed
+from adacur_lab.known_vectors import KnownVectors
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,20 @@ class ScoreFolder:
         rows = {query.id: row for row, query in enumerate([*self.anchors, *self.test])}
         return vectors[[rows[query.id] for query in queries]]
 
-    @property
-    def dense(self) -> Matrix:
-        return Matrix(queries=self.test, items=self.items, scores=self.dense_scores)
+    @cached_property
+    def dense(self) -> Dense:
+        """The dual encoder as a first stage, which knows anchor and test queries."""
+        queries = [*self.anchors, *self.test]
+        encoder = KnownVectors(queries, self.embed_queries(queries))
+        return Dense.from_embeddings([item.id for item in self.items], self.item_embeddings, encoder=encoder)
+
+    @cached_property
+    def index(self) -> AnchorIndex:
+        """The index as a user has it, with the dense first stage, and a scorer of the test queries."""
+        given = {"items": self.items, "scorer": self.scorer, "first": {"dense": self.dense}}
+        if not self.anchors:
+            return AnchorIndex.from_items(**given)
+        return AnchorIndex.from_arrays(anchor_queries=self.anchors, scores=self.anchor_scores, **given)
 
 
 def read_score_folder(folder: str | Path, *, n_anchors: int, n_queries: int, held_out: bool = False) -> ScoreFolder:
