@@ -8,7 +8,7 @@ item's embedding.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,8 @@ EmbedQueries = Callable[[Sequence[Query]], FloatArray]
 
 # The distance at which two query embeddings tell e times less of each other.
 QUERY_SCALE = 0.2
+# Means that are trusted this far are trusted: the rest makes no difference that could be measured.
+_ALMOST = 0.95
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +45,8 @@ class Features:
     The first `len(precisions)` features of an item are residuals, one per anchor query, the others its embedding.
     `precisions` is the diagonal of (K + ρ I)⁻¹, with K the kernel of the `anchor_vectors`; zeros without vectors.
     `variance` and `embedding_variance` are means over the items. `device_means` are the means where predictions are
-    made on a device; `keys` are the items' random keys where they are stored with the features.
+    made on a device; `keys` are the items' random keys where they are stored with the features. `trust` is the share of
+    the means' variance about their `centre` that is more than chance: over few anchor queries they are mostly noise.
     """
 
     anchors: tuple[str, ...]
@@ -56,6 +59,16 @@ class Features:
     embedding_variance: float
     device_means: Any = None
     keys: KeyArray | None = None
+    trust: float = field(init=False)
+    centre: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        means = self.means
+        spread = float(means.var(dtype=np.float64)) if len(means) else 0.0
+        noise = self.variance / max(1, len(self.anchors))
+        trust = max(0.0, 1 - noise / spread) if spread > 0 else 1.0
+        object.__setattr__(self, "trust", trust if trust < _ALMOST else 1.0)
+        object.__setattr__(self, "centre", float(means.mean(dtype=np.float64)) if len(means) else 0.0)
 
     @property
     def nbytes(self) -> int:

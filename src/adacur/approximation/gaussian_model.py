@@ -11,7 +11,9 @@ What goes into m and K, each part of which can be left out:
 - m is what anchor queries like this one scored: a kernel regression on the query embeddings, or the plain mean;
 - K is the covariance of that regression's residuals, each anchor query's taken without its own help, with more weight
   on anchor queries like this one;
-- items that embed alike share evidence, where anchor queries are too few to show that they are alike.
+- means over few anchor queries are shrunk towards what they have in common, as far as they are noise;
+- items that embed alike share evidence, where anchor queries are too few to show that they are alike;
+- items that a first stage ranks high are expected to score higher, by slopes that anchor queries and scores tell.
 
 With every part left out this is the paper's pseudo-inverse.
 """
@@ -23,6 +25,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -34,13 +37,18 @@ from adacur.approximation.gaussian_features import (
     query_kernel,
     unit_vectors,
 )
+from adacur.approximation.growing_cholesky import GrowingCholesky
 from adacur.approximation.item_factors import Allocate, PackedRows, RowSource, Storage, in_memory
 from adacur.approximation.leave_one_out import LeaveOneOut
 from adacur.approximation.on_device import DeviceRow
+from adacur.approximation.rank_slopes import RANKS_THAT_COUNT, RISE, RankSlopes, rises
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
 from adacur.core.errors import InputError
 from adacur.core.protocols import AnchorScores
 from adacur.core.records import Query
+
+# Per query, the positions that each first stage ranks, best first.
+Ranks = Sequence[Sequence[IntArray]]
 
 # Settings were chosen at 500 anchor queries by replay; with fewer, each has to speak for more queries, and embeddings
 # for more items.
@@ -52,9 +60,9 @@ _LEVEL = 0.5
 _LEAST_NOISE = 1e-10
 _LOCALITY = 0.07
 # Log-odds that an item scores above the best scored: for one predicted to score just that, per standard deviation of
-# this query's residuals that it is predicted higher, and per logarithm of the rank it would take. Fitted to held-out
-# anchor queries of four collections by likelihood.
-_AT_EQUAL, _PER_DEVIATION, _PER_RANK = -4.1, 1.54, 0.68
+# this query's residuals that it is predicted higher, and per logarithm of the rank it would take. Fitted by likelihood
+# to held-out anchor queries of three collections, with 420 and with 50 others.
+_AT_EQUAL, _PER_DEVIATION, _PER_RANK = -2.25, 1.49, 0.49
 # Fewer residuals than these say nothing of their standard deviation.
 _FEWEST_RESIDUALS = 10
 
@@ -80,6 +88,7 @@ class GaussianModel:
     - `noise` (λ) is relative to the mean variance of an item's score.
     - `rescale=False` models scores as they are, `centre=False` leaves the mean out.
     - `features` (`compressed`, or read from a file) spare reading the scores of the index they came from.
+    - `slopes` say what the ranks of first stages, where a search has them, tell of scores; None to make no use of them.
     - `device` is torch's name of where features lie and predictions are made, e.g. "cuda"; by default numpy makes them.
 
     Features depend on the index alone; they are computed once, and kept for the index searched last.
@@ -97,6 +106,7 @@ class GaussianModel:
         rescale: bool = True,
         centre: bool = True,
         features: Features | None = None,
+        slopes: RankSlopes | None = None,
         device: str | None = None,
     ) -> None:
         if not query_noise > 0:
@@ -115,6 +125,7 @@ class GaussianModel:
         self.embed_queries = embed_queries
         self.query_noise = query_noise
         self._set(noise=noise, embedding_weight=embedding_weight, locality=locality)
+        self.slopes = slopes
         self.rescale = rescale
         self.centre = centre
         self.device = device
@@ -124,11 +135,19 @@ class GaussianModel:
         self._extracted = _Extracted()
         self._together = False
 
-    def adjusted(self, *, noise: float, embedding_weight: float | None, locality: float | None) -> GaussianModel:
+    def adjusted(
+        self,
+        *,
+        noise: float,
+        embedding_weight: float | None,
+        locality: float | None,
+        slopes: RankSlopes | None = None,
+    ) -> GaussianModel:
         """The same model with other settings, sharing everything that depends on the index alone."""
         # A copy: searches come here each time, and a new model would check all embeddings.
         other = copy.copy(self)
         other._set(noise=noise, embedding_weight=embedding_weight, locality=locality)
+        other.slopes = slopes
         return other
 
     def in_one_product(self) -> GaussianModel:
@@ -163,22 +182,23 @@ class GaussianModel:
         parts += [f"device={self.device!r}"] * (self.device is not None)
         return f"GaussianModel({', '.join(parts)})"
 
-    def begin(self, anchors: AnchorScores, queries: Sequence[Query]) -> _Posteriors:
-        """A fresh approximation for these queries."""
+    def begin(self, anchors: AnchorScores, queries: Sequence[Query], ranks: Ranks | None = None) -> _Posteriors:
+        """A fresh approximation for these queries; `ranks` are, per query, what each first stage ranks, best first."""
         features = self.features_of(anchors)
         vectors = unit_vectors(self.embed_queries, queries) if features.anchor_vectors is not None else None
         return _Posteriors(
             features,
-            self._posteriors(features, vectors, [None] * len(queries)),
+            self._posteriors(features, vectors, [None] * len(queries), ranks),
             in_scores=features.scale.score,
             together=self._together,
         )
 
-    def replay(self, anchors: AnchorScores, positions: IntArray) -> _Posteriors:
+    def replay(self, anchors: AnchorScores, positions: IntArray, ranks: Ranks | None = None) -> _Posteriors:
         """An approximation for the anchor queries at these positions, each as if it were new.
 
-        Only the score scale and the mean variance have seen them. All are predicted in one product, which is fast, but
-        rounds differently with the size of the batch: for statistics, not for answers.
+        Only the score scale, the mean variance, the slopes, and what means are shrunk towards and how far have seen
+        them. All are predicted in one product, which is fast, but rounds differently with the size of the batch: for
+        statistics, not for answers.
         """
         if len(anchors.anchor_queries) < 2:
             # The mean of one is its own scores.
@@ -197,7 +217,10 @@ class GaussianModel:
         ]
         replayed = None if vectors is None else vectors[positions]
         return _Posteriors(
-            features, self._posteriors(features, replayed, left_out), in_scores=features.scale.score, together=True
+            features,
+            self._posteriors(features, replayed, left_out, ranks),
+            in_scores=features.scale.score,
+            together=True,
         )
 
     def compressed(
@@ -242,16 +265,24 @@ class GaussianModel:
         )
 
     def _posteriors(
-        self, features: Features, vectors: FloatArray | None, left_out: Sequence[LeaveOneOut | None]
+        self,
+        features: Features,
+        vectors: FloatArray | None,
+        left_out: Sequence[LeaveOneOut | None],
+        ranks: Ranks | None,
     ) -> list[_Posterior]:
         """The prior of each query, given its vector and the anchor query that it must not know."""
         n_anchors, n_features = len(features.precisions), features.factors.n_features
         share, locality = self._by_anchors(n_anchors, features.embedding_variance)
         # An index whose scores never vary says nothing of scale; the embeddings then stand alone.
         variance = features.variance or 1.0
+        usual = variance * (1 + share)
+        # Where all anchor queries agree, ranks may be all that scores can vary by.
+        from_ranks = 0.0 if ranks is None or self.slopes is None else self.slopes.variance * RISE[0] ** 2
+        sums = self._sums(features) if features.trust < 1 else np.zeros(n_anchors)
         posteriors = []
         for query, without in enumerate(left_out):
-            weights = np.zeros(n_features)
+            weights, trust = np.zeros(n_features), features.trust
             variances = np.full(n_features, share * variance / features.embedding_variance if share else 0.0)
             variances[:n_anchors] = 1 / max(1, n_anchors)
             if features.anchor_vectors is not None and vectors is not None:
@@ -261,7 +292,11 @@ class GaussianModel:
                 nearness = np.exp((likeness - likeness.max()) / locality)
                 variances[:n_anchors] = nearness / nearness.sum()
                 precisions = features.precisions if without is None else without.precisions
-                weights[:n_anchors] = np.exp((likeness - 1) / QUERY_SCALE) * precisions
+                kernel = np.exp((likeness - 1) / QUERY_SCALE)
+                weights[:n_anchors] = kernel * precisions
+                # What the means lack, the regression makes up for, as far as it knows queries like this one.
+                made_up = float(np.clip(kernel @ (sums if without is None else without.sums), 0, 1))
+                trust += (1 - trust) * made_up
             elif without is not None:
                 variances[:n_anchors] = 1 / max(1, n_anchors - 1)
                 variances[without.position] = 0.0
@@ -269,14 +304,24 @@ class GaussianModel:
                 _Posterior(
                     features,
                     prior=weights,
-                    weights=weights if without is None else without.weights(weights),
+                    weights=weights if without is None else without.weights(weights, trust=trust),
+                    trust=trust,
                     variances=variances,
                     level_variance=_LEVEL * variance if self.centre else 0.0,
-                    noise=max(self.noise, _LEAST_NOISE) * variance * (1 + share),
+                    noise=max(self.noise * usual, _LEAST_NOISE * (usual + from_ranks)),
                     left_out=without,
+                    slopes=self.slopes,
+                    lists=() if ranks is None or self.slopes is None else ranks[query],
                 )
             )
         return posteriors
+
+    def _sums(self, features: Features) -> FloatArray:
+        """The sums of the rows of the inverse of the anchor queries' kernel."""
+        if features.anchor_vectors is None:
+            return np.zeros(len(features.precisions))
+        kernel = query_kernel(features.anchor_vectors, features.anchor_vectors)
+        return np.linalg.solve(kernel + self.query_noise * np.eye(len(kernel)), np.ones(len(kernel)))
 
     def _by_anchors(self, n_anchors: int, embedding_variance: float) -> tuple[float, float]:
         """The embeddings' share of covariance relative to the residuals', and the locality; both are higher for few."""
@@ -308,21 +353,31 @@ class _Posteriors:
         features = self._features
         if self.together:
             predicted = features.factors.products(np.stack([query.weights for query in self._queries]))
-            predicted += features.means
+            trusts = np.array([query.trust for query in self._queries], dtype=predicted.dtype)[:, None]
+            predicted += trusts * features.means + (1 - trusts) * predicted.dtype.type(features.centre)
             predicted += np.array([query.level for query in self._queries], dtype=predicted.dtype)[:, None]
+            for row, query in zip(predicted, self._queries, strict=True):
+                query.raised(row)
             return predicted
         if features.device_means is not None:
-            return [
-                DeviceRow(features.factors.predictions(query.weights, means=features.device_means).add_(query.level))
-                for query in self._queries
-            ]
+            return [query.raised(DeviceRow(self._on_device(query))) for query in self._queries]
         predicted = np.empty((len(self._queries), len(features.means)), dtype=features.means.dtype)
         # One product per query: a product for the whole batch rounds differently with the batch's size, and an answer
         # must not depend on its neighbours.
         for row, query in zip(predicted, self._queries, strict=True):
             row[:] = features.factors.predictions(query.weights, means=features.means)
             row += row.dtype.type(query.level)
+            if query.trust < 1:
+                row -= row.dtype.type(1 - query.trust) * (features.means - row.dtype.type(features.centre))
+            query.raised(row)
         return predicted
+
+    def _on_device(self, query: _Posterior) -> Any:
+        features = self._features
+        row = features.factors.predictions(query.weights, means=features.device_means).add_(query.level)
+        if query.trust < 1:
+            row.sub_(features.device_means, alpha=1 - query.trust).add_((1 - query.trust) * features.centre)
+        return row
 
     def chance_above(self, query: int, predicted: FloatArray, best: FloatArray, *, ranks: IntArray) -> FloatArray:
         """How likely unscored items are to score above the best scored, shape (predicted, best).
@@ -344,8 +399,9 @@ class _Posteriors:
 class _Posterior:
     """One query: the weights of the features and the level of all items, given its exact scores.
 
-    A prediction is the item's mean + features · `weights` + `level`. The weights are the `prior`'s at first. `left_out`
-    is the anchor query that must not be known, in a replay: the weights are then mapped to the features with it.
+    A prediction is the item's mean, as far as there is `trust` in it, + features · `weights` + `level`, and what its
+    ranks in the first stages' `lists` add by their `slopes`. The weights are the `prior`'s at first. `left_out` is the
+    anchor query that must not be known, in a replay: the weights are then mapped to the features with it.
     """
 
     features: Features
@@ -354,13 +410,33 @@ class _Posterior:
     variances: FloatArray
     level_variance: float
     noise: float
+    trust: float = 1.0
     left_out: LeaveOneOut | None = None
+    slopes: RankSlopes | None = None
+    lists: Sequence[IntArray] = ()
     level: float = 0.0
     _offset: float = 0.0
-    _system: GrowingCholesky = field(default_factory=lambda: GrowingCholesky())
+    _system: GrowingCholesky = field(default_factory=GrowingCholesky)
     _positions: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.intp))
     _rows: FloatArray | None = None
     _solved: FloatArray = field(default_factory=lambda: np.empty(0))
+    _listed: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.intp))
+    _rises: FloatArray = field(default_factory=lambda: np.empty((0, 0)))
+    _steps: FloatArray = field(default_factory=lambda: np.empty((0, 0)))
+    _slope: FloatArray = field(default_factory=lambda: np.empty(0))
+
+    def __post_init__(self) -> None:
+        if self.slopes is not None and self.lists:
+            self._listed = np.unique(np.concatenate([some[:RANKS_THAT_COUNT] for some in self.lists]))
+            self._rises = rises(self.lists, self._listed)
+            self._slope = self.slopes.means
+            self._steps = np.empty((0, len(self._slope)))
+
+    def raised(self, row: Any) -> Any:
+        """A row of predictions, in place, with what the first stages' ranks add."""
+        if len(self._listed):
+            row[self._listed] = row[self._listed] + (self._rises @ self._slope).astype(row.dtype)
+        return row
 
     def tell(self, positions: IntArray, scores: FloatArray) -> None:
         """Condition on the exact scores of these items."""
@@ -372,6 +448,7 @@ class _Posterior:
         new, means = features.factors.rows(positions), features.means[positions]
         if left_out is not None:
             new, means = left_out.rows(new), means - new @ left_out.shift
+        means = features.centre + self.trust * (means - features.centre)
         # Read again each round: held, they would take more memory than the factor. A replay has to map them too.
         earlier = features.factors.rows(self._positions) if self._rows is None else self._rows
         rows = np.vstack([earlier, new])
@@ -382,9 +459,16 @@ class _Posterior:
         among_new = covariance[:, known:]
         among_new[np.diag_indices_from(among_new)] += self.noise
         residuals = rarities - means - new @ self.prior - self._offset
+        if self.slopes is not None and len(self._listed):
+            steps = rises(self.lists, positions)
+            self._steps = np.vstack([self._steps, steps])
+            covariance += steps @ self.slopes.covariance @ self._steps.T
+            residuals -= steps @ self.slopes.means
         self._solved = self._system.append(covariance[:, :known], among_new, residuals)
         weights = self.prior + self.variances * (rows.T @ self._solved)
-        self.weights = weights if left_out is None else left_out.weights(weights)
+        if self.slopes is not None and len(self._listed):
+            self._slope = self.slopes.means + self.slopes.covariance @ (self._steps.T @ self._solved)
+        self.weights = weights if left_out is None else left_out.weights(weights, trust=self.trust)
         self.level = self._offset + self.level_variance * float(self._solved.sum())
 
     @property
@@ -394,37 +478,3 @@ class _Posterior:
             return math.inf
         # Leaving one out, in closed form: residual = (K + λ)⁻¹ y / diagonal.
         return float((self._solved / self._system.precisions()).std())
-
-
-@dataclass(slots=True, eq=False)
-class GrowingCholesky:
-    """The inverse factor L⁻¹ of a covariance L Lᵀ that grows by blocks, and the targets to solve for; float64.
-
-    Rounds only append to the scored items, so nothing is factored twice. The inverse is stored rather than L: it grows
-    by products alone, and numpy has no triangular solver. A block of b rows beside m costs O(m² b), so all rounds
-    together cost about what one factorisation does.
-    """
-
-    inverse: FloatArray = field(default_factory=lambda: np.empty((0, 0)))
-    targets: FloatArray = field(default_factory=lambda: np.empty(0))
-
-    def append(self, across: FloatArray, among: FloatArray, targets: FloatArray) -> FloatArray:
-        """Add rows, and return (L Lᵀ)⁻¹ · all targets.
-
-        `across` is their covariance with the rows so far (b × m), `among` that with each other (b × b).
-        """
-        size, new = len(self.inverse), len(among)
-        beside = across @ self.inverse.T
-        corner = np.linalg.inv(np.linalg.cholesky(among - beside @ beside.T))
-        grown = np.zeros((size + new, size + new))
-        grown[:size, :size] = self.inverse
-        grown[size:, :size] = -corner @ (beside @ self.inverse)
-        # inv leaves dust above the diagonal.
-        grown[size:, size:] = np.tril(corner)
-        self.inverse = grown
-        self.targets = np.concatenate([self.targets, targets])
-        return np.asarray(grown.T @ (grown @ self.targets))
-
-    def precisions(self) -> FloatArray:
-        """The diagonal of (L Lᵀ)⁻¹: one over the variance of each row that the others leave unexplained."""
-        return np.asarray(np.square(self.inverse).sum(axis=0))

@@ -19,7 +19,7 @@ class LeaveOneOut:
         feature' i = stretch_i · feature i − across_i · feature j + level_i · (features · shift)
         mean'      = mean − features · shift
 
-    `precisions` is the diagonal of G without j; `position` is j.
+    `precisions` is the diagonal of G without j, `sums` are the sums of its rows; `position` is j.
     """
 
     position: int
@@ -28,6 +28,7 @@ class LeaveOneOut:
     across: FloatArray
     shift: FloatArray
     level: FloatArray
+    sums: FloatArray
 
     @classmethod
     def of(
@@ -39,24 +40,26 @@ class LeaveOneOut:
         precisions = before - row**2 / before[position]
         # The feature of the query left out gets no weight, so its value does not matter.
         precisions[position] = 1.0
+        # Without j; what is left at j itself is next to nothing.
         sums = inverse.sum(axis=1)
+        sums = sums - row * sums[position] / before[position]
         stretch, (across, shift, level) = np.ones(n_features), np.zeros((3, n_features))
         stretch[:n_anchors] = before / precisions
         across[:n_anchors] = row / precisions
         if centre and n_anchors > 1:
             shift[:n_anchors] = before * kernel[:, position] / (n_anchors - 1)
-            level[:n_anchors] = (sums - row * sums[position] / before[position]) / precisions
+            level[:n_anchors] = sums / precisions
         for values in (stretch, across, level, precisions):
             values[position] = 0.0
-        return cls(position, precisions, stretch, across, shift, level)
+        return cls(position, precisions, stretch, across, shift, level, sums)
 
     def rows(self, rows: FloatArray) -> FloatArray:
         """Rows of features as they would be."""
         changed = rows * self.stretch - np.outer(rows[:, self.position], self.across)
         return np.asarray(changed + np.outer(rows @ self.shift, self.level))
 
-    def weights(self, weights: FloatArray) -> FloatArray:
-        """The weights of the features as they are that give mean' − mean + features' · weights."""
-        mapped = self.stretch * weights + self.shift * (self.level @ weights - 1)
+    def weights(self, weights: FloatArray, *, trust: float) -> FloatArray:
+        """The weights of the features as they are that give trust · (mean' − mean) + features' · weights."""
+        mapped = self.stretch * weights + self.shift * (self.level @ weights - trust)
         mapped[self.position] -= self.across @ weights
         return np.asarray(mapped)

@@ -37,6 +37,11 @@ class Joined(FirstStage):
         self.name = SEPARATOR.join(stage.name for stage in stages)
 
     @property
+    def n_stages(self) -> int:
+        """How many are joined."""
+        return len(self._stages)
+
+    @property
     def ids(self) -> Sequence[str]:
         """The ids of the items, by position."""
         return self.items.ids
@@ -47,11 +52,16 @@ class Joined(FirstStage):
 
     def search(self, queries: Sequence[Query | str], k: int) -> list[Ranking]:
         """At most k items per query."""
+        return self.search_parts(queries, k)[0]
+
+    def search_parts(self, queries: Sequence[Query | str], k: int) -> tuple[list[Ranking], list[list[IntArray]]]:
+        """At most k items per query, and per query the positions that each stage answered with."""
         check_k(k)
         # Made once: a plain text would get an id of its own from each stage.
         asked, depth = as_queries(queries), min(max(k, _DEPTH), len(self.items))
         answers = zip(*(stage.search(asked, depth) for stage in self._stages), strict=True)
-        return [self._summed([positions for positions, _ in of_query], k) for of_query in answers]
+        lists = [[positions for positions, _ in of_query] for of_query in answers]
+        return [self._summed(of_query, k) for of_query in lists], lists
 
     def _summed(self, lists: Sequence[IntArray], k: int) -> Ranking:
         positions, which = np.unique(np.concatenate(lists), return_inverse=True)

@@ -67,7 +67,7 @@ class Placed:
     def __init__(self, source: Any, items: Items, *, name: str | None = None) -> None:
         if not isinstance(source, FirstStage) and not isinstance(source, Retriever):
             raise InputError(f"A first stage must be a name, or an object with search(queries, k); got {source!r}.")
-        self.source = source
+        self.source: Any = source
         self.stage: FirstStage | None = source if isinstance(source, FirstStage) else None
         self.items = items
         self.name: str = name if name is not None else getattr(source, "name", type(source).__name__)
@@ -83,6 +83,23 @@ class Placed:
         if self._positions is None:
             return list(answers)
         return [Ranking(self._positions[positions], scores) for positions, scores in answers]
+
+    @property
+    def n_stages(self) -> int:
+        """How many stages it is made of."""
+        return int(getattr(self.stage, "n_stages", 1))
+
+    def search_parts(self, queries: Sequence[Query | str], k: int) -> tuple[list[Ranking], list[list[IntArray]]]:
+        """As `search`; and, per query, the positions that each of the stages it is made of answered with."""
+        if self.n_stages == 1:
+            answers = self.search(queries, k)
+            return answers, [[positions] for positions, _ in answers]
+        answers, lists = self.source.search_parts(queries, k)
+        if (to := self._positions) is None:
+            return answers, lists
+        return [Ranking(to[positions], scores) for positions, scores in answers], [
+            [to[positions] for positions in of_query] for of_query in lists
+        ]
 
     def vectors(self) -> Vectors | None:
         """A vector of every item of the index, and what embeds queries; None where some item has none."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from adacur.approximation import TopK, Uniform
 from adacur.approximation.acquisition import best_positions
+from adacur.approximation.rank_slopes import RANKS_THAT_COUNT, RISE
 from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
 from adacur.core.errors import InputError, ScoreCountError
 from adacur.core.protocols import Acquisition, Approximation, UncertainApproximation
@@ -20,13 +21,8 @@ from adacur.core.results import Round, Trace
 from adacur.core.seeds import stream_key
 from adacur.search.methods import Plan
 
-# Beyond this rank the first stage does not influence what is scored next.
-RANKS_THAT_COUNT = 1000
-# A tenfold rank counts one step less, the first ten being much alike.
-_ALIKE = 10
 # Predictions in float32 that differ by less, relative to their height, differ by how they were rounded.
 _ROUNDING = 1e-6
-_RISE = np.log((_ALIKE + RANKS_THAT_COUNT) / (_ALIKE + np.arange(RANKS_THAT_COUNT)))
 
 # Unscored items that decide whether to stop, the most promising first; what lies beyond is rarely what is missing.
 _SHORTLIST = 300
@@ -84,7 +80,7 @@ class Prospects:
         if not np.isfinite(unit):
             return predicted
         raised = predicted.copy()
-        raised[known] = values + (unit * _RISE[: len(known)]).astype(predicted.dtype)
+        raised[known] = values + (unit * RISE[: len(known)]).astype(predicted.dtype)
         return raised
 
 

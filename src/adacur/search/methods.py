@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal, Protocol
 
 from adacur.approximation import EmbeddingRegression, GaussianModel, PseudoInverse, TopK
+from adacur.approximation.rank_slopes import RankSlopes
 from adacur.core.arrays import KeyArray
 from adacur.core.budget import is_whole
 from adacur.core.errors import BudgetError, InputError, UnknownName
@@ -21,7 +22,7 @@ from adacur.core.spelling import did_you_mean
 from adacur.first_stages import AnyStage, Placed
 from adacur.index import AnchorTable
 from adacur.search.fusion import Fusion
-from adacur.search.tuned import Tuning, default_settings
+from adacur.search.tuned import Tuning, default_settings, first_weight_of
 
 Filter = Callable[[Item], bool] | Collection[str]
 KeepPredictions = Literal[False, "last", "all"]
@@ -102,6 +103,11 @@ class Plan:
                 "starts at random. Give first=…, such as 'dense' or 'bm25' where the index has it."
             )
 
+    @property
+    def uses_ranks(self) -> bool:
+        """Whether predictions start from the first stage's ranks."""
+        return self.first is not None and getattr(self.approximator, "slopes", None) is not None
+
     def settings(self) -> dict[str, Any]:
         """The choices that a result should name."""
         return {
@@ -139,6 +145,10 @@ class Source(Protocol):
 
     def embedding_regression(self) -> EmbeddingRegression:
         """The regression on the dense first stage's vectors; an error where there are none."""
+        ...
+
+    def rank_slopes(self, first: Placed | None) -> RankSlopes | None:
+        """What the ranks of this first stage tell of scores; None where there is nothing to learn it from."""
         ...
 
     def tuned(self, *, k: int, budget: int, first: str | None) -> Tuning | None:
@@ -220,12 +230,15 @@ class Gaussian(_Checked):
             anchors=source.anchors,
             keys=model.keys,
             approximator=model.adjusted(
-                noise=settings.noise, embedding_weight=settings.embedding_weight, locality=settings.locality
+                noise=settings.noise,
+                embedding_weight=settings.embedding_weight,
+                locality=settings.locality,
+                slopes=source.rank_slopes(base.first),
             ),
             acquisition=TopK(),
             batch_sizes=partial(_in_rounds, rounds=settings.rounds, first_batch=settings.first_batch),
             first_share=settings.first_share,
-            first_weight=settings.first_weight,
+            first_weight=first_weight_of(settings, len(source.anchors.anchor_queries)),
             tuned_for=(tuning.k, tuning.budget) if tuning else None,
             seed=self.seed,
             stop_when=self.stop_when,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import threading
+import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from adacur.approximation import EmbeddingRegression, GaussianModel
+from adacur.approximation.rank_slopes import RankSlopes
 from adacur.core.arrays import BoolArray
 from adacur.core.budget import Budget, check_k
 from adacur.core.errors import InputError, UnknownName
@@ -21,6 +24,7 @@ from adacur.index import Drift, IndexFolder, save_table
 from adacur.index.compressed import is_compressed, read_features
 from adacur.search.first_stages import save_first_stage
 from adacur.search.fusion import Fusion
+from adacur.search.learned_slopes import learned_slopes
 from adacur.search.methods import Exact, Filter, First, Method, Plan, method_named
 from adacur.search.tuned import JUDGED_METHODS, REACH, Tuning, read_tunings
 
@@ -153,6 +157,8 @@ class Snapshot:
         self._gaussian: GaussianModel | None = None
         self._regression: EmbeddingRegression | None = None
         self._fusion: Fusion | None = None
+        # By what answers: a first stage that is handed in is placed anew at every search.
+        self._slopes: weakref.WeakKeyDictionary[Any, RankSlopes] = weakref.WeakKeyDictionary()
         self._joined: dict[str, Placed] = {}
         self._tunings: tuple[Tuning, ...] | None = None
 
@@ -238,6 +244,21 @@ class Snapshot:
                 else:
                     self._gaussian = self.uncompressed_model(device=self._device)
             return self._gaussian
+
+    def rank_slopes(self, first: Placed | None) -> RankSlopes | None:
+        """What the ranks of this first stage tell of scores, by the anchor queries; None without them or a stage."""
+        if first is None or not self.anchors.anchor_queries:
+            return None
+        slopes: RankSlopes | None = None
+        with self._lock:
+            # What cannot be a weak key is asked about its anchor queries again.
+            with suppress(TypeError):
+                slopes = self._slopes.get(first.source)
+            if slopes is None:
+                slopes = learned_slopes(self.gaussian_model(), self.anchors, first)
+                with suppress(TypeError):
+                    self._slopes[first.source] = slopes
+            return slopes
 
     def uncompressed_model(self, *, device: str | None = None) -> GaussianModel:
         """A Gaussian of the anchor scores themselves, compressed features or not."""

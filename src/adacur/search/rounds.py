@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from adacur.approximation.acquisition import best_positions
+from adacur.approximation.rank_slopes import RANKS_THAT_COUNT
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import BudgetError, EmptyInput, InputError
 from adacur.core.protocols import Items, Ranking, Scorer
@@ -26,7 +27,7 @@ from adacur.core.records import Pair, Query, as_queries
 from adacur.core.results import Hits
 from adacur.core.scores import score_pairs
 from adacur.scorers.calling import ascore
-from adacur.search.adaptive import RANKS_THAT_COUNT, LockStep
+from adacur.search.adaptive import LockStep
 from adacur.search.fusion import LISTED, listed_by
 from adacur.search.methods import Filter, Plan
 
@@ -175,12 +176,13 @@ class JoinedSearch:
     def _begin(self, queries: list[Query]) -> None:
         """Ask the first stage for the candidates of a group, and let its searches begin."""
         plan, approximation = self._plan, None
-        if plan.approximator is not None and plan.anchors is not None:
-            approximation = plan.approximator.begin(plan.anchors, queries)
         before = time.monotonic()
-        self._candidates, answers = _candidates(plan, queries, self._allowed)
+        self._candidates, answers, lists = _candidates(plan, queries, self._allowed)
         self._first_scores = [listed_by(answer, allowed=self._allowed)[1] for answer in answers if plan.fuse]
         self._first_seconds = time.monotonic() - before
+        if plan.approximator is not None and plan.anchors is not None:
+            ranks = {"ranks": lists} if plan.uses_ranks else {}
+            approximation = plan.approximator.begin(plan.anchors, queries, **ranks)
         self._steps = LockStep(
             plan, queries, self._k, candidates=self._candidates, allowed=self._allowed, approximation=approximation
         )
@@ -279,10 +281,15 @@ class JoinedSearch:
             self.has_news = True
 
 
-def _candidates(plan: Plan, queries: Sequence[Query], allowed: BoolArray) -> tuple[list[IntArray], list[Ranking]]:
-    """The first stage's best allowed positions per query, best first, as many as a search needs; and its answers."""
+def _candidates(
+    plan: Plan, queries: Sequence[Query], allowed: BoolArray
+) -> tuple[list[IntArray], list[Ranking], list[list[IntArray]]]:
+    """The first stage's best allowed positions per query, best first, as many as a search needs.
+
+    Also its answers, and the positions that each of the stages it is made of answered with.
+    """
     if plan.first is None:
-        return [np.empty(0, dtype=np.intp) for _ in queries], []
+        return [np.empty(0, dtype=np.intp) for _ in queries], [], []
     n_allowed = len(allowed) if plan.filter is None else int(np.count_nonzero(allowed))
     affordable = min(plan.calls, n_allowed)
     n = plan.pool or (affordable if plan.first_share else plan.batch_sizes(affordable)[0])
@@ -290,15 +297,16 @@ def _candidates(plan: Plan, queries: Sequence[Query], allowed: BoolArray) -> tup
         n = max(n, min(RANKS_THAT_COUNT, n_allowed))
     if plan.fuse:
         n = max(n, min(LISTED, n_allowed))
-    k = n
+    # Ranks count among all items, whatever the filter leaves.
+    k = max(n, min(RANKS_THAT_COUNT, len(allowed))) if plan.uses_ranks else n
     while True:
-        answers = plan.first.search(queries, k)
+        answers, lists = plan.first.search_parts(queries, k)
         candidates = [positions[allowed[positions]] for positions, _ in answers]
         short = any(
             len(some) < n and len(answer.positions) >= k for some, answer in zip(candidates, answers, strict=True)
         )
         if not short or k >= len(allowed):
-            return candidates, answers
+            return candidates, answers, lists
         # The filter has left too few: ask for more.
         k = min(4 * k, len(allowed))
 

@@ -6,7 +6,7 @@ import json
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,14 @@ from adacur.index.database import digest_texts
 
 TUNED = "tuned.json"
 _TYPE = "adacur_tuned"
-_FORMAT = 1
+_FORMAT = _RANKS_IN_PREDICTIONS = 2
 # Fields that earlier versions did not write.
 _NEW = ("rerank_first", "tried", "judged")
 # What judgements choose (budget, fuse, pool) serves these; the others are there to be compared with.
 JUDGED_METHODS = ("gaussian", "rerank")
+# With as many anchor queries, a first stage has half the weight that it has without any: the slopes of its ranks are
+# known about as well as assumed.
+_ANCHORS_THAT_TELL = 5
 # A tuning serves searches up to this many times its k and its budget, and down to as small a part of them.
 REACH = 2
 
@@ -36,7 +39,8 @@ class GaussianSettings:
 
     `noise`, `embedding_weight` and `locality` are the approximator's (`GaussianModel`; None: by the number of anchor
     queries). `first_batch` is the first round's share of the budget (None: as much as any other), `first_share` the
-    first stage's share of each later round, and `first_weight` its say beside the predictions.
+    first stage's share of each later round, and `first_weight` its say beside the predictions (None: the less, the more
+    anchor queries there are).
     """
 
     rounds: int = 5
@@ -45,7 +49,7 @@ class GaussianSettings:
     locality: float | None = None
     first_batch: float | None = None
     first_share: float = 0.0
-    first_weight: float = 0.25
+    first_weight: float | None = None
 
 
 def default_settings(k: int) -> GaussianSettings:
@@ -56,6 +60,11 @@ def default_settings(k: int) -> GaussianSettings:
     if k <= 3:
         return GaussianSettings(first_batch=0.3, first_share=0.2)
     return GaussianSettings(first_batch=0.3) if k <= 30 else GaussianSettings()
+
+
+def first_weight_of(settings: GaussianSettings, n_anchors: int) -> float:
+    """The first stage's weight, which fades by default as anchor queries tell what its ranks are worth."""
+    return 1 / (1 + n_anchors / _ANCHORS_THAT_TELL) if settings.first_weight is None else settings.first_weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +183,9 @@ def read_tunings(folder: Path, *, anchor_queries: Sequence[Query], warn: bool = 
                 "pip install -U adacur, or remove the file: searches then use the defaults."
             )
         tunings = tuple(_parsed(entry) for entry in data["tunings"])
+        if int(data["format"]) < _RANKS_IN_PREDICTIONS:
+            # The weight was chosen for predictions that knew nothing of ranks.
+            tunings = tuple(replace(one, settings=replace(one.settings, first_weight=None)) for one in tunings)
         digest = str(data["anchors_digest"])
     except FileNotFoundError:
         return ()
@@ -214,7 +226,7 @@ def _digest(anchor_queries: Sequence[Query]) -> str:
 def _parsed(entry: Mapping[str, Any]) -> Tuning:
     settings = GaussianSettings(**entry["settings"])
     for name, value in asdict(settings).items():
-        if value is None and name in ("embedding_weight", "locality", "first_batch"):
+        if value is None and name in ("embedding_weight", "locality", "first_batch", "first_weight"):
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise ValueError(f"{name} is {value!r}, not a number of at least 0")

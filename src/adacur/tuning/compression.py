@@ -22,6 +22,7 @@ from adacur.index import AnchorTable, locked
 from adacur.index.compressed import drop_features, store_features
 from adacur.search import AnchorIndex
 from adacur.search.editing import writable_home
+from adacur.search.learned_slopes import learned_slopes
 from adacur.search.tuned import default_settings
 from adacur.tuning.held_out import AnchorScorer, HeldOut, check_anchors, check_exact
 from adacur.tuning.replaying import method_of
@@ -95,8 +96,9 @@ def compress(
             first = placed(_Among(first, sample, table.items.ids), table.items)
 
         def recalls(model: GaussianModel) -> FloatArray:
-            method = method_of(default_settings(k), model, seed=seed)
             searched = AnchorIndex(rest, scorer=AnchorScorer(table))
+            slopes = None if first is None else learned_slopes(model, rest, first)
+            method = method_of(default_settings(k), model, n_anchors=len(rest.anchor_queries), slopes=slopes, seed=seed)
             hits = searched.search(held_out.queries, k, budget=budget, method=method, first=first)
             return held_out.recalls([one.scores for one in hits], k=k)
 

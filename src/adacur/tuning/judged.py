@@ -193,7 +193,13 @@ class JudgedSearches:
             queries, stage = self.judged.queries, First(self.stages[first], fuse=0)
             method: Method = Rerank(seed=self._seed)
             if settings is not None:
-                method = method_of(settings, self._model, seed=self._seed)
+                method = method_of(
+                    settings,
+                    self._model,
+                    n_anchors=len(self._index.anchor_queries),
+                    slopes=self._index.snapshot.rank_slopes(self.stages[first]),
+                    seed=self._seed,
+                )
             anchors = {query.text: query for query in self._index.anchor_queries if query.text in self.judged.known}
             known = list({query.text: anchors[query.text] for query in queries if query.text in anchors}.values())
             new = list({query.text: query for query in queries if query.text not in anchors}.values())

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Protocol, Unpack, runtime_checkable
 
 from adacur.approximation import GaussianModel
+from adacur.approximation.rank_slopes import RankSlopes
 from adacur.core.arrays import IntArray
 from adacur.core.errors import InputError
 from adacur.core.protocols import AnchorScores, Approximation, Approximator
@@ -16,7 +17,7 @@ from adacur.search import AnchorIndex
 from adacur.search.methods import AdaCUR
 from adacur.search.planning import SearchOptions, plan_search
 from adacur.search.rounds import search
-from adacur.search.tuned import GaussianSettings
+from adacur.search.tuned import GaussianSettings, first_weight_of
 from adacur.tuning.held_out import AnchorScorer, check_exact, columns_of
 
 
@@ -24,7 +25,7 @@ from adacur.tuning.held_out import AnchorScorer, check_exact, columns_of
 class Replayable(Protocol):
     """An approximator that can leave an anchor query out."""
 
-    def replay(self, anchors: AnchorScores, positions: IntArray) -> Approximation:
+    def replay(self, anchors: AnchorScores, positions: IntArray, **ranks: Any) -> Approximation:
         """An approximation for the anchor queries at these positions, each as if it were new."""
         ...
 
@@ -40,25 +41,35 @@ def replay(index: AnchorIndex, queries: Sequence[Query], k: int = 10, **options:
     return search(replace(plan, approximator=approximator), queries, k)
 
 
-def method_of(settings: GaussianSettings, model: GaussianModel, *, seed: int = 0) -> AdaCUR:
+def method_of(
+    settings: GaussianSettings,
+    model: GaussianModel,
+    *,
+    n_anchors: int,
+    slopes: RankSlopes | None = None,
+    seed: int = 0,
+) -> AdaCUR:
     """The method that searches with these settings of "gaussian" and this model."""
     return AdaCUR(
         rounds=settings.rounds,
         seed=seed,
         approximator=model.adjusted(
-            noise=settings.noise, embedding_weight=settings.embedding_weight, locality=settings.locality
+            noise=settings.noise,
+            embedding_weight=settings.embedding_weight,
+            locality=settings.locality,
+            slopes=slopes,
         ),
         first_batch=settings.first_batch,
         first_share=settings.first_share,
-        first_weight=settings.first_weight,
+        first_weight=first_weight_of(settings, n_anchors),
     )
 
 
-def replayed(approximator: Approximator, anchors: AnchorScores, positions: IntArray) -> Approximation:
-    """The approximation of these anchor queries, each left out."""
+def replayed(approximator: Approximator, anchors: AnchorScores, positions: IntArray, **ranks: Any) -> Approximation:
+    """The approximation of these anchor queries, each left out; `ranks` go to one that takes them."""
     if not isinstance(approximator, Replayable):
         raise InputError(f"{approximator!r} cannot leave a query out, so anchor queries cannot be replayed.")
-    return approximator.replay(anchors, positions)
+    return approximator.replay(anchors, positions, **ranks)
 
 
 class _LeavingOut:
@@ -67,12 +78,17 @@ class _LeavingOut:
     def __init__(self, approximator: Approximator) -> None:
         self._approximator: Any = approximator
 
-    def begin(self, anchors: AnchorScores, queries: Sequence[Query]) -> Approximation:
+    @property
+    def slopes(self) -> RankSlopes | None:
+        """What it makes of ranks."""
+        return getattr(self._approximator, "slopes", None)
+
+    def begin(self, anchors: AnchorScores, queries: Sequence[Query], **ranks: Any) -> Approximation:
         """A fresh approximation for these queries."""
         if not anchors.anchor_queries:
-            approximation: Approximation = self._approximator.begin(anchors, queries)
+            approximation: Approximation = self._approximator.begin(anchors, queries, **ranks)
             return approximation
-        return replayed(self._approximator, anchors, columns_of(anchors, queries))
+        return replayed(self._approximator, anchors, columns_of(anchors, queries), **ranks)
 
     def __repr__(self) -> str:
         return repr(self._approximator)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from adacur.approximation import GaussianModel
+from adacur.approximation.rank_slopes import RANKS_THAT_COUNT, RankSlopes
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.protocols import AnchorScores
 from adacur.core.records import Query
@@ -20,8 +21,8 @@ from adacur.first_stages.joined import SEPARATOR
 from adacur.index import AnchorTable, locked
 from adacur.index.files import write_atomically
 from adacur.search import AnchorIndex
-from adacur.search.adaptive import RANKS_THAT_COUNT, LockStep
-from adacur.search.methods import Plan
+from adacur.search.adaptive import LockStep
+from adacur.search.methods import AdaCUR, Plan
 from adacur.search.planning import plan_search
 from adacur.search.tuned import (
     TUNED,
@@ -42,7 +43,7 @@ from adacur.tuning.replaying import method_of, replayed
 FEWEST_QUERIES = 20
 # In the order in which they are tried: what matters most, first.
 _QUICK: Mapping[str, tuple[Any, ...]] = {
-    "first_weight": (0.0, 0.1, 0.25, 0.5),
+    "first_weight": (None, 0.1, 0.25, 0.5),
     "rounds": (5, 10),
     "first_batch": (None, 0.3),
     "first_share": (0.0, 0.2),
@@ -309,6 +310,7 @@ class Replays:
         *,
         k: int,
         budget: int,
+        slopes: Callable[[Placed | None], RankSlopes | None] = lambda first: None,
     ) -> None:
         self.held_out = held_out
         self.stages = stages
@@ -316,7 +318,8 @@ class Replays:
         self.budget = budget
         self.report: Callable[[int], None] | None = None
         self._model = model
-        self._candidates: dict[str | None, list[IntArray]] = {}
+        self._slopes = slopes
+        self._candidates: dict[str | None, tuple[list[IntArray], list[list[IntArray]]]] = {}
         self._recalls: dict[tuple[str | GaussianSettings, str | None], FloatArray] = {}
 
     @property
@@ -329,21 +332,27 @@ class Replays:
         key = method, first
         if key not in self._recalls:
             plan = self._plan(method, self.stages[first])
-            self._recalls[key] = self.held_out.recalls(self._searched(plan, self._first_stage(first)), k=self.k)
+            self._recalls[key] = self.held_out.recalls(self._searched(plan, *self._first_stage(first)), k=self.k)
             if self.report is not None:
                 self.report(len(self._recalls))
         return self._recalls[key]
 
     def _plan(self, method: str | GaussianSettings, first: Placed | None) -> Plan:
         anchors: AnchorScores = self.held_out.anchors
-        chosen = method if isinstance(method, str) else method_of(method, self._model)
+        chosen: str | AdaCUR = (
+            method
+            if isinstance(method, str)
+            else method_of(method, self._model, n_anchors=len(anchors.anchor_queries), slopes=self._slopes(first))
+        )
         index = AnchorIndex(anchors, scorer=AnchorScorer(anchors))
         # What was tuned before must not have a say.
         index.snapshot.tunings = ()
         plan = plan_search(index, self.k, budget=self.budget, method=chosen, first=first)
         return replace(plan, seed=self.held_out.seed)
 
-    def _searched(self, plan: Plan, candidates: Sequence[IntArray]) -> list[FloatArray]:
+    def _searched(
+        self, plan: Plan, candidates: Sequence[IntArray], lists: Sequence[list[IntArray]]
+    ) -> list[FloatArray]:
         """Exact scores of what a plan finds for each query, best first."""
         held_out = self.held_out
         together = max(1, min(_PREDICTIONS_AT_ONCE // self.n_items, _SCORED_AT_ONCE // plan.calls))
@@ -352,7 +361,8 @@ class Replays:
             group = slice(start, start + together)
             approximation = None
             if plan.approximator is not None:
-                approximation = replayed(plan.approximator, held_out.anchors, held_out.positions[group])
+                ranks = {"ranks": lists[group]} if plan.uses_ranks else {}
+                approximation = replayed(plan.approximator, held_out.anchors, held_out.positions[group], **ranks)
             steps = LockStep(
                 plan,
                 held_out.queries[group],
@@ -367,11 +377,13 @@ class Replays:
             best += [search.best(self.k)[1] for search in steps.searches]
         return best
 
-    def _first_stage(self, first: str | None) -> list[IntArray]:
+    def _first_stage(self, first: str | None) -> tuple[list[IntArray], list[list[IntArray]]]:
+        """Per query, the candidates and the lists of the stages they come from."""
         if first not in self._candidates:
             queries, stage = self.held_out.queries, self.stages[first]
-            self._candidates[first] = [np.empty(0, dtype=np.intp)] * len(queries)
+            self._candidates[first] = [np.empty(0, dtype=np.intp)] * len(queries), []
             if stage is not None:
                 n = min(self.n_items, max(self.budget, RANKS_THAT_COUNT))
-                self._candidates[first] = [positions for positions, _ in stage.search(queries, n)]
+                answers, lists = stage.search_parts(queries, n)
+                self._candidates[first] = [positions for positions, _ in answers], lists
         return self._candidates[first]

@@ -72,7 +72,7 @@ def tune(
             raise InputError(f"queries must be at least {FEWEST_QUERIES}; got {most}.")
     held_out, model = replayable(index, queries=most, seed=seed)
     if qrels is None:
-        replays = Replays(held_out, stages_of(index), model, k=k, budget=budget)
+        replays = Replays(held_out, stages_of(index), model, k=k, budget=budget, slopes=index.snapshot.rank_slopes)
         tuning = choose_settings(replays, seed=seed, quick=quick, progress=progress)
     else:
         largest = min(budget, len(index))
@@ -80,7 +80,9 @@ def tune(
             index, judged_queries(index, qrels, queries, seed=seed), k=k, budget=largest, seed=seed
         )
         chosen = choose(searches, k=k)
-        replays = Replays(held_out, stages_of(index), model, k=k, budget=chosen.budget)
+        replays = Replays(
+            held_out, stages_of(index), model, k=k, budget=chosen.budget, slopes=index.snapshot.rank_slopes
+        )
         tuning = choose_settings(replays, first=chosen.first, seed=seed, quick=quick, progress=progress)
         tuning = replace(tuning, judged=measured(searches, chosen, tuning.settings, k=k))
     if tuning.judged is not None or not tuning.is_exact:

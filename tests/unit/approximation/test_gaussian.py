@@ -8,6 +8,7 @@ import pytest
 from adacur import AnchorIndex
 from adacur.approximation import GaussianModel, PseudoInverse
 from adacur.approximation.item_factors import ScoreScale
+from adacur.approximation.rank_slopes import RankSlopes
 from adacur.core.errors import InputError
 from adacur.index import AnchorTable
 from tests.conftest import make_world
@@ -33,10 +34,18 @@ def test_with_every_part_left_out_it_is_the_paper_s_pseudo_inverse(n_told) -> No
     assert bare.predict() == pytest.approx(paper.predict(), abs=2e-4)
 
 
-def test_the_prediction_is_the_conditional_mean_written_out() -> None:
+@pytest.mark.parametrize("popularity", [0.0, 1.0, 5.0], ids=["means of noise", "means of both", "means to trust"])
+@pytest.mark.parametrize("n_stages", [0, 1, 2])
+def test_the_prediction_is_the_conditional_mean_written_out(popularity, n_stages) -> None:
     world = make_world(n_items=40, n_anchors=12, n_test=1, noise=0.5)
-    embeddings = np.random.default_rng(3).normal(size=(40, 4))
+    rng = np.random.default_rng(3)
+    world.anchor_scores[:] += popularity * rng.normal(size=40)
+    embeddings = rng.normal(size=(40, 4))
     positions = np.array([3, 17, 25, 31])
+    lists = [rng.permutation(40)[:25] for _ in range(n_stages)]
+    slopes = None
+    if n_stages:
+        slopes = RankSlopes(np.array([0.7, -0.2])[:n_stages], np.array([[0.3, 0.1], [0.1, 0.2]])[:n_stages, :n_stages])
     gaussian = GaussianModel(
         embeddings=embeddings,
         embed_queries=embed_queries,
@@ -44,8 +53,10 @@ def test_the_prediction_is_the_conditional_mean_written_out() -> None:
         embedding_weight=0.7,
         query_noise=0.4,
         locality=0.5,
+        slopes=slopes,
     )
-    state = told(gaussian, world, positions)
+    state = gaussian.begin(world.index, world.test, [lists])
+    state.tell([positions], [world.test_scores[0][positions]])
     predicted = state.in_scores(state.predict())[0]
 
     scale = ScoreScale.of(world.index.matrix)
@@ -54,26 +65,92 @@ def test_the_prediction_is_the_conditional_mean_written_out() -> None:
     vectors, vector = vectors / np.linalg.norm(vectors, axis=1, keepdims=True), vector / np.linalg.norm(vector)
     mean = rows.mean(axis=0)
 
-    def regressed(others: list[int], target: np.ndarray) -> np.ndarray:
+    def regressed(others: list[int], target: np.ndarray, scores: np.ndarray) -> np.ndarray:
         own = vectors[others]
         kernel = np.exp((own @ own.T - 1) / 0.2) + 0.4 * np.eye(len(others))
-        return mean + np.exp((own @ target - 1) / 0.2) @ np.linalg.solve(kernel, rows[others] - mean)
+        return np.exp((own @ target - 1) / 0.2) @ np.linalg.solve(kernel, scores[others])
 
     everyone = list(range(12))
     residuals = np.stack(
-        [rows[left] - regressed([j for j in everyone if j != left], vectors[left]) for left in everyone]
+        [
+            rows[left] - mean - regressed([j for j in everyone if j != left], vectors[left], rows - mean)
+            for left in everyone
+        ]
     )
     weights = np.exp(vectors @ vector / 0.5)
     weights /= weights.sum()
     variance = (residuals**2).mean()
+    # Of the means' variance, what 12 draws of the residuals would have by themselves is noise.
+    trust = max(0.0, 1 - variance / 12 / mean.var())
+    trust = 1.0 if trust >= 0.95 else trust
+    assert {0.0: trust < 0.5, 1.0: 0.3 < trust < 0.95, 5.0: trust == 1}[popularity]
+    trust += (1 - trust) * np.clip(regressed(everyone, vector, np.ones((12, 1)))[0], 0, 1)
     centred = embeddings - embeddings.mean(axis=0)
     covariance = (residuals.T * weights) @ residuals + 0.5 * variance
     covariance += 0.7 * variance * centred @ centred.T / (centred**2).sum(axis=1).mean()
-    prior = regressed(everyone, vector)
+    prior = mean.mean() + trust * (mean - mean.mean()) + regressed(everyone, vector, rows - mean)
+    if slopes is not None:
+        rise = np.zeros((40, n_stages))
+        for stage, listed in enumerate(lists):
+            rise[listed, stage] = np.log(1010 / (10 + np.arange(25)))
+        prior += rise @ slopes.means
+        covariance += rise @ slopes.covariance @ rise.T
     noise = 0.2 * variance * 1.7 * np.eye(4)
     surprise = scale.rarity(world.test_scores[0][positions]) - prior[positions]
     seen = np.linalg.solve(covariance[np.ix_(positions, positions)] + noise, surprise)
     assert predicted == pytest.approx(scale.score(prior + covariance[:, positions] @ seen), abs=1e-5)
+
+
+@pytest.mark.parametrize("told_first", [0, 12])
+def test_one_product_for_all_queries_and_a_device_predict_the_same(told_first) -> None:
+    pytest.importorskip("torch")
+    world = make_world(n_anchors=6, noise=0.5)
+    rng = np.random.default_rng(3)
+    world.anchor_scores[:] += 2 * rng.normal(size=len(world.items))
+    ranks = [[rng.permutation(200)[:150], rng.permutation(200)[:30]] for _ in world.test]
+    given = {"embeddings": world.item_embeddings, "embed_queries": embed_queries, "slopes": RankSlopes.assumed(2)}
+    predicted = []
+    for model in (
+        GaussianModel(**given),
+        GaussianModel(**given).in_one_product(),
+        GaussianModel(**given, device="cpu"),
+        GaussianModel(**given, device="cpu").in_one_product(),
+    ):
+        assert 0 < model.features_of(world.index).trust < 1
+        state = model.begin(world.index, world.test, ranks)
+        where = np.arange(told_first)
+        state.tell([where] * len(world.test), [scores[where] for scores in world.test_scores])
+        predicted.append(np.stack([np.asarray(row) for row in state.predict()]))
+    assert predicted[0].std() > 0.1
+    for other in predicted[1:]:
+        assert other == pytest.approx(predicted[0], abs=1e-4)
+
+
+def test_few_anchor_queries_are_not_taken_for_what_all_queries_have_in_common() -> None:
+    rng = np.random.default_rng(0)
+
+    def trust(n_anchors: int, popularity: float) -> float:
+        world = make_world(n_items=400, n_anchors=n_anchors, rank=40, seed=n_anchors)
+        world.anchor_scores[:] += popularity * rng.normal(size=400)
+        return GaussianModel(rescale=False).features_of(world.index).trust
+
+    assert trust(60, 0.0) < 0.2
+    assert trust(60, 30.0) == 1
+    # The scores' standard deviation is about 6.3 by the query, and 3 by the item: 9 / (9 + 40 / n) is the item's.
+    assert trust(4, 3.0) == pytest.approx(9 / 19, abs=0.15)
+    assert trust(20, 3.0) == pytest.approx(9 / 11, abs=0.1)
+    assert GaussianModel(centre=False).features_of(make_world(n_anchors=3).index).trust == 1
+
+
+def test_anchor_queries_that_all_agree_leave_the_ranks_to_tell() -> None:
+    world = make_world(n_anchors=8, noise=0.5)
+    world.anchor_scores[:] = world.anchor_scores[0] * (1 + 1e-9 * np.arange(8)[:, None])
+    state = GaussianModel(noise=0, slopes=RankSlopes.assumed(1)).begin(
+        world.index, world.test[:1], [[np.argsort(-world.test_scores[0])]]
+    )
+    for where in np.split(np.arange(60), 3):
+        state.tell([where], [world.test_scores[0][where]])
+    assert np.isfinite(state.predict()).all()
 
 
 def test_items_that_embed_alike_share_what_one_of_them_scored() -> None:

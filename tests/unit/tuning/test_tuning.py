@@ -21,6 +21,7 @@ from adacur.evaluation import top_k_recall
 from adacur.first_stages import Matrix
 from adacur.index import AnchorTable, locked
 from adacur.scorers import MatrixScorer
+from adacur.search.learned_slopes import learned_slopes
 from adacur.search.planning import Snapshot, plan_search
 from adacur.search.tuned import (
     Gain,
@@ -96,10 +97,14 @@ def test_a_replayed_query_is_searched_as_on_an_index_without_it(replayed) -> Non
         assert top_k_recall(hits, exact, k=8)[0] == recall
 
 
+@pytest.mark.parametrize("popularity", [0.0, 3.0, 30.0], ids=["means of noise", "means of both", "means to trust"])
 @pytest.mark.parametrize("parts", ["plain", "embeddings", "queries", "both", "uncentred"])
-def test_the_gaussian_leaves_an_anchor_query_out_as_if_it_had_never_been_there(make_world, parts: str) -> None:
+def test_the_gaussian_leaves_an_anchor_query_out_as_if_it_had_never_been_there(
+    make_world, parts: str, popularity: float
+) -> None:
     world = make_world(n_anchors=60, noise=0.5)
     rng = np.random.default_rng(3)
+    world.anchor_scores[:] += popularity * rng.normal(size=len(world.items))
     vectors = {query.id: rng.normal(size=5) for query in world.anchors}
     given = {"rescale": False, "embedding_weight": 1.0, "locality": 0.3, "centre": parts != "uncentred"}
     if parts in ("embeddings", "both"):
@@ -112,7 +117,12 @@ def test_the_gaussian_leaves_an_anchor_query_out_as_if_it_had_never_been_there(m
     new = GaussianModel(**given).begin(rest, [query])
     replayed = GaussianModel(**given).replay(world.index, np.array([position, 3]))
     known = GaussianModel(**given).begin(world.index, [query])
-    np.testing.assert_allclose(replayed.predict()[0], new.predict()[0], atol=1e-5)
+    seen, unseen = (GaussianModel(**given).features_of(one) for one in (world.index, rest))
+    # What means are shrunk towards, which lifts all items alike, and how far they are have seen the query.
+    off = replayed.predict()[0] - new.predict()[0]
+    assert np.abs(off - off.mean()).max() <= 1e-5 + abs(seen.trust - unseen.trust) * np.ptp(seen.means)
+    assert abs(off.mean()) <= 1e-5 + 2 * abs(seen.centre - unseen.centre) * (1 - seen.trust)
+    assert seen.trust == pytest.approx(unseen.trust, abs=0.05)
     for start in (0, 40):
         where = np.arange(start, start + 8)
         scores = world.anchor_scores[position][where]
@@ -474,7 +484,7 @@ def test_a_file_of_a_later_version_is_refused(make_world, tmp_path: Path) -> Non
     index = stored(make_world, tmp_path / "index")
     store_tuning(tmp_path / "index", tuned(5, 20), anchor_queries=index.anchor_queries)
     file = tmp_path / "index" / "tuned.json"
-    file.write_text(file.read_text().replace('"format": 1', '"format": 2'))
+    file.write_text(file.read_text().replace('"format": 2', '"format": 3'))
     with pytest.raises(NewerFormat, match=r"tuned\.json"):
         _ = adacur.load(tmp_path / "index", scorer=Untouchable(), check=False).tunings
 
@@ -522,10 +532,12 @@ def test_predictions_hold_on_real_scores(shared_folder: Path) -> None:
         queries=[*bed.anchor_queries, *bed.test_queries], items=bed.items, scores=vectors @ bed.item_embeddings.T
     )
     held_out = HeldOut(index.anchors, queries=60)
-    replays = Replays(held_out, {"matrix": index.snapshot.stage(first)}, gaussian, k=10, budget=50)
+    slopes = learned_slopes(gaussian, index.anchors, index.snapshot.stage(first))
+    stages = {"matrix": index.snapshot.stage(first)}
+    replays = Replays(held_out, stages, gaussian, k=10, budget=50, slopes=lambda stage: stage and slopes)
     tuning = choose_settings(replays, quick=True)
     settings, scorer = tuning.settings, MatrixScorer(bed.test_queries, index.items.ids, bed.exact_scores)
-    method = method_of(settings, gaussian)
+    method = method_of(settings, gaussian, n_anchors=len(bed.anchor_queries), slopes=slopes)
     searched = AnchorIndex(index.anchors, scorer=scorer)
     hits = searched.search(bed.test_queries, 10, budget=50, method=method, first=first)
     measured = top_k_recall(hits, bed.exact_scores, k=10).mean()

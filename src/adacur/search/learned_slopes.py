@@ -1,0 +1,30 @@
+"""What the ranks of a first stage are worth in an index, learned by asking it about some anchor queries."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from adacur.approximation import GaussianModel
+from adacur.approximation.rank_slopes import MOST_QUERIES, RANKS_THAT_COUNT, RankSlopes
+from adacur.core.errors import AdacurError
+from adacur.core.protocols import AnchorScores
+from adacur.first_stages import Placed
+
+
+def learned_slopes(model: GaussianModel, anchors: AnchorScores, first: Placed) -> RankSlopes:
+    """The slopes of this first stage's ranks; what one assumes where it cannot be asked about anchor queries."""
+    queries, assumed = anchors.anchor_queries, RankSlopes.assumed(first.n_stages)
+    # What answers by id may be a service: it is not asked what no user has asked.
+    if first.stage is None or len(queries) < 2:
+        return assumed
+    columns = np.unique(np.linspace(0, len(queries) - 1, MOST_QUERIES).round().astype(np.intp))
+    try:
+        depth = min(RANKS_THAT_COUNT, len(anchors.items))
+        _, lists = first.search_parts([queries[at] for at in columns.tolist()], depth)
+    except AdacurError:
+        # A table of other queries' answers, say.
+        return assumed
+    features = model.features_of(anchors)
+    # Keys that are stored with features spare reading all ids.
+    keys = anchors.items.keys if model.keys is None else model.keys
+    return RankSlopes.fitted(features, columns, lists, keys=keys, ridge=model.query_noise)
