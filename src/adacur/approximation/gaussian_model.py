@@ -61,8 +61,8 @@ _LEAST_NOISE = 1e-10
 _LOCALITY = 0.07
 # Log-odds that an item scores above the best scored: for one predicted to score just that, per standard deviation of
 # this query's residuals that it is predicted higher, and per logarithm of the rank it would take. Fitted by likelihood
-# to held-out anchor queries of three collections, with 420 and with 50 others.
-_AT_EQUAL, _PER_DEVIATION, _PER_RANK = -2.25, 1.49, 0.49
+# to held-out anchor queries of three collections with 420 others; with fewer, fewer come above than stated.
+_AT_EQUAL, _PER_DEVIATION, _PER_RANK = -1.6, 1.55, 0.38
 # Fewer residuals than these say nothing of their standard deviation.
 _FEWEST_RESIDUALS = 10
 
