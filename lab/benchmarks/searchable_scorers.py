@@ -3,16 +3,19 @@
     python lab/benchmarks/searchable_data.py split DATA OUT --scores DIR          # here: train and test apart
     python lab/benchmarks/searchable_data.py embed OUT --encoder FOLDER           # here: vectors of all texts, int8
     python lab/benchmarks/searchable_scorers.py run DATA WORK OUT --base FOLDER   # there: every cell that is not done
+    python lab/benchmarks/searchable_scorers.py search DATA OUT                   # here: re-ranking against search
     python lab/benchmarks/searchable_scorers.py table OUT
 
 A cell is a collection, a head, a recipe ("near": near misses alone; "mixture": near misses, random items and, in its
 second turn, what searches find) and a seed; both recipes make the same number of updates. Each cell is a process of its
 own, several at a time; one that fails is tried once more, alone, before the time is up, and one that was cut short goes
 on from its last epoch in the next run. OUT/rows.jsonl gets a row per cell: nDCG@10 of the test queries where the scorer
-ranks the dense stage's best 50, 100, 500, and all items; minutes; and of the first seed at 50, 100 and 200 calls
-re-ranking and "gaussian" (anchor queries from the training, 5 rounds) from BM25, from the dense stage and from both
-joined, with 95 % paired bootstrap intervals. OUT/texts.json holds phantom hits (the scorer's best item is none that was
-judged relevant) and what training set aside, as texts; OUT/logs.txt the end of every cell's log.
+ranks the dense stage's best 50, 100, 500, and all items; and minutes. OUT/scores-*.npz holds what the first seed's
+mixture models score every item for the test queries and for the anchor queries (from the training), in steps of a
+16,000th of their range; "search" replays them at 50, 100 and 200 calls, re-ranking and the default in 5 rounds, from
+BM25, from the dense stage and from both joined, with 95 % paired bootstrap intervals. OUT/texts.json holds phantom
+hits (the scorer's best item is none that was judged relevant) and what training set aside, as texts; OUT/logs.txt the
+end of every cell's log.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import argparse
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -94,11 +98,18 @@ class Cell:
         row["ndcg_of_queries"] = {depth: np.round(values, 4).tolist() for depth, values in per_query.items()}
         row["test_queries"] = len(self.test)
         self.write_texts(exact)
-        if self.recipe in self.asked.search and (self.seed == 0 or self.asked.search_all_seeds):
+        if self.recipe == "mixture" and self.seed == 0:
             started = time.monotonic()
+            anchors = self.grid("anchors", self.anchors)
+            low, high = (float(pick([pick(exact), pick(anchors)])) for pick in (np.min, np.max))
+            step = (high - low) / 16_000
+            rounded = {
+                part: np.round((scores - low) / step).astype(np.int16)
+                for part, scores in (("test", exact), ("anchors", anchors))
+            }
+            np.savez_compressed(self.folder / "scores.npz", low=low, step=step, **rounded)
             row["anchors"] = len(self.anchors)
-            row["searches"] = self.searches(exact, self.grid("anchors", self.anchors))
-            row["minutes_of_searches"] = round((time.monotonic() - started) / 60, 2)
+            row["minutes_of_anchor_grid"] = round((time.monotonic() - started) / 60, 2)
         return row
 
     def train(self) -> Any:
@@ -318,6 +329,8 @@ def publish(asked: argparse.Namespace) -> None:
     texts = {file.parent.name: json.loads(file.read_text()) for file in sorted(asked.work.glob("*/texts.json"))}
     (asked.out / "texts.json").write_text(json.dumps(texts, ensure_ascii=False, indent=1))
     logs = [(log.name, log.read_text(errors="replace")[-3000:]) for log in sorted(asked.work.glob("*.log"))]
+    for file in asked.work.glob("*/scores.npz"):
+        shutil.copy(file, asked.out / f"scores-{file.parent.name}.npz")
     (asked.out / "logs.txt").write_text("\n".join(f"==> {name}\n{text}" for name, text in logs))
 
 
@@ -335,6 +348,25 @@ def one(asked: argparse.Namespace) -> None:
     # One line in one call: several processes append.
     with (asked.work / "rows.jsonl").open("a") as stream:
         stream.write(json.dumps(row) + "\n")
+
+
+def search(asked: argparse.Namespace) -> None:
+    """Adds re-ranking against search to every row whose scores are there."""
+    rows = rows_in(asked.out)
+    for row in rows:
+        name = "-".join(map(str, cell_of(row)))
+        file = asked.out / f"scores-{name}.npz"
+        if not file.exists():
+            continue
+        with np.load(file) as stored:
+            exact, anchors = (
+                stored["low"] + stored["step"] * stored[part].astype(float) for part in ("test", "anchors")
+            )
+        asked.cell = tuple(map(str, cell_of(row)))
+        row["searches"] = Cell(asked).searches(exact, anchors)
+        print(f"{name}: searched", flush=True)
+        (asked.out / "rows.jsonl").write_text("".join(json.dumps(one_row) + "\n" for one_row in rows))
+    show(rows)
 
 
 def rows_in(folder: Path) -> list[dict[str, Any]]:
@@ -375,23 +407,24 @@ def main() -> None:
     def names(text: str) -> list[str]:
         return text.split(",")
 
-    running, table = (commands.add_parser(name) for name in ("run", "table"))
-    running.add_argument("data", type=Path)
+    running, searching, table = (commands.add_parser(name) for name in ("run", "search", "table"))
+    for command in (running, searching):
+        command.add_argument("data", type=Path)
+        command.add_argument("--limit-items", type=int, default=0, help="of a rehearsal")
+        command.add_argument("--limit-queries", type=int, default=0, help="of a rehearsal")
+        command.add_argument("--test-queries", type=int, default=200, help="of the first seed; 0 for all")
+        command.add_argument("--later-test-queries", type=int, default=100, help="of the other seeds; 0 for all")
+        command.add_argument("--anchors", type=int, default=100)
+    searching.set_defaults(work=Path())
+    searching.add_argument("out", type=Path)
     running.add_argument("work", type=Path)
     running.add_argument("--collections", type=names, default=list(COLLECTIONS))
-    running.add_argument("--limit-items", type=int, default=0, help="of a rehearsal")
-    running.add_argument("--limit-queries", type=int, default=0, help="of a rehearsal")
     running.add_argument("out", type=Path)
     running.add_argument("--base", type=Path, required=True)
     running.add_argument("--heads", type=names, default=list(HEADS))
     running.add_argument("--seeds", type=names, default=["0", "1", "2"])
     running.add_argument("--jobs", type=int, default=2)
     running.add_argument("--time-limit", type=float, default=520, help="seconds; then cells are cut short")
-    running.add_argument("--search", type=names, default=["mixture"], help="recipes whose models are searched")
-    running.add_argument("--search-all-seeds", action="store_true", help="not only the first")
-    running.add_argument("--test-queries", type=int, default=200, help="of the first seed; 0 for all")
-    running.add_argument("--later-test-queries", type=int, default=100, help="of the other seeds; 0 for all")
-    running.add_argument("--anchors", type=int, default=100)
     running.add_argument("--mining-anchors", type=int, default=50)
     running.add_argument("--negatives", type=int, default=31)
     running.add_argument("--epochs", type=int, help="instead of the collection's usual number")
@@ -401,6 +434,8 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.command == "run":
         one(asked) if asked.cell else run(asked)
+    elif asked.command == "search":
+        search(asked)
     else:
         show(rows_in(asked.out))
 
