@@ -19,7 +19,9 @@ from score_folders import read_score_folder
 from adacur import AnchorIndex
 from adacur.approximation import GaussianModel
 from adacur.evaluation import top_k_recall
+from adacur.first_stages import placed
 from adacur.index import AnchorTable
+from adacur.search.learned_slopes import learned_slopes
 from adacur.search.tuned import default_settings
 from adacur.tuning.replaying import method_of
 
@@ -48,16 +50,12 @@ def main() -> None:
             sizes[f"{rank} {storage}"] = features.nbytes
             approximators[f"{rank} {storage}"] = GaussianModel(embed_queries=folder.embed_queries, features=features)
         for name, approximator in approximators.items():
-            missed = []
+            missed, slopes = [], learned_slopes(approximator, table, placed(folder.dense, table.items))
             for budget in BUDGETS:
                 for k in KS:
-                    settings = default_settings(k)
+                    method = method_of(default_settings(k), approximator, n_anchors=len(folder.anchors), slopes=slopes)
                     hits = AnchorIndex(table, scorer=folder.scorer).search(
-                        folder.test,
-                        min(k, budget),
-                        budget=budget,
-                        method=replace(method_of(settings, approximator), rounds=5),
-                        first=folder.dense,
+                        folder.test, min(k, budget), budget=budget, method=replace(method, rounds=5), first=folder.dense
                     )
                     missed.append(1 - float(top_k_recall(hits, folder.test_scores, k=k).mean()))
             cells.setdefault(name, []).extend(missed)

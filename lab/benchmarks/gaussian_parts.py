@@ -17,26 +17,34 @@ from score_folders import ScoreFolder, read_score_folder
 from adacur import AdaCUR, AnchorIndex
 from adacur.approximation import GaussianModel
 from adacur.evaluation import top_k_recall
+from adacur.first_stages import placed
+from adacur.search.learned_slopes import learned_slopes
+from adacur.search.tuned import GaussianSettings, first_weight_of
 
-FIRST_WEIGHT = {"first_weight": 0.25}
-# name: (left out of the approximator, spending)
-PARTS: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
-    "every part": ({}, FIRST_WEIGHT),
-    "scores as they are": ({"rescale": False}, FIRST_WEIGHT),
-    "no query embeddings": ({"embed_queries": None}, FIRST_WEIGHT),
-    "all anchor queries alike": ({"locality": float("inf")}, FIRST_WEIGHT),
-    "no item embeddings": ({"embedding_weight": 0}, FIRST_WEIGHT),
-    "no first stage after the first round": ({}, {}),
-    "a fifth of each round for the first stage": ({}, {"first_share": 0.2}),
+# name: (left out of the approximator, spending, whether the first stage's ranks are part of predictions)
+PARTS: dict[str, tuple[dict[str, Any], dict[str, float], bool]] = {
+    "every part": ({}, {}, True),
+    "scores as they are": ({"rescale": False}, {}, True),
+    "no query embeddings": ({"embed_queries": None}, {}, True),
+    "all anchor queries alike": ({"locality": float("inf")}, {}, True),
+    "no item embeddings": ({"embedding_weight": 0}, {}, True),
+    "predictions without ranks": ({}, {}, False),
+    "predictions without ranks, a weight of .25": ({}, {"first_weight": 0.25}, False),
+    "no first stage after the first round": ({}, {"first_weight": 0.0}, False),
+    "a fifth of each round for the first stage": ({}, {"first_share": 0.2}, True),
 }
 KS = (1, 10, 100)
 
 
 def measured(folder: ScoreFolder, index: AnchorIndex, name: str, *, budgets: list[int], rounds: int) -> float:
     """The mean of 1 − recall over budgets and k."""
-    without, spending = PARTS[name]
+    without, spending, ranks = PARTS[name]
     given = {"embeddings": folder.item_embeddings, "embed_queries": folder.embed_queries} | without
     approximator = GaussianModel(**given)
+    if ranks:
+        first = placed(folder.dense, index.snapshot.anchors.items)
+        approximator.slopes = learned_slopes(approximator, index.snapshot.anchors, first)
+    spending = {"first_weight": first_weight_of(GaussianSettings(), len(folder.anchors))} | spending
     missed = []
     for calls in budgets:
         hits = AnchorIndex(index, scorer=folder.scorer).search(

@@ -21,7 +21,7 @@ from recall_at_budget import numbers, read_judgements
 from score_folders import ScoreFolder, read_score_folder
 
 import adacur
-from adacur import AnchorIndex, Dense, First, Hits
+from adacur import AnchorIndex, Dense, First, Gaussian, Hits
 from adacur.evaluation import bootstrap_interval, judged_quality, top_k_recall
 from adacur.scorers import MatrixScorer
 from adacur.tuning import verdict
@@ -70,21 +70,19 @@ def measure(
     index: AnchorIndex, folder: ScoreFolder, qrels: dict[str, dict[str, int]], *, fuse: float, budgets: list[int]
 ) -> list[dict[str, Any]]:
     """A row per method, budget and weight."""
-    positions = {item.id: position for position, item in enumerate(folder.items)}
+    ids = [item.id for item in folder.items]
     dense = [
-        Hits(
-            query=hits.query,
-            ids=hits.ids,
-            scores=folder.test_scores[row][[positions[id_] for id_ in hits.ids]],
+        Hits(query=query, ids=tuple(ids[at] for at in positions.tolist()), scores=exact[positions])
+        for query, exact, (positions, _) in zip(
+            folder.test, folder.test_scores, index.snapshot.first_stage("dense").search(folder.test, K), strict=True
         )
-        for row, hits in enumerate(index.first_stage("dense").search(folder.test, K))
     ]
     rows = [{"method": "dense alone", "budget": 0, "fuse": None} | measured(dense, folder, qrels)]
     for weight in dict.fromkeys((0.0, fuse)):
         for method in ("exact", "rerank", "gaussian"):
             for calls in budgets if method != "exact" else [len(folder.items)]:
-                spent = {} if method == "exact" else {"budget": calls, "rounds": min(5, calls)}
-                hits = index.search(folder.test, K, method=method, first=First(fuse=weight), **spent)
+                chosen = Gaussian(rounds=min(5, calls)) if method == "gaussian" else method
+                hits = index.search(folder.test, K, budget=calls, method=chosen, first=First(fuse=weight))
                 rows.append({"method": method, "budget": calls, "fuse": weight} | measured(hits, folder, qrels))
                 print(f"  {rows[-1]}", flush=True)
     return [{"domain": folder.domain, "anchors": len(folder.anchors)} | row for row in rows]

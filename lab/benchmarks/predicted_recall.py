@@ -20,10 +20,7 @@ import numpy as np
 from recall_at_budget import numbers
 from score_folders import ScoreFolder, read_score_folder
 
-from adacur import AnchorIndex
-from adacur.approximation import GaussianModel
 from adacur.evaluation import top_k_recall
-from adacur.first_stages import Matrix
 from adacur.search.tuned import GaussianSettings, default_settings
 from adacur.tuning import HeldOut
 from adacur.tuning.replaying import method_of
@@ -33,10 +30,8 @@ from adacur.tuning.settings import Replays, choose_settings
 class Measured:
     """Searches for the test queries of a folder, each made once."""
 
-    def __init__(self, folder: ScoreFolder, index: AnchorIndex, gaussian: GaussianModel) -> None:
+    def __init__(self, folder: ScoreFolder) -> None:
         self._folder = folder
-        self._index = index
-        self._gaussian = gaussian
         self._found: dict[tuple[Any, int], Any] = {}
 
     def recall(self, method: str | GaussianSettings, *, k: int, budget: int) -> float:
@@ -47,27 +42,26 @@ class Measured:
     def _searched(self, method: str | GaussianSettings, calls: int) -> Any:
         folder, chosen = self._folder, method
         if isinstance(method, GaussianSettings):
-            chosen = method_of(method, self._gaussian)
-        searched = AnchorIndex(self._index.anchors, scorer=folder.scorer)
+            snapshot = folder.index.snapshot
+            slopes = snapshot.rank_slopes(snapshot.first_stage("dense"))
+            chosen = method_of(method, snapshot.gaussian_model(), n_anchors=len(folder.anchors), slopes=slopes)
         k = min(calls, len(folder.items))
-        return searched.search(folder.test, k, budget=calls, method=chosen, first=folder.dense)
+        return folder.index.search(folder.test, k, budget=calls, method=chosen, first="dense")
 
 
 def measure(
     folder: ScoreFolder, *, budgets: list[int], ks: list[int], queries: int, quick: bool, methods: list[str]
 ) -> list[dict[str, Any]]:
     """One row per budget, k and method."""
-    index = AnchorIndex.from_arrays(items=folder.items, anchor_queries=folder.anchors, scores=folder.anchor_scores)
-    gaussian = GaussianModel(embeddings=folder.item_embeddings, embed_queries=folder.embed_queries)
-    nearness = folder.anchor_embeddings @ folder.item_embeddings.T
-    first = Matrix(queries=folder.anchors, items=folder.items, scores=nearness)
-    held_out = HeldOut(index.anchors, queries=queries)
-    measured = Measured(folder, index, gaussian)
+    snapshot = folder.index.snapshot
+    stages, model = {None: snapshot.first_stage("dense")}, snapshot.gaussian_model()
+    held_out = HeldOut(snapshot.anchors, queries=queries)
+    measured = Measured(folder)
     rows = []
     for budget in budgets:
         for k in (k for k in ks if k <= budget):
             started = time.perf_counter()
-            replays = Replays(held_out, {None: index.snapshot.stage(first)}, gaussian, k=k, budget=budget)
+            replays = Replays(held_out, stages, model, k=k, budget=budget, slopes=snapshot.rank_slopes)
             tuning = choose_settings(replays, quick=quick)
             seconds = time.perf_counter() - started
             usual = measured.recall(default_settings(k), k=k, budget=budget)

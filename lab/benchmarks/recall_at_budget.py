@@ -14,20 +14,17 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from score_folders import ScoreFolder, read_score_folder
 
-from adacur import ANNCUR, AXN, AdaCUR, AnchorIndex, Exact, Hits, Rerank
-from adacur.approximation import EmbeddingRegression, GaussianModel, Softmax, TopK, Uniform
+from adacur import ANNCUR, AXN, AdaCUR, AnchorIndex, Exact, Gaussian, Hits, Rerank
+from adacur.approximation import EmbeddingRegression, Softmax, TopK, Uniform
 from adacur.core.protocols import Acquisition
 from adacur.data import read_qrels
 from adacur.evaluation import bootstrap_interval, judged_quality, top_k_recall
-from adacur.search.tuned import default_settings
-from adacur.tuning.replaying import method_of
 from adacur_lab.experiments.held_out_splits import held_out_splits
 from adacur_lab.oracle import Oracle
 
@@ -79,25 +76,7 @@ def by_oracle(choice: Acquisition, *, mask_top_k: bool = False) -> Method:
 
 def gaussian(index: AnchorIndex, folder: ScoreFolder, budget: Spent, k: int) -> list[Hits]:
     """The default of `index.search`, as it comes, in the number of rounds asked for."""
-    settings = default_settings(k)
-    return AnchorIndex(index, scorer=folder.scorer).search(
-        folder.test,
-        k,
-        budget=budget.calls,
-        method=replace(method_of(settings, approximator_of(index, folder)), rounds=budget.rounds),
-        first=folder.dense,
-    )
-
-
-_approximators: dict[int, GaussianModel] = {}
-
-
-def approximator_of(index: AnchorIndex, folder: ScoreFolder) -> GaussianModel:
-    """One per index: what it extracts from the anchor scores is the same for every budget."""
-    if id(index) not in _approximators:
-        _approximators.clear()
-        _approximators[id(index)] = GaussianModel(embeddings=folder.item_embeddings, embed_queries=folder.embed_queries)
-    return _approximators[id(index)]
+    return index.search(folder.test, k, budget=budget.calls, method=Gaussian(rounds=budget.rounds), first="dense")
 
 
 # Each method answers all test queries: (index, folder, budget, k) -> hits.
@@ -166,7 +145,7 @@ def measure(
     qrels: dict[str, dict[str, int]] | None = None,
 ) -> list[dict[str, Any]]:
     """One row per method, budget and k; k larger than the budget is measured on what the budget can return."""
-    index = AnchorIndex.from_arrays(items=folder.items, anchor_queries=folder.anchors, scores=folder.anchor_scores)
+    index = folder.index
     rows = []
     for calls in budgets:
         budget = Spent(calls, min(rounds, calls))

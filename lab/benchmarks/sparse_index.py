@@ -22,7 +22,7 @@ import numpy as np
 from score_folders import ScoreFolder, read_score_folder
 
 from adacur import AdaCUR, AnchorIndex, Query
-from adacur.approximation import EmbeddingRegression, GaussianModel
+from adacur.approximation import EmbeddingRegression, GaussianModel, PseudoInverse
 from adacur.approximation.acquisition import best_positions
 from adacur.approximation.completion import Completion, ScoredItems
 from adacur.core.seeds import stream_key, uniform
@@ -185,7 +185,7 @@ def ways(folder: ScoreFolder, budgets: Sequence[int]) -> dict[str, Callable[[], 
 
     def adacur() -> Recalls:
         index = index_of(folder.anchor_scores)
-        return recalls(folder, index, approximator=None, budgets=budgets, first_weight=0.0)
+        return recalls(folder, index, approximator=PseudoInverse(), budgets=budgets, first_weight=0.0)
 
     def refreshed(n: int, calls: int) -> Recalls:
         return searched(with_past_searches(folder, gaussian(), n_past=n, calls=calls))
