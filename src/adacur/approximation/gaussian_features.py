@@ -36,6 +36,8 @@ EmbedQueries = Callable[[Sequence[Query]], FloatArray]
 QUERY_SCALE = 0.2
 # Means that are trusted this far are trusted: the rest makes no difference that could be measured.
 _ALMOST = 0.95
+# The means are then the scores of one query, and nothing shows how much another would share of them.
+_IN_ONE = 0.2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,8 +67,10 @@ class Features:
     def __post_init__(self) -> None:
         means = self.means
         spread = float(means.var(dtype=np.float64)) if len(means) else 0.0
-        noise = self.variance / max(1, len(self.anchors))
-        trust = max(0.0, 1 - noise / spread) if spread > 0 else 1.0
+        n_others = len(self.anchors) - 1
+        trust = _IN_ONE if n_others == 0 else 1.0
+        if n_others > 0 and spread > 0:
+            trust = max(0.0, 1 - self.variance / n_others / spread)
         object.__setattr__(self, "trust", trust if trust < _ALMOST else 1.0)
         object.__setattr__(self, "centre", float(means.mean(dtype=np.float64)) if len(means) else 0.0)
 

@@ -80,8 +80,9 @@ def test_the_prediction_is_the_conditional_mean_written_out(popularity, n_stages
     weights = np.exp(vectors @ vector / 0.5)
     weights /= weights.sum()
     variance = (residuals**2).mean()
-    # Of the means' variance, what 12 draws of the residuals would have by themselves is noise.
-    trust = max(0.0, 1 - variance / 12 / mean.var())
+    # Of the means' variance, what the means of 12 such residuals would have by themselves is noise; of a sample's own
+    # mean squares, an unbiased estimate takes 11.
+    trust = max(0.0, 1 - variance / 11 / mean.var())
     trust = 1.0 if trust >= 0.95 else trust
     assert {0.0: trust < 0.5, 1.0: 0.3 < trust < 0.95, 5.0: trust == 1}[popularity]
     trust += (1 - trust) * np.clip(regressed(everyone, vector, np.ones((12, 1)))[0], 0, 1)
@@ -139,6 +140,7 @@ def test_few_anchor_queries_are_not_taken_for_what_all_queries_have_in_common() 
     # The scores' standard deviation is about 6.3 by the query, and 3 by the item: 9 / (9 + 40 / n) is the item's.
     assert trust(4, 3.0) == pytest.approx(9 / 19, abs=0.15)
     assert trust(20, 3.0) == pytest.approx(9 / 11, abs=0.1)
+    assert trust(2, 0.0) < 0.2 == trust(1, 0.0)
     assert GaussianModel(centre=False).features_of(make_world(n_anchors=3).index).trust == 1
 
 
