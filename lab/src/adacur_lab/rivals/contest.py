@@ -25,7 +25,7 @@ from adacur_lab.rivals.questions import Question, Rival
 
 __all__ = ["FIRST", "METHODS", "ROUNDS", "TUNED_ON", "Contest", "Contestant"]
 
-FIRST = ("dense", "bm25")
+FIRST = ("dense", "bm25", "bm25+dense")
 ROUNDS = 5
 # Rivals with settings choose them on the first 60 anchor queries, by the recall of the top 10.
 TUNED_ON = 60
@@ -118,7 +118,7 @@ class Contest:
     def _rankings(self, first: str, queries: list[Query], anchors: bool) -> list[tuple[IntArray, FloatArray]]:
         if (first, anchors) not in self._ranked:
             depth = min(_DEEPEST, len(self.ids))
-            rankings = self.stages[first].search(queries, depth)
+            rankings = self.index(0).first_stage(first).search(queries, depth)
             self._ranked[first, anchors] = [
                 _topped_up(ranking.positions, ranking.scores, depth, len(self.ids), seed)
                 for seed, ranking in enumerate(rankings)
@@ -179,7 +179,7 @@ def _anncur(contest: Contest, first: str, budget: int, k: int) -> list[Hits]:
 
     def choose() -> float:
         index = contest.index(n_anchors)
-        stage = contest.stages[first]
+        stage = index.first_stage(first)
         return held_out_splits(index, budget=budget, ks=[10], first=stage, n_held_out=TUNED_ON)[10]
 
     split = contest.once(("split", first, budget), choose)
