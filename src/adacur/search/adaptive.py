@@ -24,6 +24,9 @@ from adacur.search.methods import Plan
 # Predictions in float32 that differ by less, relative to their height, differ by how they were rounded.
 _ROUNDING = 1e-6
 
+# After as many scores of a query a first stage's weight of 1 is halved; larger weights fade sooner, smaller later.
+_SCORES_THAT_TELL = 300
+
 # Unscored items that decide whether to stop, the most promising first; what lies beyond is rarely what is missing.
 _SHORTLIST = 300
 _NONE: IntArray = np.empty(0, dtype=np.intp)
@@ -33,15 +36,17 @@ _NONE: IntArray = np.empty(0, dtype=np.intp)
 class Prospects:
     """The items that may still be scored for one query, and which of them are the most promising.
 
-    `candidates` are the first stage's positions, best first; `first_weight` is its weight beside the predictions. This
-    is the one place that reads predictions of all items, a row of them in memory or on a device. Where item vectors
-    live elsewhere, `best` is the question to ask there: the n best by prediction, without those scored.
+    `candidates` are the first stage's positions, best first; `first_weight` is its weight beside the predictions, which
+    fades as the query's own scores come in, `n_scored` so far. This is the one place that reads predictions of all
+    items, a row of them in memory or on a device. Where item vectors live elsewhere, `best` is the question to ask
+    there: the n best by prediction, without those scored.
     """
 
     unscored: BoolArray
     keys: KeyArray
     candidates: IntArray
     first_weight: float
+    n_scored: int = 0
 
     def best(
         self, n: int, *, acquisition: Acquisition, stream: int, without: IntArray, predicted: FloatArray | None = None
@@ -76,7 +81,7 @@ class Prospects:
         if deviation <= _ROUNDING * height:
             # Predictions that are all alike say nothing: the first stage alone leads.
             deviation = max(1.0, height)
-        unit = self.first_weight * deviation
+        unit = deviation / (1 / self.first_weight + self.n_scored / _SCORES_THAT_TELL)
         if not np.isfinite(unit):
             return predicted
         raised = predicted.copy()
@@ -168,6 +173,7 @@ class AdaptiveSearch:
             raise ScoreCountError(f"tell needs one score per position: {len(batch)} positions, {len(scores)} scores.")
         self._batch, predicted = None, self._predicted
         self._prospects.unscored[batch] = False
+        self._prospects.n_scored += len(batch)
         if len(batch):
             all_predicted = predicted if self._plan.keep_predictions == "all" else None
             self.rounds.append(

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from adacur.search.anchor_index import AnchorIndex
 
 USUAL_CALLS = 100
-# A dual encoder is the better start where there is one; then whatever the index has; random needs nothing.
-_PREFERRED_FIRST = ("dense", "bm25")
+# Words and meaning together are the better start at every budget tried (docs/decisions/0065); then a dual encoder, then
+# whatever the index has; random needs nothing.
+_PREFERRED_FIRST = ("bm25+dense", "dense", "bm25")
 _FARTHEST = math.log(REACH) + 1e-9
 
 
@@ -180,7 +181,7 @@ class Snapshot:
     @property
     def default_first(self) -> str:
         """The first stage that searches start from where none is named and no tuning has chosen one."""
-        return next((name for name in (*_PREFERRED_FIRST, *self._first) if name in self._first), "random")
+        return next((name for name in (*_PREFERRED_FIRST, *self._first) if self._has(name)), "random")
 
     @property
     def default_method(self) -> str:

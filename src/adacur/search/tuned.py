@@ -22,9 +22,10 @@ _FORMAT = _RANKS_IN_PREDICTIONS = 2
 _NEW = ("rerank_first", "tried", "judged")
 # What judgements choose (budget, fuse, pool) serves these; the others are there to be compared with.
 JUDGED_METHODS = ("gaussian", "rerank")
-# With as many anchor queries, a first stage has half the weight that it has without any: the slopes of its ranks are
-# known about as well as assumed.
-_ANCHORS_THAT_TELL = 5
+# The first stage's weight without anchor queries, and the number of them that lets it fall to half: they tell what
+# ranks are worth.
+_FIRST_WEIGHT = 3.0
+_ANCHORS_THAT_TELL = 2
 # A tuning serves searches up to this many times its k and its budget, and down to as small a part of them.
 REACH = 2
 
@@ -64,7 +65,9 @@ def default_settings(k: int) -> GaussianSettings:
 
 def first_weight_of(settings: GaussianSettings, n_anchors: int) -> float:
     """The first stage's weight, which fades by default as anchor queries tell what its ranks are worth."""
-    return 1 / (1 + n_anchors / _ANCHORS_THAT_TELL) if settings.first_weight is None else settings.first_weight
+    if settings.first_weight is not None:
+        return settings.first_weight
+    return _FIRST_WEIGHT / (1 + n_anchors / _ANCHORS_THAT_TELL)
 
 
 @dataclass(frozen=True, slots=True)

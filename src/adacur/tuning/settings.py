@@ -164,9 +164,9 @@ def choose_settings(
 
 
 def best_stage(values: Mapping[str | None, FloatArray]) -> str | None:
-    """The first stage to take, given values per query of each, in order of preference, and of all together last.
+    """The first stage to take, given values per query of each, the default first.
 
-    Another takes the place of the preferred one, and all together that of one, only for a gain that can be seen.
+    Another takes the default's place, and all together that of one, only for a gain that can be seen.
     """
     chosen, *others = values
     single = [other for other in others if SEPARATOR not in (other or "")]

@@ -164,7 +164,7 @@ def test_one_anchor_query_tells_nothing_of_slopes_and_none_leaves_the_first_stag
         index.search(TEST[0], 5, budget=30, first=first).trace.settings["first_weight"]
         for index in (one, made(5), made())
     ]
-    assert weights == pytest.approx([1 / 1.2, 1 / 2, 1 / 7])
+    assert weights == pytest.approx([3 / 1.5, 3 / 3.5, 3 / 16])
     for index in (one, none):
         hits = index.search(TEST, 10, budget=50, first=first)
         reranked = index.search(TEST, 10, budget=50, method="rerank", first=first)

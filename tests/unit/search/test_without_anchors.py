@@ -60,7 +60,7 @@ def test_an_index_of_items_alone_is_led_by_a_first_stage(first) -> None:
 
 def test_named_dense_stages_are_built_with_the_encoder_and_predict() -> None:
     index = AnchorIndex.from_items(ITEMS, scorer=Overlap(), first=["bm25", "dense"], encoder=Encoder(), progress=False)
-    assert index.snapshot.default_first == "dense"
+    assert index.snapshot.default_first == "bm25+dense"
     assert index.search(QUESTION, 2, budget=50).trace.settings["method"] == "gaussian"
     assert index.search(QUESTION, 2, budget=50, method="axn").trace.calls == 50
 
@@ -198,7 +198,10 @@ def test_a_folder_that_lost_its_items_is_damaged(path) -> None:
     assert not adacur.verify(path).ok
 
 
-def test_dense_vectors_lead_where_words_do_not() -> None:
+def test_words_and_vectors_start_together_and_vectors_alone_where_there_are_no_words() -> None:
     dense = Dense.build(ITEMS, encoder=Encoder())
     index = AnchorIndex.from_items(ITEMS, scorer=Overlap(), first={"bm25": BM25.build(ITEMS), "dense": dense})
-    assert (index.snapshot.default_first, index.snapshot.default_method) == ("dense", "gaussian")
+    assert (index.snapshot.default_first, index.snapshot.default_method) == ("bm25+dense", "gaussian")
+    assert index.search(QUESTION, 2, budget=50).trace.settings["first"] == "bm25+dense"
+    alone = AnchorIndex.from_items(ITEMS, scorer=Overlap(), first={"dense": dense})
+    assert (alone.snapshot.default_first, alone.snapshot.default_method) == ("dense", "gaussian")

@@ -75,16 +75,20 @@ def test_searches_use_what_judgements_chose_and_say_so_and_arguments_win() -> No
 
     said = planned()
     assert (said["budget"], said["first"], said["fuse"], said["pool"]) == (40, "bm25+dense", 0.75, 80)
-    assert said["tuned"] == ("budget", "first", "fuse", "pool")
+    # What is the default start anyway is not called tuned.
+    assert said["tuned"] == ("budget", "fuse", "pool")
     # Up to the largest budget that was tried, and twice that; the pool grows with the calls.
     assert (planned(budget=60)["fuse"], planned(budget=149)["pool"]) == (0.75, N_ITEMS)
-    assert planned(budget=60)["tuned"] == ("first", "fuse", "pool")
+    assert planned(budget=60)["tuned"] == ("fuse", "pool")
     assert planned(budget=19)["tuned"] == ()
     assert planned(first=First(fuse=0))["fuse"] is None
-    assert planned(first=First(pool=90, fuse=2.0))["tuned"] == ("budget", "first")
+    assert planned(first=First(pool=90, fuse=2.0))["tuned"] == ("budget",)
     other = planned(first="dense")
     assert (other["fuse"], other["pool"], other["tuned"]) == (None, None, ("budget",))
     assert planned(first="dense+bm25")["fuse"] == 0.75
+    index.snapshot.tunings = (replace(tuning, first="dense"),)
+    assert (planned()["first"], planned()["tuned"]) == ("dense", ("budget", "first", "fuse", "pool"))
+    index.snapshot.tunings = (tuning,)
     reranked = planned(method="rerank")
     assert (reranked["fuse"], reranked["pool"], reranked["budget"]) == (0.75, None, 40)
     for method in ("adacur", "exact"):

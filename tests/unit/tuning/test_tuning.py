@@ -184,14 +184,18 @@ def with_stages(make_world, **blurs: float) -> AnchorIndex:
 def test_the_better_first_stage_is_taken_and_searches_start_from_it(make_world) -> None:
     index = with_stages(make_world, dense=30.0, bm25=0.5)
     tuning = tune(index, k=5, budget=15, queries=30, quick=True)
-    assert (tuning.first, tuning.rerank_first) == ("bm25", "bm25")
-    assert [one.first for one in tuning.tried] == ["dense", "bm25", "bm25+dense"]
+    # Predictions learn from the anchor queries that the other stage's ranks say nothing; re-ranking cannot.
+    assert (tuning.first, tuning.rerank_first) == ("bm25+dense", "bm25")
+    by_first = {one.first: one for one in tuning.tried}
+    assert by_first["bm25+dense"].rerank < by_first["bm25"].rerank - 0.05
+    index.snapshot.tunings = (tuning := replace(tuning, first="bm25"),)
+    assert {one.first for one in tuning.tried} == {"dense", "bm25", "bm25+dense"}
     settings = plan_search(index, 5, budget=15).settings()
     assert (settings["first"], settings["tuned"], settings["tuned_for"]) == ("bm25", ("first",), (5, 15))
     assert plan_search(index, 5, budget=15, method="rerank").settings()["first"] == "bm25"
     # Named, or for another k and budget, it is another.
     assert plan_search(index, 5, budget=15, first="dense").settings()["tuned"] == ()
-    assert plan_search(index, 5, budget=100).settings()["first"] == "dense"
+    assert plan_search(index, 5, budget=100).settings()["first"] == "bm25+dense"
     assert "Re-ranking bm25's best 15" in verdict(tuning)
 
 
