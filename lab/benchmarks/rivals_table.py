@@ -18,7 +18,7 @@ from typing import Any
 from adacur_lab.rivals import METHODS
 
 COLLECTIONS = ("scifact", "wikivital", "mondo")
-FIRST = {"dense": "dense first", "bm25": "BM25 first"}
+FIRST = {"dense": "dense first", "bm25": "BM25 first", "bm25+dense": "both first"}
 BUDGETS = (50, 100, 200, 500)
 KS = ("1", "10", "100")
 SHORT = 100
@@ -51,53 +51,48 @@ def across(rows: Rows, method: str, first: str, measure: str) -> str:
 
 
 def short(stored: dict[str, Any]) -> str:
-    """Recall of the top 10 from both first stages, and nDCG@10 from the dense one."""
+    """Recall of the top 10 from each start, and nDCG@10 from both first stages joined."""
     rows = rows_of(stored)
     exact = {row["collection"]: number(row["ndcg"][0]) for row in stored["rows"] if row["method"] == "exact"}
     body = [
         [
             f"**{contestant.title}**" if name.startswith("default") else contestant.title,
             contestant.paid,
-            across(rows, name, "dense", "10"),
-            across(rows, name, "bm25", "10"),
-            across(rows, name, "dense", "ndcg"),
+            *(across(rows, name, first, "10") for first in FIRST),
+            across(rows, name, "bm25+dense", "ndcg"),
         ]
         for name, contestant in METHODS.items()
     ]
     judged = " / ".join(exact.get(collection, "–") for collection in COLLECTIONS)
-    body.append(["exact search", "nothing; every item is a call", "1", "1", judged])
-    return table(["", "paid beforehand", "recall, dense first", "recall, BM25 first", "nDCG@10, dense first"], body)
+    body.append(["exact search", "nothing; every item is a call", *("1" for _ in FIRST), judged])
+    header = ["", "paid beforehand", *(f"recall, {title}" for title in FIRST.values()), "nDCG@10, both first"]
+    return table(header, body)
 
 
-def measured(rows: Rows) -> list[int]:
-    """The budgets at which every method was measured everywhere."""
+def measured(rows: Rows, first: str) -> list[int]:
+    """The budgets at which every method was measured from this start."""
     return [
         budget
         for budget in BUDGETS
-        if all(
-            (collection, name, first, budget) in rows
-            for collection in COLLECTIONS
-            for name in METHODS
-            for first in FIRST
-        )
+        if all((collection, name, first, budget) in rows for collection in COLLECTIONS for name in METHODS)
     ]
 
 
 def means(stored: dict[str, Any]) -> str:
     """The share of the top k that is missed, over all collections, k and budgets."""
     rows = rows_of(stored)
-    budgets = measured(rows)
+    budgets = {first: measured(rows, first) for first in FIRST}
 
     def mean(name: str, first: str) -> str:
-        cells = [rows[collection, name, first, budget] for collection in COLLECTIONS for budget in budgets]
+        cells = [rows[collection, name, first, budget] for collection in COLLECTIONS for budget in budgets[first]]
         return number(sum(1 - row[k][0] for row in cells for k in KS) / (len(cells) * len(KS)))
 
     body = [
         [contestant.title, contestant.code, contestant.paid, *(mean(name, first) for first in FIRST)]
         for name, contestant in METHODS.items()
     ]
-    calls = ", ".join(map(str, budgets))
-    header = ["", "code", "paid beforehand", *(f"missed at {calls} calls, {title}" for title in FIRST.values())]
+    missed = [f"missed at {', '.join(map(str, budgets[first]))} calls, {title}" for first, title in FIRST.items()]
+    header = ["", "code", "paid beforehand", *missed]
     return table(header, body)
 
 
@@ -114,7 +109,7 @@ def cells(stored: dict[str, Any]) -> str:
 
     parts = []
     for first, title in FIRST.items():
-        for budget in measured(rows):
+        for budget in measured(rows, first):
             found = {name: [rows[collection, name, first, budget] for collection in COLLECTIONS] for name in METHODS}
             parts.append(f"### {title}, {budget} calls\n\nRecall of the scorer's top 1 / 10 / 100:")
             body = [[METHODS[name].title, *map(cell, own)] for name, own in found.items()]

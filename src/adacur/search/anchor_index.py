@@ -118,7 +118,7 @@ class AnchorIndex:
         - `method`: `Gaussian(…)` (the default; `Rerank()` where there is nothing to predict from), `AdaCUR(…)`,
           `ANNCUR(…)`, `AXN(…)`, `Rerank(…)` or `Exact()`; a name such as "rerank" is short for one with defaults;
         - `first`: what to start from: `First(…)`, the name of a first stage, several joined ("bm25+dense"), or an
-          object (default: as tuned, or "dense", "bm25" or "random", the first of these that the index has);
+          object (default: as tuned, or "bm25+dense", "dense", "bm25", "random", the first of these that it has);
         - `filter`: a function of an item, or a collection of ids: only these items are scored.
         """
         plan = plan_search(self, k, **options)
