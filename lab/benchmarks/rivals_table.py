@@ -81,23 +81,23 @@ def measured(rows: Rows, first: str) -> list[int]:
 def means(stored: dict[str, Any]) -> str:
     """The share of the top k that is missed, over all collections, k and budgets."""
     rows = rows_of(stored)
-    budgets = {first: measured(rows, first) for first in FIRST}
+    budgets = {first: own for first in FIRST if (own := measured(rows, first))}
 
     def mean(name: str, first: str) -> str:
         cells = [rows[collection, name, first, budget] for collection in COLLECTIONS for budget in budgets[first]]
         return number(sum(1 - row[k][0] for row in cells for k in KS) / (len(cells) * len(KS)))
 
     body = [
-        [contestant.title, contestant.code, contestant.paid, *(mean(name, first) for first in FIRST)]
+        [contestant.title, contestant.code, contestant.paid, *(mean(name, first) for first in budgets)]
         for name, contestant in METHODS.items()
     ]
-    missed = [f"missed at {', '.join(map(str, budgets[first]))} calls, {title}" for first, title in FIRST.items()]
+    missed = [f"missed at {', '.join(map(str, own))} calls, {FIRST[first]}" for first, own in budgets.items()]
     header = ["", "code", "paid beforehand", *missed]
     return table(header, body)
 
 
 def cells(stored: dict[str, Any]) -> str:
-    """Every cell, and its paired difference from re-ranking."""
+    """The cells at 100 calls, and their paired differences from re-ranking."""
     rows = rows_of(stored)
 
     def cell(row: dict[str, Any]) -> str:
@@ -109,19 +109,20 @@ def cells(stored: dict[str, Any]) -> str:
 
     parts = []
     for first, title in FIRST.items():
-        for budget in measured(rows, first):
-            found = {name: [rows[collection, name, first, budget] for collection in COLLECTIONS] for name in METHODS}
-            parts.append(f"### {title}, {budget} calls\n\nRecall of the scorer's top 1 / 10 / 100:")
-            body = [[METHODS[name].title, *map(cell, own)] for name, own in found.items()]
-            parts.append(table(["", *COLLECTIONS], body))
-            parts.append("Top-10-recall and nDCG@10, minus re-ranking's:")
-            body = [
-                [METHODS[name].title, *(difference(row, measure) for measure in ("10", "ndcg") for row in own)]
-                for name, own in found.items()
-                if name != "rerank"
-            ]
-            header = [*COLLECTIONS, *(f"nDCG@10, {collection}" for collection in COLLECTIONS)]
-            parts.append(table(["", *header], body))
+        if SHORT not in measured(rows, first):
+            continue
+        found = {name: [rows[collection, name, first, SHORT] for collection in COLLECTIONS] for name in METHODS}
+        parts.append(f"### {title}, {SHORT} calls\n\nRecall of the scorer's top 1 / 10 / 100:")
+        body = [[METHODS[name].title, *map(cell, own)] for name, own in found.items()]
+        parts.append(table(["", *COLLECTIONS], body))
+        parts.append("Top-10-recall and nDCG@10, minus re-ranking's:")
+        body = [
+            [METHODS[name].title, *(difference(row, measure) for measure in ("10", "ndcg") for row in own)]
+            for name, own in found.items()
+            if name != "rerank"
+        ]
+        header = [*COLLECTIONS, *(f"nDCG@10, {collection}" for collection in COLLECTIONS)]
+        parts.append(table(["", *header], body))
     return "\n\n".join(parts)
 
 
@@ -150,7 +151,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, nargs="+", default=[], help="files with marks to write between")
     given = parser.parse_args()
     stored = json.loads(given.results.read_text())
-    if not measured(rows_of(stored)):
+    if not any(measured(rows_of(stored), first) for first in FIRST):
         raise SystemExit(
             f"{given.results} must hold a budget that every method was measured at, on {', '.join(COLLECTIONS)} "
             "and from both first stages; it holds none."

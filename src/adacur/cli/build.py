@@ -36,7 +36,7 @@ def build(
             "--number",
             min=0,
             help="Use the first N; without --anchors, make N pseudo-queries (250, or one per item if fewer). 0 scores "
-            "nothing: searches then re-rank the first stage.",
+            "nothing: searches predict from dense vectors alone, or re-rank.",
         ),
     ] = None,
     queries: Annotated[Path | None, Option(help="Also write the anchor queries to this .jsonl file.")] = None,
@@ -127,5 +127,5 @@ def _show_cost(cost: Estimate, *, items: str, as_json: bool) -> None:
     say(cost.in_words())
     if cost.seconds > _LONG_SECONDS:
         note("Cheaper: fewer anchor queries (-n 100), --max-item-tokens 64, --sparse 0.05 --first dense, --limit 500,")
-        note("or -n 0: it scores nothing, searches re-rank the first stage, and anchor queries can come later.")
+        note("or -n 0: nothing is scored, searches predict from dense vectors or re-rank, and anchors can come later.")
     note(f"Next: adacur build {quote(items)} INDEX, with the same options and without --dry-run.")
