@@ -32,6 +32,8 @@ Storage = Literal["float16", "float32", "int8"]
 _Block = tuple[Any, FloatArray | None]
 _ROWS_AT_ONCE = 8192
 _QUERIES_AT_ONCE = 256
+# Vectors of the last queries, some megabytes.
+_QUERIES_REMEMBERED = 4096
 _EMBEDDINGS = "embeddings.npy"
 
 
@@ -64,7 +66,7 @@ class Dense(FirstStage):
         self._folder = folder
         self._trust = trust
         self._opening = threading.Lock()
-        self._embedded_last: tuple[tuple[str, ...], FloatArray] = ((), np.empty((0, 0), dtype=np.float32))
+        self._query_vectors: dict[str, FloatArray] = {}
 
     @property
     def ids(self) -> Sequence[str]:
@@ -159,14 +161,20 @@ class Dense(FirstStage):
 
     def embed_queries(self, queries: Sequence[Query | str]) -> FloatArray:
         """Query vectors, shape (queries, dimension), float32."""
-        texts = tuple(query.text for query in as_queries(queries))
-        # A search asks twice for the same vectors: to start from, and to predict by.
-        known, vectors = self._embedded_last
-        if known != texts:
+        texts = [query.text for query in as_queries(queries)]
+        # A search asks twice for the same vectors: to start from, and to predict by. So does one that learns from the
+        # anchor queries what the ranks are worth.
+        known = self._query_vectors
+        if new := list(dict.fromkeys(text for text in texts if text not in known)):
             encoder = self.open_encoder()
-            vectors = _check_vectors(encoder.encode_queries(texts), n=len(texts), encoder=encoder)
-            self._embedded_last = texts, vectors
-        return vectors.copy()
+            vectors = _check_vectors(encoder.encode_queries(new), n=len(new), encoder=encoder)
+            kept = {} if len(known) + len(new) > _QUERIES_REMEMBERED else known
+            # A new dictionary, so that another thread's is not changed under it.
+            known = kept | {text: known[text] for text in texts if text in known} | dict(zip(new, vectors, strict=True))
+            self._query_vectors = known
+        if not texts:
+            return np.empty((0, self.open_encoder().dimension), dtype=np.float32)
+        return np.stack([known[text] for text in texts])
 
     def search(self, queries: Sequence[Query | str], k: int) -> list[Ranking]:
         """The k items with the highest dot product."""

@@ -170,3 +170,27 @@ def test_a_lost_or_changed_model_is_refused_at_the_first_search(tmp_path, tiny_o
     shutil.rmtree(model)
     with pytest.raises(InputError, match="encoder"):
         load_first_stage(tmp_path / "saved").search(["river"], 1)
+
+
+def test_a_query_is_encoded_once_and_remembered_as_long_as_there_is_room(monkeypatch) -> None:
+    asked: list[list[str]] = []
+
+    class Counting(VectorEncoder):
+        def encode_queries(self, texts):
+            asked.append(list(texts))
+            return self.encode_items(texts)
+
+    a, b, c, d = QUERIES[:4]
+    retriever = Dense.from_embeddings(IDS[:600], VECTORS[:600], encoder=Counting())
+    monkeypatch.setattr("adacur.first_stages.dense._QUERIES_REMEMBERED", 3)
+    first = retriever.embed_queries([a, b, a])
+    assert asked == [[a, b]]
+    assert (first[0] == first[2]).all()
+    first[:] = 0
+    again = retriever.embed_queries([b, c])
+    assert asked[1:] == [[c]]
+    np.testing.assert_array_equal(again, VectorEncoder().encode_items([b, c]))
+    retriever.embed_queries([d, c])
+    retriever.embed_queries([a])
+    assert asked[2:] == [[d], [a]]
+    assert retriever.embed_queries([]).shape == (0, 16)
