@@ -30,7 +30,6 @@ _QUESTIONS = (
     "rivers that do not reach the sea",
 )
 _ASSETS = ("wikivital", "ms-marco-MiniLM-L-12-v2", "bge-small-en-v1.5")
-_FIRST = "dense"
 _SMALL_ITEMS, _SMALL_ANCHORS = 150, 12
 # An article among those few answers it.
 _SMALL_QUESTION = "who wrote the first computer program?"
@@ -53,9 +52,9 @@ def demo(
         f"Each question may cost {budget} scorer calls, {budget / len(index):.1%} of the articles.\n"
     )
     for question in query or _QUESTIONS:
-        searched = index.search(question, k, budget=budget, first=_FIRST)
-        reranked = index.search(question, k, budget=budget, first=_FIRST, method="rerank")
-        _show(question, searched, reranked, budget=budget)
+        searched = index.search(question, k, budget=budget)
+        reranked = index.search(question, k, budget=budget, method="rerank")
+        _show(question, searched, reranked, budget=budget, first=index.snapshot.default_first)
     say("A few questions prove nothing; the README has the measured recall.\n")
     if build:
         _build(index.scorer)
@@ -78,12 +77,12 @@ def _open() -> AnchorIndex:
         return index
 
 
-def _show(question: str, searched: Hits, reranked: Hits, *, budget: int) -> None:
+def _show(question: str, searched: Hits, reranked: Hits, *, budget: int, first: str) -> None:
     output.rule(Text(question, style="bold"), align="left", style="dim")
     half = max(38, (output.width - 4) // 2)
     tables = [
-        hits_table(searched, title=f"adacur, starting from {_FIRST}", width=half),
-        hits_table(reranked, title=f"re-rank {_FIRST}'s best {budget}", width=half),
+        hits_table(searched, title=f"adacur, starting from {first}", width=half),
+        hits_table(reranked, title=f"re-rank {first}'s best {budget}", width=half),
     ]
     output.print(Columns(tables, padding=(0, 2)))
     say(f"adacur   {seconds_line(searched)}\nre-rank  {seconds_line(reranked)}\n")

@@ -45,7 +45,8 @@ def search(
         ),
     ] = None,
     first: Annotated[
-        str | None, Option(help="First stage, or several: bm25+dense; default: as tuned, or dense, bm25, random.")
+        str | None,
+        Option(help="First stage; default: as tuned, or the first there is of bm25+dense, dense, bm25, random."),
     ] = None,
     pool: Annotated[int | None, Option(help="Search only the first stage's best N.")] = None,
     fuse: Annotated[float | None, Option(help="Weight of the first stage in the final order, such as 0.5.")] = None,
