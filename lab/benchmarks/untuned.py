@@ -138,10 +138,10 @@ def moved(name: str | None, factor: float) -> Iterator[None]:
             setattr(module, constant, before)
 
 
-def left_out(places: Sequence[str], *, n_anchors: int, n_queries: int) -> None:
+def left_out(places: Sequence[str], constants: Sequence[str], *, n_anchors: int, n_queries: int) -> None:
     """What the other collections would have chosen, on the test queries of each."""
     choices: list[tuple[str | None, float]] = [(None, 1.0)]
-    choices += [(name, factor) for name, (_, _, factors) in CONSTANTS.items() for factor in factors]
+    choices += [(name, factor) for name in constants for factor in CONSTANTS[name][2]]
     held_out = [read_score_folder(place, n_anchors=n_anchors, n_queries=n_queries, held_out=True) for place in places]
     table = np.empty((len(choices), len(places)))
     for row, (name, factor) in enumerate(choices):
@@ -177,9 +177,15 @@ def main() -> None:
         command.add_argument("--queries", type=int, default=100, help="the first N test queries")
     commands.choices["left-out"].add_argument("--anchors", type=int, default=500, help="the first N anchor queries")
     commands.choices["small"].add_argument("--held-out", action="store_true", help="anchor queries, not test queries")
+    commands.choices["left-out"].add_argument(
+        "--constants", default=",".join(CONSTANTS), help=f"which to move, of: {', '.join(CONSTANTS)}"
+    )
     asked = parser.parse_args()
     if asked.command == "left-out":
-        left_out(asked.scores, n_anchors=asked.anchors, n_queries=asked.queries)
+        names = asked.constants.split(",")
+        if unknown := [name for name in names if name not in CONSTANTS]:
+            parser.error(f"unknown constants: {', '.join(unknown)}. Known: {', '.join(CONSTANTS)}")
+        left_out(asked.scores, names, n_anchors=asked.anchors, n_queries=asked.queries)
         return
     small(
         [
