@@ -26,6 +26,7 @@ AdacurError
 │   └── StorageUnavailable             an object store that does not answer, or refuses
 ├── TrainingFailed (RuntimeError)      a loss that is no number, a checkpoint that could not be written
 ├── FetchError (ConnectionError)       a model or collection could not be fetched
+├── EngineUnavailable (ConnectionError) a vector engine that does not answer, or answers nonsense
 └── MissingExtra (ImportError)         an optional dependency is not installed
 """
 
@@ -134,6 +135,10 @@ class TrainingFailed(AdacurError, RuntimeError):
 
 class FetchError(AdacurError, ConnectionError):
     """A model or collection could not be fetched."""
+
+
+class EngineUnavailable(AdacurError, ConnectionError):
+    """A vector engine does not answer, or answers nonsense."""
 
 
 class MissingExtra(AdacurError, ImportError):

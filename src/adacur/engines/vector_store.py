@@ -1,0 +1,125 @@
+"""Where item vectors live outside this process: what a search asks of an engine that holds them.
+
+An engine is asked for the best items by inner product, and for the vectors and texts of a few. Qdrant, LanceDB and
+Postgres answer the same contract test (tests/contracts/test_vector_stores.py), and so do arrays in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from adacur.core.arrays import FloatArray
+from adacur.core.records import Item
+
+# An engine's own id of an item.
+Key = int | str
+# Metadata that an item must have: {"lang": "en", "year": [2023, 2024]}, where a list means any of these. Or what the
+# engine itself takes for a filter: a Qdrant `Filter`, an SQL condition.
+Where = Mapping[str, Any] | Any | None
+
+# Between the name of a collection and that of what is written beside it.
+BESIDE = "--"
+TEXT_FIELD = "text"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Nearest:
+    """A question to a store: the n items whose vectors have the largest inner product with `weights`.
+
+    - `without`: items that must not be among them;
+    - `within`: only these items, where given.
+    """
+
+    weights: FloatArray
+    n: int
+    without: Collection[Key] = ()
+    within: Collection[Key] | None = None
+
+
+class Found(NamedTuple):
+    """The answer: keys of items and weights · vector of each, best first, no key twice."""
+
+    keys: tuple[Key, ...]
+    values: FloatArray
+
+
+class VectorStore(Protocol):
+    """Items in an engine: a collection or table with texts, metadata, and one or more vectors of each item.
+
+    `name` tells people and traces which: a URL without credentials. Reads are tried again where the engine does not
+    answer; what then still fails is an `EngineUnavailable`. What the engine says is checked: a collection that is
+    missing, a vector of another name, size or metric, and a filter that it cannot express are an `InputError`.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def exists(self) -> bool:
+        """Whether the collection is there."""
+        ...
+
+    def dimensions(self) -> dict[str, int]:
+        """The vectors that can be searched by inner product, and their sizes.
+
+        One vector without a name is called "". Vectors of unit length may be compared by cosine; `best` undoes that.
+        """
+        ...
+
+    def count(self, where: Where = None) -> int:
+        """How many items there are, or have this metadata."""
+        ...
+
+    def best(
+        self, vector: str, questions: Sequence[Nearest], *, where: Where = None, exact: bool = True
+    ) -> list[Found]:
+        """Answers to all questions, in one call where the engine can.
+
+        `exact=False` allows an index that may miss some.
+        """
+        ...
+
+    def rows(self, vector: str, keys: Sequence[Key]) -> dict[Key, FloatArray]:
+        """The vectors of these items, float32; those that are no longer there are left out."""
+        ...
+
+    def items(self, keys: Sequence[Key]) -> dict[Key, Item]:
+        """Texts and metadata of these items; those that are no longer there are left out."""
+        ...
+
+    def words(self, text: str, n: int, *, where: Where = None) -> Found:
+        """The n best items by the engine's own search for words; an `InputError` where it has none."""
+        ...
+
+    def sample(self, n: int) -> tuple[Key, ...]:
+        """Keys of n items, or all, spread over the collection; the same each time while it does not change."""
+        ...
+
+    def scan(self) -> Iterator[Item]:
+        """Every item, read some at a time."""
+        ...
+
+    def beside(self, suffix: str) -> VectorStore:
+        """The collection called NAME--suffix of the same engine, which need not exist yet."""
+        ...
+
+    def siblings(self) -> tuple[str, ...]:
+        """The suffixes of the collections beside this one."""
+        ...
+
+    def create(self, dimensions: Mapping[str, int]) -> None:
+        """Make the collection, with vectors of these sizes compared by inner product, exactly as they are."""
+        ...
+
+    def put(self, keys: Sequence[int], items: Sequence[Item], vectors: Mapping[str, FloatArray]) -> None:
+        """Write items under these whole numbers, over what is there. Returns when they are durable."""
+        ...
+
+    def drop(self) -> None:
+        """Remove the collection, if it is there. Only for one that `create` made."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        ...

@@ -1,0 +1,170 @@
+"""What every vector store promises. A new one is one more line in MAKERS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adacur.core.errors import AdacurError, InputError
+from adacur.core.records import Item
+from adacur.engines.memory_store import MemoryStore
+from adacur.engines.vector_store import Nearest, VectorStore
+
+N, WIDTH = 300, 16
+RNG = np.random.default_rng(7)
+ROWS = RNG.normal(size=(N, WIDTH)).astype(np.float32) * RNG.uniform(0.2, 3, size=(N, 1)).astype(np.float32)
+OTHERS = RNG.normal(size=(N, 4)).astype(np.float32)
+ITEMS = [
+    Item(f"item-{at}", f"text of number{at} {'odd' if at % 2 else 'even'}", {"parity": at % 2, "lang": "en", "at": at})
+    for at in range(N)
+]
+WEIGHTS = RNG.normal(size=(5, WIDTH)).astype(np.float32)
+
+
+def memory(folder: Path) -> VectorStore:
+    return MemoryStore("things")
+
+
+MAKERS: dict[str, Callable[[Path], VectorStore]] = {"memory": memory}
+
+
+@pytest.fixture(params=MAKERS, scope="module")
+def empty(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VectorStore]:
+    """A store in which nothing was made yet."""
+    store = MAKERS[request.param](tmp_path_factory.mktemp(request.param))
+    yield store
+    store.close()
+
+
+@pytest.fixture(scope="module")
+def store(empty: VectorStore) -> VectorStore:
+    """A store of all items; what a test changes, it changes in a collection beside it."""
+    if not empty.exists():
+        filled(empty)
+    return empty
+
+
+def filled(store: VectorStore, n: int = N) -> VectorStore:
+    store.create({"features": WIDTH, "dense": 4})
+    for start in range(0, n, 128):
+        some = slice(start, min(n, start + 128))
+        store.put(list(range(n))[some], ITEMS[:n][some], {"features": ROWS[:n][some], "dense": OTHERS[:n][some]})
+    return store
+
+
+def truth(weights: np.ndarray, allowed: np.ndarray, n: int) -> list[int]:
+    values = np.where(allowed, ROWS @ weights, -np.inf)
+    return np.argsort(-values)[:n].tolist()
+
+
+def test_it_knows_its_vectors_and_counts_its_items(store: VectorStore) -> None:
+    assert store.exists()
+    assert store.dimensions() == {"features": WIDTH, "dense": 4}
+    assert store.count() == N
+    assert store.count({"parity": 1}) == N // 2
+    assert store.count({"parity": 1, "lang": "de"}) == 0
+
+
+def test_the_best_are_those_of_the_largest_inner_product(store: VectorStore) -> None:
+    answers = store.best("features", [Nearest(weights, 10) for weights in WEIGHTS])
+    for weights, (keys, values) in zip(WEIGHTS, answers, strict=True):
+        assert list(keys) == truth(weights, np.ones(N, bool), 10)
+        np.testing.assert_allclose(values, (ROWS @ weights)[list(keys)], rtol=1e-4, atol=1e-4)
+
+
+def test_each_question_leaves_out_what_it_names(store: VectorStore) -> None:
+    questions, wanted = [], []
+    for at, weights in enumerate(WEIGHTS):
+        allowed = np.ones(N, bool)
+        without = truth(weights, allowed, 5 * at)
+        allowed[without] = False
+        questions.append(Nearest(weights, 7, without=without))
+        wanted.append(truth(weights, allowed, 7))
+    assert [list(found.keys) for found in store.best("features", questions)] == wanted
+
+
+def test_a_question_can_be_confined_to_some_items(store: VectorStore) -> None:
+    within = list(range(3, N, 11))
+    found = store.best("features", [Nearest(WEIGHTS[0], len(within), within=within, without=within[:2])])[0]
+    assert set(found.keys) == set(within[2:])
+    assert (np.diff(found.values) <= 0).all()
+
+
+def test_a_question_within_nothing_finds_nothing(store: VectorStore) -> None:
+    assert store.best("features", [Nearest(WEIGHTS[0], 5, within=[])])[0].keys == ()
+    assert store.best("features", [Nearest(WEIGHTS[0], 0)])[0].keys == ()
+    assert store.best("features", []) == []
+
+
+def test_metadata_confines_all_questions(store: VectorStore) -> None:
+    found = store.best("features", [Nearest(WEIGHTS[1], 12)], where={"parity": 1})[0]
+    assert list(found.keys) == truth(WEIGHTS[1], np.arange(N) % 2 == 1, 12)
+    found = store.best("features", [Nearest(WEIGHTS[1], 12)], where={"at": [1, 5, 9]})[0]
+    assert set(found.keys) == {1, 5, 9}
+
+
+def test_rows_and_items_are_those_written_and_missing_ones_are_left_out(store: VectorStore) -> None:
+    rows = store.rows("features", [5, 17, N + 3])
+    assert set(rows) == {5, 17}
+    np.testing.assert_allclose(rows[17], ROWS[17], rtol=1e-6)
+    items = store.items([5, N + 3, 17])
+    assert items == {5: ITEMS[5], 17: ITEMS[17]}
+    assert store.rows("features", []) == {} == store.items([])
+
+
+def test_a_sample_is_spread_and_the_same_each_time(store: VectorStore) -> None:
+    sample = store.sample(40)
+    assert len(set(sample)) == 40 == len(sample)
+    assert sample == store.sample(40)
+    assert max(sample) - min(sample) > N / 2
+    assert set(store.sample(10 * N)) == set(range(N))
+
+
+def test_a_scan_meets_every_item_once(store: VectorStore) -> None:
+    assert sorted(item.id for item in store.scan()) == sorted(item.id for item in ITEMS)
+
+
+def test_words_are_found(store: VectorStore) -> None:
+    try:
+        found = store.words("number42", 3)
+    except InputError as error:
+        pytest.skip(f"no search for words: {error}")
+    assert found.keys[0] == 42
+    assert store.words("number42", 3, where={"parity": 1}).keys != found.keys
+
+
+def test_what_lies_beside_it_is_separate(store: VectorStore) -> None:
+    beside = store.beside("v1")
+    assert not beside.exists()
+    filled(beside, n=20)
+    assert store.siblings() == ("v1",)
+    assert beside.count() == 20
+    # Written again, over what is there: an export that was killed goes on.
+    beside.put([3, 20], [ITEMS[7], ITEMS[20]], {"features": ROWS[[7, 20]], "dense": OTHERS[[7, 20]]})
+    assert beside.count() == 21
+    assert beside.items([3]) == {3: ITEMS[7]}
+    np.testing.assert_allclose(beside.rows("features", [3])[3], ROWS[7], rtol=1e-6)
+    beside.drop()
+    beside.drop()
+    assert not beside.exists()
+    assert store.siblings() == ()
+    assert store.count() == N
+
+
+def test_a_collection_or_vector_that_is_missing_is_named(store: VectorStore) -> None:
+    with pytest.raises(AdacurError, match="nosuch"):
+        store.best("nosuch", [Nearest(WEIGHTS[0], 3)])
+    with pytest.raises(AdacurError, match="absent"):
+        store.beside("absent").count()
+
+
+def test_a_filter_that_cannot_be_expressed_is_refused(store: VectorStore) -> None:
+    with pytest.raises(InputError):
+        store.best("features", [Nearest(WEIGHTS[0], 3)], where=lambda item: True)
+
+
+def test_the_name_is_a_url(store: VectorStore) -> None:
+    assert "://" in store.name
