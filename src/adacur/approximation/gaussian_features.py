@@ -7,8 +7,9 @@ item's embedding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ class Features:
     `variance` and `embedding_variance` are means over the items. `device_means` are the means where predictions are
     made on a device; `keys` are the items' random keys where they are stored with the features. `trust` is the share of
     the means' variance about their `centre` that is more than chance: over few anchor queries they are mostly noise.
+    Where the rows live in an engine, `read` gives a few of them as they are stored there, and there are no `means`.
     """
 
     anchors: tuple[str, ...]
@@ -61,10 +63,13 @@ class Features:
     embedding_variance: float
     device_means: Any = None
     keys: KeyArray | None = None
-    trust: float = field(init=False)
-    centre: float = field(init=False)
+    read: Callable[[IntArray], tuple[FloatArray, FloatArray]] | None = None
+    trust: float = math.nan
+    centre: float = math.nan
 
     def __post_init__(self) -> None:
+        if self.read is not None:
+            return
         means = self.means
         spread = float(means.var(dtype=np.float64)) if len(means) else 0.0
         n_others = len(self.anchors) - 1
@@ -83,6 +88,13 @@ class Features:
         """Whether these are the features of this index, as far as ids and sizes show."""
         ids = tuple(query.id for query in anchors.anchor_queries)
         return ids == self.anchors and len(anchors.items) == len(self.means)
+
+    def at(self, positions: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Features, float64, and prior means of the items at these positions."""
+        if self.read is None:
+            return self.factors.rows(positions), self.means[positions]
+        stored, means = self.read(positions)
+        return self.factors.unpacked(stored), means
 
     def on(self, device: str) -> Features:
         """The same features with everything that grows with the items on a torch device."""

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from adacur.approximation.engine_rows import Affine
 from adacur.approximation.gaussian_features import (
     QUERY_SCALE,
     EmbedQueries,
@@ -182,9 +183,19 @@ class GaussianModel:
         parts += [f"device={self.device!r}"] * (self.device is not None)
         return f"GaussianModel({', '.join(parts)})"
 
-    def begin(self, anchors: AnchorScores, queries: Sequence[Query], ranks: Ranks | None = None) -> _Posteriors:
-        """A fresh approximation for these queries; `ranks` are, per query, what each first stage ranks, best first."""
-        features = self.features_of(anchors)
+    def begin(
+        self,
+        anchors: AnchorScores,
+        queries: Sequence[Query],
+        ranks: Ranks | None = None,
+        *,
+        features: Features | None = None,
+    ) -> _Posteriors:
+        """A fresh approximation for these queries; `ranks` are, per query, what each first stage ranks, best first.
+
+        `features` take the place of those of the index: of items whose rows live in an engine.
+        """
+        features = self.features_of(anchors) if features is None else features
         vectors = unit_vectors(self.embed_queries, queries) if features.anchor_vectors is not None else None
         return _Posteriors(
             features,
@@ -379,6 +390,21 @@ class _Posteriors:
             row.sub_(features.device_means, alpha=1 - query.trust).add_((1 - query.trust) * features.centre)
         return row
 
+    def affine(self) -> list[Affine]:
+        """What `predict` computes, for an engine that has the rows: as weights of what is stored of an item."""
+        factors, affine = self._features.factors, []
+        for query in self._queries:
+            stored = factors.stored_weights(query.weights)
+            affine.append(
+                Affine(
+                    weights=np.append(stored, query.trust),
+                    constant=query.level + (1 - query.trust) * self._features.centre - float(factors.centre @ stored),
+                    listed=query.listed,
+                    rises=query.rises(),
+                )
+            )
+        return affine
+
     def chance_above(self, query: int, predicted: FloatArray, best: FloatArray, *, ranks: IntArray) -> FloatArray:
         """How likely unscored items are to score above the best scored, shape (predicted, best).
 
@@ -432,10 +458,19 @@ class _Posterior:
             self._slope = self.slopes.means
             self._steps = np.empty((0, len(self._slope)))
 
+    @property
+    def listed(self) -> IntArray:
+        """The items whose predictions the first stages' ranks raise."""
+        return self._listed
+
+    def rises(self) -> FloatArray:
+        """What the first stages' ranks add to the predictions of the `listed` items."""
+        return np.asarray(self._rises @ self._slope) if len(self._listed) else np.empty(0)
+
     def raised(self, row: Any) -> Any:
         """A row of predictions, in place, with what the first stages' ranks add."""
         if len(self._listed):
-            row[self._listed] = row[self._listed] + (self._rises @ self._slope).astype(row.dtype)
+            row[self._listed] = row[self._listed] + self.rises().astype(row.dtype)
         return row
 
     def tell(self, positions: IntArray, scores: FloatArray) -> None:
@@ -445,12 +480,12 @@ class _Posterior:
         if not known and not len(features.precisions):
             # Without anchor queries nothing else says where this query's scores lie.
             self._offset = float(rarities.mean())
-        new, means = features.factors.rows(positions), features.means[positions]
+        new, means = features.at(positions)
         if left_out is not None:
             new, means = left_out.rows(new), means - new @ left_out.shift
         means = features.centre + self.trust * (means - features.centre)
         # Read again each round: held, they would take more memory than the factor. A replay has to map them too.
-        earlier = features.factors.rows(self._positions) if self._rows is None else self._rows
+        earlier = features.at(self._positions)[0] if self._rows is None else self._rows
         rows = np.vstack([earlier, new])
         self._positions = np.concatenate([self._positions, positions])
         if left_out is not None:

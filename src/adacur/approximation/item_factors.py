@@ -258,11 +258,23 @@ class ItemFactors:
 
     def rows(self, positions: IntArray) -> FloatArray:
         """The features of these items, float64."""
-        stored = np.hstack([part.rows(positions) for part in self.parts]) - self.centre
+        return self.unpacked(self.stored(positions))
+
+    def stored(self, positions: IntArray) -> FloatArray:
+        """The numbers that are stored of these items, float64."""
+        return np.hstack([part.rows(positions) for part in self.parts])
+
+    def unpacked(self, stored: FloatArray) -> FloatArray:
+        """Features from what is stored of items, float64."""
+        stored = stored - self.centre
         if self._mixing32 is None:
             return stored
         # Compressed rows are less precise than float32, in which a product takes half the time.
         return (stored.astype(np.float32) @ self._mixing32).astype(np.float64)
+
+    def stored_weights(self, weights: FloatArray) -> FloatArray:
+        """What features · weights is of the stored numbers less their centre: these · the stored weights."""
+        return weights if self.mixing is None else np.asarray(weights @ self.mixing.T)
 
     def predictions(self, weights: FloatArray, *, means: Any) -> Any:
         """Every item's mean and features · weights; coarser for items that are not in front."""
@@ -270,7 +282,7 @@ class ItemFactors:
             predicted = self.product(weights)
             predicted += means
             return predicted
-        stored = weights if self.mixing is None else weights @ self.mixing.T
+        stored = self.stored_weights(weights)
         leading, rest = (part for part in self.parts if isinstance(part, PackedRows))
         of_leading, of_rest = np.split(stored, self._ends)
         predicted = leading.product(of_leading)
@@ -286,7 +298,7 @@ class ItemFactors:
 
     def product(self, weights: FloatArray) -> Any:
         """Every item's features · weights, in the precision of the parts and on their device."""
-        stored = weights if self.mixing is None else weights @ self.mixing.T
+        stored = self.stored_weights(weights)
         first, *others = (part.product(ws) for part, ws in zip(self.parts, np.split(stored, self._ends), strict=True))
         first -= float(self.centre @ stored)
         for other in others:
@@ -295,7 +307,7 @@ class ItemFactors:
 
     def products(self, weights: FloatArray) -> FloatArray:
         """The same for many weights at once, shape (weights, items): faster, and rounded by the size of the batch."""
-        stored = weights if self.mixing is None else weights @ self.mixing.T
+        stored = self.stored_weights(weights)
         split = np.split(stored, self._ends, axis=-1)
         first, *others = (part.products(ws) for part, ws in zip(self.parts, split, strict=True))
         first -= (stored @ self.centre).astype(first.dtype)[:, None]

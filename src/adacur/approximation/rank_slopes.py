@@ -110,7 +110,8 @@ def _unexplained(
     `kernel` is the anchor queries', with its noise, and `sums` are those of the rows of its inverse.
     """
     n_anchors = len(features.precisions)
-    residuals = features.factors.rows(positions)[:, :n_anchors]
+    rows, means = features.at(positions)
+    residuals = rows[:, :n_anchors]
     left, centred, from_others = residuals[:, column], residuals[:, column], 0.0
     if features.anchor_vectors is not None:
         # Features are residuals of the regression: its inverse times the scores, over its diagonal.
@@ -119,6 +120,5 @@ def _unexplained(
         from_others = 1 - float(sums[column] / features.precisions[column])
     # The mean that scores are centred by must not know this query either.
     shift = centred / (n_anchors - 1)
-    means = features.means[positions]
     trust = features.trust + (1 - features.trust) * float(np.clip(from_others, 0, 1))
     return np.asarray(means + left - trust * (means - shift) - shift * from_others)

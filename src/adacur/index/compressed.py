@@ -180,7 +180,8 @@ def _read(folder: Path, settings: dict[str, Any], anchors: AnchorScores) -> Feat
         factors=ItemFactors(parts, centre, mixing=mixing, leading=bool(settings["leading"])),
         anchor_vectors=optional("anchor_vectors"),
         precisions=array("trust"),
-        **numbers,
+        variance=numbers["variance"],
+        embedding_variance=numbers["embedding_variance"],
         # Absent from features that were compressed before keys were stored.
         keys=optional("keys", mapped=True),
     )

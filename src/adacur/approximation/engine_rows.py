@@ -1,0 +1,163 @@
+"""The Gaussian model over items whose rows live in an engine: what does not grow with the items stays here.
+
+A prediction is affine in what is stored of an item, so an engine that finds the largest inner products finds the most
+promising items. An item's row there holds its features as they are packed, and its prior mean in the last column; a
+row without a mean, such as a dual encoder's vector, is all features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from adacur.approximation.gaussian_features import Features
+from adacur.approximation.item_factors import ROWS_PER_BLOCK, ItemFactors, ScoreScale
+from adacur.core.arrays import FloatArray, IntArray
+
+# Rows of the items at these positions, float32, one behind the other.
+ReadRows = Callable[[IntArray], FloatArray]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Affine:
+    """A query's prediction of any item: `weights` · (what is stored of it, its mean) + `constant`.
+
+    Of the `listed` items, which first stages rank, `rises` is what their ranks add.
+    """
+
+    weights: FloatArray
+    constant: float
+    listed: IntArray
+    rises: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outline:
+    """What predictions need of an index besides the rows of its items; see `Features` for most of it.
+
+    `width` counts the columns of a row, `row_mean` and `row_covariance` are those of all rows: they give the standard
+    deviation of a query's predictions without reading any.
+    """
+
+    n_items: int
+    anchors: tuple[str, ...]
+    scale: ScoreScale
+    anchor_vectors: FloatArray | None
+    precisions: FloatArray
+    variance: float
+    embedding_variance: float
+    trust: float
+    centre: float
+    stored_centre: FloatArray
+    mixing: FloatArray | None
+    row_mean: FloatArray
+    row_covariance: FloatArray
+
+    @classmethod
+    def of(cls, features: Features) -> Outline:
+        """The outline of features in memory; reads all rows once."""
+        n_items, width = features.factors.n_items, len(features.factors.centre) + 1
+        total, squares = np.zeros(width), np.zeros((width, width))
+        for rows in row_blocks(features):
+            wide = rows.astype(np.float64)
+            total += wide.sum(axis=0)
+            squares += wide.T @ wide
+        mean = total / n_items
+        return cls(
+            n_items=n_items,
+            anchors=features.anchors,
+            scale=features.scale,
+            anchor_vectors=features.anchor_vectors,
+            precisions=features.precisions,
+            variance=features.variance,
+            embedding_variance=features.embedding_variance,
+            trust=features.trust,
+            centre=features.centre,
+            stored_centre=features.factors.centre,
+            mixing=features.factors.mixing,
+            row_mean=mean,
+            row_covariance=squares / n_items - np.outer(mean, mean),
+        )
+
+    @classmethod
+    def of_vectors(cls, sample: FloatArray, *, n_items: int) -> Outline:
+        """The outline of items of which nothing is known but a dual encoder's vectors, of which these are a sample."""
+        wide = np.asarray(sample, dtype=np.float64)
+        mean = wide.mean(axis=0)
+        covariance = np.cov(wide, rowvar=False, bias=True).reshape(len(mean), len(mean))
+        return cls(
+            n_items=n_items,
+            anchors=(),
+            scale=ScoreScale.plain(),
+            anchor_vectors=None,
+            precisions=np.zeros(0),
+            variance=0.0,
+            embedding_variance=float(np.trace(covariance)),
+            trust=1.0,
+            centre=0.0,
+            stored_centre=mean,
+            mixing=None,
+            row_mean=mean,
+            row_covariance=covariance,
+        )
+
+    @property
+    def width(self) -> int:
+        """Columns of a row in the engine."""
+        return len(self.row_mean)
+
+    @property
+    def has_means(self) -> bool:
+        """Whether the last column of a row is the item's prior mean."""
+        return self.width > len(self.stored_centre)
+
+    def features(self, read: ReadRows) -> Features:
+        """Features of the items that `read` knows the positions of."""
+        n_stored = len(self.stored_centre)
+
+        def split(positions: IntArray) -> tuple[FloatArray, FloatArray]:
+            rows = read(positions).astype(np.float64)
+            return rows[:, :n_stored], rows[:, -1] if self.has_means else np.zeros(len(rows))
+
+        return Features(
+            anchors=self.anchors,
+            scale=self.scale,
+            means=np.empty(0),
+            factors=ItemFactors([], self.stored_centre, mixing=self.mixing),
+            anchor_vectors=self.anchor_vectors,
+            precisions=self.precisions,
+            variance=self.variance,
+            embedding_variance=self.embedding_variance,
+            read=split,
+            trust=self.trust,
+            centre=self.centre,
+        )
+
+    def weights(self, prediction: Affine) -> FloatArray:
+        """What the engine multiplies rows by."""
+        return prediction.weights[: self.width].astype(np.float32)
+
+    def deviation(self, prediction: Affine, listed: FloatArray, rises: FloatArray) -> float:
+        """The standard deviation of the predictions of all items, some of which are raised.
+
+        `listed` are predictions before they are raised by `rises`.
+        """
+        weights = self.weights(prediction).astype(np.float64)
+        mean = float(self.row_mean @ weights) + prediction.constant
+        square = float(weights @ self.row_covariance @ weights) + mean**2
+        n = max(1, self.n_items)
+        mean += float(rises.sum()) / n
+        square += float((2 * listed * rises + rises**2).sum()) / n
+        return math.sqrt(max(0.0, square - mean**2))
+
+
+def row_blocks(features: Features) -> Iterator[FloatArray]:
+    """The rows of all items, as an engine holds them, some at a time; float32."""
+    n_items = features.factors.n_items
+    for start in range(0, n_items, ROWS_PER_BLOCK):
+        positions = np.arange(start, min(start + ROWS_PER_BLOCK, n_items))
+        stored, means = features.factors.stored(positions), features.means[positions]
+        yield np.hstack([stored, means[:, None]]).astype(np.float32)
