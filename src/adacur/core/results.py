@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.protocols import Items
 from adacur.core.records import Item, Query
 
 
@@ -32,6 +33,8 @@ class Round:
     """One round of a search. `predicted` holds what the approximation said of `positions` before they were scored.
 
     `expected_recall` is the share of the true top k that is expected to be found by now, where `stop_when` asked.
+    `items` are those at `positions`, where these are no positions of an index but numbers that the search gave to what
+    it met in a vector engine.
     """
 
     number: int
@@ -41,12 +44,17 @@ class Round:
     seconds: Mapping[str, float] = field(default_factory=dict)
     all_predicted: FloatArray | None = None
     expected_recall: float | None = None
+    items: tuple[Item, ...] = ()
+
+    def scored_items(self, items: Items) -> Sequence[Item]:
+        """The items that it scored, of which `items` are those of the index."""
+        return self.items or items.at(self.positions.tolist())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """Everything a search did, round by round. `stopped` is "budget", "exhausted" (nothing left), "deadline" or
-    "settled" (`stop_when`).
+    """Everything a search did, round by round. `stopped` is "budget", "exhausted" (nothing left), "deadline",
+    "settled" (`stop_when`) or "engine" (a vector engine stopped answering).
 
     `approximate_scores` (Ŝ for every item, after the last round) is present on request only. Where queries
     share a scorer call, its seconds are shared out by the number of pairs; in an awaited search they count the wait.

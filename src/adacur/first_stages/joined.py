@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.arrays import FloatArray, IntArray, KeyArray
 from adacur.core.budget import check_k
 from adacur.core.errors import InputError
 from adacur.core.protocols import FirstStage, Ranking
@@ -61,17 +61,19 @@ class Joined(FirstStage):
         asked, depth = as_queries(queries), min(max(k, _DEPTH), len(self.items))
         answers = zip(*(stage.search(asked, depth) for stage in self._stages), strict=True)
         lists = [[positions for positions, _ in of_query] for of_query in answers]
-        return [self._summed(of_query, k) for of_query in lists], lists
-
-    def _summed(self, lists: Sequence[IntArray], k: int) -> Ranking:
-        positions, which = np.unique(np.concatenate(lists), return_inverse=True)
-        shares = np.concatenate([1 / (_ALIKE + 1.0 + np.arange(len(some))) for some in lists])
-        scores: FloatArray = np.bincount(which, weights=shares, minlength=len(positions)).astype(np.float64)
-        best = np.lexsort((self.items.keys[positions], -scores))[:k]
-        return Ranking(positions[best], scores[best])
+        return [reciprocal_ranks(of_query, k, keys=self.items.keys) for of_query in lists], lists
 
     @staticmethod
     def _refused(*given: Any, **options: Any) -> NoReturn:
         raise InputError("Joined first stages cannot be built, updated or saved; build, update or save each of them.")
 
     build = load = updated = save = check_can_grow = _refused
+
+
+def reciprocal_ranks(lists: Sequence[IntArray], k: int, *, keys: KeyArray | None = None) -> Ranking:
+    """The best k positions of several lists by the sum of 1 / (10 + rank); ties by `keys`, or by position."""
+    positions, which = np.unique(np.concatenate(lists), return_inverse=True)
+    shares = np.concatenate([1 / (_ALIKE + 1.0 + np.arange(len(some))) for some in lists])
+    scores: FloatArray = np.bincount(which, weights=shares, minlength=len(positions)).astype(np.float64)
+    best = np.lexsort((positions if keys is None else keys[positions], -scores))[:k]
+    return Ranking(positions[best], scores[best])

@@ -5,97 +5,34 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from adacur.approximation import TopK, Uniform
+from adacur.approximation import TopK
 from adacur.approximation.acquisition import best_positions
-from adacur.approximation.rank_slopes import RANKS_THAT_COUNT, RISE
-from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
+from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import InputError, ScoreCountError
-from adacur.core.protocols import Acquisition, Approximation, UncertainApproximation
+from adacur.core.protocols import Approximation, UncertainApproximation
 from adacur.core.records import Query
 from adacur.core.results import Round, Trace
 from adacur.core.seeds import stream_key
 from adacur.search.methods import Plan
-
-# Predictions in float32 that differ by less, relative to their height, differ by how they were rounded.
-_ROUNDING = 1e-6
-
-# After as many scores of a query a first stage's weight of 1 is halved; larger weights fade sooner, smaller later.
-_SCORES_THAT_TELL = 300
+from adacur.search.prospects import MemoryProspects, Prospects
 
 # Unscored items that decide whether to stop, the most promising first; what lies beyond is rarely what is missing.
-_SHORTLIST = 300
+SHORTLIST = 300
 _NONE: IntArray = np.empty(0, dtype=np.intp)
-
-
-@dataclass(slots=True, eq=False)
-class Prospects:
-    """The items that may still be scored for one query, and which of them are the most promising.
-
-    `candidates` are the first stage's positions, best first; `first_weight` is its weight beside the predictions, which
-    fades as the query's own scores come in, `n_scored` so far. This is the one place that reads predictions of all
-    items, a row of them in memory or on a device. Where item vectors live elsewhere, `best` is the question to ask
-    there: the n best by prediction, without those scored.
-    """
-
-    unscored: BoolArray
-    keys: KeyArray
-    candidates: IntArray
-    first_weight: float
-    n_scored: int = 0
-
-    def best(
-        self, n: int, *, acquisition: Acquisition, stream: int, without: IntArray, predicted: FloatArray | None = None
-    ) -> tuple[IntArray, FloatArray]:
-        """At most n unscored positions as `acquisition` chooses them, and the raised predictions they were chosen by.
-
-        Without predictions, `acquisition` must not look at any.
-        """
-        unscored = self.unscored
-        if len(without):
-            unscored = unscored.copy()
-            unscored[without] = False
-        else:
-            # An acquisition must not be able to have an item scored twice.
-            unscored = unscored.view()
-            unscored.flags.writeable = False
-        if predicted is None:
-            return acquisition.choose(np.empty(0), unscored=unscored, n=n, keys=self.keys, stream=stream), np.empty(0)
-        raised = self._raised(predicted)
-        positions = acquisition.choose(raised, unscored=unscored, n=n, keys=self.keys, stream=stream)
-        return positions, raised[positions]
-
-    def _raised(self, predicted: FloatArray) -> FloatArray:
-        """Predictions, higher by the logarithm of the first stage's rank, in units of their standard deviation."""
-        known = self.candidates[:RANKS_THAT_COUNT]
-        if not self.first_weight or not len(known):
-            return predicted
-        values = predicted[known]
-        with np.errstate(over="ignore", invalid="ignore"):
-            height = abs(float(values[0]))
-            deviation = float(predicted.std(dtype=np.float64))
-        if deviation <= _ROUNDING * height:
-            # Predictions that are all alike say nothing: the first stage alone leads.
-            deviation = max(1.0, height)
-        unit = deviation / (1 / self.first_weight + self.n_scored / _SCORES_THAT_TELL)
-        if not np.isfinite(unit):
-            return predicted
-        raised = predicted.copy()
-        raised[known] = values + (unit * RISE[: len(known)]).astype(predicted.dtype)
-        return raised
 
 
 class AdaptiveSearch:
     """The search of a plan for one query: `ask()` for positions, score them, `tell()` the scores.
 
-    `candidates` are the first stage's positions, best first; a short list is topped up with a uniform sample.
-    `allowed` marks the items that may be scored. Predictions are handed in, a value per item; `in_scores` turns them
-    into scores of the scorer. `remaining` holds the calls of each round to come: none when the search has ended.
-    `seconds` are those of the round, by step.
+    `prospects` are the items that may be scored; what they lack is topped up at random. Predictions are handed in;
+    `in_scores` turns them into scores of the scorer. `remaining` holds the calls of each round to come: none when the
+    search has ended. `seconds` are those of the round, by step.
     """
 
     def __init__(
@@ -104,34 +41,29 @@ class AdaptiveSearch:
         query: Query,
         k: int,
         *,
-        candidates: IntArray,
-        allowed: BoolArray,
+        prospects: Prospects,
         in_scores: Callable[[FloatArray], FloatArray] = np.asarray,
     ) -> None:
         self.query = query
         self.rounds: list[Round] = []
         self.seconds: dict[str, float] = {}
+        self.prospects = prospects
         self._plan = plan
         self._in_scores = in_scores
         self._k = k
-        self.keys = plan.items.keys if plan.keys is None else plan.keys
-        unscored = allowed.copy()
-        self._prospects = Prospects(unscored, self.keys, candidates, plan.first_weight)
-        if plan.pool is not None:
-            pool = self._topped_up(candidates[: plan.pool], plan.pool, "pool")
-            unscored[:] = False
-            unscored[pool] = True
-        affordable = min(plan.calls, int(unscored.sum()))
+        if plan.pool is not None and isinstance(prospects, MemoryProspects):
+            prospects.confine(self._topped_up(prospects.candidates[: plan.pool], plan.pool, "pool"))
+        affordable = min(plan.calls, prospects.n_left)
         self.remaining = list(plan.batch_sizes(affordable)) if affordable else []
         self._n_planned = sum(self.remaining)
         if len(self.remaining) > 1 and (plan.approximator is None or plan.acquisition is None):
             raise InputError("A search of more than one round needs an approximation and an acquisition.")
         self._batch: IntArray | None = None
-        self._predicted: FloatArray | None = None
-        self._settled = False
-        self._out_of_time = False
+        self._predicted: Any = None
+        # What ended it before its budget did.
+        self._stopped: str | None = None
 
-    def ask(self, predicted: FloatArray | None = None, *, seconds: Mapping[str, float] | None = None) -> IntArray:
+    def ask(self, predicted: Any = None, *, seconds: Mapping[str, float] | None = None) -> IntArray:
         """Positions to score next, most promising first; none when the search has ended.
 
         From the second round on they are chosen by `predicted`. `seconds` are those already spent on this round.
@@ -144,12 +76,11 @@ class AdaptiveSearch:
         started = time.perf_counter()
         self._predicted = predicted
         self.seconds = dict(seconds or {})
-        prospects = self._prospects
         share = 1.0 if predicted is None else self._plan.first_share
-        chosen = prospects.candidates[prospects.unscored[prospects.candidates]][: round(share * size)]
+        chosen = self.prospects.from_first(round(share * size))
         if predicted is not None:
             assert self._plan.acquisition is not None
-            more, _ = prospects.best(
+            more, _ = self.prospects.best(
                 size - len(chosen),
                 acquisition=self._plan.acquisition,
                 stream=stream_key(self._plan.seed, "round", str(number), self.query.id),
@@ -160,20 +91,35 @@ class AdaptiveSearch:
         if len(chosen) < size:
             # Scores beyond the range of floats make predictions that cannot be ranked; the budget is spent anyway.
             chosen = self._topped_up(chosen, size, "first")
+        self._spend_later(size - len(chosen))
         self._batch = chosen
         self.seconds["choose"] = time.perf_counter() - started
         return chosen
+
+    def drop(self, gone: IntArray) -> IntArray:
+        """Take items that are no longer there out of the positions last asked for; those that remain."""
+        assert self._batch is not None
+        self._batch = batch = self._batch[~np.isin(self._batch, gone)]
+        self.prospects.scored(gone)
+        self._spend_later(len(gone))
+        if not len(batch):
+            self.tell(np.empty(0))
+        return batch
+
+    def _spend_later(self, calls: int) -> None:
+        """Calls that this round cannot spend are the next one's."""
+        if len(self.remaining) > 1:
+            self.remaining[1] += calls
 
     def tell(self, scores: FloatArray) -> IntArray:
         """Exact scores of the positions last asked for, which are returned; after `stop()`, of the first few."""
         if self._batch is None:
             raise InputError("No positions were asked for. Call ask() before tell(scores).")
-        batch = self._batch[: len(scores)] if self._out_of_time else self._batch
+        batch = self._batch[: len(scores)] if self._stopped == "deadline" else self._batch
         if len(scores) != len(batch):
             raise ScoreCountError(f"tell needs one score per position: {len(batch)} positions, {len(scores)} scores.")
         self._batch, predicted = None, self._predicted
-        self._prospects.unscored[batch] = False
-        self._prospects.n_scored += len(batch)
+        self.prospects.scored(batch)
         if len(batch):
             all_predicted = predicted if self._plan.keep_predictions == "all" else None
             self.rounds.append(
@@ -181,21 +127,24 @@ class AdaptiveSearch:
                     number=len(self.rounds) + 1,
                     positions=batch,
                     exact=scores,
-                    predicted=None if predicted is None else self._in_scores(predicted[batch]),
+                    predicted=None
+                    if predicted is None
+                    else self._in_scores(self.prospects.predictions(predicted, batch)),
                     # What is counted after this, such as the solve, belongs to the round as well.
                     seconds=self.seconds,
+                    items=self.prospects.items(batch),
                     all_predicted=None if all_predicted is None else self._in_scores(all_predicted.copy()),
                 )
             )
         del self.remaining[:1]
         return batch
 
-    def stop(self) -> None:
-        """End here, because time is up: nothing more is asked for."""
-        self._out_of_time = True
+    def stop(self, why: str) -> None:
+        """End here, because time is up ("deadline") or an engine does not answer: nothing more is asked for."""
+        self._stopped = why
         self.remaining.clear()
 
-    def settle(self, predicted: FloatArray, chance_above: Callable[..., FloatArray]) -> None:
+    def settle(self, predicted: Any, chance_above: Callable[..., FloatArray]) -> None:
         """End here if the best k are expected to have the recall that is enough; the last round remembers it.
 
         `chance_above(predicted, best, ranks=…)` is that of an `UncertainApproximation`, for this query.
@@ -206,8 +155,8 @@ class AdaptiveSearch:
         exact = np.concatenate([round_.exact for round_ in self.rounds])
         # Fewer than k are no top k.
         if len(exact) >= self._k:
-            _, promising = self._prospects.best(
-                min(_SHORTLIST, int(self._prospects.unscored.sum())),
+            _, promising = self.prospects.best(
+                min(SHORTLIST, self.prospects.n_left),
                 acquisition=TopK(),
                 stream=0,
                 without=_NONE,
@@ -215,9 +164,8 @@ class AdaptiveSearch:
             )
             best = np.sort(exact)[: -self._k - 1 : -1]
             recall = expected_recall(lambda some, ranks: chance_above(promising, some, ranks=ranks), best)
-            self._settled = recall >= self._plan.stop_when
-            if self._settled:
-                self.remaining.clear()
+            if recall >= self._plan.stop_when:
+                self.stop("settled")
         self.rounds[-1] = replace(self.rounds[-1], expected_recall=recall)
         # Counted to the round that has just ended, since the next one may never be.
         self.seconds["settle"] = time.perf_counter() - started
@@ -229,18 +177,15 @@ class AdaptiveSearch:
         positions = np.concatenate([round_.positions for round_ in self.rounds])
         exact = np.concatenate([round_.exact for round_ in self.rounds])
         numbers = np.repeat([round_.number for round_ in self.rounds], [len(one.positions) for one in self.rounds])
-        order = best_positions(exact, k, keys=self.keys[positions])
+        order = best_positions(exact, k, keys=self.prospects.keys(positions))
         return positions[order], exact[order], numbers[order]
 
     def trace(self, *, settings: dict[str, object], approximate_scores: FloatArray | None = None) -> Trace:
         """What was done so far."""
         n_scored = sum(len(round_.positions) for round_ in self.rounds)
-        if self._settled:
-            stopped = "settled"
-        elif self._out_of_time and n_scored < self._n_planned:
-            stopped = "deadline"
-        else:
-            stopped = "budget" if self._prospects.unscored.any() else "exhausted"
+        stopped = self._stopped
+        if stopped is None or (stopped == "deadline" and n_scored == self._n_planned):
+            stopped = "budget" if self.prospects.n_left else "exhausted"
         return Trace(
             rounds=tuple(self.rounds), stopped=stopped, settings=settings, approximate_scores=approximate_scores
         )
@@ -250,12 +195,8 @@ class AdaptiveSearch:
         if len(chosen) >= size:
             return chosen
         names = () if self._plan.same_first_for_all and purpose == "first" else (self.query.id,)
-        more, _ = self._prospects.best(
-            size - len(chosen),
-            acquisition=Uniform(),
-            stream=stream_key(self._plan.seed, purpose, *names),
-            without=chosen,
-        )
+        stream = stream_key(self._plan.seed, purpose, *names)
+        more = self.prospects.at_random(size - len(chosen), stream=stream, without=chosen)
         return np.concatenate([chosen, more])
 
 
@@ -272,8 +213,7 @@ class LockStep:
         queries: Sequence[Query],
         k: int,
         *,
-        candidates: Sequence[IntArray],
-        allowed: BoolArray,
+        prospects: Sequence[Prospects],
         approximation: Approximation | None,
     ) -> None:
         if plan.stop_when is not None and not isinstance(approximation, UncertainApproximation):
@@ -283,12 +223,12 @@ class LockStep:
             )
         in_scores = np.asarray if approximation is None else approximation.in_scores
         self.searches = [
-            AdaptiveSearch(plan, query, k, candidates=some, allowed=allowed, in_scores=in_scores)
-            for query, some in zip(queries, candidates, strict=True)
+            AdaptiveSearch(plan, query, k, prospects=some, in_scores=in_scores)
+            for query, some in zip(queries, prospects, strict=True)
         ]
         self._plan = plan
         self._approximation = approximation
-        self._predicted: Sequence[FloatArray] | None = None
+        self._predicted: Sequence[Any] | None = None
         self._batches: list[IntArray] = []
 
     @property
@@ -302,7 +242,7 @@ class LockStep:
         `seconds` are those of the first stage, which count to the first round.
         """
         n_queries = len(self.searches)
-        rows: Sequence[FloatArray | None] = [None] * n_queries
+        rows: Sequence[Any] = [None] * n_queries
         spent = {"first": seconds / n_queries}
         if self.goes_on and any(search.rounds for search in self.searches):
             # Predictions that decided whether to stop serve the next round too.
@@ -333,7 +273,7 @@ class LockStep:
     def stop(self) -> None:
         """End here, because time is up: nothing more is asked for, and `tell` takes the first few scores."""
         for search in self.searches:
-            search.stop()
+            search.stop("deadline")
 
     def final_predictions(self) -> Sequence[FloatArray | None]:
         """Predicted scores of every item after all rounds, per query; none without an approximation."""
@@ -350,11 +290,15 @@ class LockStep:
                 search.seconds["predict"] = search.seconds.get("predict", 0.0) + seconds
                 search.settle(row, partial(approximation.chance_above, at))
 
+    def _predictions(self, approximation: Approximation) -> list[Any]:
+        """Of every query, what its prospects read."""
+        return list(approximation.predict())
+
     def _predict(self) -> float:
         """Predict all items for all queries; each query's share of the seconds that it took."""
         assert self._approximation is not None
         started = time.perf_counter()
-        self._predicted = list(self._approximation.predict())
+        self._predicted = self._predictions(self._approximation)
         return (time.perf_counter() - started) / len(self.searches)
 
 

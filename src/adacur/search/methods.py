@@ -21,6 +21,7 @@ from adacur.core.records import Item
 from adacur.core.spelling import did_you_mean
 from adacur.first_stages import AnyStage, Placed
 from adacur.index import AnchorTable
+from adacur.search.engine_items import EngineFirst, EngineItems
 from adacur.search.fusion import Fusion
 from adacur.search.tuned import Tuning, default_settings, first_weight_of
 
@@ -65,7 +66,7 @@ class Plan:
     `first_weight` raises for what the first stage ranks high. `fuse` orders what was scored. `tuned_for` names the k
     and the budget that the settings were tuned for, `tuned` what else a tuning chose (budget, first, fuse, pool).
     `stop_when` is the expected recall of a query's top k that ends its search before the budget does. `keys` are the
-    items' random keys, where they need not be made from the ids.
+    items' random keys, where they need not be made from the ids. `engine` is where the items live, if not here.
     """
 
     method: str
@@ -73,7 +74,7 @@ class Plan:
     scorer: Scorer
     calls: int
     batch_sizes: Callable[[int], tuple[int, ...]] = _at_once
-    first: Placed | None = None
+    first: Placed | EngineFirst | None = None
     anchors: AnchorScores | None = None
     approximator: Approximator | None = None
     acquisition: Acquisition | None = None
@@ -90,6 +91,7 @@ class Plan:
     stop_when: float | None = None
     keep_predictions: KeepPredictions = False
     keys: KeyArray | None = None
+    engine: EngineItems | None = None
 
     def __post_init__(self) -> None:
         if self.pool is not None and self.first is None:
@@ -127,6 +129,7 @@ class Plan:
             "stop_when": self.stop_when,
             "pool": self.pool,
             "filtered": self.filter is not None,
+            "engine": self.engine.store.name if self.engine else None,
             "deadline": self.deadline,
             "seed": self.seed,
             "scorer": self.scorer.card.name,
@@ -147,7 +150,7 @@ class Source(Protocol):
         """The regression on the dense first stage's vectors; an error where there are none."""
         ...
 
-    def rank_slopes(self, first: Placed | None) -> RankSlopes | None:
+    def rank_slopes(self, first: Placed | EngineFirst | None) -> RankSlopes | None:
         """What the ranks of this first stage tell of scores; None where there is nothing to learn it from."""
         ...
 

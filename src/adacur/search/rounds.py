@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -26,10 +27,13 @@ from adacur.core.protocols import Items, Ranking, Scorer
 from adacur.core.records import Pair, Query, as_queries
 from adacur.core.results import Hits
 from adacur.core.scores import score_pairs
+from adacur.first_stages import Placed
 from adacur.scorers.calling import ascore
 from adacur.search.adaptive import LockStep
+from adacur.search.engine_search import begin_in_engine
 from adacur.search.fusion import LISTED, listed_by
-from adacur.search.methods import Filter, Plan
+from adacur.search.methods import Plan
+from adacur.search.prospects import memory_prospects
 
 # Queries that move together share memory: their predictions, the pairs of one scorer call, and what an
 # approximation holds of the covariance of the scored items.
@@ -159,9 +163,11 @@ class JoinedSearch:
         self._plan = plan
         self._k = k
         everyone, n_items = as_queries(queries), len(plan.items)
-        # Without a filter one value seen many times: it takes no memory.
+        # Without a filter one value seen many times: it takes no memory. An engine filters by itself.
         unfiltered = np.broadcast_to(np.True_, n_items)
-        self._allowed = unfiltered if plan.filter is None else _allowed_by(plan.filter, plan.items)
+        unfiltered_here = plan.filter is None or plan.engine is not None
+        self._allowed = unfiltered if unfiltered_here else _allowed_by(plan.filter, plan.items)
+        self._items_at = plan.items.at
         calls = min(plan.calls, n_items)
         together = min(_PAIRS_AT_ONCE // calls, _PREDICTIONS_AT_ONCE // n_items)
         together = max(1, min(together, _SQUARES_AT_ONCE // calls**2) if plan.approximator else together)
@@ -175,17 +181,16 @@ class JoinedSearch:
 
     def _begin(self, queries: list[Query]) -> None:
         """Ask the first stage for the candidates of a group, and let its searches begin."""
-        plan, approximation = self._plan, None
+        plan = self._plan
         before = time.monotonic()
-        self._candidates, answers, lists = _candidates(plan, queries, self._allowed)
-        self._first_scores = [listed_by(answer, allowed=self._allowed)[1] for answer in answers if plan.fuse]
+        if plan.engine is not None:
+            begun = begin_in_engine(plan, queries, self._k)
+            self._steps: LockStep = begun.steps
+            self._candidates, self._items_at = begun.candidates, begun.items.at
+            self._first_scores: list[FloatArray] = [one.scores for one in begun.rankings if plan.fuse]
+        else:
+            self._begin_in_memory(queries)
         self._first_seconds = time.monotonic() - before
-        if plan.approximator is not None and plan.anchors is not None:
-            ranks = {"ranks": lists} if plan.uses_ranks else {}
-            approximation = plan.approximator.begin(plan.anchors, queries, **ranks)
-        self._steps = LockStep(
-            plan, queries, self._k, candidates=self._candidates, allowed=self._allowed, approximation=approximation
-        )
         self._positions: list[IntArray] = []
         self._scores: list[list[float]] = []
         self._n_scored = 0
@@ -194,6 +199,21 @@ class JoinedSearch:
         self.affordable = math.inf
         # A search that scores nothing has an answer all the same.
         self.has_news = not self._steps.goes_on
+
+    def _begin_in_memory(self, queries: list[Query]) -> None:
+        plan, approximation = self._plan, None
+        self._candidates, answers, lists = _candidates(plan, queries, self._allowed)
+        self._first_scores = [listed_by(answer, allowed=self._allowed)[1] for answer in answers if plan.fuse]
+        if plan.approximator is not None and plan.anchors is not None:
+            ranks = {"ranks": lists} if plan.uses_ranks else {}
+            approximation = plan.approximator.begin(plan.anchors, queries, **ranks)
+        self._steps = LockStep(
+            plan,
+            queries,
+            self._k,
+            prospects=memory_prospects(plan, self._candidates, self._allowed),
+            approximation=approximation,
+        )
 
     def hits(self) -> list[Hits]:
         """The best k of each query so far; of queries in later groups none yet."""
@@ -210,9 +230,9 @@ class JoinedSearch:
                 values = plan.fuse.values(
                     scores, positions, listed=self._candidates[at], listed_scores=self._first_scores[at]
                 )
-                order = best_positions(values, self._k, keys=search.keys[positions])
+                order = best_positions(values, self._k, keys=search.prospects.keys(positions))
                 positions, scores, rounds, fused = positions[order], scores[order], rounds[order], values[order]
-            items = tuple(plan.items.at(positions.tolist()))
+            items = tuple(self._items_at(positions.tolist()))
             self._hits.append(
                 Hits(
                     query=search.query,
@@ -265,7 +285,7 @@ class JoinedSearch:
     def next_pairs(self, n: int) -> list[Pair]:
         """The next n pairs to score."""
         now = self.waiting[:n]
-        items = self._plan.items.at(int(self._positions[query][rank]) for query, rank in now)
+        items = self._items_at([int(self._positions[query][rank]) for query, rank in now])
         return [(self._steps.searches[query].query, item) for (query, _), item in zip(now, items, strict=True)]
 
     def accept(self, scores: FloatArray, *, seconds: float) -> None:
@@ -288,7 +308,7 @@ def _candidates(
 
     Also its answers, and the positions that each of the stages it is made of answered with.
     """
-    if plan.first is None:
+    if not isinstance(plan.first, Placed):
         return [np.empty(0, dtype=np.intp) for _ in queries], [], []
     n_allowed = len(allowed) if plan.filter is None else int(np.count_nonzero(allowed))
     affordable = min(plan.calls, n_allowed)
@@ -311,7 +331,7 @@ def _candidates(
         k = min(4 * k, len(allowed))
 
 
-def _allowed_by(filter_: Filter, items: Items) -> BoolArray:
+def _allowed_by(filter_: Any, items: Items) -> BoolArray:
     """Which items may be scored."""
     if isinstance(filter_, str):
         raise InputError("A filter must be a function of an item or a collection of ids; got one text.")

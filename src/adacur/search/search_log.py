@@ -72,9 +72,8 @@ class SearchLog:
         for hits in answers:
             if not hits.trace.calls:
                 continue
-            positions = np.concatenate([round_.positions for round_ in hits.trace.rounds])
             scores = np.concatenate([round_.exact for round_ in hits.trace.rounds]).astype("<f8")
-            scored = items.at(positions.tolist())
+            scored = [item for round_ in hits.trace.rounds for item in round_.scored_items(items)]
             ids = json.dumps([item.id for item in scored], ensure_ascii=False)
             digests = b"".join(text_digest(item.text) for item in scored)
             rows.append((time.time(), hits.query.text, ids, digests, scores.tobytes()))

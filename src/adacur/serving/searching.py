@@ -115,7 +115,7 @@ class Search:
 
 def _round(one: Round, *, calls: int, items: Items) -> dict[str, Any]:
     predicted = [None] * len(one.positions) if one.predicted is None else np.asarray(one.predicted).tolist()
-    scored = zip(items.at(one.positions.tolist()), predicted, np.asarray(one.exact).tolist(), strict=True)
+    scored = zip(one.scored_items(items), predicted, np.asarray(one.exact).tolist(), strict=True)
     return {
         "number": one.number,
         "calls": calls,

@@ -22,6 +22,7 @@ from adacur.index import AnchorTable, locked
 from adacur.index.files import write_atomically
 from adacur.search import AnchorIndex
 from adacur.search.adaptive import LockStep
+from adacur.search.prospects import memory_prospects
 from adacur.search.methods import AdaCUR, Plan
 from adacur.search.planning import plan_search
 from adacur.search.tuned import (
@@ -367,8 +368,7 @@ class Replays:
                 plan,
                 held_out.queries[group],
                 self.k,
-                candidates=candidates[group],
-                allowed=np.ones(self.n_items, dtype=np.bool_),
+                prospects=memory_prospects(plan, candidates[group], np.ones(self.n_items, dtype=np.bool_)),
                 approximation=approximation,
             )
             exact = held_out.exact[group]

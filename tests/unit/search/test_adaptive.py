@@ -10,6 +10,7 @@ from adacur.approximation import PseudoInverse
 from adacur.core.errors import InputError, ScoreCountError
 from adacur.search import plan_search
 from adacur.search.adaptive import AdaptiveSearch, LockStep
+from adacur.search.prospects import memory_prospects
 
 
 def plan_of(world, sizes, **choices):
@@ -23,8 +24,7 @@ def lock_step(world, plan, approximator=None) -> LockStep:
         plan,
         world.test,
         1,
-        candidates=[np.arange(4)] * len(world.test),
-        allowed=np.ones(len(world.items), dtype=bool),
+        prospects=memory_prospects(plan, [np.arange(4)] * len(world.test), np.ones(len(world.items), dtype=bool)),
         approximation=(approximator or PseudoInverse()).begin(world.index, world.test),
     )
 
@@ -84,7 +84,7 @@ def test_the_last_scores_are_learnt_from_only_where_something_is_predicted_after
 
 def test_after_stop_the_first_few_scores_are_enough(asking, world) -> None:
     asking.ask()
-    asking.stop()
+    asking.stop("deadline")
     asking.tell(world.test_scores[0][:2])
     assert not len(asking.ask())
     positions, _scores, _ = asking.best(10)

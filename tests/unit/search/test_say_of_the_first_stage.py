@@ -14,7 +14,7 @@ from adacur.core.errors import BudgetError, InputError
 from adacur.evaluation import top_k_recall
 from adacur.first_stages import Matrix
 from adacur.scorers import MatrixScorer
-from adacur.search.adaptive import Prospects
+from adacur.search.prospects import MemoryProspects
 from tests.conftest import make_world
 
 
@@ -48,7 +48,7 @@ def test_its_weight_fades_with_the_scores_of_the_query() -> None:
 
     def raised(weight: float, n_scored: int) -> float:
         free = np.ones(1000, dtype=bool)
-        prospects = Prospects(free, np.zeros(1000, dtype=np.uint64), np.array([7]), weight, n_scored)
+        prospects = MemoryProspects(free, np.zeros(1000, dtype=np.uint64), np.array([7]), weight, n_scored)
         (_, scores) = prospects.best(1000, acquisition=TopK(), stream=0, without=np.empty(0, int), predicted=predicted)
         return float(np.sort(scores).sum() - predicted.sum())
 

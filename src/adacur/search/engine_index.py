@@ -1,0 +1,267 @@
+"""An index whose items live in a vector engine: opened on a collection as it is, or on what an index was exported to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, NoReturn
+
+import numpy as np
+
+from adacur.approximation import GaussianModel
+from adacur.approximation.engine_rows import Outline
+from adacur.approximation.rank_slopes import RankSlopes
+from adacur.core.arrays import FloatArray, IntArray, KeyArray
+from adacur.core.errors import InputError, UnknownName
+from adacur.core.protocols import AnchorScores, Items
+from adacur.core.records import Item, Query
+from adacur.core.spelling import did_you_mean
+from adacur.engines.store_urls import open_store
+from adacur.engines.vector_store import Key, VectorStore
+from adacur.first_stages import AnyStage
+from adacur.first_stages.dense import RememberedQueries
+from adacur.first_stages.encoders import Encoder
+from adacur.first_stages.encoders import encoder as open_encoder
+from adacur.first_stages.joined import SEPARATOR
+from adacur.index import AnchorTable
+from adacur.scorers.opening import scorer as open_scorer
+from adacur.search.anchor_index import AnchorIndex
+from adacur.search.engine_items import EngineFirst, EngineItems, EngineStage
+from adacur.search.methods import Filter, Method
+from adacur.search.planning import Snapshot
+
+# Enough to tell the mean and the variance of vectors.
+_SAMPLE = 2048
+# Texts that tell whether an encoder made the vectors of a collection; how alike its vectors must be, and should be.
+_TEXTS_TO_RECOGNISE, _LEAST_ALIKE = 8, 0.5
+METHODS_IN_ENGINES = ("gaussian", "rerank")
+
+
+class StoreItems(Items):
+    """The items of a collection: they can be counted and read in turn. They have no positions."""
+
+    def __init__(self, store: VectorStore) -> None:
+        self._store = store
+
+    @cached_property
+    def _length(self) -> int:
+        return self._store.count()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Item]:
+        return self._store.scan()
+
+    @property
+    def ids(self) -> Sequence[str]:
+        return self._refused()
+
+    @property
+    def keys(self) -> KeyArray:
+        return self._refused()
+
+    def at(self, positions: Iterable[int]) -> list[Item]:
+        """Refused: only the engine knows its items."""
+        return self._refused()
+
+    def positions(self, ids: Iterable[str]) -> IntArray:
+        """Refused: only the engine knows its items."""
+        return self._refused()
+
+    def _refused(self) -> NoReturn:
+        raise InputError(f"The items are in {self._store.name}, where they have no positions. Read them in turn.")
+
+
+class EngineSnapshot(Snapshot):
+    """A snapshot whose first stages and rows live in an engine.
+
+    `slopes` are what the ranks of its first stages tell of scores, by name, as far as that was learned.
+    """
+
+    def __init__(
+        self,
+        anchors: AnchorScores,
+        *,
+        engine: EngineItems,
+        stages: Sequence[EngineStage],
+        embed_queries: Callable[[Sequence[Query]], FloatArray] | None = None,
+        slopes: Mapping[str, RankSlopes] | None = None,
+    ) -> None:
+        super().__init__(anchors, first={stage.name: stage for stage in stages})
+        self.engine = engine
+        self._stages = {stage.name: stage for stage in stages}
+        self._embed_queries = embed_queries
+        self._known_slopes = dict(slopes or {})
+
+    @property
+    def first_stages(self) -> tuple[str, ...]:
+        """Names that `first=` accepts; others join some of them, such as "dense+words"."""
+        return (*self._stages, *((self.all_joined,) if self.all_joined else ()))
+
+    @property
+    def default_first(self) -> str:
+        """All that there are."""
+        return self.all_joined or next(iter(self._stages))
+
+    @property
+    def default_method(self) -> str:
+        """The method of searches where none is named."""
+        assert self.engine is not None
+        return "rerank" if self.engine.outline is None else "gaussian"
+
+    def check(self, method: Method, filter_: Filter | None) -> None:
+        """Refuse what would need a value of every item."""
+        if method.name not in METHODS_IN_ENGINES:
+            raise InputError(
+                f"Method {method.name!r} needs a prediction of every item, and these are in {self._name}. Search with "
+                f"method='gaussian' or 'rerank', or open the index without store=."
+            )
+        if getattr(method, "keep_predictions", False):
+            raise InputError(f"keep_predictions needs a value of every item, and these are in {self._name}.")
+        if callable(filter_):
+            raise InputError(
+                f"{self._name} cannot run a function on its items. Filter by metadata, filter={{'lang': 'en'}}, or by "
+                "what the engine itself takes."
+            )
+
+    def stage(self, first: str | AnyStage | None) -> Any:
+        """A first stage by name, or several joined; the default for None."""
+        if first is None:
+            first = self.default_first
+        names = first.split(SEPARATOR) if isinstance(first, str) else [""]
+        if len(set(names)) < len(names) or not set(names) <= set(self._stages):
+            raise UnknownName(
+                f"{self._name} has no first stage {first!r}.{did_you_mean(str(first), self.first_stages)} It has: "
+                f"{', '.join(self.first_stages)}."
+            )
+        names = sorted(names)
+        return EngineFirst(SEPARATOR.join(names), tuple(self._stages[name] for name in names))
+
+    def gaussian_model(self) -> GaussianModel:
+        """The Gaussian of rows that the engine has."""
+        return GaussianModel(embed_queries=self._embed_queries)
+
+    def rank_slopes(self, first: Any) -> RankSlopes | None:
+        """What the ranks of this first stage tell of scores: as learned before the export, or as one assumes."""
+        if first is None or not self.anchors.anchor_queries:
+            return None
+        return self._known_slopes.get(first.name, RankSlopes.assumed(first.n_stages))
+
+    @property
+    def _name(self) -> str:
+        assert self.engine is not None
+        return self.engine.store.name
+
+
+def search_in(
+    store: VectorStore | str,
+    *,
+    scorer: Any,
+    encoder: Any = None,
+    vector: str | None = None,
+    exact: bool = True,
+    check: bool = True,
+) -> AnchorIndex:
+    """Search the items of a collection where they are: no index is built, and nothing is written there.
+
+    Searches start from the engine's nearest vectors and from its search for words, as far as it has them, and predict
+    from the vectors; `adacur.build` with the same items adds anchor queries.
+
+    - `store`: a `QdrantStore`, `LanceStore`, `PostgresStore`, …, or a URL: "qdrant://localhost:6333/articles";
+    - `scorer`: anything that `adacur.scorer` opens;
+    - `encoder`: the dual encoder that made the vectors; without it searches start from words alone;
+    - `vector`: the name of the vector, where the collection has several of the encoder's size;
+    - `exact`: False lets the engine use an index that may miss some items;
+    - `check`: compare the encoder's vectors of a few items with those stored.
+    """
+    opened = open_store(store) if isinstance(store, str) else store
+    dual = open_encoder(encoder)
+    chosen = _vector_of(opened, vector, dual)
+    n_items = opened.count()
+    if not n_items:
+        raise InputError(f"{opened.name} has no items.")
+    outline, embed_queries = None, None
+    if chosen is not None:
+        sample = opened.sample(_SAMPLE)
+        rows = opened.rows(chosen, sample)
+        outline = Outline.of_vectors(np.stack(list(rows.values())), n_items=n_items)
+        if dual is not None:
+            if check:
+                _recognise(dual, opened, sample[:: max(1, len(sample) // _TEXTS_TO_RECOGNISE)], rows)
+            embed_queries = RememberedQueries(lambda: dual).embed
+    engine = EngineItems(opened, n_items, chosen or "", outline, exact=exact)
+    stages = engine_stages(engine, embed_queries)
+    table = AnchorTable.of_items(StoreItems(opened))
+    snapshot = EngineSnapshot(table, engine=engine, stages=stages, embed_queries=embed_queries)
+    scoring = open_scorer(scorer)
+    return AnchorIndex(table, scorer=scoring, card=scoring.card, snapshot=snapshot)
+
+
+def engine_stages(
+    engine: EngineItems,
+    embed_queries: Callable[[Sequence[Query]], FloatArray] | None,
+    *,
+    vector: str | None = None,
+) -> list[EngineStage]:
+    """The first stages that an engine offers: "dense" where queries can be embedded, "words" where it searches them."""
+    store, stages = engine.store, []
+    if embed_queries is not None:
+        named = engine.vector if vector is None else vector
+        stages.append(EngineStage("dense", store, named, embed_queries, exact=engine.exact))
+    try:
+        store.words("a", 1)
+        stages.append(EngineStage("words", store))
+    except InputError as error:
+        if not stages:
+            raise InputError(
+                f"There is nothing to start a search of {store.name} from: no encoder was given, and {error} "
+                "Give encoder=…, the dual encoder that made the vectors."
+            ) from error
+    return stages
+
+
+def filtered(engine: EngineItems, where: Any) -> EngineItems:
+    """The items that have this metadata."""
+    return engine if where is None else replace(engine, where=where, n_items=engine.store.count(where))
+
+
+def _vector_of(store: VectorStore, vector: str | None, encoder: Encoder | None) -> str | None:
+    """The vector to search by; None where there is none."""
+    sizes = store.dimensions()
+    if vector is not None and vector not in sizes:
+        known = ", ".join(f"{name!r} ({size})" for name, size in sizes.items()) or "none"
+        raise UnknownName(f"{store.name} has no vector {vector!r} that can be searched. It has: {known}.")
+    fitting = [
+        name
+        for name, size in sizes.items()
+        if (vector is None or name == vector) and (encoder is None or size == encoder.dimension)
+    ]
+    if len(fitting) == 1 or (not sizes and encoder is None):
+        return fitting[0] if fitting else None
+    seen = ", ".join(f"{name!r} with {size} numbers" for name, size in sizes.items()) or "none"
+    if not fitting:
+        assert encoder is not None
+        raise InputError(
+            f"The encoder's vectors have {encoder.dimension} numbers, and no vector of {store.name} has as many: "
+            f"{seen}. Give the encoder that made them."
+        )
+    raise InputError(f"{store.name} has several vectors that would do: {seen}. Name one: vector=….")
+
+
+def _recognise(encoder: Encoder, store: VectorStore, keys: Sequence[Key], rows: Mapping[Key, FloatArray]) -> None:
+    """Refuse an encoder whose vectors of a few items are not those stored."""
+    items = {key: item for key, item in store.items(list(keys)).items() if key in rows and item.text.strip()}
+    if not items:
+        return
+    made = np.asarray(encoder.encode_items([item.text for item in items.values()]), dtype=np.float64)
+    there = np.stack([rows[key] for key in items]).astype(np.float64)
+    lengths = np.linalg.norm(made, axis=1) * np.linalg.norm(there, axis=1)
+    alike = float(np.median((made * there).sum(axis=1) / np.where(lengths > 0, lengths, 1.0)))
+    if alike < _LEAST_ALIKE:
+        raise InputError(
+            f"The encoder did not make the vectors of {store.name}: of {len(items)} items its own have a cosine of "
+            f"{alike:.2f} with those stored. Give the one that did, or the field of the text that it was given; "
+            "check=False goes on all the same."
+        )

@@ -1,0 +1,292 @@
+"""Searches over items that live in a vector engine: nothing in this process grows with them.
+
+A round asks the engine for the best unscored items by the prediction's weights, and for the values of those that first
+stages rank, whose predictions are raised. Items are numbered as a search meets them: a position means nothing outside
+of it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from adacur.approximation.engine_rows import Affine
+from adacur.approximation.rank_slopes import RANKS_THAT_COUNT
+from adacur.core.arrays import FloatArray, IntArray, KeyArray
+from adacur.core.errors import EngineUnavailable, InputError
+from adacur.core.protocols import Acquisition, Approximation, Ranking
+from adacur.core.records import Item, Query
+from adacur.core.seeds import item_keys
+from adacur.engines.vector_store import Found, Key, Nearest
+from adacur.first_stages.joined import reciprocal_ranks
+from adacur.search.adaptive import SHORTLIST, LockStep
+from adacur.search.engine_items import EngineFirst, EngineItems
+from adacur.search.methods import Plan
+from adacur.search.prospects import raised_by
+
+_NONE: IntArray = np.empty(0, dtype=np.intp)
+
+
+class EngineWarning(UserWarning):
+    """A vector engine stopped answering, and a search ended with what it had."""
+
+
+class Touched:
+    """The items that a search has met, numbered as they came, and texts and rows of those that it scores."""
+
+    def __init__(self, engine: EngineItems) -> None:
+        self._engine = engine
+        self._keys: list[Key] = []
+        self._number: dict[Key, int] = {}
+        self._items: dict[int, Item] = {}
+        self._rows: dict[int, FloatArray] = {}
+
+    def positions(self, keys: Sequence[Key]) -> IntArray:
+        """The numbers of these items; new ones get the next."""
+        for key in keys:
+            if key not in self._number:
+                self._number[key] = len(self._keys)
+                self._keys.append(key)
+        return np.array([self._number[key] for key in keys], dtype=np.intp)
+
+    def keys(self, positions: IntArray) -> list[Key]:
+        """What the engine calls these items."""
+        return [self._keys[position] for position in positions.tolist()]
+
+    def fetch(self, positions: IntArray) -> IntArray:
+        """Read the texts and rows of these items; the numbers of those that are no longer there."""
+        engine, new = self._engine, [position for position in positions.tolist() if position not in self._items]
+        keys = [self._keys[position] for position in new]
+        items = engine.store.items(keys)
+        rows = {} if engine.outline is None else engine.store.rows(engine.vector, keys)
+        for position, key in zip(new, keys, strict=True):
+            if key in items and (engine.outline is None or key in rows):
+                self._items[position] = items[key]
+                if key in rows:
+                    self._rows[position] = rows[key]
+        return np.array([position for position in new if position not in self._items], dtype=np.intp)
+
+    def at(self, positions: Iterable[int]) -> list[Item]:
+        """The items of these numbers, which were fetched."""
+        return [self._items[position] for position in positions]
+
+    def rows(self, positions: IntArray) -> FloatArray:
+        """The rows of these items, which were fetched."""
+        assert self._engine.outline is not None
+        return np.reshape([self._rows[at] for at in positions.tolist()], (len(positions), self._engine.outline.width))
+
+
+class EngineProspects:
+    """The prospects of one query: what the engine said is most promising, beside what first stages rank."""
+
+    def __init__(self, touched: Touched, candidates: IntArray, plan: Plan, engine: EngineItems) -> None:
+        self._touched = touched
+        self._engine = engine
+        self._first_weight = plan.first_weight
+        self.candidates = candidates
+        self._pool = None if plan.pool is None else set(candidates[: plan.pool].tolist())
+        self._n_items = engine.n_items if self._pool is None else len(self._pool)
+        self._scored: set[int] = set()
+        # Of the last prediction: what it is about, the values, and what the first stage makes of them.
+        self._known, self._values, self._raised = _NONE, np.empty(0), np.empty(0)
+
+    @property
+    def n_left(self) -> int:
+        """How many items may still be scored."""
+        return max(0, self._n_items - len(self._scored))
+
+    def from_first(self, n: int) -> IntArray:
+        """The first stage's best n that may still be scored, best first."""
+        return np.array([at for at in self.candidates.tolist() if self._may_score(at)][:n], dtype=np.intp)
+
+    def questions(self, n: int, prediction: Affine) -> list[Nearest]:
+        """What to ask the engine for the best n by a prediction: the values of ranked items, and the best others."""
+        assert self._engine.outline is not None
+        weights, listed = self._engine.outline.weights(prediction), self._listed(prediction)
+        keys = self._touched.keys(listed)
+        within = [Nearest(weights, len(keys), within=keys)]
+        if self._pool is not None:
+            return within
+        scored = self._touched.keys(np.array(sorted(self._scored - set(listed.tolist())), dtype=np.intp))
+        return [*within, Nearest(weights, n, without=[*keys, *scored])]
+
+    def answered(self, prediction: Affine, found: Sequence[Found]) -> None:
+        """Take the engine's answers to the questions."""
+        outline = self._engine.outline
+        assert outline is not None
+        known = [self._touched.positions(some.keys) for some in found]
+        values = np.concatenate([some.values for some in found]).astype(np.float64) + prediction.constant
+        self._known = np.concatenate(known)
+        place = {position: at for at, position in enumerate(self._known.tolist())}
+        rises = np.zeros(len(values))
+        for position, rise in zip(prediction.listed.tolist(), prediction.rises.tolist(), strict=True):
+            # An item may have gone since the first stage named it.
+            if position in place:
+                rises[place[position]] = rise
+        n_listed = len(known[0])
+        deviation = outline.deviation(prediction, values[:n_listed], rises[:n_listed])
+        self._values = values + rises
+        self._raised = self._values.copy()
+        ranked = [(rank, place[at]) for rank, at in enumerate(self._ranked().tolist()) if at in place]
+        if ranked:
+            ranks, places = (np.array(column, dtype=np.intp) for column in zip(*ranked, strict=True))
+            rise = raised_by(
+                ranks,
+                self._values[places],
+                deviation=deviation,
+                first_weight=self._first_weight,
+                n_scored=len(self._scored),
+            )
+            if rise is not None:
+                self._raised[places] += rise
+
+    def best(
+        self, n: int, *, acquisition: Acquisition, stream: int, without: IntArray, predicted: Affine
+    ) -> tuple[IntArray, FloatArray]:
+        """The n best of those that the engine was asked about."""
+        left_out = set(without.tolist())
+        may = np.array([self._may_score(at) and at not in left_out for at in self._known.tolist()], dtype=np.bool_)
+        order = np.argsort(-self._raised[may], kind="stable")[:n]
+        return self._known[may][order], self._raised[may][order]
+
+    def at_random(self, n: int, *, stream: int, without: IntArray) -> IntArray:
+        """Nobody can draw from an engine at random by our seed: the best by the last prediction, if there is one."""
+        left_out = set(without.tolist())
+        order = self._known[np.argsort(-self._raised, kind="stable")].tolist()
+        return np.array([at for at in order if self._may_score(at) and at not in left_out][:n], dtype=np.intp)
+
+    def predictions(self, predicted: Affine, positions: IntArray) -> FloatArray:
+        """The values of those that the engine was asked about."""
+        values = dict(zip(self._known.tolist(), self._values.tolist(), strict=True))
+        return np.array([values[position] for position in positions.tolist()])
+
+    def scored(self, positions: IntArray) -> None:
+        """These were scored or have gone, and must not be asked for again."""
+        self._scored.update(positions.tolist())
+
+    def keys(self, positions: IntArray) -> KeyArray:
+        """The random keys of these items, which were fetched."""
+        return item_keys([item.id for item in self._touched.at(positions.tolist())])
+
+    def items(self, positions: IntArray) -> tuple[Item, ...]:
+        """These items, which were fetched."""
+        return tuple(self._touched.at(positions.tolist()))
+
+    def _may_score(self, position: int) -> bool:
+        return position not in self._scored and (self._pool is None or position in self._pool)
+
+    def _ranked(self) -> IntArray:
+        return self.candidates[:RANKS_THAT_COUNT]
+
+    def _listed(self, prediction: Affine) -> IntArray:
+        pool = [] if self._pool is None else sorted(self._pool)
+        return np.unique(np.concatenate([self._ranked(), prediction.listed, np.array(pool, dtype=np.intp)]))
+
+
+class EngineLockStep(LockStep):
+    """Searches that step together, with one question to the engine a step for all of them."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        queries: Sequence[Query],
+        k: int,
+        *,
+        prospects: Sequence[EngineProspects],
+        approximation: Approximation | None,
+        engine: EngineItems,
+        touched: Touched,
+    ) -> None:
+        super().__init__(plan, queries, k, prospects=prospects, approximation=approximation)
+        self._prospects = prospects
+        self._engine = engine
+        self._touched = touched
+
+    def ask(self, *, seconds: float = 0.0) -> list[IntArray]:
+        """As in memory; where the engine does not answer, searches that have scored something end with that."""
+        begun = any(search.rounds for search in self.searches)
+        try:
+            if not begun and self._approximation is not None:
+                sizes = [search.remaining[0] if search.remaining else 0 for search in self.searches]
+                if any(len(one.from_first(n)) < n for one, n in zip(self._prospects, sizes, strict=True)):
+                    # The first stage found too little: the rest of the first round goes by the prior.
+                    self._predictions(self._approximation)
+            batches = super().ask(seconds=seconds)
+            gone = set(self._touched.fetch(np.unique(np.concatenate([*batches, _NONE]))).tolist())
+        except EngineUnavailable as error:
+            if not begun:
+                raise
+            warnings.warn(f"{error} The search ends with what it has scored.", EngineWarning, stacklevel=2)
+            for search in self.searches:
+                search.stop("engine")
+            return [_NONE for _ in self.searches]
+        if gone:
+            for at, search in enumerate(self.searches):
+                lost = [position for position in batches[at].tolist() if position in gone]
+                batches[at] = search.drop(np.array(lost, dtype=np.intp)) if lost else batches[at]
+        return batches
+
+    def _predictions(self, approximation: Approximation) -> list[Affine]:
+        predictions: list[Affine] = approximation.affine()  # type: ignore[attr-defined]
+        asked, questions = [], []
+        for search, prospects, prediction in zip(self.searches, self._prospects, predictions, strict=True):
+            if search.remaining:
+                n = search.remaining[0] if self._plan.stop_when is None else max(SHORTLIST, search.remaining[0])
+                some = prospects.questions(n, prediction)
+                asked.append((prospects, prediction, len(some)))
+                questions += some
+        found = self._engine.best(questions)
+        for prospects, prediction, n_questions in asked:
+            prospects.answered(prediction, found[:n_questions])
+            found = found[n_questions:]
+        return predictions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BegunInEngine:
+    """Searches that have begun: their steps, the first stage's candidates with scores, and the items met."""
+
+    steps: EngineLockStep
+    candidates: list[IntArray]
+    rankings: list[Ranking]
+    items: Touched
+
+
+def begin_in_engine(plan: Plan, queries: Sequence[Query], k: int) -> BegunInEngine:
+    """Ask the first stages, and begin a search of each query."""
+    engine, first = plan.engine, plan.first
+    assert isinstance(engine, EngineItems)
+    assert isinstance(first, EngineFirst)
+    touched = Touched(engine)
+    depth = plan.pool or plan.calls
+    depth = min(engine.n_items, max(depth, RANKS_THAT_COUNT if plan.first_weight or plan.uses_ranks else 0))
+    answers = [stage.search(queries, depth, where=engine.where) for stage in first.stages]
+    lists, rankings = [], []
+    for of_query in zip(*answers, strict=True):
+        positions = [touched.positions(found.keys) for found in of_query]
+        lists.append([some[:RANKS_THAT_COUNT] for some in positions])
+        if len(positions) == 1:
+            rankings.append(Ranking(positions[0], of_query[0].values))
+        else:
+            rankings.append(reciprocal_ranks(positions, depth))
+    candidates = [ranking.positions for ranking in rankings]
+    approximation = None
+    if plan.approximator is not None:
+        if engine.outline is None or plan.anchors is None:
+            raise InputError(f"{engine.store.name} has no vectors to predict from. Search with method='rerank'.")
+        ranks = {"ranks": lists} if plan.uses_ranks else {}
+        features = engine.outline.features(touched.rows)
+        approximation = plan.approximator.begin(plan.anchors, queries, features=features, **ranks)  # type: ignore[call-arg]
+    steps = EngineLockStep(
+        plan,
+        queries,
+        k,
+        prospects=[EngineProspects(touched, some, plan, engine) for some in candidates],
+        approximation=approximation,
+        engine=engine,
+        touched=touched,
+    )
+    return BegunInEngine(steps, candidates, rankings, touched)
