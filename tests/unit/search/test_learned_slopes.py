@@ -147,6 +147,15 @@ def test_a_service_is_not_asked_about_anchor_queries() -> None:
     assert slopes.means.tolist() == RankSlopes.assumed(1).means.tolist()
 
 
+def test_a_service_that_is_joined_with_another_stage_is_not_asked_about_anchor_queries_either() -> None:
+    service = Service(stage(0.3))
+    index = made(first={"service": service, "stage": stage(0.5)})
+    index.search(TEST[0], 5, budget=30, first="service+stage")
+    assert service.queries == ["t0"]
+    slopes = index.snapshot.rank_slopes(index.snapshot.first_stage("service+stage"))
+    assert slopes.means.tolist() == RankSlopes.assumed(2).means.tolist()
+
+
 def test_a_table_of_other_queries_is_assumed_to_be_what_most_are() -> None:
     index, first = made(), stage(0.3, queries=N_TEST)
     slopes = index.snapshot.rank_slopes(placed(first, index.snapshot.anchors.items))
