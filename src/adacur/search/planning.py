@@ -391,3 +391,4 @@ class Snapshot:
         """Forget what was read from the folder, which has been written to."""
         with self._lock:
             self._gaussian = self._regression = self._tunings = None
+            self._slopes.clear()

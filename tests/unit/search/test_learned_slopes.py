@@ -190,6 +190,16 @@ def test_a_first_stage_is_asked_about_anchor_queries_once() -> None:
     assert sorted(asked.queries) == sorted([*(query.id for query in ANCHORS), "t0", "t0"])
 
 
+def test_slopes_are_learned_anew_when_what_was_read_from_the_folder_is_forgotten() -> None:
+    asked = Asked(stage(0.3))
+    index = made()
+    first = placed(asked, index.snapshot.anchors.items)
+    before = index.snapshot.rank_slopes(first)
+    index.snapshot.reread()
+    assert index.snapshot.rank_slopes(first) is not before
+    assert len(asked.queries) == 2 * N_ANCHORS
+
+
 def test_of_many_anchor_queries_some_are_asked_about() -> None:
     random = np.random.default_rng(0)
     anchors = [Query(f"b{number}", f"b {number}") for number in range(150)]
