@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -198,6 +201,34 @@ def test_slopes_are_learned_anew_when_what_was_read_from_the_folder_is_forgotten
     index.snapshot.reread()
     assert index.snapshot.rank_slopes(first) is not before
     assert len(asked.queries) == 2 * N_ANCHORS
+
+
+def test_searches_from_another_stage_go_on_while_slopes_are_learned_once_for_all_who_wait() -> None:
+    asked_at_all, goes_on = threading.Event(), threading.Event()
+
+    class Slow(Asked):
+        def search(self, queries, k: int) -> list[Ranking]:
+            asked_at_all.set()
+            assert goes_on.wait(60)
+            return super().search(queries, k)
+
+    slow = Slow(stage(0.3))
+    index = made(first={"plain": stage(0.5)})
+    first = placed(slow, index.snapshot.anchors.items)
+    index.search(TEST[1], 5, budget=30, first="plain")
+    with ThreadPoolExecutor(3) as threads:
+        learning = [threads.submit(index.snapshot.rank_slopes, first) for _ in range(2)]
+        assert asked_at_all.wait(60)
+        others = [
+            threads.submit(index.search, TEST[0], 5, budget=30, first="plain", method=method)
+            for method in ("rerank", "gaussian")
+        ]
+        try:
+            assert [other.result(20).trace.calls for other in others] == [30, 30]
+        finally:
+            goes_on.set()
+        assert learning[0].result(60) is learning[1].result(60)
+    assert len(slow.queries) == N_ANCHORS
 
 
 def test_of_many_anchor_queries_some_are_asked_about() -> None:
