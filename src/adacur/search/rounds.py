@@ -40,19 +40,22 @@ _SHARE_OF_TIME_LEFT = 0.8
 _ITEMS_PER_FILTER_BLOCK = 4096
 
 
-def search(plan: Plan, queries: Sequence[Query | str], k: int) -> list[Hits]:
-    """Hits of every query, in order. How queries are grouped changes the speed, never the answer."""
+def search(plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None) -> list[Hits]:
+    """Hits of every query, in order. How queries are grouped changes the speed, never the answer.
+
+    `started`: as for `Rounds.join`.
+    """
     rounds = Rounds()
-    joined = rounds.join(plan, queries, k)
+    joined = rounds.join(plan, queries, k, started=started)
     while rounds.step():
         pass
     return joined.hits()
 
 
-def search_iter(plan: Plan, query: Query | str, k: int) -> Iterator[Hits]:
+def search_iter(plan: Plan, query: Query | str, k: int, *, started: float | None = None) -> Iterator[Hits]:
     """Hits of one query after each round; the last are the answer."""
     rounds = Rounds()
-    joined = rounds.join(plan, [query], k)
+    joined = rounds.join(plan, [query], k, started=started)
     goes_on = True
     while goes_on:
         goes_on = rounds.step()
@@ -60,22 +63,22 @@ def search_iter(plan: Plan, query: Query | str, k: int) -> Iterator[Hits]:
             yield joined.hits()[0]
 
 
-async def asearch(plan: Plan, queries: Sequence[Query | str], k: int) -> list[Hits]:
+async def asearch(plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None) -> list[Hits]:
     """Like `search`, without holding up the event loop: all but waiting happens in threads.
 
     The trace's scorer seconds are then the time waited for the scores, in a batch shared with others too.
     """
     rounds = Rounds()
-    joined = await asyncio.to_thread(rounds.join, plan, queries, k)
+    joined = await asyncio.to_thread(rounds.join, plan, queries, k, started=started)
     while await rounds.astep():
         pass
     return await asyncio.to_thread(joined.hits)
 
 
-async def asearch_iter(plan: Plan, query: Query | str, k: int) -> AsyncIterator[Hits]:
+async def asearch_iter(plan: Plan, query: Query | str, k: int, *, started: float | None = None) -> AsyncIterator[Hits]:
     """Like `search_iter`, without holding up the event loop."""
     rounds = Rounds()
-    joined = await asyncio.to_thread(rounds.join, plan, [query], k)
+    joined = await asyncio.to_thread(rounds.join, plan, [query], k, started=started)
     goes_on = True
     while goes_on:
         goes_on = await rounds.astep()
@@ -94,11 +97,15 @@ class Rounds:
     _arriving: deque[JoinedSearch] = field(default_factory=deque)
     _under_way: list[JoinedSearch] = field(default_factory=list)
 
-    def join(self, plan: Plan, queries: Sequence[Query | str], k: int) -> JoinedSearch:
-        """Begin a search for these queries: asks the first stage, and calls no scorer."""
+    def join(self, plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None) -> JoinedSearch:
+        """Begin a search for these queries: asks the first stage, and calls no scorer.
+
+        `started` is when, by `time.monotonic()`, the plan's deadline began to run: by default, now. A plan may be
+        joined many times.
+        """
         if self._scorer is not None and plan.scorer is not self._scorer:
             raise InputError("Searches that step together must have the same scorer; this one has another.")
-        joined = JoinedSearch(plan, queries, k)
+        joined = JoinedSearch(plan, queries, k, started=started)
         self._scorer = plan.scorer
         self._arriving.append(joined)
         return joined
@@ -150,8 +157,8 @@ class JoinedSearch:
     the deadline affords. `has_news` says that a round has ended since `hits` were last read.
     """
 
-    def __init__(self, plan: Plan, queries: Sequence[Query | str], k: int) -> None:
-        self._started = time.monotonic()
+    def __init__(self, plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None) -> None:
+        self._started = time.monotonic() if started is None else started
         if plan.pool is not None and plan.pool < k:
             raise BudgetError(
                 f"Only items of the pool are returned, so k must not exceed it; got k={k}, pool={plan.pool}."

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from adacur import AnchorIndex, Gaussian, Item, Query
+from adacur import AnchorIndex, Budget, Gaussian, Hits, Item, Query
 from adacur.approximation.rank_slopes import RankSlopes
 from adacur.core.protocols import FirstStage, Ranking
 from adacur.evaluation import top_k_recall
 from adacur.first_stages import Joined, Matrix, as_hits, placed
 from adacur.scorers import MatrixScorer
+from adacur.search import plan_search, rounds
 from adacur.search.learned_slopes import learned_slopes
 from adacur.search.tuned import GaussianSettings
 from adacur.tuning.replaying import method_of
@@ -229,6 +232,46 @@ def test_searches_from_another_stage_go_on_while_slopes_are_learned_once_for_all
             goes_on.set()
         assert learning[0].result(60) is learning[1].result(60)
     assert len(slow.queries) == N_ANCHORS
+
+
+def searched(index: AnchorIndex, way: str, **options) -> Hits:
+    if way == "search":
+        return index.search(TEST[0], 1, **options)
+    if way == "search_iter":
+        return list(index.search_iter(TEST[0], 1, **options))[-1]
+    if way == "asearch":
+        return asyncio.run(index.asearch(TEST[0], 1, **options))
+
+    async def last() -> Hits:
+        return [hits async for hits in index.asearch_iter(TEST[0], 1, **options)][-1]
+
+    return asyncio.run(last())
+
+
+@pytest.mark.parametrize("way", ["search", "search_iter", "asearch", "asearch_iter"])
+def test_the_time_that_learning_takes_counts_towards_the_deadline(way) -> None:
+    class Slow(Asked):
+        def search(self, queries, k: int) -> list[Ranking]:
+            time.sleep(0.5 * (len(queries) > 1))
+            return super().search(queries, k)
+
+    def score(pairs):
+        time.sleep(0.001)
+        return [float(len(text)) for _, text in pairs]
+
+    index, first = made(scorer=score), Slow(stage(0.3))
+    late, again = (searched(index, way, budget=Budget(30, deadline=0.4), first=first) for _ in range(2))
+    assert (late.trace.stopped, late.trace.calls) == ("deadline", 1)
+    # Learned once, and a deadline is counted anew.
+    assert again.trace.calls == 30
+
+
+def test_a_plan_that_is_searched_again_has_all_of_its_time_again() -> None:
+    index = made(first={"stage": stage(0.3)})
+    plan = plan_search(index, 5, budget=Budget(30, deadline=0.3), first="stage")
+    time.sleep(0.4)
+    for _ in range(2):
+        assert rounds.search(plan, TEST[:1], 5)[0].trace.calls == 30
 
 
 def test_of_many_anchor_queries_some_are_asked_about() -> None:
