@@ -427,7 +427,9 @@ class _Posterior:
 
     def __post_init__(self) -> None:
         if self.slopes is not None and self.lists:
-            self._listed = np.unique(np.concatenate([some[:RANKS_THAT_COUNT] for some in self.lists]))
+            # Copies: a part of a first stage's answer would hold all of it.
+            self.lists = [some[:RANKS_THAT_COUNT].copy() for some in self.lists]
+            self._listed = np.unique(np.concatenate(self.lists))
             self._rises = rises(self.lists, self._listed)
             self._slope = self.slopes.means
             self._steps = np.empty((0, len(self._slope)))

@@ -32,10 +32,11 @@ from adacur.search.fusion import LISTED, listed_by
 from adacur.search.methods import Filter, Plan
 
 # Queries that move together share memory: their predictions, the pairs of one scorer call, and what an
-# approximation holds of the covariance of the scored items.
+# approximation holds of the covariance of the scored items and of the first stages' ranks.
 _PREDICTIONS_AT_ONCE = 50_000_000
 _PAIRS_AT_ONCE = 200_000
 _SQUARES_AT_ONCE = 25_000_000
+_RANKS_AT_ONCE = 5_000_000
 _SHARE_OF_TIME_LEFT = 0.8
 _ITEMS_PER_FILTER_BLOCK = 4096
 
@@ -170,8 +171,12 @@ class JoinedSearch:
         unfiltered = np.broadcast_to(np.True_, n_items)
         self._allowed = unfiltered if plan.filter is None else _allowed_by(plan.filter, plan.items)
         calls = min(plan.calls, n_items)
-        together = min(_PAIRS_AT_ONCE // calls, _PREDICTIONS_AT_ONCE // n_items)
-        together = max(1, min(together, _SQUARES_AT_ONCE // calls**2) if plan.approximator else together)
+        limits = [_PAIRS_AT_ONCE // calls, _PREDICTIONS_AT_ONCE // n_items]
+        if plan.approximator is not None:
+            limits.append(_SQUARES_AT_ONCE // calls**2)
+        if plan.first is not None and plan.uses_ranks:
+            limits.append(_RANKS_AT_ONCE // (plan.first.n_stages * min(RANKS_THAT_COUNT, n_items)))
+        together = max(1, min(limits))
         self._groups = deque(everyone[start : start + together] for start in range(0, len(everyone), together))
         self._has_left = not everyone
         self._finished: list[Hits] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -282,3 +284,13 @@ def test_query_vectors_that_do_not_fit_are_refused() -> None:
     world = make_world()
     with pytest.raises(InputError, match="a finite vector per query"):
         GaussianModel(embed_queries=lambda queries: np.ones((1, 3))).begin(world.index, world.test)
+
+
+def test_of_long_lists_only_the_ranks_that_count_are_held() -> None:
+    world = make_world(n_items=1200, n_anchors=6)
+    answer = np.arange(1200)
+    held = weakref.ref(answer)
+    state = GaussianModel(slopes=RankSlopes.assumed(1)).begin(world.index, world.test[:1], [[answer[:1100]]])
+    del answer
+    assert held() is None
+    assert np.isfinite(state.predict()).all()
