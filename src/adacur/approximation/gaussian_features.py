@@ -63,6 +63,7 @@ class Features:
     keys: KeyArray | None = None
     trust: float = field(init=False)
     centre: float = field(init=False)
+    _sums: dict[float, FloatArray] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         means = self.means
@@ -73,6 +74,15 @@ class Features:
             trust = max(0.0, 1 - self.variance / n_others / spread)
         object.__setattr__(self, "trust", trust if trust < _ALMOST else 1.0)
         object.__setattr__(self, "centre", float(means.mean(dtype=np.float64)) if len(means) else 0.0)
+
+    def sums(self, noise: float) -> FloatArray:
+        """The sums of the rows of (K + noise I)⁻¹, solved once; zeros without vectors."""
+        if self.anchor_vectors is None:
+            return np.zeros(len(self.precisions))
+        if noise not in self._sums:
+            kernel = query_kernel(self.anchor_vectors, self.anchor_vectors)
+            self._sums[noise] = np.linalg.solve(kernel + noise * np.eye(len(kernel)), np.ones(len(kernel)))
+        return self._sums[noise]
 
     @property
     def nbytes(self) -> int:

@@ -279,7 +279,7 @@ class GaussianModel:
         usual = variance * (1 + share)
         # Where all anchor queries agree, ranks may be all that scores can vary by.
         from_ranks = 0.0 if ranks is None or self.slopes is None else self.slopes.variance * RISE[0] ** 2
-        sums = self._sums(features) if features.trust < 1 else np.zeros(n_anchors)
+        sums = features.sums(self.query_noise) if features.trust < 1 else np.zeros(n_anchors)
         posteriors = []
         for query, without in enumerate(left_out):
             weights, trust = np.zeros(n_features), features.trust
@@ -316,13 +316,6 @@ class GaussianModel:
             )
         return posteriors
 
-    def _sums(self, features: Features) -> FloatArray:
-        """The sums of the rows of the inverse of the anchor queries' kernel."""
-        if features.anchor_vectors is None:
-            return np.zeros(len(features.precisions))
-        kernel = query_kernel(features.anchor_vectors, features.anchor_vectors)
-        return np.linalg.solve(kernel + self.query_noise * np.eye(len(kernel)), np.ones(len(kernel)))
-
     def _by_anchors(self, n_anchors: int, embedding_variance: float) -> tuple[float, float]:
         """The embeddings' share of covariance relative to the residuals', and the locality; both are higher for few."""
         shortage = float(np.clip(_USUAL_ANCHORS / max(1, n_anchors), 1, 16))
@@ -353,10 +346,11 @@ class _Posteriors:
         features = self._features
         if self.together:
             predicted = features.factors.products(np.stack([query.weights for query in self._queries]))
-            trusts = np.array([query.trust for query in self._queries], dtype=predicted.dtype)[:, None]
-            predicted += trusts * features.means + (1 - trusts) * predicted.dtype.type(features.centre)
-            predicted += np.array([query.level for query in self._queries], dtype=predicted.dtype)[:, None]
+            # Row by row: all at once would take as much memory again.
             for row, query in zip(predicted, self._queries, strict=True):
+                trust, centre = row.dtype.type(query.trust), row.dtype.type(features.centre)
+                row += features.means if trust == 1 else trust * features.means + (1 - trust) * centre
+                row += row.dtype.type(query.level)
                 query.raised(row)
             return predicted
         if features.device_means is not None:
