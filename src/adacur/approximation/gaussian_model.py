@@ -272,6 +272,8 @@ class GaussianModel:
         ranks: Ranks | None,
     ) -> list[_Posterior]:
         """The prior of each query, given its vector and the anchor query that it must not know."""
+        if ranks is not None and self.slopes is not None:
+            _check_stages(ranks, len(self.slopes.means))
         n_anchors, n_features = len(features.precisions), features.factors.n_features
         share, locality = self._by_anchors(n_anchors, features.embedding_variance)
         # An index whose scores never vary says nothing of scale; the embeddings then stand alone.
@@ -321,6 +323,15 @@ class GaussianModel:
         shortage = float(np.clip(_USUAL_ANCHORS / max(1, n_anchors), 1, 16))
         share = shortage**0.3 if self.embedding_weight is None else self.embedding_weight
         return share if embedding_variance else 0.0, self.locality or _LOCALITY * shortage**0.5
+
+
+def _check_stages(ranks: Ranks, n_stages: int) -> None:
+    """Refuse ranks that the slopes are not of."""
+    if others := {len(of_query) for of_query in ranks} - {n_stages}:
+        raise InputError(
+            f"Ranks must be those of the first stages that the slopes are of; there are slopes of {n_stages} and ranks "
+            f"of {min(others)}. Learn the slopes from the first stage that searches start from, or give slopes=None."
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -297,6 +297,16 @@ def test_of_long_lists_only_the_ranks_that_count_are_held() -> None:
     assert np.isfinite(state.predict()).all()
 
 
+@pytest.mark.parametrize("stages", [1, 3])
+def test_ranks_of_other_stages_than_the_slopes_are_refused(stages) -> None:
+    world = make_world(n_anchors=6)
+    model = GaussianModel(slopes=RankSlopes.assumed(2))
+    with pytest.raises(InputError, match=rf"2.*{stages}"):
+        model.begin(world.index, world.test[:1], [[np.arange(5)] * stages])
+    with pytest.raises(InputError, match=rf"2.*{stages}"):
+        model.replay(world.index.anchors, np.arange(1), [[np.arange(5)] * stages])
+
+
 def mistrusted(n_items: int = 200) -> World:
     """A world whose anchor queries are too few for the items' means to be trusted."""
     world = make_world(n_items=n_items, n_anchors=6, noise=0.5)
