@@ -27,6 +27,7 @@ from rich.table import Table
 from typer.main import get_command
 
 import adacur
+from adacur.approximation.rank_slopes import RankSlopes
 from adacur.cli import messages
 from adacur.cli.app import app
 from adacur.search import METHODS
@@ -701,6 +702,19 @@ def test_items_are_added_by_the_fields_that_the_index_was_built_with(folder: Pat
 
 
 # ── searching ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_a_command_opens_and_learns_first_does_not_count_towards_the_deadline(
+    shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(model: Any, anchors: Any, first: Any) -> RankSlopes:
+        time.sleep(1.1)
+        return RankSlopes.assumed(first.n_stages)
+
+    monkeypatch.setattr("adacur.search.planning.learned_slopes", slow)
+    ran = here("search", "whole.adacur", *SCORED, "a comet", "--budget", 20, "--deadline", 1, "--json", cwd=shop)
+    assert ran.code == 0, ran
+    assert json.loads(ran.out)["calls"] == 20
 
 
 def test_exact_search_keeps_within_a_budget_and_takes_no_options(shop: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -55,6 +55,7 @@ class Outline:
     mixing: FloatArray | None
     row_mean: FloatArray
     row_covariance: FloatArray
+    _sums: dict[float, FloatArray] = field(repr=False, default_factory=dict)
 
     @classmethod
     def of(cls, features: Features) -> Outline:
@@ -134,6 +135,7 @@ class Outline:
             read=split,
             trust=self.trust,
             centre=self.centre,
+            known_sums=self._sums,
         )
 
     def weights(self, prediction: Affine) -> FloatArray:

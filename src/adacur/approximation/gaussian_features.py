@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,7 @@ class Features:
     read: Callable[[IntArray], tuple[FloatArray, FloatArray]] | None = None
     trust: float = math.nan
     centre: float = math.nan
+    known_sums: dict[float, FloatArray] = field(repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.read is not None:
@@ -78,6 +79,15 @@ class Features:
             trust = max(0.0, 1 - self.variance / n_others / spread)
         object.__setattr__(self, "trust", trust if trust < _ALMOST else 1.0)
         object.__setattr__(self, "centre", float(means.mean(dtype=np.float64)) if len(means) else 0.0)
+
+    def sums(self, noise: float) -> FloatArray:
+        """The sums of the rows of (K + noise I)⁻¹, solved once; zeros without vectors."""
+        if self.anchor_vectors is None:
+            return np.zeros(len(self.precisions))
+        if noise not in self.known_sums:
+            kernel = query_kernel(self.anchor_vectors, self.anchor_vectors)
+            self.known_sums[noise] = np.linalg.solve(kernel + noise * np.eye(len(kernel)), np.ones(len(kernel)))
+        return self.known_sums[noise]
 
     @property
     def nbytes(self) -> int:

@@ -283,6 +283,8 @@ class GaussianModel:
         ranks: Ranks | None,
     ) -> list[_Posterior]:
         """The prior of each query, given its vector and the anchor query that it must not know."""
+        if ranks is not None and self.slopes is not None:
+            _check_stages(ranks, len(self.slopes.means))
         n_anchors, n_features = len(features.precisions), features.factors.n_features
         share, locality = self._by_anchors(n_anchors, features.embedding_variance)
         # An index whose scores never vary says nothing of scale; the embeddings then stand alone.
@@ -290,7 +292,7 @@ class GaussianModel:
         usual = variance * (1 + share)
         # Where all anchor queries agree, ranks may be all that scores can vary by.
         from_ranks = 0.0 if ranks is None or self.slopes is None else self.slopes.variance * RISE[0] ** 2
-        sums = self._sums(features) if features.trust < 1 else np.zeros(n_anchors)
+        sums = features.sums(self.query_noise) if features.trust < 1 else np.zeros(n_anchors)
         posteriors = []
         for query, without in enumerate(left_out):
             weights, trust = np.zeros(n_features), features.trust
@@ -327,18 +329,20 @@ class GaussianModel:
             )
         return posteriors
 
-    def _sums(self, features: Features) -> FloatArray:
-        """The sums of the rows of the inverse of the anchor queries' kernel."""
-        if features.anchor_vectors is None:
-            return np.zeros(len(features.precisions))
-        kernel = query_kernel(features.anchor_vectors, features.anchor_vectors)
-        return np.linalg.solve(kernel + self.query_noise * np.eye(len(kernel)), np.ones(len(kernel)))
-
     def _by_anchors(self, n_anchors: int, embedding_variance: float) -> tuple[float, float]:
         """The embeddings' share of covariance relative to the residuals', and the locality; both are higher for few."""
         shortage = float(np.clip(_USUAL_ANCHORS / max(1, n_anchors), 1, 16))
         share = shortage**0.3 if self.embedding_weight is None else self.embedding_weight
         return share if embedding_variance else 0.0, self.locality or _LOCALITY * shortage**0.5
+
+
+def _check_stages(ranks: Ranks, n_stages: int) -> None:
+    """Refuse ranks that the slopes are not of."""
+    if others := {len(of_query) for of_query in ranks} - {n_stages}:
+        raise InputError(
+            f"Ranks must be those of the first stages that the slopes are of; there are slopes of {n_stages} and ranks "
+            f"of {min(others)}. Learn the slopes from the first stage that searches start from, or give slopes=None."
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -364,10 +368,11 @@ class _Posteriors:
         features = self._features
         if self.together:
             predicted = features.factors.products(np.stack([query.weights for query in self._queries]))
-            trusts = np.array([query.trust for query in self._queries], dtype=predicted.dtype)[:, None]
-            predicted += trusts * features.means + (1 - trusts) * predicted.dtype.type(features.centre)
-            predicted += np.array([query.level for query in self._queries], dtype=predicted.dtype)[:, None]
+            # Row by row: all at once would take as much memory again.
             for row, query in zip(predicted, self._queries, strict=True):
+                trust, centre = row.dtype.type(query.trust), row.dtype.type(features.centre)
+                row += features.means if trust == 1 else trust * features.means + (1 - trust) * centre
+                row += row.dtype.type(query.level)
                 query.raised(row)
             return predicted
         if features.device_means is not None:
@@ -453,7 +458,9 @@ class _Posterior:
 
     def __post_init__(self) -> None:
         if self.slopes is not None and self.lists:
-            self._listed = np.unique(np.concatenate([some[:RANKS_THAT_COUNT] for some in self.lists]))
+            # Copies: a part of a first stage's answer would hold all of it.
+            self.lists = [some[:RANKS_THAT_COUNT].copy() for some in self.lists]
+            self._listed = np.unique(np.concatenate(self.lists))
             self._rises = rises(self.lists, self._listed)
             self._slope = self.slopes.means
             self._steps = np.empty((0, len(self._slope)))

@@ -61,7 +61,7 @@ class RankSlopes:
         kernel = np.eye(n_anchors)
         if features.anchor_vectors is not None:
             kernel = query_kernel(features.anchor_vectors, features.anchor_vectors) + ridge * kernel
-        sums = np.linalg.solve(kernel, np.ones(n_anchors))
+        sums = features.sums(ridge)
         squares, products = [], []
         for column, of_query in zip(columns.tolist(), lists, strict=True):
             best = np.unique(np.concatenate([some[:_BEST] for some in of_query]))

@@ -62,7 +62,7 @@ def search(
     Example: adacur search my.adacur 'who discovered penicillin?' -k 5 --budget 100
     """
     import adacur
-    from adacur.search import search_options
+    from adacur.search import plan_search, search_options
 
     questions = as_queries([*(question or ()), *(read_queries(queries) if queries else ())])
     if not questions:
@@ -78,6 +78,10 @@ def search(
         limits |= {"first": first, "pool": pool, "fuse": fuse}
         options = search_options(opened, **limits, **opt.settings_given(settings))
         cached: dict[str, Any] = {}
+        if deadline is not None:
+            # Opens and learns what a search needs, as every run of this command must: a deadline is for searching.
+            with notes.status("opening …"):
+                plan_search(opened, k, **options)
         for start in range(0, len(questions), together):
             with notes.status("searching …"):
                 answers = opened.search(questions[start : start + together], k, **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -168,10 +169,10 @@ class Dense(FirstStage):
         if new := list(dict.fromkeys(text for text in texts if text not in known)):
             encoder = self.open_encoder()
             vectors = _check_vectors(encoder.encode_queries(new), n=len(new), encoder=encoder)
-            kept = {} if len(known) + len(new) > _QUERIES_REMEMBERED else known
-            # A new dictionary, so that another thread's is not changed under it.
-            known = kept | {text: known[text] for text in texts if text in known} | dict(zip(new, vectors, strict=True))
-            self._query_vectors = known
+            # A new dictionary, so that another thread's is not changed under it; and copies, as a row of a batch would
+            # hold all of it.
+            known = known | {text: vector.copy() for text, vector in zip(new, vectors, strict=True)}
+            self._query_vectors = dict(islice(known.items(), max(0, len(known) - _QUERIES_REMEMBERED), None))
         if not texts:
             return np.empty((0, self.open_encoder().dimension), dtype=np.float32)
         return np.stack([known[text] for text in texts])

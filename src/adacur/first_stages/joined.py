@@ -42,6 +42,11 @@ class Joined(FirstStage):
         return len(self._stages)
 
     @property
+    def can_be_asked(self) -> bool:
+        """Whether each of them may be asked what no user has asked."""
+        return all(stage.can_be_asked for stage in self._stages)
+
+    @property
     def ids(self) -> Sequence[str]:
         """The ids of the items, by position."""
         return self.items.ids

@@ -89,6 +89,11 @@ class Placed:
         """How many stages it is made of."""
         return int(getattr(self.stage, "n_stages", 1))
 
+    @property
+    def can_be_asked(self) -> bool:
+        """Whether it may be asked what no user has asked: what answers by id may be a service."""
+        return self.stage is not None and bool(getattr(self.stage, "can_be_asked", True))
+
     def search_parts(self, queries: Sequence[Query | str], k: int) -> tuple[list[Ranking], list[list[IntArray]]]:
         """As `search`; and, per query, the positions that each of the stages it is made of answered with."""
         if self.n_stages == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -121,17 +122,19 @@ class AnchorIndex:
           object (default: as tuned, or "bm25+dense", "dense", "bm25", "random", the first of these that it has);
         - `filter`: a function of an item, or a collection of ids: only these items are scored.
         """
+        started = time.monotonic()
         plan = plan_search(self, k, **options)
         queries = [query] if isinstance(query, Query | str) else query
         with self._searching(plan) as answers:
-            answers += rounds.search(plan, queries, k)
+            answers += rounds.search(plan, queries, k, started=started)
         return answers[0] if isinstance(query, Query | str) else answers
 
     def search_iter(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Iterator[Hits]:
         """Like `search` for one query, yielding the hits so far after each round."""
+        started = time.monotonic()
         plan = plan_search(self, k, **options)
         with self._searching(plan) as answers:
-            for hits in rounds.search_iter(plan, query, k):
+            for hits in rounds.search_iter(plan, query, k, started=started):
                 answers[:] = [hits]
                 yield hits
 
@@ -148,20 +151,22 @@ class AnchorIndex:
 
         The trace's seconds of the scorer are then the time waited for it.
         """
+        started = time.monotonic()
         # The first search opens the scorer and the first stage, which may take seconds.
         plan = await asyncio.to_thread(plan_search, self, k, **options)
         queries = [query] if isinstance(query, Query | str) else query
         with self._searching(plan) as answers:
-            answers += await rounds.asearch(plan, queries, k)
+            answers += await rounds.asearch(plan, queries, k, started=started)
         return answers[0] if isinstance(query, Query | str) else answers
 
     async def asearch_iter(
         self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]
     ) -> AsyncGenerator[Hits, None]:
         """Like `search_iter`, without holding up the event loop."""
+        started = time.monotonic()
         plan = await asyncio.to_thread(plan_search, self, k, **options)
         with self._searching(plan) as answers:
-            async for hits in rounds.asearch_iter(plan, query, k):
+            async for hits in rounds.asearch_iter(plan, query, k, started=started):
                 answers[:] = [hits]
                 yield hits
 

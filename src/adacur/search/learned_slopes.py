@@ -14,8 +14,7 @@ from adacur.first_stages import Placed
 def learned_slopes(model: GaussianModel, anchors: AnchorScores, first: Placed) -> RankSlopes:
     """The slopes of this first stage's ranks; what one assumes where it cannot be asked about anchor queries."""
     queries, assumed = anchors.anchor_queries, RankSlopes.assumed(first.n_stages)
-    # What answers by id may be a service: it is not asked what no user has asked.
-    if first.stage is None or len(queries) < 2:
+    if not first.can_be_asked or len(queries) < 2:
         return assumed
     columns = np.unique(np.linspace(0, len(queries) - 1, MOST_QUERIES).round().astype(np.intp))
     try:

@@ -155,6 +155,8 @@ class Snapshot:
         self._device = device
         # Entered again by a model that needs a first stage.
         self._lock = threading.RLock()
+        # Taken before the other, never after it: a first stage may be asked for long, and other searches go on.
+        self._learning = threading.RLock()
         self._gaussian: GaussianModel | None = None
         self._regression: EmbeddingRegression | None = None
         self._fusion: Fusion | None = None
@@ -250,16 +252,21 @@ class Snapshot:
         """What the ranks of this first stage tell of scores, by the anchor queries; None without them or a stage."""
         if first is None or not self.anchors.anchor_queries:
             return None
-        slopes: RankSlopes | None = None
-        with self._lock:
-            # What cannot be a weak key is asked about its anchor queries again.
-            with suppress(TypeError):
-                slopes = self._slopes.get(first.source)
-            if slopes is None:
+        if (slopes := self._known_slopes(first)) is not None:
+            return slopes
+        with self._learning:
+            # Another search may have learned them meanwhile.
+            if (slopes := self._known_slopes(first)) is None:
                 slopes = learned_slopes(self.gaussian_model(), self.anchors, first)
                 with suppress(TypeError):
                     self._slopes[first.source] = slopes
             return slopes
+
+    def _known_slopes(self, first: Placed) -> RankSlopes | None:
+        # What cannot be a weak key is asked about its anchor queries again.
+        with suppress(TypeError):
+            return self._slopes.get(first.source)
+        return None
 
     def uncompressed_model(self, *, device: str | None = None) -> GaussianModel:
         """A Gaussian of the anchor scores themselves, compressed features or not."""
@@ -389,5 +396,6 @@ class Snapshot:
 
     def reread(self) -> None:
         """Forget what was read from the folder, which has been written to."""
-        with self._lock:
+        with self._learning, self._lock:
             self._gaussian = self._regression = self._tunings = None
+            self._slopes.clear()

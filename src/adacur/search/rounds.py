@@ -36,27 +36,31 @@ from adacur.search.methods import Plan
 from adacur.search.prospects import memory_prospects
 
 # Queries that move together share memory: their predictions, the pairs of one scorer call, and what an
-# approximation holds of the covariance of the scored items.
+# approximation holds of the covariance of the scored items and of the first stages' ranks.
 _PREDICTIONS_AT_ONCE = 50_000_000
 _PAIRS_AT_ONCE = 200_000
 _SQUARES_AT_ONCE = 25_000_000
+_RANKS_AT_ONCE = 5_000_000
 _SHARE_OF_TIME_LEFT = 0.8
 _ITEMS_PER_FILTER_BLOCK = 4096
 
 
-def search(plan: Plan, queries: Sequence[Query | str], k: int) -> list[Hits]:
-    """Hits of every query, in order. How queries are grouped changes the speed, never the answer."""
+def search(plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None) -> list[Hits]:
+    """Hits of every query, in order. How queries are grouped changes the speed, never the answer.
+
+    `started`: as for `Rounds.join`.
+    """
     rounds = Rounds()
-    joined = rounds.join(plan, queries, k)
+    joined = rounds.join(plan, queries, k, started=started)
     while rounds.step():
         pass
     return joined.hits()
 
 
-def search_iter(plan: Plan, query: Query | str, k: int) -> Iterator[Hits]:
+def search_iter(plan: Plan, query: Query | str, k: int, *, started: float | None = None) -> Iterator[Hits]:
     """Hits of one query after each round; the last are the answer."""
     rounds = Rounds()
-    joined = rounds.join(plan, [query], k)
+    joined = rounds.join(plan, [query], k, started=started)
     goes_on = True
     while goes_on:
         goes_on = rounds.step()
@@ -64,22 +68,22 @@ def search_iter(plan: Plan, query: Query | str, k: int) -> Iterator[Hits]:
             yield joined.hits()[0]
 
 
-async def asearch(plan: Plan, queries: Sequence[Query | str], k: int) -> list[Hits]:
+async def asearch(plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None) -> list[Hits]:
     """Like `search`, without holding up the event loop: all but waiting happens in threads.
 
     The trace's scorer seconds are then the time waited for the scores, in a batch shared with others too.
     """
     rounds = Rounds()
-    joined = await asyncio.to_thread(rounds.join, plan, queries, k)
+    joined = await asyncio.to_thread(rounds.join, plan, queries, k, started=started)
     while await rounds.astep():
         pass
     return await asyncio.to_thread(joined.hits)
 
 
-async def asearch_iter(plan: Plan, query: Query | str, k: int) -> AsyncIterator[Hits]:
+async def asearch_iter(plan: Plan, query: Query | str, k: int, *, started: float | None = None) -> AsyncIterator[Hits]:
     """Like `search_iter`, without holding up the event loop."""
     rounds = Rounds()
-    joined = await asyncio.to_thread(rounds.join, plan, [query], k)
+    joined = await asyncio.to_thread(rounds.join, plan, [query], k, started=started)
     goes_on = True
     while goes_on:
         goes_on = await rounds.astep()
@@ -98,11 +102,15 @@ class Rounds:
     _arriving: deque[JoinedSearch] = field(default_factory=deque)
     _under_way: list[JoinedSearch] = field(default_factory=list)
 
-    def join(self, plan: Plan, queries: Sequence[Query | str], k: int) -> JoinedSearch:
-        """Begin a search for these queries: asks the first stage, and calls no scorer."""
+    def join(self, plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None) -> JoinedSearch:
+        """Begin a search for these queries: asks the first stage, and calls no scorer.
+
+        `started` is when, by `time.monotonic()`, the plan's deadline began to run: by default, now. A plan may be
+        joined many times.
+        """
         if self._scorer is not None and plan.scorer is not self._scorer:
             raise InputError("Searches that step together must have the same scorer; this one has another.")
-        joined = JoinedSearch(plan, queries, k)
+        joined = JoinedSearch(plan, queries, k, started=started)
         self._scorer = plan.scorer
         self._arriving.append(joined)
         return joined
@@ -154,8 +162,8 @@ class JoinedSearch:
     the deadline affords. `has_news` says that a round has ended since `hits` were last read.
     """
 
-    def __init__(self, plan: Plan, queries: Sequence[Query | str], k: int) -> None:
-        self._started = time.monotonic()
+    def __init__(self, plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None) -> None:
+        self._started = time.monotonic() if started is None else started
         if plan.pool is not None and plan.pool < k:
             raise BudgetError(
                 f"Only items of the pool are returned, so k must not exceed it; got k={k}, pool={plan.pool}."
@@ -169,8 +177,12 @@ class JoinedSearch:
         self._allowed = unfiltered if unfiltered_here else _allowed_by(plan.filter, plan.items)
         self._items_at = plan.items.at
         calls = min(plan.calls, n_items)
-        together = min(_PAIRS_AT_ONCE // calls, _PREDICTIONS_AT_ONCE // n_items)
-        together = max(1, min(together, _SQUARES_AT_ONCE // calls**2) if plan.approximator else together)
+        limits = [_PAIRS_AT_ONCE // calls, _PREDICTIONS_AT_ONCE // n_items]
+        if plan.approximator is not None:
+            limits.append(_SQUARES_AT_ONCE // calls**2)
+        if plan.first is not None and plan.uses_ranks:
+            limits.append(_RANKS_AT_ONCE // (plan.first.n_stages * min(RANKS_THAT_COUNT, n_items)))
+        together = max(1, min(limits))
         self._groups = deque(everyone[start : start + together] for start in range(0, len(everyone), together))
         self._has_left = not everyone
         self._finished: list[Hits] = []

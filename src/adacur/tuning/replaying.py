@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol, Unpack, runtime_checkable
@@ -35,10 +36,11 @@ def replay(index: AnchorIndex, queries: Sequence[Query], k: int = 10, **options:
 
     `options` are those of `AnchorIndex.search`.
     """
+    started = time.monotonic()
     check_exact(index, queries)
     plan = plan_search(index, k, **options, scorer=AnchorScorer(index.anchors))
     approximator = None if plan.approximator is None else _LeavingOut(plan.approximator)
-    return search(replace(plan, approximator=approximator), queries, k)
+    return search(replace(plan, approximator=approximator), queries, k, started=started)
 
 
 def method_of(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -11,7 +14,7 @@ from adacur.approximation.item_factors import ScoreScale
 from adacur.approximation.rank_slopes import RankSlopes
 from adacur.core.errors import InputError
 from adacur.index import AnchorTable
-from tests.conftest import make_world
+from tests.conftest import World, make_world
 
 
 def embed_queries(queries):
@@ -282,3 +285,53 @@ def test_query_vectors_that_do_not_fit_are_refused() -> None:
     world = make_world()
     with pytest.raises(InputError, match="a finite vector per query"):
         GaussianModel(embed_queries=lambda queries: np.ones((1, 3))).begin(world.index, world.test)
+
+
+def test_of_long_lists_only_the_ranks_that_count_are_held() -> None:
+    world = make_world(n_items=1200, n_anchors=6)
+    answer = np.arange(1200)
+    held = weakref.ref(answer)
+    state = GaussianModel(slopes=RankSlopes.assumed(1)).begin(world.index, world.test[:1], [[answer[:1100]]])
+    del answer
+    assert held() is None
+    assert np.isfinite(state.predict()).all()
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_ranks_of_other_stages_than_the_slopes_are_refused(stages) -> None:
+    world = make_world(n_anchors=6)
+    model = GaussianModel(slopes=RankSlopes.assumed(2))
+    with pytest.raises(InputError, match=rf"2.*{stages}"):
+        model.begin(world.index, world.test[:1], [[np.arange(5)] * stages])
+    with pytest.raises(InputError, match=rf"2.*{stages}"):
+        model.replay(world.index.anchors, np.arange(1), [[np.arange(5)] * stages])
+
+
+def mistrusted(n_items: int = 200) -> World:
+    """A world whose anchor queries are too few for the items' means to be trusted."""
+    world = make_world(n_items=n_items, n_anchors=6, noise=0.5)
+    world.anchor_scores[:] += 2 * np.random.default_rng(3).normal(size=n_items)
+    return world
+
+
+def test_what_depends_on_the_anchor_queries_alone_is_solved_once(monkeypatch) -> None:
+    world, solved = mistrusted(), []
+    index, model = world.index, GaussianModel(embed_queries=embed_queries)
+    assert model.features_of(index).trust < 1
+    solve = np.linalg.solve
+    monkeypatch.setattr(np.linalg, "solve", lambda *given: (solved.append(1), solve(*given))[1])
+    for _ in range(3):
+        model.begin(index, world.test)
+    assert len(solved) == 1
+
+
+def test_predictions_in_one_product_take_no_memory_but_their_own() -> None:
+    world = mistrusted(20_000)
+    index, model = world.index, GaussianModel().in_one_product()
+    state = model.begin(index, world.test * 5)
+    assert model.features_of(index).trust < 1
+    tracemalloc.start()
+    predicted = state.predict()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.5 * predicted.nbytes

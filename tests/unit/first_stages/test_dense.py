@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -194,3 +195,30 @@ def test_a_query_is_encoded_once_and_remembered_as_long_as_there_is_room(monkeyp
     retriever.embed_queries([a])
     assert asked[2:] == [[d], [a]]
     assert retriever.embed_queries([]).shape == (0, 16)
+
+
+def test_the_vectors_of_the_last_queries_are_remembered_however_large_a_batch_and_no_others(monkeypatch) -> None:
+    asked: list[str] = []
+    batches: list[weakref.ref] = []
+
+    class Counting(VectorEncoder):
+        def encode_queries(self, texts):
+            asked.extend(texts)
+            vectors = np.array(self.encode_items(texts))
+            batches.append(weakref.ref(vectors))
+            return vectors
+
+    a, b, c, *four = QUERIES
+    retriever = Dense.from_embeddings(IDS[:600], VECTORS[:600], encoder=Counting())
+    monkeypatch.setattr("adacur.first_stages.dense._QUERIES_REMEMBERED", 2)
+    retriever.embed_queries([a, b])
+    retriever.embed_queries([c])
+    retriever.embed_queries([b, c])
+    assert asked == [a, b, c]
+    np.testing.assert_array_equal(retriever.embed_queries(four), VectorEncoder().encode_items(four))
+    retriever.embed_queries(four[2:])
+    assert asked[3:] == four
+    retriever.embed_queries(four[:1])
+    assert asked[7:] == four[:1]
+    # One vector would hold the whole batch.
+    assert [batch() for batch in batches] == [None] * len(batches)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
-from adacur import AnchorIndex, Gaussian, Item, Query
+from adacur import AnchorIndex, Budget, Gaussian, Hits, Item, Query
 from adacur.approximation.rank_slopes import RankSlopes
 from adacur.core.protocols import FirstStage, Ranking
 from adacur.evaluation import top_k_recall
 from adacur.first_stages import Joined, Matrix, as_hits, placed
 from adacur.scorers import MatrixScorer
+from adacur.search import plan_search, rounds
 from adacur.search.learned_slopes import learned_slopes
 from adacur.search.tuned import GaussianSettings
 from adacur.tuning.replaying import method_of
@@ -147,6 +153,15 @@ def test_a_service_is_not_asked_about_anchor_queries() -> None:
     assert slopes.means.tolist() == RankSlopes.assumed(1).means.tolist()
 
 
+def test_a_service_that_is_joined_with_another_stage_is_not_asked_about_anchor_queries_either() -> None:
+    service = Service(stage(0.3))
+    index = made(first={"service": service, "stage": stage(0.5)})
+    index.search(TEST[0], 5, budget=30, first="service+stage")
+    assert service.queries == ["t0"]
+    slopes = index.snapshot.rank_slopes(index.snapshot.first_stage("service+stage"))
+    assert slopes.means.tolist() == RankSlopes.assumed(2).means.tolist()
+
+
 def test_a_table_of_other_queries_is_assumed_to_be_what_most_are() -> None:
     index, first = made(), stage(0.3, queries=N_TEST)
     slopes = index.snapshot.rank_slopes(placed(first, index.snapshot.anchors.items))
@@ -179,6 +194,84 @@ def test_a_first_stage_is_asked_about_anchor_queries_once() -> None:
         # Handed in, it is placed anew at every search.
         index.search(TEST[0], 5, budget=30, first=asked)
     assert sorted(asked.queries) == sorted([*(query.id for query in ANCHORS), "t0", "t0"])
+
+
+def test_slopes_are_learned_anew_when_what_was_read_from_the_folder_is_forgotten() -> None:
+    asked = Asked(stage(0.3))
+    index = made()
+    first = placed(asked, index.snapshot.anchors.items)
+    before = index.snapshot.rank_slopes(first)
+    index.snapshot.reread()
+    assert index.snapshot.rank_slopes(first) is not before
+    assert len(asked.queries) == 2 * N_ANCHORS
+
+
+def test_searches_from_another_stage_go_on_while_slopes_are_learned_once_for_all_who_wait() -> None:
+    asked_at_all, goes_on = threading.Event(), threading.Event()
+
+    class Slow(Asked):
+        def search(self, queries, k: int) -> list[Ranking]:
+            asked_at_all.set()
+            assert goes_on.wait(60)
+            return super().search(queries, k)
+
+    slow = Slow(stage(0.3))
+    index = made(first={"plain": stage(0.5)})
+    first = placed(slow, index.snapshot.anchors.items)
+    index.search(TEST[1], 5, budget=30, first="plain")
+    with ThreadPoolExecutor(3) as threads:
+        learning = [threads.submit(index.snapshot.rank_slopes, first) for _ in range(2)]
+        assert asked_at_all.wait(60)
+        others = [
+            threads.submit(index.search, TEST[0], 5, budget=30, first="plain", method=method)
+            for method in ("rerank", "gaussian")
+        ]
+        try:
+            assert [other.result(20).trace.calls for other in others] == [30, 30]
+        finally:
+            goes_on.set()
+        assert learning[0].result(60) is learning[1].result(60)
+    assert len(slow.queries) == N_ANCHORS
+
+
+def searched(index: AnchorIndex, way: str, **options) -> Hits:
+    if way == "search":
+        return index.search(TEST[0], 1, **options)
+    if way == "search_iter":
+        return list(index.search_iter(TEST[0], 1, **options))[-1]
+    if way == "asearch":
+        return asyncio.run(index.asearch(TEST[0], 1, **options))
+
+    async def last() -> Hits:
+        return [hits async for hits in index.asearch_iter(TEST[0], 1, **options)][-1]
+
+    return asyncio.run(last())
+
+
+@pytest.mark.parametrize("way", ["search", "search_iter", "asearch", "asearch_iter"])
+def test_the_time_that_learning_takes_counts_towards_the_deadline(way) -> None:
+    class Slow(Asked):
+        def search(self, queries, k: int) -> list[Ranking]:
+            time.sleep(0.5 * (len(queries) > 1))
+            return super().search(queries, k)
+
+    def score(pairs):
+        time.sleep(0.001)
+        return [float(len(text)) for _, text in pairs]
+
+    index, first = made(scorer=score), Slow(stage(0.3))
+    late, again = (searched(index, way, budget=Budget(30, deadline=0.4), first=first) for _ in range(2))
+    assert (late.trace.stopped, late.trace.calls) == ("deadline", 1)
+    # Learned once, and a deadline is counted anew.
+    assert again.trace.calls == 30
+
+
+def test_a_plan_that_is_searched_again_has_all_of_its_time_again() -> None:
+    index = made(first={"stage": stage(0.3)})
+    plan = plan_search(index, 5, budget=Budget(30, deadline=0.3), first="stage")
+    time.sleep(0.4)
+    for _ in range(2):
+        assert rounds.search(plan, TEST[:1], 5)[0].trace.calls == 30
 
 
 def test_of_many_anchor_queries_some_are_asked_about() -> None:

@@ -108,7 +108,7 @@ def test_a_tight_deadline_is_kept_beside_a_search_that_has_none(world) -> None:
     assert patient.hits()[0].trace.calls == len(world.items)
 
 
-@pytest.mark.parametrize("limit", ["_PAIRS_AT_ONCE", "_PREDICTIONS_AT_ONCE", "_SQUARES_AT_ONCE"])
+@pytest.mark.parametrize("limit", ["_PAIRS_AT_ONCE", "_PREDICTIONS_AT_ONCE", "_SQUARES_AT_ONCE", "_RANKS_AT_ONCE"])
 def test_groups_that_fit_into_memory_answer_as_all_at_once(index, world, monkeypatch, limit) -> None:
     plan = plan_search(index, 5, budget=40)
     whole = rounds.search(plan, world.test, 5)
