@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -38,6 +38,31 @@ _QUERIES_REMEMBERED = 4096
 _EMBEDDINGS = "embeddings.npy"
 
 
+class RememberedQueries:
+    """Vectors of queries, made once: of the last 4,096, which an encoder is opened for when first needed."""
+
+    def __init__(self, open_encoder: Callable[[], Encoder]) -> None:
+        self._open_encoder = open_encoder
+        self._known: dict[str, FloatArray] = {}
+
+    def embed(self, queries: Sequence[Query | str]) -> FloatArray:
+        """Query vectors, shape (queries, dimension), float32."""
+        texts = [query.text for query in as_queries(queries)]
+        # A search asks twice for the same vectors: to start from, and to predict by. So does one that learns from the
+        # anchor queries what the ranks are worth.
+        known = self._known
+        if new := list(dict.fromkeys(text for text in texts if text not in known)):
+            encoder = self._open_encoder()
+            vectors = _check_vectors(encoder.encode_queries(new), n=len(new), encoder=encoder)
+            # A new dictionary, so that another thread's is not changed under it; and copies, as a row of a batch would
+            # hold all of it.
+            known = known | {text: vector.copy() for text, vector in zip(new, vectors, strict=True)}
+            self._known = dict(islice(known.items(), max(0, len(known) - _QUERIES_REMEMBERED), None))
+        if not texts:
+            return np.empty((0, self._open_encoder().dimension), dtype=np.float32)
+        return np.stack([known[text] for text in texts])
+
+
 class Dense(FirstStage):
     """Item embeddings at rest and the encoder that made them; nearness is the dot product.
 
@@ -67,7 +92,7 @@ class Dense(FirstStage):
         self._folder = folder
         self._trust = trust
         self._opening = threading.Lock()
-        self._query_vectors: dict[str, FloatArray] = {}
+        self._queries = RememberedQueries(self.open_encoder)
 
     @property
     def ids(self) -> Sequence[str]:
@@ -162,20 +187,7 @@ class Dense(FirstStage):
 
     def embed_queries(self, queries: Sequence[Query | str]) -> FloatArray:
         """Query vectors, shape (queries, dimension), float32."""
-        texts = [query.text for query in as_queries(queries)]
-        # A search asks twice for the same vectors: to start from, and to predict by. So does one that learns from the
-        # anchor queries what the ranks are worth.
-        known = self._query_vectors
-        if new := list(dict.fromkeys(text for text in texts if text not in known)):
-            encoder = self.open_encoder()
-            vectors = _check_vectors(encoder.encode_queries(new), n=len(new), encoder=encoder)
-            # A new dictionary, so that another thread's is not changed under it; and copies, as a row of a batch would
-            # hold all of it.
-            known = known | {text: vector.copy() for text, vector in zip(new, vectors, strict=True)}
-            self._query_vectors = dict(islice(known.items(), max(0, len(known) - _QUERIES_REMEMBERED), None))
-        if not texts:
-            return np.empty((0, self.open_encoder().dimension), dtype=np.float32)
-        return np.stack([known[text] for text in texts])
+        return self._queries.embed(queries)
 
     def search(self, queries: Sequence[Query | str], k: int) -> list[Ranking]:
         """The k items with the highest dot product."""

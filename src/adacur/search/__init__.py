@@ -2,13 +2,18 @@
 
 Where to change what, in the order in which a search meets it: `anchor_index` is the face; `planning` puts an index
 version, a method, a budget and a first stage together; `methods` is the one table of methods, a class each; `rounds` is
-the loop that calls the scorer, and `adaptive` one search of it (ask, tell, stop). `editing` changes an index, `opening`
+the loop that calls the scorer, and `adaptive` one search of it (ask, tell, stop); `prospects` says which items are
+promising, `engine_search` the same where a vector engine holds them. `export` writes an index into an engine, and
+`engine_index` opens one there, or a collection as it is. `editing` changes an index, `opening`
 loads one, `search_log` and `refresh` learn from searches, `tuned` reads tunings.
 """
 
 from adacur.search.adaptive import AdaptiveSearch
 from adacur.search.anchor_index import AnchorIndex
 from adacur.search.editing import Change, Edit
+from adacur.search.engine_index import search_in
+from adacur.search.engine_search import EngineWarning
+from adacur.search.export import Exported, export
 from adacur.search.methods import (
     ANNCUR,
     AXN,
@@ -38,7 +43,9 @@ __all__ = [
     "AnchorIndex",
     "Change",
     "Edit",
+    "EngineWarning",
     "Exact",
+    "Exported",
     "Filter",
     "First",
     "Gaussian",
@@ -52,9 +59,11 @@ __all__ = [
     "SearchOptions",
     "Tuning",
     "TuningWarning",
+    "export",
     "load",
     "method_named",
     "plan_search",
     "refresh",
+    "search_in",
     "search_options",
 ]

@@ -35,7 +35,8 @@ class AnchorIndex:
 
     Made by `adacur.build`, `adacur.load`, `from_arrays` or `from_items`. `first` maps names to first stages, `scorer`
     is one, or functions that open them when they are first used. `reopen` lets the index follow its edits; `recognised`
-    says that the scorer is the one that built it. What searches paid for is written to `log`.
+    says that the scorer is the one that built it. What searches paid for is written to `log`. A `snapshot` takes the
+    place of `first` and `device`, where the items live in an engine.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class AnchorIndex:
         reopen: Reopen | None = None,
         recognised: bool = False,
         log: SearchLog | None = None,
+        snapshot: Snapshot | None = None,
     ) -> None:
         self.path = path
         self.card = card
@@ -59,7 +61,7 @@ class AnchorIndex:
         self.reopen = reopen
         self.is_read_only = False
         self._device = device
-        self._snapshot: Snapshot | None = Snapshot(anchors, first=first, home=path, device=device)
+        self._snapshot: Snapshot | None = snapshot or Snapshot(anchors, first=first, home=path, device=device)
         self.anchors = anchors
         self._scorer = scorer
         self._log = log

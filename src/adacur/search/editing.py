@@ -208,6 +208,11 @@ def _log_calls(n_items: int, n_anchors: int) -> None:
 def writable_home(index: AnchorIndex) -> Path:
     """The folder of this version to write to; refused where there is none, or where it must stay as it is."""
     home = index.snapshot.home
+    if index.snapshot.engine is not None:
+        raise InputError(
+            f"This index is searched in {index.snapshot.engine.store.name}, and cannot be changed there. Open its "
+            "folder without store=, change it, and export it again."
+        )
     if index.is_read_only:
         raise InputError(
             f"This index was opened for reading, and {index.path} stays as it is. Change a copy of that folder; of an "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -93,7 +92,7 @@ class EngineSnapshot(Snapshot):
         self.engine = engine
         self._stages = {stage.name: stage for stage in stages}
         self._embed_queries = embed_queries
-        self._known_slopes = dict(slopes or {})
+        self._exported_slopes = dict(slopes or {})
 
     @property
     def first_stages(self) -> tuple[str, ...]:
@@ -147,7 +146,7 @@ class EngineSnapshot(Snapshot):
         """What the ranks of this first stage tell of scores: as learned before the export, or as one assumes."""
         if first is None or not self.anchors.anchor_queries:
             return None
-        return self._known_slopes.get(first.name, RankSlopes.assumed(first.n_stages))
+        return self._exported_slopes.get(first.name, RankSlopes.assumed(first.n_stages))
 
     @property
     def _name(self) -> str:
@@ -220,11 +219,6 @@ def engine_stages(
                 "Give encoder=…, the dual encoder that made the vectors."
             ) from error
     return stages
-
-
-def filtered(engine: EngineItems, where: Any) -> EngineItems:
-    """The items that have this metadata."""
-    return engine if where is None else replace(engine, where=where, n_items=engine.store.count(where))
 
 
 def _vector_of(store: VectorStore, vector: str | None, encoder: Encoder | None) -> str | None:

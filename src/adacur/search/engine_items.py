@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from adacur.approximation.engine_rows import Outline
 from adacur.core.arrays import FloatArray
+from adacur.core.errors import EmptyInput
 from adacur.core.records import Query
 from adacur.engines.vector_store import Found, Nearest, VectorStore, Where
 
@@ -31,6 +32,15 @@ class EngineItems:
     def best(self, questions: Sequence[Nearest]) -> list[Found]:
         """Answers to all questions."""
         return self.store.best(self.vector, questions, where=self.where, exact=self.exact)
+
+    def filtered(self, where: Where) -> EngineItems:
+        """Those that have this metadata."""
+        if where is None:
+            return self
+        n_items = self.store.count(where)
+        if not n_items:
+            raise EmptyInput("The filter leaves no item to search. Widen it.")
+        return replace(self, where=where, n_items=n_items)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,8 +16,9 @@ from adacur.index import Drift, IndexFolder, check_scorer
 from adacur.scorers.consent import check_consent, check_not_from_here
 from adacur.scorers.opening import is_function_name, scorer
 from adacur.search.anchor_index import AnchorIndex
+from adacur.search.export import engine_snapshot
 from adacur.search.first_stages import open_first_stages
-from adacur.search.planning import Reopen
+from adacur.search.planning import Reopen, Snapshot
 from adacur.search.search_log import SearchLog
 from adacur.search.shipped import wikivital_folder
 
@@ -31,6 +32,8 @@ def load(
     device: str | None = None,
     log: str | Path | None = None,
     trust: bool = False,
+    store: Any = None,
+    exact: bool = True,
 ) -> AnchorIndex:
     """Open an index folder, or the index that ships with adacur: "wikivital", 10,033 Wikipedia articles.
 
@@ -42,6 +45,8 @@ def load(
     - `check`: recognise a scorer whose weights differ or cannot be compared, for 32 calls;
     - `encoder`: replaces that of the dense first stage;
     - `device`: where "gaussian" searches hold the items' features and predict, e.g. "cuda"; by default numpy does;
+    - `store`: the vector engine that the index was exported to (`adacur.search.export`), or its URL: searches run
+      there, and nothing that grows with the items is held here. `exact=False` lets it use an index that may miss some;
     - `log`: the file of a `SearchLog`, to which every search writes its query and what it paid for;
       `adacur.search.refresh` makes anchor queries of it.
     """
@@ -52,7 +57,19 @@ def load(
     search_log = None if log is None else SearchLog(log)
     opened = None if scorer is None else _open_as_built(scorer, folder.manifest.scorer)
     dual = _open_encoder(encoder)
-    return open_folder(folder, scorer=opened, encoder=dual, check=check, device=device, log=search_log, trust=trust)
+    snapshot = None
+    if store is not None:
+        snapshot = engine_snapshot(folder, store, encoder=dual, trust=trust, exact=exact)
+    return open_folder(
+        folder,
+        scorer=opened,
+        encoder=dual,
+        check=check,
+        device=device,
+        log=search_log,
+        trust=trust,
+        snapshot=snapshot,
+    )
 
 
 # `build` and `load` take arguments of these names.
@@ -71,6 +88,7 @@ def open_folder(
     log: SearchLog | None = None,
     drift: Drift | None = None,
     trust: bool = False,
+    snapshot: Snapshot | None = None,
 ) -> AnchorIndex:
     """An index on an opened folder; `built` says that the scorer is known to be the one that built it."""
     if scorer is not None and check:
@@ -93,6 +111,7 @@ def open_folder(
         reopen=Reopen(scorer=named_scorer, first=first_stages),
         recognised=check or built,
         log=log,
+        snapshot=snapshot,
     )
 
 

@@ -22,6 +22,7 @@ from adacur.first_stages import FIRST_STAGES, AnyStage, Joined, Placed, Retrieve
 from adacur.first_stages.joined import SEPARATOR
 from adacur.index import Drift, IndexFolder, save_table
 from adacur.index.compressed import is_compressed, read_features
+from adacur.search.engine_items import EngineItems
 from adacur.search.first_stages import save_first_stage
 from adacur.search.fusion import Fusion
 from adacur.search.learned_slopes import learned_slopes
@@ -107,6 +108,8 @@ def plan_search(
     if not isinstance(chosen, Exact):
         start, also_tuned = snapshot.tuned_start(start, k=k, budget=spend.calls, method=chosen.name)
         tuned = (*tuned, *also_tuned)
+    snapshot.check(chosen, filter)
+    engine = None if snapshot.engine is None else snapshot.engine.filtered(filter)
     base = Plan(
         method=chosen.name,
         items=snapshot.anchors.items,
@@ -118,6 +121,7 @@ def plan_search(
         fuse=snapshot.fusion(start.fuse) if start.fuse else None,
         filter=filter,
         tuned=tuned,
+        engine=engine,
     )
     check_k(k, None if isinstance(chosen, Exact) else spend.calls)
     return chosen.plan(base, snapshot, k=k)
@@ -164,6 +168,16 @@ class Snapshot:
         self._slopes: weakref.WeakKeyDictionary[Any, RankSlopes] = weakref.WeakKeyDictionary()
         self._joined: dict[str, Placed] = {}
         self._tunings: tuple[Tuning, ...] | None = None
+        # Where the items live, if not here: see engine_index.py.
+        self.engine: EngineItems | None = None
+
+    def check(self, method: Method, filter_: Filter | None) -> None:
+        """Refuse what cannot be done where the items are."""
+        if isinstance(filter_, Mapping):
+            raise InputError(
+                "A filter must be a function of an item or a collection of ids; got a dictionary, which only a vector "
+                "engine takes. Write filter=lambda item: item.metadata['lang'] == 'en'."
+            )
 
     @property
     def named_stages(self) -> tuple[str, ...]:
@@ -190,7 +204,7 @@ class Snapshot:
         """The method of searches where none is named: "rerank" where there is nothing to predict from."""
         return "gaussian" if self.anchors.anchor_queries or "dense" in self._first else "rerank"
 
-    def stage(self, first: str | AnyStage | None) -> Placed | None:
+    def stage(self, first: str | AnyStage | None) -> Any:
         """A first stage by name or as given; the default for None. None where a search starts at random."""
         if first is None:
             first = self.default_first
@@ -248,7 +262,7 @@ class Snapshot:
                     self._gaussian = self.uncompressed_model(device=self._device)
             return self._gaussian
 
-    def rank_slopes(self, first: Placed | None) -> RankSlopes | None:
+    def rank_slopes(self, first: Any) -> RankSlopes | None:
         """What the ranks of this first stage tell of scores, by the anchor queries; None without them or a stage."""
         if first is None or not self.anchors.anchor_queries:
             return None

@@ -1,0 +1,344 @@
+"""Searches in a vector engine find what searches in memory find."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adacur
+from adacur import AnchorIndex, Budget, First, Gaussian, Item, Query
+from adacur.core.errors import EmptyInput, EngineUnavailable, IndexMismatch, InputError, UnknownName
+from adacur.engines.memory_store import MemoryStore
+from adacur.engines.vector_store import Found, Nearest
+from adacur.search import EngineWarning, export, search_in
+from tests.contracts.test_first_stages import LetterPairEncoder
+
+RNG = np.random.default_rng(3)
+WORDS = [
+    "river",
+    "stone",
+    "moss",
+    "capital",
+    "physician",
+    "bridge",
+    "harvest",
+    "lantern",
+    "copper",
+    "violin",
+    "glacier",
+]
+ITEMS = [
+    Item(
+        f"i{at}",
+        " ".join(RNG.choice(WORDS, size=7)) + f" {at}",
+        {"parity": at % 2, "title": f"number {at}"},
+    )
+    for at in range(400)
+]
+ANCHORS = [Query(f"a{at}", " ".join(RNG.choice(WORDS, size=3))) for at in range(30)]
+QUERIES = [Query(f"q{at}", " ".join(RNG.choice(WORDS, size=3))) for at in range(12)]
+
+
+def scorer(pairs: Any) -> np.ndarray:
+    """Shared words, later ones worth less, and something of each item's own."""
+    values = []
+    for query, item in pairs:
+        words = item.split()
+        own = (hash_of(item) % 97) / 97
+        values.append(sum(1 / (1 + words.index(word)) for word in query.split() if word in words) + 0.3 * own)
+    return np.array(values)
+
+
+def hash_of(text: str) -> int:
+    return sum((at + 1) * ord(letter) * 31 for at, letter in enumerate(text))
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> AnchorIndex:
+    path = tmp_path_factory.mktemp("engine") / "i.adacur"
+    return adacur.build(
+        ITEMS, ANCHORS, scorer=scorer, path=path, first=["dense"], encoder=LetterPairEncoder(), progress=False
+    )
+
+
+@pytest.fixture(scope="module")
+def store(index: AnchorIndex) -> MemoryStore:
+    store = MemoryStore("things")
+    exported = export(index, store, progress=False)
+    assert (exported.items, exported.there, exported.columns) == (400, 0, 30 + 64 + 1)
+    return store
+
+
+@pytest.fixture
+def there(index: AnchorIndex, store: MemoryStore) -> AnchorIndex:
+    return adacur.load(index.path, scorer=scorer, encoder=LetterPairEncoder(), store=store)
+
+
+def scored(hits: Any) -> list[list[str]]:
+    return [[item.id for item in round_.items] for round_ in hits.trace.rounds]
+
+
+def scored_here(index: AnchorIndex, hits: Any) -> list[list[str]]:
+    return [[item.id for item in index.items.at(round_.positions.tolist())] for round_ in hits.trace.rounds]
+
+
+@pytest.mark.parametrize("weight", [0.0, None, 2.0])
+def test_the_same_items_are_scored_in_the_same_rounds_as_in_memory(index, there, weight) -> None:
+    method = Gaussian(rounds=5, first_weight=weight)
+    for query in QUERIES:
+        here = index.search(query, 5, budget=60, method=method, first="dense")
+        hits = there.search(query, 5, budget=60, method=method, first="dense")
+        assert scored(hits) == scored_here(index, here)
+        assert hits.ids == here.ids
+        np.testing.assert_allclose(
+            np.concatenate([one.predicted for one in hits.trace.rounds[1:]]),
+            np.concatenate([one.predicted for one in here.trace.rounds[1:]]),
+            rtol=1e-3,
+            atol=1e-3,
+        )
+
+
+def test_many_queries_step_together_and_find_what_each_finds_alone(there) -> None:
+    together = there.search(QUERIES, 5, budget=40, first="dense")
+    for query, hits in zip(QUERIES, together, strict=True):
+        assert hits.ids == there.search(query, 5, budget=40, first="dense").ids
+
+
+def test_re_ranking_pools_fusing_and_stopping_are_as_in_memory(index, there) -> None:
+    for options in (
+        {"method": "rerank"},
+        {"first": First("dense", pool=50)},
+        {"first": First("dense", fuse=0.5)},
+        {"method": Gaussian(stop_when=0.9)},
+    ):
+        options = {"first": "dense"} | options
+        for query in QUERIES[:6]:
+            here = index.search(query, 5, budget=40, **options)
+            hits = there.search(query, 5, budget=40, **options)
+            assert hits.ids == here.ids
+            assert (hits.trace.calls, hits.trace.stopped) == (here.trace.calls, here.trace.stopped)
+
+
+def test_nothing_is_scored_twice_and_no_call_is_made_over_budget(index, store) -> None:
+    calls: list[str] = []
+
+    def counting(pairs: Any) -> np.ndarray:
+        calls.extend(item for _, item in pairs)
+        return scorer(pairs)
+
+    there = adacur.load(index.path, scorer=counting, encoder=LetterPairEncoder(), store=store, check=False)
+    for first in there.first_stages:
+        calls.clear()
+        hits = there.search(QUERIES[0], 10, budget=77, first=first)
+        assert len(calls) == 77 == len(set(calls)) == hits.trace.calls
+
+
+def test_a_budget_that_covers_all_items_gives_the_exact_answer(index, there) -> None:
+    exact = index.search(QUERIES[1], 10, method="exact")
+    hits = there.search(QUERIES[1], 10, budget=1000)
+    assert hits.ids == exact.ids
+    assert (hits.trace.calls, hits.trace.stopped) == (400, "exhausted")
+
+
+def test_metadata_filters_in_the_engine(there) -> None:
+    hits = there.search(QUERIES[2], 10, budget=30, filter={"parity": 1})
+    assert {hit.item.metadata["parity"] for hit in hits} == {1}
+    assert there.search(QUERIES[2], 10, budget=1000, filter={"parity": 1}).trace.calls == 200
+    with pytest.raises(EmptyInput):
+        there.search(QUERIES[2], 10, budget=30, filter={"parity": 7})
+    with pytest.raises(InputError, match="function"):
+        there.search(QUERIES[2], 10, budget=30, filter=lambda item: True)
+
+
+def test_what_needs_a_prediction_of_every_item_is_refused_with_the_reason(there) -> None:
+    for method in ("adacur", "anncur", "axn", "exact", Gaussian(keep_predictions="last")):
+        with pytest.raises(InputError, match="memory://things"):
+            there.search(QUERIES[0], 5, budget=400, method=method)
+    with pytest.raises(UnknownName, match="bm25"):
+        there.search(QUERIES[0], 5, budget=40, first="bm25")
+    with pytest.raises(InputError, match="export"), there.edit():
+        pass
+
+
+def test_an_interrupted_export_goes_on_and_an_old_one_is_not_opened(index, tmp_path) -> None:
+    class Dies(MemoryStore):
+        left = 0
+
+        def put(self, *args: Any) -> None:
+            if Dies.left == 0:
+                raise EngineUnavailable("gone")
+            Dies.left -= 1
+            super().put(*args)
+
+        def beside(self, suffix: str) -> Dies:
+            return Dies(f"things--{suffix}", shelf=self._shelf)
+
+    store = Dies("other")
+    Dies.left = 0
+    with pytest.raises(EngineUnavailable):
+        export(index, store, progress=False)
+    with pytest.raises(IndexMismatch, match="adacur index export"):
+        adacur.load(index.path, scorer=scorer, encoder=LetterPairEncoder(), store=store)
+    Dies.left = 99
+    assert export(index, store, progress=False).there == 0
+    assert export(index, store, progress=False).there == 400
+    there = adacur.load(index.path, scorer=scorer, encoder=LetterPairEncoder(), store=store)
+    assert len(there.search(QUERIES[0], 5, budget=30)) == 5
+
+
+def test_an_export_follows_the_items_of_the_index(tmp_path) -> None:
+    index = adacur.build(
+        ITEMS[:50], ANCHORS[:5], scorer=scorer, path=tmp_path / "i", first=["dense"], encoder=LetterPairEncoder()
+    )
+    store = MemoryStore("follow")
+    export(index, store, progress=False)
+    with index.edit(progress=False) as edit:
+        edit.add(ITEMS[50:60])
+        edit.remove(["i3"])
+    with pytest.raises(IndexMismatch):
+        adacur.load(index.path, scorer=scorer, encoder=LetterPairEncoder(), store=store)
+    exported = export(index, store, drop_old=True, progress=False)
+    assert (exported.items, len(exported.dropped)) == (59, 1)
+    there = adacur.load(index.path, scorer=scorer, encoder=LetterPairEncoder(), store=store)
+    hits = there.search(QUERIES[0], 5, budget=59)
+    assert hits.ids == index.search(QUERIES[0], 5, method="exact").ids
+
+
+class Flaky(MemoryStore):
+    """Stops answering after some questions."""
+
+    answers = 10**9
+
+    def best(self, vector: str, questions: Any, **options: Any) -> list[Found]:
+        if Flaky.answers <= 0:
+            raise EngineUnavailable(f"{self.name} does not answer.")
+        Flaky.answers -= 1
+        return super().best(vector, questions, **options)
+
+    def beside(self, suffix: str) -> Flaky:
+        return Flaky(f"{self._collection}--{suffix}", shelf=self._shelf)
+
+
+def test_a_search_ends_with_what_it_has_where_the_engine_stops_answering(index, store) -> None:
+    flaky = Flaky("things", shelf=store._shelf)
+    there = adacur.load(index.path, scorer=scorer, encoder=LetterPairEncoder(), store=flaky)
+    Flaky.answers = 2
+    with pytest.warns(EngineWarning, match="memory://things"):
+        hits = there.search(QUERIES[0], 5, budget=50, first="dense")
+    assert (hits.trace.stopped, hits.trace.calls, len(hits)) == ("engine", 20, 5)
+    Flaky.answers = 0
+    with pytest.raises(EngineUnavailable):
+        there.search(QUERIES[0], 5, budget=50, first="dense")
+
+
+def test_items_that_are_deleted_under_a_search_are_passed_over(index, store) -> None:
+    gone: set[Any] = set()
+
+    class Shrinking(Flaky):
+        def items(self, keys: Any) -> Any:
+            return {key: item for key, item in super().items(keys).items() if key not in gone}
+
+        def beside(self, suffix: str) -> Shrinking:
+            return Shrinking(f"{self._collection}--{suffix}", shelf=self._shelf)
+
+    Flaky.answers = 10**9
+    there = adacur.load(
+        index.path, scorer=scorer, encoder=LetterPairEncoder(), store=Shrinking("things", shelf=store._shelf)
+    )
+    before = there.search(QUERIES[0], 5, budget=50, first="dense")
+    gone.update(index.items.positions(before.ids[:3]).tolist())
+    hits = there.search(QUERIES[0], 5, budget=50, first="dense")
+    assert not set(hits.ids) & set(before.ids[:3])
+    assert (hits.trace.calls, len(hits)) == (50, 5)
+
+
+def as_it_is(encoder: Any = None) -> MemoryStore:
+    store = MemoryStore("existing")
+    store.create({"": 64})
+    vectors = LetterPairEncoder().encode_items([item.text for item in ITEMS])
+    store.put(list(range(len(ITEMS))), ITEMS, {"": vectors})
+    return store
+
+
+def test_a_collection_is_searched_as_it_is_without_any_index() -> None:
+    found = search_in(as_it_is(), scorer=scorer, encoder=LetterPairEncoder())
+    assert found.first_stages == ("dense", "words", "dense+words")
+    here = AnchorIndex.from_items(ITEMS, scorer=scorer, first="dense", encoder=LetterPairEncoder(), progress=False)
+    same = 0
+    for query in QUERIES:
+        hits = found.search(query, 5, budget=60, first="dense")
+        assert hits.trace.calls == 60
+        same += len(set(hits.ids) & set(here.search(query, 5, budget=60, first="dense").ids))
+    # All rows are in the sample, so predictions are those of an index in memory up to how vectors are stored.
+    assert same >= 5 * len(QUERIES) - 3
+    assert found.search(QUERIES[0], 5, budget=20).trace.settings["engine"] == "memory://existing"
+
+
+def test_a_collection_without_an_encoder_starts_from_words() -> None:
+    found = search_in(as_it_is(), scorer=scorer)
+    assert found.first_stages == ("words",)
+    hits = found.search("violin moss", 5, budget=40)
+    assert (hits.trace.calls, hits.trace.settings["method"]) == (40, "gaussian")
+
+
+def test_another_encoder_than_the_one_of_the_vectors_is_refused() -> None:
+    class Other(LetterPairEncoder):
+        def encode_items(self, texts: Any) -> np.ndarray:
+            return np.roll(super().encode_items(texts), 17, axis=1)
+
+    class Longer(LetterPairEncoder):
+        dimension = 65
+
+    with pytest.raises(InputError, match="cosine"):
+        search_in(as_it_is(), scorer=scorer, encoder=Other())
+    with pytest.raises(InputError, match="65"):
+        search_in(as_it_is(), scorer=scorer, encoder=Longer())
+    with pytest.raises(UnknownName, match="'nosuch'"):
+        search_in(as_it_is(), scorer=scorer, vector="nosuch")
+
+
+def test_a_deadline_holds_in_an_engine(there) -> None:
+    hits = there.search(QUERIES[0], 5, budget=Budget(60, deadline=30.0))
+    assert hits.trace.calls == 60
+
+
+def test_an_engine_is_asked_once_a_round_for_all_queries(index, store) -> None:
+    asked: list[int] = []
+
+    class Counting(MemoryStore):
+        def best(self, vector: str, questions: Any, **options: Any) -> list[Found]:
+            if vector == "features":
+                asked.append(len(questions))
+            return super().best(vector, questions, **options)
+
+        def beside(self, suffix: str) -> Counting:
+            return Counting(f"{self._collection}--{suffix}", shelf=self._shelf)
+
+    there = adacur.load(
+        index.path, scorer=scorer, encoder=LetterPairEncoder(), store=Counting("things", shelf=store._shelf)
+    )
+    there.search(QUERIES, 5, budget=50, first="dense", method=Gaussian(rounds=5))
+    assert asked == [2 * len(QUERIES)] * 4
+
+
+def test_a_row_that_ranks_itself_first_is_found(store, index) -> None:
+    name = store.siblings()[0]
+    target = store.beside(name)
+    row = target.rows("features", [7])[7]
+    assert target.best("features", [Nearest(row * 100, 3)])[0].keys
+
+
+def test_a_damaged_export_is_refused(index, store, tmp_path) -> None:
+    folder = next((Path(index.path) / "exported").glob("*"))
+    settings = folder / "export.json"
+    original = settings.read_text()
+    try:
+        for broken in ("{", "[]", original.replace('"trust": ', '"trust": "x')):
+            settings.write_text(broken)
+            with pytest.raises(adacur.AdacurError, match="export"):
+                adacur.load(index.path, scorer=scorer, encoder=LetterPairEncoder(), store=store)
+    finally:
+        settings.write_text(original)
