@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 
 from adacur.approximation import GaussianModel
@@ -10,6 +12,7 @@ from adacur.core.errors import AdacurError
 from adacur.core.protocols import AnchorScores
 from adacur.first_stages import Placed
 from adacur.index import IndexFolder
+from adacur.search.first_stages import FirstStageWarning
 
 
 def learned_slopes(model: GaussianModel, anchors: AnchorScores, first: Placed) -> RankSlopes:
@@ -27,6 +30,15 @@ def learned_slopes(model: GaussianModel, anchors: AnchorScores, first: Placed) -
         _, lists = first.search_parts([queries[at] for at in columns.tolist()], depth)
     except AdacurError:
         # A table of other queries' answers, say.
+        return assumed
+    except Exception as error:
+        # It may well answer what users ask.
+        warnings.warn(
+            f"The first stage {first.name!r} failed when asked about anchor queries ({type(error).__name__}: {error}), "
+            "so what its ranks are worth is assumed and not learned. Let it answer every query, if only with nothing.",
+            FirstStageWarning,
+            stacklevel=2,
+        )
         return assumed
     features = model.features_of(anchors)
     # Keys that are stored with features spare reading all ids.

@@ -18,6 +18,7 @@ from adacur.evaluation import top_k_recall
 from adacur.first_stages import Joined, Matrix, as_hits, placed
 from adacur.scorers import MatrixScorer
 from adacur.search import plan_search, rounds
+from adacur.search.first_stages import FirstStageWarning
 from adacur.search.learned_slopes import learned_slopes
 from adacur.search.tuned import GaussianSettings
 from adacur.tuning.replaying import method_of
@@ -298,6 +299,21 @@ def test_slopes_are_learned_from_anchor_queries_that_were_scored_against_every_i
     if n_exact == 1:
         assert slopes.means.tolist() == RankSlopes.assumed(1).means.tolist()
     assert asked.queries == [query.id for query in ANCHORS] * (n_exact > 1)
+
+
+def test_a_first_stage_that_fails_over_anchor_queries_is_assumed_to_be_what_most_are_and_named() -> None:
+    class Picky(Asked):
+        def search(self, queries, k: int) -> list[Ranking]:
+            if any(query.id.startswith("a") for query in queries):
+                raise KeyError("a0")
+            return super().search(queries, k)
+
+    index, first = made(), Picky(stage(0.3))
+    with pytest.warns(FirstStageWarning, match=r"'asked'.*KeyError: 'a0'"):
+        hits = index.search(TEST[0], 5, budget=30, first=first)
+    assert hits.trace.calls == 30
+    # Once is enough.
+    assert index.search(TEST[0], 5, budget=30, first=first).ids == hits.ids
 
 
 def test_ranks_count_among_all_items_whatever_a_filter_leaves() -> None:
