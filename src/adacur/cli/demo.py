@@ -54,7 +54,7 @@ def demo(
     for question in query or _QUESTIONS:
         searched = index.search(question, k, budget=budget)
         reranked = index.search(question, k, budget=budget, method="rerank")
-        _show(question, searched, reranked, budget=budget, first=index.snapshot.default_first)
+        _show(question, searched, reranked, budget=budget)
     say("A few questions prove nothing; the README has the measured recall.\n")
     if build:
         _build(index.scorer)
@@ -77,12 +77,14 @@ def _open() -> AnchorIndex:
         return index
 
 
-def _show(question: str, searched: Hits, reranked: Hits, *, budget: int, first: str) -> None:
+def _show(question: str, searched: Hits, reranked: Hits, *, budget: int) -> None:
     output.rule(Text(question, style="bold"), align="left", style="dim")
     half = max(38, (output.width - 4) // 2)
+    # A tuning may start each of them elsewhere.
+    ours, theirs = (hits.trace.settings["first"] for hits in (searched, reranked))
     tables = [
-        hits_table(searched, title=f"adacur, starting from {first}", width=half),
-        hits_table(reranked, title=f"re-rank {first}'s best {budget}", width=half),
+        hits_table(searched, title=f"adacur, starting from {ours}", width=half),
+        hits_table(reranked, title=f"re-rank {theirs}'s best {budget}", width=half),
     ]
     output.print(Columns(tables, padding=(0, 2)))
     say(f"adacur   {seconds_line(searched)}\nre-rank  {seconds_line(reranked)}\n")

@@ -18,7 +18,16 @@ from adacur.index.files import LOCK
 from adacur.index.items import PartItems, StoredItems
 from adacur.index.manifest import CONTINUE, MANIFEST, Manifest, read_manifest
 from adacur.index.object_store import index_url
-from adacur.index.versions import Part, Reading, exact_cells, hold_version, live_blocks, n_exact_cells, read_parts
+from adacur.index.versions import (
+    Part,
+    Reading,
+    exact_anchors,
+    exact_cells,
+    hold_version,
+    live_blocks,
+    n_exact_cells,
+    read_parts,
+)
 
 _PARTS_KEPT_OPEN = 32
 
@@ -143,6 +152,10 @@ class IndexFolder:
     def exact_cells(self) -> BoolArray | None:
         """Which scores the scorer gave, (items, anchor queries); None where none was predicted."""
         return exact_cells(self._all_parts, n_items=self.manifest.n_items, n_anchors=self.manifest.n_anchors)
+
+    def exact_anchors(self) -> BoolArray:
+        """For each anchor query, whether the scorer gave all its scores. Read anew each time."""
+        return exact_anchors(self._all_parts, n_anchors=self.manifest.n_anchors)
 
     @property
     def n_exact(self) -> int:

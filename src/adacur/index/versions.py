@@ -145,6 +145,19 @@ def exact_cells(parts: Sequence[Part], *, n_items: int, n_anchors: int) -> BoolA
     return cells
 
 
+def exact_anchors(parts: Sequence[Part], *, n_anchors: int) -> BoolArray:
+    """For each anchor query, whether the scorer gave all its scores; read in blocks, whatever the number of items."""
+    exact = np.ones(n_anchors, dtype=np.bool_)
+    for part in parts:
+        if not (part.folder / EXACT / _CELLS).exists():
+            continue
+        rows, columns, packed = np.flatnonzero(part.rows >= 0), np.flatnonzero(part.columns >= 0), _cells(part)
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            given = np.bitwise_and.reduce(packed[rows[start : start + _ROWS_AT_ONCE]], axis=0)
+            exact[part.columns[columns]] &= np.unpackbits(given)[columns] > 0
+    return exact
+
+
 def write_exact_cells(
     folder: Path, exact: Callable[[int, int], BoolArray], *, shape: tuple[int, ...], about: str | None = None
 ) -> None:

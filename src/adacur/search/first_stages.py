@@ -31,7 +31,7 @@ _FORMER = ("tfidf", "multi-vector", "random")
 
 
 class FirstStageWarning(UserWarning):
-    """An index has a first stage that cannot be used here."""
+    """A first stage cannot be used here, or cannot be asked about anchor queries."""
 
 
 def listed_stages(first: Any) -> list[Any]:

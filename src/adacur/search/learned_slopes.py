@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 
 from adacur.approximation import GaussianModel
@@ -9,19 +11,34 @@ from adacur.approximation.rank_slopes import MOST_QUERIES, RANKS_THAT_COUNT, Ran
 from adacur.core.errors import AdacurError
 from adacur.core.protocols import AnchorScores
 from adacur.first_stages import Placed
+from adacur.index import IndexFolder
+from adacur.search.first_stages import FirstStageWarning
 
 
 def learned_slopes(model: GaussianModel, anchors: AnchorScores, first: Placed) -> RankSlopes:
     """The slopes of this first stage's ranks; what one assumes where it cannot be asked about anchor queries."""
     queries, assumed = anchors.anchor_queries, RankSlopes.assumed(first.n_stages)
-    if not first.can_be_asked or len(queries) < 2:
+    if not first.can_be_asked:
         return assumed
-    columns = np.unique(np.linspace(0, len(queries) - 1, MOST_QUERIES).round().astype(np.intp))
+    # Predicted scores tell what predicted them: embeddings, say, that a dense first stage ranks by.
+    exact = np.flatnonzero(anchors.exact_anchors()) if isinstance(anchors, IndexFolder) else np.arange(len(queries))
+    if len(exact) < 2:
+        return assumed
+    columns = exact[np.unique(np.linspace(0, len(exact) - 1, MOST_QUERIES).round().astype(np.intp))]
     try:
         depth = min(RANKS_THAT_COUNT, len(anchors.items))
         _, lists = first.search_parts([queries[at] for at in columns.tolist()], depth)
     except AdacurError:
         # A table of other queries' answers, say.
+        return assumed
+    except Exception as error:
+        # It may well answer what users ask.
+        warnings.warn(
+            f"The first stage {first.name!r} failed when asked about anchor queries ({type(error).__name__}: {error}), "
+            "so what its ranks are worth is assumed and not learned. Let it answer every query, if only with nothing.",
+            FirstStageWarning,
+            stacklevel=2,
+        )
         return assumed
     features = model.features_of(anchors)
     # Keys that are stored with features spare reading all ids.

@@ -415,6 +415,7 @@ def test_what_was_predicted_is_told_from_what_was_scored(path, monkeypatch) -> N
     Edited(index).drop_anchors(["q0"])
     expected = np.delete(np.hstack([np.ones((12, 3), bool), exact.T]), 1, axis=0)
     assert np.array_equal(IndexFolder.open(path).exact_cells(), expected)
+    assert IndexFolder.open(path).exact_anchors().tolist() == expected.all(axis=0).tolist()
     assert IndexFolder.open(path).n_exact == int(expected.sum())
     Edited(index).compact()
     folder = IndexFolder.open(path)

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+import adacur
 from adacur import AnchorIndex, Budget, Gaussian, Hits, Item, Query
 from adacur.approximation.rank_slopes import RankSlopes
 from adacur.core.protocols import FirstStage, Ranking
@@ -17,6 +18,7 @@ from adacur.evaluation import top_k_recall
 from adacur.first_stages import Joined, Matrix, as_hits, placed
 from adacur.scorers import MatrixScorer
 from adacur.search import plan_search, rounds
+from adacur.search.first_stages import FirstStageWarning
 from adacur.search.learned_slopes import learned_slopes
 from adacur.search.tuned import GaussianSettings
 from adacur.tuning.replaying import method_of
@@ -282,6 +284,36 @@ def test_of_many_anchor_queries_some_are_asked_about() -> None:
     index = AnchorIndex.from_arrays(items=ITEMS, anchor_queries=anchors, scores=values)
     learned_slopes(index.snapshot.gaussian_model(), index.snapshot.anchors, placed(asked, index.snapshot.anchors.items))
     assert len(asked.queries) == len(set(asked.queries)) == 60
+
+
+@pytest.mark.parametrize("n_exact", [N_ANCHORS, 1])
+def test_slopes_are_learned_from_anchor_queries_that_were_scored_against_every_item(n_exact, tmp_path) -> None:
+    made(n_exact).save(tmp_path / "index")
+    index = adacur.load(tmp_path / "index")
+    exact = np.ones((2, N_ITEMS), dtype=bool)
+    exact[0, 7] = exact[1, 9:] = False
+    with index.edit(progress=False) as edit:
+        edit.add_anchor_scores(TEST[:2], SCORES[N_ANCHORS : N_ANCHORS + 2], exact=exact)
+    asked = Asked(stage(0.3))
+    slopes = index.snapshot.rank_slopes(placed(asked, index.snapshot.anchors.items))
+    if n_exact == 1:
+        assert slopes.means.tolist() == RankSlopes.assumed(1).means.tolist()
+    assert asked.queries == [query.id for query in ANCHORS] * (n_exact > 1)
+
+
+def test_a_first_stage_that_fails_over_anchor_queries_is_assumed_to_be_what_most_are_and_named() -> None:
+    class Picky(Asked):
+        def search(self, queries, k: int) -> list[Ranking]:
+            if any(query.id.startswith("a") for query in queries):
+                raise KeyError("a0")
+            return super().search(queries, k)
+
+    index, first = made(), Picky(stage(0.3))
+    with pytest.warns(FirstStageWarning, match=r"'asked'.*KeyError: 'a0'"):
+        hits = index.search(TEST[0], 5, budget=30, first=first)
+    assert hits.trace.calls == 30
+    # Once is enough.
+    assert index.search(TEST[0], 5, budget=30, first=first).ids == hits.ids
 
 
 def test_ranks_count_among_all_items_whatever_a_filter_leaves() -> None:
