@@ -11,6 +11,7 @@ import pytest
 from adacur.core.errors import AdacurError, InputError
 from adacur.core.records import Item
 from adacur.engines.memory_store import MemoryStore
+from adacur.engines.store_urls import open_store
 from adacur.engines.vector_store import Nearest, VectorStore
 
 N, WIDTH = 300, 16
@@ -28,7 +29,17 @@ def memory(folder: Path) -> VectorStore:
     return MemoryStore("things")
 
 
-MAKERS: dict[str, Callable[[Path], VectorStore]] = {"memory": memory}
+def qdrant(folder: Path) -> VectorStore:
+    pytest.importorskip("qdrant_client", reason="qdrant-client is not installed")
+    return open_store("qdrant://:memory:/things")
+
+
+def qdrant_edge(folder: Path) -> VectorStore:
+    pytest.importorskip("qdrant_edge", reason="qdrant-edge-py is not installed")
+    return open_store(f"qdrant-edge://{folder.as_posix()}/things")
+
+
+MAKERS: dict[str, Callable[[Path], VectorStore]] = {"memory": memory, "qdrant": qdrant, "qdrant-edge": qdrant_edge}
 
 
 @pytest.fixture(params=MAKERS, scope="module")

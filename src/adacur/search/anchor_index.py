@@ -122,7 +122,8 @@ class AnchorIndex:
           `ANNCUR(…)`, `AXN(…)`, `Rerank(…)` or `Exact()`; a name such as "rerank" is short for one with defaults;
         - `first`: what to start from: `First(…)`, the name of a first stage, several joined ("bm25+dense"), or an
           object (default: as tuned, or "bm25+dense", "dense", "bm25", "random", the first of these that it has);
-        - `filter`: a function of an item, or a collection of ids: only these items are scored.
+        - `filter`: metadata that items must have ({"lang": "en", "year": [2023, 2024]}), a function of an item, or a
+          collection of ids: only these items are scored. In a vector engine, metadata or a filter of its own.
         """
         started = time.monotonic()
         plan = plan_search(self, k, **options)

@@ -6,7 +6,7 @@ its choices made: how it splits the budget, where it starts, and how it goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, Protocol
@@ -17,15 +17,14 @@ from adacur.core.arrays import KeyArray
 from adacur.core.budget import is_whole
 from adacur.core.errors import BudgetError, InputError, UnknownName
 from adacur.core.protocols import Acquisition, AnchorScores, Approximator, Items, Scorer
-from adacur.core.records import Item
 from adacur.core.spelling import did_you_mean
 from adacur.first_stages import AnyStage, Placed
 from adacur.index import AnchorTable
 from adacur.search.engine_items import EngineFirst, EngineItems
+from adacur.search.filters import Filter
 from adacur.search.fusion import Fusion
 from adacur.search.tuned import Tuning, default_settings, first_weight_of
 
-Filter = Callable[[Item], bool] | Collection[str]
 KeepPredictions = Literal[False, "last", "all"]
 
 

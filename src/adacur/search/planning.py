@@ -172,12 +172,7 @@ class Snapshot:
         self.engine: EngineItems | None = None
 
     def check(self, method: Method, filter_: Filter | None) -> None:
-        """Refuse what cannot be done where the items are."""
-        if isinstance(filter_, Mapping):
-            raise InputError(
-                "A filter must be a function of an item or a collection of ids; got a dictionary, which only a vector "
-                "engine takes. Write filter=lambda item: item.metadata['lang'] == 'en'."
-            )
+        """Refuse what cannot be done where the items are: here, nothing."""
 
     @property
     def named_stages(self) -> tuple[str, ...]:

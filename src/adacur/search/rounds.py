@@ -15,15 +15,14 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from adacur.approximation.acquisition import best_positions
 from adacur.approximation.rank_slopes import RANKS_THAT_COUNT
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
-from adacur.core.errors import BudgetError, EmptyInput, InputError
-from adacur.core.protocols import Items, Ranking, Scorer
+from adacur.core.errors import BudgetError, InputError
+from adacur.core.protocols import Ranking, Scorer
 from adacur.core.records import Pair, Query, as_queries
 from adacur.core.results import Hits
 from adacur.core.scores import score_pairs
@@ -31,6 +30,7 @@ from adacur.first_stages import Placed
 from adacur.scorers.calling import ascore
 from adacur.search.adaptive import LockStep
 from adacur.search.engine_search import begin_in_engine
+from adacur.search.filters import allowed_by
 from adacur.search.fusion import LISTED, listed_by
 from adacur.search.methods import Plan
 from adacur.search.prospects import memory_prospects
@@ -42,7 +42,6 @@ _PAIRS_AT_ONCE = 200_000
 _SQUARES_AT_ONCE = 25_000_000
 _RANKS_AT_ONCE = 5_000_000
 _SHARE_OF_TIME_LEFT = 0.8
-_ITEMS_PER_FILTER_BLOCK = 4096
 
 
 def search(plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None) -> list[Hits]:
@@ -174,7 +173,7 @@ class JoinedSearch:
         # Without a filter one value seen many times: it takes no memory. An engine filters by itself.
         unfiltered = np.broadcast_to(np.True_, n_items)
         unfiltered_here = plan.filter is None or plan.engine is not None
-        self._allowed = unfiltered if unfiltered_here else _allowed_by(plan.filter, plan.items)
+        self._allowed = unfiltered if unfiltered_here else allowed_by(plan.filter, plan.items)
         self._items_at = plan.items.at
         calls = min(plan.calls, n_items)
         limits = [_PAIRS_AT_ONCE // calls, _PREDICTIONS_AT_ONCE // n_items]
@@ -341,19 +340,3 @@ def _candidates(
             return candidates, answers, lists
         # The filter has left too few: ask for more.
         k = min(4 * k, len(allowed))
-
-
-def _allowed_by(filter_: Any, items: Items) -> BoolArray:
-    """Which items may be scored."""
-    if isinstance(filter_, str):
-        raise InputError("A filter must be a function of an item or a collection of ids; got one text.")
-    allowed = np.zeros(len(items), dtype=np.bool_)
-    if callable(filter_):
-        for start in range(0, len(items), _ITEMS_PER_FILTER_BLOCK):
-            block = items.at(range(start, min(start + _ITEMS_PER_FILTER_BLOCK, len(items))))
-            allowed[start : start + len(block)] = [bool(filter_(item)) for item in block]
-    else:
-        allowed[items.positions(filter_)] = True
-    if not allowed.any():
-        raise EmptyInput("The filter leaves no item to search. Widen it.")
-    return allowed

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from adacur.core.errors import InputError
-from adacur.core.records import Item, Query, as_query
+from adacur.core.records import Query, as_query
 from adacur.core.spelling import did_you_mean
 from adacur.search import METHODS, AnchorIndex, Filter, SearchOptions, search_options
+from adacur.search.filters import by_metadata
 from adacur.serving.bodies import METHOD_OPTIONS
 from adacur.serving.failures import Refusal
 from adacur.serving.settings import ServerSettings
@@ -114,32 +115,8 @@ def _check_exact(served: Served, filter_: Mapping[str, Any], settings: ServerSet
 
 
 def _filter(given: Mapping[str, Any]) -> Filter | None:
-    ids = None if given.get("ids") is None else frozenset(given["ids"])
-    if given.get("metadata") is None:
-        return ids
-    # Sets: a client may send thousands of values, and each item is compared with all of them.
-    allowed = {
-        name: frozenset(map(_as_in_json, values if isinstance(values, list) else [values]))
-        for name, values in given["metadata"].items()
-    }
-
-    def allows(item: Item) -> bool:
-        if ids is not None and item.id not in ids:
-            return False
-        return all(
-            field in item.metadata and _has_one(item.metadata[field], values) for field, values in allowed.items()
-        )
-
-    return allows
-
-
-def _as_in_json(value: Any) -> tuple[bool, Any]:
-    """In JSON true is not 1."""
-    return isinstance(value, bool), value
-
-
-def _has_one(value: Any, allowed: frozenset[tuple[bool, Any]]) -> bool:
-    """Whether a field has one of these values; a list has each of its values."""
-    if isinstance(value, list | tuple):
-        return any(_has_one(one, allowed) for one in value)
-    return isinstance(value, Hashable) and _as_in_json(value) in allowed
+    ids, metadata = given.get("ids"), given.get("metadata")
+    if ids is None or metadata is None:
+        return metadata if ids is None else frozenset(ids)
+    allows, named = by_metadata(metadata), frozenset(ids)
+    return lambda item: item.id in named and allows(item)

@@ -22,9 +22,9 @@ from adacur.index import AnchorTable, locked
 from adacur.index.files import write_atomically
 from adacur.search import AnchorIndex
 from adacur.search.adaptive import LockStep
-from adacur.search.prospects import memory_prospects
 from adacur.search.methods import AdaCUR, Plan
 from adacur.search.planning import plan_search
+from adacur.search.prospects import memory_prospects
 from adacur.search.tuned import (
     TUNED,
     Gain,

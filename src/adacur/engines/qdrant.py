@@ -1,0 +1,275 @@
+"""Item vectors in a Qdrant server, or in the imitation that its client has in memory."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from adacur.core.errors import EngineUnavailable, InputError
+from adacur.core.extras import require
+from adacur.engines.qdrant_points import PointStore, Vector, search_params
+from adacur.engines.store_urls import is_loopback, parameters
+from adacur.engines.vector_store import BESIDE, TEXT_FIELD, Key
+
+_log = logging.getLogger(__name__)
+_ATTEMPTS = 3
+_BACKOFF = 0.25
+_TRY_AGAIN = {408, 425, 429}
+_TRY_AGAIN_GRPC = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "ABORTED", "UNKNOWN"}
+_PORT = 6333
+_IN_MEMORY = ":memory:"
+
+
+class QdrantStore(PointStore):
+    """A collection of a Qdrant server, or of the client's own imitation in memory.
+
+    - collection: its name;
+    - url: of the server, http:// or https://, or ":memory:";
+    - api_key: no error, name or repr shows it;
+    - text: the payload field of an item's text, or several, joined with a space;
+    - id_field: the payload field of an item's id; without it, the point's id as text;
+    - client: a `QdrantClient` to use instead of `url`, `api_key` and `timeout`; `close` leaves it open;
+    - timeout: seconds that one request may take. It is tried three times where no answer comes.
+    """
+
+    def __init__(
+        self,
+        collection: str,
+        *,
+        url: str = f"http://localhost:{_PORT}",
+        api_key: str | None = None,
+        text: str | Sequence[str] = TEXT_FIELD,
+        id_field: str | None = None,
+        client: Any = None,
+        timeout: float = 30.0,
+    ) -> None:
+        super().__init__(text=text, id_field=id_field)
+        self._models = require("qdrant_client.models", extra="qdrant")
+        self._collection = collection
+        self._owns_client = client is None
+        self._client = _connect(url, api_key, timeout) if client is None else client
+        options = self._client.init_options
+        self._key: str | None = options.get("api_key")
+        self._is_local = options.get("location") == _IN_MEMORY or options.get("path") is not None
+        self._address = _address(options)
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> QdrantStore:
+        """qdrant://HOST[:PORT]/COLLECTION, or qdrant+https://…; with QDRANT_API_KEY over https or to this machine."""
+        if url.startswith(f"qdrant://{_IN_MEMORY}/"):
+            return cls(unquote(url.removeprefix(f"qdrant://{_IN_MEMORY}/")), url=_IN_MEMORY, **options)
+        parts = urlsplit(url)
+        prefix, _, collection = parts.path.rpartition("/")
+        scheme = "https" if parts.scheme.endswith("https") else "http"
+        if not parts.hostname or not collection:
+            raise InputError("A Qdrant collection is given as qdrant://HOST:PORT/COLLECTION, or qdrant+https://….")
+        options = parameters(url, {"timeout": float}) | options
+        if scheme == "https" or is_loopback(parts.hostname):
+            options.setdefault("api_key", os.environ.get("QDRANT_API_KEY") or None)
+        return cls(unquote(collection), url=f"{scheme}://{parts.netloc}{prefix}", **options)
+
+    @property
+    def name(self) -> str:
+        return f"{self._address}/{quote(self._collection)}"
+
+    def exists(self) -> bool:
+        return bool(self._ask("collection_exists"))
+
+    def beside(self, suffix: str) -> QdrantStore:
+        name = f"{self._collection}{BESIDE}{suffix}"
+        return QdrantStore(name, client=self._client, text=self._text, id_field=self._id_field)
+
+    def siblings(self) -> tuple[str, ...]:
+        start = self._collection + BESIDE
+        names = [one.name for one in self._ask("get_collections", of_collection=False).collections]
+        return tuple(sorted(name.removeprefix(start) for name in names if name.startswith(start)))
+
+    def close(self) -> None:
+        if self._owns_client:
+            self._client.close()
+
+    def _vectors(self) -> dict[str, Vector]:
+        params = self._ask("get_collection").config.params
+        dense = params.vectors if isinstance(params.vectors, dict) else {"": params.vectors} if params.vectors else {}
+        vectors = {
+            name: Vector(one.size, "multivector" if one.multivector_config else str(one.distance.value))
+            for name, one in dense.items()
+        }
+        return vectors | {name: Vector(0, "sparse") for name in params.sparse_vectors or {}}
+
+    def _count(self, filter_: Any) -> int:
+        return int(self._ask("count", count_filter=filter_, exact=True).count)
+
+    def _nearest(self, vector: str, weights: list[float], n: int, filter_: Any, exact: bool) -> Any:
+        m = self._models
+        return m.QueryRequest(
+            query=m.NearestQuery(nearest=weights),
+            using=vector or None,
+            limit=n,
+            filter=filter_,
+            params=None if self._is_local else search_params(m, exact),
+        )
+
+    def _search(self, requests: list[Any]) -> list[Any]:
+        return [answer.points for answer in self._ask("query_batch_points", requests=requests)]
+
+    def _search_words(self, field: str, text: str, n: int, filter_: Any) -> Any:
+        query = self._models.TextQuery(text=self._models.TextQueryInput(query=text))
+        return self._query(query, field, n, filter_)
+
+    def _search_sparse(self, vector: str, indices: list[int], values: list[float], n: int, filter_: Any) -> Any:
+        return self._query(self._models.SparseVector(indices=indices, values=values), vector, n, filter_)
+
+    def _query(self, query: Any, using: str, n: int, filter_: Any) -> Any:
+        return self._ask(
+            "query_points", query=query, using=using, limit=n, query_filter=filter_, with_payload=False
+        ).points
+
+    def _retrieve(self, ids: list[Key], *, payload: bool, vectors: list[str] | None) -> Any:
+        # The vector without a name comes where all are asked for.
+        named = True if vectors == [""] else vectors or False
+        return self._ask("retrieve", ids=ids, with_payload=payload, with_vectors=named)
+
+    def _scroll(self, start: Key | None, n: int, *, payload: bool) -> tuple[Any, Any]:
+        points, following = self._ask("scroll", offset=start, limit=n, with_payload=payload, with_vectors=False)
+        return points, following
+
+    def _point(self, key: int, vectors: dict[str, list[float]], payload: dict[str, Any]) -> Any:
+        vector: Any = vectors[""] if list(vectors) == [""] else vectors
+        return self._models.PointStruct(id=key, vector=vector, payload=payload)
+
+    def _upsert(self, points: list[Any]) -> None:
+        self._ask("upsert", points=points, wait=True)
+
+    def _has_id(self, ids: Collection[Key]) -> Any:
+        return self._models.HasIdCondition(has_id=list(ids))
+
+    def _between(self, low: float, high: float) -> Any:
+        return self._models.Range(gte=low, lte=high)
+
+    def _make(self, dimensions: Mapping[str, int]) -> None:
+        m = self._models
+        vectors = {
+            name: m.VectorParams(size=size, distance=m.Distance.DOT, on_disk=True) for name, size in dimensions.items()
+        }
+        self._ask(
+            "create_collection",
+            vectors_config=vectors[""] if list(vectors) == [""] else vectors,
+            on_disk_payload=True,
+            attempts=1,
+        )
+        # A server before 1.20 does not rank words, and `words` then says so.
+        with suppress(InputError):
+            index = m.TextIndexParams(type=m.TextIndexType.TEXT, scoring=True)
+            self._ask("create_payload_index", field_name=TEXT_FIELD, field_schema=index, wait=True)
+
+    def _remove(self) -> None:
+        self._ask("delete_collection")
+
+    def _ask(self, method: str, *, of_collection: bool = True, attempts: int = _ATTEMPTS, **arguments: Any) -> Any:
+        """What the client's method answers; tried again where the server does not."""
+        tenacity = require("tenacity", extra="qdrant")
+        if of_collection:
+            arguments["collection_name"] = self._collection
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(EngineUnavailable),
+            stop=tenacity.stop_after_attempt(attempts),
+            wait=tenacity.wait_exponential(multiplier=_BACKOFF),
+            before_sleep=tenacity.before_sleep_log(_log, logging.INFO),
+            reraise=True,
+        )
+        return retrying(self._attempt, method, arguments)
+
+    def _attempt(self, method: str, arguments: dict[str, Any]) -> Any:
+        try:
+            return getattr(self._client, method)(**arguments)
+        except Exception as error:
+            failure = self._failure(error)
+            if failure is None:
+                raise
+        # Not within `except`: the client's error holds what the server said, which may be the key.
+        raise failure
+
+    def _failure(self, error: Exception) -> EngineUnavailable | InputError | None:
+        exceptions = require("qdrant_client.http.exceptions", extra="qdrant")
+        problem = self._without_key(_in_words(error, exceptions))
+        no_answer = EngineUnavailable(f"{self.name} does not answer: {problem}. Is the server well, and this its URL?")
+        refused = InputError(f"{self.name} refused: {problem}.")
+        if isinstance(error, exceptions.UnexpectedResponse):
+            status = error.status_code or 500
+            if status in (401, 403):
+                return InputError(f"{refused} {'The key was not accepted.' if self._key else 'Give api_key=.'}")
+            return no_answer if status >= 500 or status in _TRY_AGAIN else refused
+        if (
+            isinstance(error, exceptions.ResponseHandlingException)
+            or type(error).__name__ == "ResourceExhaustedResponse"
+        ):
+            return no_answer
+        if isinstance(error, require("grpc", extra="qdrant").RpcError):
+            return no_answer if _grpc_code(error) in _TRY_AGAIN_GRPC else refused
+        # The imitation in memory, and checks of what is sent.
+        return refused if isinstance(error, ValueError | NotImplementedError) else None
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, "***") if self._key else text
+
+
+def _connect(url: str, api_key: str | None, timeout: float) -> Any:
+    client = require("qdrant_client", extra="qdrant").QdrantClient
+    if url == _IN_MEMORY:
+        return client(location=_IN_MEMORY)
+    try:
+        parts = urlsplit(url)
+        host, secret, _ = parts.hostname, parts.username or parts.password or parts.query, parts.port
+    except ValueError as error:
+        raise InputError(f"This is not the address of a server: {error}.") from None
+    if secret:
+        raise InputError(f"An address must not hold credentials or a '?' (for {host}). Give a key as api_key=.")
+    if parts.scheme not in ("http", "https") or not host:
+        raise InputError(f"An address must begin with http:// or https:// and a host; got {url!r}.")
+    with warnings.catch_warnings():
+        if is_loopback(host):
+            warnings.filterwarnings("ignore", "Api key is used with an insecure connection")
+        return client(url=url, api_key=api_key, timeout=timeout, check_compatibility=False)
+
+
+def _address(options: Mapping[str, Any]) -> str:
+    """Where a client was told to find its server, as the beginning of a name."""
+    if options.get("location") == _IN_MEMORY:
+        return f"qdrant://{_IN_MEMORY}"
+    if options.get("path") is not None:
+        return f"qdrant://{Path(options['path']).absolute().as_posix()}"
+    port = options.get("port") or _PORT
+    secure = options.get("https") or (options.get("https") is None and options.get("api_key"))
+    default = f"http{'s' if secure else ''}://{options.get('host') or 'localhost'}:{port}"
+    parts = urlsplit(options.get("url") or options.get("location") or default)
+    scheme = "qdrant+https" if parts.scheme == "https" else "qdrant"
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return f"{scheme}://{host}:{parts.port or port}{parts.path.rstrip('/')}"
+
+
+def _in_words(error: Exception, exceptions: Any) -> str:
+    if isinstance(error, exceptions.UnexpectedResponse):
+        text = error.content.decode(errors="replace")
+        with suppress(ValueError, LookupError, TypeError):
+            text = str(json.loads(text)["status"]["error"])
+        return f"{error.status_code} {error.reason_phrase}: {' '.join(text.split())}"
+    if isinstance(error, exceptions.ResponseHandlingException):
+        # What pydantic says of an answer of another shape is long, and repeats the answer.
+        short = str(error.source).splitlines()[0] if str(error.source) else "no more is known"
+        return f"{type(error.source).__name__}: {short}"
+    if code := _grpc_code(error):
+        return f"{code}: {error.details()}"  # type: ignore[attr-defined]
+    return f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
+
+
+def _grpc_code(error: Exception) -> str:
+    code = getattr(error, "code", None)
+    return str(code().name) if callable(code) else ""

@@ -1,0 +1,199 @@
+"""Item vectors in Qdrant Edge: the engine in this process, a folder for each collection."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from adacur.core.errors import EngineUnavailable, InputError
+from adacur.core.extras import require
+from adacur.engines.qdrant_points import PointStore, Vector, search_params
+from adacur.engines.store_urls import parameters
+from adacur.engines.vector_store import BESIDE, TEXT_FIELD, Key
+
+
+class QdrantEdgeStore(PointStore):
+    """A collection of Qdrant Edge: a folder on this machine, opened by one process at a time.
+
+    - folder: of the collection; those beside it are folders beside it;
+    - text, id_field: as for `QdrantStore`.
+
+    The first search with `exact=False` builds the index, which takes minutes for a million items.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        text: str | Sequence[str] = TEXT_FIELD,
+        id_field: str | None = None,
+        shelf: _Shelf | None = None,
+    ) -> None:
+        super().__init__(text=text, id_field=id_field)
+        self._models = require("qdrant_edge", extra="qdrant")
+        self._folder = Path(folder).absolute()
+        self._owns_shelf = shelf is None
+        self._shelf = _Shelf(self._models) if shelf is None else shelf
+        self._optimized = False
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> QdrantEdgeStore:
+        """qdrant-edge:///path/to/collection."""
+        parts = urlsplit(url)
+        if parts.netloc or len(parts.path) < len("/x"):
+            raise InputError(
+                "A folder of Qdrant Edge is given as qdrant-edge:///path/to/collection, with three slashes."
+            )
+        return cls(unquote(parts.path), **(parameters(url, {}) | options))
+
+    @property
+    def name(self) -> str:
+        return f"qdrant-edge://{quote(self._folder.as_posix())}"
+
+    def exists(self) -> bool:
+        return _is_collection(self._folder)
+
+    def beside(self, suffix: str) -> QdrantEdgeStore:
+        folder = self._folder.with_name(f"{self._folder.name}{BESIDE}{suffix}")
+        return QdrantEdgeStore(folder, text=self._text, id_field=self._id_field, shelf=self._shelf)
+
+    def siblings(self) -> tuple[str, ...]:
+        start, parent = self._folder.name + BESIDE, self._folder.parent
+        folders = parent.iterdir() if parent.is_dir() else ()
+        names = [one.name for one in folders if one.name.startswith(start) and _is_collection(one)]
+        return tuple(sorted(name.removeprefix(start) for name in names))
+
+    def close(self) -> None:
+        if self._owns_shelf:
+            self._shelf.close()
+
+    def _vectors(self) -> dict[str, Vector]:
+        # The shard itself does not tell; it writes this file when it is made or opened.
+        self._ask(lambda shard: shard.info())
+        config = json.loads((self._folder / "edge_config.json").read_text())
+        vectors = {
+            name: Vector(one["size"], "multivector" if one.get("multivector_config") else one["distance"])
+            for name, one in config.get("vectors", {}).items()
+        }
+        return vectors | {name: Vector(0, "sparse") for name in config.get("sparse_vectors") or {}}
+
+    def _count(self, filter_: Any) -> int:
+        request = self._models.CountRequest(exact=True, filter=filter_)
+        return int(self._ask(lambda shard: shard.count(request)))
+
+    def _nearest(self, vector: str, weights: list[float], n: int, filter_: Any, exact: bool) -> Any:
+        if not exact and not self._optimized:
+            self._ask(lambda shard: shard.optimize())
+            self._optimized = True
+        m = self._models
+        query = m.Query.Nearest(weights, using=vector)
+        return m.QueryRequest(limit=n, query=query, filter=filter_, params=search_params(m, exact))
+
+    def _search(self, requests: list[Any]) -> list[Any]:
+        lists: list[Any] = self._ask(lambda shard: shard.query_batch(self._models.QueryBatchRequest(requests)))
+        return lists
+
+    def _search_words(self, field: str, text: str, n: int, filter_: Any) -> Any:
+        return self._query(self._models.TextQuery(field, text), n, filter_)
+
+    def _search_sparse(self, vector: str, indices: list[int], values: list[float], n: int, filter_: Any) -> Any:
+        return self._query(
+            self._models.Query.Nearest(self._models.SparseVector(indices, values), using=vector), n, filter_
+        )
+
+    def _query(self, query: Any, n: int, filter_: Any) -> Any:
+        request = self._models.QueryRequest(limit=n, query=query, filter=filter_)
+        return self._ask(lambda shard: shard.query(request))
+
+    def _retrieve(self, ids: list[Key], *, payload: bool, vectors: list[str] | None) -> Any:
+        return self._ask(lambda shard: shard.retrieve(ids, payload, vectors or False))
+
+    def _scroll(self, start: Key | None, n: int, *, payload: bool) -> tuple[Any, Any]:
+        request = self._models.ScrollRequest(offset=start, limit=n, with_payload=payload, with_vector=False)
+        points, following = self._ask(lambda shard: shard.scroll(request))
+        return points, following
+
+    def _point(self, key: int, vectors: dict[str, list[float]], payload: dict[str, Any]) -> Any:
+        return self._called(lambda: self._models.Point(key, vectors, payload))
+
+    def _upsert(self, points: list[Any]) -> None:
+        self._ask(lambda shard: shard.update(self._models.UpdateOperation.upsert_points(points)))
+        self._ask(lambda shard: shard.flush())
+        self._optimized = False
+
+    def _has_id(self, ids: Collection[Key]) -> Any:
+        return self._models.HasIdCondition(set(ids))
+
+    def _between(self, low: float, high: float) -> Any:
+        return self._models.RangeFloat(gte=low, lte=high)
+
+    def _make(self, dimensions: Mapping[str, int]) -> None:
+        m = self._models
+        if self._folder.exists() and (not self._folder.is_dir() or any(self._folder.iterdir())):
+            raise InputError(f"{self._folder} is not empty. Give a folder that does not exist yet.")
+        vectors = {name: m.EdgeVectorParams(size, m.Distance.Dot) for name, size in dimensions.items()}
+        self._called(lambda: self._shelf.make(self._folder, m.EdgeConfig(vectors=vectors)))
+        index = m.UpdateOperation.create_field_index(TEXT_FIELD, m.TextIndexParams(scoring=True))
+        self._ask(lambda shard: shard.update(index))
+        self._ask(lambda shard: shard.flush())
+
+    def _remove(self) -> None:
+        self._shelf.close(self._folder)
+        shutil.rmtree(self._folder)
+
+    def _ask(self, call: Callable[[Any], Any]) -> Any:
+        if not self.exists():
+            raise InputError(f"There is no collection {self.name}.")
+        return self._called(lambda: call(self._shelf.open(self._folder)))
+
+    def _called(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except (InputError, EngineUnavailable):
+            raise
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InputError(f"{self.name} refused: {str(error).splitlines()[0]}.") from error
+        except Exception as error:
+            # Edge raises plain exceptions, told apart by how they begin.
+            if type(error) is not Exception:
+                raise
+            if str(error).startswith("Service"):
+                in_use = " Another process, or another store of this one, has it open." if "WAL" in str(error) else ""
+                raise EngineUnavailable(f"{self.name} cannot be used: {error}.{in_use}") from error
+            raise InputError(f"{self.name} refused: {error}.") from error
+
+
+class _Shelf:
+    """The open shards of a store and of those beside it: a folder can be opened only once."""
+
+    def __init__(self, models: Any) -> None:
+        self._models = models
+        self._shards: dict[Path, Any] = {}
+        self._lock = threading.Lock()
+
+    def open(self, folder: Path) -> Any:
+        with self._lock:
+            if folder not in self._shards:
+                self._shards[folder] = self._models.EdgeShard.load(str(folder))
+            return self._shards[folder]
+
+    def make(self, folder: Path, config: Any) -> None:
+        with self._lock:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._shards[folder] = self._models.EdgeShard.create(str(folder), config)
+
+    def close(self, folder: Path | None = None) -> None:
+        with self._lock:
+            for one in [folder] if folder else list(self._shards):
+                if shard := self._shards.pop(one, None):
+                    shard.close()
+
+
+def _is_collection(folder: Path) -> bool:
+    return (folder / "edge_config.json").is_file() or (folder / "segments").is_dir()

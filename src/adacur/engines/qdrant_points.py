@@ -1,0 +1,416 @@
+"""What a Qdrant server and Qdrant Edge have in common: points, their payloads, and filters over these."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import uuid
+from abc import abstractmethod
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adacur.core.arrays import FloatArray
+from adacur.core.errors import EngineUnavailable, InputError
+from adacur.core.extras import require
+from adacur.core.records import Item
+from adacur.core.spelling import did_you_mean
+from adacur.engines.vector_store import Found, Key, Nearest, VectorStore, Where
+
+# The payload field that our points have and a user's have not.
+OURS = "_adacur"
+_TAKEN = ("id", "text", OURS)
+_INT64 = range(-(2**63), 2**63)
+_BATCH = 256
+# Numbers in one request: some 20 MB of JSON, below the 32 MB that a server takes.
+_NUMBERS = 1_000_000
+_STOPS = 64
+_UUIDS_BEGIN = 2**64
+
+
+class Vector(NamedTuple):
+    """A named vector of a collection; metric "Dot", "Cosine", "Euclid", "Manhattan", "sparse" or "multivector"."""
+
+    size: int
+    metric: str
+
+
+class PointStore(VectorStore):
+    """A collection of points; what a question looks like to the engine is left to the two that inherit from this.
+
+    A point that `put` wrote holds an item's id and text, its metadata under their own names, and under "_adacur" the
+    metadata that cannot lie there. Of other points, `text` names the field of the text, or several that are joined,
+    and `id_field` that of the id, which is else the point's own; all other fields are metadata.
+    """
+
+    # qdrant_client.models or qdrant_edge, which call most things alike.
+    _models: Any
+
+    def __init__(self, *, text: str | Sequence[str], id_field: str | None) -> None:
+        self._text = (text,) if isinstance(text, str) else tuple(text)
+        self._id_field = id_field
+        self._known: dict[str, Vector] | None = None
+        if not self._text:
+            raise InputError("text must name at least one payload field.")
+
+    @abstractmethod
+    def _vectors(self) -> dict[str, Vector]: ...
+
+    @abstractmethod
+    def _count(self, filter_: Any) -> int: ...
+
+    @abstractmethod
+    def _nearest(self, vector: str, weights: list[float], n: int, filter_: Any, exact: bool) -> Any:
+        """A request for `_search`."""
+
+    @abstractmethod
+    def _search(self, requests: list[Any]) -> list[Any]:
+        """Lists of points with scores, one per request."""
+
+    @abstractmethod
+    def _search_words(self, field: str, text: str, n: int, filter_: Any) -> Any:
+        """Points by the BM25 of a text index that ranks; an `InputError` where the field has none."""
+
+    @abstractmethod
+    def _search_sparse(self, vector: str, indices: list[int], values: list[float], n: int, filter_: Any) -> Any: ...
+
+    @abstractmethod
+    def _retrieve(self, ids: list[Key], *, payload: bool, vectors: list[str] | None) -> Any: ...
+
+    @abstractmethod
+    def _scroll(self, start: Key | None, n: int, *, payload: bool) -> tuple[Any, Any]:
+        """At most n points in order of their ids, and where the next begin."""
+
+    @abstractmethod
+    def _upsert(self, points: list[Any]) -> None: ...
+
+    @abstractmethod
+    def _point(self, key: int, vectors: dict[str, list[float]], payload: dict[str, Any]) -> Any: ...
+
+    @abstractmethod
+    def _has_id(self, ids: Collection[Key]) -> Any: ...
+
+    @abstractmethod
+    def _between(self, low: float, high: float) -> Any: ...
+
+    @abstractmethod
+    def _make(self, dimensions: Mapping[str, int]) -> None: ...
+
+    @abstractmethod
+    def _remove(self) -> None: ...
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    def dimensions(self) -> dict[str, int]:
+        return {name: size for name, (size, metric) in self._schema().items() if metric in ("Dot", "Cosine")}
+
+    def count(self, where: Where = None) -> int:
+        return self._count(self._filter(where))
+
+    def best(
+        self, vector: str, questions: Sequence[Nearest], *, where: Where = None, exact: bool = True
+    ) -> list[Found]:
+        size, metric = self._searchable(vector)
+        requests, waiting = [], []
+        answers = [_NOTHING] * len(questions)
+        for at, question in enumerate(questions):
+            weights = np.asarray(question.weights, dtype=np.float32)
+            if weights.shape != (size,) or not np.isfinite(weights).all():
+                raise InputError(f"Weights for {vector!r} must be {size} finite numbers; got shape {weights.shape}.")
+            if question.n > 0 and (question.within is None or len(question.within)):
+                filter_ = self._filter(where, without=question.without, within=question.within)
+                requests.append(self._nearest(vector, weights.tolist(), question.n, filter_, exact))
+                # The engine compares unit vectors with the direction of the weights.
+                waiting.append((at, float(np.linalg.norm(weights)) if metric == "Cosine" else 1.0))
+        lists = self._search(requests) if requests else []
+        if len(lists) != len(requests):
+            raise self._nonsense(f"{len(lists)} lists of points to {len(requests)} questions")
+        for (at, length), points in zip(waiting, lists, strict=True):
+            answers[at] = self._found(points, questions[at], length)
+        return answers
+
+    def rows(self, vector: str, keys: Sequence[Key]) -> dict[Key, FloatArray]:
+        size, _ = self._searchable(vector)
+        rows: dict[Key, FloatArray] = {}
+        for key, point in self._points(keys, payload=False, vectors=[vector]):
+            row = point.vector.get(vector) if isinstance(point.vector, dict) else point.vector
+            if row is not None:  # A point need not have all vectors.
+                rows[key] = np.asarray(row, dtype=np.float32)
+                if rows[key].shape != (size,) or not np.isfinite(rows[key]).all():
+                    raise self._nonsense(f"no {size} numbers as vector {vector!r} of {key!r}")
+        return rows
+
+    def items(self, keys: Sequence[Key]) -> dict[Key, Item]:
+        return {key: self._item(point) for key, point in self._points(keys, payload=True)}
+
+    def words(self, text: str, n: int, *, where: Where = None) -> Found:
+        if n <= 0 or not text.strip():
+            return _NOTHING
+        filter_, question = self._filter(where), Nearest(np.empty(0, np.float32), n)
+        for name, (_, metric) in self._schema().items():
+            if metric == "sparse" and "bm25" in name.lower():
+                query = require("qdrant_edge", extra="qdrant").Bm25().embed_query(text)
+                return self._found(self._search_sparse(name, query.indices, query.values, n, filter_), question)
+        refusals = []
+        for field in self._text:
+            try:
+                return self._found(self._search_words(_path(field), text, n, filter_), question)
+            except InputError as error:
+                refusals.append(str(error))
+        raise InputError(
+            f"{self.name} has no ranked search for words. Give {self._text[0]!r} a text index with scoring (Qdrant "
+            f"1.20 or later), or the collection a sparse vector 'bm25' with IDF. It said: {' '.join(refusals)}"
+        )
+
+    def sample(self, n: int) -> tuple[Key, ...]:
+        """Evenly over the ids 0, 1, 2, … of a collection that `put` filled.
+
+        Over other ids: runs of neighbours at 64 places spread evenly between the first id and the last, some 80 small
+        requests; where ids lie in lumps, so do these.
+        """
+        n_items = self.count()
+        if n >= n_items:
+            return tuple(_key(point.id) for point in self._scan(payload=False))
+        if n <= 0:
+            return ()
+        even: list[Key] = np.linspace(0, n_items - 1, n).astype(int).tolist()
+        if len(list(self._points(even, payload=False))) == n:
+            return tuple(even)
+        return self._spread(n)
+
+    def scan(self) -> Iterator[Item]:
+        return map(self._item, self._scan(payload=True))
+
+    def create(self, dimensions: Mapping[str, int]) -> None:
+        if self.exists():
+            raise InputError(f"{self.name} exists already. Drop it first, or take another name.")
+        self._known = None
+        self._make(dimensions)
+
+    def put(self, keys: Sequence[int], items: Sequence[Item], vectors: Mapping[str, FloatArray]) -> None:
+        for name, rows in vectors.items():
+            if not np.isfinite(rows).all():
+                raise InputError(f"Vectors must be finite numbers; those for {name!r} are not.")
+        points = [
+            self._point(int(key), {name: rows[at].tolist() for name, rows in vectors.items()}, payload_of(item))
+            for at, (key, item) in enumerate(zip(keys, items, strict=True))
+        ]
+        step = max(1, _NUMBERS // max(1, sum(rows.shape[1] for rows in vectors.values())))
+        for start in range(0, len(points), step):
+            self._upsert(points[start : start + step])
+
+    def drop(self) -> None:
+        if not self.exists():
+            return
+        first, _ = self._scroll(None, 1, payload=True)
+        if first and OURS not in (first[0].payload or {}):
+            raise InputError(f"{self.name} was not made by adacur, and is not dropped.")
+        self._known = None
+        self._remove()
+
+    def _schema(self) -> dict[str, Vector]:
+        if self._known is None:
+            self._known = self._vectors()
+        return self._known
+
+    def _searchable(self, vector: str) -> Vector:
+        vectors = self._schema()
+        if vector not in vectors:
+            known = ", ".join(repr(name) for name in vectors)
+            raise InputError(f"{self.name} has no vector {vector!r}. It has: {known}.{did_you_mean(vector, vectors)}")
+        if vectors[vector].metric not in ("Dot", "Cosine"):
+            raise InputError(
+                f"Items are searched by inner product; {vector!r} of {self.name} is {vectors[vector].metric}. "
+                "Take a dense vector of metric Dot or Cosine."
+            )
+        return vectors[vector]
+
+    def _found(self, points: Any, question: Nearest, length: float = 1.0) -> Found:
+        keys = tuple(_key(point.id) for point in points)
+        values = np.array([point.score for point in points], dtype=np.float32) * np.float32(length)
+        if not np.isfinite(values).all():
+            raise self._nonsense("scores that are no numbers")
+        if len(keys) > question.n or len(set(keys)) < len(keys):
+            raise self._nonsense(
+                f"{len(keys)} points, {len(set(keys))} of them distinct, where {question.n} were asked"
+            )
+        within = None if question.within is None else _ids(question.within)
+        if not set(keys).isdisjoint(_ids(question.without)) or (within is not None and not set(keys) <= within):
+            raise self._nonsense("points that the question excludes")
+        order = np.argsort(-values, kind="stable")
+        return Found(tuple(keys[at] for at in order), values[order])
+
+    def _points(
+        self, keys: Sequence[Key], *, payload: bool, vectors: list[str] | None = None
+    ) -> Iterator[tuple[Key, Any]]:
+        wanted = {_point_id(key): key for key in keys}
+        ids = list(wanted)
+        for start in range(0, len(ids), _BATCH):
+            for point in self._retrieve(ids[start : start + _BATCH], payload=payload, vectors=vectors):
+                if _key(point.id) not in wanted:
+                    raise self._nonsense(f"a point {_key(point.id)!r} that was not asked for")
+                yield wanted[_key(point.id)], point
+
+    def _scan(self, *, payload: bool) -> Iterator[Any]:
+        start = None
+        while True:
+            points, start = self._scroll(start, _BATCH, payload=payload)
+            yield from points
+            if start is None:
+                return
+
+    def _spread(self, n: int) -> tuple[Key, ...]:
+        first = _place(_key(self._scroll(None, 1, payload=False)[0][0].id))
+        # How far ids reach, within a factor of two, then nearer.
+        reach = bisect_left(range(_UUIDS_BEGIN.bit_length() * 2), True, key=lambda k: not self._from(first + 2**k, 1))
+        low, high = first + 2**reach // 2, first + 2**reach
+        for _ in range(8):
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._from(middle, 1) else (low, middle)
+        stops = min(n, _STOPS)
+        keys: dict[Key, None] = {}
+        for at in range(stops):
+            length = n // stops + (at < n % stops)
+            keys |= dict.fromkeys(self._from(first + (low - first) * at // max(1, stops - 1), length))
+        # Where runs met the same points, others of the first make up for it.
+        keys |= dict.fromkeys(self._from(first, n))
+        return tuple(keys)[:n]
+
+    def _from(self, place: int, n: int) -> list[Key]:
+        if place >= _UUIDS_BEGIN + 2**128:
+            return []
+        start = place if place < _UUIDS_BEGIN else str(uuid.UUID(int=place - _UUIDS_BEGIN))
+        return [_key(point.id) for point in self._scroll(start, n, payload=False)[0]]
+
+    def _item(self, point: Any) -> Item:
+        payload = dict(point.payload or {})
+        if isinstance(payload.get(OURS), dict):
+            rest = payload.pop(OURS)
+            id_, text = payload.pop("id"), payload.pop("text")
+            as_json = {name: json.loads(value) for name, value in rest.get("json", {}).items()}
+            return Item(id_, text, payload | rest.get("metadata", {}) | as_json)
+        texts = [str(payload.pop(field)) for field in self._text if payload.get(field) is not None]
+        id_ = payload.pop(self._id_field, None) if self._id_field else None
+        return Item(str(_key(point.id) if id_ is None else id_), " ".join(texts), payload)
+
+    def _filter(self, where: Where, *, without: Collection[Key] = (), within: Collection[Key] | None = None) -> Any:
+        if where is None:
+            must = []
+        elif isinstance(where, Mapping):
+            must = [self._has(name, wanted) for name, wanted in where.items()]
+        elif isinstance(where, self._models.Filter):
+            must = [where]
+        else:
+            raise InputError(
+                f"A filter for {self.name} must be a dictionary of metadata or a {self._models.__name__}.Filter; got "
+                f"{type(where).__name__}."
+            )
+        if within is not None:
+            must.append(self._has_id(_ids(within)))
+        must_not = [self._has_id(_ids(without))] if len(without) else []
+        return self._models.Filter(must=must, must_not=must_not) if must or must_not else None
+
+    def _has(self, name: str, wanted: Any) -> Any:
+        values = [
+            one.item() if isinstance(one, np.generic) else one
+            for one in (wanted if isinstance(wanted, list | tuple | set) else [wanted])
+        ]
+        if name not in _TAKEN:
+            return self._is_any(_path(name), values)
+        m = self._models
+        theirs = [self._is_any(name, values), m.FieldCondition(key=OURS, is_empty=True)]
+        return m.Filter(should=[self._is_any(f"{OURS}.metadata.{name}", values), m.Filter(must=theirs)])
+
+    def _is_any(self, path: str, values: list[Any]) -> Any:
+        m = self._models
+        if not values:
+            return self._has_id(())
+        if len({type(value) for value in values}) == 1 and type(values[0]) in (str, int):
+            return m.FieldCondition(key=path, match=m.MatchAny(any=values))
+        return m.Filter(should=[self._is(path, value) for value in values])
+
+    def _is(self, path: str, value: Any) -> Any:
+        m = self._models
+        if value is None:
+            return m.FieldCondition(key=path, is_null=True)
+        if isinstance(value, float) and math.isfinite(value):
+            return m.FieldCondition(key=path, range=self._between(value, value))
+        if isinstance(value, str | bool | int):
+            return m.FieldCondition(key=path, match=m.MatchValue(value=value))
+        raise InputError(f"Metadata is compared with texts, numbers, True, False and None; got {value!r} for {path}.")
+
+    def _nonsense(self, what: str) -> EngineUnavailable:
+        return EngineUnavailable(f"{self.name} answered nonsense: {what}.")
+
+
+_NOTHING = Found((), np.empty(0, dtype=np.float32))
+
+
+def search_params(models: Any, exact: bool) -> Any:
+    """Parameters of a search."""
+    # Compressed copies of the vectors do not tell exact values: left aside, or corrected by the originals.
+    quantization = models.QuantizationSearchParams(ignore=exact, rescore=not exact)
+    return models.SearchParams(exact=exact, quantization=quantization)
+
+
+def payload_of(item: Item) -> dict[str, Any]:
+    """An item as a payload: metadata can be filtered by its own names, and comes back as it was."""
+    payload: dict[str, Any] = {}
+    taken: dict[str, Any] = {}
+    as_json: dict[str, str] = {}
+    for name, value in item.metadata.items():
+        if not _comes_back(value):
+            try:
+                as_json[name] = json.dumps(value)
+            except (TypeError, ValueError) as error:
+                raise InputError(f"Item {item.id!r}: metadata {name!r} cannot be written as JSON: {error}.") from None
+        else:
+            (taken if name in _TAKEN else payload)[name] = value
+    rest = {"metadata": taken, "json": as_json}
+    return {**payload, "id": item.id, "text": item.text, OURS: {name: part for name, part in rest.items() if part}}
+
+
+def _comes_back(value: Any) -> bool:
+    """Whether a payload keeps a value as it is: 64 bits for a whole number, no NaN, no half of a character."""
+    if isinstance(value, str):
+        return value.isascii() or not re.search("[\ud800-\udfff]", value)
+    if isinstance(value, list):
+        return all(map(_comes_back, value))
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and _comes_back(name) and _comes_back(one) for name, one in value.items())
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, bool) or (isinstance(value, int) and value in _INT64)
+
+
+def _path(name: str) -> str:
+    """A name as a path into a payload, where dots and brackets would lead inside."""
+    if not isinstance(name, str) or not name or '"' in name:
+        raise InputError(f"Qdrant cannot filter by a field called {name!r}.")
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else f'"{name}"'
+
+
+def _key(id_: Any) -> Key:
+    return id_ if isinstance(id_, int) else str(id_)
+
+
+def _point_id(key: Key) -> Key:
+    if isinstance(key, str):
+        try:
+            return str(uuid.UUID(key))
+        except ValueError:
+            raise InputError(f"Qdrant's ids are whole numbers or UUIDs; got {key!r}.") from None
+    return int(key)
+
+
+def _ids(keys: Collection[Key]) -> set[Key]:
+    return {_point_id(key) for key in keys}
+
+
+def _place(key: Key) -> int:
+    """Where an id lies on the line by which Qdrant orders them: numbers, then UUIDs."""
+    return key if isinstance(key, int) else _UUIDS_BEGIN + uuid.UUID(key).int

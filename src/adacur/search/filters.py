@@ -1,0 +1,64 @@
+"""Which items may be scored, by what a search was given: a function, ids, or metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Mapping
+from typing import Any
+
+import numpy as np
+
+from adacur.core.arrays import BoolArray
+from adacur.core.errors import EmptyInput, InputError
+from adacur.core.protocols import Items
+from adacur.core.records import Item
+
+# A function of an item, the ids of items, or metadata: {"lang": "en", "year": [2023, 2024]}, where a list means any of
+# these. A vector engine takes metadata, or what is its own.
+Filter = Callable[[Item], bool] | Collection[str] | Mapping[str, Any]
+_ITEMS_PER_BLOCK = 4096
+
+
+def allowed_by(filter_: Any, items: Items) -> BoolArray:
+    """Which items may be scored."""
+    if isinstance(filter_, str) or not (callable(filter_) or isinstance(filter_, Collection)):
+        raise InputError(
+            "A filter must be a function of an item, a collection of ids, or a dictionary of metadata; got "
+            f"{type(filter_).__name__}."
+        )
+    allowed = np.zeros(len(items), dtype=np.bool_)
+    allows = by_metadata(filter_) if isinstance(filter_, Mapping) else filter_
+    if callable(allows):
+        for start in range(0, len(items), _ITEMS_PER_BLOCK):
+            block = items.at(range(start, min(start + _ITEMS_PER_BLOCK, len(items))))
+            allowed[start : start + len(block)] = [bool(allows(item)) for item in block]
+    else:
+        allowed[items.positions(allows)] = True
+    if not allowed.any():
+        raise EmptyInput("The filter leaves no item to search. Widen it.")
+    return allowed
+
+
+def by_metadata(where: Mapping[str, Any]) -> Callable[[Item], bool]:
+    """Whether an item has this metadata; of a list, any value will do."""
+    # Sets: there may be thousands of values, and each item is compared with all of them.
+    wanted = {
+        name: frozenset(map(_as_in_json, values if isinstance(values, list) else [values]))
+        for name, values in where.items()
+    }
+
+    def allows(item: Item) -> bool:
+        return all(name in item.metadata and _has_one(item.metadata[name], values) for name, values in wanted.items())
+
+    return allows
+
+
+def _as_in_json(value: Any) -> tuple[bool, Any]:
+    """In JSON true is not 1."""
+    return isinstance(value, bool), value
+
+
+def _has_one(value: Any, wanted: frozenset[tuple[bool, Any]]) -> bool:
+    """Whether a field has one of these values; a list has each of its values."""
+    if isinstance(value, list | tuple):
+        return any(_has_one(one, wanted) for one in value)
+    return isinstance(value, Hashable) and _as_in_json(value) in wanted
