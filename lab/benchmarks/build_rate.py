@@ -4,7 +4,7 @@
     python lab/benchmarks/build_rate.py --scorer ms-marco-MiniLM-L-12-v2 --items corpus.jsonl --queries queries.jsonl \\
         --anchors 400 --max-item-tokens 160
 
-The same scorer fills the grid inside `adacur.build`, then by itself, in one call; `adacur.verify` counts as part of the
+The same scorer fills the grid inside `adacur.build`, then by itself, in one call; `adacur.index.verify` counts as part of the
 build. So does what the scorer loads and compiles on its first calls, unless `--warm` lets it do that before. Without
 `--items`, texts are made up.
 """
@@ -129,7 +129,7 @@ def main() -> None:
             began = time.perf_counter()
             given = {"path": folder, "block_items": arguments.block_items, "progress": False, "tune": False}
             adacur.build(items, anchors, scorer=scorer, **given)
-            report = adacur.verify(folder)
+            report = adacur.index.verify(folder)
             whole = time.perf_counter() - began
         if not (report.ok and report.complete):
             raise SystemExit(f"The folder is damaged: {report.problems}")

@@ -130,7 +130,7 @@ def _difference(path: Path, state: State) -> str | None:
     hits = index.search(state.items[-1].text, 3, budget=8)
     if any(hit.item not in state.items for hit in hits):
         return "hits"
-    report = adacur.verify(path)
+    report = adacur.index.verify(path)
     return None if report.ok else f"verify: {report.problems}"
 
 

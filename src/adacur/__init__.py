@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from adacur.engines import Ray
     from adacur.first_stages import BM25, Dense
     from adacur.first_stages.encoders import encoder
-    from adacur.index import verify
     from adacur.scorers import Cached, scorer
-    from adacur.search import ANNCUR, AXN, AdaCUR, AnchorIndex, Exact, First, Gaussian, Rerank, load
+    from adacur.search import ANNCUR, AXN, AdaCUR, AnchorIndex, Exact, First, Gaussian, Rerank, load, search_in
     from adacur.tuning import tune
 
 __version__ = "0.1.0"
@@ -52,8 +51,8 @@ _HOME_OF = {
     "load": "search",
     "pseudo_queries": "data",
     "scorer": "scorers",
+    "search_in": "search",
     "tune": "tuning",
-    "verify": "index",
 }
 # Everything else is found where it lives, e.g. adacur.scorers.HttpScorer.
 _ROOMS = (
@@ -97,8 +96,8 @@ __all__ = [
     "load",
     "pseudo_queries",
     "scorer",
+    "search_in",
     "tune",
-    "verify",
 ]
 
 

@@ -16,6 +16,7 @@ from adacur.core.errors import InputError
 from adacur.core.protocols import FirstStage
 from adacur.core.records import Item, Query, as_queries
 from adacur.data import ItemFile, as_items, pseudo_queries
+from adacur.engines.store_urls import is_store_url
 from adacur.first_stages.encoders import encoder as open_encoder
 from adacur.index import (
     Estimate,
@@ -36,6 +37,7 @@ from adacur.index.table import distinct_anchors
 from adacur.index.workers import check_workers
 from adacur.scorers.opening import scorer as open_scorer
 from adacur.search import AnchorIndex
+from adacur.search.engine_index import StoreItems, items_in
 from adacur.search.first_stages import add_first_stages, check_first_stages, check_leads, listed_stages, needs_encoder
 from adacur.search.opening import open_folder
 from adacur.search.sparse_build import build_sparse, check_not_sparse, dense_among
@@ -116,7 +118,8 @@ def build(
     finished one is opened. A scorer without weights to compare, such as a function, is then recognised by 8 or 32
     calls.
 
-    - items: records, texts (their ids are then 0, 1, 2 …), or the path of a file that `adacur.data.read_items` reads.
+    - items: records, texts (their ids are then 0, 1, 2 …), the path of a file that `adacur.data.read_items` reads, or
+      the URL of a collection in a vector engine.
       Of an `ItemFile` the index remembers the fields, by which edits read other files.
     - anchor_queries: queries; a number to make that many pseudo-queries from the items; or 0 for an index that is
       searched by its first stages alone, until anchor queries are added.
@@ -136,7 +139,7 @@ def build(
     - progress: show bars.
     - dry_run: return the `Estimate` instead, at the cost of timing the scorer and the encoder on a sample.
     """
-    records = as_items(items)
+    records = items_in(items) if isinstance(items, str) and is_store_url(items) else as_items(items)
     dual, stages = open_encoder(encoder), listed_stages(first)
     check_first_stages(stages, encoder=dual)
     check_dtype(dtype)
@@ -151,7 +154,7 @@ def build(
     opened = open_scorer(scorer)
     check_workers(on, opened)
     if isinstance(anchor_queries, int):
-        records = records if isinstance(records, ItemFile) else list(records)
+        records = records if isinstance(records, ItemFile | StoreItems) else list(records)
         queries = pseudo_queries(records, anchor_queries, seed=seed) if anchor_queries else []
     else:
         queries = list(distinct_anchors(as_queries(anchor_queries)))

@@ -127,7 +127,7 @@ def fingerprint(folder: Path) -> dict[str, str]:
 def same_index(one: Path, other: Path) -> bool:
     ours, theirs = adacur.load(one), adacur.load(other)
     return (
-        adacur.verify(one).ok
+        adacur.index.verify(one).ok
         and list(ours.items.ids) == list(theirs.items.ids)
         and ours.anchor_queries == theirs.anchor_queries
         and np.array_equal(ours.matrix, theirs.matrix)

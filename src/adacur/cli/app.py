@@ -18,6 +18,7 @@ from adacur.cli.index.anchors import anchors
 from adacur.cli.index.compact import compact
 from adacur.cli.index.compress import compress
 from adacur.cli.index.copy import copy
+from adacur.cli.index.export import export
 from adacur.cli.index.refresh import refresh
 from adacur.cli.index.remove import remove
 from adacur.cli.index.replace import replace
@@ -32,7 +33,7 @@ from adacur.cli.train.dual_encoder import dual_encoder
 from adacur.cli.tune import tune
 
 _COMMANDS = (build, search, serve, tune, evaluate, inspect, demo, fetch)
-_INDEX = (add, remove, replace, anchors, compact, compress, copy, verify, refresh)
+_INDEX = (add, remove, replace, anchors, compact, compress, copy, export, verify, refresh)
 _TRAIN = (cross_encoder, dual_encoder, distill)
 
 

@@ -49,6 +49,7 @@ def inspect(
 
 def _facts(folder: IndexFolder) -> dict[str, Any]:
     from adacur.index import COMPRESSED
+    from adacur.index.exported import exported_to
     from adacur.index.sparse import read_sparsity
     from adacur.search.tuned import read_tunings
 
@@ -69,6 +70,7 @@ def _facts(folder: IndexFolder) -> dict[str, Any]:
         "format": manifest.format,
         "packages": dict(manifest.packages),
         "bytes": _size(folder.path),
+        "exported": exported_to(folder.home),
         "compressed_bytes": _size(folder.home / COMPRESSED) or None,
         "probes": [probe.score for probe in manifest.probes],
         "anchor_examples": [query.text for query in folder.anchor_queries[:3]],
@@ -90,6 +92,7 @@ def _show(folder: IndexFolder, facts: Mapping[str, Any]) -> None:
         "anchor queries": "\n".join(facts["anchor_examples"]),
         "tuned for": "; ".join(f"k = {one.k}, {one.budget} calls ({one.first or 'random'})" for one in facts["tuned"]),
         "compressed": compressed and f"{megabytes(compressed)} for 'gaussian' searches",
+        "exported to": "\n".join(facts["exported"]),
         "version": f"{facts['version']}, in {counted(facts['parts'], 'part', 'parts')}",
         "on disk": megabytes(facts["bytes"]),
         # Each version has its own manifest, so the time is that of the last change.

@@ -16,6 +16,7 @@ from adacur.core.protocols import Scorer
 from adacur.core.records import Item
 from adacur.core.spelling import did_you_mean
 from adacur.data import ItemFile, mondo, wikivital
+from adacur.engines.store_urls import is_store_url
 
 if TYPE_CHECKING:
     from adacur.engines import Ray
@@ -28,7 +29,8 @@ ItemsPath = Annotated[
     str,
     Argument(
         metavar="ITEMS",
-        help="Items: .jsonl, .json, .csv, .tsv, .txt (also .gz) or .parquet, a BEIR folder, 'wikivital' or 'mondo'.",
+        help="Items: .jsonl, .json, .csv, .tsv, .txt (also .gz) or .parquet, a BEIR folder, 'wikivital' or 'mondo', or "
+        "the URL of a collection, such as qdrant://localhost:6333/articles.",
     ),
 ]
 NewItems = Annotated[Path, Argument(metavar="ITEMS", help="Items as for build, with the fields of the index.")]
@@ -41,6 +43,10 @@ ScorerName = Annotated[
     ),
 ]
 ScorerOfIndex = Annotated[str | None, Option("--scorer", help="The scorer that built the index; default: as it says.")]
+StoreUrl = Annotated[
+    str | None,
+    Option("--store", help="The URL of the vector engine that the index was exported to: search there."),
+]
 Trust = Annotated[bool, Option("--trust", help="Open the scorer or encoder that the folder names, even a function.")]
 MaxItemTokens = Annotated[int | None, Option("--max-item-tokens", min=1, help="Cut items to N tokens.")]
 CacheFile = Annotated[Path | None, Option("--cache", help="A file that stores scores between runs.")]
@@ -60,11 +66,21 @@ def collection(
     """The items of a file, a folder or a collection's name; may be read several times."""
     if source in _COLLECTIONS and not Path(source).exists():
         return _COLLECTIONS[source]()[:limit]
+    if is_store_url(source):
+        if id_field or text_fields:
+            raise InputError(
+                "Name the fields of a collection in its URL: qdrant://host/collection?text=body&id=number."
+            )
+        from adacur.search.engine_index import items_in
+
+        return items_in(source, limit=limit)
     return ItemFile(source, id_field=id_field, text_fields=tuple(text_fields) if text_fields else None, limit=limit)
 
 
-def settings_given(given: Iterable[str] | None, *, takes: Collection[str] | None = None) -> dict[str, Any]:
-    """The NAME=VALUE pairs of --set; a value is read as in TOML (3, 0.5, true), and otherwise as a text.
+def settings_given(
+    given: Iterable[str] | None, *, takes: Collection[str] | None = None, option: str = "--set"
+) -> dict[str, Any]:
+    """The NAME=VALUE pairs of an option; a value is read as in TOML (3, 0.5, true), and otherwise as a text.
 
     Names that are not among `takes` are refused; without `takes`, the library checks them.
     """
@@ -72,10 +88,10 @@ def settings_given(given: Iterable[str] | None, *, takes: Collection[str] | None
     for pair in given or ():
         name, separator, text = (part.strip() for part in pair.partition("="))
         if not separator:
-            raise InputError(f"--set takes NAME=VALUE; got {pair!r}.")
+            raise InputError(f"{option} takes NAME=VALUE; got {pair!r}.")
         if takes is not None and name not in takes:
             near = did_you_mean(name, takes)
-            raise UnknownOption(f"--set does not take {name!r}.{near} It takes: {', '.join(takes)}.")
+            raise UnknownOption(f"{option} does not take {name!r}.{near} It takes: {', '.join(takes)}.")
         try:
             settings[name] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:

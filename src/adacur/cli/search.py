@@ -14,6 +14,7 @@ from adacur.core.as_json import as_json as to_json
 from adacur.core.errors import InputError
 from adacur.core.records import as_queries
 from adacur.data import read_queries
+from adacur.engines.store_urls import is_store_url
 
 # Questions that share scorer calls, and are answered together.
 _TOGETHER = 16
@@ -50,7 +51,15 @@ def search(
     ] = None,
     pool: Annotated[int | None, Option(help="Search only the first stage's best N.")] = None,
     fuse: Annotated[float | None, Option(help="Weight of the first stage in the final order, such as 0.5.")] = None,
+    where: Annotated[
+        list[str] | None,
+        Option("--filter", metavar="NAME=VALUE", help="Metadata that items must have; may be repeated."),
+    ] = None,
     scorer: opt.ScorerOfIndex = None,
+    store: opt.StoreUrl = None,
+    encoder: Annotated[
+        str | None, Option(help="The encoder of the item vectors, for a collection in an engine; else as stored.")
+    ] = None,
     trust: opt.Trust = False,
     cache: opt.CacheFile = None,
     log: Annotated[Path | None, Option(help="A file that stores scores for `adacur index refresh`.")] = None,
@@ -58,6 +67,8 @@ def search(
     as_json: opt.Json = False,
 ) -> None:
     """Find the best items for a question, exactly scored, within a budget. --json prints a line per question.
+
+    INDEX may be the URL of a collection in a vector engine, such as qdrant://localhost:6333/articles.
 
     Example: adacur search my.adacur 'who discovered penicillin?' -k 5 --budget 100
     """
@@ -71,11 +82,14 @@ def search(
         k = 10 if budget is None else max(1, min(10, budget))
     # A deadline is that of all questions together.
     together = len(questions) if deadline is not None else _TOGETHER
-    with adacur.load(index, scorer=scorer, trust=trust, log=log) as opened:
+    if is_store_url(index) and scorer is None:
+        scorer = opt.DEFAULT_SCORER
+    with adacur.load(index, scorer=scorer, encoder=encoder, trust=trust, log=log, store=store) as opened:
         if cache is not None:
             opened = opened.with_scorer(lambda named: adacur.Cached(named, cache))
         limits: dict[str, Any] = {"budget": budget, "deadline": deadline, "method": method}
         limits |= {"first": first, "pool": pool, "fuse": fuse}
+        limits |= {"filter": opt.settings_given(where, option="--filter") or None}
         options = search_options(opened, **limits, **opt.settings_given(settings))
         cached: dict[str, Any] = {}
         if deadline is not None:

@@ -34,6 +34,7 @@ def serve(
     host: Annotated[str, Option(help="The address to listen on; 0.0.0.0 is every network.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="0 takes any free port.")] = 8000,
     scorer: opt.ScorerOfIndex = None,
+    store: opt.StoreUrl = None,
     trust: opt.Trust = False,
     cache: opt.CacheFile = None,
     key: Annotated[list[str] | None, Option(help="A key that requests need; may be repeated.")] = None,
@@ -57,7 +58,7 @@ def serve(
 
     Example: adacur serve my.adacur --port 8000
     """
-    options: dict[str, Any] = {"scorer": scorer, "trust": trust, "cache": cache}
+    options: dict[str, Any] = {"scorer": scorer, "store": store, "trust": trust, "cache": cache}
     if mcp:
         given = opt.settings_given(settings, takes=["max_budget"])
         _serve_mcp(indexes or [], options, **given, about=about)

@@ -25,6 +25,11 @@ STORE_SCHEMES = tuple(_STORES)
 _SECRET = re.compile("key|password|passwd|token|secret", re.IGNORECASE)
 
 
+def is_store_url(text: str) -> bool:
+    """Whether a text is the URL of a vector store."""
+    return text.partition("://")[0] in _STORES and "://" in text
+
+
 def open_store(url: str, **options: Any) -> VectorStore:
     """The store at a URL, which need not exist yet.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -122,6 +123,15 @@ def read_export(home: Path, store: str, *, anchors: tuple[str, ...]) -> tuple[Ex
     if (export.items_digest, export.anchors_digest) != (manifest.items_digest, manifest.anchors_digest):
         raise IndexMismatch(f"{home} has changed since it was exported to {store}. {remedy}")
     return export, outline
+
+
+def exported_to(home: Path) -> list[str]:
+    """The names of the stores that this version was exported to, as far as they can be read."""
+    names = []
+    for file in sorted((home / EXPORTED).glob(f"[!.]*/{_SETTINGS}")):
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            names.append(str(read_json(file)["store"]))
+    return names
 
 
 def _outline(folder: Path, export: Export, anchors: tuple[str, ...]) -> Outline:

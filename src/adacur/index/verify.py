@@ -14,7 +14,7 @@ from adacur.index.database import DATABASE, check_room, connect, digest_texts, r
 from adacur.index.files import check_files
 from adacur.index.folder import first_stage_folders, local_folder
 from adacur.index.manifest import MANIFEST, Manifest, read_part_manifest
-from adacur.index.versions import COMPRESSED, EXACT, ROWS, hold_version, read_parts
+from adacur.index.versions import COMPRESSED, EXACT, EXPORTED, ROWS, hold_version, read_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,7 @@ def _verify(index: Path, home: Path, manifest: Manifest) -> Report:
     stages = {folder.name: folder for folder in first_stage_folders(home)}
     # Of before first stages had checksums are those that the manifest does not name.
     with_checksums = [*(stages[name] for name in manifest.first if name in stages), home / COMPRESSED]
+    with_checksums += (home / EXPORTED).glob("[!.]*")
     for part in list(dict.fromkeys(record.path for record in manifest.parts)) or ["."]:
         file, folder = MANIFEST, index / part
         try:

@@ -14,13 +14,13 @@ from adacur.search.editing import Change, Edit
 from adacur.search.engine_index import search_in
 from adacur.search.engine_search import EngineWarning
 from adacur.search.export import Exported, export
+from adacur.search.filters import Filter
 from adacur.search.methods import (
     ANNCUR,
     AXN,
     METHODS,
     AdaCUR,
     Exact,
-    Filter,
     First,
     Gaussian,
     Method,

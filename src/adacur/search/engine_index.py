@@ -1,9 +1,10 @@
-"""An index whose items live in a vector engine: opened on a collection as it is, or on what an index was exported to."""
+"""An index whose items live in a vector engine: on a collection as it is, or on what an index was exported to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from typing import Any, NoReturn
 
 import numpy as np
@@ -27,7 +28,8 @@ from adacur.index import AnchorTable
 from adacur.scorers.opening import scorer as open_scorer
 from adacur.search.anchor_index import AnchorIndex
 from adacur.search.engine_items import EngineFirst, EngineItems, EngineStage
-from adacur.search.methods import Filter, Method
+from adacur.search.filters import Filter
+from adacur.search.methods import Method
 from adacur.search.planning import Snapshot
 
 # Enough to tell the mean and the variance of vectors.
@@ -40,18 +42,20 @@ METHODS_IN_ENGINES = ("gaussian", "rerank")
 class StoreItems(Items):
     """The items of a collection: they can be counted and read in turn. They have no positions."""
 
-    def __init__(self, store: VectorStore) -> None:
+    def __init__(self, store: VectorStore, *, limit: int | None = None) -> None:
         self._store = store
+        self._limit = limit
 
     @cached_property
     def _length(self) -> int:
-        return self._store.count()
+        n_items = self._store.count()
+        return n_items if self._limit is None else min(n_items, self._limit)
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[Item]:
-        return self._store.scan()
+        return islice(self._store.scan(), self._limit)
 
     @property
     def ids(self) -> Sequence[str]:
@@ -71,6 +75,11 @@ class StoreItems(Items):
 
     def _refused(self) -> NoReturn:
         raise InputError(f"The items are in {self._store.name}, where they have no positions. Read them in turn.")
+
+
+def items_in(url: str, *, limit: int | None = None) -> StoreItems:
+    """The items of the collection at a URL, or the first of them."""
+    return StoreItems(open_store(url), limit=limit)
 
 
 class EngineSnapshot(Snapshot):

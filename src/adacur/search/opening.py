@@ -11,11 +11,13 @@ from typing import Any
 from adacur.core.errors import InputError, UnknownOption
 from adacur.core.protocols import FirstStage, Scorer, ScorerCard
 from adacur.data import names
+from adacur.engines.store_urls import is_store_url, without_credentials
 from adacur.first_stages.encoders import encoder
 from adacur.index import Drift, IndexFolder, check_scorer
 from adacur.scorers.consent import check_consent, check_not_from_here
 from adacur.scorers.opening import is_function_name, scorer
 from adacur.search.anchor_index import AnchorIndex
+from adacur.search.engine_index import search_in
 from adacur.search.export import engine_snapshot
 from adacur.search.first_stages import open_first_stages
 from adacur.search.planning import Reopen, Snapshot
@@ -37,6 +39,8 @@ def load(
 ) -> AnchorIndex:
     """Open an index folder, or the index that ships with adacur: "wikivital", 10,033 Wikipedia articles.
 
+    The URL of a collection in a vector engine ("qdrant://localhost:6333/articles") is opened by `search_in`.
+
     - `scorer`: the scorer that built the index, or its name. By default the one named in the manifest is opened when a
       search first needs it: a model of the catalogue, of the hub or in a folder of yours. Another model is refused,
       another backend of the same one is accepted with a `DriftWarning` that gives the measured difference;
@@ -52,6 +56,12 @@ def load(
     """
     if path == "wikivital" and not Path(path).exists():
         path = wikivital_folder()
+    if isinstance(path, str) and is_store_url(path):
+        if scorer is None:
+            raise InputError(
+                f"A collection names no scorer: give scorer=…, or --scorer, for {without_credentials(path)!r}."
+            )
+        return search_in(path, scorer=scorer, encoder=encoder, exact=exact, check=check)
     folder = IndexFolder.open(path)
     # A file of something else is refused before a search is paid for.
     search_log = None if log is None else SearchLog(log)

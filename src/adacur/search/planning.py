@@ -23,10 +23,11 @@ from adacur.first_stages.joined import SEPARATOR
 from adacur.index import Drift, IndexFolder, save_table
 from adacur.index.compressed import is_compressed, read_features
 from adacur.search.engine_items import EngineItems
+from adacur.search.filters import Filter
 from adacur.search.first_stages import save_first_stage
 from adacur.search.fusion import Fusion
 from adacur.search.learned_slopes import learned_slopes
-from adacur.search.methods import Exact, Filter, First, Method, Plan, method_named
+from adacur.search.methods import Exact, First, Method, Plan, method_named
 from adacur.search.tuned import JUDGED_METHODS, REACH, Tuning, read_tunings
 
 if TYPE_CHECKING:

@@ -33,11 +33,17 @@ def named_places(given: Iterable[str]) -> dict[str, str]:
 
 
 def open_indexes(
-    places: Mapping[str, str | Path], *, scorer: Any = None, trust: bool = False, cache: Path | None = None
+    places: Mapping[str, str | Path],
+    *,
+    scorer: Any = None,
+    store: Any = None,
+    trust: bool = False,
+    cache: Path | None = None,
 ) -> dict[str, AnchorIndex]:
     """Open indexes with their scorers; indexes that were built by the same one share it.
 
-    `scorer` replaces the one that each was built with; `cache` is a file that stores scores.
+    `scorer` replaces the one that each was built with; `store` is the vector engine that all were exported to; `cache`
+    is a file that stores scores.
     """
     opened: dict[Any, Scorer] = {}
     indexes: dict[str, AnchorIndex] = {}
@@ -47,7 +53,7 @@ def open_indexes(
             model: Any = card and card.max_item_tokens
         else:
             model = (card.name, card.backend, card.weights, card.source, card.max_tokens, card.max_item_tokens)
-        index = load(place, scorer=opened.get(model, scorer), trust=trust)
+        index = load(place, scorer=opened.get(model, scorer), store=store, trust=trust)
         if cache is not None and model not in opened:
             index = index.with_scorer(lambda opened_scorer: Cached(opened_scorer, cache))
         opened[model] = index.scorer

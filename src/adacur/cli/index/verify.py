@@ -15,9 +15,9 @@ def verify(index: opt.IndexPath, as_json: opt.Json = False) -> None:
 
     Example: adacur index verify my.adacur
     """
-    import adacur
     from adacur.core.errors import NotAnIndex
     from adacur.index import index_url, read_manifest
+    from adacur.index import verify as verify_index
     from adacur.index.manifest import CONTINUE, MANIFEST
 
     is_folder = index_url(index) is None
@@ -28,7 +28,7 @@ def verify(index: opt.IndexPath, as_json: opt.Json = False) -> None:
         # A folder with a damaged manifest is for the report to name.
         if not Path(index).is_dir():
             raise
-    report = adacur.verify(index)
+    report = verify_index(index)
     if not report.complete and report.ok and is_folder and (Path(index) / MANIFEST).exists():
         note(CONTINUE)
     if as_json:
