@@ -58,9 +58,7 @@ def load(
         path = wikivital_folder()
     if isinstance(path, str) and is_store_url(path):
         if scorer is None:
-            raise InputError(
-                f"A collection names no scorer: give scorer=…, or --scorer, for {without_credentials(path)!r}."
-            )
+            raise InputError(f"{without_credentials(path)} names no scorer. Give one: scorer=…, or --scorer.")
         return search_in(path, scorer=scorer, encoder=encoder, exact=exact, check=check)
     folder = IndexFolder.open(path)
     # A file of something else is refused before a search is paid for.
