@@ -1,7 +1,9 @@
 """Where work runs and where vectors live. What a block of work or a vector means is not known here.
 
 - `engine.py`, `ray.py`: blocks of work, in this process or on a Ray cluster;
-- `vector_store.py`: the contract of an engine that holds item vectors; `memory_store.py`: its plainest form.
+- `vector_store.py`: the contract of an engine that holds item vectors; `memory_store.py`: its plainest form;
+- `qdrant.py`, `qdrant_edge.py`: Qdrant, as a server or in this process; `qdrant_points.py`: what the two share;
+- `store_urls.py`: any of them by its URL.
 """
 
 from __future__ import annotations

@@ -151,6 +151,9 @@ class QdrantStore(PointStore):
     def _has_id(self, ids: Collection[Key]) -> Any:
         return self._models.HasIdCondition(has_id=list(ids))
 
+    def _equals(self, value: str | bool | int) -> Any:
+        return self._models.MatchValue(value=value)
+
     def _between(self, low: float, high: float) -> Any:
         return self._models.Range(gte=low, lte=high)
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
+import numpy as np
+
 from adacur.core.errors import EngineUnavailable, InputError
 from adacur.core.extras import require
 from adacur.engines.qdrant_points import PointStore, Vector, search_params
@@ -129,6 +131,10 @@ class QdrantEdgeStore(PointStore):
 
     def _has_id(self, ids: Collection[Key]) -> Any:
         return self._models.HasIdCondition(set(ids))
+
+    def _equals(self, value: str | bool | int) -> Any:
+        # Edge takes Python's True for the number 1, but not numpy's.
+        return self._models.MatchValue(np.bool_(value) if isinstance(value, bool) else value)
 
     def _between(self, low: float, high: float) -> Any:
         return self._models.RangeFloat(gte=low, lte=high)

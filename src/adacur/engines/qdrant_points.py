@@ -8,7 +8,8 @@ import re
 import uuid
 from abc import abstractmethod
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,8 +42,8 @@ class Vector(NamedTuple):
 class PointStore(VectorStore):
     """A collection of points; what a question looks like to the engine is left to the two that inherit from this.
 
-    A point that `put` wrote holds an item's id and text, its metadata under their own names, and under "_adacur" the
-    metadata that cannot lie there. Of other points, `text` names the field of the text, or several that are joined,
+    A point that `put` wrote holds an item's id and text, its metadata under their own names, and under "_adacur" what
+    would not come back from there. Of other points, `text` names the field of the text, or several that are joined,
     and `id_field` that of the id, which is else the point's own; all other fields are metadata.
     """
 
@@ -92,6 +93,9 @@ class PointStore(VectorStore):
 
     @abstractmethod
     def _has_id(self, ids: Collection[Key]) -> Any: ...
+
+    @abstractmethod
+    def _equals(self, value: str | bool | int) -> Any: ...
 
     @abstractmethod
     def _between(self, low: float, high: float) -> Any: ...
@@ -329,19 +333,24 @@ class PointStore(VectorStore):
         m = self._models
         if not values:
             return self._has_id(())
+        for value in values:
+            if isinstance(value, list | dict) or not _fits(value):
+                raise InputError(
+                    f"Metadata is compared with texts, numbers, True, False, None; got {value!r} for {path}."
+                )
         if len({type(value) for value in values}) == 1 and type(values[0]) in (str, int):
             return m.FieldCondition(key=path, match=m.MatchAny(any=values))
         return m.Filter(should=[self._is(path, value) for value in values])
 
-    def _is(self, path: str, value: Any) -> Any:
+    def _is(self, path: str, value: str | bool | int | float | None) -> Any:
         m = self._models
         if value is None:
             return m.FieldCondition(key=path, is_null=True)
-        if isinstance(value, float) and math.isfinite(value):
-            return m.FieldCondition(key=path, range=self._between(value, value))
-        if isinstance(value, str | bool | int):
-            return m.FieldCondition(key=path, match=m.MatchValue(value=value))
-        raise InputError(f"Metadata is compared with texts, numbers, True, False and None; got {value!r} for {path}.")
+        if isinstance(value, float):
+            # The engine's last digit may be another.
+            near = self._between(math.nextafter(value, -math.inf), math.nextafter(value, math.inf))
+            return m.FieldCondition(key=path, range=near)
+        return m.FieldCondition(key=path, match=self._equals(value))
 
     def _nonsense(self, what: str) -> EngineUnavailable:
         return EngineUnavailable(f"{self.name} answered nonsense: {what}.")
@@ -363,28 +372,34 @@ def payload_of(item: Item) -> dict[str, Any]:
     taken: dict[str, Any] = {}
     as_json: dict[str, str] = {}
     for name, value in item.metadata.items():
-        if not _comes_back(value):
+        if fits := _fits(value):
+            (taken if name in _TAKEN else payload)[name] = value
+        if not fits or not _fits(value, _is_read_exactly):
             try:
                 as_json[name] = json.dumps(value)
             except (TypeError, ValueError) as error:
                 raise InputError(f"Item {item.id!r}: metadata {name!r} cannot be written as JSON: {error}.") from None
-        else:
-            (taken if name in _TAKEN else payload)[name] = value
     rest = {"metadata": taken, "json": as_json}
     return {**payload, "id": item.id, "text": item.text, OURS: {name: part for name, part in rest.items() if part}}
 
 
-def _comes_back(value: Any) -> bool:
-    """Whether a payload keeps a value as it is: 64 bits for a whole number, no NaN, no half of a character."""
+def _fits(value: Any, number: Callable[[float], bool] = math.isfinite) -> bool:
+    """Whether a payload can hold a value: 64 bits of a whole number, no NaN, no half of a character."""
     if isinstance(value, str):
         return value.isascii() or not re.search("[\ud800-\udfff]", value)
     if isinstance(value, list):
-        return all(map(_comes_back, value))
+        return all(_fits(one, number) for one in value)
     if isinstance(value, dict):
-        return all(isinstance(name, str) and _comes_back(name) and _comes_back(one) for name, one in value.items())
+        return all(isinstance(name, str) and _fits(name) and _fits(one, number) for name, one in value.items())
     if isinstance(value, float):
-        return math.isfinite(value)
+        return number(value)
     return value is None or isinstance(value, bool) or (isinstance(value, int) and value in _INT64)
+
+
+def _is_read_exactly(value: float) -> bool:
+    # Qdrant reads decimals by one multiplication of doubles, which is exact for these.
+    _, digits, exponent = Decimal(repr(value)).as_tuple()
+    return int("".join(map(str, digits))) < 2**53 and abs(int(exponent)) <= 22
 
 
 def _path(name: str) -> str:
