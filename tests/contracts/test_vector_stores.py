@@ -10,9 +10,12 @@ import pytest
 
 from adacur.core.errors import AdacurError, InputError
 from adacur.core.records import Item
+from adacur.engines.lancedb import LanceStore
 from adacur.engines.memory_store import MemoryStore
+from adacur.engines.postgres import PostgresStore
 from adacur.engines.store_urls import open_store
 from adacur.engines.vector_store import Nearest, VectorStore
+from tests.postgres_servers import running_postgres
 
 N, WIDTH = 300, 16
 RNG = np.random.default_rng(7)
@@ -39,7 +42,22 @@ def qdrant_edge(folder: Path) -> VectorStore:
     return open_store(f"qdrant-edge://{folder.as_posix()}/things")
 
 
-MAKERS: dict[str, Callable[[Path], VectorStore]] = {"memory": memory, "qdrant": qdrant, "qdrant-edge": qdrant_edge}
+def lancedb(folder: Path) -> VectorStore:
+    pytest.importorskip("lancedb", reason="the extra lancedb is not installed")
+    return LanceStore(folder, "things")
+
+
+def postgres(folder: Path) -> VectorStore:
+    return PostgresStore(running_postgres().new_database(), "things")
+
+
+MAKERS: dict[str, Callable[[Path], VectorStore]] = {
+    "memory": memory,
+    "qdrant": qdrant,
+    "qdrant-edge": qdrant_edge,
+    "lancedb": lancedb,
+    "postgres": postgres,
+}
 
 
 @pytest.fixture(params=MAKERS, scope="module")

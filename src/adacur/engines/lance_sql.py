@@ -1,0 +1,95 @@
+"""Filters and keys as conditions in the SQL of LanceDB, which has no placeholders, and metadata that it can filter.
+
+Beside metadata as JSON, a table has a column `facts`: for each name and value a text. Two items share the text where
+they share the value, whatever characters the name has and whatever type the value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection
+
+import numpy as np
+
+from adacur.core.errors import InputError
+from adacur.core.records import Item
+from adacur.engines.tables import Layout, condition, metadata_json, wanted
+from adacur.engines.vector_store import Key, Where
+
+_LONGEST_FACT = 200
+
+
+def where_sql(layout: Layout, where: Where) -> str | None:
+    """A filter as a condition."""
+    if where is None:
+        return None
+    if isinstance(where, str):
+        return condition(where)
+    conditions = []
+    for name, allowed in wanted(where):
+        if layout.made:
+            facts = ", ".join(_literal(fact(name, value)) for value in allowed)
+            conditions.append(f"array_has_any(facts, [{facts}])" if allowed else "false")
+        else:
+            layout.column(name)
+            given = ", ".join(_literal(value) for value in allowed if value is not None)
+            among = [f"{_quoted(name)} IN ({given})"] if given else []
+            nothing = [f"{_quoted(name)} IS NULL"] if None in allowed else []
+            conditions.append(f"({' OR '.join(among + nothing) or 'false'})")
+    return " AND ".join(conditions) or None
+
+
+def checked_json(item: Item) -> str:
+    """An item's metadata as JSON text that LanceDB gives back as it is."""
+
+    def whole(digits: str) -> int:
+        if not -(2**63) <= int(digits) < 2**64:
+            raise InputError(f"LanceDB keeps whole numbers of 64 bits; the metadata of item {item.id!r} has {digits}.")
+        return 0
+
+    text = metadata_json(item)
+    json.loads(text, parse_int=whole)
+    return text
+
+
+def fact(name: str, value: object) -> str:
+    """That an item has this value under this name, as text that can be compared; 1 and 1.0 are the same."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    try:
+        text = json.dumps([name, value], sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"The value of {name!r} must be one that JSON has: {error}.") from None
+    return text if len(text) <= _LONGEST_FACT else hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def both(first: str | None, second: str) -> str:
+    """Both conditions, of which the first may be none."""
+    return f"{first} AND {second}" if first else second
+
+
+def one_of(layout: Layout, keys: Collection[Key]) -> str:
+    """That the key is one of these."""
+    return f"{_quoted(layout.key)} IN ({', '.join(map(_literal, keys))})"
+
+
+def _quoted(column: str) -> str:
+    if "`" in column:
+        raise InputError(f"LanceDB cannot search by a column with ` in its name: {column!r}.")
+    return f"`{column}`"
+
+
+def _literal(value: object) -> str:
+    """A value as LanceDB's SQL writes it."""
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | np.integer):
+        return str(int(value))
+    if isinstance(value, float) and np.isfinite(value):
+        return repr(value)
+    raise InputError(
+        f"A filter compares with texts, numbers and truth values; got {value!r}. Write others as an SQL condition."
+    )

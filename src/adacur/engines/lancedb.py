@@ -1,0 +1,331 @@
+"""Items in a table of LanceDB, in a folder or an object store: searched by inner product, and by words."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+import numpy as np
+
+from adacur.core.arrays import FloatArray
+from adacur.core.errors import EngineUnavailable, InputError, UnknownOption
+from adacur.core.extras import require
+from adacur.core.records import Item
+from adacur.engines.lance_sql import both, checked_json, fact, one_of, where_sql
+from adacur.engines.tables import Layout, NoAnswer, answered, checked_dimensions, found
+from adacur.engines.vector_store import BESIDE, Found, Key, Nearest, VectorStore, Where
+
+T = TypeVar("T")
+
+_MADE = b"adacur"
+_PAGE = 1000
+# Rows that wait to be indexed are searched one by one. Each write adds a file, and counts as some more rows.
+_INDEX_AFTER, _PER_WRITE = 50_000, 500
+# What LanceDB says of a request that can never be answered.
+_REFUSED = ("Invalid input", "Invalid user input", "Schema error", "does not exist", "was not found", "already exists")
+
+
+class LanceStore(VectorStore):
+    """A table of LanceDB.
+
+    - folder: of the database; or a URL that LanceDB takes, such as s3://bucket/folder;
+    - table: its name;
+    - text, id_field, metadata: the columns of a table of your own. Several text columns are joined with a space; ids
+      are whole numbers or texts, and are the keys; metadata are by default all columns that are neither id, text nor
+      vector. Not used for a table that `create` made;
+    - storage_options: of the object store, as LanceDB takes them; else they come from the environment;
+    - timeout: seconds that a question may take.
+
+    A filter is a dictionary, or a condition as text in the SQL of LanceDB. In a table that `create` made, metadata are
+    JSON: "json_get_int(metadata, 'year') > 2020". An exact question reads every vector that its filter allows;
+    `exact=False` lets LanceDB use a vector index for inner products. Such a table has an index of words and one of
+    keys from the start, which every 50,000 written rows brings up to date; rows since then are searched one by one.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        table: str,
+        *,
+        text: str | Sequence[str] = "text",
+        id_field: str = "id",
+        metadata: Sequence[str] | None = None,
+        storage_options: Mapping[str, str] | None = None,
+        timeout: float = 60.0,
+    ) -> None:
+        self._lancedb: Any = require("lancedb", extra="lancedb")
+        self._arrow: Any = require("pyarrow", extra="lancedb")
+        self._uri, self._table = str(folder), table
+        self._columns: dict[str, Any] = {"text": text, "id_field": id_field, "metadata": metadata}
+        self._storage_options = dict(storage_options or {})
+        self._timeout = timedelta(seconds=timeout)
+        self._database: Any = None
+        self._opened: tuple[Any, Layout] | None = None
+        self._waiting = 0
+        self._writing = threading.RLock()
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> LanceStore:
+        """The store at lancedb:///folder/of/database/table?text=body, or lancedb+s3://bucket/folder/table."""
+        parts = urlsplit(url)
+        given = parse_qs(parts.query, keep_blank_values=True)
+        for name in given:
+            if name not in ("text", "id_field", "metadata"):
+                raise UnknownOption(f"The address of a LanceDB table takes text, id_field and metadata; got {name!r}.")
+        own = {name: values[-1] if name == "id_field" else values for name, values in given.items()}
+        folder, _, table = parts.path.rpartition("/")
+        scheme = parts.scheme.partition("+")[2]
+        if not table or not (folder or parts.netloc):
+            raise InputError(f"The address of a LanceDB table ends in /FOLDER/TABLE; got {parts.path!r}.")
+        # lancedb://folder/table is a folder of the working directory.
+        place = f"{scheme}://{parts.netloc}{folder}" if scheme else unquote(f"{parts.netloc}{folder}" or "/")
+        return cls(place, unquote(table), **{**own, **options})
+
+    def __repr__(self) -> str:
+        return f"LanceStore({self.name!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_database": None, "_opened": None, "_writing": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _writing=threading.RLock())
+
+    @property
+    def name(self) -> str:
+        if "://" not in self._uri:
+            return f"lancedb://{quote(str(Path(self._uri).resolve()))}/{self._table}"
+        parts = urlsplit(self._uri)
+        return f"lancedb+{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}/{self._table}"
+
+    def exists(self) -> bool:
+        return self._table in self._tables()
+
+    def dimensions(self) -> dict[str, int]:
+        return dict(self._there[1].vectors)
+
+    def count(self, where: Where = None) -> int:
+        table, layout = self._there
+        return int(self._ask(lambda: table.count_rows(where_sql(layout, where))))
+
+    def best(
+        self, vector: str, questions: Sequence[Nearest], *, where: Where = None, exact: bool = True
+    ) -> list[Found]:
+        table, layout = self._there
+        layout.dimension(vector)
+        filtered = where_sql(layout, where)
+        weights = [layout.weights(vector, question) for question in questions]
+        answers: dict[int, list[tuple[Key, float]]] = defaultdict(list)
+        together = [at for at, question in enumerate(questions) if question.n > 0 and question.within is None]
+        apart = [[at] for at, question in enumerate(questions) if question.n > 0 and question.within]
+        for group in ([together] if together else []) + apart:
+            # A query takes one filter for all its vectors. So it is asked for as many more as must be left out, and
+            # they are left out here: what remains holds the best, in one pass over the table.
+            within = questions[group[0]].within
+            confined = filtered if within is None else both(filtered, one_of(layout, within))
+            limit = max(questions[at].n + len(questions[at].without) for at in group)
+            several = [weights[at] for at in group]
+            search = table.search(several if len(group) > 1 else several[0], vector_column_name=vector)
+            search = search.distance_type("dot").select([layout.key, "_distance"]).limit(limit)
+            search = search.bypass_vector_index() if exact else search
+            rows = self._rows(search.where(confined) if confined else search)
+            numbers = rows["query_index"].to_pylist() if len(group) > 1 else [0] * len(rows)
+            for number, key, distance in zip(
+                numbers, rows[layout.key].to_pylist(), rows["_distance"].to_pylist(), strict=True
+            ):
+                answers[group[number]].append((key, 1.0 - distance))
+        return [
+            found(self.name, _without(answers[at], question.without), question.n)
+            for at, question in enumerate(questions)
+        ]
+
+    def rows(self, vector: str, keys: Sequence[Key]) -> dict[Key, FloatArray]:
+        table, layout = self._there
+        size = layout.dimension(vector)
+        if not keys:
+            return {}
+        found_rows = self._rows(table.search().where(one_of(layout, keys)).select([layout.key, vector]))
+        present = found_rows.filter(found_rows[vector].is_valid()).combine_chunks()
+        values = self._arrow.concat_arrays(present[vector].chunks).flatten() if len(present) else []
+        array = np.asarray(values, dtype=np.float32).reshape(len(present), size)
+        return dict(zip(present[layout.key].to_pylist(), array, strict=True))
+
+    def items(self, keys: Sequence[Key]) -> dict[Key, Item]:
+        table, layout = self._there
+        if not keys:
+            return {}
+        rows = self._rows(table.search().where(one_of(layout, keys)).select(list(layout.item_columns)))
+        return dict(map(layout.item, rows.to_pylist()))
+
+    def words(self, text: str, n: int, *, where: Where = None) -> Found:
+        table, layout = self._there
+        filtered = where_sql(layout, where)
+        indexed = [
+            name for index in self._ask(table.list_indices) if index.index_type == "FTS" for name in index.columns
+        ]
+        columns = [name for name in layout.text if name in indexed]
+        if not columns:
+            raise InputError(
+                f"{self.name} has no index of words on {' or '.join(map(repr, layout.text))}. Make one with LanceDB: "
+                f"table.create_index({layout.text[0]!r}, config=lancedb.index.FTS())."
+            )
+        if n < 1 or not text.strip():
+            return found(self.name, [], 0)
+        query = self._lancedb.query
+        asked = query.MatchQuery(text, columns[0]) if len(columns) == 1 else query.MultiMatchQuery(text, columns)
+        search = table.search(asked, query_type="fts").select([layout.key, "_score"]).limit(n)
+        rows = self._rows(search.where(filtered) if filtered else search)
+        return found(self.name, zip(rows[layout.key].to_pylist(), rows["_score"].to_pylist(), strict=True), n)
+
+    def sample(self, n: int) -> tuple[Key, ...]:
+        table, layout = self._there
+        total = self.count()
+        if min(n, total) < 1:
+            return ()
+        offsets = np.unique(np.linspace(0, total - 1, min(n, total)).astype(np.int64)).tolist()
+        return tuple(self._rows(table.take_offsets(offsets).select([layout.key]))[layout.key].to_pylist())
+
+    def scan(self) -> Iterator[Item]:
+        table, layout = self._there
+        batches = self._ask(lambda: table.search().select(list(layout.item_columns)).to_batches(_PAGE))
+        while (batch := self._ask(lambda: next(batches, None), tries=1)) is not None:
+            yield from (layout.item(row)[1] for row in batch.to_pylist())
+
+    def beside(self, suffix: str) -> LanceStore:
+        beside = copy.copy(self)
+        beside._table, beside._opened, beside._waiting = f"{self._table}{BESIDE}{suffix}", None, 0
+        beside._database = self._connected
+        return beside
+
+    def siblings(self) -> tuple[str, ...]:
+        start = self._table + BESIDE
+        return tuple(name.removeprefix(start) for name in sorted(self._tables()) if name.startswith(start))
+
+    def create(self, dimensions: Mapping[str, int]) -> None:
+        arrow, index = self._arrow, require("lancedb.index", extra="lancedb")
+        vectors = [
+            arrow.field(name, arrow.list_(arrow.float32(), size))
+            for name, size in checked_dimensions(dimensions).items()
+        ]
+        own = [("id", arrow.string()), ("text", arrow.string()), ("metadata", arrow.json_())]
+        fields = [arrow.field("key", arrow.int64(), nullable=False), *(arrow.field(*field) for field in own)]
+        fields.append(arrow.field("facts", arrow.list_(arrow.string())))
+        schema = arrow.schema([*fields, *vectors], metadata={_MADE: b"1"})
+        with self._writing:
+            table = self._ask(lambda: self._connected.create_table(self._table, schema=schema), tries=1)
+            self._ask(lambda: table.create_index("key", config=index.BTree()), tries=1)
+            self._ask(lambda: table.create_index("text", config=index.FTS()), tries=1)
+
+    def put(self, keys: Sequence[int], items: Sequence[Item], vectors: Mapping[str, FloatArray]) -> None:
+        table, layout = self._there
+        numbers, written, rows = layout.batch(keys, items, vectors)
+        if not numbers:
+            return
+        arrow = self._arrow
+        columns = {
+            "key": arrow.array(numbers, type=arrow.int64()),
+            "id": arrow.array([item.id for item in written], type=arrow.string()),
+            "text": arrow.array([item.text for item in written], type=arrow.string()),
+            "metadata": arrow.ExtensionArray.from_storage(
+                arrow.json_(), arrow.array([checked_json(item) for item in written], type=arrow.string())
+            ),
+            "facts": arrow.array(
+                [[fact(*about) for about in item.metadata.items()] for item in written],
+                type=arrow.list_(arrow.string()),
+            ),
+        }
+        for name, array in rows.items():
+            columns[name] = arrow.FixedSizeListArray.from_arrays(arrow.array(array.ravel()), array.shape[1])
+        with self._writing:
+            upsert = table.merge_insert("key").when_matched_update_all().when_not_matched_insert_all()
+            # Written twice is the same as once.
+            self._ask(lambda: upsert.execute(arrow.table(columns)))
+            self._waiting += len(numbers) + _PER_WRITE
+            if self._waiting >= _INDEX_AFTER:
+                self._ask(table.optimize)
+                self._waiting = 0
+
+    def drop(self) -> None:
+        if not self.exists():
+            return
+        if not self._there[1].made:
+            raise InputError(f"{self.name} was not made by adacur, which only drops tables that it made itself.")
+        self._opened = None
+        self._ask(lambda: self._connected.drop_table(self._table), tries=1)
+
+    def close(self) -> None:
+        self._opened = self._database = None
+
+    def _tables(self) -> list[str]:
+        names: list[str] = []
+        page: str | None = None
+        while True:
+            answer = self._ask(lambda page=page: self._connected.list_tables(page_token=page))
+            names += answer.tables
+            if not (page := answer.page_token):
+                return names
+
+    def _rows(self, query: Any) -> Any:
+        return self._ask(lambda: query.to_arrow(timeout=self._timeout))
+
+    def _ask(self, call: Callable[[], T], *, tries: int = 3) -> T:
+        def checked() -> T:
+            try:
+                return call()
+            except (EngineUnavailable, InputError):
+                raise
+            except Exception as error:
+                raise self._in_words(error) from None
+
+        return answered(self.name, checked, extra="lancedb", tries=tries)
+
+    def _in_words(self, error: Exception) -> Exception:
+        # The rest is where in LanceDB's code it happened.
+        said = str(error).split(", /")[0].strip().split("\n")[0][:500]
+        for secret in self._storage_options.values():
+            said = said.replace(secret, "***")
+        words = f"{type(error).__name__}: {said}"
+        if isinstance(error, ValueError) or any(sign in said for sign in _REFUSED):
+            self._opened = None
+            return InputError(f"{self.name} refuses this. {words}")
+        return NoAnswer(words)
+
+    @property
+    def _connected(self) -> Any:
+        if self._database is None:
+            # So that what other processes write is seen.
+            self._database = self._lancedb.connect(
+                self._uri, storage_options=self._storage_options or None, read_consistency_interval=timedelta(0)
+            )
+        return self._database
+
+    @property
+    def _there(self) -> tuple[Any, Layout]:
+        opened = self._opened
+        if opened is None:
+            if not self.exists():
+                raise InputError(f"There is no table {self._table!r} in {self.name.rpartition('/')[0]}.")
+            table = self._ask(lambda: self._connected.open_table(self._table))
+            schema, kinds = table.schema, self._arrow.types
+            types = {field.name: str(field.type) for field in schema}
+            vectors = {
+                field.name: field.type.list_size
+                for field in schema
+                if kinds.is_fixed_size_list(field.type) and kinds.is_floating(field.type.value_type)
+            }
+            made = _MADE in (schema.metadata or {})
+            layout = Layout.of(self.name, types, vectors, made=made, **self._columns)
+            if not (kinds.is_integer(key := schema.field(layout.key).type) or types[layout.key].endswith("string")):
+                raise InputError(f"Ids are whole numbers or texts; column {layout.key!r} of {self.name} is {key}.")
+            self._opened = opened = table, layout
+        return opened
+
+
+def _without(pairs: list[tuple[Key, float]], keys: Collection[Key]) -> list[tuple[Key, float]]:
+    left_out = set(keys)
+    return [pair for pair in pairs if pair[0] not in left_out]

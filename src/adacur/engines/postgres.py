@@ -1,0 +1,270 @@
+"""Items in a table of Postgres with pgvector: searched by inner product, and by words with its full-text search."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import parse_qs, quote, urlencode, urlsplit, urlunsplit
+
+from adacur.core.arrays import FloatArray
+from adacur.core.errors import InputError
+from adacur.core.records import Item
+from adacur.engines.postgres_connections import Connections, binary_copy, vector_received
+from adacur.engines.postgres_sql import (
+    BLOCKS,
+    COLUMNS,
+    INDEXABLE,
+    Asked,
+    TableSQL,
+    creation,
+    language_made_with,
+    quoted,
+)
+from adacur.engines.tables import Layout, answered, checked_dimensions, found
+from adacur.engines.vector_store import BESIDE, Found, Key, Nearest, VectorStore, Where
+
+_log = logging.getLogger(__name__)
+_LONGEST_NAME = 63
+# Each question is planned on its own, and a statement has at most 65,535 values.
+_QUESTIONS = 16
+_PAGE = 1000
+_INCOMING = "adacur_incoming"
+# In the order of the constructor; those of a URL that are none of these are libpq's.
+_OF_A_URL = ("table", "text", "id_field", "metadata", "language")
+_SEVERAL = ("text", "metadata")
+
+
+class PostgresStore(VectorStore):
+    """A table of Postgres with vectors of the pgvector extension.
+
+    - dsn: how to connect, as libpq takes it: a URL or "host=… dbname=…". A password may be in it, in PGPASSWORD or in
+      ~/.pgpass; nothing shows it;
+    - table: its name, or SCHEMA.NAME;
+    - text, id_field, metadata: the columns of a table of your own. Several text columns are joined with a space; ids
+      are whole numbers, texts or UUIDs, and are the keys; metadata are by default all columns that are neither id, text
+      nor vector. Not used for a table that `create` made;
+    - language: the text search configuration for `words`;
+    - ef_search: of an HNSW index, where `exact=False`; by default twice the number of items asked for, 40 to 1,000;
+    - timeout, connect_timeout: seconds that a statement, or connecting, may take.
+
+    A filter is a dictionary, or an SQL condition as text: let nobody write one who may not read the whole database. In
+    a table that `create` made, metadata are JSON: "(metadata->>'year')::int > 2020". An exact question reads every
+    vector that its filter allows. `exact=False` lets Postgres use an HNSW or IVFFlat index for inner products, which
+    goes on until enough items pass the filter (from pgvector 0.8). Threads each borrow a connection.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        table: str,
+        *,
+        text: str | Sequence[str] = "text",
+        id_field: str = "id",
+        metadata: Sequence[str] | None = None,
+        language: str = "english",
+        ef_search: int | None = None,
+        timeout: float = 60.0,
+        connect_timeout: float = 10.0,
+    ) -> None:
+        self._connections = Connections(dsn, timeout=timeout, connect_timeout=connect_timeout)
+        self._schema, _, self._table = table.rpartition(".")
+        self._columns: dict[str, Any] = {"text": text, "id_field": id_field, "metadata": metadata}
+        self._language, self._ef_search = language, ef_search
+        self._known: TableSQL | None = None
+        _check_name(self._table)
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> PostgresStore:
+        """The store at postgresql://host:port/database?table=items&text=title&text=body."""
+        parts = urlsplit(url)
+        given = parse_qs(parts.query, keep_blank_values=True)
+        own = {name: given.pop(name) for name in _OF_A_URL if name in given}
+        options = {name: values if name in _SEVERAL else values[-1] for name, values in own.items()} | options
+        if "table" not in options:
+            raise InputError("The address of a Postgres table ends in ?table=NAME; this one names no table.")
+        dsn = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(given, doseq=True), ""))
+        return cls(dsn, **options)
+
+    def __repr__(self) -> str:
+        return f"PostgresStore({self.name!r})"
+
+    @property
+    def name(self) -> str:
+        table = f"{self._schema}.{self._table}" if self._schema else self._table
+        return f"{self._connections.address}?table={quote(table)}"
+
+    def exists(self) -> bool:
+        return bool(self._read(("SELECT to_regclass(%s) IS NOT NULL", [self._regclass]))[0][0])
+
+    def dimensions(self) -> dict[str, int]:
+        return dict(self._sql.layout.vectors)
+
+    def count(self, where: Where = None) -> int:
+        return int(self._read(self._sql.count(where))[0][0])
+
+    def best(
+        self, vector: str, questions: Sequence[Nearest], *, where: Where = None, exact: bool = True
+    ) -> list[Found]:
+        sql = self._sql
+        sql.layout.dimension(vector)
+        asked = [(at, question, sql.layout.weights(vector, question)) for at, question in enumerate(questions)]
+        asked = [(at, question, weights) for at, question, weights in asked if question.n > 0]
+        settings = {} if exact else self._index_settings(vector, max((question.n for question in questions), default=0))
+        answers: list[list[tuple[Key, float]]] = [[] for _ in questions]
+        for start in range(0, len(asked), _QUESTIONS):
+            statement = sql.nearest(vector, asked[start : start + _QUESTIONS], where, exact=exact)
+            for at, key, value in self._read(statement, settings):
+                answers[at].append((key, value))
+        return [found(self.name, pairs, question.n) for pairs, question in zip(answers, questions, strict=True)]
+
+    def rows(self, vector: str, keys: Sequence[Key]) -> dict[Key, FloatArray]:
+        self._sql.layout.dimension(vector)
+        return {key: vector_received(sent) for key, sent in self._read(self._sql.vectors(vector, keys))}
+
+    def items(self, keys: Sequence[Key]) -> dict[Key, Item]:
+        return dict(self._items(self._sql.items(keys)))
+
+    def words(self, text: str, n: int, *, where: Where = None) -> Found:
+        return found(self.name, self._read(self._sql.words(text, n, where)), n)
+
+    def sample(self, n: int) -> tuple[Key, ...]:
+        sql = self._sql
+        if n < 1:
+            return ()
+        ((blocks, has_blocks),) = self._read((BLOCKS, [self._regclass]))
+        # There is an item or more in a block; where most are empty, more blocks are read.
+        percent = 200.0 * n / max(1, blocks)
+        while True:
+            rows = self._read(sql.sampled(n, min(100.0, percent) if has_blocks else None))
+            if len(rows) >= n or percent >= 100 or not has_blocks:
+                return tuple(key for (key,) in rows)
+            percent *= 4
+
+    def scan(self) -> Iterator[Item]:
+        # A page that gets lost is read again, which a cursor on the server would not survive.
+        after: list[Key] = []
+        while page := self._items(self._sql.page(after, _PAGE)):
+            yield from (item for _, item in page)
+            after = [page[-1][0]]
+
+    def beside(self, suffix: str) -> PostgresStore:
+        beside = copy.copy(self)
+        beside._table, beside._known = f"{self._table}{BESIDE}{suffix}", None
+        _check_name(beside._table)
+        return beside
+
+    def siblings(self) -> tuple[str, ...]:
+        start = self._table + BESIDE
+        here, schema = ("n.nspname = %s", [self._schema]) if self._schema else ("pg_table_is_visible(c.oid)", [])
+        statement = (
+            "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+            f"WHERE c.relkind IN ('r', 'p') AND starts_with(c.relname::text, %s) AND {here} ORDER BY c.relname"
+        )
+        return tuple(name.removeprefix(start) for (name,) in self._read((statement, [start, *schema])))
+
+    def create(self, dimensions: Mapping[str, int]) -> None:
+        statements = creation(self._place, checked_dimensions(dimensions, longest=_LONGEST_NAME), self._language)
+        if self.exists():
+            raise InputError(f"There is already a table {self._table!r} in {self._connections.address}.")
+
+        def make(connection: Any) -> None:
+            for statement in statements:
+                connection.execute(statement, [])
+
+        self._write(make)
+
+    def put(self, keys: Sequence[int], items: Sequence[Item], vectors: Mapping[str, FloatArray]) -> None:
+        sql = self._sql
+        numbers, written, rows = sql.layout.batch(keys, items, vectors)
+        if not numbers:
+            return
+        content = binary_copy(numbers, written, {name: rows[name] for name in sql.layout.vectors})
+        make, upsert = sql.upsert(_INCOMING)
+
+        def write(connection: Any) -> None:
+            # A server may be set to answer before a write is durable.
+            durable = "SELECT set_config('synchronous_commit', 'on', true)"
+            connection.execute(f"{durable} WHERE current_setting('synchronous_commit') = 'off'", [])
+            connection.execute(make, [])
+            with connection.cursor().copy(f"COPY pg_temp.{_INCOMING} FROM STDIN (FORMAT binary)") as stream:
+                stream.write(content)
+            connection.execute(upsert, [])
+
+        # Written twice is the same as once.
+        self._write(write, tries=3)
+
+    def drop(self) -> None:
+        if not self.exists():
+            return
+        if not self._sql.layout.made:
+            raise InputError(f"{self.name} was not made by adacur, which only drops tables that it made itself.")
+        self._write(lambda connection: connection.execute(f"DROP TABLE IF EXISTS {self._place}", []))
+        self._known = None
+
+    def close(self) -> None:
+        self._connections.close()
+
+    def _read(self, asked: Asked, settings: Mapping[str, str] | None = None) -> list[Any]:
+        try:
+            return answered(
+                self.name, lambda: self._connections.read(*asked, settings=settings or {}), extra="postgres"
+            )
+        except InputError:
+            # The table may have changed since it was described.
+            self._known = None
+            raise
+
+    def _write(self, work: Callable[[Any], object], *, tries: int = 1) -> None:
+        answered(self.name, lambda: self._connections.write(work), extra="postgres", tries=tries)
+
+    def _items(self, asked: Asked) -> list[tuple[Key, Item]]:
+        layout = self._sql.layout
+        return [layout.item(dict(zip(layout.item_columns, row, strict=True))) for row in self._read(asked)]
+
+    @property
+    def _sql(self) -> TableSQL:
+        known = self._known
+        if known is None:
+            rows = self._read((COLUMNS, [self._regclass]))
+            if not rows:
+                raise InputError(f"There is no table {self._table!r} in {self._connections.address}.")
+            # Without the schema of the extension, which must be one that needs no naming.
+            types = {name: kind.rpartition(".")[2] for name, kind, _, _ in rows}
+            vectors = {
+                name: size if size > 0 else self._size(name) for name, _, size, _ in rows if types[name] in INDEXABLE
+            }
+            made = language_made_with(rows[0][3])
+            layout = Layout.of(self.name, types, vectors, made=made is not None, **self._columns)
+            self._known = known = TableSQL(self._place, layout, made or self._language)
+        return known
+
+    def _size(self, vector: str) -> int:
+        """The size of a vector whose column does not say it."""
+        column = quoted(vector)
+        first = f"SELECT vector_dims({column}) FROM {self._place} WHERE {column} IS NOT NULL LIMIT 1"
+        return next((size for (size,) in self._read((first, []))), 0)
+
+    def _index_settings(self, vector: str, n: int) -> dict[str, str]:
+        kind, size = self._sql.layout.types[vector], self._sql.layout.vectors[vector]
+        if size > INDEXABLE[kind]:
+            _log.warning("pgvector indexes a %s of at most %d numbers; %r has %d.", kind, INDEXABLE[kind], vector, size)
+        return {
+            "hnsw.ef_search": str(self._ef_search or min(1000, max(40, 2 * n))),
+            "hnsw.iterative_scan": "strict_order",
+            "ivfflat.iterative_scan": "relaxed_order",
+        }
+
+    @property
+    def _place(self) -> str:
+        return quoted(*([self._schema] if self._schema else []), self._table)
+
+    @property
+    def _regclass(self) -> str:
+        return self._place.replace("%%", "%")
+
+
+def _check_name(table: str) -> None:
+    if not 0 < len(table.encode()) <= _LONGEST_NAME:
+        raise InputError(f"The name of a table has 1 to {_LONGEST_NAME} bytes in Postgres; got {table!r}.")
