@@ -202,7 +202,8 @@ class QdrantStore(PointStore):
 
     def _failure(self, error: Exception) -> EngineUnavailable | InputError | None:
         exceptions = require("qdrant_client.http.exceptions", extra="qdrant")
-        problem = self._without_key(_in_words(error, exceptions))
+        # The key is hidden before the text is cut, which might leave half of it.
+        problem = self._without_key(_in_words(error, exceptions))[:300]
         no_answer = EngineUnavailable(f"{self.name} does not answer: {problem}. Is the server well, and this its URL?")
         refused = InputError(f"{self.name} refused: {problem}.")
         if isinstance(error, exceptions.UnexpectedResponse):

@@ -43,6 +43,10 @@ def open_store(url: str, **options: Any) -> VectorStore:
             f"The URL of a vector store begins with {known}; got {without_credentials(url)!r}."
             f"{did_you_mean(scheme, _STORES)}"
         )
+    try:
+        urlsplit(url)
+    except ValueError as error:
+        raise InputError(f"This is not a URL: {error}.") from None
     module, name = _STORES[scheme]
     store: VectorStore = getattr(importlib.import_module(module), name).from_url(url, **options)
     return store

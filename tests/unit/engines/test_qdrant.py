@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,13 @@ def test_a_users_collection_is_never_dropped_or_made_again(theirs: Maker) -> Non
     with pytest.raises(InputError, match="exists already"):
         store.create({"features": 2})
     assert store.count() == N
+
+
+def test_threads_share_a_store(theirs: Maker) -> None:
+    store = theirs(*plain())
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: store.best("", [Nearest(WEIGHTS, 5)])[0].keys, range(40)))
+    assert len(set(found)) == 1
 
 
 # Filters
@@ -505,9 +513,10 @@ def test_a_server_that_fails_three_times_is_unavailable(
     server: Server, store: QdrantStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    server.script = [error(500, f"disk {KEY}")] * 3
-    with pytest.raises(EngineUnavailable, match=r"qdrant://127.0.0.1:\d+/things.*500.*disk \*\*\*"):
+    server.script = [error(500, f"disk {KEY} " + "x" * 10_000)] * 3
+    with pytest.raises(EngineUnavailable, match=r"qdrant://127.0.0.1:\d+/things.*500.*disk \*\*\*") as caught:
         store.count()
+    assert len(str(caught.value)) < 500
     assert len(server.requests) == 3
     assert KEY not in caplog.text
 
