@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from adacur.core.arrays import BoolArray, FloatArray
-from adacur.core.errors import InputError, UnknownName
+from adacur.core.errors import InputError
 from adacur.core.records import Item
 from adacur.engines.vector_store import BESIDE, Found, Key, Nearest, VectorStore, Where
 
@@ -78,6 +78,8 @@ class MemoryStore(VectorStore):
         return tuple(name.removeprefix(start) for name in self._shelf if name.startswith(start))
 
     def create(self, dimensions: Mapping[str, int]) -> None:
+        if self.exists():
+            raise InputError(f"{self.name} exists already, and is left alone.")
         self._shelf[self._collection] = _Collection(dimensions)
 
     def put(self, keys: Sequence[int], items: Sequence[Item], vectors: Mapping[str, FloatArray]) -> None:
@@ -120,7 +122,7 @@ class _Collection:
     def matrix(self, vector: str) -> FloatArray:
         if vector not in self._vectors:
             known = ", ".join(repr(name) for name in self._vectors)
-            raise UnknownName(f"This collection has no vector {vector!r}. It has: {known}.")
+            raise InputError(f"This collection has no vector {vector!r}. It has: {known}.")
         return np.reshape(self._vectors[vector], (len(self.keys), self.dimensions[vector]))
 
     def among(self, keys: Collection[Key] | None) -> BoolArray:
@@ -140,6 +142,17 @@ class _Collection:
 
 def _has(item: Item, where: Mapping[str, Any]) -> bool:
     return all(
-        name in item.metadata and item.metadata[name] in (wanted if isinstance(wanted, list) else [wanted])
+        any(_is_one_of(value, wanted if isinstance(wanted, list) else [wanted]) for value in _values(item, name))
         for name, wanted in where.items()
     )
+
+
+def _values(item: Item, name: str) -> list[Any]:
+    """The values of a field: those of a list, or the one."""
+    value = item.metadata.get(name)
+    return value if isinstance(value, list) else [] if name not in item.metadata else [value]
+
+
+def _is_one_of(value: Any, wanted: list[Any]) -> bool:
+    # In JSON true is not 1.
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in wanted)

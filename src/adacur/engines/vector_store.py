@@ -15,8 +15,8 @@ from adacur.core.records import Item
 
 # An engine's own id of an item.
 Key = int | str
-# Metadata that an item must have: {"lang": "en", "year": [2023, 2024]}, where a list means any of these. Or what the
-# engine itself takes for a filter: a Qdrant `Filter`, an SQL condition.
+# Metadata that an item must have: {"lang": "en", "year": [2023, 2024]}, where a list means any of these, and an item's
+# own list has each of its values. Or what the engine itself takes for a filter: a Qdrant `Filter`, an SQL condition.
 Where = Mapping[str, Any] | Any | None
 
 # Between the name of a collection and that of what is written beside it.
@@ -109,7 +109,10 @@ class VectorStore(Protocol):
         ...
 
     def create(self, dimensions: Mapping[str, int]) -> None:
-        """Make the collection, with vectors of these sizes compared by inner product, exactly as they are."""
+        """Make the collection, with vectors of these sizes compared by inner product, exactly as they are.
+
+        One that exists is refused.
+        """
         ...
 
     def put(self, keys: Sequence[int], items: Sequence[Item], vectors: Mapping[str, FloatArray]) -> None:
@@ -121,5 +124,5 @@ class VectorStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Let go of the connection; one that came from `beside` leaves it to the store that opened it."""
         ...
