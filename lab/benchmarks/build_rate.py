@@ -4,7 +4,8 @@
     python lab/benchmarks/build_rate.py --scorer ms-marco-MiniLM-L-12-v2 --items corpus.jsonl --queries queries.jsonl \\
         --anchors 400 --max-item-tokens 160
 
-The same scorer fills the grid inside `adacur.build`, then by itself, in one call; verifying counts as part of the build. So does what the scorer loads and compiles on its first calls, unless `--warm` lets it do that before. Without
+The same scorer fills the grid inside `adacur.build`, then by itself, in one call; verifying counts as part of the
+build. So does what the scorer loads and compiles on its first calls, unless `--warm` lets it do that before. Without
 `--items`, texts are made up.
 """
 

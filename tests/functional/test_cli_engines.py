@@ -120,3 +120,28 @@ def test_urls_that_lead_nowhere_are_refused_in_one_line(shop: Path) -> None:
         "has not been exported", "adacur index export"
     )
     here("search", f"qdrant-edge://{shop}/nowhere", "q", *SCORED, cwd=shop).refused("nowhere")
+
+
+def test_an_engine_is_served(shop: Path) -> None:
+    pytest.importorskip("fastapi", reason="the extra serving is not installed")
+    from fastapi.testclient import TestClient
+
+    from adacur.serving import create_app
+    from adacur.serving.opening import named_places, open_indexes
+
+    folder = next((shop / "engine").glob("things--*"))
+    places = named_places([f"as_it_is=qdrant-edge://{folder.as_posix()}"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(shop))
+        indexes = open_indexes(places, scorer="engine_scorers:score", encoder="engine_scorers:Letters")
+    with TestClient(create_app(indexes), base_url="http://127.0.0.1") as client:
+        body = {"query": QUESTION, "k": 3, "budget": 20, "trace": True, "filter": {"metadata": {"parity": 1}}}
+        answer = client.post("/v1/search", json=body)
+        assert answer.status_code == 200, answer.text
+        (found,) = answer.json()["results"]
+        assert found["calls"] == 20
+        assert all(hit["metadata"]["parity"] == 1 for hit in found["hits"])
+        assert len(found["trace"][0]["items"]) > 0
+        both = {"query": QUESTION, "filter": {"metadata": {"parity": 1}, "ids": ["d1"]}}
+        assert client.post("/v1/search", json=both).status_code == 422
+        assert client.get("/v1/indexes").status_code == 200

@@ -47,6 +47,10 @@ StoreUrl = Annotated[
     str | None,
     Option("--store", help="The URL of the vector engine that the index was exported to: search there."),
 ]
+EncoderName = Annotated[
+    str | None,
+    Option("--encoder", help="The encoder of the item vectors; default: as the index says. A collection needs it."),
+]
 Trust = Annotated[bool, Option("--trust", help="Open the scorer or encoder that the folder names, even a function.")]
 MaxItemTokens = Annotated[int | None, Option("--max-item-tokens", min=1, help="Cut items to N tokens.")]
 CacheFile = Annotated[Path | None, Option("--cache", help="A file that stores scores between runs.")]

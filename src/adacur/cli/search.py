@@ -57,9 +57,7 @@ def search(
     ] = None,
     scorer: opt.ScorerOfIndex = None,
     store: opt.StoreUrl = None,
-    encoder: Annotated[
-        str | None, Option(help="The encoder of the item vectors, for a collection in an engine; else as stored.")
-    ] = None,
+    encoder: opt.EncoderName = None,
     trust: opt.Trust = False,
     cache: opt.CacheFile = None,
     log: Annotated[Path | None, Option(help="A file that stores scores for `adacur index refresh`.")] = None,

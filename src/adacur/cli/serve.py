@@ -28,13 +28,15 @@ def serve(
         list[str] | None,
         Argument(
             metavar="[[NAME=]INDEX ...]",
-            help="Index folders or URLs, each under its folder's name or NAME; default: the index that ships.",
+            help="Index folders, URLs, or collections of an engine, each under its name or NAME; default: the index "
+            "that ships.",
         ),
     ] = None,
     host: Annotated[str, Option(help="The address to listen on; 0.0.0.0 is every network.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="0 takes any free port.")] = 8000,
     scorer: opt.ScorerOfIndex = None,
     store: opt.StoreUrl = None,
+    encoder: opt.EncoderName = None,
     trust: opt.Trust = False,
     cache: opt.CacheFile = None,
     key: Annotated[list[str] | None, Option(help="A key that requests need; may be repeated.")] = None,
@@ -58,7 +60,7 @@ def serve(
 
     Example: adacur serve my.adacur --port 8000
     """
-    options: dict[str, Any] = {"scorer": scorer, "store": store, "trust": trust, "cache": cache}
+    options: dict[str, Any] = {"scorer": scorer, "encoder": encoder, "store": store, "trust": trust, "cache": cache}
     if mcp:
         given = opt.settings_given(settings, takes=["max_budget"])
         _serve_mcp(indexes or [], options, **given, about=about)

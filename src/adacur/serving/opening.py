@@ -9,6 +9,7 @@ from typing import Any
 
 from adacur.core.errors import InputError
 from adacur.core.protocols import Scorer
+from adacur.engines.store_urls import is_store_url
 from adacur.index import IndexFolder, index_url
 from adacur.scorers import Cached
 from adacur.search import AnchorIndex, load
@@ -22,7 +23,9 @@ def named_places(given: Iterable[str]) -> dict[str, str]:
     for one in given:
         named = None if Path(one).exists() else _NAMED.fullmatch(one)
         place = named["place"] if named else one
-        name = named["name"] if named else Path(place.rstrip("/")).resolve().name.removesuffix(".adacur")
+        # What stands behind the '?' of a collection's URL is not part of its name.
+        folder = place.partition("?")[0] if is_store_url(place) else place
+        name = named["name"] if named else Path(folder.rstrip("/")).resolve().name.removesuffix(".adacur")
         if name in places:
             raise InputError(
                 f"Two indexes would be served under the name {name!r}: {places[name]} and {place}. "
@@ -36,24 +39,27 @@ def open_indexes(
     places: Mapping[str, str | Path],
     *,
     scorer: Any = None,
+    encoder: Any = None,
     store: Any = None,
     trust: bool = False,
     cache: Path | None = None,
 ) -> dict[str, AnchorIndex]:
     """Open indexes with their scorers; indexes that were built by the same one share it.
 
-    `scorer` replaces the one that each was built with; `store` is the vector engine that all were exported to; `cache`
-    is a file that stores scores.
+    `scorer` replaces the one that each was built with, and `encoder` that of item vectors; `store` is the vector engine
+    that all were exported to; `cache` is a file that stores scores.
     """
     opened: dict[Any, Scorer] = {}
     indexes: dict[str, AnchorIndex] = {}
     for name, place in places.items():
-        card = IndexFolder.open(index_url(str(place)) or place).manifest.scorer
+        card = None
+        if not is_store_url(str(place)):
+            card = IndexFolder.open(index_url(str(place)) or place).manifest.scorer
         if scorer is not None or card is None:
             model: Any = card and card.max_item_tokens
         else:
             model = (card.name, card.backend, card.weights, card.source, card.max_tokens, card.max_item_tokens)
-        index = load(place, scorer=opened.get(model, scorer), store=store, trust=trust)
+        index = load(place, scorer=opened.get(model, scorer), encoder=encoder, store=store, trust=trust)
         if cache is not None and model not in opened:
             index = index.with_scorer(lambda opened_scorer: Cached(opened_scorer, cache))
         opened[model] = index.scorer

@@ -23,7 +23,7 @@ def export(
         ),
     ],
     drop_old: Annotated[bool, Option("--drop-old", help="Remove the collections of earlier exports.")] = False,
-    encoder: Annotated[str | None, Option(help="The encoder of the dense first stage; default: as it says.")] = None,
+    encoder: opt.EncoderName = None,
     trust: opt.Trust = False,
     as_json: opt.Json = False,
 ) -> None:
