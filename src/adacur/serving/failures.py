@@ -14,6 +14,7 @@ from adacur.core.errors import (
     AdacurError,
     BudgetError,
     EmptyInput,
+    EngineUnavailable,
     InputError,
     NonFiniteScore,
     ScorerError,
@@ -76,6 +77,9 @@ def as_refusal(error: Exception) -> Refusal:
             return Refusal(status, code, str(error))
     if isinstance(error, ScorerError):
         return Refusal(502, "scorer_failed", "The scorer failed. The server's log says why, under this request's id.")
+    if isinstance(error, EngineUnavailable):
+        message = "The vector engine did not answer. The server's log says why, under this request's id."
+        return Refusal(503, "engine_unavailable", message)
     return Refusal(500, "internal", "Something unexpected happened. The server's log has it, under this request's id.")
 
 

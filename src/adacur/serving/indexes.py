@@ -89,6 +89,8 @@ def plan_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: 
     if method == "exact":
         _check_exact(one, filter_, settings)
         given["budget"] = body.get("budget")
+    if filter_.get("ids") is not None and one.index.snapshot.engine is not None:
+        raise Refusal(422, "invalid_request", "The items of this index can be filtered by metadata, not by ids.")
     options = search_options(
         one.index,
         filter=_filter(filter_),
