@@ -74,10 +74,15 @@ def one_of(layout: Layout, keys: Collection[Key]) -> str:
     return f"{_quoted(layout.key)} IN ({', '.join(map(_literal, keys))})"
 
 
-def _quoted(column: str) -> str:
-    if "`" in column:
-        raise InputError(f"LanceDB cannot search by a column with ` in its name: {column!r}.")
-    return f"`{column}`"
+def column(name: str) -> str:
+    """The name of a column, if it can be quoted."""
+    if "`" in name:
+        raise InputError(f"LanceDB cannot search by a column with ` in its name: {name!r}.")
+    return name
+
+
+def _quoted(name: str) -> str:
+    return f"`{column(name)}`"
 
 
 def _literal(value: object) -> str:
