@@ -1,7 +1,8 @@
 """Where work runs and where vectors live. What a block of work or a vector means is not known here.
 
 - `engine.py`, `ray.py`: blocks of work, in this process or on a Ray cluster;
-- `vector_store.py`: the contract of an engine that holds item vectors; `memory_store.py`: its plainest form.
+- `vector_store.py`: the contract of an engine that holds item vectors; `memory_store.py`: its plainest form;
+- `lancedb.py`, `postgres.py`: LanceDB, and Postgres with pgvector; `tables.py`: what both share.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 import numpy as np
 
 from adacur.core.arrays import FloatArray
-from adacur.core.errors import AdacurError, InputError, UnknownOption
+from adacur.core.errors import InputError, UnknownOption
 from adacur.core.extras import require
 from adacur.core.records import Item
-from adacur.engines.lance_sql import both, checked_json, column, fact, one_of, where_sql
+from adacur.engines.lance_sql import both, column, item_columns, one_of, where_sql
 from adacur.engines.tables import Layout, NoAnswer, answered, checked_dimensions, found
 from adacur.engines.vector_store import BESIDE, Found, Key, Nearest, VectorStore, Where
 
@@ -222,25 +222,11 @@ class LanceStore(VectorStore):
         numbers, written, rows = layout.batch(keys, items, vectors)
         if not numbers:
             return
-        arrow = _arrow()
-        columns = {
-            "key": arrow.array(numbers, type=arrow.int64()),
-            "id": arrow.array([item.id for item in written], type=arrow.string()),
-            "text": arrow.array([item.text for item in written], type=arrow.string()),
-            "metadata": arrow.ExtensionArray.from_storage(
-                arrow.json_(), arrow.array([checked_json(item) for item in written], type=arrow.string())
-            ),
-            "facts": arrow.array(
-                [[fact(*about) for about in item.metadata.items()] for item in written],
-                type=arrow.list_(arrow.string()),
-            ),
-        }
-        for name, array in rows.items():
-            columns[name] = arrow.FixedSizeListArray.from_arrays(arrow.array(array.ravel()), array.shape[1])
+        content = item_columns(numbers, written, rows)
         with self._writing:
             upsert = table.merge_insert("key").when_matched_update_all().when_not_matched_insert_all()
             # Written twice is the same as once.
-            self._ask(lambda: upsert.execute(arrow.table(columns)))
+            self._ask(lambda: upsert.execute(content))
             self._waiting += len(numbers) + _PER_WRITE
             if self._waiting >= _INDEX_AFTER:
                 self._ask(table.optimize)
@@ -259,7 +245,7 @@ class LanceStore(VectorStore):
 
     def _tables(self) -> list[str]:
         answer = self._ask(lambda: self._connected.list_tables())
-        names: list[str] = answer.tables
+        names: list[str] = list(answer.tables)
         while token := answer.page_token:
             answer = self._ask(functools.partial(self._connected.list_tables, page_token=token))
             names += answer.tables
@@ -272,9 +258,7 @@ class LanceStore(VectorStore):
         def checked() -> T:
             try:
                 return call()
-            except AdacurError:
-                raise
-            except Exception as error:
+            except (ValueError, RuntimeError, OSError) as error:
                 raise self._in_words(error) from None
 
         return answered(self.name, checked, extra="lancedb", tries=tries)

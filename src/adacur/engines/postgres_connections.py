@@ -54,6 +54,10 @@ class Connections:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_idle": []}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        weakref.finalize(self, _close_all, self._idle)
+
     def read(self, statement: str, values: Sequence[Any], *, settings: Mapping[str, str]) -> list[Any]:
         """The rows of a statement, with these settings for it alone."""
 
