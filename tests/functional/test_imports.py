@@ -151,7 +151,7 @@ queries = adacur.pseudo_queries(items, 6)
 index = adacur.build(items, queries, scorer=shared_words, path="i.adacur", progress=False)
 hits = index.search("the number 7", k=3, budget=20, first="bm25")
 again = adacur.load("i.adacur", scorer=shared_words).search("the number 7", k=3, budget=20, first="bm25")
-assert hits.ids == again.ids and adacur.verify("i.adacur").ok
+assert hits.ids == again.ids and adacur.index.verify("i.adacur").ok
 print(hits.ids[0], hits.trace.calls, hits.trace.settings["first"])
 """
     assert python(script, cwd=tmp_path) == "i7 20 bm25\n"

@@ -202,7 +202,7 @@ def test_what_belonged_to_the_version_before_is_told_and_compacting_keeps_it(tmp
     assert (home_of(path) / "gaussian").exists()
     assert index.tunings
     assert found(index, ["red thing"], method="gaussian", first="bm25") == before
-    assert adacur.verify(path).ok
+    assert adacur.index.verify(path).ok
     said = run("index", "remove", path, "i3")
     assert "adacur index compress" in said
     assert "adacur tune" in said

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError
+from adacur.core.extras import require
 from adacur.core.records import Item
 from adacur.engines.tables import Layout, condition, metadata_json, wanted
 from adacur.engines.vector_store import Key, Where
@@ -29,7 +32,7 @@ def where_sql(layout: Layout, where: Where) -> str | None:
     conditions = []
     for name, allowed in wanted(where):
         if layout.made:
-            facts = ", ".join(_literal(fact(name, value)) for value in allowed)
+            facts = ", ".join(_literal(_fact(name, value)) for value in allowed)
             conditions.append(f"array_has_any(facts, [{facts}])" if allowed else "false")
         else:
             layout.column(name)
@@ -40,7 +43,24 @@ def where_sql(layout: Layout, where: Where) -> str | None:
     return " AND ".join(conditions) or None
 
 
-def checked_json(item: Item) -> str:
+def item_columns(keys: Sequence[int], items: Sequence[Item], vectors: Mapping[str, FloatArray]) -> Any:
+    """Items as rows of a table that `create` made."""
+    arrow = require("pyarrow", extra="lancedb")
+    metadata = arrow.array([_checked_json(item) for item in items], type=arrow.string())
+    facts = [[_fact(name, value) for name, value in item.metadata.items()] for item in items]
+    columns = {
+        "key": arrow.array(keys, type=arrow.int64()),
+        "id": arrow.array([item.id for item in items], type=arrow.string()),
+        "text": arrow.array([item.text for item in items], type=arrow.string()),
+        "metadata": arrow.ExtensionArray.from_storage(arrow.json_(), metadata),
+        "facts": arrow.array(facts, type=arrow.list_(arrow.string())),
+    }
+    for name, array in vectors.items():
+        columns[name] = arrow.FixedSizeListArray.from_arrays(arrow.array(array.ravel()), array.shape[1])
+    return arrow.table(columns)
+
+
+def _checked_json(item: Item) -> str:
     """An item's metadata as JSON text that LanceDB gives back as it is."""
 
     def whole(digits: str) -> int:
@@ -53,7 +73,7 @@ def checked_json(item: Item) -> str:
     return text
 
 
-def fact(name: str, value: object) -> str:
+def _fact(name: str, value: object) -> str:
     """That an item has this value under this name, as text that can be compared; 1 and 1.0 are the same."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -74,10 +94,15 @@ def one_of(layout: Layout, keys: Collection[Key]) -> str:
     return f"{_quoted(layout.key)} IN ({', '.join(map(_literal, keys))})"
 
 
-def _quoted(column: str) -> str:
-    if "`" in column:
-        raise InputError(f"LanceDB cannot search by a column with ` in its name: {column!r}.")
-    return f"`{column}`"
+def column(name: str) -> str:
+    """The name of a column, if it can be quoted."""
+    if "`" in name:
+        raise InputError(f"LanceDB cannot search by a column with ` in its name: {name!r}.")
+    return name
+
+
+def _quoted(name: str) -> str:
+    return f"`{column(name)}`"
 
 
 def _literal(value: object) -> str:

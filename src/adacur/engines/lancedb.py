@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -14,10 +15,10 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 import numpy as np
 
 from adacur.core.arrays import FloatArray
-from adacur.core.errors import EngineUnavailable, InputError, UnknownOption
+from adacur.core.errors import InputError, UnknownOption
 from adacur.core.extras import require
 from adacur.core.records import Item
-from adacur.engines.lance_sql import both, checked_json, fact, one_of, where_sql
+from adacur.engines.lance_sql import both, column, item_columns, one_of, where_sql
 from adacur.engines.tables import Layout, NoAnswer, answered, checked_dimensions, found
 from adacur.engines.vector_store import BESIDE, Found, Key, Nearest, VectorStore, Where
 
@@ -59,8 +60,7 @@ class LanceStore(VectorStore):
         storage_options: Mapping[str, str] | None = None,
         timeout: float = 60.0,
     ) -> None:
-        self._lancedb: Any = require("lancedb", extra="lancedb")
-        self._arrow: Any = require("pyarrow", extra="lancedb")
+        require("lancedb", extra="lancedb")
         self._uri, self._table = str(folder), table
         self._columns: dict[str, Any] = {"text": text, "id_field": id_field, "metadata": metadata}
         self._storage_options = dict(storage_options or {})
@@ -111,7 +111,8 @@ class LanceStore(VectorStore):
 
     def count(self, where: Where = None) -> int:
         table, layout = self._there
-        return int(self._ask(lambda: table.count_rows(where_sql(layout, where))))
+        filtered = where_sql(layout, where)
+        return int(self._ask(lambda: table.count_rows(filtered)))
 
     def best(
         self, vector: str, questions: Sequence[Nearest], *, where: Where = None, exact: bool = True
@@ -135,14 +136,11 @@ class LanceStore(VectorStore):
             search = search.bypass_vector_index() if exact else search
             rows = self._rows(search.where(confined) if confined else search)
             numbers = rows["query_index"].to_pylist() if len(group) > 1 else [0] * len(rows)
-            for number, key, distance in zip(
-                numbers, rows[layout.key].to_pylist(), rows["_distance"].to_pylist(), strict=True
-            ):
+            keys, distances = rows[layout.key].to_pylist(), rows["_distance"].to_pylist()
+            for number, key, distance in zip(numbers, keys, distances, strict=True):
                 answers[group[number]].append((key, 1.0 - distance))
-        return [
-            found(self.name, _without(answers[at], question.without), question.n)
-            for at, question in enumerate(questions)
-        ]
+        left = [_without(answers[at], question.without) for at, question in enumerate(questions)]
+        return [found(self.name, pairs, question.n) for pairs, question in zip(left, questions, strict=True)]
 
     def rows(self, vector: str, keys: Sequence[Key]) -> dict[Key, FloatArray]:
         table, layout = self._there
@@ -151,7 +149,7 @@ class LanceStore(VectorStore):
             return {}
         found_rows = self._rows(table.search().where(one_of(layout, keys)).select([layout.key, vector]))
         present = found_rows.filter(found_rows[vector].is_valid()).combine_chunks()
-        values = self._arrow.concat_arrays(present[vector].chunks).flatten() if len(present) else []
+        values = _arrow().concat_arrays(present[vector].chunks).flatten() if len(present) else []
         array = np.asarray(values, dtype=np.float32).reshape(len(present), size)
         return dict(zip(present[layout.key].to_pylist(), array, strict=True))
 
@@ -176,7 +174,7 @@ class LanceStore(VectorStore):
             )
         if n < 1 or not text.strip():
             return found(self.name, [], 0)
-        query = self._lancedb.query
+        query: Any = require("lancedb.query", extra="lancedb")
         asked = query.MatchQuery(text, columns[0]) if len(columns) == 1 else query.MultiMatchQuery(text, columns)
         search = table.search(asked, query_type="fts").select([layout.key, "_score"]).limit(n)
         rows = self._rows(search.where(filtered) if filtered else search)
@@ -207,11 +205,9 @@ class LanceStore(VectorStore):
         return tuple(name.removeprefix(start) for name in sorted(self._tables()) if name.startswith(start))
 
     def create(self, dimensions: Mapping[str, int]) -> None:
-        arrow, index = self._arrow, require("lancedb.index", extra="lancedb")
-        vectors = [
-            arrow.field(name, arrow.list_(arrow.float32(), size))
-            for name, size in checked_dimensions(dimensions).items()
-        ]
+        arrow, index = _arrow(), require("lancedb.index", extra="lancedb")
+        sizes = {column(name): size for name, size in checked_dimensions(dimensions).items()}
+        vectors = [arrow.field(name, arrow.list_(arrow.float32(), size)) for name, size in sizes.items()]
         own = [("id", arrow.string()), ("text", arrow.string()), ("metadata", arrow.json_())]
         fields = [arrow.field("key", arrow.int64(), nullable=False), *(arrow.field(*field) for field in own)]
         fields.append(arrow.field("facts", arrow.list_(arrow.string())))
@@ -226,25 +222,11 @@ class LanceStore(VectorStore):
         numbers, written, rows = layout.batch(keys, items, vectors)
         if not numbers:
             return
-        arrow = self._arrow
-        columns = {
-            "key": arrow.array(numbers, type=arrow.int64()),
-            "id": arrow.array([item.id for item in written], type=arrow.string()),
-            "text": arrow.array([item.text for item in written], type=arrow.string()),
-            "metadata": arrow.ExtensionArray.from_storage(
-                arrow.json_(), arrow.array([checked_json(item) for item in written], type=arrow.string())
-            ),
-            "facts": arrow.array(
-                [[fact(*about) for about in item.metadata.items()] for item in written],
-                type=arrow.list_(arrow.string()),
-            ),
-        }
-        for name, array in rows.items():
-            columns[name] = arrow.FixedSizeListArray.from_arrays(arrow.array(array.ravel()), array.shape[1])
+        content = item_columns(numbers, written, rows)
         with self._writing:
             upsert = table.merge_insert("key").when_matched_update_all().when_not_matched_insert_all()
             # Written twice is the same as once.
-            self._ask(lambda: upsert.execute(arrow.table(columns)))
+            self._ask(lambda: upsert.execute(content))
             self._waiting += len(numbers) + _PER_WRITE
             if self._waiting >= _INDEX_AFTER:
                 self._ask(table.optimize)
@@ -262,13 +244,12 @@ class LanceStore(VectorStore):
         self._opened = self._database = None
 
     def _tables(self) -> list[str]:
-        names: list[str] = []
-        page: str | None = None
-        while True:
-            answer = self._ask(lambda page=page: self._connected.list_tables(page_token=page))
+        answer = self._ask(lambda: self._connected.list_tables())
+        names: list[str] = list(answer.tables)
+        while token := answer.page_token:
+            answer = self._ask(functools.partial(self._connected.list_tables, page_token=token))
             names += answer.tables
-            if not (page := answer.page_token):
-                return names
+        return names
 
     def _rows(self, query: Any) -> Any:
         return self._ask(lambda: query.to_arrow(timeout=self._timeout))
@@ -277,9 +258,7 @@ class LanceStore(VectorStore):
         def checked() -> T:
             try:
                 return call()
-            except (EngineUnavailable, InputError):
-                raise
-            except Exception as error:
+            except (ValueError, RuntimeError, OSError) as error:
                 raise self._in_words(error) from None
 
         return answered(self.name, checked, extra="lancedb", tries=tries)
@@ -299,7 +278,7 @@ class LanceStore(VectorStore):
     def _connected(self) -> Any:
         if self._database is None:
             # So that what other processes write is seen.
-            self._database = self._lancedb.connect(
+            self._database = require("lancedb", extra="lancedb").connect(
                 self._uri, storage_options=self._storage_options or None, read_consistency_interval=timedelta(0)
             )
         return self._database
@@ -311,7 +290,7 @@ class LanceStore(VectorStore):
             if not self.exists():
                 raise InputError(f"There is no table {self._table!r} in {self.name.rpartition('/')[0]}.")
             table = self._ask(lambda: self._connected.open_table(self._table))
-            schema, kinds = table.schema, self._arrow.types
+            schema, kinds = table.schema, _arrow().types
             types = {field.name: str(field.type) for field in schema}
             vectors = {
                 field.name: field.type.list_size
@@ -324,6 +303,10 @@ class LanceStore(VectorStore):
                 raise InputError(f"Ids are whole numbers or texts; column {layout.key!r} of {self.name} is {key}.")
             self._opened = opened = table, layout
         return opened
+
+
+def _arrow() -> Any:
+    return require("pyarrow", extra="lancedb")
 
 
 def _without(pairs: list[tuple[Key, float]], keys: Collection[Key]) -> list[tuple[Key, float]]:

@@ -31,13 +31,12 @@ class Connections:
     """
 
     def __init__(self, dsn: str, *, timeout: float, connect_timeout: float) -> None:
-        self._psycopg: Any = require("psycopg", extra="postgres")
-        self._errors: Any = require("psycopg.errors", extra="postgres")
+        psycopg = _psycopg()
         if not (0 < timeout < math.inf and 0 < connect_timeout < math.inf):
             raise InputError(f"timeout and connect_timeout must be above 0 seconds; got {timeout}, {connect_timeout}.")
         try:
             given = require("psycopg.conninfo", extra="postgres").conninfo_to_dict(dsn)
-        except self._psycopg.Error:
+        except psycopg.Error:
             # The error would repeat the text, password and all.
             raise InputError(
                 "The address of a Postgres database is postgresql://host:port/database, or what else libpq takes."
@@ -54,6 +53,10 @@ class Connections:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_idle": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        weakref.finalize(self, _close_all, self._idle)
 
     def read(self, statement: str, values: Sequence[Any], *, settings: Mapping[str, str]) -> list[Any]:
         """The rows of a statement, with these settings for it alone."""
@@ -86,7 +89,7 @@ class Connections:
         try:
             connection = self._borrow()
             answer = work(connection)
-        except self._psycopg.Error as error:
+        except _psycopg().Error as error:
             raise self._in_words(error) from None
         finally:
             self._take_back(connection)
@@ -103,7 +106,7 @@ class Connections:
             if process == os.getpid():
                 return connection
         milliseconds = str(round(1000 * self._timeout))
-        connection = self._psycopg.connect(
+        connection = _psycopg().connect(
             self._dsn,
             autocommit=True,
             # Prepared statements would be planned without knowing the lists of keys; poolers do not like them either.
@@ -122,7 +125,7 @@ class Connections:
             self.close()
         if connection is None:
             return
-        if connection.closed or connection.info.transaction_status != self._psycopg.pq.TransactionStatus.IDLE:
+        if connection.closed or connection.info.transaction_status != _psycopg().pq.TransactionStatus.IDLE:
             connection.close()
         else:
             self._idle.append((os.getpid(), connection))
@@ -131,16 +134,17 @@ class Connections:
         said = (error.diag.message_primary or str(error)).strip().split("\n")[0]
         for secret in self._secrets:
             said = said.replace(secret, "***")
+        psycopg = _psycopg()
         words = f"{type(error).__name__}: {said}"
         refused = (
-            self._psycopg.ProgrammingError,
-            self._psycopg.DataError,
-            self._psycopg.IntegrityError,
-            self._psycopg.NotSupportedError,
-            self._errors.ReadOnlySqlTransaction,
+            psycopg.ProgrammingError,
+            psycopg.DataError,
+            psycopg.IntegrityError,
+            psycopg.NotSupportedError,
+            psycopg.errors.ReadOnlySqlTransaction,
             # A table that others depend on, an index that a row does not fit into.
-            self._errors.DependentObjectsStillExist,
-            self._errors.ProgramLimitExceeded,
+            psycopg.errors.DependentObjectsStillExist,
+            psycopg.errors.ProgramLimitExceeded,
         )
         return InputError(f"{self.address} refuses this. {words}") if isinstance(error, refused) else NoAnswer(words)
 
@@ -178,6 +182,10 @@ def binary_copy(keys: Sequence[int], items: Sequence[Item], vectors: Mapping[str
 def vector_received(sent: bytes) -> FloatArray:
     """A vector from what pgvector's vector_send gives."""
     return np.frombuffer(sent, dtype=">f4", offset=4).astype(np.float32)
+
+
+def _psycopg() -> Any:
+    return require("psycopg", extra="postgres")
 
 
 def _vector_sent(row: FloatArray) -> bytes:

@@ -137,7 +137,7 @@ class Layout:
 def checked_dimensions(dimensions: Mapping[str, int], *, longest: int = 1000) -> dict[str, int]:
     """Vectors to create: each becomes a column, whose name must be free."""
     for name, size in dimensions.items():
-        if not name or "`" in name or len(name.encode()) > longest or name in (*OWN_COLUMNS, "words", "facts"):
+        if not name or len(name.encode()) > longest or name in (*OWN_COLUMNS, "words", "facts"):
             raise InputError(f"A vector becomes a column of a table, which cannot be called {name!r} here.")
         if size < 1:
             raise InputError(f"Vector {name!r} must have at least one number; got {size}.")

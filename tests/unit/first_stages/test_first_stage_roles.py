@@ -61,7 +61,7 @@ def index(tmp_path_factory) -> AnchorIndex:
     """Built with all first stages by their names, and opened again from its folder."""
     path = tmp_path_factory.mktemp("roles") / "i.adacur"
     build(path, first=[*STAGES])
-    assert adacur.verify(path).ok
+    assert adacur.index.verify(path).ok
     return adacur.load(path, scorer=shared_words, encoder=WordEncoder())
 
 

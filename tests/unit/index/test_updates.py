@@ -85,7 +85,7 @@ def test_a_version_is_what_was_asked_for_and_every_part_is_verified(path) -> Non
     assert [one.id for one in anchors] == ["q0", "q2", "q3", "q9"]
     expected = [world.score([(asked.text, own.text) for asked in anchors]) for own in items]
     assert IndexFolder.open(path).matrix == pytest.approx(np.array(expected, dtype=np.float32))
-    report = adacur.verify(path)
+    report = adacur.index.verify(path)
     assert report.ok
     assert report.complete
     assert report.blocks == report.blocks_checked == 5
@@ -355,7 +355,7 @@ def test_an_index_in_one_part_is_not_copied_to_compact_it(path) -> None:
     Edited(index).compact()
     Edited(index).compact()
     assert len(list(path.glob("parts/*"))) == 1
-    assert adacur.verify(path).ok
+    assert adacur.index.verify(path).ok
 
 
 def test_keys_do_not_bring_the_ids_into_memory(path) -> None:
@@ -429,7 +429,7 @@ def test_what_was_predicted_is_told_from_what_was_scored(path, monkeypatch) -> N
     adacur.load(path, scorer=world.score)
     cells = next(path.glob("parts/*/exact/cells.npy"))
     cells.write_bytes(cells.read_bytes()[:-1] + b"?")
-    assert [problem.file for problem in adacur.verify(path).problems] == [str(cells.relative_to(path))]
+    assert [problem.file for problem in adacur.index.verify(path).problems] == [str(cells.relative_to(path))]
 
 
 def test_an_older_adacur_refuses_a_changed_index_and_a_newer_format_is_refused(path) -> None:
@@ -462,10 +462,10 @@ def test_damage_to_a_version_is_told(path) -> None:
     ):
         content = file.read_bytes()
         file.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:] if name != "items.sqlite" else b"?")
-        problems = adacur.verify(path).problems
+        problems = adacur.index.verify(path).problems
         assert {path / problem.file for problem in problems} == {file}, problems
         file.write_bytes(content)
-    assert adacur.verify(path).ok
+    assert adacur.index.verify(path).ok
     (home / "rows" / "0.npy").write_bytes(b"")
     with pytest.raises(DamagedIndex, match="rows"):
         load(path)
@@ -573,7 +573,7 @@ def test_a_crash_at_any_step_leaves_the_old_or_the_new_version(path, tmp_path, n
         became = IndexFolder.open(copy).version
         seen.add(became)
         assert holds(copy) == (before if became == 3 else after), (name, at)
-        assert adacur.verify(copy).ok
+        assert adacur.index.verify(copy).ok
         if name == "remove" and at % 6:
             continue
         if became == 3:

@@ -178,7 +178,7 @@ def test_what_is_pushed_comes_back_as_the_same_index(hub: Hub, living: AnchorInd
     assert told(index) == told(living)
     assert (index.matrix == living.matrix).all()
     assert index.first_stages == living.first_stages
-    assert adacur.verify(index.path).ok
+    assert adacur.index.verify(index.path).ok
 
 
 def test_only_what_the_current_version_needs_goes_up(hub: Hub, living: AnchorIndex) -> None:
@@ -231,7 +231,7 @@ def test_a_downloaded_index_can_be_changed_in_a_folder_of_its_own(
     own = fetched(REPO, folder=tmp_path / "own.adacur")
     Edited(own).remove(["i5"])
 
-    assert adacur.verify(tmp_path / "own.adacur").ok
+    assert adacur.index.verify(tmp_path / "own.adacur").ok
     assert len(fetched(REPO)) == len(own) + 1
     with pytest.raises(IndexMismatch, match="in use already"):
         fetched(REPO, folder=tmp_path / "own.adacur")

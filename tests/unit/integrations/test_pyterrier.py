@@ -211,7 +211,7 @@ def test_a_packed_index_is_the_current_version_and_loads_from_a_url(
     loaded = pt.Artifact.from_url(f"{url}/index.tar.lz4", scorer=score, k=3, budget=20)
 
     pd.testing.assert_frame_equal(loaded(TOPICS), packed(TOPICS))
-    assert adacur.verify(loaded.path).ok
+    assert adacur.index.verify(loaded.path).ok
     assert not [file for file in loaded.path.rglob("*") if file.name.endswith(".lock")]
     assert [version.name for version in (loaded.path / "versions").iterdir()] == [str(changed.version)]
 

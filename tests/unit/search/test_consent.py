@@ -118,7 +118,7 @@ def test_what_calls_no_scorer_needs_no_consent(wiki: Path) -> None:
         assert len(index) == 12
         assert tune(index, k=2, budget=5, queries=20, quick=True).n_queries == 20
         Edited(index).remove(["i1"])
-    assert adacur.verify(wiki).ok
+    assert adacur.index.verify(wiki).ok
 
 
 @pytest.mark.parametrize("source", ["evil:score", "wiki.evil:score"])

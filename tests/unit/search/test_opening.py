@@ -186,20 +186,20 @@ def test_first_stages_are_saved_under_the_names_they_were_given(tmp_path) -> Non
 
 def test_verify_finds_a_flipped_byte_in_a_first_stage(tmp_path) -> None:
     build(tmp_path / "index")
-    assert adacur.verify(tmp_path / "index").ok
+    assert adacur.index.verify(tmp_path / "index").ok
     stage = tmp_path / "index" / "first" / "bm25"
     file = max((file for file in stage.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    (problem,) = adacur.verify(tmp_path / "index").problems
+    (problem,) = adacur.index.verify(tmp_path / "index").problems
     assert problem.file == f"first/bm25/{file.relative_to(stage)}"
 
 
 def test_verify_finds_a_first_stage_that_was_lost(tmp_path) -> None:
     build(tmp_path / "index")
     shutil.rmtree(tmp_path / "index" / "first" / "bm25")
-    (problem,) = adacur.verify(tmp_path / "index").problems
+    (problem,) = adacur.index.verify(tmp_path / "index").problems
     assert problem.file == "first/bm25"
 
 
@@ -268,7 +268,7 @@ def test_a_dense_stage_in_another_order_lends_each_item_its_own_embedding() -> N
 def test_a_first_stage_that_is_there_is_left_alone(tmp_path) -> None:
     build(tmp_path / "index")
     save_first_stage(BM25.build(ITEMS[:3]), tmp_path / "index")
-    assert adacur.verify(tmp_path / "index").ok
+    assert adacur.index.verify(tmp_path / "index").ok
     with pytest.raises(InputError, match="name of a folder"):
         save_first_stage(BM25.build(ITEMS), tmp_path / "index", name="org/bm25")
 

@@ -118,12 +118,12 @@ def test_no_scorer_is_called(path) -> None:
 
 def test_verify_finds_a_flipped_byte(path) -> None:
     compress(path)
-    assert adacur.verify(path).ok
+    assert adacur.index.verify(path).ok
     file = path / "gaussian" / "part0.npy"
     content = bytearray(file.read_bytes())
     content[-5] ^= 1
     file.write_bytes(content)
-    assert [problem.file for problem in adacur.verify(path).problems] == ["gaussian/part0.npy"]
+    assert [problem.file for problem in adacur.index.verify(path).problems] == ["gaussian/part0.npy"]
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "no json", "foreign"])

@@ -394,7 +394,7 @@ def test_tuning_again_takes_the_place_of_the_same_k_and_budget(make_world, tmp_p
     found = adacur.load(tmp_path / "index", scorer=Untouchable(), check=False).tunings
     assert [(one.k, one.budget) for one in found] == [(1, 20), (5, 20)]
     assert found[1] == last
-    assert adacur.verify(tmp_path / "index").ok
+    assert adacur.index.verify(tmp_path / "index").ok
 
 
 def test_an_index_without_a_folder_keeps_its_tuning_in_memory(replayed) -> None:

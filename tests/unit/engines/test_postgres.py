@@ -1,0 +1,401 @@
+"""Postgres with pgvector: a user's own tables, hostile words, a server that dies, and passwords that nobody sees."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+import traceback
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adacur.core.errors import AdacurError, EngineUnavailable, InputError, UnknownName
+from adacur.core.records import Item
+from adacur.engines.postgres import PostgresStore
+from adacur.engines.vector_store import Nearest
+from tests.postgres_servers import PostgresServer, running_postgres
+
+HOSTILE = [
+    "x'; DROP TABLE things; --",
+    'a"b',
+    "per%cent %s %(x)s",
+    "back\\slash",
+    "`tick`",
+    "ünï 😀",
+    "{curly}",
+    "$1 $$",
+]
+RNG = np.random.default_rng(3)
+# Not in one piece, as a traceback quotes lines of this file.
+USER, PASSWORD, KNOWN = ("".join(parts) for parts in (("gur", "ke"), ("tom", "ate"), ("zwie", "bel")))
+
+
+@pytest.fixture(scope="module")
+def server() -> PostgresServer:
+    return running_postgres()
+
+
+@pytest.fixture
+def url(server: PostgresServer) -> str:
+    url = server.new_database()
+    server.run("CREATE EXTENSION vector", url)
+    return url
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[PostgresStore]:
+    store = PostgresStore(url, "things", timeout=20)
+    yield store
+    store.close()
+
+
+def rows(n: int, width: int = 3) -> np.ndarray:
+    return RNG.normal(size=(n, width)).astype(np.float32)
+
+
+def some_items(n: int, start: int = 0) -> list[Item]:
+    return [Item(f"i{at}", f"text {at}", {"at": at}) for at in range(start, start + n)]
+
+
+def own_table(server: PostgresServer, url: str, key: str, ids: list[str]) -> None:
+    server.run(
+        f"CREATE TABLE docs (id {key} PRIMARY KEY, title text, body text, year int, price numeric, born date, "
+        "v vector(2), half halfvec(2), free vector)",
+        url,
+    )
+    for at, id_ in enumerate(ids):
+        server.run(
+            f"INSERT INTO docs VALUES ('{id_}', 'Title {at}', 'about penicillin {at}', {2020 + at}, 1.5, "
+            f"'2020-01-0{at + 1}', '[{at},1]', '[{at},2]', '[{at},1,1]')",
+            url,
+        )
+
+
+@pytest.mark.parametrize("key", ["integer", "text", "varchar(40)", "uuid"])
+def test_a_table_of_the_users_own(server: PostgresServer, url: str, key: str) -> None:
+    ids = {"integer": ["7", "8", "9"], "uuid": [str(uuid.UUID(int=at)) for at in range(3)]}.get(key, ["x'y", "b", "ü"])
+    own_table(server, url, key, [id_.replace("'", "''") for id_ in ids])
+    store = PostgresStore.from_url(f"{url}&table=docs&text=title&text=body")
+    keys: list[Any] = [7, 8, 9] if key == "integer" else ids
+    assert store.dimensions() == {"v": 2, "half": 2, "free": 3}
+    assert store.items(keys[1:2]) == {
+        keys[1]: Item(ids[1], "Title 1 about penicillin 1", {"year": 2021, "price": "1.5", "born": "2020-01-02"})
+    }
+    answers = store.best("v", [Nearest(np.array([1, 0]), 2), Nearest(np.array([1, 0]), 2, without=[keys[2]])])
+    assert [found.keys for found in answers] == [(keys[2], keys[1]), (keys[1], keys[0])]
+    assert store.best("v", [Nearest(np.array([1, 0]), 2, within=keys[:2])])[0].keys == (keys[1], keys[0])
+    assert store.best("half", [Nearest(np.array([1, 0]), 1)])[0].keys == (keys[2],)
+    assert store.best("v", [Nearest(np.array([1, 0]), 9)], where={"year": [2020, "2021"]})[0].keys == (keys[1], keys[0])
+    assert store.count("year > 2020 AND title LIKE '%1'") == 1
+    assert store.count({"year": None}) == 0
+    assert store.count({"born": "2020-01-01", "price": 1.5}) == 1
+    np.testing.assert_array_equal(store.rows("half", keys[2:])[keys[2]], [2, 2])
+    assert set(store.words("the discovery of penicillin", 9).keys) == set(keys)
+    assert len(store.sample(2)) == 2
+    assert set(store.sample(9)) == set(keys)
+    assert {item.id for item in store.scan()} == set(ids)
+    for change in (lambda: store.drop(), lambda: store.put([1], some_items(1), {"v": rows(1, 2)})):
+        with pytest.raises(InputError, match="not made by adacur"):
+            change()
+    with pytest.raises(InputError, match="docs"):
+        store.create({"v": 2})
+    assert store.count() == 3
+    store.close()
+
+
+def test_a_view_and_a_table_in_a_schema_are_read(server: PostgresServer, url: str) -> None:
+    own_table(server, url, "integer", ["7", "8"])
+    server.run("CREATE SCHEMA other; CREATE VIEW other.docs AS SELECT id, title, v FROM public.docs WHERE id > 7", url)
+    store = PostgresStore(url, "other.docs", text="title")
+    assert store.name.endswith("?table=other.docs")
+    assert (store.count(), store.sample(5), store.items([8])[8].metadata) == (1, (8,), {})
+    beside = store.beside("v1.0")
+    beside.create({"v": 2})
+    assert store.siblings() == ("v1.0",)
+    assert server.run("SELECT table_schema FROM information_schema.tables WHERE table_name = 'docs--v1.0'", url) == [
+        ("other",)
+    ]
+    store.close()
+
+
+def test_columns_that_are_missing_or_unfit_are_named(server: PostgresServer, url: str) -> None:
+    own_table(server, url, "integer", ["7"])
+    for options, name in (
+        ({}, "text"),
+        ({"text": "titel"}, "titel"),
+        ({"text": "title", "metadata": ["yeer"]}, "yeer"),
+    ):
+        with pytest.raises(UnknownName, match=name):
+            PostgresStore(url, "docs", **options).count()  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="born"):
+        PostgresStore(url, "docs", text="title", id_field="born").count()
+    store = PostgresStore(url, "docs", text="title")
+    with pytest.raises(UnknownName, match="yeer"):
+        store.count({"yeer": 1})
+    with pytest.raises(InputError, match="yeer"):
+        store.count("yeer > 3")
+    with pytest.raises(InputError, match="abc"):
+        store.count({"year": "abc"})
+    with pytest.raises(InputError, match="2 numbers"):
+        store.best("v", [Nearest(np.ones(3), 1)])
+    with pytest.raises(InputError, match="finite"):
+        store.best("v", [Nearest(np.array([1, np.nan]), 1)])
+    store.close()
+
+
+def test_items_come_back_equal(store: PostgresStore) -> None:
+    store.create({"v": 2})
+    metadata = {
+        "key": 1, "text": "t", "metadata": {"a": [1, {"b": None}]}, "id": True, "words": [], "": "", "a.b": 1.5,
+        "large": 1.5e300, "small": -1e-300, "digits": 10**30, "edge": 2.0**53, "plain": 1e15, "ö": "ü\t\n\"'\\",
+    }  # fmt: skip
+    items = [Item(text, text, {**metadata, text: text}) for text in HOSTILE]
+    store.put(range(len(items)), items, {"v": rows(len(items), 2)})
+    assert list(store.items(range(len(items))).values()) == items
+    assert list(store.scan()) == items
+    for at, text in enumerate(HOSTILE):
+        assert store.count({text: text}) == 1
+        assert store.best("v", [Nearest(np.ones(2), 9)], where={text: [text, 7]})[0].keys == (at,)
+    for name, value in metadata.items():
+        assert store.count({name: [value]}) == len(items), name
+    assert store.count({"nosuch": None}) == 0
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_name_can_end_a_statement(url: str, text: str) -> None:
+    guard = PostgresStore(url, "things")
+    guard.create({"v": 2})
+    store = PostgresStore(url, text.replace(".", ""))
+    store.create({text: 2})
+    store.put([1], some_items(1), {text: rows(1, 2)})
+    assert store.dimensions() == {text: 2}
+    assert len(store.rows(text, [1])[1]) == 2
+    assert store.best(text, [Nearest(np.ones(2), 1)])[0].keys == (1,)
+    store.beside("v1").create({"v": 2})
+    assert store.siblings() == ("v1",)
+    assert store.words(text, 3).keys == ()
+    with pytest.raises(AdacurError):
+        store.items([text])
+    store.drop()
+    assert guard.exists()
+    assert not store.exists()
+    guard.close()
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "true) OR (true", "true; DROP TABLE things", "true -- ", "true /*", "'", "(true", "", "E'\\'' ) OR ( E'\\''",
+        "$$'$$ ) OR ( $$'$$", "nextval('s') > 0", 7, ["at = 1"], lambda item: True,
+    ],
+)  # fmt: skip
+def test_a_condition_stays_in_its_parentheses_and_changes_nothing(
+    store: PostgresStore, server: PostgresServer, url: str, where: object
+) -> None:
+    store.create({"v": 2})
+    server.run("CREATE SEQUENCE s", url)
+    store.put([0, 1], some_items(2), {"v": rows(2, 2)})
+    with pytest.raises(InputError):
+        store.best("v", [Nearest(np.ones(2), 2, within=[0])], where=where)
+    assert store.count("metadata->>'at' = '1' OR (id = 'x''); --' AND text LIKE '%(%')") == 1
+
+
+def test_what_cannot_be_written_is_refused_and_nothing_is(store: PostgresStore) -> None:
+    store.create({"v": 2})
+    good = some_items(1)[0]
+    bad: list[tuple[Any, Any, Any]] = [
+        ([1, 2], [good], {"v": rows(2, 2)}),
+        ([1], [good], {"v": rows(1, 3)}),
+        ([1], [good], {"w": rows(1, 2)}),
+        ([1], [good], {}),
+        (["1"], [good], {"v": rows(1, 2)}),
+        ([2**63], [good], {"v": rows(1, 2)}),
+        ([1], [good], {"v": np.array([[1, np.nan]])}),
+        ([1], [Item("a\0", "t")], {"v": rows(1, 2)}),
+        ([1], [Item("a", "t", {"x": "a\0"})], {"v": rows(1, 2)}),
+        ([1], [Item("a", "t", {"x": float("nan")})], {"v": rows(1, 2)}),
+        ([1], [Item("a", "t", {"x": object()})], {"v": rows(1, 2)}),
+    ]
+    for keys, items, vectors in bad:
+        with pytest.raises(InputError):
+            store.put(keys, items, vectors)
+    store.put([], [], {"v": rows(0, 2)})
+    assert store.count() == 0
+    store.put([1, 1], some_items(2), {"v": rows(2, 2)})
+    assert store.items([1])[1].id == "i1"
+    for dimensions in ({"": 2}, {"key": 2}, {"words": 2}, {"v" * 64: 2}, {"v": 0}):
+        with pytest.raises(InputError):
+            store.beside("x").create(dimensions)
+    with pytest.raises(InputError, match="63"):
+        store.beside("x" * 60)
+
+
+def test_an_answer_that_is_not_finite_is_refused(store: PostgresStore) -> None:
+    store.create({"v": 2})
+    store.put([1], some_items(1), {"v": np.full((1, 2), 3e38)})
+    with pytest.raises(EngineUnavailable, match="finite"):
+        store.best("v", [Nearest(np.full(2, 3e38), 1)])
+
+
+def test_long_texts_are_written_and_their_words_found(store: PostgresStore) -> None:
+    store.create({"v": 2})
+    text = "penicillin " + " ".join(f"word{at}" for at in range(300_000))
+    store.put([1], [Item("long", text)], {"v": rows(1, 2)})
+    assert store.words("who discovered penicillin?", 3).keys == (1,)
+    assert store.items([1])[1].text == text
+    assert store.words("the of a", 3).keys == () == store.words("", 3).keys
+
+
+def test_more_of_the_words_rank_higher(store: PostgresStore) -> None:
+    store.create({"v": 2})
+    texts = ["mould mould mould mould", "fleming saw mould in a dish", "nothing"]
+    store.put([0, 1, 2], [Item(str(at), text) for at, text in enumerate(texts)], {"v": rows(3, 2)})
+    assert store.words("which dish of mould did Fleming see", 3).keys == (1, 0)
+
+
+def test_exact_reads_past_an_index_which_others_use(store: PostgresStore, server: PostgresServer, url: str) -> None:
+    store.create({"v": 8})
+    vectors = rows(3000, 8)
+    store.put(range(3000), some_items(3000), {"v": vectors})
+    server.run("CREATE INDEX ON things USING hnsw (v vector_ip_ops); ANALYZE things", url)
+    weights = rows(1, 8)[0]
+    truth = np.argsort(-(vectors @ weights))
+    question = Nearest(weights, 300, without=truth[:100].tolist())
+    assert list(store.best("v", [question])[0].keys) == truth[100:400].tolist()
+    plans = {}
+    for exact in (True, False):
+        statement, values = store._sql.nearest("v", [(0, Nearest(weights, 5), weights)], None, exact=exact)
+        plans[exact] = str(store._read((f"EXPLAIN {statement}", values)))
+    assert "Index" not in plans[True]
+    assert "Index Scan using things_v_idx" in plans[False]
+    approximate = store.best("v", [question], exact=False)[0]
+    assert len(approximate.keys) == 300
+    assert len({*approximate.keys} & {*truth[100:400].tolist()}) > 250
+    assert (np.diff(approximate.values) <= 0).all()
+    rare = store.best("v", [Nearest(weights, 10)], where={"at": list(range(0, 3000, 100))}, exact=False)[0]
+    assert len(rare.keys) == 10
+
+
+def test_too_many_columns_for_an_index_are_said_where_one_is_allowed(
+    store: PostgresStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.create({"v": 2001})
+    store.put([1], some_items(1), {"v": rows(1, 2001)})
+    store.best("v", [Nearest(np.ones(2001), 1)])
+    assert not caplog.records
+    assert store.best("v", [Nearest(np.ones(2001), 1)], exact=False)[0].keys == (1,)
+    assert "2000" in caplog.text
+
+
+def test_threads_share_a_store(store: PostgresStore) -> None:
+    store.create({"v": 4})
+    vectors = rows(500, 4)
+    store.put(range(500), some_items(500), {"v": vectors})
+    questions = rows(64, 4)
+
+    def ask(weights: np.ndarray) -> bool:
+        found = store.best("v", [Nearest(weights, 5)])[0]
+        return list(found.keys) == np.argsort(-(vectors @ weights))[:5].tolist() and len(store.items(found.keys)) == 5
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(ask, questions))
+    assert pickle.loads(pickle.dumps(store)).count() == 500
+
+
+def test_a_restart_between_calls_is_survived(store: PostgresStore, server: PostgresServer) -> None:
+    store.create({"v": 4})
+    store.put([1], some_items(1), {"v": rows(1, 4)})
+    server.kill()
+    server.start()
+    assert store.count() == 1
+    server.kill()
+    server.start()
+    store.put([2], some_items(1, 2), {"v": rows(1, 4)})
+    assert store.count() == 2
+
+
+def test_a_server_that_dies_in_a_read_is_unavailable_and_answers_when_it_is_back(
+    store: PostgresStore, server: PostgresServer
+) -> None:
+    store.create({"v": 4})
+    store.put(range(100), some_items(100), {"v": rows(100, 4)})
+    # Each row takes a tenth of a second.
+    slow = "pg_sleep(0.1) IS NOT NULL"
+    killer = threading.Timer(0.5, server.kill)
+    killer.start()
+    with pytest.raises(EngineUnavailable, match="OperationalError"):
+        store.best("v", [Nearest(np.ones(4), 5)], where=slow)
+    killer.join()
+    with pytest.raises(EngineUnavailable):
+        store.items([1])
+    server.start()
+    assert len(store.items([1])) == 1
+
+
+def test_a_put_whose_server_dies_is_whole_after_a_rerun(store: PostgresStore, server: PostgresServer, url: str) -> None:
+    store.create({"v": 4})
+    vectors = rows(300, 4)
+    server.run(
+        "CREATE FUNCTION slow() RETURNS trigger AS 'BEGIN PERFORM pg_sleep(0.02); RETURN NEW; END' LANGUAGE plpgsql;"
+        "CREATE TRIGGER slow BEFORE INSERT ON things FOR EACH ROW EXECUTE FUNCTION slow()",
+        url,
+    )
+    store.put(range(5), some_items(5), {"v": vectors[:5]})
+    killer = threading.Timer(0.7, server.kill)
+    killer.start()
+    with pytest.raises(EngineUnavailable):
+        store.put(range(5, 300), some_items(295, 5), {"v": vectors[5:]})
+    killer.join()
+    server.start()
+    assert store.count() == 5
+    server.run("DROP TRIGGER slow ON things", url)
+    store.put(range(300), some_items(300), {"v": vectors})
+    assert store.count() == 300
+    np.testing.assert_array_equal(store.rows("v", [299])[299], vectors[299])
+
+
+def test_a_statement_that_takes_too_long_is_given_up(server: PostgresServer, url: str) -> None:
+    store = PostgresStore(url, "things", timeout=0.2)
+    store.create({"v": 2})
+    store.put(range(50), some_items(50), {"v": rows(50, 2)})
+    with pytest.raises(EngineUnavailable, match="QueryCanceled"):
+        store.count("pg_sleep(0.1) IS NOT NULL")
+    assert store.count() == 50
+    store.close()
+
+
+def test_nobody_sees_user_or_password(
+    server: PostgresServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    shown: list[str] = []
+
+    def attempt(open_: Any) -> None:
+        try:
+            store = open_()
+            shown.extend([repr(store), str(store), store.name, store.beside("x").name])
+            store.count()
+        except AdacurError as error:
+            shown.extend([repr(error), str(error), "".join(traceback.format_exception(error))])
+        else:
+            raise AssertionError("opened")
+
+    monkeypatch.setenv("PGPASSWORD", KNOWN)
+    where = f"{USER}:{PASSWORD}@127.0.0.1"
+    attempt(lambda: PostgresStore(f"postgresql://{where}:1/d", "things"))
+    attempt(lambda: PostgresStore(f"host=127.0.0.1 port=1 user={USER} password={PASSWORD} dbname=d", "things"))
+    attempt(lambda: PostgresStore(server.url(user=USER, password=PASSWORD), "things"))
+    attempt(lambda: PostgresStore(f"postgresql://{where}:port/d", "things"))
+    attempt(lambda: PostgresStore.from_url(f"postgresql://{where}:1/d?sslmod=x&table=things"))
+    attempt(lambda: PostgresStore.from_url(f"postgresql://{where}:1/d"))
+    attempt(lambda: PostgresStore.from_url(f"postgresql://{USER}@127.0.0.1:1/d?table=things&connect_timeout=1"))
+    text = "\n".join([*shown, caplog.text])
+    assert "postgresql://127.0.0.1:1/d?table=things" in text
+    for secret in (USER, PASSWORD, KNOWN):
+        assert secret not in text
