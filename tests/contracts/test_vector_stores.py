@@ -171,6 +171,9 @@ def test_what_lies_beside_it_is_separate(store: VectorStore) -> None:
     filled(beside, n=20)
     assert store.siblings() == ("v1",)
     assert beside.count() == 20
+    with pytest.raises(InputError):
+        beside.create({"features": WIDTH, "dense": 4})
+    assert beside.count() == 20
     # Written again, over what is there: an export that was killed goes on.
     beside.put([3, 20], [ITEMS[7], ITEMS[20]], {"features": ROWS[[7, 20]], "dense": OTHERS[[7, 20]]})
     assert beside.count() == 21
