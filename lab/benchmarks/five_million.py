@@ -49,10 +49,13 @@ SPECTRA = Path(__file__).parents[1] / "reproduction" / "spectrum" / "results" / 
 NOISE = 0.5
 
 
-def write_items(path: Path, n_items: int, n_anchors: int) -> Manifest:
+def anchor_queries(n_anchors: int) -> list[Query]:
+    return [Query(f"a{number}", f"anchor {number}") for number in range(n_anchors)]
+
+
+def write_items(path: Path, n_items: int, anchors: list[Query]) -> Manifest:
     """Items whose text is their position, and a manifest."""
     path.mkdir(parents=True)
-    anchors = [Query(f"a{number}", f"anchor {number}") for number in range(n_anchors)]
     with contextlib.closing(connect(path, writable=True)) as connection:
         items = (Item(f"item-{position:08d}", str(position)) for position in range(n_items))
         count, items_digest, anchors_digest = load(connection, items, anchors, check=lambda item: None)
@@ -60,14 +63,14 @@ def write_items(path: Path, n_items: int, n_anchors: int) -> Manifest:
     manifest = Manifest(
         status="complete",
         n_items=count,
-        n_anchors=n_anchors,
+        n_anchors=len(anchors),
         dtype="float32",
         block_items=4096,
         items_digest=items_digest,
         anchors_digest=anchors_digest,
         scorer=None,
         # Those of a bare checkout are not known.
-        versions={},
+        packages={},
     )
     write_manifest(path, manifest)
     return manifest
@@ -326,7 +329,7 @@ def compressing(path: Path, n_items: int, *, domain: str) -> None:
     from adacur.first_stages import EncoderCard
     from adacur.first_stages.saved import write_ids, write_settings
 
-    manifest = write_items(path, n_items, N_ANCHORS)
+    manifest = write_items(path, n_items, anchor_queries(N_ANCHORS))
     blocks = ScoreBlocks.create(path, manifest)
     dense = path / "first" / "dense"
     dense.mkdir(parents=True)
@@ -420,7 +423,7 @@ def main(arguments: list[str] | None = None) -> None:
         folder = given.folder or scratch / "index"
         if not folder.exists():
             started = time.perf_counter()
-            manifest = write_items(folder, given.items, N_ANCHORS)
+            manifest = write_items(folder, given.items, anchor_queries(N_ANCHORS))
             write_features(folder, manifest, domain=given.domain)
             print(f"written in {time.perf_counter() - started:.0f} s")
         features = sum(file.stat().st_size for file in (folder / "gaussian").iterdir())

@@ -7,6 +7,7 @@ import functools
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ T = TypeVar("T")
 
 _MADE = b"adacur"
 _PAGE = 1000
+_AT_ONCE = 8
 # Rows that wait to be indexed are searched one by one. Each write adds a file, and counts as some more rows.
 _INDEX_AFTER, _PER_WRITE = 50_000, 500
 # What LanceDB says of a request that can never be answered.
@@ -124,7 +126,9 @@ class LanceStore(VectorStore):
         answers: dict[int, list[tuple[Key, float]]] = defaultdict(list)
         together = [at for at, question in enumerate(questions) if question.n > 0 and question.within is None]
         apart = [[at] for at, question in enumerate(questions) if question.n > 0 and question.within]
-        for group in ([together] if together else []) + apart:
+        groups = ([together] if together else []) + apart
+
+        def asked(group: list[int]) -> Any:
             # A query takes one filter for all its vectors. So it is asked for as many more as must be left out, and
             # they are left out here: what remains holds the best, in one pass over the table.
             within = questions[group[0]].within
@@ -133,8 +137,14 @@ class LanceStore(VectorStore):
             several = [weights[at] for at in group]
             search = table.search(several if len(group) > 1 else several[0], vector_column_name=vector)
             search = search.distance_type("dot").select([layout.key, "_distance"]).limit(limit)
-            search = search.bypass_vector_index() if exact else search
-            rows = self._rows(search.where(confined) if confined else search)
+            # An index looks where the best are, and the items that a question names may lie elsewhere.
+            search = search.bypass_vector_index() if exact or within is not None else search
+            return self._rows(search.where(confined) if confined else search)
+
+        # LanceDB plans a query on one core, and a condition with a thousand keys takes long to plan.
+        with ThreadPoolExecutor(max(1, min(_AT_ONCE, len(groups)))) as threads:
+            tables = list(threads.map(asked, groups))
+        for group, rows in zip(groups, tables, strict=True):
             numbers = rows["query_index"].to_pylist() if len(group) > 1 else [0] * len(rows)
             keys, distances = rows[layout.key].to_pylist(), rows["_distance"].to_pylist()
             for number, key, distance in zip(numbers, keys, distances, strict=True):

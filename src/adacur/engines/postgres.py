@@ -46,7 +46,7 @@ class PostgresStore(VectorStore):
       are whole numbers, texts or UUIDs, and are the keys; metadata are by default all columns that are neither id, text
       nor vector. Not used for a table that `create` made;
     - language: the text search configuration for `words`;
-    - ef_search: of an HNSW index, where `exact=False`; by default twice the number of items asked for, 40 to 1,000;
+    - ef_search: of an HNSW index, where `exact=False`; by default twice the items asked for and left out, 40 to 1,000;
     - timeout, connect_timeout: seconds that a statement, or connecting, may take.
 
     A filter is a dictionary, or an SQL condition as text: let nobody write one who may not read the whole database. In
@@ -111,7 +111,8 @@ class PostgresStore(VectorStore):
         sql.layout.dimension(vector)
         asked = [(at, question, sql.layout.weights(vector, question)) for at, question in enumerate(questions)]
         asked = [(at, question, weights) for at, question, weights in asked if question.n > 0]
-        settings = {} if exact else self._index_settings(vector, max((question.n for question in questions), default=0))
+        sizes = [question.n + len(question.without) for question in questions if question.within is None]
+        settings = {} if exact or not sizes else self._index_settings(vector, max(sizes))
         answers: list[list[tuple[Key, float]]] = [[] for _ in questions]
         for start in range(0, len(asked), _QUESTIONS):
             statement = sql.nearest(vector, asked[start : start + _QUESTIONS], where, exact=exact)

@@ -423,7 +423,8 @@ def _point_id(key: Key) -> Key:
 
 
 def _ids(keys: Collection[Key]) -> set[Key]:
-    return {_point_id(key) for key in keys}
+    # A thousand keys, several times a round: whole numbers are what they are.
+    return {key if type(key) is int else _point_id(key) for key in keys}
 
 
 def _place(key: Key) -> int:
