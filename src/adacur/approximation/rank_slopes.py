@@ -16,7 +16,7 @@ from adacur.core.arrays import FloatArray, IntArray, KeyArray
 
 # Beyond this rank a first stage says nothing.
 RANKS_THAT_COUNT = 1000
-# A tenfold rank counts one step less, the first ten being much alike.
+# Steps are of the natural logarithm: a tenfold rank counts up to 2.3 less. The first ten are much alike.
 _ALIKE = 10
 RISE: FloatArray = np.log((_ALIKE + RANKS_THAT_COUNT) / (_ALIKE + np.arange(RANKS_THAT_COUNT)))
 
