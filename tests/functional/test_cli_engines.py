@@ -145,3 +145,33 @@ def test_an_engine_is_served(shop: Path) -> None:
         both = {"query": QUESTION, "filter": {"metadata": {"parity": 1}, "ids": ["d1"]}}
         assert client.post("/v1/search", json=both).status_code == 422
         assert client.get("/v1/indexes").status_code == 200
+
+
+def test_an_exported_index_is_served_and_becomes_ready(shop: Path) -> None:
+    pytest.importorskip("fastapi", reason="the extra serving is not installed")
+    import time
+
+    from fastapi.testclient import TestClient
+
+    from adacur.serving import create_app
+    from adacur.serving.opening import open_indexes
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(shop))
+        indexes = open_indexes(
+            {"things": shop / "i.adacur"},
+            scorer="engine_scorers:score",
+            encoder="engine_scorers:Letters",
+            store=store(shop),
+        )
+    with TestClient(create_app(indexes), base_url="http://127.0.0.1") as client:
+        for _ in range(100):
+            if client.get("/readyz").status_code == 200:
+                break
+            time.sleep(0.1)
+        assert client.get("/readyz").status_code == 200
+        answer = client.post("/v1/search", json={"query": QUESTION, "k": 3, "budget": 20})
+        assert len(answer.json()["results"][0]["hits"]) == 3
+        (described,) = client.get("/v1/indexes").json()["indexes"]
+        assert described["methods"] == ["gaussian", "rerank"]
+        assert client.get("/v1/indexes/things/recall").status_code == 404

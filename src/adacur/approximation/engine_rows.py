@@ -160,6 +160,9 @@ def row_blocks(features: Features) -> Iterator[FloatArray]:
     """The rows of all items, as an engine holds them, some at a time; float32."""
     n_items = features.factors.n_items
     for start in range(0, n_items, ROWS_PER_BLOCK):
-        positions = np.arange(start, min(start + ROWS_PER_BLOCK, n_items))
-        stored, means = features.factors.stored(positions), features.means[positions]
-        yield np.hstack([stored, means[:, None]]).astype(np.float32)
+        yield rows_of(features, np.arange(start, min(start + ROWS_PER_BLOCK, n_items)))
+
+
+def rows_of(features: Features, positions: IntArray) -> FloatArray:
+    """The rows of these items, as an engine holds them; float32."""
+    return np.hstack([features.factors.stored(positions), features.means[positions, None]]).astype(np.float32)

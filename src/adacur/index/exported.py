@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import shutil
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import quote
+from typing import Any
 
 import numpy as np
 
@@ -18,15 +21,19 @@ from adacur.approximation.engine_rows import Outline
 from adacur.approximation.rank_slopes import RankSlopes
 from adacur.core.errors import AdacurError, DamagedIndex, IndexMismatch, NewerFormat
 from adacur.data.stored import read_array, read_json, read_record
-from adacur.index.files import sync_tree, write_checksums
+from adacur.index.compressed import belongs_to
+from adacur.index.files import sync_tree, write_atomically, write_checksums
 from adacur.index.manifest import read_manifest
 from adacur.index.versions import EXPORTED
 
 _FORMAT = 1
 _SETTINGS = "export.json"
 _ARRAYS = ("scale_scores", "scale_rarities", "precisions", "stored_centre", "row_mean", "row_covariance")
-_OPTIONAL = ("anchor_vectors", "mixing")
-_NUMBERS = ("variance", "embedding_variance", "trust", "centre")
+_OUTLINE_MAY_LACK = ("anchor_vectors", "mixing")
+_OPTIONAL = (*_OUTLINE_MAY_LACK, "fusion_scores", "fusion_rarities")
+# At the top of an index, whatever its version.
+_TAGS = "exports.json"
+_TAG = re.compile("[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,50 +56,81 @@ class Export:
     centre: float
     format: int = _FORMAT
 
+    @classmethod
+    def of(
+        cls, home: Path, outline: Outline, *, store: str, tag: str, dense: bool, slopes: Mapping[str, RankSlopes]
+    ) -> Export:
+        """The export of the index version in `home`."""
+        manifest = read_manifest(home)
+        return cls(
+            store=store,
+            tag=tag,
+            items_digest=manifest.items_digest,
+            anchors_digest=manifest.anchors_digest,
+            n_items=outline.n_items,
+            dense=dense,
+            slopes={name: tuple(map(tuple, [one.means, *one.covariance])) for name, one in slopes.items()},
+            variance=outline.variance,
+            embedding_variance=outline.embedding_variance,
+            trust=outline.trust,
+            centre=outline.centre,
+        )
+
     def rank_slopes(self) -> dict[str, RankSlopes]:
         """What the ranks of first stages are worth."""
-        return {name: RankSlopes(np.array(rows[0]), np.array(rows[1:])) for name, rows in self.slopes.items()}
+        slopes = {name: RankSlopes(np.array(rows[0]), np.array(rows[1:])) for name, rows in self.slopes.items()}
+        if any(one.covariance.shape != (len(one.means), len(one.means)) for one in slopes.values()):
+            raise ValueError("the slopes have rows of different lengths")
+        return slopes
 
 
 def export_tag(home: Path, outline: Outline) -> str:
     """A name that follows from what is exported: the same index has the same, so that an export can be continued."""
-    manifest = read_manifest(home)
-    digest = hashlib.blake2b(digest_size=6)
-    for part in (manifest.items_digest, manifest.anchors_digest, str(outline.width)):
-        digest.update(str(part).encode())
-    digest.update(outline.row_mean.tobytes())
-    return digest.hexdigest()
+    facts = belongs_to(home) | {"columns": outline.width, "mixed": outline.mixing is not None}
+    return hashlib.blake2b(json.dumps(facts, sort_keys=True, default=str).encode(), digest_size=6).hexdigest()
 
 
-def write_export(
-    home: Path, *, store: str, tag: str, outline: Outline, dense: bool, slopes: Mapping[str, RankSlopes]
-) -> None:
-    """Remember an export, in place of an earlier one to the same store; the caller holds the lock of the folder."""
-    manifest = read_manifest(home)
-    folder = home / EXPORTED / _slug(store)
+def export_command(path: Path, store: str) -> str:
+    """What to run where an export is missing or old."""
+    return f"Run: adacur index export {quote(str(path))} {quote(store)}"
+
+
+def remembered_tags(path: Path, store: str) -> list[str]:
+    """The tags of this index's exports to this store, of whatever version; none where they cannot be read."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        tags = read_json(path / _TAGS)[_slug(store)]
+        return [tag for tag in tags if isinstance(tag, str) and _TAG.fullmatch(tag)]
+    return []
+
+
+def remember_tags(path: Path, store: str, tags: Sequence[str]) -> None:
+    """Remember which collections beside a store are exports of this index: no others may be dropped."""
+    known: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        known = read_json(path / _TAGS)
+    write_atomically(path / _TAGS, json.dumps({**known, _slug(store): list(dict.fromkeys(tags))}, indent=1))
+
+
+def write_export(home: Path, export: Export, outline: Outline, *, fusion: ScoreScale | None) -> None:
+    """Remember an export, in place of an earlier one to the same store; the caller holds the lock of the folder.
+
+    `fusion` is the scale that exact scores are fused on.
+    """
+    folder = home / EXPORTED / _slug(export.store)
     unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.unfinished")
     unfinished.mkdir(parents=True)
     arrays = {
         "scale_scores": outline.scale.scores,
         "scale_rarities": outline.scale.rarities,
-        **{name: getattr(outline, name) for name in (*_ARRAYS[2:], *_OPTIONAL)},
-    }
-    content = {
-        "format": _FORMAT,
-        "store": store,
-        "tag": tag,
-        "items_digest": manifest.items_digest,
-        "anchors_digest": manifest.anchors_digest,
-        "n_items": outline.n_items,
-        "dense": dense,
-        "slopes": {name: [one.means.tolist(), *one.covariance.tolist()] for name, one in slopes.items()},
-        **{name: getattr(outline, name) for name in _NUMBERS},
+        **{name: getattr(outline, name) for name in (*_ARRAYS[2:], *_OUTLINE_MAY_LACK)},
+        "fusion_scores": None if fusion is None else fusion.scores,
+        "fusion_rarities": None if fusion is None else fusion.rarities,
     }
     try:
         for name, array in arrays.items():
             if array is not None:
                 np.save(unfinished / f"{name}.npy", array)
-        (unfinished / _SETTINGS).write_text(json.dumps(content, indent=1), encoding="utf-8")
+        (unfinished / _SETTINGS).write_text(json.dumps(asdict(export), indent=1), encoding="utf-8")
         write_checksums(unfinished)
         sync_tree(unfinished)
         if folder.exists():
@@ -102,18 +140,25 @@ def write_export(
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def read_export(home: Path, store: str, *, anchors: tuple[str, ...]) -> tuple[Export, Outline]:
-    """The export to this store, refused where the index has changed since; `anchors` are its anchor queries' ids."""
+def read_export(
+    home: Path, store: str, *, anchors: tuple[str, ...], path: Path
+) -> tuple[Export, Outline, ScoreScale | None]:
+    """The export of the index at `path` to this store, refused where it has changed since, and the scale of fusing.
+
+    `anchors` are the ids of its anchor queries.
+    """
     folder = home / EXPORTED / _slug(store)
-    remedy = f"Run: adacur index export {home} {store}"
+    remedy = export_command(path, store)
     if not folder.exists():
-        raise IndexMismatch(f"This version of {home} has not been exported to {store}. {remedy}")
+        raise IndexMismatch(f"{path} has not been exported to {store} as it is now. {remedy}")
     try:
         settings = read_json(folder / _SETTINGS)
         if settings["format"] > _FORMAT:
             raise NewerFormat(f"{folder} has format {settings['format']}; this adacur reads {_FORMAT}. Upgrade adacur.")
         export = read_record(Export, settings)
-        outline = _outline(folder, export, anchors)
+        if not _TAG.fullmatch(export.tag):
+            raise ValueError(f"the tag is {export.tag!r}")
+        outline, fusion = _outline(folder, export, anchors)
         export.rank_slopes()
     except AdacurError:
         raise
@@ -121,8 +166,8 @@ def read_export(home: Path, store: str, *, anchors: tuple[str, ...]) -> tuple[Ex
         raise DamagedIndex(f"The files in {folder} cannot be read ({error}). {remedy}") from error
     manifest = read_manifest(home)
     if (export.items_digest, export.anchors_digest) != (manifest.items_digest, manifest.anchors_digest):
-        raise IndexMismatch(f"{home} has changed since it was exported to {store}. {remedy}")
-    return export, outline
+        raise IndexMismatch(f"{path} has changed since it was exported to {store}. {remedy}")
+    return export, outline, fusion
 
 
 def exported_to(home: Path) -> list[str]:
@@ -134,7 +179,7 @@ def exported_to(home: Path) -> list[str]:
     return names
 
 
-def _outline(folder: Path, export: Export, anchors: tuple[str, ...]) -> Outline:
+def _outline(folder: Path, export: Export, anchors: tuple[str, ...]) -> tuple[Outline, ScoreScale | None]:
     def array(name: str) -> np.ndarray:
         values = read_array(folder / f"{name}.npy", kind="f", ndim=None)
         if not np.isfinite(values).all():
@@ -145,21 +190,24 @@ def _outline(folder: Path, export: Export, anchors: tuple[str, ...]) -> Outline:
     found |= {name: array(name) for name in _OPTIONAL if (folder / f"{name}.npy").exists()}
     width, stored = len(found["row_mean"]), len(found["stored_centre"])
     mixing, vectors = found.get("mixing"), found.get("anchor_vectors")
+    n_features = stored if mixing is None else mixing.shape[-1]
+    scales = [("scale_scores", "scale_rarities")]
+    scales += [("fusion_scores", "fusion_rarities")] * ("fusion_scores" in found)
     fits = (
-        found["row_covariance"].shape == (width, width)
+        found["row_mean"].ndim == found["stored_centre"].ndim == 1
+        and found["row_covariance"].shape == (width, width)
         and stored in (width, width - 1)
         and found["precisions"].shape == (len(anchors),)
+        and len(anchors) <= n_features
         and (mixing is None or (mixing.ndim == 2 and len(mixing) == stored))
         and (vectors is None or (vectors.ndim == 2 and len(vectors) == len(anchors)))
-        and found["scale_scores"].shape == found["scale_rarities"].shape
-        and found["scale_scores"].ndim == 1
-        and len(found["scale_scores"]) > 1
+        and all(found[a].shape == found[b].shape and found[a].ndim == 1 and len(found[a]) > 1 for a, b in scales)
         and export.n_items > 0
         and min(export.variance, export.embedding_variance) >= 0
     )
     if not fits:
         raise ValueError(f"arrays of shapes { {name: one.shape for name, one in found.items()} } do not fit together")
-    return Outline(
+    outline = Outline(
         n_items=export.n_items,
         anchors=anchors,
         scale=ScoreScale(found["scale_scores"], found["scale_rarities"]),
@@ -174,6 +222,8 @@ def _outline(folder: Path, export: Export, anchors: tuple[str, ...]) -> Outline:
         row_mean=found["row_mean"],
         row_covariance=found["row_covariance"],
     )
+    fusion = ScoreScale(found["fusion_scores"], found["fusion_rarities"]) if len(scales) > 1 else None
+    return outline, fusion
 
 
 def _slug(store: str) -> str:

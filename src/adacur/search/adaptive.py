@@ -60,8 +60,8 @@ class AdaptiveSearch:
             raise InputError("A search of more than one round needs an approximation and an acquisition.")
         self._batch: IntArray | None = None
         self._predicted: Any = None
-        # What ended it before its budget did.
-        self._stopped: str | None = None
+        # What ended it before its budget did: "deadline", "settled" or "engine".
+        self.stopped: str | None = None
 
     def ask(self, predicted: Any = None, *, seconds: Mapping[str, float] | None = None) -> IntArray:
         """Positions to score next, most promising first; none when the search has ended.
@@ -91,6 +91,10 @@ class AdaptiveSearch:
         if len(chosen) < size:
             # Scores beyond the range of floats make predictions that cannot be ranked; the budget is spent anyway.
             chosen = self._topped_up(chosen, size, "first")
+        if not len(chosen):
+            # Nothing is left that could be named: an engine's search for words may find none.
+            self.remaining.clear()
+            return _NONE
         self._spend_later(size - len(chosen))
         self._batch = chosen
         self.seconds["choose"] = time.perf_counter() - started
@@ -101,6 +105,8 @@ class AdaptiveSearch:
         assert self._batch is not None
         self._batch = batch = self._batch[~np.isin(self._batch, gone)]
         self.prospects.scored(gone)
+        if len(self.remaining) == 1:
+            self.remaining.append(0)
         self._spend_later(len(gone))
         if not len(batch):
             self.tell(np.empty(0))
@@ -115,7 +121,7 @@ class AdaptiveSearch:
         """Exact scores of the positions last asked for, which are returned; after `stop()`, of the first few."""
         if self._batch is None:
             raise InputError("No positions were asked for. Call ask() before tell(scores).")
-        batch = self._batch[: len(scores)] if self._stopped == "deadline" else self._batch
+        batch = self._batch[: len(scores)] if self.stopped == "deadline" else self._batch
         if len(scores) != len(batch):
             raise ScoreCountError(f"tell needs one score per position: {len(batch)} positions, {len(scores)} scores.")
         self._batch, predicted = None, self._predicted
@@ -141,7 +147,7 @@ class AdaptiveSearch:
 
     def stop(self, why: str) -> None:
         """End here, because time is up ("deadline") or an engine does not answer: nothing more is asked for."""
-        self._stopped = why
+        self.stopped = why
         self.remaining.clear()
 
     def settle(self, predicted: Any, chance_above: Callable[..., FloatArray]) -> None:
@@ -183,7 +189,7 @@ class AdaptiveSearch:
     def trace(self, *, settings: dict[str, object], approximate_scores: FloatArray | None = None) -> Trace:
         """What was done so far."""
         n_scored = sum(len(round_.positions) for round_ in self.rounds)
-        stopped = self._stopped
+        stopped = self.stopped
         if stopped is None or (stopped == "deadline" and n_scored == self._n_planned):
             stopped = "budget" if self.prospects.n_left else "exhausted"
         return Trace(
@@ -236,6 +242,11 @@ class LockStep:
         """Whether any search has a round left."""
         return any(search.remaining for search in self.searches)
 
+    @property
+    def ended_early(self) -> bool:
+        """Whether an engine's silence ended a search after its last round was told."""
+        return any(search.stopped == "engine" for search in self.searches)
+
     def ask(self, *, seconds: float = 0.0) -> list[IntArray]:
         """Positions to score next, per query, most promising first; all empty when every search has ended.
 
@@ -244,7 +255,7 @@ class LockStep:
         n_queries = len(self.searches)
         rows: Sequence[Any] = [None] * n_queries
         spent = {"first": seconds / n_queries}
-        if self.goes_on and any(search.rounds for search in self.searches):
+        if self._approximation is not None and self.goes_on and any(search.rounds for search in self.searches):
             # Predictions that decided whether to stop serve the next round too.
             spent = {} if self._predicted is not None else {"predict": self._predict()}
             rows = self._predicted or rows

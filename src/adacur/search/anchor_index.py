@@ -189,7 +189,10 @@ class AnchorIndex:
         Items and anchor scores can still be read.
         """
         with self._opening:
-            scorer, self._scorer, self._snapshot = self._scorer, None, None
+            scorer, self._scorer = self._scorer, None
+            snapshot, self._snapshot = self._snapshot, None
+        if snapshot is not None:
+            snapshot.close()
         if callable(close := getattr(scorer, "close", None)):
             close()
 

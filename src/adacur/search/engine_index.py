@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
 from adacur.approximation import GaussianModel
 from adacur.approximation.engine_rows import Outline
+from adacur.approximation.item_factors import ScoreScale
 from adacur.approximation.rank_slopes import RankSlopes
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
 from adacur.core.errors import InputError, UnknownName
-from adacur.core.protocols import AnchorScores, Items
+from adacur.core.protocols import AnchorScores, Items, ScorerCard
 from adacur.core.records import Item, Query
 from adacur.core.spelling import did_you_mean
 from adacur.engines.store_urls import open_store
@@ -29,8 +31,10 @@ from adacur.scorers.opening import scorer as open_scorer
 from adacur.search.anchor_index import AnchorIndex
 from adacur.search.engine_items import EngineFirst, EngineItems, EngineStage
 from adacur.search.filters import Filter
+from adacur.search.fusion import Fusion
 from adacur.search.methods import Method
 from adacur.search.planning import Snapshot
+from adacur.search.search_log import SearchLog
 
 # Enough to tell the mean and the variance of vectors.
 _SAMPLE = 2048
@@ -85,7 +89,8 @@ def items_in(url: str, *, limit: int | None = None) -> StoreItems:
 class EngineSnapshot(Snapshot):
     """A snapshot whose first stages and rows live in an engine.
 
-    `slopes` are what the ranks of its first stages tell of scores, by name, as far as that was learned.
+    `slopes` are what the ranks of its first stages tell of scores, by name, as far as that was learned; `fusion` is the
+    scale of `fuse`, and `owned` a store that ends with this.
     """
 
     def __init__(
@@ -96,12 +101,35 @@ class EngineSnapshot(Snapshot):
         stages: Sequence[EngineStage],
         embed_queries: Callable[[Sequence[Query]], FloatArray] | None = None,
         slopes: Mapping[str, RankSlopes] | None = None,
+        fusion: ScoreScale | None = None,
+        owned: VectorStore | None = None,
     ) -> None:
         super().__init__(anchors, first={stage.name: stage for stage in stages})
         self.engine = engine
         self._stages = {stage.name: stage for stage in stages}
         self._embed_queries = embed_queries
         self._exported_slopes = dict(slopes or {})
+        self._fusion_scale = fusion
+        self._owned = owned
+
+    def close(self) -> None:
+        """Let go of the store, where it was opened for this."""
+        if self._owned is not None:
+            self._owned.close()
+
+    def fusion(self, weight: float) -> Fusion:
+        """How to blend the first stage into the final order with this weight, as exported."""
+        if self._fusion_scale is None:
+            raise InputError("fuse weighs exact scores by how rare they are among anchor scores; there are none here.")
+        return Fusion(weight, self._fusion_scale)
+
+    def save(self, path: Path, *, card: ScorerCard | None) -> None:
+        """Refused: rows and first stages are in the engine."""
+        raise InputError(f"The items of this index are in {self._name}. Copy its folder instead.")
+
+    def first_stage(self, name: str) -> NoReturn:
+        """Refused: it lives in the engine."""
+        raise InputError(f"The first stages of this index are in {self._name}, and search there.")
 
     @property
     def first_stages(self) -> tuple[str, ...]:
@@ -171,6 +199,7 @@ def search_in(
     vector: str | None = None,
     exact: bool = True,
     check: bool = True,
+    log: str | Path | None = None,
 ) -> AnchorIndex:
     """Search the items of a collection where they are: no index is built, and nothing is written there.
 
@@ -182,11 +211,33 @@ def search_in(
     - `encoder`: the dual encoder that made the vectors; without it searches start from words alone;
     - `vector`: the name of the vector, where the collection has several of the encoder's size;
     - `exact`: False lets the engine use an index that may miss some items;
-    - `check`: compare the encoder's vectors of a few items with those stored.
+    - `check`: compare the encoder's vectors of a few items with those stored;
+    - `log`: the file of a `SearchLog`, to which every search writes its query and what it paid for.
     """
-    opened = open_store(store) if isinstance(store, str) else store
+    search_log = None if log is None else SearchLog(log)
+    if not isinstance(store, str):
+        return _search_in(store, scorer, encoder, vector, exact=exact, check=check, log=search_log, owned=None)
+    opened = open_store(store)
+    try:
+        return _search_in(opened, scorer, encoder, vector, exact=exact, check=check, log=search_log, owned=opened)
+    except BaseException:
+        opened.close()
+        raise
+
+
+def _search_in(
+    opened: VectorStore,
+    scorer: Any,
+    encoder: Any,
+    vector: str | None,
+    *,
+    exact: bool,
+    check: bool,
+    log: SearchLog | None,
+    owned: VectorStore | None,
+) -> AnchorIndex:
     dual = open_encoder(encoder)
-    chosen = _vector_of(opened, vector, dual)
+    chosen = _vector_of(opened, vector if vector is not None else getattr(opened, "vector", None), dual)
     n_items = opened.count()
     if not n_items:
         raise InputError(f"{opened.name} has no items.")
@@ -194,6 +245,8 @@ def search_in(
     if chosen is not None:
         sample = opened.sample(_SAMPLE)
         rows = opened.rows(chosen, sample)
+        if not rows:
+            raise InputError(f"None of {len(sample)} items of {opened.name} has the vector {chosen!r}.")
         outline = Outline.of_vectors(np.stack(list(rows.values())), n_items=n_items)
         if dual is not None:
             if check:
@@ -202,9 +255,9 @@ def search_in(
     engine = EngineItems(opened, n_items, chosen or "", outline, exact=exact)
     stages = engine_stages(engine, embed_queries)
     table = AnchorTable.of_items(StoreItems(opened))
-    snapshot = EngineSnapshot(table, engine=engine, stages=stages, embed_queries=embed_queries)
+    snapshot = EngineSnapshot(table, engine=engine, stages=stages, embed_queries=embed_queries, owned=owned)
     scoring = open_scorer(scorer)
-    return AnchorIndex(table, scorer=scoring, card=scoring.card, snapshot=snapshot)
+    return AnchorIndex(table, scorer=scoring, card=scoring.card, snapshot=snapshot, log=log)
 
 
 def engine_stages(
@@ -250,7 +303,9 @@ def _vector_of(store: VectorStore, vector: str | None, encoder: Encoder | None) 
             f"The encoder's vectors have {encoder.dimension} numbers, and no vector of {store.name} has as many: "
             f"{seen}. Give the encoder that made them."
         )
-    raise InputError(f"{store.name} has several vectors that would do: {seen}. Name one: vector=….")
+    raise InputError(
+        f"{store.name} has several vectors that would do: {seen}. Name one: vector=…, or ?vector= in its URL."
+    )
 
 
 def _recognise(encoder: Encoder, store: VectorStore, keys: Sequence[Key], rows: Mapping[Key, FloatArray]) -> None:

@@ -16,8 +16,8 @@ from adacur.engines.vector_store import Found, Nearest, VectorStore, Where
 class EngineItems:
     """The items of a collection, as a search uses them.
 
-    - `vector`: the one whose rows predictions are made of, as `outline` says; None where there is nothing to predict
-      from;
+    - `vector`: the one whose rows predictions are made of, as `outline` says, which is None where there is nothing to
+      predict from;
     - `where`: the metadata that items must have;
     - `exact`: False where the engine may use an index that misses some.
     """
@@ -32,6 +32,10 @@ class EngineItems:
     def best(self, questions: Sequence[Nearest]) -> list[Found]:
         """Answers to all questions."""
         return self.store.best(self.vector, questions, where=self.where, exact=self.exact)
+
+    def counted(self) -> EngineItems:
+        """The same, counted again."""
+        return replace(self, n_items=self.store.count(self.where))
 
     def filtered(self, where: Where) -> EngineItems:
         """Those that have this metadata."""

@@ -24,6 +24,7 @@ from adacur.engines.vector_store import Found, Key, Nearest
 from adacur.first_stages.joined import reciprocal_ranks
 from adacur.search.adaptive import SHORTLIST, LockStep
 from adacur.search.engine_items import EngineFirst, EngineItems
+from adacur.search.fusion import LISTED
 from adacur.search.methods import Plan
 from adacur.search.prospects import raised_by
 
@@ -43,6 +44,7 @@ class Touched:
         self._number: dict[Key, int] = {}
         self._items: dict[int, Item] = {}
         self._rows: dict[int, FloatArray] = {}
+        self._tie_breakers: KeyArray = np.empty(0, dtype=np.uint64)
 
     def positions(self, keys: Sequence[Key]) -> IntArray:
         """The numbers of these items; new ones get the next."""
@@ -51,6 +53,12 @@ class Touched:
                 self._number[key] = len(self._keys)
                 self._keys.append(key)
         return np.array([self._number[key] for key in keys], dtype=np.intp)
+
+    def tie_breakers(self) -> KeyArray:
+        """A random key per item met, from what the engine calls it: whichever queries met it first."""
+        new = item_keys([str(key) for key in self._keys[len(self._tie_breakers) :]])
+        self._tie_breakers = np.concatenate([self._tie_breakers, new])
+        return self._tie_breakers
 
     def keys(self, positions: IntArray) -> list[Key]:
         """What the engine calls these items."""
@@ -86,6 +94,7 @@ class EngineProspects:
         self._touched = touched
         self._engine = engine
         self._first_weight = plan.first_weight
+        self._first_share = plan.first_share
         self.candidates = candidates
         self._pool = None if plan.pool is None else set(candidates[: plan.pool].tolist())
         self._n_items = engine.n_items if self._pool is None else len(self._pool)
@@ -105,7 +114,8 @@ class EngineProspects:
     def questions(self, n: int, prediction: Affine) -> list[Nearest]:
         """What to ask the engine for the best n by a prediction: the values of ranked items, and the best others."""
         assert self._engine.outline is not None
-        weights, listed = self._engine.outline.weights(prediction), self._listed(prediction)
+        share = self.from_first(round(self._first_share * n))
+        weights, listed = self._engine.outline.weights(prediction), self._listed(prediction, share)
         keys = self._touched.keys(listed)
         within = [Nearest(weights, len(keys), within=keys)]
         if self._pool is not None:
@@ -153,15 +163,19 @@ class EngineProspects:
         return self._known[may][order], self._raised[may][order]
 
     def at_random(self, n: int, *, stream: int, without: IntArray) -> IntArray:
-        """Nobody can draw from an engine at random by our seed: the best by the last prediction, if there is one."""
+        """Nobody can draw from an engine by our seed: the best by the last prediction, or items from all over it."""
         left_out = set(without.tolist())
-        order = self._known[np.argsort(-self._raised, kind="stable")].tolist()
-        return np.array([at for at in order if self._may_score(at) and at not in left_out][:n], dtype=np.intp)
+        positions = self._known[np.argsort(-self._raised, kind="stable")]
+        if not len(positions) and self._engine.where is None and self._pool is None:
+            keys = self._engine.store.sample(n + len(left_out) + len(self._scored))
+            positions = self._touched.positions(keys)
+        left = [at for at in positions.tolist() if self._may_score(at) and at not in left_out]
+        return np.array(left[:n], dtype=np.intp)
 
     def predictions(self, predicted: Affine, positions: IntArray) -> FloatArray:
         """The values of those that the engine was asked about."""
         values = dict(zip(self._known.tolist(), self._values.tolist(), strict=True))
-        return np.array([values[position] for position in positions.tolist()])
+        return np.array([values.get(position, np.nan) for position in positions.tolist()])
 
     def scored(self, positions: IntArray) -> None:
         """These were scored or have gone, and must not be asked for again."""
@@ -181,9 +195,10 @@ class EngineProspects:
     def _ranked(self) -> IntArray:
         return self.candidates[:RANKS_THAT_COUNT]
 
-    def _listed(self, prediction: Affine) -> IntArray:
-        pool = [] if self._pool is None else sorted(self._pool)
-        return np.unique(np.concatenate([self._ranked(), prediction.listed, np.array(pool, dtype=np.intp)]))
+    def _listed(self, prediction: Affine, share: IntArray) -> IntArray:
+        """The items whose values are needed, whatever they are: ranked ones, the first stage's share, and the pool."""
+        pool = np.array([] if self._pool is None else sorted(self._pool), dtype=np.intp)
+        return np.unique(np.concatenate([self._ranked(), prediction.listed, share, pool]))
 
 
 class EngineLockStep(LockStep):
@@ -219,15 +234,27 @@ class EngineLockStep(LockStep):
         except EngineUnavailable as error:
             if not begun:
                 raise
-            warnings.warn(f"{error} The search ends with what it has scored.", EngineWarning, stacklevel=2)
-            for search in self.searches:
-                search.stop("engine")
-            return [_NONE for _ in self.searches]
+            self._end(error)
+            self._batches = [_NONE for _ in self.searches]
+            return self._batches
         if gone:
             for at, search in enumerate(self.searches):
                 lost = [position for position in batches[at].tolist() if position in gone]
                 batches[at] = search.drop(np.array(lost, dtype=np.intp)) if lost else batches[at]
         return batches
+
+    def tell(self, scores: Sequence[FloatArray], *, seconds: float = 0.0) -> None:
+        """As in memory; where the engine cannot say whether to stop, searches end with what they have."""
+        try:
+            super().tell(scores, seconds=seconds)
+        except EngineUnavailable as error:
+            self._end(error)
+
+    def _end(self, error: EngineUnavailable) -> None:
+        warnings.warn(f"{error} The search ends with what it has scored.", EngineWarning, stacklevel=4)
+        for search in self.searches:
+            if search.remaining:
+                search.stop("engine")
 
     def _predictions(self, approximation: Approximation) -> list[Affine]:
         predictions: list[Affine] = approximation.affine()  # type: ignore[attr-defined]
@@ -260,9 +287,13 @@ def begin_in_engine(plan: Plan, queries: Sequence[Query], k: int) -> BegunInEngi
     engine, first = plan.engine, plan.first
     assert isinstance(engine, EngineItems)
     assert isinstance(first, EngineFirst)
+    if plan.calls >= engine.n_items:
+        # Items may have come since the collection was opened, and all of them can be afforded.
+        engine = engine.counted()
     touched = Touched(engine)
-    depth = plan.pool or plan.calls
-    depth = min(engine.n_items, max(depth, RANKS_THAT_COUNT if plan.first_weight or plan.uses_ranks else 0))
+    ranks_count = plan.first_weight or plan.uses_ranks or first.n_stages > 1
+    depth = max(plan.pool or plan.calls, RANKS_THAT_COUNT if ranks_count else 0, LISTED if plan.fuse else 0)
+    depth = min(engine.n_items, depth)
     answers = [stage.search(queries, depth, where=engine.where) for stage in first.stages]
     lists, rankings = [], []
     for of_query in zip(*answers, strict=True):
@@ -271,7 +302,7 @@ def begin_in_engine(plan: Plan, queries: Sequence[Query], k: int) -> BegunInEngi
         if len(positions) == 1:
             rankings.append(Ranking(positions[0], of_query[0].values))
         else:
-            rankings.append(reciprocal_ranks(positions, depth))
+            rankings.append(reciprocal_ranks(positions, depth, keys=touched.tie_breakers()))
     candidates = [ranking.positions for ranking in rankings]
     approximation = None
     if plan.approximator is not None:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from adacur.approximation.engine_rows import Outline
+from adacur.approximation.engine_rows import Outline, rows_of
+from adacur.approximation.rank_slopes import RankSlopes
 from adacur.core.errors import EngineUnavailable, IndexMismatch
 from adacur.engines.store_urls import open_store
 from adacur.engines.vector_store import VectorStore
 from adacur.index import IndexFolder, locked
-from adacur.index.exported import export_tag, read_export, write_export
+from adacur.index.exported import (
+    Export,
+    export_command,
+    export_tag,
+    read_export,
+    remember_tags,
+    remembered_tags,
+    write_export,
+)
 from adacur.search.anchor_index import AnchorIndex
 from adacur.search.editing import writable_home
 from adacur.search.engine_index import EngineSnapshot, engine_stages
@@ -47,18 +57,24 @@ def export(index: AnchorIndex, store: VectorStore | str, *, drop_old: bool = Fal
     there. `adacur.load(path, store=…)` then opens the index without reading what grows with its items.
 
     - `store`: a store, or its URL;
-    - `drop_old`: remove the collections of earlier exports beside it afterwards;
+    - `drop_old`: afterwards, remove the collections of earlier exports of this index to this store;
     - `progress`: show a bar.
     """
     home = writable_home(index)
-    opened = open_store(store) if isinstance(store, str) else store
+    if isinstance(store, str):
+        with closing(open_store(store)) as opened:
+            return export(index, opened, drop_old=drop_old, progress=progress)
     snapshot = index.snapshot
     features, vectors = snapshot.gaussian_model().features_of(index.anchors), snapshot.item_vectors()
     outline = Outline.of(features)
     tag = export_tag(home, outline)
-    target = opened.beside(tag)
+    target = store.beside(tag)
+    path = index.path or home
+    before = remembered_tags(path, store.name)
     n_items = len(index)
     with locked(home):
+        # Remembered first: what is begun and never ended can be dropped later.
+        remember_tags(path, store.name, [*before, tag])
         if not target.exists():
             target.create({FEATURES: outline.width} | ({DENSE: vectors.shape[1]} if vectors else {}))
         there = min(target.count(), n_items)
@@ -67,22 +83,29 @@ def export(index: AnchorIndex, store: VectorStore | str, *, drop_old: bool = Fal
         with tqdm(total=n_items, initial=begin, desc="export", unit="item", disable=not progress) as bar:
             for start in range(begin, n_items, _ITEMS_PER_CALL):
                 positions = np.arange(start, min(start + _ITEMS_PER_CALL, n_items))
-                stored, means = features.factors.stored(positions), features.means[positions]
-                rows = {FEATURES: np.hstack([stored, means[:, None]]).astype(np.float32)}
+                rows = {FEATURES: rows_of(features, positions)}
                 if vectors is not None:
                     rows[DENSE] = vectors.rows(positions).astype(np.float32)
                 target.put(positions.tolist(), index.items.at(positions.tolist()), rows)
                 bar.update(len(positions))
         if (written := target.count()) != n_items:
             raise EngineUnavailable(f"{target.name} holds {written:,} items after {n_items:,} were written. Run again.")
-        slopes = {}
+        slopes: dict[str, RankSlopes] = {}
         if vectors is not None and (learned := snapshot.rank_slopes(snapshot.stage(DENSE))) is not None:
             slopes[DENSE] = learned
-        write_export(home, store=opened.name, tag=tag, outline=outline, dense=vectors is not None, slopes=slopes)
-    old = tuple(other for other in opened.siblings() if other != tag) if drop_old else ()
+        fusion = snapshot.fusion(1.0).scale if index.anchor_queries else None
+        write_export(
+            home,
+            Export.of(home, outline, store=store.name, tag=tag, dense=vectors is not None, slopes=slopes),
+            outline,
+            fusion=fusion,
+        )
+    old = [store.beside(other) for other in before if other != tag] if drop_old else []
     for other in old:
-        opened.beside(other).drop()
-    return Exported(target.name, n_items, outline.width, there, tuple(opened.beside(other).name for other in old))
+        other.drop()
+    if drop_old:
+        remember_tags(path, store.name, [tag])
+    return Exported(target.name, n_items, outline.width, there, tuple(other.name for other in old))
 
 
 def engine_snapshot(
@@ -90,10 +113,21 @@ def engine_snapshot(
 ) -> EngineSnapshot:
     """The snapshot of an index whose items are searched where they were exported to."""
     opened = open_store(store) if isinstance(store, str) else store
+    try:
+        return _engine_snapshot(folder, opened, encoder=encoder, trust=trust, exact=exact, owns=isinstance(store, str))
+    except BaseException:
+        if isinstance(store, str):
+            opened.close()
+        raise
+
+
+def _engine_snapshot(
+    folder: IndexFolder, store: VectorStore, *, encoder: Any, trust: bool, exact: bool, owns: bool
+) -> EngineSnapshot:
     anchors = tuple(query.id for query in folder.anchor_queries)
-    export, outline = read_export(folder.home, opened.name, anchors=anchors)
-    target = opened.beside(export.tag)
-    remedy = f"Run: adacur index export {folder.path} {opened.name}"
+    export, outline, fusion = read_export(folder.home, store.name, anchors=anchors, path=folder.path)
+    target = store.beside(export.tag)
+    remedy = export_command(folder.path, store.name)
     if not target.exists():
         raise IndexMismatch(f"{target.name} is gone. {remedy}")
     sizes, n_items = target.dimensions(), target.count()
@@ -113,4 +147,6 @@ def engine_snapshot(
         stages=engine_stages(engine, embed_queries, vector=DENSE),
         embed_queries=embed_queries,
         slopes=export.rank_slopes(),
+        fusion=fusion,
+        owned=store if owns else None,
     )

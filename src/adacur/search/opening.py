@@ -59,7 +59,9 @@ def load(
     if isinstance(path, str) and is_store_url(path):
         if scorer is None:
             raise InputError(f"{without_credentials(path)} names no scorer. Give one: scorer=…, or --scorer.")
-        return search_in(path, scorer=scorer, encoder=encoder, exact=exact, check=check)
+        if store is not None or device is not None:
+            raise InputError("store= and device= are for index folders; a collection is searched where it is.")
+        return search_in(path, scorer=scorer, encoder=encoder, exact=exact, check=check, log=log)
     folder = IndexFolder.open(path)
     # A file of something else is refused before a search is paid for.
     search_log = None if log is None else SearchLog(log)

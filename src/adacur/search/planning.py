@@ -172,6 +172,9 @@ class Snapshot:
         # Where the items live, if not here: see engine_index.py.
         self.engine: EngineItems | None = None
 
+    def close(self) -> None:
+        """Let go of what was opened for this version."""
+
     def check(self, method: Method, filter_: Filter | None) -> None:
         """Refuse what cannot be done where the items are: here, nothing."""
 

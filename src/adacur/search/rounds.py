@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,15 +22,15 @@ import numpy as np
 from adacur.approximation.acquisition import best_positions
 from adacur.approximation.rank_slopes import RANKS_THAT_COUNT
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
-from adacur.core.errors import BudgetError, InputError
+from adacur.core.errors import BudgetError, EngineUnavailable, InputError
 from adacur.core.protocols import Ranking, Scorer
 from adacur.core.records import Pair, Query, as_queries
-from adacur.core.results import Hits
+from adacur.core.results import Hits, Trace
 from adacur.core.scores import score_pairs
 from adacur.first_stages import Placed
 from adacur.scorers.calling import ascore
 from adacur.search.adaptive import LockStep
-from adacur.search.engine_search import begin_in_engine
+from adacur.search.engine_search import EngineWarning, begin_in_engine
 from adacur.search.filters import allowed_by
 from adacur.search.fusion import LISTED, listed_by
 from adacur.search.methods import Plan
@@ -176,7 +177,9 @@ class JoinedSearch:
         self._allowed = unfiltered if unfiltered_here else allowed_by(plan.filter, plan.items)
         self._items_at = plan.items.at
         calls = min(plan.calls, n_items)
-        limits = [_PAIRS_AT_ONCE // calls, _PREDICTIONS_AT_ONCE // n_items]
+        limits = [_PAIRS_AT_ONCE // calls]
+        if plan.engine is None:
+            limits.append(_PREDICTIONS_AT_ONCE // n_items)
         if plan.approximator is not None:
             limits.append(_SQUARES_AT_ONCE // calls**2)
         if plan.first is not None and plan.uses_ranks:
@@ -273,11 +276,16 @@ class JoinedSearch:
                     ((query, rank) for query, batch in enumerate(self._positions) for rank in range(len(batch))),
                     key=lambda at: (at[1], at[0]),
                 )
+            if not self.waiting and self._steps.goes_on:
+                # All items of a round have gone from an engine.
+                continue
             if not self.waiting:
+                if self._steps.ended_early or not any(search.rounds for search in self._steps.searches):
+                    self.has_news = True
                 if not self._groups:
                     return False
                 self._finished, self._hits = self.hits(), []
-                self._begin(self._groups.popleft())
+                self._begin_next_group()
                 continue
             if self._plan.deadline is not None and not self._n_scored:
                 # One pair per query tells how fast the scorer is, and makes sure that there is an answer.
@@ -292,6 +300,18 @@ class JoinedSearch:
             self.waiting = []
             self.accept(np.empty(0), seconds=0.0)
         return False
+
+    def _begin_next_group(self) -> None:
+        queries = self._groups.popleft()
+        try:
+            self._begin(queries)
+        except EngineUnavailable as error:
+            warnings.warn(f"{error} The other queries have no hits.", EngineWarning, stacklevel=2)
+            trace = Trace(stopped="engine", settings=self._plan.settings())
+            left = [*queries, *(query for group in self._groups for query in group)]
+            self._finished += [Hits(query, ids=(), scores=np.empty(0), trace=trace) for query in left]
+            self._groups.clear()
+            self._has_left = True
 
     def next_pairs(self, n: int) -> list[Pair]:
         """The next n pairs to score."""

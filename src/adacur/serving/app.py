@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 
 from adacur.core.as_json import as_json
-from adacur.core.errors import AdacurError, InputError
+from adacur.core.errors import AdacurError, InputError, UnknownName
 from adacur.search import METHODS, AnchorIndex, plan_search
 from adacur.serving import shapes
 from adacur.serving.bodies import Name, search_request
@@ -277,8 +277,10 @@ def _warm(one: Served) -> None:
     # A search that names none may start from any that a tuning chose.
     for first in {index.snapshot.default_first, *(tuning.first for tuning in index.tunings)}:
         if first not in (None, "random"):
-            index.snapshot.stage(first)
-    if index.anchor_queries:
+            # One that the folder was tuned for need not be in the engine that it is searched in.
+            with suppress(UnknownName):
+                index.snapshot.stage(first)
+    if index.anchor_queries and index.snapshot.engine is None:
         # Features are made from the scores once, which takes seconds where there are many.
         # Warnings are not silenced: this runs in a thread, and filters belong to the whole process.
         with suppress(AdacurError):

@@ -11,6 +11,7 @@ from adacur.core.errors import InputError
 from adacur.core.records import Query, as_query
 from adacur.core.spelling import did_you_mean
 from adacur.search import METHODS, AnchorIndex, Filter, SearchOptions, search_options
+from adacur.search.engine_index import METHODS_IN_ENGINES
 from adacur.search.filters import by_metadata
 from adacur.serving.bodies import METHOD_OPTIONS
 from adacur.serving.failures import Refusal
@@ -34,6 +35,8 @@ class Served:
     @property
     def methods(self) -> tuple[str, ...]:
         """The methods that this index can be searched by."""
+        if (engine := self.index.snapshot.engine) is not None:
+            return METHODS_IN_ENGINES if engine.outline is not None else ("rerank",)
         there = {"anchors": bool(self.index.anchor_queries), "vectors": "dense" in self.index.first_stages}
         return tuple(
             name for name, method in METHODS.items() if not method.needs or any(there[one] for one in method.needs)

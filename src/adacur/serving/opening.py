@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 from adacur.core.errors import InputError
 from adacur.core.protocols import Scorer
-from adacur.engines.store_urls import is_store_url
+from adacur.engines.store_urls import is_store_url, without_credentials
 from adacur.index import IndexFolder, index_url
 from adacur.scorers import Cached
 from adacur.search import AnchorIndex, load
@@ -23,16 +24,22 @@ def named_places(given: Iterable[str]) -> dict[str, str]:
     for one in given:
         named = None if Path(one).exists() else _NAMED.fullmatch(one)
         place = named["place"] if named else one
-        # What stands behind the '?' of a collection's URL is not part of its name.
-        folder = place.partition("?")[0] if is_store_url(place) else place
-        name = named["name"] if named else Path(folder.rstrip("/")).resolve().name.removesuffix(".adacur")
+        name = named["name"] if named else _name_of(place)
         if name in places:
             raise InputError(
-                f"Two indexes would be served under the name {name!r}: {places[name]} and {place}. "
-                f"Name one of them: NAME={place}"
+                f"Two indexes would be served under the name {name!r}: {without_credentials(places[name])} and "
+                f"{without_credentials(place)}. Name one of them: NAME=INDEX"
             )
         places[name] = place
     return places
+
+
+def _name_of(place: str) -> str:
+    """The name of a folder, or of the collection or table at a URL."""
+    if is_store_url(place):
+        tables = parse_qs(urlsplit(place).query).get("table")
+        place = tables[0] if tables else place.partition("?")[0]
+    return Path(place.rstrip("/")).resolve().name.removesuffix(".adacur")
 
 
 def open_indexes(

@@ -95,6 +95,8 @@ def check_exact(index: AnchorIndex, queries: Sequence[Query] | None = None) -> N
 
 def check_anchors(index: AnchorIndex, purpose: str, *, fewest: int = 1) -> None:
     """Refuse an index with fewer anchor queries than this purpose needs, and say how to add some."""
+    if (engine := index.snapshot.engine) is not None:
+        raise InputError(f"{purpose} works on the folder of an index: open it without store={engine.store.name!r}.")
     there = len(index.anchor_queries)
     if there < fewest:
         where = "INDEX" if index.path is None else str(index.path)

@@ -19,7 +19,7 @@ from adacur.search.methods import AdaCUR
 from adacur.search.planning import SearchOptions, plan_search
 from adacur.search.rounds import search
 from adacur.search.tuned import GaussianSettings, first_weight_of
-from adacur.tuning.held_out import AnchorScorer, check_exact, columns_of
+from adacur.tuning.held_out import AnchorScorer, check_anchors, check_exact, columns_of
 
 
 @runtime_checkable
@@ -37,6 +37,7 @@ def replay(index: AnchorIndex, queries: Sequence[Query], k: int = 10, **options:
     `options` are those of `AnchorIndex.search`.
     """
     started = time.monotonic()
+    check_anchors(index, "Replaying")
     check_exact(index, queries)
     plan = plan_search(index, k, **options, scorer=AnchorScorer(index.anchors))
     approximator = None if plan.approximator is None else _LeavingOut(plan.approximator)

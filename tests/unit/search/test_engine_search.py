@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -353,3 +353,155 @@ def test_a_damaged_export_is_refused(index, store, tmp_path) -> None:
                 adacur.load(index.path, scorer=scorer, encoder=LetterPairEncoder(), store=store)
     finally:
         settings.write_text(original)
+
+
+def without_vectors() -> MemoryStore:
+    store = MemoryStore("plain")
+    store.create({})
+    store.put(list(range(len(ITEMS))), ITEMS, {})
+    return store
+
+
+def test_a_question_without_a_word_in_common_has_no_hits_and_harms_no_other() -> None:
+    found = search_in(without_vectors(), scorer=scorer)
+    assert found.snapshot.default_method == "rerank"
+    some = found.search(["violin", "zzz"], 5, budget=20, filter={"parity": 1})
+    assert [len(hits) for hits in some] == [5, 0]
+    assert len(found.search("zzz", 5, budget=20, filter={"parity": 1})) == 0
+    assert [len(hits) for hits in found.search_iter("zzz", 5, budget=20, filter={"parity": 1})] == [0]
+
+
+def test_re_ranking_within_all_items_is_exact() -> None:
+    found = search_in(without_vectors(), scorer=scorer)
+    hits = found.search("violin moss", 5, budget=1000)
+    best = np.argsort(-scorer([("violin moss", item.text) for item in ITEMS]))[:5]
+    assert (set(hits.ids), hits.trace.calls) == ({ITEMS[at].id for at in best}, 400)
+
+
+def test_a_first_share_beyond_the_ranks_that_count_is_predicted_too() -> None:
+    items = [Item(f"n{at}", f"river {at} {WORDS[at % 11]}") for at in range(1500)]
+    store = MemoryStore("many")
+    store.create({"": 64})
+    store.put(list(range(1500)), items, {"": LetterPairEncoder().encode_items([item.text for item in items])})
+    found = search_in(store, scorer=scorer, encoder=LetterPairEncoder())
+    hits = found.search(QUERIES[0], 1, budget=1400, first="dense", method=Gaussian(first_share=0.5, rounds=4))
+    assert hits.trace.calls == 1400
+
+
+class Emptied(MemoryStore):
+    """Forgets some items when they are asked for."""
+
+    gone: ClassVar[set[Any]] = set()
+
+    def items(self, keys: Any) -> Any:
+        return {key: item for key, item in super().items(keys).items() if key not in Emptied.gone}
+
+    def beside(self, suffix: str) -> Emptied:
+        return Emptied(f"{self._collection}--{suffix}", shelf=self._shelf)
+
+
+def test_a_round_whose_items_have_all_gone_does_not_end_the_search(index, store) -> None:
+    emptied = Emptied("things", shelf=store._shelf)
+    there = adacur.load(index.path, scorer=scorer, encoder=LetterPairEncoder(), store=emptied)
+    for method in (Gaussian(rounds=4, first_batch=0.25), "rerank"):
+        Emptied.gone = set()
+        before = there.search(QUERIES[3], 5, budget=40, first="dense", method=method)
+        first = [item.id for item in before.trace.rounds[0].items]
+        Emptied.gone = set(index.items.positions(first).tolist())
+        hits = there.search(QUERIES[3], 5, budget=40, first="dense", method=method)
+        assert (len(hits), hits.trace.calls) == (5, 40)
+    Emptied.gone = set()
+
+
+def test_silence_is_told_wherever_it_comes(index, store, monkeypatch) -> None:
+    flaky = Flaky("things", shelf=store._shelf)
+    there = adacur.load(index.path, scorer=scorer, encoder=LetterPairEncoder(), store=flaky)
+    method = Gaussian(rounds=5, first_batch=0.2)
+    Flaky.answers = 2
+    with pytest.warns(EngineWarning):
+        last = list(there.search_iter(QUERIES[0], 5, budget=50, first="dense", method=method))[-1]
+    assert (last.trace.stopped, last.trace.calls) == ("engine", 20)
+    Flaky.answers = 1
+    with pytest.warns(EngineWarning):
+        hits = there.search(QUERIES[0], 5, budget=50, first="dense", method=Gaussian(rounds=5, stop_when=0.99))
+    assert hits.trace.stopped == "engine"
+    assert hits.trace.calls > 0
+    # The second group of queries cannot even begin.
+    monkeypatch.setattr("adacur.search.rounds._PAIRS_AT_ONCE", 50)
+    Flaky.answers = 5
+    with pytest.warns(EngineWarning):
+        some = there.search(QUERIES[:3], 5, budget=50, first="dense", method=method)
+    assert [(len(one), one.trace.stopped) for one in some] == [(5, "budget"), (0, "engine"), (0, "engine")]
+    Flaky.answers = 10**9
+
+
+def test_how_queries_are_grouped_changes_no_answer_from_joined_stages(there) -> None:
+    for method in ("gaussian", "rerank"):
+        together = there.search(QUERIES, 5, budget=40, method=method, first="dense+words")
+        for query, hits in zip(QUERIES, together, strict=True):
+            alone = there.search(query, 5, budget=40, method=method, first="dense+words")
+            assert [set(names) for names in scored(alone)] == [set(names) for names in scored(hits)]
+
+
+def test_an_export_drops_only_what_this_index_exported(tmp_path) -> None:
+    store = MemoryStore("shared")
+    store.beside("mine").create({"x": 2})
+    indexes = [
+        adacur.build(
+            ITEMS[start : start + 40],
+            ANCHORS[:4],
+            scorer=scorer,
+            path=tmp_path / str(start),
+            first=["dense"],
+            encoder=LetterPairEncoder(),
+            progress=False,
+        )
+        for start in (0, 40)
+    ]
+    for one in indexes:
+        export(one, store, progress=False)
+    with indexes[0].edit(progress=False) as edit:
+        edit.remove(["i3"])
+    assert len(export(indexes[0], store, drop_old=True, progress=False).dropped) == 1
+    assert "mine" in store.siblings()
+    for one in indexes:
+        there = adacur.load(one.path, scorer=scorer, encoder=LetterPairEncoder(), store=store)
+        assert len(there.search(QUERIES[0], 3, budget=20)) == 3
+
+
+def test_what_works_on_the_folder_says_so(there, tmp_path) -> None:
+    with pytest.raises(InputError, match="without store="):
+        adacur.tune(there, k=5, budget=30)
+    with pytest.raises(InputError, match="memory://things"):
+        there.save(tmp_path / "copy")
+    with pytest.raises(InputError, match="memory://things"):
+        there.first_stage("dense")
+
+
+def test_items_that_come_later_are_counted_where_all_can_be_afforded() -> None:
+    store = as_it_is()
+    found = search_in(store, scorer=scorer, encoder=LetterPairEncoder())
+    more = [Item(f"late{at}", f"violin moss {at}") for at in range(10)]
+    store.put(list(range(400, 410)), more, {"": LetterPairEncoder().encode_items([item.text for item in more])})
+    assert found.search(QUERIES[0], 5, budget=1000).trace.calls == 410
+
+
+def test_a_store_that_was_opened_by_its_url_is_closed_with_the_index(tmp_path) -> None:
+    pytest.importorskip("qdrant_edge", reason="qdrant-edge-py is not installed")
+    from adacur.engines import open_store
+
+    url = f"qdrant-edge://{tmp_path.as_posix()}/things"
+    made = open_store(url)
+    made.create({"dense": 64})
+    made.put(list(range(50)), ITEMS[:50], {"dense": LetterPairEncoder().encode_items([i.text for i in ITEMS[:50]])})
+    made.close()
+    for _ in range(2):
+        with adacur.load(url, scorer=scorer, encoder=LetterPairEncoder()) as opened:
+            assert len(opened.search(QUERIES[0], 3, budget=20)) == 3
+
+
+def test_a_collection_takes_no_options_of_folders() -> None:
+    with pytest.raises(InputError, match="scorer"):
+        adacur.load("qdrant://:memory:/x")
+    with pytest.raises(InputError, match="device"):
+        adacur.load("qdrant://:memory:/x", scorer=scorer, device="cpu")
