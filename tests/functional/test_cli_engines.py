@@ -145,6 +145,7 @@ def test_an_engine_is_served(shop: Path) -> None:
         both = {"query": QUESTION, "filter": {"metadata": {"parity": 1}, "ids": ["d1"]}}
         assert client.post("/v1/search", json=both).status_code == 422
         assert client.get("/v1/indexes").status_code == 200
+    indexes["as_it_is"].close()
 
 
 def test_an_exported_index_is_served_and_becomes_ready(shop: Path) -> None:
@@ -175,3 +176,4 @@ def test_an_exported_index_is_served_and_becomes_ready(shop: Path) -> None:
         (described,) = client.get("/v1/indexes").json()["indexes"]
         assert described["methods"] == ["gaussian", "rerank"]
         assert client.get("/v1/indexes/things/recall").status_code == 404
+    indexes["things"].close()
