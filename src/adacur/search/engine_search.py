@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -109,7 +110,8 @@ class EngineProspects:
 
     def from_first(self, n: int) -> IntArray:
         """The first stage's best n that may still be scored, best first."""
-        return np.array([at for at in self.candidates.tolist() if self._may_score(at)][:n], dtype=np.intp)
+        left = (at for at in self.candidates.tolist() if self._may_score(at))
+        return np.array(list(islice(left, n)), dtype=np.intp)
 
     def questions(self, n: int, prediction: Affine) -> list[Nearest]:
         """What to ask the engine for the best n by a prediction: the values of ranked items, and the best others."""
