@@ -21,6 +21,7 @@ With every part left out this is the paper's pseudo-inverse.
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -43,9 +44,11 @@ from adacur.approximation.posteriors import Posterior, Posteriors, chance_above
 from adacur.approximation.rank_slopes import RISE, RankSlopes
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
 from adacur.core.errors import InputError
+from adacur.core.extras import require
 from adacur.core.protocols import AnchorScores
 from adacur.core.records import Query
 
+_log = logging.getLogger(__name__)
 # Per query, the positions that each first stage ranks, best first.
 Ranks = Sequence[Sequence[IntArray]]
 
@@ -122,7 +125,7 @@ class GaussianModel:
         self.rescale = rescale
         self.centre = centre
         self.device = device
-        self._given = features if features is None or device is None else features.on(device)
+        self._given = None if features is None else _placed(features, device)
         # The items' random keys, where they are stored with the given features.
         self.keys: KeyArray | None = None if features is None else features.keys
         self._extracted = _Extracted()
@@ -257,7 +260,7 @@ class GaussianModel:
             known = last.anchors
             if last.features is None or known is None or (known is not anchors and known.matrix is not anchors.matrix):
                 features = self._extraction(anchors, whole=True).features()
-                last.features = features if self.device is None else features.on(self.device)
+                last.features = _placed(features, self.device)
                 last.anchors = anchors
             return last.features
 
@@ -365,6 +368,25 @@ class GaussianModel:
         shortage = float(np.clip(_USUAL_ANCHORS / max(1, n_anchors), 1, 16))
         share = shortage**0.3 if self.embedding_weight is None else self.embedding_weight
         return share if embedding_variance else 0.0, self.locality or _LOCALITY * shortage**0.5
+
+
+def _placed(features: Features, device: str | None) -> Features:
+    """The features on a device, or here where it has no room for them."""
+    if device is None:
+        return features
+    torch = require("torch", extra="torch")
+    try:
+        return features.on(device)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        _log.warning(
+            "The features of %d items take %.1f GB, and %s has too little memory left: searches predict on the "
+            "processor. `adacur index compress` makes them smaller.",
+            len(features.means),
+            features.nbytes / 1e9,
+            device,
+        )
+        return features
 
 
 def _check_stages(ranks: Ranks, n_stages: int) -> None:
