@@ -10,13 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adacur.approximation.on_device import DeviceRow
 from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
 from adacur.core.errors import InputError
 from adacur.core.seeds import uniform
-
-# How many of the largest predictions may belong to scored items before a longer list is fetched.
-_SCORED_AT_FIRST = 1000
 
 
 def best_positions(values: FloatArray, n: int, *, keys: KeyArray) -> IntArray:
@@ -41,24 +37,9 @@ def best_positions(values: FloatArray, n: int, *, keys: KeyArray) -> IntArray:
 class TopK:
     """The items with the highest predictions."""
 
-    def choose(
-        self, predicted: FloatArray | DeviceRow, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int
-    ) -> IntArray:
+    def choose(self, predicted: FloatArray, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int) -> IntArray:
         """n unscored positions, best first."""
-        if not isinstance(predicted, DeviceRow):
-            return best_positions(np.where(unscored, predicted, -np.inf), n, keys=keys)
-        near = _enough(predicted, unscored, n)
-        return near[best_positions(np.where(unscored[near], predicted[near], -np.inf), n, keys=keys[near])]
-
-
-def _enough(predicted: DeviceRow, unscored: BoolArray, n: int) -> IntArray:
-    """Positions of the largest predictions, enough to hold the best n unscored ones."""
-    size = n + _SCORED_AT_FIRST
-    while True:
-        near = predicted.among_largest(size)
-        if size >= len(predicted) or np.count_nonzero(unscored[near]) >= n:
-            return near
-        size *= 8
+        return best_positions(np.where(unscored, predicted, -np.inf), n, keys=keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +52,17 @@ class Softmax:
         if not self.temperature > 0:
             raise InputError(f"temperature must be positive; got {self.temperature}. For the greedy choice use TopK().")
 
-    def choose(
-        self, predicted: FloatArray | DeviceRow, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int
-    ) -> IntArray:
+    def choose(self, predicted: FloatArray, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int) -> IntArray:
         """n unscored positions, in the order drawn."""
         # Gumbel top-k draws the same sample as softmax without replacement and never overflows.
         gumbel = -np.log(-np.log(uniform(stream, keys)))
-        return best_positions(
-            np.where(unscored, np.asarray(predicted) / self.temperature + gumbel, -np.inf), n, keys=keys
-        )
+        return best_positions(np.where(unscored, predicted / self.temperature + gumbel, -np.inf), n, keys=keys)
 
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
     """A uniform sample; predictions are ignored."""
 
-    def choose(
-        self, predicted: FloatArray | DeviceRow, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int
-    ) -> IntArray:
+    def choose(self, predicted: FloatArray, *, unscored: BoolArray, n: int, keys: KeyArray, stream: int) -> IntArray:
         """n unscored positions, in the order drawn."""
         return best_positions(np.where(unscored, uniform(stream, keys), -np.inf), n, keys=keys)

@@ -21,15 +21,15 @@ With every part left out this is the paper's pseudo-inverse.
 from __future__ import annotations
 
 import copy
-import math
+import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import numpy as np
 
-from adacur.approximation.engine_rows import Affine
+from adacur.approximation.device_posteriors import DevicePosteriors, Priors
 from adacur.approximation.gaussian_features import (
     QUERY_SCALE,
     EmbedQueries,
@@ -38,16 +38,17 @@ from adacur.approximation.gaussian_features import (
     query_kernel,
     unit_vectors,
 )
-from adacur.approximation.growing_cholesky import GrowingCholesky
 from adacur.approximation.item_factors import Allocate, PackedRows, RowSource, Storage, in_memory
 from adacur.approximation.leave_one_out import LeaveOneOut
-from adacur.approximation.on_device import DeviceRow
-from adacur.approximation.rank_slopes import RANKS_THAT_COUNT, RISE, RankSlopes, rises
+from adacur.approximation.posteriors import Posterior, Posteriors, chance_above
+from adacur.approximation.rank_slopes import RISE, RankSlopes
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
 from adacur.core.errors import InputError
+from adacur.core.extras import require
 from adacur.core.protocols import AnchorScores
 from adacur.core.records import Query
 
+_log = logging.getLogger(__name__)
 # Per query, the positions that each first stage ranks, best first.
 Ranks = Sequence[Sequence[IntArray]]
 
@@ -60,12 +61,6 @@ _LEVEL = 0.5
 # Below this the system is singular as soon as two items are alike; predictions differ by less than float32 can tell.
 _LEAST_NOISE = 1e-10
 _LOCALITY = 0.07
-# Log-odds that an item scores above the best scored: for one predicted to score just that, per standard deviation of
-# this query's residuals that it is predicted higher, and per logarithm of the rank it would take. Fitted by likelihood
-# to held-out anchor queries of three collections with 420 others; with fewer, fewer come above than stated.
-_AT_EQUAL, _PER_DEVIATION, _PER_RANK = -1.6, 1.55, 0.38
-# Fewer residuals than these say nothing of their standard deviation.
-_FEWEST_RESIDUALS = 10
 
 
 @dataclass(slots=True, eq=False)
@@ -130,7 +125,7 @@ class GaussianModel:
         self.rescale = rescale
         self.centre = centre
         self.device = device
-        self._given = features if features is None or device is None else features.on(device)
+        self._given = None if features is None else _placed(features, device)
         # The items' random keys, where they are stored with the given features.
         self.keys: KeyArray | None = None if features is None else features.keys
         self._extracted = _Extracted()
@@ -190,21 +185,26 @@ class GaussianModel:
         ranks: Ranks | None = None,
         *,
         features: Features | None = None,
-    ) -> _Posteriors:
+    ) -> Posteriors | DevicePosteriors:
         """A fresh approximation for these queries; `ranks` are, per query, what each first stage ranks, best first.
 
         `features` take the place of those of the index: of items whose rows live in an engine.
         """
         features = self.features_of(anchors) if features is None else features
         vectors = unit_vectors(self.embed_queries, queries) if features.anchor_vectors is not None else None
-        return _Posteriors(
+        if features.device_means is not None and not self._together:
+            priors = self._priors(features, vectors, len(queries), ranks)
+            return DevicePosteriors(
+                features, priors, in_scores=features.scale.score, chance=partial(chance_above, features.scale)
+            )
+        return Posteriors(
             features,
             self._posteriors(features, vectors, [None] * len(queries), ranks),
             in_scores=features.scale.score,
             together=self._together,
         )
 
-    def replay(self, anchors: AnchorScores, positions: IntArray, ranks: Ranks | None = None) -> _Posteriors:
+    def replay(self, anchors: AnchorScores, positions: IntArray, ranks: Ranks | None = None) -> Posteriors:
         """An approximation for the anchor queries at these positions, each as if it were new.
 
         Only the score scale, the mean variance, the slopes, and what means are shrunk towards and how far have seen
@@ -227,7 +227,7 @@ class GaussianModel:
             for position in positions.tolist()
         ]
         replayed = None if vectors is None else vectors[positions]
-        return _Posteriors(
+        return Posteriors(
             features,
             self._posteriors(features, replayed, left_out, ranks),
             in_scores=features.scale.score,
@@ -260,7 +260,7 @@ class GaussianModel:
             known = last.anchors
             if last.features is None or known is None or (known is not anchors and known.matrix is not anchors.matrix):
                 features = self._extraction(anchors, whole=True).features()
-                last.features = features if self.device is None else features.on(self.device)
+                last.features = _placed(features, self.device)
                 last.anchors = anchors
             return last.features
 
@@ -275,23 +275,57 @@ class GaussianModel:
             whole=whole,
         )
 
+    def _priors(self, features: Features, vectors: FloatArray | None, n_queries: int, ranks: Ranks | None) -> Priors:
+        """What `_posteriors` makes of queries one by one, for all in one product: rounded by their number."""
+        if ranks is not None and self.slopes is not None:
+            _check_stages(ranks, len(self.slopes.means))
+        n_anchors, n_features = len(features.precisions), features.factors.n_features
+        share, locality, noise = self._shared(features, ranks)
+        variance = features.variance or 1.0
+        weights = np.zeros((n_queries, n_features))
+        variances = np.full((n_queries, n_features), share * variance / features.embedding_variance if share else 0.0)
+        variances[:, :n_anchors] = 1 / max(1, n_anchors)
+        trusts = np.full(n_queries, features.trust)
+        if features.anchor_vectors is not None and vectors is not None:
+            likeness = vectors @ features.anchor_vectors.T
+            nearness = np.exp((likeness - likeness.max(axis=1, keepdims=True)) / locality)
+            variances[:, :n_anchors] = nearness / nearness.sum(axis=1, keepdims=True)
+            kernel = np.exp((likeness - 1) / QUERY_SCALE)
+            weights[:, :n_anchors] = kernel * features.precisions
+            if features.trust < 1:
+                trusts += (1 - trusts) * np.clip(kernel @ features.sums(self.query_noise), 0, 1)
+        return Priors(
+            weights=weights,
+            variances=variances,
+            trusts=trusts,
+            level_variance=_LEVEL * variance if self.centre else 0.0,
+            noise=noise,
+            slopes=self.slopes,
+            lists=() if ranks is None or self.slopes is None else ranks,
+        )
+
+    def _shared(self, features: Features, ranks: Ranks | None) -> tuple[float, float, float]:
+        """What all queries have in common: the embeddings' share of covariance, the locality, and the noise."""
+        share, locality = self._by_anchors(len(features.precisions), features.embedding_variance)
+        # An index whose scores never vary says nothing of scale; the embeddings then stand alone.
+        usual = (features.variance or 1.0) * (1 + share)
+        # Where all anchor queries agree, ranks may be all that scores can vary by.
+        from_ranks = 0.0 if ranks is None or self.slopes is None else self.slopes.variance * RISE[0] ** 2
+        return share, locality, max(self.noise * usual, _LEAST_NOISE * (usual + from_ranks))
+
     def _posteriors(
         self,
         features: Features,
         vectors: FloatArray | None,
         left_out: Sequence[LeaveOneOut | None],
         ranks: Ranks | None,
-    ) -> list[_Posterior]:
+    ) -> list[Posterior]:
         """The prior of each query, given its vector and the anchor query that it must not know."""
         if ranks is not None and self.slopes is not None:
             _check_stages(ranks, len(self.slopes.means))
         n_anchors, n_features = len(features.precisions), features.factors.n_features
-        share, locality = self._by_anchors(n_anchors, features.embedding_variance)
-        # An index whose scores never vary says nothing of scale; the embeddings then stand alone.
+        share, locality, noise = self._shared(features, ranks)
         variance = features.variance or 1.0
-        usual = variance * (1 + share)
-        # Where all anchor queries agree, ranks may be all that scores can vary by.
-        from_ranks = 0.0 if ranks is None or self.slopes is None else self.slopes.variance * RISE[0] ** 2
         sums = features.sums(self.query_noise) if features.trust < 1 else np.zeros(n_anchors)
         posteriors = []
         for query, without in enumerate(left_out):
@@ -314,14 +348,14 @@ class GaussianModel:
                 variances[:n_anchors] = 1 / max(1, n_anchors - 1)
                 variances[without.position] = 0.0
             posteriors.append(
-                _Posterior(
+                Posterior(
                     features,
                     prior=weights,
                     weights=weights if without is None else without.weights(weights, trust=trust),
                     trust=trust,
                     variances=variances,
                     level_variance=_LEVEL * variance if self.centre else 0.0,
-                    noise=max(self.noise * usual, _LEAST_NOISE * (usual + from_ranks)),
+                    noise=noise,
                     left_out=without,
                     slopes=self.slopes,
                     lists=() if ranks is None or self.slopes is None else ranks[query],
@@ -336,6 +370,25 @@ class GaussianModel:
         return share if embedding_variance else 0.0, self.locality or _LOCALITY * shortage**0.5
 
 
+def _placed(features: Features, device: str | None) -> Features:
+    """The features on a device, or here where it has no room for them."""
+    if device is None:
+        return features
+    torch = require("torch", extra="torch")
+    try:
+        return features.on(device)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        _log.warning(
+            "The features of %d items take %.1f GB, and %s has too little memory left: searches predict on the "
+            "processor. `adacur index compress` makes them smaller.",
+            len(features.means),
+            features.nbytes / 1e9,
+            device,
+        )
+        return features
+
+
 def _check_stages(ranks: Ranks, n_stages: int) -> None:
     """Refuse ranks that the slopes are not of."""
     if others := {len(of_query) for of_query in ranks} - {n_stages}:
@@ -343,180 +396,3 @@ def _check_stages(ranks: Ranks, n_stages: int) -> None:
             f"Ranks must be those of the first stages that the slopes are of; there are slopes of {n_stages} and ranks "
             f"of {min(others)}. Learn the slopes from the first stage that searches start from, or give slopes=None."
         )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Posteriors:
-    """The approximation of a batch of queries, each conditioned on its exact scores.
-
-    `in_scores` turns predictions into scores of the scorer; `together` predicts all queries in one product.
-    """
-
-    _features: Features
-    _queries: Sequence[_Posterior]
-    in_scores: Callable[[FloatArray], FloatArray]
-    together: bool = False
-
-    def tell(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> None:
-        """Add exact scores, per query."""
-        for query, where, exact in zip(self._queries, positions, scores, strict=True):
-            if len(where):
-                query.tell(where, exact)
-
-    def predict(self) -> FloatArray | list[DeviceRow]:
-        """Predictions for every item on the score scale, a row per query."""
-        features = self._features
-        if self.together:
-            predicted = features.factors.products(np.stack([query.weights for query in self._queries]))
-            # Row by row: all at once would take as much memory again.
-            for row, query in zip(predicted, self._queries, strict=True):
-                trust, centre = row.dtype.type(query.trust), row.dtype.type(features.centre)
-                row += features.means if trust == 1 else trust * features.means + (1 - trust) * centre
-                row += row.dtype.type(query.level)
-                query.raised(row)
-            return predicted
-        if features.device_means is not None:
-            return [query.raised(DeviceRow(self._on_device(query))) for query in self._queries]
-        predicted = np.empty((len(self._queries), len(features.means)), dtype=features.means.dtype)
-        # One product per query: a product for the whole batch rounds differently with the batch's size, and an answer
-        # must not depend on its neighbours.
-        for row, query in zip(predicted, self._queries, strict=True):
-            row[:] = features.factors.predictions(query.weights, means=features.means)
-            row += row.dtype.type(query.level)
-            if query.trust < 1:
-                row -= row.dtype.type(1 - query.trust) * (features.means - row.dtype.type(features.centre))
-            query.raised(row)
-        return predicted
-
-    def _on_device(self, query: _Posterior) -> Any:
-        features = self._features
-        row = features.factors.predictions(query.weights, means=features.device_means).add_(query.level)
-        if query.trust < 1:
-            row.sub_(features.device_means, alpha=1 - query.trust).add_((1 - query.trust) * features.centre)
-        return row
-
-    def affine(self) -> list[Affine]:
-        """What `predict` computes, for an engine that has the rows: as weights of what is stored of an item."""
-        factors, affine = self._features.factors, []
-        for query in self._queries:
-            stored = factors.stored_weights(query.weights)
-            affine.append(
-                Affine(
-                    weights=np.append(stored, query.trust),
-                    constant=query.level + (1 - query.trust) * self._features.centre - float(factors.centre @ stored),
-                    listed=query.listed,
-                    rises=query.rises(),
-                )
-            )
-        return affine
-
-    def chance_above(self, query: int, predicted: FloatArray, best: FloatArray, *, ranks: IntArray) -> FloatArray:
-        """How likely unscored items are to score above the best scored, shape (predicted, best).
-
-        The unit is the standard deviation of this query's residuals; the posterior variance hardly differs between
-        items, and its level was chosen for recall (docs/decisions/0026-stopping.md).
-        """
-        deviation = self._queries[query].residual_deviation
-        if not math.isfinite(deviation):
-            return np.ones((len(predicted), len(best)))
-        thresholds = self._features.scale.rarity(best)
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            distances = (np.asarray(predicted, dtype=np.float64)[:, None] - thresholds) / deviation
-            log_odds = _AT_EQUAL + _PER_DEVIATION * distances + _PER_RANK * np.log(ranks)
-            return np.asarray(1 / (1 + np.exp(-log_odds)))
-
-
-@dataclass(slots=True, eq=False)
-class _Posterior:
-    """One query: the weights of the features and the level of all items, given its exact scores.
-
-    A prediction is the item's mean, as far as there is `trust` in it, + features · `weights` + `level`, and what its
-    ranks in the first stages' `lists` add by their `slopes`. The weights are the `prior`'s at first. `left_out` is the
-    anchor query that must not be known, in a replay: the weights are then mapped to the features with it.
-    """
-
-    features: Features
-    prior: FloatArray
-    weights: FloatArray
-    variances: FloatArray
-    level_variance: float
-    noise: float
-    trust: float = 1.0
-    left_out: LeaveOneOut | None = None
-    slopes: RankSlopes | None = None
-    lists: Sequence[IntArray] = ()
-    level: float = 0.0
-    _offset: float = 0.0
-    _system: GrowingCholesky = field(default_factory=GrowingCholesky)
-    _positions: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.intp))
-    _rows: FloatArray | None = None
-    _solved: FloatArray = field(default_factory=lambda: np.empty(0))
-    _listed: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.intp))
-    _rises: FloatArray = field(default_factory=lambda: np.empty((0, 0)))
-    _steps: FloatArray = field(default_factory=lambda: np.empty((0, 0)))
-    _slope: FloatArray = field(default_factory=lambda: np.empty(0))
-
-    def __post_init__(self) -> None:
-        if self.slopes is not None and self.lists:
-            # Copies: a part of a first stage's answer would hold all of it.
-            self.lists = [some[:RANKS_THAT_COUNT].copy() for some in self.lists]
-            self._listed = np.unique(np.concatenate(self.lists))
-            self._rises = rises(self.lists, self._listed)
-            self._slope = self.slopes.means
-            self._steps = np.empty((0, len(self._slope)))
-
-    @property
-    def listed(self) -> IntArray:
-        """The items whose predictions the first stages' ranks raise."""
-        return self._listed
-
-    def rises(self) -> FloatArray:
-        """What the first stages' ranks add to the predictions of the `listed` items."""
-        return np.asarray(self._rises @ self._slope) if len(self._listed) else np.empty(0)
-
-    def raised(self, row: Any) -> Any:
-        """A row of predictions, in place, with what the first stages' ranks add."""
-        if len(self._listed):
-            row[self._listed] = row[self._listed] + self.rises().astype(row.dtype)
-        return row
-
-    def tell(self, positions: IntArray, scores: FloatArray) -> None:
-        """Condition on the exact scores of these items."""
-        features, left_out, known = self.features, self.left_out, len(self._positions)
-        rarities = features.scale.rarity(scores)
-        if not known and not len(features.precisions):
-            # Without anchor queries nothing else says where this query's scores lie.
-            self._offset = float(rarities.mean())
-        new, means = features.at(positions)
-        if left_out is not None:
-            new, means = left_out.rows(new), means - new @ left_out.shift
-        means = features.centre + self.trust * (means - features.centre)
-        # Read again each round: held, they would take more memory than the factor. A replay has to map them too.
-        earlier = features.at(self._positions)[0] if self._rows is None else self._rows
-        rows = np.vstack([earlier, new])
-        self._positions = np.concatenate([self._positions, positions])
-        if left_out is not None:
-            self._rows = rows
-        covariance = (new * self.variances) @ rows.T + self.level_variance
-        among_new = covariance[:, known:]
-        among_new[np.diag_indices_from(among_new)] += self.noise
-        residuals = rarities - means - new @ self.prior - self._offset
-        if self.slopes is not None and len(self._listed):
-            steps = rises(self.lists, positions)
-            self._steps = np.vstack([self._steps, steps])
-            covariance += steps @ self.slopes.covariance @ self._steps.T
-            residuals -= steps @ self.slopes.means
-        self._solved = self._system.append(covariance[:, :known], among_new, residuals)
-        weights = self.prior + self.variances * (rows.T @ self._solved)
-        if self.slopes is not None and len(self._listed):
-            self._slope = self.slopes.means + self.slopes.covariance @ (self._steps.T @ self._solved)
-        self.weights = weights if left_out is None else left_out.weights(weights, trust=self.trust)
-        self.level = self._offset + self.level_variance * float(self._solved.sum())
-
-    @property
-    def residual_deviation(self) -> float:
-        """The standard deviation of the scores from what the other scores predict of each; infinite for too few."""
-        if len(self._positions) < _FEWEST_RESIDUALS:
-            return math.inf
-        # Leaving one out, in closed form: residual = (K + λ)⁻¹ y / diagonal.
-        return float((self._solved / self._system.precisions()).std())

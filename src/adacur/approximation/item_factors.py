@@ -21,6 +21,7 @@ import numpy as np
 from adacur.approximation.on_device import DeviceRows
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
 from adacur.core.errors import InputError
+from adacur.core.extras import require
 
 Storage = Literal["float32", "float16", "int8"]
 _STORAGES = ("float32", "float16", "int8")
@@ -243,6 +244,7 @@ class ItemFactors:
         self.mixing = mixing
         self.leading = leading
         self.n_features = len(centre) if mixing is None else mixing.shape[1]
+        self._small: tuple[Any, ...] | None = None
         self._mixing32 = None if mixing is None else mixing.astype(np.float32)
         self._ends = np.cumsum([part.shape[1] for part in parts])[:-1]
 
@@ -314,6 +316,34 @@ class ItemFactors:
         for other in others:
             first += other
         return first
+
+    def products_here(self, weights: Any) -> Any:
+        """Every item's features · weights for many float64 weights, float32 (weights, items), on the parts' device."""
+        mixing = self._on(weights.device)[1]
+        stored = weights if mixing is None else weights @ mixing.T
+        starts = [0, *self._ends.tolist(), stored.shape[1]]
+        products: Any = None
+        for part, (start, stop) in zip(self.parts, itertools.pairwise(starts), strict=True):
+            assert isinstance(part, DeviceRows)
+            some = part.products_here(stored[:, start:stop].float())
+            products = some if products is None else products.add_(some)
+        return products.sub_((stored @ self._on(weights.device)[0]).float()[:, None])
+
+    def rows_here(self, at: Any) -> Any:
+        """The features of the items at these places, float64, on the parts' device."""
+        centre, mixing = self._on(at.device)
+        rows = [part.rows_here(at) for part in self.parts if isinstance(part, DeviceRows)]
+        stored = (rows[0] if len(rows) == 1 else require("torch", extra="torch").cat(rows, 1)) - centre
+        # As on the host: compressed rows are less precise than float32.
+        return stored if mixing is None else (stored.float() @ mixing.float()).double()
+
+    def _on(self, device: Any) -> tuple[Any, Any]:
+        """Centre and mixing on a device, sent there once."""
+        if self._small is None:
+            torch = require("torch", extra="torch")
+            small = (self.centre, self.mixing)
+            self._small = tuple(None if one is None else torch.from_numpy(np.array(one)).to(device) for one in small)
+        return self._small[0], self._small[1]
 
     @classmethod
     def packed(

@@ -1,4 +1,4 @@
-"""Features and predictions in torch tensors on a GPU, or on any device that torch knows."""
+"""Features in torch tensors on a GPU, or on any device that torch knows."""
 
 from __future__ import annotations
 
@@ -14,51 +14,6 @@ if TYPE_CHECKING:
     from adacur.approximation.item_factors import PackedRows
 
 _ROWS_PER_TRANSFER = 65_536
-
-
-class DeviceRow:
-    """A query's prediction of every item, which stays on the device.
-
-    It is read and written by positions, as numpy arrays; `np.asarray` copies the whole row to the host.
-    """
-
-    def __init__(self, tensor: Any) -> None:
-        self.tensor = tensor
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of the values on the host."""
-        return np.dtype(str(self.tensor.dtype).removeprefix("torch."))
-
-    def __len__(self) -> int:
-        return len(self.tensor)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> FloatArray:
-        return np.asarray(self.tensor.cpu().numpy(), dtype=dtype)
-
-    def __getitem__(self, positions: IntArray) -> FloatArray:
-        return np.asarray(self.tensor[_moved(positions, self.tensor, dtype="int64")].cpu().numpy())
-
-    def __setitem__(self, positions: IntArray, values: FloatArray) -> None:
-        moved = _moved(values, self.tensor).to(self.tensor.dtype)
-        self.tensor[_moved(positions, self.tensor, dtype="int64")] = moved
-
-    def copy(self) -> DeviceRow:
-        """An independent row."""
-        return DeviceRow(self.tensor.clone())
-
-    def std(self, dtype: Any = None) -> float:
-        """The standard deviation of all values, in their own precision whatever `dtype` says."""
-        return float(self.tensor.std(correction=0))
-
-    def among_largest(self, n: int) -> IntArray:
-        """Positions of the n largest values and of all that tie with the last of them; NaN counts as largest."""
-        if not 0 < n < len(self.tensor):
-            return np.arange(len(self.tensor) if n > 0 else 0)
-        least = self.tensor.topk(n).values[-1]
-        # Not `>=`: NaN, which cannot be compared, is left to the host to judge.
-        chosen = (self.tensor < least).logical_not_().nonzero()[:, 0]
-        return np.asarray(chosen.cpu().numpy(), dtype=np.intp)
 
 
 class DeviceRows:
@@ -97,19 +52,35 @@ class DeviceRows:
 
     def product(self, weights: FloatArray) -> Any:
         """Every row · weights: a float32 tensor on the device."""
-        column = _moved(weights, self._values, dtype="float32")
+        return self._one_product(_moved(weights, self._values, dtype="float32"))
+
+    def _one_product(self, column: Any) -> Any:
         fused = _fused_product() if self._values.is_cuda else None
         product = fused(self._values, column) if fused else _product(self._values, column)
         return product if self._scales is None else product * self._scales
 
     def products(self, weights: FloatArray) -> FloatArray:
         """The same for many weights in one product, shape (weights, rows), on the host: rounded by their number."""
-        torch = require("torch", extra="torch")
-        columns = _moved(weights, self._values, dtype="float32").T
-        products = torch.cat([block.float() @ columns for block in self._values.split(_ROWS_PER_TRANSFER)])
-        if self._scales is not None:
-            products *= self._scales[:, None]
-        return np.ascontiguousarray(products.cpu().numpy().T)
+        return np.asarray(self.products_here(_moved(weights, self._values, dtype="float32")).cpu().numpy())
+
+    def products_here(self, weights: Any) -> Any:
+        """The products of all rows with many float32 weights, (weights, rows), on the device."""
+        torch, values = require("torch", extra="torch"), self._values
+        if len(weights) == 1:
+            return self._one_product(weights[0])[None, :]
+        if values.dtype == torch.float32:
+            products = weights @ values.T
+        else:
+            products = torch.empty((len(weights), len(values)), dtype=torch.float32, device=values.device)
+            for start in range(0, len(values), _ROWS_PER_TRANSFER):
+                rows = slice(start, start + _ROWS_PER_TRANSFER)
+                torch.mm(weights, values[rows].float().T, out=products[:, rows])
+        return products if self._scales is None else products.mul_(self._scales)
+
+    def rows_here(self, at: Any) -> Any:
+        """The rows at these places, float64, on the device."""
+        rows = self._values[at].double()
+        return rows if self._scales is None else rows * self._scales[at, None]
 
 
 def _moved(values: Any, beside: Any, *, dtype: str | None = None) -> Any:

@@ -16,10 +16,10 @@ from adacur.core.records import Item
 from adacur.search.methods import Plan
 
 # Predictions in float32 that differ by less, relative to their height, differ by how they were rounded.
-_ROUNDING = 1e-6
+ROUNDING = 1e-6
 
 # After as many scores of a query a first stage's weight of 1 is halved; larger weights fade sooner, smaller later.
-_SCORES_THAT_TELL = 300
+SCORES_THAT_TELL = 300
 
 
 class Prospects(Protocol):
@@ -76,10 +76,10 @@ def raised_by(
         return None
     with np.errstate(over="ignore", invalid="ignore"):
         height = abs(float(values[0]))
-    if deviation <= _ROUNDING * height:
+    if deviation <= ROUNDING * height:
         # Predictions that are all alike say nothing: the first stage alone leads.
         deviation = max(1.0, height)
-    unit = deviation / (1 / first_weight + n_scored / _SCORES_THAT_TELL)
+    unit = deviation / (1 / first_weight + n_scored / SCORES_THAT_TELL)
     return np.asarray(unit * RISE[ranks]) if np.isfinite(unit) else None
 
 

@@ -30,6 +30,7 @@ from adacur.core.scores import score_pairs
 from adacur.first_stages import Placed
 from adacur.scorers.calling import ascore
 from adacur.search.adaptive import LockStep
+from adacur.search.device_search import DeviceLockStep, chooses_on_device
 from adacur.search.engine_search import EngineWarning, begin_in_engine
 from adacur.search.filters import allowed_by
 from adacur.search.fusion import LISTED, listed_by
@@ -221,6 +222,16 @@ class JoinedSearch:
         if plan.approximator is not None and plan.anchors is not None:
             ranks = {"ranks": lists} if plan.uses_ranks else {}
             approximation = plan.approximator.begin(plan.anchors, queries, **ranks)
+        if approximation is not None and chooses_on_device(plan, approximation):
+            self._steps = DeviceLockStep(
+                plan,
+                queries,
+                self._k,
+                candidates=self._candidates,
+                allowed=self._allowed,
+                approximation=approximation,
+            )
+            return
         self._steps = LockStep(
             plan,
             queries,

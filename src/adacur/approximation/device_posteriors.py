@@ -1,0 +1,305 @@
+"""The Gaussian's posterior for many queries at once, in torch: predictions, and the choice of items, on the device.
+
+Everything has a first axis of queries. Queries may have any number of scores: what a query lacks is filled with rows
+that tell nothing. Only chosen positions and their predictions come back to the host.
+
+Memory on the device, beside the features: queries × (12 bytes an item + 16 bytes × scores × features + 24 bytes ×
+scores²), of which the first two are taken for fewer queries at a time where there is too little.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from adacur.approximation.gaussian_features import Features
+from adacur.approximation.rank_slopes import RANKS_THAT_COUNT, RISE, RankSlopes
+from adacur.core.arrays import BoolArray, FloatArray, IntArray
+from adacur.core.extras import require
+
+_log = logging.getLogger(__name__)
+# Beyond those wanted, so that what ties with the last of them is seen, and its order can follow the items' keys.
+_SLACK = 32
+# Fewer residuals than these say nothing of their standard deviation.
+FEWEST_RESIDUALS = 10
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Priors:
+    """What is known of several queries before any score: arrays with an axis of queries.
+
+    `weights` and `variances` are those of the features, `trusts` those of the items' means.
+    """
+
+    weights: FloatArray
+    variances: FloatArray
+    trusts: FloatArray
+    level_variance: float
+    noise: float
+    slopes: RankSlopes | None
+    # Per query, what each first stage ranks, best first; none where slopes are not used.
+    lists: Sequence[Sequence[IntArray]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Promising:
+    """The most promising unscored items of one query, best first: their predictions, and those as they were raised."""
+
+    positions: IntArray
+    predicted: FloatArray
+    raised: FloatArray
+
+
+class DevicePosteriors:
+    """The approximation of a batch of queries on a torch device; `in_scores` turns predictions into scores."""
+
+    def __init__(
+        self,
+        features: Features,
+        priors: Priors,
+        *,
+        in_scores: Callable[[FloatArray], FloatArray],
+        chance: Callable[[float, FloatArray, FloatArray, IntArray], FloatArray],
+    ) -> None:
+        torch = self._torch = require("torch", extra="torch")
+        self.in_scores = in_scores
+        self._chance = chance
+        self._features = features
+        self._means = features.device_means
+        self._device = self._means.device
+        self._n_items = len(self._means)
+        self._n_queries = len(priors.weights)
+        self._at_once = max(1, self._n_queries)
+        self._prior, self._variances = self._sent(priors.weights), self._sent(priors.variances)
+        self._trusts = self._sent(priors.trusts)
+        self._level_variance, self._noise = priors.level_variance, priors.noise
+        self._weights = self._prior
+        self._levels = self._offsets = torch.zeros(self._n_queries, dtype=torch.float64, device=self._device)
+        self._slopes = priors.slopes if priors.lists else None
+        if self._slopes is not None:
+            self._listed, self._rises = self._ranked(priors.lists)
+            self._in_order, order = self._listed.sort(dim=2, stable=True)
+            self._rises_in_order = self._rises.gather(2, order)
+            self._slope_means = self._sent(self._slopes.means)
+            self._slope_covariance = self._sent(self._slopes.covariance)
+            self._slope = self._slope_means.expand(self._n_queries, -1)
+        # Of the scored items: where they are, which of these places are filled, L⁻¹ of their covariance, the targets.
+        self._at = torch.zeros((self._n_queries, 0), dtype=torch.int64, device=self._device)
+        self._filled = torch.zeros((self._n_queries, 0), dtype=torch.bool, device=self._device)
+        self._inverse = torch.zeros((self._n_queries, 0, 0), dtype=torch.float64, device=self._device)
+        self._targets = torch.zeros((self._n_queries, 0), dtype=torch.float64, device=self._device)
+        self._solved = self._targets
+
+    def tell(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> None:
+        """Add exact scores, per query."""
+        torch, features = self._torch, self._features
+        width = max(map(len, positions), default=0)
+        if not width:
+            return
+        at, filled = self._padded(positions, width)
+        rarities = np.zeros((self._n_queries, width))
+        for row, exact in zip(rarities, scores, strict=True):
+            row[: len(exact)] = features.scale.rarity(exact)
+        exact_rarities = self._sent(rarities)
+        if not len(features.precisions) and not self._at.shape[1]:
+            # Without anchor queries nothing else says where a query's scores lie.
+            counts = filled.sum(1).clamp(min=1)
+            self._offsets = (exact_rarities * filled).sum(1) / counts
+        known = self._at.shape[1]
+        self._at, self._filled = torch.cat([self._at, at], 1), torch.cat([self._filled, filled], 1)
+        covariance, residuals = self._in_parts(lambda part: self._related(part, at[part], exact_rarities[part]))
+        # What is not there is independent of all else, and of variance 1: it changes nothing.
+        covariance = torch.where(filled[:, :, None] & self._filled[:, None, :], covariance, 0.0)
+        among = covariance[:, :, known:] + torch.diag_embed(torch.where(filled, self._noise, 1.0))
+        self._append(covariance[:, :, :known], among, torch.where(filled, residuals, 0.0))
+        (self._weights,) = self._in_parts(self._moved)
+        if self._slopes is not None:
+            moved = (self._steps(slice(None), self._at) * self._solved[:, :, None]).sum(1)
+            self._slope = self._slope_means + moved @ self._slope_covariance.T
+        self._levels = self._offsets + self._level_variance * self._solved.sum(1)
+
+    def _related(self, part: slice, at: Any, rarities: Any) -> tuple[Any, Any]:
+        """Covariance of newly scored items with all scored ones, and their residuals, of some queries."""
+        features = self._features
+        new, rows = self._rows(at), self._rows(self._at[part])
+        means = features.centre + self._trusts[part, None] * (self._means[at].double() - features.centre)
+        covariance = (new * self._variances[part, None, :]) @ rows.transpose(1, 2) + self._level_variance
+        residuals = rarities - means - (new @ self._prior[part, :, None])[:, :, 0] - self._offsets[part, None]
+        if self._slopes is not None:
+            steps, all_steps = self._steps(part, at), self._steps(part, self._at[part])
+            covariance += steps @ self._slope_covariance @ all_steps.transpose(1, 2)
+            residuals -= steps @ self._slope_means
+        return covariance, residuals
+
+    def _moved(self, part: slice) -> tuple[Any]:
+        """The weights of some queries, given their scores."""
+        rows = self._rows(self._at[part])
+        return (self._prior[part] + self._variances[part] * (rows * self._solved[part, :, None]).sum(1),)
+
+    def _in_parts(self, compute: Callable[[slice], tuple[Any, ...]]) -> tuple[Any, ...]:
+        """What is computed for all queries, some at a time: fewer where the device runs out of memory."""
+        torch, answers, start = self._torch, [], 0
+        while start < self._n_queries:
+            try:
+                answers.append(compute(slice(start, start + self._at_once)))
+            except torch.OutOfMemoryError:
+                if self._at_once == 1:
+                    raise
+                self._at_once = max(1, min(self._at_once, self._n_queries) // 2)
+                torch.cuda.empty_cache()
+                _log.warning(
+                    "The device %s ran out of memory; searches go on %d at a time.", self._device, self._at_once
+                )
+                continue
+            start += self._at_once
+        return tuple(torch.cat(parts) for parts in zip(*answers, strict=True))
+
+    def predict(self) -> FloatArray:
+        """Predictions for every item on the score scale, a row per query, on the host."""
+        (predicted,) = self._in_parts(lambda part: (self._predicted(part).cpu(),))
+        return np.asarray(predicted.numpy())
+
+    def best(
+        self,
+        n: int,
+        *,
+        candidates: Sequence[IntArray],
+        first_weight: float,
+        scores_that_tell: float,
+        rounding: float,
+        allowed: BoolArray | None,
+    ) -> list[Promising]:
+        """The n most promising unscored items of each query.
+
+        `candidates` are the first stage's, which raise predictions by `first_weight` as `search.prospects.raised_by`
+        says; `allowed` marks the items that may be scored, or all may.
+        """
+        at, filled = self._padded([some[:RANKS_THAT_COUNT] if first_weight else some[:0] for some in candidates])
+        may = None if allowed is None else self._torch.from_numpy(np.array(allowed)).to(self._device)
+        rise = self._sent(RISE[: at.shape[1]]).float()
+        # After as many scores of a query a weight of 1 is halved.
+        weights = 1 / (1 / first_weight + self._filled.sum(1) / scores_that_tell) if first_weight else None
+
+        def choose(part: slice) -> tuple[Any, Any, Any]:
+            predicted = self._predicted(part)
+            raised = predicted.clone()
+            if weights is not None and at.shape[1]:
+                units = self._units(predicted, at[part], rounding) * weights[part]
+                raised.scatter_add_(1, at[part], self._torch.where(filled[part], units[:, None] * rise, 0.0))
+            if may is not None:
+                raised.masked_fill_(~may, -math.inf)
+            self._without_scored(raised, part)
+            values, positions = raised.topk(min(n + _SLACK, self._n_items), dim=1)
+            return values.cpu(), predicted.gather(1, positions).cpu(), positions.cpu()
+
+        values, plain, positions = (one.numpy() for one in self._in_parts(choose))
+        return [
+            Promising(positions[query][there], plain[query][there], values[query][there])
+            for query, there in enumerate(values > -math.inf)
+        ]
+
+    def _units(self, predicted: Any, candidates: Any, rounding: float) -> Any:
+        """The standard deviations of predictions, or what stands for them where they are all alike."""
+        deviations = predicted.std(1, correction=0)
+        heights = predicted.gather(1, candidates[:, :1])[:, 0].abs()
+        # Predictions that are all alike say nothing: the first stage alone leads.
+        deviations = self._torch.where(deviations <= rounding * heights, heights.clamp(min=1.0), deviations)
+        return self._torch.where(deviations.isfinite(), deviations, 0.0)
+
+    def _without_scored(self, raised: Any, part: slice) -> None:
+        """Take scored items out of some queries' predictions, in place."""
+        at, filled = self._at[part], self._filled[part]
+        if not at.shape[1]:
+            return
+        # A place that is not filled names an item that is scored, or the first of all: that one is kept.
+        first = raised[:, :1].clone()
+        raised.scatter_(1, at, -math.inf)
+        is_scored = (filled & (at == 0)).any(1, keepdim=True)
+        raised[:, :1] = self._torch.where(is_scored, raised[:, :1], first)
+
+    def chance_above(self, query: int, predicted: FloatArray, best: FloatArray, *, ranks: IntArray) -> FloatArray:
+        """How likely unscored items are to score above the best scored, shape (predicted, best)."""
+        return self._chance(self._residual_deviation(query), predicted, best, ranks)
+
+    def _residual_deviation(self, query: int) -> float:
+        filled = self._filled[query]
+        if int(filled.sum()) < FEWEST_RESIDUALS:
+            return math.inf
+        # Leaving one out, in closed form: residual = (K + λ)⁻¹ y / diagonal.
+        precisions = self._inverse[query].square().sum(0)
+        return float((self._solved[query] / precisions)[filled].std(correction=0))
+
+    def _predicted(self, part: slice) -> Any:
+        """Predictions of every item for some queries, (queries, items), float32 on the device."""
+        features, trusts = self._features, self._trusts[part]
+        predicted = features.factors.products_here(self._weights[part])
+        constants = self._levels[part] + (1 - trusts) * features.centre
+        predicted.addcmul_(trusts.float()[:, None], self._means[None, :]).add_(constants.float()[:, None])
+        if self._slopes is not None:
+            for stage in range(self._listed.shape[1]):
+                rise = self._slope[part, stage, None] * self._rises[part, stage]
+                predicted.scatter_add_(1, self._listed[part, stage], rise.float())
+        return predicted
+
+    def _append(self, across: Any, among: Any, targets: Any) -> None:
+        """Let the inverse factor grow by a block of rows, as `GrowingCholesky` does for one query."""
+        torch, size = self._torch, self._inverse.shape[1]
+        new = among.shape[1]
+        beside = across @ self._inverse.transpose(1, 2)
+        factor = torch.linalg.cholesky(among - beside @ beside.transpose(1, 2))
+        identity = torch.eye(new, dtype=torch.float64, device=self._device).expand_as(factor)
+        corner = torch.linalg.solve_triangular(factor, identity, upper=False)
+        grown = torch.zeros((self._n_queries, size + new, size + new), dtype=torch.float64, device=self._device)
+        grown[:, :size, :size] = self._inverse
+        grown[:, size:, :size] = -corner @ (beside @ self._inverse)
+        grown[:, size:, size:] = corner
+        self._inverse = grown
+        self._targets = torch.cat([self._targets, targets], 1)
+        self._solved = (grown.transpose(1, 2) @ (grown @ self._targets[:, :, None]))[:, :, 0]
+
+    def _rows(self, at: Any) -> Any:
+        """Features of items, (queries, items, features), float64."""
+        rows = self._features.factors.rows_here(at.flatten())
+        return rows.view(*at.shape, rows.shape[-1])
+
+    def _steps(self, part: slice, at: Any) -> Any:
+        """How high each stage ranks these items of some queries, (queries, items, stages), float64."""
+        in_order, rises = self._in_order[part], self._rises_in_order[part]
+        if not in_order.shape[2]:
+            return at.new_zeros((*at.shape, in_order.shape[1]), dtype=self._torch.float64)
+        wanted = at[:, None, :].expand(-1, in_order.shape[1], -1).contiguous()
+        places = self._torch.searchsorted(in_order, wanted).clamp(max=in_order.shape[2] - 1)
+        found = in_order.gather(2, places) == wanted
+        return self._torch.where(found, rises.gather(2, places), 0.0).transpose(1, 2)
+
+    def _ranked(self, lists: Sequence[Sequence[IntArray]]) -> tuple[Any, Any]:
+        """What the stages rank, (queries, stages, ranks), and how high; what is not there rises by nothing.
+
+        A short list is filled up with its first, which comes first among equals when they are sorted.
+        """
+        n_stages = len(lists[0])
+        flat, filled = self._padded([some[:RANKS_THAT_COUNT] for of_query in lists for some in of_query])
+        shape = (self._n_queries, n_stages, flat.shape[1])
+        rise = self._sent(RISE[: flat.shape[1]])
+        return flat.view(shape), self._torch.where(filled, rise, 0.0).view(shape)
+
+    def _padded(self, positions: Sequence[IntArray], width: int | None = None) -> tuple[Any, Any]:
+        """Positions of several queries, filled up with their first or with 0, and which of them are meant."""
+        width = max((len(some) for some in positions), default=0) if width is None else width
+        at, filled = (
+            np.zeros((len(positions), width), dtype=np.int64),
+            np.zeros((len(positions), width), dtype=np.bool_),
+        )
+        for row, marks, some in zip(at, filled, positions, strict=True):
+            row[: len(some)], marks[: len(some)] = some, True
+            row[len(some) :] = some[0] if len(some) else 0
+        torch = self._torch
+        return torch.from_numpy(at).to(self._device), torch.from_numpy(filled).to(self._device)
+
+    def _sent(self, values: FloatArray) -> Any:
+        return self._torch.from_numpy(np.array(values, dtype=np.float64)).to(self._device)
