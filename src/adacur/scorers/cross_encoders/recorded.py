@@ -25,6 +25,8 @@ _MOST_GRAPHS = 64
 _MOST_TOKENS = 131_072
 # What filled the device may be gone by then.
 _CALLS_BEFORE_TRYING_AGAIN = 1000
+# In half precision, two passes over the same tokens differ by less, relative to the largest score.
+_ROUNDING = 0.01
 # CUDA records one graph at a time in a process.
 _recording = threading.Lock()
 
@@ -41,6 +43,7 @@ class _Recorded:
     numbers: Any
     scores: Any
     replay: Callable[[], None]
+    run: Callable[[], None]
 
 
 class RecordedForward:
@@ -66,6 +69,7 @@ class RecordedForward:
         self._given_capture = capture
         self._capture: Capture | None = None
         self._recorded: dict[Bucket, _Recorded] = {}
+        self._checked: set[Bucket] = set()
         self._calls_to_wait = 0.0
         self._has_warned = False
         self.n_recorded = 0
@@ -95,15 +99,28 @@ class RecordedForward:
                 recorded.replay()
                 # The only wait: after it `host` may be written again.
                 scores: FloatArray = recorded.scores[: len(pairs)].cpu().numpy()
+                self._check_once(recorded, scores)
             except RuntimeError as error:
                 self._give_up(error)
                 return None
             return scores
 
+    def _check_once(self, recorded: _Recorded, scores: FloatArray) -> None:
+        """Compare the first scores of a recorded pass with those of a plain one: a wrong recording would not show."""
+        if recorded.bucket in self._checked:
+            return
+        recorded.run()
+        plain = recorded.scores[: len(scores)].cpu().numpy()
+        apart = float(np.abs(plain - scores).max(initial=0.0))
+        if not apart <= _ROUNDING * max(1.0, float(np.abs(plain).max(initial=0.0))):
+            raise RuntimeError(f"scores of a recorded pass are {apart:.3g} from those of a plain one")
+        self._checked.add(recorded.bucket)
+
     def drop(self) -> bool:
         """Free all recorded passes and their memory; whether there were any. Later calls record anew."""
         had_some = bool(self._recorded)
         self._recorded.clear()
+        self._checked.clear()
         self._capture = None
         if had_some and self._device.type == "cuda":
             # A device that is gone refuses this too, and says so at the next call.
@@ -138,7 +155,7 @@ class RecordedForward:
         self.n_recorded += 1
         self.seconds_recording += seconds
         _log.debug("Recorded %s on %s in %.0f ms; %d so far.", bucket, self._device, 1000 * seconds, self.n_recorded)
-        return _Recorded(bucket, host, host.numpy(), numbers, scores, replay)
+        return _Recorded(bucket, host, host.numpy(), numbers, scores, replay, run)
 
     def _give_up(self, error: Exception) -> None:
         """Free everything; where memory was lacking, for a while."""

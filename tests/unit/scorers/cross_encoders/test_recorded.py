@@ -291,3 +291,14 @@ def test_a_graph_is_recorded_behind_a_warm_up_beside_other_threads(monkeypatch) 
     recording = {"pool": (0, 1), "stream": stream, "capture_error_mode": "thread_local"}
     assert done == ["waits", "runs", "runs", "waits", recording, "runs"]
     assert replay == "replays"
+
+
+def test_a_recorded_pass_that_scores_otherwise_than_a_plain_one_is_not_used(folder, caplog) -> None:
+    with TorchCrossEncoder(folder, device="cpu") as scorer:
+        expected = scorer.score(PAIRS[:5])
+        recording = with_recording(scorer)
+        scorer._recorded._given_capture = lambda run: lambda: None
+        for _ in range(2):
+            assert scorer.score(PAIRS[:5]) == pytest.approx(expected, abs=1e-5)
+        assert caplog.text.count("plain one") == 1
+        assert recording.replayed == 0
