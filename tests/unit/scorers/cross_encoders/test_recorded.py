@@ -293,7 +293,9 @@ def test_a_graph_is_recorded_behind_a_warm_up_beside_other_threads(monkeypatch) 
     assert replay == "replays"
 
 
-def test_a_recorded_pass_that_scores_otherwise_than_a_plain_one_is_not_used(folder, caplog) -> None:
+def test_a_recorded_pass_that_scores_otherwise_than_a_plain_one_is_not_used(folder, caplog, monkeypatch) -> None:
+    # The logits of a tiny model are tiny.
+    monkeypatch.setattr("adacur.scorers.cross_encoders.recorded._ROUNDING", 1e-6)
     with TorchCrossEncoder(folder, device="cpu") as scorer:
         expected = scorer.score(PAIRS[:5])
         recording = with_recording(scorer)
