@@ -98,7 +98,7 @@ class RecordedForward:
                 recorded.numbers.copy_(recorded.host, non_blocking=True)
                 recorded.replay()
                 # The only wait: after it `host` may be written again.
-                scores: FloatArray = np.array(recorded.scores[: len(pairs)].cpu())
+                scores: FloatArray = recorded.scores[: len(pairs)].cpu().numpy().copy()
                 self._check_once(recorded, scores)
             except RuntimeError as error:
                 self._give_up(error)
