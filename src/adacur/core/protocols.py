@@ -95,6 +95,15 @@ class AsyncScorer(Scorer, Protocol):
         ...
 
 
+@runtime_checkable
+class PositionScorer(Scorer, Protocol):
+    """A scorer that can be asked for items by position, and keeps what it made of them while the collection lives."""
+
+    def score_at(self, items: Items, queries: Sequence[Query], query_of: IntArray, positions: IntArray) -> FloatArray:
+        """Score i is that of queries[query_of[i]] with the item at positions[i], as `score` would give it."""
+        ...
+
+
 class Ranking(NamedTuple):
     """What a first stage returns for one query: positions of items and their scores, best first, no position twice."""
 

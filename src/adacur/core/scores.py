@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from adacur.core.arrays import FloatArray
+from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import AdacurError, NonFiniteScore, ScoreCountError, ScorerFailed
-from adacur.core.protocols import Items, Scorer
+from adacur.core.protocols import Items, PositionScorer, Scorer
 from adacur.core.records import Item, Pair, Query
 
 # What float32 cannot tell from 0, sums of squares in float64 cannot either, and solves by it fail.
@@ -26,6 +27,35 @@ def score_pairs(scorer: Scorer, pairs: Sequence[Pair]) -> FloatArray:
     except Exception as error:
         raise scorer_failed(scorer, error) from error
     return check_scores(scores, pairs)
+
+
+def score_positions(
+    scorer: PositionScorer, items: Items, queries: Sequence[Query], query_of: IntArray, positions: IntArray
+) -> FloatArray:
+    """The same of pairs given by position; an item is looked up only to name it in an error."""
+    try:
+        scores = scorer.score_at(items, queries, query_of, positions)
+    except AdacurError:
+        raise
+    except Exception as error:
+        raise scorer_failed(scorer, error) from error
+    return check_scores(scores, _PairsAt(items, queries, query_of, positions))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _PairsAt(Sequence[Pair]):
+    """Pairs by position, looked up one by one."""
+
+    items: Items
+    queries: Sequence[Query]
+    query_of: IntArray
+    positions: IntArray
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self.queries[self.query_of[at]], self.items.at([int(self.positions[at])])[0]
 
 
 def scorer_failed(scorer: Scorer, error: Exception) -> ScorerFailed:

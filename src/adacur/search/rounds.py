@@ -16,6 +16,7 @@ import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
@@ -23,10 +24,10 @@ from adacur.approximation.acquisition import best_positions
 from adacur.approximation.rank_slopes import RANKS_THAT_COUNT
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import BudgetError, EngineUnavailable, InputError
-from adacur.core.protocols import Ranking, Scorer
+from adacur.core.protocols import Items, PositionScorer, Ranking, Scorer
 from adacur.core.records import Pair, Query, as_queries
 from adacur.core.results import Hits, Trace
-from adacur.core.scores import score_pairs
+from adacur.core.scores import score_pairs, score_positions
 from adacur.first_stages import Placed
 from adacur.scorers.calling import ascore
 from adacur.search.adaptive import LockStep
@@ -118,41 +119,52 @@ class Rounds:
 
     def step(self) -> bool:
         """Score the next pairs of every search in one call; False when all searches have ended."""
-        shares = self._next_pairs()
+        shares = self._next_shares()
         if not shares:
             return False
         assert self._scorer is not None
-        started = time.monotonic()
-        scores = score_pairs(self._scorer, [pair for _, pairs in shares for pair in pairs])
+        items = _common_items(shares) if hasattr(self._scorer, "score_at") else None
+        if items is None:
+            pairs = _pairs(shares)
+            started = time.monotonic()
+            scores = score_pairs(self._scorer, pairs)
+        else:
+            by_position = _by_position(shares)
+            started = time.monotonic()
+            scores = score_positions(cast(PositionScorer, self._scorer), items, *by_position)
         self._accept(shares, scores, time.monotonic() - started)
         return True
 
     async def astep(self) -> bool:
         """Like `step`, without holding up the event loop."""
         # A round of a large collection takes many milliseconds: it never pays to ask whether a hop to a thread does.
-        shares = await asyncio.to_thread(self._next_pairs)
+        shares, pairs = await asyncio.to_thread(self._next_pairs)
         if not shares:
             return False
         assert self._scorer is not None
         started = time.monotonic()
-        scores = await ascore(self._scorer, [pair for _, pairs in shares for pair in pairs])
+        scores = await ascore(self._scorer, pairs)
         await asyncio.to_thread(self._accept, shares, scores, time.monotonic() - started)
         return True
 
-    def _next_pairs(self) -> list[tuple[JoinedSearch, list[Pair]]]:
-        """The pairs of the next call, by search: all that wait, or what the tightest deadline affords."""
+    def _next_pairs(self) -> tuple[list[_Share], list[Pair]]:
+        shares = self._next_shares()
+        return shares, _pairs(shares)
+
+    def _next_shares(self) -> list[_Share]:
+        """How many pairs of each search the next call has: all that wait, or what the tightest deadline affords."""
         while self._arriving:
             self._under_way.append(self._arriving.popleft())
         self._under_way = [search for search in self._under_way if search.advance()]
         n_waiting = sum(len(search.waiting) for search in self._under_way)
         share = min((1.0, *(search.affordable / n_waiting for search in self._under_way)))
-        return [(search, search.next_pairs(max(1, int(share * len(search.waiting))))) for search in self._under_way]
+        return [(search, max(1, int(share * len(search.waiting)))) for search in self._under_way]
 
-    def _accept(self, shares: Sequence[tuple[JoinedSearch, list[Pair]]], scores: FloatArray, seconds: float) -> None:
+    def _accept(self, shares: Sequence[_Share], scores: FloatArray, seconds: float) -> None:
         start = 0
-        for search, pairs in shares:
-            end = start + len(pairs)
-            search.accept(scores[start:end], seconds=seconds * len(pairs) / len(scores))
+        for search, n in shares:
+            end = start + n
+            search.accept(scores[start:end], seconds=seconds * n / len(scores))
             start = end
 
 
@@ -324,11 +336,27 @@ class JoinedSearch:
             self._groups.clear()
             self._has_left = True
 
-    def next_pairs(self, n: int) -> list[Pair]:
-        """The next n pairs to score."""
+    @property
+    def items(self) -> Items | None:
+        """The items that `next_positions` counts; None where they live in an engine, each group having its own."""
+        return self._plan.items if self._plan.engine is None else None
+
+    @property
+    def queries(self) -> list[Query]:
+        """The queries under way."""
+        return [search.query for search in self._steps.searches]
+
+    def next_positions(self, n: int) -> tuple[list[int], list[int]]:
+        """The next n pairs to score: places in `queries`, and positions of items."""
         now = self.waiting[:n]
-        items = self._items_at([int(self._positions[query][rank]) for query, rank in now])
-        return [(self._steps.searches[query].query, item) for (query, _), item in zip(now, items, strict=True)]
+        return [query for query, _ in now], [int(self._positions[query][rank]) for query, rank in now]
+
+    def next_pairs(self, n: int) -> list[Pair]:
+        """The same as records."""
+        query_of, positions = self.next_positions(n)
+        searches = self._steps.searches
+        items = self._items_at(positions)
+        return [(searches[query].query, item) for query, item in zip(query_of, items, strict=True)]
 
     def accept(self, scores: FloatArray, *, seconds: float) -> None:
         """Scores of the pairs last handed out."""
@@ -341,6 +369,33 @@ class JoinedSearch:
         if not self.waiting:
             self._steps.tell([np.array(scores) for scores in self._scores], seconds=self._round_seconds)
             self.has_news = True
+
+
+# A search, and how many of its pairs take part in a call.
+_Share = tuple[JoinedSearch, int]
+
+
+def _pairs(shares: Sequence[_Share]) -> list[Pair]:
+    return [pair for search, n in shares for pair in search.next_pairs(n)]
+
+
+def _common_items(shares: Sequence[_Share]) -> Items | None:
+    """The items that all these searches are about, if they are the same and here."""
+    items = shares[0][0].items
+    return items if all(search.items is items for search, _ in shares) else None
+
+
+def _by_position(shares: Sequence[_Share]) -> tuple[list[Query], IntArray, IntArray]:
+    """All queries, and per pair the place of its query among them and the position of its item."""
+    queries: list[Query] = []
+    query_of: list[int] = []
+    positions: list[int] = []
+    for search, n in shares:
+        asked, places = search.next_positions(n)
+        query_of += [len(queries) + query for query in asked]
+        positions += places
+        queries += search.queries
+    return queries, np.array(query_of, np.intp), np.array(positions, np.intp)
 
 
 def _candidates(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from adacur import AdaCUR, AnchorIndex, Budget, Gaussian, Rerank
-from adacur.core.errors import InputError
+from adacur.core.errors import InputError, NonFiniteScore, ScoreCountError, ScorerFailed
 from adacur.core.protocols import ScorerCard
 from adacur.search import plan_search, rounds
 from adacur.search.rounds import Rounds
@@ -29,6 +29,24 @@ class Noting:
         self.calls.append([query.id for query, _ in pairs])
         time.sleep(self.seconds * len(pairs))
         return self.scorer.score(pairs)
+
+
+class ByPosition(Noting):
+    """A scorer that takes positions and refuses pairs."""
+
+    def __init__(self, scorer, *, wrong=lambda scores: scores) -> None:
+        super().__init__(scorer)
+        self.wrong = wrong
+        self.collections: list[object] = []
+
+    def score_at(self, items, queries, query_of, positions):
+        self.collections.append(items)
+        self.calls.append([queries[query].id for query in query_of])
+        pairs = [(queries[query], items[int(at)]) for query, at in zip(query_of, positions, strict=True)]
+        return self.wrong(self.scorer.score(pairs))
+
+    def score(self, pairs):
+        raise AssertionError("positions were to be had")
 
 
 @pytest.fixture
@@ -136,3 +154,51 @@ def test_awaited_steps_do_what_steps_do(index, world) -> None:
 def test_no_queries_have_no_hits(index) -> None:
     assert index.search([]) == []
     assert np.size(index.scorer.calls) == 0
+
+
+def test_a_scorer_of_positions_is_given_positions_and_answers_as_one_of_pairs(index, world) -> None:
+    scorer = ByPosition(world.scorer)
+    asked = [
+        (plan_search(index, 5, budget=40, scorer=scorer), world.test[:2], 5),
+        (plan_search(index, 7, budget=20, method=Rerank(), scorer=scorer), world.test[2:], 7),
+    ]
+    together = Rounds()
+    joined = [together.join(*one) for one in asked]
+    while together.step():
+        pass
+    assert set(scorer.calls[0]) == {query.id for query in world.test}
+    assert all(items is index.items for items in scorer.collections)
+    for (_, queries, k), search, options in zip(
+        asked, joined, ({"budget": 40}, {"budget": 20, "method": Rerank()}), strict=True
+    ):
+        alone = rounds.search(plan_search(index, k, **options), queries, k)
+        assert [everything(hits) for hits in search.hits()] == [everything(hits) for hits in alone]
+
+
+def test_searches_of_different_items_that_step_together_are_given_as_pairs(world) -> None:
+    class Both(ByPosition):
+        score = Noting.score
+
+    scorer = Both(world.scorer)
+    first, second = (AnchorIndex.from_items(world.items[part], scorer=scorer) for part in (slice(0, 30), slice(30, 60)))
+    together = Rounds()
+    joined = [together.join(plan_search(one, 3, method="exact"), world.test[:1], 3) for one in (first, second)]
+    while together.step():
+        pass
+    assert len(scorer.calls) == 1
+    assert not scorer.collections
+    assert all(len(search.hits()[0]) == 3 for search in joined)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "named"),
+    [
+        (lambda scores: np.where(np.arange(len(scores)) == 1, np.nan, scores), NonFiniteScore, "query '.+' and item '"),
+        (lambda scores: scores[1:], ScoreCountError, "shape"),
+        (lambda scores: 1 / 0, ScorerFailed, "'noting' failed with ZeroDivisionError"),
+    ],
+)
+def test_what_is_wrong_with_scores_by_position_is_named(index, world, wrong, error, named) -> None:
+    plan = plan_search(index, 5, budget=40, scorer=ByPosition(world.scorer, wrong=wrong))
+    with pytest.raises(error, match=named):
+        rounds.search(plan, world.test[:1], 5)

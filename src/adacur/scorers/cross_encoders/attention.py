@@ -17,13 +17,16 @@ def attend(
     Text i owns the rows `starts[i]` up to `starts[i + 1]` of `key` and `value`, and likewise `query_starts` of `query`;
     rows behind the last text come back undefined. Both starts are int32, on the device.
     """
-    # The kernel's blocks have powers of two; float32 would lose its precision in the tensor cores.
-    head_size = query.shape[2]
-    if query.dtype != torch.float32 and head_size & (head_size - 1) == 0 and 16 <= head_size <= 128:
-        kernels = kernels_for(query.device)
-        if kernels is not None:
-            return kernels.attend_on_gpu(torch, query, key, value, query_starts, starts, query_longest)
+    if has_kernel(torch, query.device, dtype=query.dtype, head_size=query.shape[2]):
+        return kernels_for(query.device).attend_on_gpu(torch, query, key, value, query_starts, starts, query_longest)
     return _padded(torch, query, key, value, query_starts, starts, query_longest, longest)
+
+
+def has_kernel(torch: Any, device: Any, *, dtype: Any, head_size: int) -> bool:
+    """Whether one kernel does it, which never waits for the device."""
+    # The kernel's blocks have powers of two; float32 would lose its precision in the tensor cores.
+    fits = dtype != torch.float32 and head_size & (head_size - 1) == 0 and 16 <= head_size <= 128
+    return fits and kernels_for(device) is not None
 
 
 @functools.cache

@@ -7,7 +7,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from adacur.scorers.cross_encoders.attention import attend, kernels_for
+from adacur.scorers.cross_encoders.attention import attend, has_kernel, kernels_for
 
 _log = logging.getLogger(__name__)
 _MODEL_TYPES = {"bert", "camembert", "roberta", "xlm-roberta"}
@@ -82,6 +82,12 @@ class PackedEncoder:
             and not getattr(config, "add_cross_attention", False)
             and config.num_hidden_layers > 0
         )
+
+    @property
+    def can_be_recorded(self) -> bool:
+        """Whether `vectors` never waits for the device, so that a CUDA graph can hold it."""
+        weight = self._layers[0].joint_weight
+        return has_kernel(self._torch, weight.device, dtype=weight.dtype, head_size=self._size // self._heads)
 
     def vectors(self, tokens: PackedTokens, *, compiled: bool = False) -> Any:
         """The vectors that a head reads, (texts, rows per text, hidden size); compiled per number of rows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from adacur.core.errors import InputError, TextTooLong
 from adacur.core.records import Item, Pair, Query
 from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead
 
-TokenArray = npt.NDArray[np.int64]
+TokenArray = npt.NDArray[np.signedinteger[Any]]
 
 LEAST_ITEM_TOKENS = 16
 _TEXTS_PER_CALL = 1024
@@ -92,6 +92,13 @@ class TagPlaces:
     items: IntArray
 
 
+class ItemTokens(NamedTuple):
+    """Items as a model takes them, cut to the items' limit; `tags` are the places of an [EMB] head's tag, else 0."""
+
+    tokens: list[TokenArray]
+    tags: IntArray
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenTexts:
     """Tokenised queries and items, one entry per record; `space[i]` tokens of an item fit beside query i."""
@@ -121,10 +128,16 @@ class TokenTexts:
         return TokenPairs(self, np.repeat(np.arange(n_queries), n_items), np.tile(np.arange(n_items), n_queries))
 
     def pair(self, query: int, item: int) -> TokenArray:
-        """Ids and types of one pair, the item cut to the space that the query leaves."""
-        tag_at = 0 if self.tags is None else int(self.tags.items[item])
-        cut = self.template.item(_cut(self.items[item], int(self.space[query]), tag_at=tag_at))
+        """Ids and types of one pair."""
+        cut = self.template.item(self.item_beside(query, item))
         return np.concatenate((self.heads[query], cut, self.template.suffix), axis=1)
+
+    def item_beside(self, query: int, item: int) -> TokenArray:
+        """Ids of an item, cut to the space that the query leaves."""
+        tokens, space = self.items[item], int(self.space[query])
+        if len(tokens) <= space:
+            return tokens
+        return _cut(tokens, space, tag_at=0 if self.tags is None else int(self.tags.items[item]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,19 +217,28 @@ class PairTokenizer:
 
     def texts(self, queries: Sequence[Query], items: Sequence[Item]) -> TokenTexts:
         """Each distinct text tokenised once."""
-        query_tokens = self._tokens([query.text for query in queries])
-        item_tokens = self._tokens([item.text for item in items])
+        return self.texts_of(queries, self.items(items))
+
+    def items(self, items: Sequence[Item], *, remember: bool = True) -> ItemTokens:
+        """Items alone, which are the same beside every query; `remember` their texts for later calls."""
+        tokens = self._tokens([item.text for item in items], remember=remember)
+        if self._tags is None:
+            return ItemTokens([row[: self.max_item_tokens] for row in tokens], np.zeros(len(tokens), np.intp))
+        return ItemTokens(*_items_with_tag(tokens, self._tags[2], most=self.max_item_tokens))
+
+    def texts_of(self, queries: Sequence[Query], items: ItemTokens) -> TokenTexts:
+        """These queries, and items that are tokenised already."""
+        tokens = self._tokens([query.text for query in queries])
         tags = None
         if self._tags is not None:
-            query_tokens, query_places = _queries_with_tags(queries, query_tokens, self._tags)
-            item_tokens, item_places = _items_with_tag(item_tokens, self._tags[2], most=self.max_item_tokens)
-            tags = TagPlaces(self.template.prefix.shape[1] + query_places, item_places)
-        space = [self._space_beside(query, tokens) for query, tokens in zip(queries, query_tokens, strict=True)]
+            tokens, places = _queries_with_tags(queries, tokens, self._tags)
+            tags = TagPlaces(self.template.prefix.shape[1] + places, items.tags)
+        space = [self._space_beside(query, row) for query, row in zip(queries, tokens, strict=True)]
         return TokenTexts(
             template=self.template,
-            heads=[self.template.head(tokens) for tokens in query_tokens],
+            heads=[self.template.head(row) for row in tokens],
             space=np.array(space, np.intp),
-            items=[tokens[: self.max_item_tokens] for tokens in item_tokens],
+            items=items.tokens,
             tags=tags,
         )
 
@@ -230,7 +252,7 @@ class PairTokenizer:
             )
         return space
 
-    def _tokens(self, texts: Sequence[str]) -> list[TokenArray]:
+    def _tokens(self, texts: Sequence[str], *, remember: bool = True) -> list[TokenArray]:
         distinct = dict.fromkeys(texts)
         with self._lock:
             tokens = {text: self._known[text] for text in distinct if text in self._known}
@@ -242,7 +264,8 @@ class PairTokenizer:
             with self._lock:
                 encodings = self._tokenizer.encode_batch_fast(clean, add_special_tokens=False)
             tokens.update(zip(some, (np.array(encoding.ids, np.int64) for encoding in encodings), strict=True))
-        self._remember({text: tokens[text] for text in new})
+        if new and remember:
+            self._remember({text: tokens[text] for text in new})
         return [tokens[text] for text in texts]
 
     def _remember(self, new: dict[str, TokenArray]) -> None:

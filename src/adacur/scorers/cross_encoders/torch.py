@@ -6,23 +6,26 @@ import gc
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
+from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import InputError, ScorerFailed
 from adacur.core.extras import require
-from adacur.core.protocols import Reopening, ScorerCard
+from adacur.core.protocols import Items, Reopening, ScorerCard
 from adacur.core.records import Item, Pair, Query
 from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder, load_classifier
 from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead, load_emb_cross_encoder
-from adacur.scorers.cross_encoders.packed_encoder import PackedEncoder, compiled_or_plain
+from adacur.scorers.cross_encoders.item_table import ItemTables
+from adacur.scorers.cross_encoders.packed_encoder import PackedEncoder, PackedTokens, compiled_or_plain
 from adacur.scorers.cross_encoders.pair_batches import PairBatches
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenPairs, chosen_max_tokens
+from adacur.scorers.cross_encoders.recorded import RecordedForward
 from adacur.scorers.cross_encoders.weights import json_in, settings_hash, weights_hash
 
 _log = logging.getLogger(__name__)
@@ -46,7 +49,8 @@ class TorchCrossEncoder:
     half-precision logits tie. `batch_tokens` bounds the tokens of one forward pass; a device that runs out of memory
     gets half as many from then on, and a warning is logged. `device` is by default the first GPU, if there is one;
     a build with on=Ray() scores on all of them. BERT, RoBERTa, XLM-R and CamemBERT run without padding; `compiled`
-    lets long runs on CUDA use torch.compile.
+    lets long runs on CUDA use torch.compile. On CUDA in half precision, calls of these with up to 512 pairs run as
+    CUDA graphs, recorded when a shape is met first.
     """
 
     shares_calls = True
@@ -104,6 +108,8 @@ class TorchCrossEncoder:
         self._forward: Any = _forward(self._torch, model, takes_types=takes_types)
         self._may_compile = compiled and self._device.type == "cuda"
         self._tokens_seen = 0
+        self._tables = ItemTables(self._tokens)
+        self._recorded = self._recorded_forward()
         # One forward at a time: two at once would need twice the memory and be no faster.
         self._lock = threading.Lock()
 
@@ -124,7 +130,23 @@ class TorchCrossEncoder:
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
-        return self._scores(self._tokens.pairs(pairs))
+        return self._scores(self._tokens.pairs(pairs), recorded=True)
+
+    def score_at(self, items: Items, queries: Sequence[Query], query_of: IntArray, positions: IntArray) -> FloatArray:
+        """Scores of queries[query_of[i]] with the item at positions[i]; an item is read and tokenised once.
+
+        The scorer keeps the tokens while `items` lives, up to 32 million of all collections together.
+        """
+        # Before tokens are kept that nobody would free.
+        self._check_open()
+        asked, distinct, item_of = _checked(items, queries, query_of, positions)
+        texts = self._tokens.texts_of(queries, self._tables.tokens(items, distinct))
+        return self._scores(TokenPairs(texts, asked, item_of), recorded=True)
+
+    def prepare(self, items: Items) -> int:
+        """Tokenise all items for `score_at`, as many as it keeps; how many it has then."""
+        self._check_open()
+        return self._tables.prepare(items)
 
     def score_grid(self, queries: Sequence[Query], items: Sequence[Item]) -> FloatArray:
         """Scores of shape (queries, items); each item is tokenised and sent to the device once."""
@@ -148,7 +170,8 @@ class TorchCrossEncoder:
     def close(self) -> None:
         """Free the model; the scorer cannot score any more."""
         with self._lock:
-            self._forward = None
+            self._forward = self._recorded = None
+            self._tables.clear()
             # What was compiled refers to the encoder that holds it, and so to its weights.
             gc.collect()
             if self._device.type == "cuda":
@@ -160,12 +183,16 @@ class TorchCrossEncoder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _scores(self, pairs: TokenPairs) -> FloatArray:
+    def _scores(self, pairs: TokenPairs, *, recorded: bool = False) -> FloatArray:
+        """One score per pair; a small call may take a `recorded` forward pass."""
         if not len(pairs):
             return np.empty(0, np.float32)
-        with self._lock, self._torch.inference_mode():
-            if self._forward is None:
-                raise ScorerFailed(f"The scorer {self._name!r} has been closed. Open it again to score.")
+        with self._lock, self._torch.inference_mode(), self._naming_a_lost_device():
+            self._check_open()
+            if recorded and self._recorded is not None:
+                scores = self._recorded.scores(pairs, most_tokens=self._batch_tokens)
+                if scores is not None:
+                    return np.asarray(scores)
             batches = PairBatches(self._torch, pairs, device=self._device, pad_id=self._pad_id)
             scores = self._torch.empty(len(pairs), dtype=self._torch.float32, device=self._device)
             start = 0
@@ -180,6 +207,12 @@ class TorchCrossEncoder:
             answers: FloatArray = scores.cpu().numpy()
             return answers
 
+    def _recorded_forward(self) -> RecordedForward | None:
+        forward = self._forward
+        if not isinstance(forward, _Packed) or not forward.can_be_recorded:
+            return None
+        return RecordedForward(self._torch, forward.of_packed, device=self._device, pad_id=self._pad_id)
+
     def _logits(self, batches: PairBatches, start: int, end: int) -> Any:
         """The logits of a batch; None where the device has too little memory for it."""
         self._tokens_seen += batches.tokens(start, end)
@@ -189,7 +222,28 @@ class TorchCrossEncoder:
         except self._torch.OutOfMemoryError:
             return None
 
+    def _check_open(self) -> None:
+        if self._forward is None:
+            raise ScorerFailed(f"The scorer {self._name!r} has been closed. Open it again to score.")
+
+    @contextmanager
+    def _naming_a_lost_device(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            # Before torch 2.8 these were plain RuntimeErrors.
+            lost = getattr(self._torch, "AcceleratorError", ())
+            if not isinstance(error, lost) and not str(error).startswith("CUDA error"):
+                raise
+            raise ScorerFailed(
+                f"The device {str(self._device)!r} of the scorer {self._name!r} does not work any more: "
+                f"{str(error).partition(chr(10))[0]}. Open the scorer again in a new process, or use device='cpu'."
+            ) from error
+
     def _take_less(self, n_pairs: int) -> None:
+        if self._recorded is not None and self._recorded.drop():
+            # Their memory may be all that was missing.
+            return
         if self._device.type == "cuda":
             self._torch.cuda.empty_cache()
         if n_pairs == 1:
@@ -222,7 +276,16 @@ class _Packed:
         # Full batches are filled up to one shape, so that there is one graph to compile.
         compiled = compiled and end < len(batches) and batches.tokens(start, end) <= tokens
         packed = batches.packed(start, end, rows=tokens if compiled else batches.tokens(start, end))
-        return self._head(self._encoder.vectors(packed, compiled=compiled).float())
+        return self.of_packed(packed, compiled=compiled)
+
+    @property
+    def can_be_recorded(self) -> bool:
+        """Whether `of_packed` can be a CUDA graph."""
+        return self._encoder.can_be_recorded
+
+    def of_packed(self, tokens: PackedTokens, *, compiled: bool = False) -> Any:
+        """Logits of packed pairs."""
+        return self._head(self._encoder.vectors(tokens, compiled=compiled).float())
 
 
 class _Padded:
@@ -265,6 +328,22 @@ def _classified(model: Any, vectors: Any) -> Any:
     pooler = getattr(model.base_model, "pooler", None)
     # Both heads read the first of the tokens they are given.
     return model.classifier(vectors if pooler is None else pooler(vectors))[:, 0]
+
+
+def _checked(
+    items: Items, queries: Sequence[Query], query_of: IntArray, positions: IntArray
+) -> tuple[IntArray, IntArray, IntArray]:
+    """The queries of pairs, the distinct positions, and which of them a pair has."""
+    asked, places = np.asarray(query_of, np.intp), np.asarray(positions, np.intp)
+    if asked.ndim != 1 or asked.shape != places.shape:
+        raise InputError(
+            f"query_of and positions must have one entry per pair; got shapes {asked.shape} and {places.shape}."
+        )
+    for name, values, n in (("query_of", asked, len(queries)), ("positions", places, len(items))):
+        if len(values) and not 0 <= values.min() <= values.max() < n:
+            raise InputError(f"{name} must lie between 0 and {n - 1}; got {values.min()} to {values.max()}.")
+    distinct, item_of = np.unique(places, return_inverse=True)
+    return asked, distinct, item_of
 
 
 def _device(torch: Any, device: str | None) -> str:

@@ -9,6 +9,8 @@ import textwrap
 
 import pytest
 
+from tests.unit.scorers.cross_encoders.tiny_models import tiny_emb, tiny_transformer
+
 pytest.importorskip("torch")
 pytest.importorskip("triton", reason="Triton has no build for this machine")
 
@@ -87,3 +89,47 @@ def test_the_kernels_run_on_the_device_of_their_tensors() -> None:
         linear_gelu(torch, rows, weight, weight[0], programs=1, native_tanh=False)
         assert [tensor is expected for tensor, expected in zip(entered, (texts, rows), strict=True)] == [True, True]
     """)
+
+
+def test_texts_without_tokens_disturb_no_other() -> None:
+    interpreted("""
+        starts = torch.tensor([0, 9, 39, 39, 39], dtype=torch.int32)
+        query, key, value = torch.randn(50, 3, 2, 32, dtype=torch.float16).unbind(1)
+        got = attend_on_gpu(torch, query, key, value, starts, starts, 64)[:39]
+        full = starts[:3]
+        expected = attend_on_gpu(torch, query, key, value, full, full, 30)[:39]
+        torch.testing.assert_close(got, expected, atol=1e-3, rtol=0)
+
+        # In the last layer each text has rows to read, and those without tokens read nothing.
+        firsts = torch.tensor([0, 9, 0, 0])
+        got = attend_on_gpu(torch, query[firsts], key, value, torch.arange(5, dtype=torch.int32), starts, 1)
+        torch.testing.assert_close(got[:2], expected[firsts[:2]], atol=1e-3, rtol=0)
+    """)
+
+
+def test_a_filled_up_bucket_scores_with_the_kernels_as_plainly_in_float32(tmp_path) -> None:
+    """All of a recorded forward pass but the recording."""
+    for name, make in (("bert", tiny_transformer), ("emb", tiny_emb)):
+        folder = make(tmp_path / name)
+        interpreted(f"""
+            import numpy as np
+            from adacur.scorers import TorchCrossEncoder
+            from adacur.scorers.cross_encoders import attention, gpu_kernels
+            from adacur.scorers.cross_encoders.recorded import RecordedForward
+            from tests.unit.scorers.cross_encoders.tiny_models import PAIRS
+
+            pairs, called = PAIRS[:11], []
+            expected = TorchCrossEncoder({str(folder)!r}, device="cpu").score(pairs)
+            half = TorchCrossEncoder({str(folder)!r}, device="cpu", dtype="float16")
+            eager = half.score(pairs)
+            attend, attention.kernels_for = gpu_kernels.attend_on_gpu, lambda device: gpu_kernels
+            gpu_kernels.attend_on_gpu = lambda *given: called.append(1) or attend(*given)
+            assert half._forward.can_be_recorded
+            half._recorded = RecordedForward(
+                torch, half._forward.of_packed, device=half._device, pad_id=half._pad_id, capture=lambda run: run
+            )
+            scores = half.score(pairs)
+            assert half._recorded.n_recorded == 1 and len(called) == 2
+            off = max(0.02, 2 * float(np.abs(eager - expected).max()))
+            np.testing.assert_allclose(scores, expected, atol=off)
+        """)

@@ -1,0 +1,164 @@
+"""Items by position: read and tokenised once, and scored as the same items given as records."""
+
+from __future__ import annotations
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adacur.core.errors import InputError, ScorerFailed, TextTooLong
+from adacur.core.protocols import PositionScorer
+from adacur.core.records import Item, ItemList, Query
+from adacur.scorers import EmbHead, TorchCrossEncoder
+from adacur.scorers.cross_encoders.item_table import ItemTables
+from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
+from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, QUERIES, tiny_emb, tiny_tokenizer, tiny_transformer
+
+pytest.importorskip("torch")
+
+
+class Counted(ItemList):
+    """Items that remember what was read."""
+
+    def __init__(self, items) -> None:
+        super().__init__(items)
+        self.read: list[int] = []
+
+    def at(self, positions):
+        places = list(positions)
+        self.read += places
+        return super().at(places)
+
+
+def tables(**options) -> ItemTables:
+    return ItemTables(PairTokenizer(tiny_tokenizer("bert"), max_tokens=64), **options)
+
+
+def everything(found) -> list:
+    return [[row.tolist() for row in found.tokens], found.tags.tolist()]
+
+
+def plainly(items, positions, **options) -> list:
+    tokens = PairTokenizer(tiny_tokenizer("bert"), max_tokens=64, **options)
+    return everything(tokens.items(ItemList.at(items, positions)))
+
+
+def test_an_item_is_read_once_while_its_collection_lives() -> None:
+    known, items, others = tables(), Counted(ITEMS), Counted(ITEMS[::-1])
+    asked = np.array([3, 1, 3, 8])
+    assert everything(known.tokens(items, asked)) == plainly(items, asked)
+    asked = np.array([8, 2, 1])
+    assert everything(known.tokens(items, asked)) == plainly(items, asked)
+    assert sorted(items.read) == [1, 2, 3, 8]
+    assert everything(known.tokens(others, asked)) == plainly(others, asked)
+    assert len(known._tables) == 2
+    del others
+    gc.collect()
+    assert len(known._tables) == 1
+
+
+def test_limits_and_tags_are_the_tokenizers() -> None:
+    head = EmbHead("w37", "w38", "w39")
+    items = Counted([*ITEMS, Item("t", f"{'w2 ' * 9}w39 {'w3 ' * 9}")])
+    asked = np.arange(len(items))
+    for options in ({"max_item_tokens": 5}, {"max_item_tokens": 5, "head": head}, {"head": head}):
+        known = ItemTables(PairTokenizer(tiny_tokenizer("bert"), max_tokens=64, **options))
+        for _ in range(2):
+            assert everything(known.tokens(items, asked)) == plainly(items, asked, **options)
+
+
+def test_a_full_memory_begins_anew_and_answers_all_the_same() -> None:
+    items = Counted([Item(str(n), "w1 " * 10) for n in range(20)])
+    known = tables(most_tokens=100)
+    for start in (0, 5, 10, 2):
+        asked = np.arange(start, start + 5)
+        assert everything(known.tokens(items, asked)) == plainly(items, asked)
+        assert sum(table.n_tokens for table in known._tables.values()) <= 100
+    everyone = np.arange(20)
+    assert everything(known.tokens(items, everyone)) == plainly(items, everyone)
+    assert sum(table.n_tokens for table in known._tables.values()) <= 100
+
+
+def test_all_items_are_prepared_as_far_as_there_is_room(monkeypatch) -> None:
+    monkeypatch.setattr("adacur.scorers.cross_encoders.item_table._ITEMS_AT_ONCE", 4)
+    items = Counted([Item(str(n), "w1 " * 10) for n in range(18)])
+    known = tables()
+    known.tokens(items, np.array([7]))
+    assert known.prepare(items) == known.prepare(items) == 18
+    assert sorted(items.read) == list(range(18))
+    small = tables(most_tokens=90)
+    assert small.prepare(items) == 8
+    assert known.tokens(items, np.empty(0, np.intp)).tokens == []
+
+
+def test_a_collection_that_allows_no_weak_reference_is_served_too() -> None:
+    class Slotted:
+        __slots__ = ("n",)
+
+        def __len__(self) -> int:
+            return len(ITEMS)
+
+        def at(self, positions):
+            return [ITEMS[position] for position in positions]
+
+    known, asked = tables(), np.array([2, 5])
+    assert everything(known.tokens(Slotted(), asked)) == plainly(ItemList(ITEMS), asked)
+    assert known.prepare(Slotted()) == 0
+
+
+def test_threads_share_a_table_that_begins_anew() -> None:
+    items = Counted([Item(str(n), f"w{n % 40} " * (n % 9 + 1)) for n in range(60)])
+    known = tables(most_tokens=60)
+
+    def asked(seed: int) -> bool:
+        places = np.random.default_rng(seed).integers(0, 60, 7)
+        return everything(known.tokens(items, places)) == plainly(items, places)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(asked, range(40)))
+
+
+@pytest.fixture(scope="module", params=["bert", "roberta", "distilbert", "emb"])
+def folder(request, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    return tiny_emb(path) if request.param == "emb" else tiny_transformer(path, request.param)
+
+
+QUERY_OF = np.repeat(np.arange(len(QUERIES)), len(ITEMS))
+POSITIONS = np.tile(np.arange(len(ITEMS)), len(QUERIES))[::-1].copy()
+
+
+@pytest.mark.parametrize("options", [{}, {"max_tokens": 32}, {"max_item_tokens": 4, "batch_tokens": 150}])
+def test_scores_by_position_are_those_of_pairs_to_the_bit(folder, options) -> None:
+    items = Counted(ITEMS)
+    with TorchCrossEncoder(folder, device="cpu", **options) as scorer:
+        assert isinstance(scorer, PositionScorer)
+        pairs = [(QUERIES[query], ITEMS[at]) for query, at in zip(QUERY_OF, POSITIONS, strict=True)]
+        expected = scorer.score(pairs)
+        for _ in range(2):
+            np.testing.assert_array_equal(scorer.score_at(items, QUERIES, QUERY_OF, POSITIONS), expected)
+        assert sorted(items.read) == list(range(len(ITEMS)))
+        singly = [scorer.score_at(items, [QUERIES[1]], np.array([0]), np.array([at]))[0] for at in range(len(ITEMS))]
+        np.testing.assert_allclose(singly, scorer.score_grid([QUERIES[1]], ITEMS)[0], atol=1e-5, rtol=1e-5)
+        assert scorer.score_at(items, [], np.empty(0, np.intp), np.empty(0, np.intp)).shape == (0,)
+
+
+def test_what_is_no_pair_of_these_is_refused(tmp_path) -> None:
+    items, one = ItemList(ITEMS), np.array([0])
+    with TorchCrossEncoder(tiny_transformer(tmp_path), device="cpu", name="mine") as scorer:
+        beyond = ((one, np.array([len(ITEMS)])), (one, -one - 1), (one + 5, one), (one, np.arange(2)))
+        for query_of, positions in beyond:
+            with pytest.raises(InputError, match=r"query_of|positions"):
+                scorer.score_at(items, QUERIES, query_of, positions)
+        with pytest.raises(TextTooLong, match="'long'"):
+            scorer.score_at(items, [Query("long", "w1 " * 60)], one, one)
+        assert scorer.prepare(items) == len(ITEMS)
+        held = scorer._tables
+    assert not held._tables
+    for call in (lambda: scorer.score_at(items, QUERIES, one, one), lambda: scorer.prepare(items)):
+        with pytest.raises(ScorerFailed, match="'mine' has been closed"):
+            call()
+    assert not held._tables
