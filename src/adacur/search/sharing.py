@@ -11,6 +11,8 @@ _CALLS_THAT_COUNT = 8
 _SHARE_OF_TIME_LEFT = 0.8
 # A call of fewer pairs hardly takes less time on a model; no deadline makes the calls of others smaller than this.
 _SMALL_CALL = 64
+# Until the pace is known, where calls have a limit of time.
+_FIRST_CALL = 256
 
 
 class Sharer(Protocol):
@@ -55,7 +57,7 @@ class Sharing:
         others' pairs: a search that cannot wait for that much ends with what it has.
         """
         pace = self._seconds_per_pair()
-        limit = self._pairs if pace is None else min(self._pairs, max(_SMALL_CALL, self._seconds / pace))
+        limit = min(self._pairs, self._pairs_in_time(pace))
         n_waiting = sum(search.n_waiting for search in searches)
         wanted = [search.n_waiting for search in searches]
         for at, search in enumerate(searches):
@@ -71,6 +73,11 @@ class Sharing:
             else:
                 wanted[at] = min(search.n_waiting, search.least)
         return _fair(wanted, [max(1, search.least) for search in searches], limit)
+
+    def _pairs_in_time(self, pace: float | None) -> float:
+        if pace is None:
+            return math.inf if math.isinf(self._seconds) else _FIRST_CALL
+        return max(_SMALL_CALL, self._seconds / pace)
 
     def _seconds_per_pair(self) -> float | None:
         """Of the last calls together; None before the first."""
