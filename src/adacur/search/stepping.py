@@ -10,7 +10,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Unpack
@@ -39,21 +39,38 @@ _THREADS = min(32, (os.cpu_count() or 1) + 4)
 
 
 async def asearch_iter(
-    index: AnchorIndex, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]
+    index: AnchorIndex,
+    query: Query | str,
+    k: int = 10,
+    *,
+    every_round: bool = True,
+    so_far: Callable[[Hits], None] | None = None,
+    **options: Unpack[SearchOptions],
 ) -> AsyncGenerator[Hits, None]:
     """Like `AnchorIndex.asearch_iter`, in one loop with all such searches of the scorer, if its calls may be shared.
 
     The search does not wait for its reader between rounds; closing the generator ends it.
+
+    - `every_round`: False makes hits only at the end, which saves some time;
+    - `so_far`: given the hits so far of a search that fails or is given up, if the reader has not had them.
     """
+
+    def given_up(hits: Hits) -> None:
+        answers[:] = [hits]
+        if so_far is not None:
+            so_far(hits)
+
     started = time.monotonic()
     plan = await asyncio.to_thread(plan_search, index, k, **options)
-    steps = rounds.asearch_iter
     if shares_calls(plan.scorer) and not hasattr(plan.scorer, "ascore"):
-        steps = loop_of(plan.scorer).search_iter
+        search_iter = loop_of(plan.scorer).search_iter
+        steps = search_iter(plan, query, k, started=started, every_round=every_round, so_far=given_up)
+    else:
+        steps = rounds.asearch_iter(plan, query, k, started=started)
     with index._searching(plan) as answers:
         # Closed here, not when it is forgotten: whoever has gone spends nothing more.
-        async with aclosing(steps(plan, query, k, started=started)) as found:
-            async for hits in found:
+        async with aclosing(steps):
+            async for hits in steps:
                 answers[:] = [hits]
                 yield hits
 
@@ -80,21 +97,36 @@ class RoundsLoop:
         self._workers: ThreadPoolExecutor | None = None
 
     async def search_iter(
-        self, plan: Plan, query: Query | str, k: int, *, started: float | None = None
+        self,
+        plan: Plan,
+        query: Query | str,
+        k: int,
+        *,
+        started: float | None = None,
+        every_round: bool = True,
+        so_far: Callable[[Hits], None] | None = None,
     ) -> AsyncGenerator[Hits, None]:
-        """Hits of one query after each round; the last are the answer. `started`: as for `Rounds.join`."""
+        """Hits of one query after each round; the last are the answer.
+
+        `started`: as for `Rounds.join`; `every_round` and `so_far`: as for `asearch_iter`.
+        """
         if self._process != os.getpid():
             # A forked child inherits the searches but not the threads that work on them.
             self._begin()
-        search = _Stepped()
+        search = _Stepped(every_round=every_round)
         try:
             await asyncio.to_thread(self._join, search, plan, query, k, started)
             while (news := await search.news.get()) is not None:
                 if isinstance(news, BaseException):
                     raise news
                 yield news
-        finally:
+        except BaseException:
             search.leave()
+            # Whatever else fails, what ended the search is what its reader is told.
+            with suppress(Exception):
+                if so_far is not None and (hits := await asyncio.to_thread(search.unseen)) is not None:
+                    so_far(hits)
+            raise
 
     def _join(self, search: _Stepped, plan: Plan, query: Query | str, k: int, started: float | None) -> None:
         """Begin a search: its first stage and its first choice are made in the caller's thread."""
@@ -128,7 +160,7 @@ class RoundsLoop:
         return searches
 
     def _step(self, searches: Sequence[_Stepped]) -> None:
-        shares = self._sharing.shares([search.joined for search in searches])
+        shares = self._sharing.shares([search.joined for search in searches if search.joined is not None])
         for search, n in zip(searches, shares, strict=True):
             if not n:
                 self._compute(search, None)
@@ -194,14 +226,17 @@ class _Stepped:
     `pairs` are those of this round that have no scores yet.
     """
 
-    joined: JoinedSearch
+    joined: JoinedSearch | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, *, every_round: bool) -> None:
         self.news: asyncio.Queue[Hits | BaseException | None] = asyncio.Queue()
         self.pairs: list[Pair] = []
         self.has_left = False
+        self._every_round = every_round
         self._events = asyncio.get_running_loop()
         self._since = 0.0
+        # Held while it computes: only then does it change.
+        self._computing = threading.Lock()
 
     def leave(self) -> None:
         """Take no part in further calls."""
@@ -215,8 +250,14 @@ class _Stepped:
             # The reader's event loop has been closed.
             self.leave()
 
+    def unseen(self) -> Hits | None:
+        """The hits so far, if they have not been told."""
+        with self._computing:
+            return self.joined.hits()[0] if self.joined is not None and self.joined.has_news else None
+
     def accept(self, scores: FloatArray) -> None:
         """Scores of the first pairs. The trace's seconds are those waited for them, in company too."""
+        assert self.joined is not None
         now = time.monotonic()
         self.joined.accept(scores, seconds=now - self._since)
         self._since = now
@@ -224,20 +265,25 @@ class _Stepped:
 
     def go_on(self, scores: FloatArray | None) -> bool:
         """Take the last scores of a round, or stop without them, and choose the next pairs; False at the end."""
-        if self.has_left:
-            return False
-        if scores is not None:
-            self.accept(scores)
-        elif self.pairs:
-            self.joined.stop()
-        if self.joined.has_news:
-            self.tell(self.joined.hits()[0])
-        if not self.joined.advance():
+        with self._computing:
+            if self.has_left:
+                return False
+            joined = self.joined
+            assert joined is not None
+            if scores is not None:
+                self.accept(scores)
+            elif self.pairs:
+                joined.stop()
+            if joined.has_news and self._every_round:
+                self.tell(joined.hits()[0])
+            if joined.advance():
+                self.pairs = joined.next_pairs(joined.n_waiting)
+                self._since = time.monotonic()
+                return True
+            if joined.has_news:
+                self.tell(joined.hits()[0])
             self.tell(None)
             return False
-        self.pairs = self.joined.next_pairs(self.joined.n_waiting)
-        self._since = time.monotonic()
-        return True
 
 
 def loop_of(scorer: Scorer) -> RoundsLoop:

@@ -64,9 +64,13 @@ class Search:
         try:
             async with asyncio.timeout(self.seconds_left):
                 # All requests of a scorer step in one loop.
-                async with aclosing(asearch_iter(plan.served.index, self.query, plan.k, **options)) as rounds:
+                each = on_round is not None
+                steps = asearch_iter(
+                    plan.served.index, self.query, plan.k, every_round=each, so_far=self._note, **options
+                )
+                async with aclosing(steps) as rounds:
                     async for hits in rounds:
-                        self.last = hits
+                        self._note(hits)
                         if on_round is not None:
                             await on_round(hits)
             if self.last is not None:
@@ -85,6 +89,9 @@ class Search:
         except Exception as error:
             self.stopped = "failed" if as_refusal(error).status >= 500 else "refused"
             raise
+
+    def _note(self, hits: Hits) -> None:
+        self.last = hits
 
     def answer(self) -> dict[str, Any]:
         """The answer, at the end."""

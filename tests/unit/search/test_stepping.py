@@ -116,6 +116,43 @@ async def test_every_round_is_told(index, alone, scorer, world) -> None:
     assert len(found) == len(scorer.calls) == 5
 
 
+async def test_a_reader_of_the_end_alone_gets_it_and_what_there_is_when_it_gives_up(
+    index, alone, scorer, world, monkeypatch
+) -> None:
+    made: list[int] = []
+    hits_of = stepping.JoinedSearch.hits
+    monkeypatch.setattr(stepping.JoinedSearch, "hits", lambda self: made.append(1) or hits_of(self))
+    left: list = []
+    options = {"k": 5, "budget": 40, "every_round": False, "so_far": left.append}
+    scorer.gate.set()
+    found = [hits async for hits in asearch_iter(index, world.test[0], **options)]
+    assert [everything(hits) for hits in found] == [everything(alone.search(world.test[0], 5, budget=40))]
+    assert (len(made), left) == (1 + 1, [])
+
+    known = scorer.scorer
+
+    class Failing:
+        def score(self, pairs):
+            if len(scorer.calls) == 3:
+                raise ZeroDivisionError
+            return known.score(pairs)
+
+    scorer.scorer = Failing()
+    scorer.calls.clear()
+    with pytest.raises(ScorerFailed):
+        await last(index, world.test[0], **options)
+    assert [hits.trace.calls for hits in left] == [19]
+
+    scorer.scorer = known
+    scorer.calls.clear()
+    scorer.seconds = 0.01
+    task = asyncio.create_task(last(index, world.test[0], **options))
+    await until(lambda: len(scorer.calls) == 2)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert [hits.trace.calls for hits in left] == [19, 12]
+
+
 async def test_who_arrives_during_a_call_takes_part_in_the_next(index, alone, scorer, world) -> None:
     tasks = [asyncio.create_task(last(index, world.test[0], budget=40))]
     await until(scorer.entered.is_set)
@@ -131,8 +168,10 @@ async def test_who_arrives_during_a_call_takes_part_in_the_next(index, alone, sc
 
 
 async def test_who_leaves_is_scored_no_more(index, scorer, world) -> None:
-    scored, waiting, stays = (asyncio.create_task(last(index, query, budget=40)) for query in world.test[:3])
-    await until(lambda: scorer.entered.is_set() and joined(scorer, 3 - len(scorer.calls[0])))
+    scored = asyncio.create_task(last(index, world.test[0], budget=40))
+    await until(scorer.entered.is_set)
+    waiting, stays = (asyncio.create_task(last(index, query, budget=40)) for query in world.test[1:3])
+    await until(lambda: joined(scorer, 2))
     for gone in (scored, waiting):
         gone.cancel()
     await asyncio.gather(scored, waiting, return_exceptions=True)
