@@ -1,10 +1,11 @@
-"""How many searches a server answers, and how fast, with batches shared across requests and without.
+"""How many searches a server answers, and how fast, with scorer calls shared across requests and without.
 
     python -m lab.benchmarks.serve_load [--requests 2000] [--clients 64] [--rows titles,onnx,popular,device]
 
-Starts `adacur serve` on loopback twice per row, `--shared-batches` and `--no-shared-batches`, and sends each the same
-requests from 64 clients at a time, in turns of an eighth of the load, so that both meet the same machine. Every answer
-is compared with that of a search in this process, alone. The rows:
+Starts three servers per row on loopback: one that scores each request's pairs in calls of their own (apart), one whose
+requests share calls in the queue of their scorer (queue, as before decision 0067), and one that steps all of them in
+one loop (loop). Sends each the same requests from 64 clients at a time, in turns of an eighth of the load, so that all
+meet the same machine. Every answer is compared with that of a search in this process, alone. The rows:
 
 - titles: the int8 cross-encoder on this CPU, titles of articles, every question asked once;
 - onnx: the same with the first eight tokens of the articles;
@@ -26,17 +27,24 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import numpy as np
+import uvicorn
 
 import adacur
-from adacur import Item
+from adacur import AnchorIndex, Hits, Item, Query
+from adacur.core.arrays import FloatArray
+from adacur.core.protocols import Scorer
+from adacur.core.records import Pair
 from adacur.data import pseudo_queries, wikivital
+from adacur.scorers import FunctionScorer
+from adacur.serving import create_app, searching
+from adacur.serving.running import listening
 
 ITEMS = 200
 ANCHORS = 20
@@ -46,6 +54,7 @@ TURNS = 8
 ZIPF_QUESTIONS = 500
 WARMING = ("a river", "an opera", "a metal", "a war", "a plant", "a king", "a number", "a dance")
 ROWS = ("titles", "onnx", "popular", "device")
+CALLS = ("apart", "queue", "loop")
 _turn = threading.Lock()
 
 
@@ -93,7 +102,9 @@ class Connection:
 
     async def post(self, path: str, content: dict[str, object]) -> dict[str, Any]:
         body = json.dumps(content).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: load\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        )
         self._writer.write(f"{head}\r\n\r\n".encode() + body)
         status, *headers = (await self._reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
         length = next(int(line.partition(":")[2]) for line in headers if line.startswith("content-length:"))
@@ -108,10 +119,10 @@ class Connection:
 
 
 class Server:
-    """`adacur serve` on loopback, until `stop`."""
+    """A server of an index on loopback, until `stop`."""
 
-    def __init__(self, index: Path, *options: str) -> None:
-        command = [sys.executable, "-m", "adacur", "serve", f"small={index}", "--port", "0", *options]
+    def __init__(self, index: Path, calls: str, *row: str) -> None:
+        command = [sys.executable, "-m", "lab.benchmarks.serve_load", "--serve", str(index), "--calls", calls, *row]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -211,7 +222,7 @@ async def measured(row: str, index: Path, *, n: int, clients: int) -> None:
     serial = len(different) / (time.perf_counter() - started)
     print(f"\n{row}: {n} requests, {len(different)} different questions, {clients} clients, k={K}, budget={BUDGET}")
     print(f"one after the other in one process: {serial:.1f}/s ({busy()})", flush=True)
-    servers = {"apart": Server(index, "--no-shared-batches"), "shared": Server(index, "--shared-batches")}
+    servers = {calls: Server(index, calls, "--rows", row) for calls in CALLS}
     try:
         loads: dict[str, list[Load]] = {name: [] for name in servers}
         for server in servers.values():
@@ -224,9 +235,7 @@ async def measured(row: str, index: Path, *, n: int, clients: int) -> None:
         for server in servers.values():
             server.stop()
     total = {}
-    print(
-        "| batches | searches/s | p50 | p99 | CPU per search | calls | pairs per call | pairs scored | wrong answers |"
-    )
+    print("| calls | searches/s | p50 | p99 | CPU per search | scorer calls | pairs a call | pairs | wrong answers |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name, parts in loads.items():
         total[name] = one = Load(
@@ -242,12 +251,42 @@ async def measured(row: str, index: Path, *, n: int, clients: int) -> None:
             f"{1000 * one.cpu_seconds / len(one.latencies):.0f} ms | "
             f"{one.calls:,.0f} | {one.pairs / one.calls:.1f} | {one.pairs:,.0f} | {one.wrong} of {len(one.latencies)} |"
         )
-    by_turn = [shared.throughput / apart.throughput for apart, shared in zip(*loads.values(), strict=True)]
-    print(
-        f"shared / apart: {total['shared'].throughput / total['apart'].throughput:.2f} times the throughput "
-        f"(turn by turn {', '.join(f'{ratio:.2f}' for ratio in by_turn)}); {busy()}",
-        flush=True,
-    )
+    for name in CALLS[:-1]:
+        pairs = zip(loads["loop"], loads[name], strict=True)
+        by_turn = [loop.throughput / other.throughput for loop, other in pairs]
+        print(
+            f"loop / {name}: {total['loop'].throughput / total[name].throughput:.2f} times the throughput "
+            f"(turn by turn {', '.join(f'{ratio:.2f}' for ratio in by_turn)}); {busy()}",
+            flush=True,
+        )
+
+
+class Apart:
+    """A scorer that does not say that its calls may be shared."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self.scorer, self.card = scorer, scorer.card
+
+    def score(self, pairs: Sequence[Pair]) -> FloatArray:
+        return self.scorer.score(pairs)
+
+
+def _in_the_queue(index: AnchorIndex, query: Query, k: int, **options: Any) -> AsyncGenerator[Hits, None]:
+    del options["every_round"], options["so_far"]
+    return index.asearch_iter(query, k, **options)
+
+
+def serve(folder: Path, *, row: str, calls: str) -> None:
+    """Serve an index whose requests share calls in this way."""
+    scorer = FunctionScorer(device, shares_calls=True) if row == "device" else None
+    index = adacur.load(folder, scorer=scorer, check=False)
+    if calls == "apart":
+        index = index.with_scorer(Apart)
+    if calls == "queue":
+        vars(searching)["asearch_iter"] = _in_the_queue
+    at = listening("127.0.0.1", 0)
+    print(f"http://127.0.0.1:{at.getsockname()[1]}", flush=True)
+    uvicorn.Server(uvicorn.Config(create_app({"small": index}), log_config=None, access_log=False)).run(sockets=[at])
 
 
 def main() -> None:
@@ -255,7 +294,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--rows", default=",".join(ROWS))
+    parser.add_argument("--serve", type=Path, help="serve this index, and send no load")
+    parser.add_argument("--calls", choices=CALLS, default="loop")
     given = parser.parse_args()
+    if given.serve is not None:
+        serve(given.serve, row=given.rows, calls=given.calls)
+        return
     with tempfile.TemporaryDirectory() as folder:
         for row in given.rows.split(","):
             scorer: object = "lab.benchmarks.serve_load:device"

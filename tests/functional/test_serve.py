@@ -840,6 +840,36 @@ async def test_a_hundred_clients_at_once_share_calls_and_get_the_answers_of_one(
     assert scorer.pairs == 100 * 20
 
 
+async def test_requests_of_all_kinds_at_once_are_answered_as_each_alone():
+    kinds: list[dict[str, Any]] = [
+        {"k": 5, "budget": 20},
+        {"k": 1, "budget": 7, "rounds": 2},
+        {"k": 10, "budget": 60, "filter": {"metadata": {"even": True}}},
+        {"k": 3, "budget": 30, "deadline_ms": 60_000},
+        {"k": 4, "budget": 40, "method": "rerank", "deadline_ms": 50_000},
+        {"k": 2, "budget": 25, "method": "adacur", "seed": 5},
+        {"k": 8, "budget": 50, "stop_when": 0.9, "filter": {"ids": [f"i{at}" for at in range(100)]}},
+        {"k": 6, "method": "exact"},
+    ]
+    bodies = [{"query": f"a ship and {at}", "trace": True} | kinds[at % len(kinds)] for at in range(64)]
+    scorer = TextScorer(seconds=0.005)
+    responses = await gathered(create_app({"w": world_index(scorer)}), *bodies)
+    assert {response.status_code for response in responses} == {200}
+    together = [response.json()["results"][0] for response in responses]
+    assert scorer.pairs == sum(found["calls"] for found in together)
+    # Some 280 rounds of searches.
+    assert len(scorer.calls) < 200
+    app = create_app({"w": world_index()})
+    for body, found in zip(bodies, together, strict=True):
+        (response,) = await gathered(app, body)
+        (alone,) = response.json()["results"]
+        for answer in (found, alone):
+            del answer["seconds"]
+            for one in answer["trace"]:
+                del one["seconds"]
+        assert found == alone
+
+
 async def test_a_neighbour_whose_query_fails_costs_nobody_else_a_call():
     sent: Counter[str] = Counter()
 

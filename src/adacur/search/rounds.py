@@ -14,7 +14,7 @@ import math
 import time
 import warnings
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -37,6 +37,7 @@ from adacur.search.filters import allowed_by
 from adacur.search.fusion import LISTED, listed_by
 from adacur.search.methods import Plan
 from adacur.search.prospects import memory_prospects
+from adacur.search.sharing import Sharing
 
 # Queries that move together share memory: their predictions, the pairs of one scorer call, and what an
 # approximation holds of the covariance of the scored items and of the first stages' ranks.
@@ -44,7 +45,6 @@ _PREDICTIONS_AT_ONCE = 50_000_000
 _PAIRS_AT_ONCE = 200_000
 _SQUARES_AT_ONCE = 25_000_000
 _RANKS_AT_ONCE = 5_000_000
-_SHARE_OF_TIME_LEFT = 0.8
 
 
 def search(plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None) -> list[Hits]:
@@ -82,7 +82,9 @@ async def asearch(plan: Plan, queries: Sequence[Query | str], k: int, *, started
     return await asyncio.to_thread(joined.hits)
 
 
-async def asearch_iter(plan: Plan, query: Query | str, k: int, *, started: float | None = None) -> AsyncIterator[Hits]:
+async def asearch_iter(
+    plan: Plan, query: Query | str, k: int, *, started: float | None = None
+) -> AsyncGenerator[Hits, None]:
     """Like `search_iter`, without holding up the event loop."""
     rounds = Rounds()
     joined = await asyncio.to_thread(rounds.join, plan, [query], k, started=started)
@@ -103,6 +105,7 @@ class Rounds:
     _scorer: Scorer | None = None
     _arriving: deque[JoinedSearch] = field(default_factory=deque)
     _under_way: list[JoinedSearch] = field(default_factory=list)
+    _sharing: Sharing = field(default_factory=Sharing)
 
     def join(self, plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None) -> JoinedSearch:
         """Begin a search for these queries: asks the first stage, and calls no scorer.
@@ -155,12 +158,17 @@ class Rounds:
         """How many pairs of each search the next call has: all that wait, or what the tightest deadline affords."""
         while self._arriving:
             self._under_way.append(self._arriving.popleft())
-        self._under_way = [search for search in self._under_way if search.advance()]
-        n_waiting = sum(len(search.waiting) for search in self._under_way)
-        share = min((1.0, *(search.affordable / n_waiting for search in self._under_way)))
-        return [(search, max(1, int(share * len(search.waiting)))) for search in self._under_way]
+        while True:
+            self._under_way = [search for search in self._under_way if search.advance()]
+            shares = self._sharing.shares(self._under_way)
+            if all(shares):
+                return list(zip(self._under_way, shares, strict=True))
+            for search, n in zip(self._under_way, shares, strict=True):
+                if not n:
+                    search.stop()
 
     def _accept(self, shares: Sequence[_Share], scores: FloatArray, seconds: float) -> None:
+        self._sharing.note(len(scores), seconds)
         start = 0
         for search, n in shares:
             end = start + n
@@ -171,8 +179,8 @@ class Rounds:
 class JoinedSearch:
     """A search that takes part in `Rounds`. Its queries move in groups that fit into memory, one after another.
 
-    `waiting` are the pairs of this round that have no score yet, as (query, rank); `affordable` says how many of them
-    the deadline affords. `has_news` says that a round has ended since `hits` were last read.
+    `waiting` are the pairs of this round that have no score yet, as (query, rank). `has_news` says that a round has
+    ended since `hits` were last read.
     """
 
     def __init__(self, plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None) -> None:
@@ -221,9 +229,8 @@ class JoinedSearch:
         self._positions: list[IntArray] = []
         self._scores: list[list[float]] = []
         self._n_scored = 0
-        self._scorer_seconds = self._round_seconds = 0.0
+        self._round_seconds = 0.0
         self.waiting: list[tuple[int, int]] = []
-        self.affordable = math.inf
         # A search that scores nothing has an answer all the same.
         self.has_news = not self._steps.goes_on
 
@@ -310,18 +317,7 @@ class JoinedSearch:
                 self._finished, self._hits = self.hits(), []
                 self._begin_next_group()
                 continue
-            if self._plan.deadline is not None and not self._n_scored:
-                # One pair per query tells how fast the scorer is, and makes sure that there is an answer.
-                self.affordable = len(self._steps.searches)
-            elif self._plan.deadline is not None:
-                left = self._plan.deadline - (time.monotonic() - self._started)
-                per_pair = max(self._scorer_seconds / self._n_scored, 1e-9)
-                self.affordable = min(len(self.waiting), _SHARE_OF_TIME_LEFT * left / per_pair)
-            if self.affordable >= 1:
-                return True
-            self._steps.stop()
-            self.waiting = []
-            self.accept(np.empty(0), seconds=0.0)
+            return True
         return False
 
     def _begin_next_group(self) -> None:
@@ -335,6 +331,34 @@ class JoinedSearch:
             self._finished += [Hits(query, ids=(), scores=np.empty(0), trace=trace) for query in left]
             self._groups.clear()
             self._has_left = True
+
+    def stop(self) -> None:
+        """End this group here, because its deadline affords no more."""
+        self._steps.stop()
+        self.waiting = []
+        self.accept(np.empty(0), seconds=0.0)
+
+    @property
+    def n_waiting(self) -> int:
+        """How many pairs of this round have no score yet."""
+        return len(self.waiting)
+
+    @property
+    def n_queries(self) -> int:
+        """How many queries move together now."""
+        return len(self._steps.searches)
+
+    @property
+    def least(self) -> int:
+        """Pairs to score however late the deadline makes it: one per query, so that there is an answer."""
+        return 0 if self._n_scored or self._plan.deadline is None else self.n_queries
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the deadline; infinite without one."""
+        if self._plan.deadline is None:
+            return math.inf
+        return self._plan.deadline - (time.monotonic() - self._started)
 
     @property
     def items(self) -> Items | None:
@@ -360,7 +384,6 @@ class JoinedSearch:
 
     def accept(self, scores: FloatArray, *, seconds: float) -> None:
         """Scores of the pairs last handed out."""
-        self._scorer_seconds += seconds
         self._round_seconds += seconds
         self._n_scored += len(scores)
         for (query, _), score in zip(self.waiting[: len(scores)], scores.tolist(), strict=True):

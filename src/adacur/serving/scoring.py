@@ -1,6 +1,7 @@
 """The scorers of a server: each is one object for all indexes, and counted.
 
-Requests that wait share calls in the library's queue (`adacur.scorers.calling.ascore`), before the counter.
+Searches share calls in the loop of their scorer (`adacur.search.stepping`), documents to rerank in its queue
+(`adacur.scorers.calling.ascore`); both come before the counter.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ from adacur.serving.metrics import Metrics
 
 
 class _Counted:
-    """A scorer whose calls are counted."""
+    """A scorer whose calls are counted, and made one after another: a model may not be safe in two threads."""
 
     def __init__(self, scorer: Scorer, metrics: Metrics) -> None:
         self.scorer = scorer
         self.card = scorer.card
         self.shares_calls = shares_calls(scorer)
         self._metrics = metrics
+        self._turn = threading.RLock()
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
-        with self._counting(len(pairs)):
+        with self._turn, self._counting(len(pairs)):
             return self.scorer.score(pairs)
 
     @contextmanager

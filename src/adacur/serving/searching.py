@@ -19,6 +19,7 @@ from adacur.core.errors import AdacurError, EmptyInput
 from adacur.core.protocols import Items
 from adacur.core.records import Query
 from adacur.core.results import Hits, Round, Trace
+from adacur.search.stepping import asearch_iter
 from adacur.serving.failures import ClientGone, Refusal, as_refusal, json_text
 from adacur.serving.indexes import SearchPlan
 from adacur.serving.turns import Turns
@@ -62,10 +63,14 @@ class Search:
         self.stopped = "unfinished"
         try:
             async with asyncio.timeout(self.seconds_left):
-                # Searches of several requests share scorer calls in the queue of their scorer (scoring.py).
-                async with aclosing(plan.served.index.asearch_iter(self.query, plan.k, **options)) as rounds:
+                # All requests of a scorer step in one loop.
+                each = on_round is not None
+                steps = asearch_iter(
+                    plan.served.index, self.query, plan.k, every_round=each, so_far=self._note, **options
+                )
+                async with aclosing(steps) as rounds:
                     async for hits in rounds:
-                        self.last = hits
+                        self._note(hits)
                         if on_round is not None:
                             await on_round(hits)
             if self.last is not None:
@@ -84,6 +89,9 @@ class Search:
         except Exception as error:
             self.stopped = "failed" if as_refusal(error).status >= 500 else "refused"
             raise
+
+    def _note(self, hits: Hits) -> None:
+        self.last = hits
 
     def answer(self) -> dict[str, Any]:
         """The answer, at the end."""

@@ -1,0 +1,97 @@
+"""How many pairs of each search go into the next scorer call: what deadlines afford, and fair shares of a full call."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+_CALLS_THAT_COUNT = 8
+_SHARE_OF_TIME_LEFT = 0.8
+# A call of fewer pairs hardly takes less time on a model; no deadline makes the calls of others smaller than this.
+_SMALL_CALL = 64
+# Until the pace is known, where calls have a limit of time.
+_FIRST_CALL = 256
+
+
+class Sharer(Protocol):
+    """A search that has pairs to score.
+
+    `seconds_left` is infinite without a deadline; `least` are the pairs it takes at any price, so that there is an
+    answer, and 0 once it has one.
+    """
+
+    @property
+    def n_waiting(self) -> int: ...
+
+    @property
+    def n_queries(self) -> int: ...
+
+    @property
+    def least(self) -> int: ...
+
+    @property
+    def seconds_left(self) -> float: ...
+
+
+class Sharing:
+    """Shares of the next call, by the pace of the last ones.
+
+    A call holds at most `pairs`, and about as many as take `seconds`, so that nobody waits long for the next.
+    """
+
+    def __init__(self, *, pairs: float = math.inf, seconds: float = math.inf) -> None:
+        self._pairs = pairs
+        self._seconds = seconds
+        self._calls: deque[tuple[int, float]] = deque(maxlen=_CALLS_THAT_COUNT)
+
+    def note(self, n_pairs: int, seconds: float) -> None:
+        """A call of this many pairs took these seconds."""
+        self._calls.append((n_pairs, seconds))
+
+    def shares(self, searches: Sequence[Sharer]) -> list[int]:
+        """How many of its pairs each search has scored in the next call; 0 for one whose deadline affords no more.
+
+        A deadline limits the whole call, since all of it is waited for, but never to less than a small call of the
+        others' pairs: a search that cannot wait for that much ends with what it has.
+        """
+        pace = self._seconds_per_pair()
+        limit = min(self._pairs, self._pairs_in_time(pace))
+        n_waiting = sum(search.n_waiting for search in searches)
+        wanted = [search.n_waiting for search in searches]
+        for at, search in enumerate(searches):
+            if math.isinf(search.seconds_left):
+                continue
+            if pace is None:
+                # One pair per query tells how fast the scorer is.
+                limit = min(limit, search.n_queries)
+                continue
+            affordable = _SHARE_OF_TIME_LEFT * search.seconds_left / pace
+            if affordable >= 1 + min(_SMALL_CALL, n_waiting - search.n_waiting):
+                limit = min(limit, affordable)
+            else:
+                wanted[at] = min(search.n_waiting, search.least)
+        return _fair(wanted, [max(1, search.least) for search in searches], limit)
+
+    def _pairs_in_time(self, pace: float | None) -> float:
+        if pace is None:
+            return math.inf if math.isinf(self._seconds) else _FIRST_CALL
+        return max(_SMALL_CALL, self._seconds / pace)
+
+    def _seconds_per_pair(self) -> float | None:
+        """Of the last calls together; None before the first."""
+        if not self._calls:
+            return None
+        return max(sum(seconds for _, seconds in self._calls) / sum(n for n, _ in self._calls), 1e-9)
+
+
+def _fair(wanted: Sequence[int], least: Sequence[int], limit: float) -> list[int]:
+    """What each gets of a limited number: all it wants, or no less than any other gets."""
+    if sum(wanted) <= limit:
+        return list(wanted)
+    shares = [0] * len(wanted)
+    for n_before, at in enumerate(sorted(range(len(wanted)), key=wanted.__getitem__)):
+        shares[at] = min(wanted[at], max(least[at], int(limit / (len(wanted) - n_before))))
+        limit = max(0.0, limit - shares[at])
+    return shares

@@ -1,0 +1,300 @@
+"""One loop for all searches that are awaited with one scorer, as on a server.
+
+A thread calls the scorer, again and again, with the pairs of every search that has some by then. What a search computes
+by itself (its first stage, predictions, choices, hits) happens in other threads meanwhile: it holds up nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Unpack
+from weakref import WeakValueDictionary
+
+from adacur.core.arrays import FloatArray
+from adacur.core.protocols import Scorer
+from adacur.core.records import Pair, Query
+from adacur.core.results import Hits
+from adacur.core.scores import score_pairs
+from adacur.scorers.shared_batches import shares_calls
+from adacur.search import rounds
+from adacur.search.methods import Plan
+from adacur.search.planning import SearchOptions, plan_search
+from adacur.search.rounds import JoinedSearch
+from adacur.search.sharing import Sharing
+
+if TYPE_CHECKING:
+    from adacur.search.anchor_index import AnchorIndex
+
+# Of one call: what arrives meanwhile waits for its end.
+_PAIRS_PER_CALL = 4096
+_SECONDS_PER_CALL = 0.1
+# As many as asyncio has for work that is awaited.
+_THREADS = min(32, (os.cpu_count() or 1) + 4)
+
+
+async def asearch_iter(
+    index: AnchorIndex,
+    query: Query | str,
+    k: int = 10,
+    *,
+    every_round: bool = True,
+    so_far: Callable[[Hits], None] | None = None,
+    **options: Unpack[SearchOptions],
+) -> AsyncGenerator[Hits, None]:
+    """Like `AnchorIndex.asearch_iter`, in one loop with all such searches of the scorer, if its calls may be shared.
+
+    The search does not wait for its reader between rounds; closing the generator ends it.
+
+    - `every_round`: False makes hits only at the end, which saves some time;
+    - `so_far`: given the hits so far of a search that fails or is given up, if the reader has not had them.
+    """
+
+    def given_up(hits: Hits) -> None:
+        answers[:] = [hits]
+        if so_far is not None:
+            so_far(hits)
+
+    started = time.monotonic()
+    plan = await asyncio.to_thread(plan_search, index, k, **options)
+    if shares_calls(plan.scorer) and not hasattr(plan.scorer, "ascore"):
+        search_iter = loop_of(plan.scorer).search_iter
+        steps = search_iter(plan, query, k, started=started, every_round=every_round, so_far=given_up)
+    else:
+        steps = rounds.asearch_iter(plan, query, k, started=started)
+    with index._searching(plan) as answers:
+        # Closed here, not when it is forgotten: whoever has gone spends nothing more.
+        async with aclosing(steps):
+            async for hits in steps:
+                answers[:] = [hits]
+                yield hits
+
+
+class RoundsLoop:
+    """Steps the searches of one scorer. They may join at any time, from any event loop, and leave at any time.
+
+    A call holds the pairs of all searches that wait when the last one ends; `Sharing` says how many of each. When it
+    fails, each search's pairs are sent once more on their own, so that an error reaches only the search it belongs to;
+    no budget counts that, so the scorer must not be one that charges.
+    """
+
+    def __init__(self, scorer: Scorer) -> None:
+        self.scorer = scorer
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._changed = threading.Condition()
+        self._ready: list[_Stepped] = []
+        self._n_computing = 0
+        self._sharing = Sharing(pairs=_PAIRS_PER_CALL, seconds=_SECONDS_PER_CALL)
+        self._thread: threading.Thread | None = None
+        self._workers: ThreadPoolExecutor | None = None
+
+    async def search_iter(
+        self,
+        plan: Plan,
+        query: Query | str,
+        k: int,
+        *,
+        started: float | None = None,
+        every_round: bool = True,
+        so_far: Callable[[Hits], None] | None = None,
+    ) -> AsyncGenerator[Hits, None]:
+        """Hits of one query after each round; the last are the answer.
+
+        `started`: as for `Rounds.join`; `every_round` and `so_far`: as for `asearch_iter`.
+        """
+        if self._process != os.getpid():
+            # A forked child inherits the searches but not the threads that work on them.
+            self._begin()
+        search = _Stepped(every_round=every_round)
+        try:
+            await asyncio.to_thread(self._join, search, plan, query, k, started)
+            while (news := await search.news.get()) is not None:
+                if isinstance(news, BaseException):
+                    raise news
+                yield news
+        except BaseException:
+            search.leave()
+            # Whatever else fails, what ended the search is what its reader is told.
+            with suppress(Exception):
+                if so_far is not None and (hits := await asyncio.to_thread(search.unseen)) is not None:
+                    so_far(hits)
+            raise
+
+    def _join(self, search: _Stepped, plan: Plan, query: Query | str, k: int, started: float | None) -> None:
+        """Begin a search: its first stage and its first choice are made in the caller's thread."""
+        search.joined = JoinedSearch(plan, [query], k, started=started)
+        with self._changed:
+            self._n_computing += 1
+        self._go_on(search, None)
+        with self._changed:
+            if self._ready and self._thread is None:
+                # A thread while there is work, not one for ever: nothing is left to stop when a loop or index closes.
+                thread = threading.Thread(target=self._work, name="adacur-rounds")
+                thread.start()
+                self._thread = thread
+
+    def _work(self) -> None:
+        while searches := self._next():
+            try:
+                self._step(searches)
+            except BaseException as error:
+                for search in searches:
+                    search.tell(error)
+
+    def _next(self) -> list[_Stepped]:
+        """All searches that have pairs to score; waits for those that compute, and is empty when there are none."""
+        with self._changed:
+            while not self._ready and self._n_computing:
+                self._changed.wait()
+            searches, self._ready = self._ready, []
+            if not searches:
+                self._thread = None
+        return searches
+
+    def _step(self, searches: Sequence[_Stepped]) -> None:
+        shares = self._sharing.shares([search.joined for search in searches if search.joined is not None])
+        for search, n in zip(searches, shares, strict=True):
+            if not n:
+                self._compute(search, None)
+        self._score([(search, n) for search, n in zip(searches, shares, strict=True) if n])
+
+    def _score(self, shares: Sequence[tuple[_Stepped, int]]) -> None:
+        """Score these numbers of the searches' pairs in one call."""
+        shares = [(search, n) for search, n in shares if not search.has_left]
+        pairs = [pair for search, n in shares for pair in search.pairs[:n]]
+        if not pairs:
+            return
+        started = time.monotonic()
+        try:
+            scores = score_pairs(self.scorer, pairs)
+        except Exception as error:
+            if len(shares) == 1:
+                shares[0][0].tell(error)
+            else:
+                for share in shares:
+                    self._score([share])
+            return
+        self._sharing.note(len(pairs), time.monotonic() - started)
+        start = 0
+        for search, n in shares:
+            self._compute(search, scores[start : start + n], is_alone=len(shares) == 1)
+            start += n
+
+    def _compute(self, search: _Stepped, scores: FloatArray | None, *, is_alone: bool = False) -> None:
+        """Let a search go on with these scores: elsewhere, unless nothing waits for this thread."""
+        if scores is not None and len(scores) < len(search.pairs):
+            search.accept(scores)
+            with self._changed:
+                self._ready.append(search)
+            return
+        with self._changed:
+            self._n_computing += 1
+            is_alone = is_alone and self._n_computing == 1 and not self._ready
+        if not is_alone:
+            self._workers = self._workers or ThreadPoolExecutor(_THREADS, thread_name_prefix="adacur-round")
+            # An interpreter that is about to end starts no more threads.
+            with suppress(RuntimeError):
+                self._workers.submit(self._go_on, search, scores)
+                return
+        self._go_on(search, scores)
+
+    def _go_on(self, search: _Stepped, scores: FloatArray | None) -> None:
+        waits = False
+        try:
+            waits = search.go_on(scores)
+        except BaseException as error:
+            search.tell(error)
+        finally:
+            with self._changed:
+                self._n_computing -= 1
+                if waits:
+                    self._ready.append(search)
+                self._changed.notify()
+
+
+class _Stepped:
+    """A search on its way, and the reader who awaits its news: hits after each round, then an error or None.
+
+    `pairs` are those of this round that have no scores yet.
+    """
+
+    joined: JoinedSearch | None = None
+
+    def __init__(self, *, every_round: bool) -> None:
+        self.news: asyncio.Queue[Hits | BaseException | None] = asyncio.Queue()
+        self.pairs: list[Pair] = []
+        self.has_left = False
+        self._every_round = every_round
+        self._events = asyncio.get_running_loop()
+        self._since = 0.0
+        # Held while it computes: only then does it change.
+        self._computing = threading.Lock()
+
+    def leave(self) -> None:
+        """Take no part in further calls."""
+        self.has_left = True
+
+    def tell(self, news: Hits | BaseException | None) -> None:
+        """Give the reader news."""
+        try:
+            self._events.call_soon_threadsafe(self.news.put_nowait, news)
+        except RuntimeError:
+            # The reader's event loop has been closed.
+            self.leave()
+
+    def unseen(self) -> Hits | None:
+        """The hits so far, if they have not been told."""
+        with self._computing:
+            return self.joined.hits()[0] if self.joined is not None and self.joined.has_news else None
+
+    def accept(self, scores: FloatArray) -> None:
+        """Scores of the first pairs. The trace's seconds are those waited for them, in company too."""
+        assert self.joined is not None
+        now = time.monotonic()
+        self.joined.accept(scores, seconds=now - self._since)
+        self._since = now
+        del self.pairs[: len(scores)]
+
+    def go_on(self, scores: FloatArray | None) -> bool:
+        """Take the last scores of a round, or stop without them, and choose the next pairs; False at the end."""
+        with self._computing:
+            if self.has_left:
+                return False
+            joined = self.joined
+            assert joined is not None
+            if scores is not None:
+                self.accept(scores)
+            elif self.pairs:
+                joined.stop()
+            if joined.has_news and self._every_round:
+                self.tell(joined.hits()[0])
+            if joined.advance():
+                self.pairs = joined.next_pairs(joined.n_waiting)
+                self._since = time.monotonic()
+                return True
+            if joined.has_news:
+                self.tell(joined.hits()[0])
+            self.tell(None)
+            return False
+
+
+def loop_of(scorer: Scorer) -> RoundsLoop:
+    """The loop of all searches that are awaited with this scorer now."""
+    with _loops_lock:
+        # A loop keeps its scorer alive, so that while it is in use no other object can have the scorer's id.
+        loop = _loops.get(id(scorer))
+        if loop is None:
+            loop = _loops[id(scorer)] = RoundsLoop(scorer)
+        return loop
+
+
+_loops: WeakValueDictionary[int, RoundsLoop] = WeakValueDictionary()
+_loops_lock = threading.Lock()
