@@ -26,7 +26,7 @@ from adacur.engines.vector_store import Nearest, VectorStore
 qdrant_client = pytest.importorskip("qdrant_client", reason="qdrant-client is not installed")
 qdrant_edge = pytest.importorskip("qdrant_edge", reason="qdrant-edge-py is not installed")
 
-from adacur.engines import qdrant, qdrant_points  # noqa: E402
+from adacur.engines import qdrant_points, retries  # noqa: E402
 from adacur.engines.qdrant import QdrantStore  # noqa: E402
 from adacur.engines.qdrant_edge import QdrantEdgeStore  # noqa: E402
 
@@ -482,7 +482,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def store(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[QdrantStore]:
-    monkeypatch.setattr(qdrant, "_BACKOFF", 0.0)
+    monkeypatch.setattr(retries, "_WAIT", 0.0)
     store = QdrantStore("things", url=server.url, api_key=KEY, timeout=1)
     yield store
     store.close()
@@ -528,7 +528,7 @@ def test_a_server_that_takes_too_long_is_unavailable(server: Server, store: Qdra
 
 
 def test_a_server_that_is_not_there_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(qdrant, "_BACKOFF", 0.0)
+    monkeypatch.setattr(retries, "_WAIT", 0.0)
     store = QdrantStore("things", url="http://127.0.0.1:9", api_key=KEY)
     with pytest.raises(EngineUnavailable, match=r"qdrant://127.0.0.1:9/things.*ConnectError"):
         store.exists()
@@ -612,7 +612,7 @@ def test_errors_of_grpc_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         def count(self, **_: Any) -> None:
             raise self.failure
 
-    monkeypatch.setattr(qdrant, "_BACKOFF", 0.0)
+    monkeypatch.setattr(retries, "_WAIT", 0.0)
     with pytest.raises(EngineUnavailable, match=r"qdrant\+https://db:6333/things.*UNAVAILABLE: because \*\*\*"):
         QdrantStore("things", client=Client(grpc.StatusCode.UNAVAILABLE)).count()
     with pytest.raises(InputError, match="NOT_FOUND"):
