@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import threading
@@ -299,7 +300,7 @@ names = st.sampled_from(["id", "text", "_adacur", "lang", "a.b"]) | texts
 
 
 @given(metadata=st.lists(st.dictionaries(names, values, max_size=4), min_size=1, max_size=5))
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_items_come_back_as_they_were_written(ours: VectorStore, metadata: list[dict[str, Any]]) -> None:
     items = [Item(f"item {at}", f"text\n{at} ", one) for at, one in enumerate(metadata)]
     put(ours, items)
@@ -403,6 +404,30 @@ def test_a_folder_that_another_store_has_open_is_named(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_folder_that_was_closed_can_be_opened_by_another_store(tmp_path: Path) -> None:
+    store, other = QdrantEdgeStore(tmp_path / "things"), QdrantEdgeStore(tmp_path / "things")
+    store.create({"features": 2})
+    put(store, [Item("a", "text")])
+    store.beside("v1").create({"features": 2})
+    store.close()
+    assert (other.count(), other.beside("v1").count()) == (1, 0)
+    with pytest.raises(EngineUnavailable, match=r"things.*has it open"):
+        store.count()
+    other.close()
+    assert store.count() == 1
+    store.close()
+
+
+def test_a_client_of_our_own_is_closed_and_made_again(server: Server, store: QdrantStore) -> None:
+    first = store._client
+    store.close()
+    server.script = [ok({"count": 3})]
+    beside = store.beside("v1")
+    assert store.count() == 3
+    assert store._client is not first
+    assert beside._client is store._client
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "photo.png").write_text("mine")
     store = QdrantEdgeStore(tmp_path)
@@ -501,6 +526,10 @@ def test_all_questions_are_one_request_for_exact_values(server: Server, store: Q
     assert first["filter"]["must_not"] == [{"has_id": [1]}]
     assert second["filter"]["must"][1] == {"has_id": [8]}
     assert server.headers[-1]["api-key"] == KEY
+    server.script = [ok([points(), points()])]
+    store.best("f", questions, exact=False)
+    first, second = server.requests[-1][1]["searches"]
+    assert (first["params"]["exact"], second["params"]["exact"]) == (False, True)
     assert store.best("f", []) == []
 
 
@@ -521,8 +550,12 @@ def test_a_server_that_fails_three_times_is_unavailable(
     assert KEY not in caplog.text
 
 
-def test_a_server_that_takes_too_long_is_unavailable(server: Server, store: QdrantStore) -> None:
-    server.script = [(None, 1.5)] * 3
+def test_a_server_that_takes_too_long_is_unavailable(
+    server: Server, store: QdrantStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A client's shortest patience is a second.
+    monkeypatch.setattr(store, "_ask", functools.partial(store._ask, tries=1))
+    server.script = [(None, 1.1)]
     with pytest.raises(EngineUnavailable, match="Timeout"):
         store.count()
 
