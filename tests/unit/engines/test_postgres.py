@@ -42,11 +42,20 @@ def server() -> PostgresServer:
     return running_postgres()
 
 
-@pytest.fixture
-def url(server: PostgresServer) -> str:
+@pytest.fixture(scope="module")
+def database(server: PostgresServer) -> str:
     url = server.new_database()
-    server.run("CREATE EXTENSION vector", url)
+    server.run("CREATE SCHEMA extensions; CREATE EXTENSION vector SCHEMA extensions", url)
+    name = server.run("SELECT current_database()", url)[0][0]
+    server.run(f"ALTER DATABASE {name} SET search_path = public, extensions", url)
     return url
+
+
+@pytest.fixture
+def url(server: PostgresServer, database: str) -> str:
+    """A database without tables: emptying one takes a fraction of the time of making one."""
+    server.run("DROP SCHEMA IF EXISTS public, other CASCADE; CREATE SCHEMA public", database)
+    return database
 
 
 @pytest.fixture
@@ -70,12 +79,12 @@ def own_table(server: PostgresServer, url: str, key: str, ids: list[str]) -> Non
         "v vector(2), half halfvec(2), free vector)",
         url,
     )
-    for at, id_ in enumerate(ids):
-        server.run(
-            f"INSERT INTO docs VALUES ('{id_}', 'Title {at}', 'about penicillin {at}', {2020 + at}, 1.5, "
-            f"'2020-01-0{at + 1}', '[{at},1]', '[{at},2]', '[{at},1,1]')",
-            url,
-        )
+    values = (
+        f"('{id_}', 'Title {at}', 'about penicillin {at}', {2020 + at}, 1.5, '2020-01-0{at + 1}', '[{at},1]', "
+        f"'[{at},2]', '[{at},1,1]')"
+        for at, id_ in enumerate(ids)
+    )
+    server.run(f"INSERT INTO docs VALUES {', '.join(values)}", url)
 
 
 @pytest.mark.parametrize("key", ["integer", "text", "varchar(40)", "uuid"])
@@ -206,13 +215,17 @@ def test_lists_in_a_column_have_each_of_their_values(server: PostgresServer, url
     store.close()
 
 
-def test_connections_end_when_a_store_is_closed(server: PostgresServer, url: str) -> None:
+def test_connections_end_when_a_store_is_closed(server: PostgresServer) -> None:
+    url = server.new_database()
     store = PostgresStore(url, "things")
     store.create({"v": 2})
-    open_ = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    open_ = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+        "AND backend_type = 'client backend'"
+    )
     assert server.run(open_, url) != [(0,)]
     store.put([1], some_items(1), {"v": rows(1, 2)})
-    asking = f"{open_} AND state = 'active' AND query LIKE '%pg_sleep%'"
+    asking = f"{open_} AND wait_event = 'PgSleep'"
 
     def close_meanwhile() -> None:
         while server.run(asking, url) == [(0,)]:

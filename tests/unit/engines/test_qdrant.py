@@ -105,11 +105,14 @@ def theirs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:
 @pytest.fixture(params=MAKERS)
 def ours(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[VectorStore]:
     """An empty collection of ours."""
-    edge = request.param == "edge"
-    store: VectorStore = QdrantEdgeStore(tmp_path / "x" / "ours") if edge else QdrantStore("ours", url=":memory:")
+    store = new(request.param, tmp_path)
     store.create({"features": 2})
     yield store
     store.close()
+
+
+def new(kind: str, folder: Path) -> VectorStore:
+    return QdrantEdgeStore(folder / "x" / "ours") if kind == "edge" else QdrantStore("ours", url=":memory:")
 
 
 def plain(metric: str = "Cosine") -> tuple[dict[str, str], Points]:
@@ -243,6 +246,19 @@ ODD = [
 ]
 
 
+@pytest.fixture(params=MAKERS, scope="module")
+def odd(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[VectorStore, VectorStore]]:
+    """Odd items in a collection of ours, and in memory."""
+    stores = new(request.param, tmp_path_factory.mktemp("odd")), MemoryStore()
+    for store in stores:
+        store.create({"features": 2})
+        put(store, [Item(f"item-{at}", "text", metadata) for at, metadata in enumerate(ODD)])
+    yield stores
+    stores[0].close()
+
+
 @pytest.mark.parametrize(
     "where",
     [
@@ -271,12 +287,10 @@ ODD = [
     ],
     ids=str,
 )
-def test_a_dictionary_finds_what_it_finds_in_memory(ours: VectorStore, where: dict[str, Any]) -> None:
-    items = [Item(f"item-{at}", "text", metadata) for at, metadata in enumerate(ODD)]
-    memory = MemoryStore()
-    memory.create({"features": 2})
-    for store in (memory, ours):
-        put(store, items)
+def test_a_dictionary_finds_what_it_finds_in_memory(
+    odd: tuple[VectorStore, VectorStore], where: dict[str, Any]
+) -> None:
+    ours, memory = odd
     plain_where = {name: one.item() if isinstance(one, np.generic) else one for name, one in where.items()}
     assert ours.count(where) == memory.count(plain_where)
 
