@@ -15,10 +15,11 @@ from adacur.approximation.engine_rows import Outline
 from adacur.approximation.item_factors import ScoreScale
 from adacur.approximation.rank_slopes import RankSlopes
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
-from adacur.core.errors import InputError, UnknownName
+from adacur.core.errors import EngineRefused, InputError, UnknownName
 from adacur.core.protocols import AnchorScores, Items, ScorerCard
 from adacur.core.records import Item, Query
 from adacur.core.spelling import did_you_mean
+from adacur.engines.checked import CheckedStore
 from adacur.engines.store_urls import open_store
 from adacur.engines.vector_store import Key, VectorStore
 from adacur.first_stages import AnyStage
@@ -83,7 +84,7 @@ class StoreItems(Items):
 
 def items_in(url: str, *, limit: int | None = None) -> StoreItems:
     """The items of the collection at a URL, or the first of them."""
-    return StoreItems(open_store(url), limit=limit)
+    return StoreItems(CheckedStore(open_store(url)), limit=limit)
 
 
 class EngineSnapshot(Snapshot):
@@ -150,14 +151,14 @@ class EngineSnapshot(Snapshot):
     def check(self, method: Method, filter_: Filter | None) -> None:
         """Refuse what would need a value of every item."""
         if method.name not in METHODS_IN_ENGINES:
-            raise InputError(
+            raise EngineRefused(
                 f"Method {method.name!r} needs a prediction of every item, and these are in {self._name}. Search with "
                 f"method='gaussian' or 'rerank', or open the index without store=."
             )
         if getattr(method, "keep_predictions", False):
-            raise InputError(f"keep_predictions needs a value of every item, and these are in {self._name}.")
+            raise EngineRefused(f"keep_predictions needs a value of every item, and these are in {self._name}.")
         if callable(filter_):
-            raise InputError(
+            raise EngineRefused(
                 f"{self._name} cannot run a function on its items. Filter by metadata, filter={{'lang': 'en'}}, or by "
                 "what the engine itself takes."
             )
@@ -168,10 +169,8 @@ class EngineSnapshot(Snapshot):
             first = self.default_first
         names = first.split(SEPARATOR) if isinstance(first, str) else [""]
         if len(set(names)) < len(names) or not set(names) <= set(self._stages):
-            raise UnknownName(
-                f"{self._name} has no first stage {first!r}.{did_you_mean(str(first), self.first_stages)} It has: "
-                f"{', '.join(self.first_stages)}."
-            )
+            near, there = did_you_mean(str(first), self.first_stages), ", ".join(self.first_stages)
+            raise UnknownName(f"This index has no first stage {str(first)[:60]!r}.{near} It has: {there}.")
         names = sorted(names)
         return EngineFirst(SEPARATOR.join(names), tuple(self._stages[name] for name in names))
 
@@ -216,8 +215,10 @@ def search_in(
     """
     search_log = None if log is None else SearchLog(log)
     if not isinstance(store, str):
-        return _search_in(store, scorer, encoder, vector, exact=exact, check=check, log=search_log, owned=None)
-    opened = open_store(store)
+        return _search_in(
+            CheckedStore.of(store), scorer, encoder, vector, exact=exact, check=check, log=search_log, owned=None
+        )
+    opened = CheckedStore(open_store(store))
     try:
         return _search_in(opened, scorer, encoder, vector, exact=exact, check=check, log=search_log, owned=opened)
     except BaseException:
@@ -226,7 +227,7 @@ def search_in(
 
 
 def _search_in(
-    opened: VectorStore,
+    opened: CheckedStore,
     scorer: Any,
     encoder: Any,
     vector: str | None,
@@ -237,7 +238,7 @@ def _search_in(
     owned: VectorStore | None,
 ) -> AnchorIndex:
     dual = open_encoder(encoder)
-    chosen = _vector_of(opened, vector if vector is not None else getattr(opened, "vector", None), dual)
+    chosen = _vector_of(opened, opened.vector if vector is None else vector, dual)
     n_items = opened.count()
     if not n_items:
         raise InputError(f"{opened.name} has no items.")

@@ -17,7 +17,7 @@ import numpy as np
 from adacur.approximation.engine_rows import Affine
 from adacur.approximation.rank_slopes import RANKS_THAT_COUNT
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
-from adacur.core.errors import EngineUnavailable, InputError
+from adacur.core.errors import EngineRefused, EngineUnavailable, InputError
 from adacur.core.protocols import Acquisition, Approximation, Ranking
 from adacur.core.records import Item, Query
 from adacur.core.seeds import item_keys
@@ -233,7 +233,7 @@ class EngineLockStep(LockStep):
                     self._predictions(self._approximation)
             batches = super().ask(seconds=seconds)
             gone = set(self._touched.fetch(np.unique(np.concatenate([*batches, _NONE]))).tolist())
-        except EngineUnavailable as error:
+        except (EngineUnavailable, EngineRefused) as error:
             if not begun:
                 raise
             self._end(error)
@@ -249,10 +249,10 @@ class EngineLockStep(LockStep):
         """As in memory; where the engine cannot say whether to stop, searches end with what they have."""
         try:
             super().tell(scores, seconds=seconds)
-        except EngineUnavailable as error:
+        except (EngineUnavailable, EngineRefused) as error:
             self._end(error)
 
-    def _end(self, error: EngineUnavailable) -> None:
+    def _end(self, error: EngineUnavailable | EngineRefused) -> None:
         warnings.warn(f"{error} The search ends with what it has scored.", EngineWarning, stacklevel=4)
         for search in self.searches:
             if search.remaining:

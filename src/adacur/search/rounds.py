@@ -22,7 +22,7 @@ import numpy as np
 from adacur.approximation.acquisition import best_positions
 from adacur.approximation.rank_slopes import RANKS_THAT_COUNT
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
-from adacur.core.errors import BudgetError, EngineUnavailable, InputError
+from adacur.core.errors import BudgetError, EngineRefused, EngineUnavailable, InputError
 from adacur.core.protocols import Ranking, Scorer
 from adacur.core.records import Pair, Query, as_queries
 from adacur.core.results import Hits, Trace
@@ -305,7 +305,7 @@ class JoinedSearch:
         queries = self._groups.popleft()
         try:
             self._begin(queries)
-        except EngineUnavailable as error:
+        except (EngineRefused, EngineUnavailable) as error:
             warnings.warn(f"{error} The other queries have no hits.", EngineWarning, stacklevel=2)
             trace = Trace(stopped="engine", settings=self._plan.settings())
             left = [*queries, *(query for group in self._groups for query in group)]

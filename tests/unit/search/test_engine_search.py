@@ -505,3 +505,106 @@ def test_a_collection_takes_no_options_of_folders() -> None:
         adacur.load("qdrant://:memory:/x")
     with pytest.raises(InputError, match="device"):
         adacur.load("qdrant://:memory:/x", scorer=scorer, device="cpu")
+
+
+def test_two_indexes_never_share_a_collection(tmp_path) -> None:
+    store = MemoryStore("both")
+
+    def other(pairs: Any) -> np.ndarray:
+        return -scorer(pairs)
+
+    tags = set()
+    for name, function, items in (("a", scorer, ITEMS[:60]), ("b", other, ITEMS[:60]), ("c", scorer, with_prices())):
+        index = adacur.build(
+            items,
+            ANCHORS[:5],
+            scorer=function,
+            path=tmp_path / name,
+            first=["dense"],
+            encoder=LetterPairEncoder(),
+            progress=False,
+        )
+        tags.add(export(index, store, progress=False).collection)
+    assert len(tags) == 3
+
+
+def with_prices() -> list[Item]:
+    return [Item(item.id, item.text, {**item.metadata, "price": 7}) for item in ITEMS[:60]]
+
+
+def test_an_export_with_a_missing_or_a_strange_row_is_repaired(index) -> None:
+    store = MemoryStore("torn")
+    export(index, store, progress=False)
+    (tag,) = store.siblings()
+    held = store._shelf[f"torn--{tag}"]
+    rows = {name: store.beside(tag).rows(name, [0])[0][None] for name in ("features", "dense")}
+    store.beside(tag).put([999], [Item("strange", "strange")], rows)
+    export(index, store, progress=False)
+    assert store.beside(tag).count() == 400
+    assert 999 not in store._shelf[f"torn--{tag}"].place
+    assert held is not store._shelf[f"torn--{tag}"]
+
+
+def test_a_copy_of_a_folder_drops_nothing_of_the_original(index, tmp_path) -> None:
+    import shutil
+
+    store = MemoryStore("copied")
+    export(index, store, progress=False)
+    shutil.copytree(index.path, tmp_path / "copy")
+    copy = adacur.load(tmp_path / "copy", scorer=scorer, encoder=LetterPairEncoder())
+    with copy.edit(progress=False) as edit:
+        edit.remove(["i5"])
+    assert export(copy, store, drop_old=True, progress=False).dropped == ()
+    assert len(store.siblings()) == 2
+
+
+class Lying(MemoryStore):
+    """Answers otherwise than it was asked."""
+
+    how: ClassVar[str] = ""
+
+    def best(self, vector: str, questions: Any, **options: Any) -> list[Found]:
+        found = super().best(vector, questions, **options)
+        if Lying.how == "twice":
+            return [Found((*one.keys, *one.keys), np.tile(one.values, 2)) for one in found]
+        if Lying.how == "nan":
+            return [Found(one.keys, one.values * np.nan) for one in found]
+        if Lying.how == "fewer":
+            return found[1:]
+        if Lying.how == "odd":
+            raise KeyError("odd")
+        if Lying.how == "others":
+            return [Found((*one.keys, 10**9), np.append(one.values, 1e9)) for one in found]
+        return found
+
+
+def test_an_engine_that_lies_is_caught_or_harmless() -> None:
+    calls: list[str] = []
+
+    def counting(pairs: Any) -> np.ndarray:
+        calls.extend(item for _, item in pairs)
+        return scorer(pairs)
+
+    store = Lying("lying", shelf=as_it_is()._shelf)
+    store._shelf["lying"] = store._shelf["existing"]
+    Lying.how = ""
+    found = search_in(store, scorer=counting, encoder=LetterPairEncoder())
+    for how in ("twice", "nan", "fewer", "odd", "others"):
+        Lying.how = how
+        calls.clear()
+        if how in ("nan", "fewer", "odd"):
+            with pytest.raises(EngineUnavailable, match="memory://lying"):
+                found.search(QUERIES[0], 5, budget=30, first="dense")
+            continue
+        hits = found.search(QUERIES[0], 5, budget=30, first="dense")
+        assert len(calls) == len(set(calls)) == hits.trace.calls <= 30
+    Lying.how = ""
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "7", '{"folder": 3}', "{"])
+def test_what_a_strange_folder_remembers_of_exports_is_passed_over(tmp_path, content: str) -> None:
+    index = adacur.build(
+        ITEMS[:30], ANCHORS[:3], scorer=scorer, path=tmp_path / "i", first=["dense"], encoder=LetterPairEncoder()
+    )
+    (tmp_path / "i" / "exports.json").write_text(content)
+    assert export(index, MemoryStore("x"), drop_old=True, progress=False).dropped == ()
