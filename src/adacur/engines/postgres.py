@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import EngineUnavailable, InputError
@@ -92,8 +92,7 @@ class PostgresStore(VectorStore):
         given = parse_qsl(parts.query, keep_blank_values=True)
         libpq = {one.keyword.decode() for one in require("psycopg", extra="postgres").pq.Conninfo.get_defaults()}
         libpq -= set(_OF_A_URL)
-        own = parts._replace(query=urlencode([(name, value) for name, value in given if name not in libpq]))
-        options = parameters(urlunsplit(own), _OF_A_URL, several=("metadata",)) | options
+        options = parameters(url, _OF_A_URL, several=("metadata",), passed=libpq) | options
         if "table" not in options:
             raise InputError("The address of a Postgres table ends in ?table=NAME; this one names no table.")
         query = urlencode([(name, value) for name, value in given if name in libpq])

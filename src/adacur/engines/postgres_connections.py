@@ -40,7 +40,7 @@ class Connections:
             split(dsn, credentials=True)
         try:
             given = require("psycopg.conninfo", extra="postgres").conninfo_to_dict(dsn)
-        except psycopg.Error:
+        except (psycopg.Error, UnicodeError):
             # The error would repeat the text, password and all.
             raise InputError(
                 "The address of a Postgres database is postgresql://host:port/database, or what else libpq takes."

@@ -10,6 +10,7 @@ import importlib
 import ipaddress
 import re
 from collections.abc import Callable, Collection, Mapping
+from itertools import takewhile
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
@@ -32,6 +33,8 @@ _STORES = {
     "postgres": _POSTGRES,
 }
 STORE_SCHEMES = tuple(_STORES)
+# After their "://" comes a folder, whose name may hold '@'.
+_FOLDERS = ("qdrant-edge", "lancedb", "lancedb+file", "file")
 _SECRET = re.compile("key|password|passwd|token|secret", re.IGNORECASE)
 _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]*")
 _CONTROL = re.compile(r"[\0-\x1f\x7f]")
@@ -64,16 +67,17 @@ def split(url: str, *, credentials: bool = False) -> SplitResult:
     """The parts of a URL; one that may hold a password where none belongs is refused.
 
     A '/', '?' or '#' in a password ends the host, and what follows would pass for a path: so '@' must be escaped
-    wherever there is a host. With `credentials`, USER:PASSWORD@ may stand before the host, and several hosts.
+    wherever there could be a host. With `credentials`, USER:PASSWORD@ may stand before the host, and several hosts.
     """
     scheme = url.partition("://")[0]
     try:
+        url.encode()
         parts = urlsplit(url)
         address, later = parts.netloc, f"{parts.path}?{parts.query}#{parts.fragment}"
         if not credentials:
             parts.port  # noqa: B018  (A ValueError where it is no number.)
         host = address.rpartition("@")[2]
-        doubtful = bool(address) and "@" in later
+        doubtful = "@" in later and (address != "" or parts.scheme not in _FOLDERS)
         doubtful |= address.count("@") > credentials or parts.fragment != "" or _CONTROL.search(url) is not None
         # A password whose host is missing: postgresql://me:secret/database.
         doubtful |= not all(re.fullmatch(r"(\[[^]]*\]|[^:]*)(:\d+)?", one) for one in host.split(","))
@@ -89,12 +93,20 @@ def split(url: str, *, credentials: bool = False) -> SplitResult:
     return parts
 
 
-def parameters(url: str, known: Mapping[str, Callable[[str], Any]], *, several: Collection[str] = ()) -> dict[str, Any]:
+def parameters(
+    url: str,
+    known: Mapping[str, Callable[[str], Any]],
+    *,
+    several: Collection[str] = (),
+    passed: Collection[str] = (),
+) -> dict[str, Any]:
     """Options after the '?' of a URL: `text`, `id` and `vector`, and those of an engine with what reads them.
 
-    `several`: those that may be given again, whose values come as a tuple; `text` is one.
+    - `several`: those that may be given again, whose values come as a tuple; `text` is one;
+    - `passed`: those that are not for us.
     """
     options: dict[str, Any] = {}
+    secret_before = False
     for name, value in parse_qsl(urlsplit(url).query, keep_blank_values=True):
         if name == "text" or name in several:
             options[name] = (*options.get(name, ()), value)
@@ -107,15 +119,17 @@ def parameters(url: str, known: Mapping[str, Callable[[str], Any]], *, several: 
                 options[name] = known[name](value)
             except ValueError:
                 raise InputError(f"{name} cannot be {value!r} in {without_credentials(url)}.") from None
-        else:
+        elif name not in passed:
             names = ("text", "id", "vector", *several, *known)
-            near = did_you_mean(name, names)
-            raise InputError(f"A URL of this kind takes {', '.join(names)} after '?'; got {name!r}.{near}")
+            # What follows an '&' in a password is read as another name.
+            seen = "" if secret_before else f"; got {name!r}.{did_you_mean(name, names)}"
+            raise InputError(f"A URL of this kind takes {', '.join(names)} after '?'{seen or ', and got another.'}")
+        secret_before |= _SECRET.search(name) is not None
     return options
 
 
 def without_credentials(url: str) -> str:
-    """The URL without user, password, and parameters that are called key, token, password or secret.
+    """The URL without user, password, a parameter that is called key, token, password or secret, and what follows it.
 
     Of a URL that may hold a password elsewhere, only the scheme.
     """
@@ -128,7 +142,8 @@ def without_credentials(url: str) -> str:
         parts = split(url, credentials=True)
     except InputError:
         return f"{scheme}://…"
-    kept = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if not _SECRET.search(name)]
+    given = parse_qsl(parts.query, keep_blank_values=True)
+    kept = list(takewhile(lambda pair: not _SECRET.search(pair[0]), given))
     query = f"?{urlencode(kept)}" if kept else ""
     return f"{scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}{query}"
 
