@@ -25,6 +25,8 @@ class CheckedStore(VectorStore):
     def __init__(self, store: VectorStore) -> None:
         self.store = store
         self.vector = getattr(store, "vector", None)
+        # The fields that an item's text is made of, of stores that have some.
+        self.text_fields: tuple[str, ...] | None = getattr(store, "text_fields", None)
 
     @classmethod
     def of(cls, store: VectorStore) -> CheckedStore:

@@ -51,7 +51,7 @@ class PointStore(VectorStore):
     _models: Any
 
     def __init__(self, *, text: str | Sequence[str], id_field: str | None, vector: str | None) -> None:
-        self._text = (text,) if isinstance(text, str) else tuple(text)
+        self._text = self.text_fields = (text,) if isinstance(text, str) else tuple(text)
         self._id_field, self.vector = id_field, vector
         self._known: dict[str, Vector] | None = None
         self._made = False

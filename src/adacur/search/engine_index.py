@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
@@ -19,6 +20,7 @@ from adacur.core.errors import EngineRefused, InputError, UnknownName
 from adacur.core.protocols import AnchorScores, Items, ScorerCard
 from adacur.core.records import Item, Query
 from adacur.core.spelling import did_you_mean
+from adacur.data import DataWarning
 from adacur.engines.checked import CheckedStore
 from adacur.engines.store_urls import open_store
 from adacur.engines.vector_store import Key, VectorStore
@@ -30,7 +32,7 @@ from adacur.first_stages.joined import SEPARATOR
 from adacur.index import AnchorTable
 from adacur.scorers.opening import scorer as open_scorer
 from adacur.search.anchor_index import AnchorIndex
-from adacur.search.engine_items import EngineFirst, EngineItems, EngineStage
+from adacur.search.engine_items import EngineFirst, EngineItems, EngineStage, EngineWarning
 from adacur.search.filters import Filter
 from adacur.search.fusion import Fusion
 from adacur.search.methods import Method
@@ -40,16 +42,25 @@ from adacur.search.search_log import SearchLog
 # Enough to tell the mean and the variance of vectors.
 _SAMPLE = 2048
 # Texts that tell whether an encoder made the vectors of a collection; how alike its vectors must be, and should be.
-_TEXTS_TO_RECOGNISE, _LEAST_ALIKE = 8, 0.5
+_TEXTS_TO_RECOGNISE, _LEAST_ALIKE, _USUALLY_ALIKE = 8, 0.5, 0.9
+_TEXTS_TO_LOOK_AT = 32
 METHODS_IN_ENGINES = ("gaussian", "rerank")
 
 
 class StoreItems(Items):
-    """The items of a collection: they can be counted and read in turn. They have no positions."""
+    """The items of a collection: they can be counted and read in turn. They have no positions.
+
+    Those without a word are passed over when they are read, with a `DataWarning`.
+    """
 
     def __init__(self, store: VectorStore, *, limit: int | None = None) -> None:
         self._store = store
         self._limit = limit
+
+    @property
+    def text_fields(self) -> tuple[str, ...] | None:
+        """The fields that an item's text is made of, where the store says so."""
+        return getattr(self._store, "text_fields", None)
 
     @cached_property
     def _length(self) -> int:
@@ -60,7 +71,19 @@ class StoreItems(Items):
         return self._length
 
     def __iter__(self) -> Iterator[Item]:
-        return islice(self._store.scan(), self._limit)
+        return islice(self._with_words(), self._limit)
+
+    def _with_words(self) -> Iterator[Item]:
+        wordless = []
+        for item in self._store.scan():
+            if item.text.strip():
+                yield item
+            else:
+                wordless.append(item.id)
+        if wordless:
+            some = ", ".join(map(repr, wordless[:3])) + (", …" if len(wordless) > 3 else "")
+            left_out = f"{len(wordless)} items without a word are left out ({some})"
+            warnings.warn(f"{self._store.name}: {left_out}.", DataWarning, stacklevel=2)
 
     @property
     def ids(self) -> Sequence[str]:
@@ -84,7 +107,22 @@ class StoreItems(Items):
 
 def items_in(url: str, *, limit: int | None = None) -> StoreItems:
     """The items of the collection at a URL, or the first of them."""
-    return StoreItems(CheckedStore(open_store(url)), limit=limit)
+    store = CheckedStore(open_store(url))
+    _check_texts(store)
+    return StoreItems(store, limit=limit)
+
+
+def _check_texts(store: VectorStore) -> None:
+    """Refuse a collection most of whose items have no text: its field has another name."""
+    items = list(store.items(list(store.sample(_TEXTS_TO_LOOK_AT))).values())
+    wordless = sum(not item.text.strip() for item in items)
+    if items and 2 * wordless > len(items):
+        fields = ", ".join(repr(name) for name in dict.fromkeys(name for item in items for name in item.metadata))
+        named = ", ".join(map(repr, getattr(store, "text_fields", None) or ("text",)))
+        raise InputError(
+            f"{wordless} of {len(items)} items of {store.name} have no text in {named}. They have: "
+            f"{fields or 'nothing'}. Name the field of the text: text=…, or ?text= in the URL."
+        )
 
 
 class EngineSnapshot(Snapshot):
@@ -242,6 +280,7 @@ def _search_in(
     n_items = opened.count()
     if not n_items:
         raise InputError(f"{opened.name} has no items.")
+    _check_texts(opened)
     outline, embed_queries = None, None
     if chosen is not None:
         sample = opened.sample(_SAMPLE)
@@ -323,4 +362,11 @@ def _recognise(encoder: Encoder, store: VectorStore, keys: Sequence[Key], rows: 
             f"The encoder did not make the vectors of {store.name}: of {len(items)} items its own have a cosine of "
             f"{alike:.2f} with those stored. Give the one that did, or the field of the text that it was given; "
             "check=False goes on all the same."
+        )
+    if alike < _USUALLY_ALIKE:
+        warnings.warn(
+            f"Of {len(items)} items of {store.name}, the encoder's vectors have a cosine of {alike:.2f} with those "
+            "stored. Were they made of another text, or by another encoder?",
+            EngineWarning,
+            stacklevel=4,
         )

@@ -24,16 +24,12 @@ from adacur.core.seeds import item_keys
 from adacur.engines.vector_store import Found, Key, Nearest
 from adacur.first_stages.joined import reciprocal_ranks
 from adacur.search.adaptive import SHORTLIST, LockStep
-from adacur.search.engine_items import EngineFirst, EngineItems
+from adacur.search.engine_items import EngineFirst, EngineItems, EngineWarning
 from adacur.search.fusion import LISTED
 from adacur.search.methods import Plan
 from adacur.search.prospects import raised_by
 
 _NONE: IntArray = np.empty(0, dtype=np.intp)
-
-
-class EngineWarning(UserWarning):
-    """A vector engine stopped answering, and a search ended with what it had."""
 
 
 class Touched:
@@ -72,7 +68,9 @@ class Touched:
         items = engine.store.items(keys)
         rows = {} if engine.outline is None else engine.store.rows(engine.vector, keys)
         for position, key in zip(new, keys, strict=True):
-            if key in items and (engine.outline is None or key in rows):
+            # One without a word is as good as gone: its score would say nothing.
+            has_words = key in items and bool(items[key].text.strip())
+            if has_words and (engine.outline is None or key in rows):
                 self._items[position] = items[key]
                 if key in rows:
                     self._rows[position] = rows[key]

@@ -30,7 +30,8 @@ from adacur.core.scores import score_pairs
 from adacur.first_stages import Placed
 from adacur.scorers.calling import ascore
 from adacur.search.adaptive import LockStep
-from adacur.search.engine_search import EngineWarning, begin_in_engine
+from adacur.search.engine_items import EngineWarning
+from adacur.search.engine_search import begin_in_engine
 from adacur.search.filters import allowed_by
 from adacur.search.fusion import LISTED, listed_by
 from adacur.search.methods import Plan

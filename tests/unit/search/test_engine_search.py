@@ -612,3 +612,39 @@ def test_what_a_strange_folder_remembers_of_exports_is_passed_over(tmp_path, con
     )
     (tmp_path / "i" / "exports.json").write_text(content)
     assert export(index, MemoryStore("x"), drop_old=True, progress=False).dropped == ()
+
+
+def test_texts_in_another_field_are_refused_and_the_fields_named() -> None:
+    store = MemoryStore("blank")
+    store.create({"": 64})
+    items = [Item(item.id, "", {"body": item.text}) for item in ITEMS[:40]]
+    store.put(list(range(40)), items, {"": LetterPairEncoder().encode_items([item.text for item in ITEMS[:40]])})
+    with pytest.raises(InputError, match="'body'"):
+        search_in(store, scorer=scorer, encoder=LetterPairEncoder())
+
+
+def test_items_without_a_word_are_not_scored_and_not_built_from() -> None:
+    from adacur.data import DataWarning
+    from adacur.search.engine_index import StoreItems
+
+    store = MemoryStore("holes")
+    store.create({"": 64})
+    items = [Item(item.id, " " if at % 10 == 0 else item.text) for at, item in enumerate(ITEMS[:60])]
+    store.put(list(range(60)), items, {"": LetterPairEncoder().encode_items([item.text for item in ITEMS[:60]])})
+    found = search_in(store, scorer=scorer, encoder=LetterPairEncoder())
+    hits = found.search(QUERIES[0], 10, budget=60)
+    assert hits.trace.calls == 54
+    assert all(hit.item.text.strip() for hit in hits)
+    with pytest.warns(DataWarning, match="6 items without a word"):
+        assert len(list(StoreItems(store))) == 54
+
+
+def test_vectors_of_another_text_are_told() -> None:
+    class Noisy(LetterPairEncoder):
+        def encode_items(self, texts: Any) -> np.ndarray:
+            vectors = super().encode_items(texts)
+            noise = np.random.default_rng(5).normal(size=vectors.shape)
+            return vectors + 0.09 * noise.astype(np.float32)
+
+    with pytest.warns(EngineWarning, match="cosine"):
+        search_in(as_it_is(), scorer=scorer, encoder=Noisy())
