@@ -163,7 +163,12 @@ def build(
         options: dict[str, Any] = {"scorer": opened, "encode": encode, "dtype": dtype, "seed": seed, "on": on}
         return _estimate(records, queries, path, sparse=share, **options)
     was_finished = is_finished(path)
-    origin = Origin(records.id_field, records.text_fields) if isinstance(records, ItemFile) else None
+    origin = None
+    if isinstance(records, ItemFile):
+        origin = Origin(records.id_field, records.text_fields)
+    elif isinstance(records, StoreItems) and records.text_fields:
+        # Files of later items are read by the same fields.
+        origin = Origin(None, records.text_fields)
     with ScoringBar(progress) as report:
         common: dict[str, Any] = {"scorer": opened, "path": path, "dtype": dtype, "seed": seed, "origin": origin}
         if share is not None:

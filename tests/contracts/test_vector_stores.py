@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from adacur.core.records import Item
 from adacur.engines.lancedb import LanceStore
 from adacur.engines.memory_store import MemoryStore
 from adacur.engines.postgres import PostgresStore
+from adacur.engines.qdrant import QdrantStore
+from adacur.engines.qdrant_edge import QdrantEdgeStore
 from adacur.engines.store_urls import open_store
 from adacur.engines.vector_store import Nearest, VectorStore
 from tests.postgres_servers import running_postgres
@@ -165,6 +168,49 @@ def test_words_are_found(store: VectorStore) -> None:
     assert store.words("number42", 3, where={"parity": 1}).keys != found.keys
 
 
+def test_a_list_has_each_of_its_values_and_true_is_not_one(store: VectorStore) -> None:
+    """As in memory, and as in the filters of an index."""
+    beside = store.beside("lists")
+    metadata: list[dict[str, Any]] = [
+        {"tags": ["x", "y"], "flag": True, "n": [1, 2]},
+        {"tags": "x", "flag": 1, "n": 2},
+        {"tags": ["z", "x y"], "flag": [True], "n": [True]},
+        {"tags": [], "flag": False},
+        {},
+    ]
+    beside.create({"features": 2})
+    items = [Item(f"i{at}", "text", one) for at, one in enumerate(metadata)]
+    beside.put(range(len(items)), items, {"features": np.ones((len(items), 2), np.float32)})
+    expected: list[tuple[dict[str, Any], set[int]]] = [
+        ({"tags": "x"}, {0, 1}),
+        ({"tags": ["y", "z"]}, {0, 2}),
+        ({"tags": "x", "n": 2}, {0, 1}),
+        ({"tags": ["x"], "flag": True}, {0}),
+        ({"flag": True}, {0, 2}),
+        ({"flag": 1}, {1}),
+        ({"flag": [1, False]}, {1, 3}),
+        ({"n": 1}, {0}),
+        ({"n": True}, {2}),
+        ({"nosuch": "x"}, set()),
+        ({"tags": "nosuch"}, set()),
+        ({"tags": []}, set()),
+    ]
+    for where, keys in expected:
+        assert beside.count(where) == len(keys), where
+        found = beside.best("features", [Nearest(np.ones(2, np.float32), 9)], where=where)[0]
+        assert set(found.keys) == keys, where
+    assert beside.items(range(len(items))) == dict(enumerate(items))
+    beside.drop()
+
+
+def test_items_that_a_question_names_are_found_where_an_index_is_allowed(store: VectorStore) -> None:
+    within = list(range(3, N, 11))
+    questions = [Nearest(WEIGHTS[0], 5), Nearest(WEIGHTS[0], len(within), within=within)]
+    found = store.best("features", questions, exact=False)[1]
+    assert set(found.keys) == set(within)
+    np.testing.assert_allclose(found.values, (ROWS @ WEIGHTS[0])[list(found.keys)], rtol=1e-4, atol=1e-4)
+
+
 def test_what_lies_beside_it_is_separate(store: VectorStore) -> None:
     beside = store.beside("v1")
     assert not beside.exists()
@@ -184,6 +230,91 @@ def test_what_lies_beside_it_is_separate(store: VectorStore) -> None:
     assert not beside.exists()
     assert store.siblings() == ()
     assert store.count() == N
+
+
+def test_what_lies_beside_another_name_is_no_sibling(store: VectorStore) -> None:
+    others = [store.beside("x"), store.beside("x").beside("y")]
+    for other in others:
+        other.create({"features": 2})
+    assert store.siblings() == ("x",)
+    assert others[0].siblings() == ("y",)
+    for suffix in ("x--y", "-x", ""):
+        with pytest.raises(InputError):
+            store.beside(suffix)
+    for other in others:
+        other.drop()
+    assert store.siblings() == ()
+
+
+def test_a_collection_that_somebody_else_made_is_neither_dropped_nor_written_to(empty: VectorStore) -> None:
+    kind = empty.name.partition("://")[0]
+    theirs = empty.beside("somebody").beside("theirs")
+    if kind == "memory":
+        pytest.skip("nobody else can make one")
+    make_empty(theirs)
+    for change in (theirs.drop, lambda: theirs.put([1], ITEMS[:1], {"features": ROWS[:1]})):
+        with pytest.raises(InputError, match="not made by adacur"):
+            change()
+    assert theirs.exists()
+    assert theirs.count() == 0
+
+
+def make_empty(store: Any) -> None:
+    """An empty collection as a user would make it: with the engine's own client."""
+    if isinstance(store, QdrantStore):
+        models = store._models
+        config = {"features": models.VectorParams(size=WIDTH, distance=models.Distance.DOT)}
+        store._client.create_collection(store._collection, vectors_config=config)
+    elif isinstance(store, QdrantEdgeStore):
+        import qdrant_edge as edge
+
+        store._folder.mkdir(parents=True)
+        config = edge.EdgeConfig(vectors={"features": edge.EdgeVectorParams(WIDTH, edge.Distance.Dot)})
+        edge.EdgeShard.create(str(store._folder), config).close()
+    elif isinstance(store, LanceStore):
+        import pyarrow as pa
+
+        fields = [("id", pa.int64()), ("text", pa.string()), ("features", pa.list_(pa.float32(), WIDTH))]
+        store._connected.create_table(store._table, schema=pa.schema(fields))
+    else:
+        statements = (
+            "CREATE EXTENSION IF NOT EXISTS vector",
+            f"CREATE TABLE {store._place} (id int PRIMARY KEY, text text, features vector({WIDTH}))",
+        )
+        store._write(lambda connection: [connection.execute(one) for one in statements])
+
+
+def test_its_name_opens_the_same_collection(store: VectorStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    if store.name.startswith("memory://") or ":memory:" in store.name:
+        pytest.skip("memory is not shared")
+    # A name has no credentials.
+    monkeypatch.setenv("PGUSER", "postgres")
+    # A folder of Edge is open once.
+    store.close()
+    for other in (store, store.beside("named")):
+        again = open_store(other.name, vector="features")
+        assert again.name == other.name
+        assert (again.vector, other.vector) == ("features", None)
+        assert again.exists() == (other is store)
+        again.close()
+    again = open_store(f"{store.name}{'&' if '?' in store.name else '?'}text=a&text=b&id=c&vector=dense")
+    assert again.vector == "dense"
+    assert again.beside("x").vector is None
+    assert again.count() == N
+    again.close()
+
+
+def test_a_closed_store_lets_go_and_opens_again_when_it_is_used(store: VectorStore) -> None:
+    if ":memory:" in store.name:
+        pytest.skip("what it holds is gone")
+    beside = store.beside("v1")
+    filled(beside, n=20)
+    store.close()
+    store.close()
+    assert (store.count(), beside.count()) == (N, 20)
+    beside.close()
+    assert store.count() == N
+    beside.drop()
 
 
 def test_a_collection_or_vector_that_is_missing_is_named(store: VectorStore) -> None:

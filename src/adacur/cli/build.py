@@ -16,7 +16,7 @@ from adacur.cli import options as opt
 from adacur.cli.messages import counted, log_as_notes, note, print_json, say
 from adacur.core.records import Item, Query
 from adacur.data import pseudo_queries, read_queries
-from adacur.engines.store_urls import is_store_url, without_credentials
+from adacur.engines.store_urls import is_store_url
 
 if TYPE_CHECKING:
     from adacur.index import Estimate
@@ -129,5 +129,5 @@ def _show_cost(cost: Estimate, *, items: str, as_json: bool) -> None:
     if cost.seconds > _LONG_SECONDS:
         note("Cheaper: fewer anchor queries (-n 100), --max-item-tokens 64, --sparse 0.05 --first dense, --limit 500,")
         note("or -n 0: nothing is scored, searches predict from dense vectors or re-rank, and anchors can come later.")
-    source = without_credentials(items) if is_store_url(items) else items
+    source = opt.repeatable_url(items) if is_store_url(items) else items
     note(f"Next: adacur build {quote(source)} INDEX, with the same options and without --dry-run.")

@@ -16,7 +16,7 @@ from adacur.core.protocols import Scorer
 from adacur.core.records import Item
 from adacur.core.spelling import did_you_mean
 from adacur.data import ItemFile, mondo, wikivital
-from adacur.engines.store_urls import is_store_url
+from adacur.engines.store_urls import is_store_url, without_credentials
 
 if TYPE_CHECKING:
     from adacur.engines import Ray
@@ -120,6 +120,24 @@ def opened_scorer(source: str, max_item_tokens: int | None = None, *, cache: Pat
     opened = adacur.scorer(source, **options)
     note(f"Scorer: {opened.card}")
     return opened if cache is None else adacur.Cached(opened, cache)
+
+
+def repeatable_url(url: str) -> str:
+    """A URL as a later command may take it: as it was given, unless it holds a password."""
+    user = url.partition("://")[2].partition("/")[0].rpartition("@")[0]
+    shown = without_credentials(url)
+    same_options = shown.partition("?")[2].count("=") == url.partition("?")[2].count("=")
+    return url if user and ":" not in user and same_options else shown
+
+
+def metadata_wanted(given: Iterable[str] | None) -> dict[str, Any] | None:
+    """What --filter NAME=VALUE says that items must have; of a name that is given again, any of its values."""
+    wanted: dict[str, Any] = {}
+    for pair in given or ():
+        for name, value in settings_given([pair], option="--filter").items():
+            values = value if isinstance(value, list) else [value]
+            wanted[name] = [*wanted.get(name, []), *values]
+    return {name: values[0] if len(values) == 1 else values for name, values in wanted.items()} or None
 
 
 def comma_separated(text: str) -> list[str]:

@@ -53,7 +53,11 @@ def search(
     fuse: Annotated[float | None, Option(help="Weight of the first stage in the final order, such as 0.5.")] = None,
     where: Annotated[
         list[str] | None,
-        Option("--filter", metavar="NAME=VALUE", help="Metadata that items must have; may be repeated."),
+        Option(
+            "--filter",
+            metavar="NAME=VALUE",
+            help="Metadata that items must have; of a name that is repeated, any of its values.",
+        ),
     ] = None,
     scorer: opt.ScorerOfIndex = None,
     store: opt.StoreUrl = None,
@@ -87,7 +91,7 @@ def search(
             opened = opened.with_scorer(lambda named: adacur.Cached(named, cache))
         limits: dict[str, Any] = {"budget": budget, "deadline": deadline, "method": method}
         limits |= {"first": first, "pool": pool, "fuse": fuse}
-        limits |= {"filter": opt.settings_given(where, option="--filter") or None}
+        limits |= {"filter": opt.metadata_wanted(where)}
         options = search_options(opened, **limits, **opt.settings_given(settings))
         cached: dict[str, Any] = {}
         if deadline is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -15,11 +16,14 @@ from adacur.cli import options as opt
 from adacur.cli.messages import note, notes, say
 from adacur.core.errors import InputError
 from adacur.core.extras import require
+from adacur.engines.store_urls import is_store_url
 
 if TYPE_CHECKING:
     from adacur.serving import ServerSettings
 
 KEYS_VARIABLE = "ADACUR_API_KEYS"
+# NAME= before an index.
+_NAME = re.compile(r"^[^=/\\:]+=")
 _LOOPBACK = ("127.", "::1", "localhost")
 
 
@@ -60,6 +64,8 @@ def serve(
 
     Example: adacur serve my.adacur --port 8000
     """
+    if scorer is None and indexes and all("://" in one and is_store_url(_NAME.sub("", one)) for one in indexes):
+        scorer = opt.DEFAULT_SCORER
     options: dict[str, Any] = {"scorer": scorer, "encoder": encoder, "store": store, "trust": trust, "cache": cache}
     if mcp:
         given = opt.settings_given(settings, takes=["max_budget"])

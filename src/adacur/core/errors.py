@@ -6,6 +6,7 @@ AdacurError
 │   ├── DuplicateId                    two records share an id
 │   ├── BudgetError                    calls, rounds, k or deadline that contradict each other
 │   ├── TextTooLong                    a query that leaves the model no tokens for an item
+│   ├── EngineRefused                  a vector engine that refuses what it was asked
 │   ├── UnknownOption (TypeError)      an option that the class opened does not take
 │   └── FileFormatError                an input file or a line in it that cannot be read
 ├── UnknownName (LookupError)          an unknown first stage, method, model or id
@@ -55,6 +56,10 @@ class BudgetError(InputError):
 
 class TextTooLong(InputError):
     """A query that leaves the model no tokens for an item."""
+
+
+class EngineRefused(InputError):
+    """A vector engine refuses what it was asked, in its own words: they may name hosts, tables and columns."""
 
 
 class UnknownOption(InputError, TypeError):

@@ -9,6 +9,7 @@ import math
 import types
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -32,7 +33,7 @@ def read_array(file: Path, *, kind: str, ndim: int | None = 1, mapped: bool = Fa
     try:
         # Mapped in any case: a header that claims more than the file holds is then refused before memory is taken.
         array = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (ValueError, TypeError, OverflowError, MemoryError, EOFError, SyntaxError) as error:
+    except (ValueError, TypeError, OverflowError, MemoryError, EOFError, SyntaxError, BadZipFile) as error:
         raise ValueError(f"{file.name} is not an array that can be read: {error}") from error
     if not isinstance(array, np.ndarray) or ndim not in (None, array.ndim) or array.dtype.kind not in kind:
         found = f"{array.ndim} axes of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__

@@ -1,7 +1,8 @@
 """Filters and keys as conditions in the SQL of LanceDB, which has no placeholders, and metadata that it can filter.
 
-Beside metadata as JSON, a table has a column `facts`: for each name and value a text. Two items share the text where
-they share the value, whatever characters the name has and whatever type the value.
+Beside metadata as JSON, a table has a column `facts`: for each name and value a text, and of a list one for each of its
+values. Two items share the text where they share the value, whatever characters the name has and whatever type the
+value.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ def where_sql(layout: Layout, where: Where) -> str | None:
             facts = ", ".join(_literal(_fact(name, value)) for value in allowed)
             conditions.append(f"array_has_any(facts, [{facts}])" if allowed else "false")
         else:
-            layout.column(name)
+            is_list = layout.column(name).startswith(("list<", "large_list<"))
             given = ", ".join(_literal(value) for value in allowed if value is not None)
-            among = [f"{_quoted(name)} IN ({given})"] if given else []
+            any_of = f"array_has_any({_quoted(name)}, [{given}])" if is_list else f"{_quoted(name)} IN ({given})"
+            among = [any_of] if given else []
             nothing = [f"{_quoted(name)} IS NULL"] if None in allowed else []
             conditions.append(f"({' OR '.join(among + nothing) or 'false'})")
     return " AND ".join(conditions) or None
@@ -47,7 +49,7 @@ def item_columns(keys: Sequence[int], items: Sequence[Item], vectors: Mapping[st
     """Items as rows of a table that `create` made."""
     arrow = require("pyarrow", extra="lancedb")
     metadata = arrow.array([_checked_json(item) for item in items], type=arrow.string())
-    facts = [[_fact(name, value) for name, value in item.metadata.items()] for item in items]
+    facts = [[fact for pair in item.metadata.items() for fact in _facts(*pair)] for item in items]
     columns = {
         "key": arrow.array(keys, type=arrow.int64()),
         "id": arrow.array([item.id for item in items], type=arrow.string()),
@@ -71,6 +73,12 @@ def _checked_json(item: Item) -> str:
     text = metadata_json(item)
     json.loads(text, parse_int=whole)
     return text
+
+
+def _facts(name: str, value: object) -> list[str]:
+    """What an item with this value under this name can be found by."""
+    parts = value if isinstance(value, list | tuple) else ()
+    return list(dict.fromkeys(_fact(name, one) for one in (value, *parts)))
 
 
 def _fact(name: str, value: object) -> str:

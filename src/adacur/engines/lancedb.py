@@ -5,23 +5,25 @@ from __future__ import annotations
 import copy
 import functools
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import numpy as np
 
 from adacur.core.arrays import FloatArray
-from adacur.core.errors import InputError, UnknownOption
+from adacur.core.errors import InputError
 from adacur.core.extras import require
 from adacur.core.records import Item
 from adacur.engines.lance_sql import both, column, item_columns, one_of, where_sql
-from adacur.engines.tables import Layout, NoAnswer, answered, checked_dimensions, found
-from adacur.engines.vector_store import BESIDE, Found, Key, Nearest, VectorStore, Where
+from adacur.engines.retries import TRIES, NoAnswer, answered
+from adacur.engines.store_urls import parameters, split
+from adacur.engines.tables import Layout, checked_dimensions, found, repeated
+from adacur.engines.vector_store import Found, Key, Nearest, VectorStore, Where, beside_name, suffixes
 
 T = TypeVar("T")
 
@@ -41,7 +43,8 @@ class LanceStore(VectorStore):
     - table: its name;
     - text, id_field, metadata: the columns of a table of your own. Several text columns are joined with a space; ids
       are whole numbers or texts, and are the keys; metadata are by default all columns that are neither id, text nor
-      vector. Not used for a table that `create` made;
+      vector. Not used for a table that `create` made. An id that occurs twice is refused in the answer that shows it;
+    - vector: the vector to search by, as ?vector= in a URL;
     - storage_options: of the object store, as LanceDB takes them; else they come from the environment;
     - timeout: seconds that a question may take.
 
@@ -59,11 +62,14 @@ class LanceStore(VectorStore):
         text: str | Sequence[str] = "text",
         id_field: str = "id",
         metadata: Sequence[str] | None = None,
+        vector: str | None = None,
         storage_options: Mapping[str, str] | None = None,
         timeout: float = 60.0,
     ) -> None:
         require("lancedb", extra="lancedb")
-        self._uri, self._table = str(folder), table
+        self._uri, self._table, self.vector = str(folder), table, vector
+        if "://" in self._uri:
+            split(self._uri)
         self._columns: dict[str, Any] = {"text": text, "id_field": id_field, "metadata": metadata}
         self._storage_options = dict(storage_options or {})
         self._timeout = timedelta(seconds=timeout)
@@ -75,19 +81,15 @@ class LanceStore(VectorStore):
     @classmethod
     def from_url(cls, url: str, **options: Any) -> LanceStore:
         """The store at lancedb:///folder/of/database/table?text=body, or lancedb+s3://bucket/folder/table."""
-        parts = urlsplit(url)
-        given = parse_qs(parts.query, keep_blank_values=True)
-        for name in given:
-            if name not in ("text", "id_field", "metadata"):
-                raise UnknownOption(f"The address of a LanceDB table takes text, id_field and metadata; got {name!r}.")
-        own = {name: values[-1] if name == "id_field" else values for name, values in given.items()}
+        parts = split(url)
+        options = parameters(url, {}, several=("metadata",)) | options
         folder, _, table = parts.path.rpartition("/")
         scheme = parts.scheme.partition("+")[2]
         if not table or not (folder or parts.netloc):
-            raise InputError(f"The address of a LanceDB table ends in /FOLDER/TABLE; got {parts.path!r}.")
+            raise InputError("The address of a LanceDB table ends in /FOLDER/TABLE.")
         # lancedb://folder/table is a folder of the working directory.
         place = f"{scheme}://{parts.netloc}{folder}" if scheme else unquote(f"{parts.netloc}{folder}" or "/")
-        return cls(place, unquote(table), **{**own, **options})
+        return cls(place, unquote(table), **options)
 
     def __repr__(self) -> str:
         return f"LanceStore({self.name!r})"
@@ -101,9 +103,9 @@ class LanceStore(VectorStore):
     @property
     def name(self) -> str:
         if "://" not in self._uri:
-            return f"lancedb://{quote(str(Path(self._uri).resolve()))}/{self._table}"
+            return f"lancedb://{quote(Path(self._uri).resolve().as_posix())}/{quote(self._table)}"
         parts = urlsplit(self._uri)
-        return f"lancedb+{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}/{self._table}"
+        return f"lancedb+{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}/{quote(self._table)}"
 
     def exists(self) -> bool:
         return self._table in self._tables()
@@ -149,6 +151,8 @@ class LanceStore(VectorStore):
             keys, distances = rows[layout.key].to_pylist(), rows["_distance"].to_pylist()
             for number, key, distance in zip(numbers, keys, distances, strict=True):
                 answers[group[number]].append((key, 1.0 - distance))
+        for pairs in answers.values():
+            self._distinct([key for key, _ in pairs])
         left = [_without(answers[at], question.without) for at, question in enumerate(questions)]
         return [found(self.name, pairs, question.n) for pairs, question in zip(left, questions, strict=True)]
 
@@ -161,13 +165,14 @@ class LanceStore(VectorStore):
         present = found_rows.filter(found_rows[vector].is_valid()).combine_chunks()
         values = _arrow().concat_arrays(present[vector].chunks).flatten() if len(present) else []
         array = np.asarray(values, dtype=np.float32).reshape(len(present), size)
-        return dict(zip(present[layout.key].to_pylist(), array, strict=True))
+        return dict(zip(self._distinct(present[layout.key].to_pylist()), array, strict=True))
 
     def items(self, keys: Sequence[Key]) -> dict[Key, Item]:
         table, layout = self._there
         if not keys:
             return {}
         rows = self._rows(table.search().where(one_of(layout, keys)).select(list(layout.item_columns)))
+        self._distinct(rows[layout.key].to_pylist())
         return dict(map(layout.item, rows.to_pylist()))
 
     def words(self, text: str, n: int, *, where: Where = None) -> Found:
@@ -188,7 +193,8 @@ class LanceStore(VectorStore):
         asked = query.MatchQuery(text, columns[0]) if len(columns) == 1 else query.MultiMatchQuery(text, columns)
         search = table.search(asked, query_type="fts").select([layout.key, "_score"]).limit(n)
         rows = self._rows(search.where(filtered) if filtered else search)
-        return found(self.name, zip(rows[layout.key].to_pylist(), rows["_score"].to_pylist(), strict=True), n)
+        keys = self._distinct(rows[layout.key].to_pylist())
+        return found(self.name, zip(keys, rows["_score"].to_pylist(), strict=True), n)
 
     def sample(self, n: int) -> tuple[Key, ...]:
         table, layout = self._there
@@ -196,7 +202,8 @@ class LanceStore(VectorStore):
         if min(n, total) < 1:
             return ()
         offsets = np.unique(np.linspace(0, total - 1, min(n, total)).astype(np.int64)).tolist()
-        return tuple(self._rows(table.take_offsets(offsets).select([layout.key]))[layout.key].to_pylist())
+        rows = self._rows(table.take_offsets(offsets).select([layout.key]))
+        return tuple(self._distinct(rows[layout.key].to_pylist()))
 
     def scan(self) -> Iterator[Item]:
         table, layout = self._there
@@ -205,14 +212,13 @@ class LanceStore(VectorStore):
             yield from (layout.item(row)[1] for row in batch.to_pylist())
 
     def beside(self, suffix: str) -> LanceStore:
-        beside = copy.copy(self)
-        beside._table, beside._opened, beside._waiting = f"{self._table}{BESIDE}{suffix}", None, 0
+        name, beside = beside_name(self._table, suffix), copy.copy(self)
+        beside._table, beside.vector, beside._opened, beside._waiting = name, None, None, 0
         beside._database = self._connected
         return beside
 
     def siblings(self) -> tuple[str, ...]:
-        start = self._table + BESIDE
-        return tuple(name.removeprefix(start) for name in sorted(self._tables()) if name.startswith(start))
+        return suffixes(self._table, self._tables())
 
     def create(self, dimensions: Mapping[str, int]) -> None:
         arrow, index = _arrow(), require("lancedb.index", extra="lancedb")
@@ -245,6 +251,8 @@ class LanceStore(VectorStore):
     def drop(self) -> None:
         if not self.exists():
             return
+        # As it is now: somebody may have put a table of their own in its place.
+        self._opened = None
         if not self._there[1].made:
             raise InputError(f"{self.name} was not made by adacur, which only drops tables that it made itself.")
         self._opened = None
@@ -261,10 +269,16 @@ class LanceStore(VectorStore):
             names += answer.tables
         return names
 
+    def _distinct(self, keys: list[Key]) -> list[Key]:
+        """The keys of an answer; LanceDB lets a table that is appended to twice have each of them twice."""
+        if len(set(keys)) < len(keys):
+            raise repeated(self.name, Counter(keys).most_common(1)[0][0])
+        return keys
+
     def _rows(self, query: Any) -> Any:
         return self._ask(lambda: query.to_arrow(timeout=self._timeout))
 
-    def _ask(self, call: Callable[[], T], *, tries: int = 3) -> T:
+    def _ask(self, call: Callable[[], T], *, tries: int = TRIES) -> T:
         def checked() -> T:
             try:
                 return call()

@@ -10,14 +10,16 @@ import numpy as np
 from adacur.core.arrays import BoolArray, FloatArray
 from adacur.core.errors import InputError
 from adacur.core.records import Item
-from adacur.engines.vector_store import BESIDE, Found, Key, Nearest, VectorStore, Where
+from adacur.engines.vector_store import Found, Key, Nearest, VectorStore, Where, beside_name, suffixes
 
 
 class MemoryStore(VectorStore):
     """Collections by name in one dictionary, shared by a store and those beside it."""
 
-    def __init__(self, collection: str = "items", *, shelf: dict[str, _Collection] | None = None) -> None:
-        self._collection = collection
+    def __init__(
+        self, collection: str = "items", *, vector: str | None = None, shelf: dict[str, _Collection] | None = None
+    ) -> None:
+        self._collection, self.vector = collection, vector
         self._shelf: dict[str, _Collection] = {} if shelf is None else shelf
 
     @property
@@ -71,11 +73,10 @@ class MemoryStore(VectorStore):
         return iter(self._there.items)
 
     def beside(self, suffix: str) -> MemoryStore:
-        return MemoryStore(f"{self._collection}{BESIDE}{suffix}", shelf=self._shelf)
+        return MemoryStore(beside_name(self._collection, suffix), shelf=self._shelf)
 
     def siblings(self) -> tuple[str, ...]:
-        start = self._collection + BESIDE
-        return tuple(name.removeprefix(start) for name in self._shelf if name.startswith(start))
+        return suffixes(self._collection, self._shelf)
 
     def create(self, dimensions: Mapping[str, int]) -> None:
         if self.exists():
@@ -142,7 +143,10 @@ class _Collection:
 
 def _has(item: Item, where: Mapping[str, Any]) -> bool:
     return all(
-        any(_is_one_of(value, wanted if isinstance(wanted, list) else [wanted]) for value in _values(item, name))
+        any(
+            _is_one_of(value, wanted if isinstance(wanted, list | tuple | set | frozenset) else [wanted])
+            for value in _values(item, name)
+        )
         for name, wanted in where.items()
     )
 
@@ -150,9 +154,9 @@ def _has(item: Item, where: Mapping[str, Any]) -> bool:
 def _values(item: Item, name: str) -> list[Any]:
     """The values of a field: those of a list, or the one."""
     value = item.metadata.get(name)
-    return value if isinstance(value, list) else [] if name not in item.metadata else [value]
+    return list(value) if isinstance(value, list | tuple) else [] if name not in item.metadata else [value]
 
 
-def _is_one_of(value: Any, wanted: list[Any]) -> bool:
+def _is_one_of(value: Any, wanted: Collection[Any]) -> bool:
     # In JSON true is not 1.
     return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in wanted)

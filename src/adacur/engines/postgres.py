@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import parse_qs, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 from adacur.core.arrays import FloatArray
-from adacur.core.errors import InputError
+from adacur.core.errors import EngineUnavailable, InputError
+from adacur.core.extras import require
 from adacur.core.records import Item
 from adacur.engines.postgres_connections import Connections, binary_copy, vector_received
 from adacur.engines.postgres_sql import (
     BLOCKS,
     COLUMNS,
+    DISTINCT,
     INDEXABLE,
     Asked,
     TableSQL,
@@ -22,8 +25,10 @@ from adacur.engines.postgres_sql import (
     language_made_with,
     quoted,
 )
-from adacur.engines.tables import Layout, answered, checked_dimensions, found
-from adacur.engines.vector_store import BESIDE, Found, Key, Nearest, VectorStore, Where
+from adacur.engines.retries import TRIES, answered
+from adacur.engines.store_urls import parameters, split
+from adacur.engines.tables import Layout, checked_dimensions, found, repeated
+from adacur.engines.vector_store import Found, Key, Nearest, VectorStore, Where, beside_name, suffixes
 
 _log = logging.getLogger(__name__)
 _LONGEST_NAME = 63
@@ -31,9 +36,9 @@ _LONGEST_NAME = 63
 _QUESTIONS = 16
 _PAGE = 1000
 _INCOMING = "adacur_incoming"
-# In the order of the constructor; those of a URL that are none of these are libpq's.
-_OF_A_URL = ("table", "text", "id_field", "metadata", "language")
-_SEVERAL = ("text", "metadata")
+# Options in a URL, beside those of libpq.
+_OF_A_URL = {"table": str, "language": str, "ef_search": int, "timeout": float, "connect_timeout": float}
+_QUOTED_NAMES = re.compile(r'(?:"((?:[^"]|"")+)"\.)?"((?:[^"]|"")+)"')
 
 
 class PostgresStore(VectorStore):
@@ -41,10 +46,12 @@ class PostgresStore(VectorStore):
 
     - dsn: how to connect, as libpq takes it: a URL or "host=… dbname=…". A password may be in it, in PGPASSWORD or in
       ~/.pgpass; nothing shows it;
-    - table: its name, or SCHEMA.NAME;
+    - table: its name, or SCHEMA.NAME; with dots in a name, "SCHEMA"."NAME" or "NAME" in double quotes;
     - text, id_field, metadata: the columns of a table of your own. Several text columns are joined with a space; ids
       are whole numbers, texts or UUIDs, and are the keys; metadata are by default all columns that are neither id, text
-      nor vector. Not used for a table that `create` made;
+      nor vector. Not used for a table that `create` made. Ids must be distinct: where no unique index says so, the
+      first use looks at all of them, which takes no longer than an exact question;
+    - vector: the vector to search by, as ?vector= in a URL;
     - language: the text search configuration for `words`;
     - ef_search: of an HNSW index, where `exact=False`; by default twice the items asked for and left out, 40 to 1,000;
     - timeout, connect_timeout: seconds that a statement, or connecting, may take.
@@ -63,37 +70,40 @@ class PostgresStore(VectorStore):
         text: str | Sequence[str] = "text",
         id_field: str = "id",
         metadata: Sequence[str] | None = None,
+        vector: str | None = None,
         language: str = "english",
         ef_search: int | None = None,
         timeout: float = 60.0,
         connect_timeout: float = 10.0,
     ) -> None:
         self._connections = Connections(dsn, timeout=timeout, connect_timeout=connect_timeout)
-        self._schema, _, self._table = table.rpartition(".")
+        self._schema, self._table = _names(table)
+        self.vector = vector
         self._columns: dict[str, Any] = {"text": text, "id_field": id_field, "metadata": metadata}
         self._language, self._ef_search = language, ef_search
         self._known: TableSQL | None = None
+        self._distinct = False
         _check_name(self._table)
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> PostgresStore:
         """The store at postgresql://host:port/database?table=items&text=title&text=body."""
-        parts = urlsplit(url)
-        given = parse_qs(parts.query, keep_blank_values=True)
-        own = {name: given.pop(name) for name in _OF_A_URL if name in given}
-        options = {name: values if name in _SEVERAL else values[-1] for name, values in own.items()} | options
+        parts = split(url, credentials=True)
+        given = parse_qsl(parts.query, keep_blank_values=True)
+        libpq = {one.keyword.decode() for one in require("psycopg", extra="postgres").pq.Conninfo.get_defaults()}
+        libpq -= set(_OF_A_URL)
+        options = parameters(url, _OF_A_URL, several=("metadata",), passed=libpq) | options
         if "table" not in options:
             raise InputError("The address of a Postgres table ends in ?table=NAME; this one names no table.")
-        dsn = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(given, doseq=True), ""))
-        return cls(dsn, **options)
+        query = urlencode([(name, value) for name, value in given if name in libpq])
+        return cls(f"postgresql://{parts.netloc}{parts.path}{query and f'?{query}'}", **options)
 
     def __repr__(self) -> str:
         return f"PostgresStore({self.name!r})"
 
     @property
     def name(self) -> str:
-        table = f"{self._schema}.{self._table}" if self._schema else self._table
-        return f"{self._connections.address}?table={quote(table)}"
+        return f"{self._connections.address}?table={quote(_one_name(self._schema, self._table), safe='')}"
 
     def exists(self) -> bool:
         return bool(self._read(("SELECT to_regclass(%s) IS NOT NULL", [self._regclass]))[0][0])
@@ -152,18 +162,18 @@ class PostgresStore(VectorStore):
 
     def beside(self, suffix: str) -> PostgresStore:
         beside = copy.copy(self)
-        beside._table, beside._known = f"{self._table}{BESIDE}{suffix}", None
+        beside._table, beside.vector = beside_name(self._table, suffix), None
+        beside._known, beside._distinct = None, False
         _check_name(beside._table)
         return beside
 
     def siblings(self) -> tuple[str, ...]:
-        start = self._table + BESIDE
         here, schema = ("n.nspname = %s", [self._schema]) if self._schema else ("pg_table_is_visible(c.oid)", [])
         statement = (
             "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-            f"WHERE c.relkind IN ('r', 'p') AND starts_with(c.relname::text, %s) AND {here} ORDER BY c.relname"
+            f"WHERE c.relkind IN ('r', 'p') AND starts_with(c.relname::text, %s) AND {here}"
         )
-        return tuple(name.removeprefix(start) for (name,) in self._read((statement, [start, *schema])))
+        return suffixes(self._table, (name for (name,) in self._read((statement, [self._table, *schema]))))
 
     def create(self, dimensions: Mapping[str, int]) -> None:
         statements = creation(self._place, checked_dimensions(dimensions, longest=_LONGEST_NAME), self._language)
@@ -194,11 +204,13 @@ class PostgresStore(VectorStore):
             connection.execute(upsert, [])
 
         # Written twice is the same as once.
-        self._write(write, tries=3)
+        self._write(write, tries=TRIES)
 
     def drop(self) -> None:
         if not self.exists():
             return
+        # As it is now: somebody may have put a table of their own in its place.
+        self._known = None
         if not self._sql.layout.made:
             raise InputError(f"{self.name} was not made by adacur, which only drops tables that it made itself.")
         self._write(lambda connection: connection.execute(f"DROP TABLE IF EXISTS {self._place}", []))
@@ -207,11 +219,12 @@ class PostgresStore(VectorStore):
     def close(self) -> None:
         self._connections.close()
 
-    def _read(self, asked: Asked, settings: Mapping[str, str] | None = None) -> list[Any]:
+    def _read(self, asked: Asked, settings: Mapping[str, str] | None = None, *, tries: int = TRIES) -> list[Any]:
+        def read() -> list[Any]:
+            return self._connections.read(*asked, settings=settings or {})
+
         try:
-            return answered(
-                self.name, lambda: self._connections.read(*asked, settings=settings or {}), extra="postgres"
-            )
+            return answered(self.name, read, extra="postgres", tries=tries)
         except InputError:
             # The table may have changed since it was described.
             self._known = None
@@ -238,8 +251,27 @@ class PostgresStore(VectorStore):
             }
             made = language_made_with(rows[0][3])
             layout = Layout.of(self.name, types, vectors, made=made is not None, **self._columns)
-            self._known = known = TableSQL(self._place, layout, made or self._language)
+            known = TableSQL(self._place, layout, made or self._language)
+            if made is None and not self._distinct:
+                self._check_ids(known)
+            self._known = known
         return known
+
+    def _check_ids(self, sql: TableSQL) -> None:
+        """Refuse ids that are missing or occur twice: pages of `scan` would skip some, and others be scored twice."""
+        if not self._read((DISTINCT, [self._regclass, sql.layout.key]))[0][0]:
+            try:
+                unusable = self._read(sql.unusable_id(), tries=1)
+            except EngineUnavailable as error:
+                raise EngineUnavailable(
+                    f"{error} This was to see whether the ids in {sql.layout.key!r} are distinct, which a unique index "
+                    "on a column NOT NULL would tell."
+                ) from None
+            if unusable and unusable[0][0] is None:
+                raise InputError(f"Every item must have an id; in {self.name} one of {sql.layout.key!r} is NULL.")
+            if unusable:
+                raise repeated(self.name, unusable[0][0])
+        self._distinct = True
 
     def _size(self, vector: str) -> int:
         """The size of a vector whose column does not say it."""
@@ -269,3 +301,18 @@ class PostgresStore(VectorStore):
 def _check_name(table: str) -> None:
     if not 0 < len(table.encode()) <= _LONGEST_NAME:
         raise InputError(f"The name of a table has 1 to {_LONGEST_NAME} bytes in Postgres; got {table!r}.")
+
+
+def _names(table: str) -> tuple[str, str]:
+    """The schema, or nothing, and the name of a table."""
+    if match := _QUOTED_NAMES.fullmatch(table):
+        return (match[1] or "").replace('""', '"'), match[2].replace('""', '"')
+    schema, _, name = table.rpartition(".")
+    return schema, name
+
+
+def _one_name(schema: str, table: str) -> str:
+    """What `_names` takes apart."""
+    names = [schema, table] if schema else [table]
+    plain = ".".join(names)
+    return plain if _names(plain) == (schema, table) else ".".join('"' + one.replace('"', '""') + '"' for one in names)

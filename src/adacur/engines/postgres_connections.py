@@ -18,7 +18,9 @@ from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError
 from adacur.core.extras import require
 from adacur.core.records import Item
-from adacur.engines.tables import NoAnswer, metadata_json
+from adacur.engines.retries import NoAnswer
+from adacur.engines.store_urls import split
+from adacur.engines.tables import metadata_json
 
 T = TypeVar("T")
 
@@ -34,9 +36,11 @@ class Connections:
         psycopg = _psycopg()
         if not (0 < timeout < math.inf and 0 < connect_timeout < math.inf):
             raise InputError(f"timeout and connect_timeout must be above 0 seconds; got {timeout}, {connect_timeout}.")
+        if "://" in dsn.partition("=")[0]:
+            split(dsn, credentials=True)
         try:
             given = require("psycopg.conninfo", extra="postgres").conninfo_to_dict(dsn)
-        except psycopg.Error:
+        except (psycopg.Error, UnicodeError):
             # The error would repeat the text, password and all.
             raise InputError(
                 "The address of a Postgres database is postgresql://host:port/database, or what else libpq takes."
@@ -44,10 +48,9 @@ class Connections:
         self._dsn, self._timeout, self._connect_timeout = dsn, timeout, connect_timeout
         secrets = (given.get("password"), os.environ.get("PGPASSWORD"), given.get("user"), given.get("sslpassword"))
         self._secrets = [secret for secret in secrets if secret]
-        host = given.get("host") or given.get("hostaddr") or os.environ.get("PGHOST") or "localhost"
-        port = given.get("port") or os.environ.get("PGPORT") or 5432
-        database = given.get("dbname") or os.environ.get("PGDATABASE") or ""
-        self.address = f"postgresql://{quote(str(host), safe=',.')}:{port}/{quote(str(database))}"
+        self.address = _address(given)
+        # A connection that was out when `close` was called is closed when it comes back.
+        self._closings = 0
         self._idle: list[tuple[int, Any]] = []
         weakref.finalize(self, _close_all, self._idle)
 
@@ -85,18 +88,19 @@ class Connections:
 
     def lend(self, work: Callable[[Any], T]) -> T:
         """Do work with a connection. `NoAnswer` where the server does not answer, InputError where it refuses."""
-        connection = None
+        connection, closings = None, self._closings
         try:
             connection = self._borrow()
             answer = work(connection)
         except _psycopg().Error as error:
             raise self._in_words(error) from None
         finally:
-            self._take_back(connection)
+            self._take_back(connection, closings)
         return answer
 
     def close(self) -> None:
-        """Close what is idle; a later call connects again."""
+        """Close what is idle, and what is in use when it comes back; a later call connects again."""
+        self._closings += 1
         _close_all(self._idle)
 
     def _borrow(self) -> Any:
@@ -119,13 +123,14 @@ class Connections:
             connection.execute("SELECT set_config(%s, %s, false)", [name, value])
         return connection
 
-    def _take_back(self, connection: Any) -> None:
+    def _take_back(self, connection: Any, closings: int) -> None:
         if connection is None or connection.broken:
             # What broke this one broke the others.
             self.close()
         if connection is None:
             return
-        if connection.closed or connection.info.transaction_status != _psycopg().pq.TransactionStatus.IDLE:
+        idle = not connection.closed and connection.info.transaction_status == _psycopg().pq.TransactionStatus.IDLE
+        if not idle or closings != self._closings:
             connection.close()
         else:
             self._idle.append((os.getpid(), connection))
@@ -186,6 +191,21 @@ def vector_received(sent: bytes) -> FloatArray:
 
 def _psycopg() -> Any:
     return require("psycopg", extra="postgres")
+
+
+def _address(given: Mapping[str, Any]) -> str:
+    """A URL of the database, without user and password."""
+    hosts = str(given.get("host") or given.get("hostaddr") or os.environ.get("PGHOST") or "localhost").split(",")
+    ports = str(given.get("port") or os.environ.get("PGPORT") or 5432).split(",")
+    database = str(given.get("dbname") or os.environ.get("PGDATABASE") or "")
+    ports = ports * len(hosts) if len(ports) == 1 else ports
+    if len(ports) != len(hosts) or "://" in database or any("@" in host for host in hosts):
+        raise InputError(
+            "The host of a Postgres database must not hold '@', and its name no URL; there must be one port for all "
+            "hosts, or one for each."
+        )
+    places = [f"{quote(host, safe='')}:{port or 5432}" for host, port in zip(hosts, ports, strict=True)]
+    return f"postgresql://{','.join(places)}/{quote(database, safe='')}"
 
 
 def _vector_sent(row: FloatArray) -> bytes:

@@ -30,6 +30,12 @@ COLUMNS = (
     "SELECT a.attname, format_type(a.atttypid, NULL), a.atttypmod, obj_description(a.attrelid, 'pg_class') "
     "FROM pg_attribute a WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"
 )
+# Whether the rows of a table have ids in this column that are there and distinct, by its own rules.
+DISTINCT = (
+    "SELECT EXISTS (SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] "
+    "WHERE i.indrelid = to_regclass(%s) AND a.attname = %s AND a.attnotnull AND i.indisunique AND i.indisvalid "
+    "AND i.indnkeyatts = 1 AND i.indpred IS NULL)"
+)
 BLOCKS = (
     "SELECT pg_relation_size(oid) / current_setting('block_size')::int, relkind IN ('r', 'm', 'p') "
     "FROM pg_class WHERE oid = to_regclass(%s)"
@@ -110,6 +116,13 @@ class TableSQL:
             values += [row, *shared, *keys, *([row] if by_index else []), question.n]
         return " UNION ALL ".join(arms), values
 
+    def unusable_id(self) -> Asked:
+        """An id that occurs twice, or is missing, where no unique index rules that out."""
+        return (
+            f"SELECT {self._key} FROM {self.place} GROUP BY 1 HAVING count(*) > 1 OR count({self._key}) = 0 LIMIT 1",
+            [],
+        )
+
     def vectors(self, vector: str, keys: Sequence[Any]) -> Asked:
         column = quoted(vector)
         read = f"SELECT {self._key}, vector_send({column}::vector) FROM {self.place}"
@@ -180,16 +193,22 @@ class TableSQL:
         values: list[Any] = []
         for name, allowed in wanted(where):
             if self.layout.made:
-                conditions.append("metadata -> %s::text = ANY (%s::text[]::jsonb[])")
-                values += [name, [_json(name, value) for value in allowed]]
+                has, given = _jsonb_has("metadata -> %s::text", name, allowed)
+                conditions.append(has)
+                values += [name, given[0], name, given[1]]
                 continue
             column, kind = quoted(name), self.layout.column(name)
-            # "character" alone would mean one letter.
-            kind = "bpchar" if kind == "character" else kind
             nothing = f" OR {column} IS NULL" if None in allowed else ""
-            conditions.append(f"({column} = ANY (%s::text[]::{kind}[]){nothing})")
-            given = [value for value in allowed if value is not None]
-            values.append([_json(name, value) if kind == "jsonb" else str(value) for value in given])
+            if kind == "jsonb":
+                has, given = _jsonb_has(column, name, allowed)
+                conditions.append(f"({has}{nothing})")
+                values += given
+                continue
+            # "character" alone would mean one letter; an array has each of its values.
+            kind = "bpchar" if kind == "character" else kind
+            has = f"{column} && %s::text[]::{kind}" if kind.endswith("[]") else f"{column} = ANY (%s::text[]::{kind}[])"
+            conditions.append(f"({has}{nothing})")
+            values.append([str(value) for value in allowed if value is not None])
         return " AND ".join(conditions), values
 
     def _among(self, question: Nearest) -> Asked:
@@ -215,6 +234,14 @@ class TableSQL:
 
 def _as_text(part: Any) -> str:
     return str(part.as_string(None)).replace("%", "%%")
+
+
+def _jsonb_has(value: str, name: str, allowed: Sequence[Any]) -> tuple[str, list[list[str]]]:
+    """That JSON is one of these values, or a list that has one of them; and the values of the two placeholders."""
+    # A list contains a plain value; but it also contains a part of itself, and a dictionary a part of itself.
+    plain = [_json(name, one) for one in allowed if not isinstance(one, list | tuple | dict)]
+    whole = [_json(name, one) for one in allowed if isinstance(one, list | tuple | dict)]
+    return f"({value} @> ANY (%s::text[]::jsonb[]) OR {value} = ANY (%s::text[]::jsonb[]))", [plain, whole]
 
 
 def _json(name: str, value: object) -> str:

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
+import threading
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
-from adacur.core.errors import EngineUnavailable, InputError
+from adacur.core.errors import InputError
 from adacur.core.extras import require
 from adacur.engines.qdrant_points import PointStore, Vector, search_params
-from adacur.engines.store_urls import is_loopback, parameters
-from adacur.engines.vector_store import BESIDE, TEXT_FIELD, Key
+from adacur.engines.retries import TRIES, NoAnswer, answered
+from adacur.engines.store_urls import is_loopback, parameters, split
+from adacur.engines.vector_store import TEXT_FIELD, Key, beside_name, suffixes
 
-_log = logging.getLogger(__name__)
-_ATTEMPTS = 3
-_BACKOFF = 0.25
 _TRY_AGAIN = {408, 425, 429}
 _TRY_AGAIN_GRPC = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "ABORTED", "UNKNOWN"}
 _PORT = 6333
 _IN_MEMORY = ":memory:"
+# In the metadata of a collection, which servers keep from 1.16 on.
+_MADE = "adacur"
 
 
 class QdrantStore(PointStore):
@@ -35,6 +35,7 @@ class QdrantStore(PointStore):
     - api_key: no error, name or repr shows it;
     - text: the payload field of an item's text, or several, joined with a space;
     - id_field: the payload field of an item's id; without it, the point's id as text;
+    - vector: the vector to search by, as ?vector= in a URL;
     - client: a `QdrantClient` to use instead of `url`, `api_key` and `timeout`; `close` leaves it open;
     - timeout: seconds that one request may take. It is tried three times where no answer comes.
     """
@@ -47,14 +48,18 @@ class QdrantStore(PointStore):
         api_key: str | None = None,
         text: str | Sequence[str] = TEXT_FIELD,
         id_field: str | None = None,
+        vector: str | None = None,
         client: Any = None,
         timeout: float = 30.0,
     ) -> None:
-        super().__init__(text=text, id_field=id_field)
+        super().__init__(text=text, id_field=id_field, vector=vector)
         self._models = require("qdrant_client.models", extra="qdrant")
         self._collection = collection
         self._owns_client = client is None
-        self._client = _connect(url, api_key, timeout) if client is None else client
+        if client is None:
+            self._line = _Line(lambda: _connect(url, api_key, timeout))
+        else:
+            self._line = client if isinstance(client, _Line) else _Line(lambda: client)
         options = self._client.init_options
         self._key: str | None = options.get("api_key")
         self._is_local = options.get("location") == _IN_MEMORY or options.get("path") is not None
@@ -63,37 +68,41 @@ class QdrantStore(PointStore):
     @classmethod
     def from_url(cls, url: str, **options: Any) -> QdrantStore:
         """qdrant://HOST[:PORT]/COLLECTION, or qdrant+https://…; with QDRANT_API_KEY over https or to this machine."""
-        if url.startswith(f"qdrant://{_IN_MEMORY}/"):
-            return cls(unquote(url.removeprefix(f"qdrant://{_IN_MEMORY}/")), url=_IN_MEMORY, **options)
-        parts = urlsplit(url)
+        in_memory = url.startswith(f"qdrant://{_IN_MEMORY}/")
+        parts = split(url.replace(_IN_MEMORY, "memory", 1) if in_memory else url)
         prefix, _, collection = parts.path.rpartition("/")
         scheme = "https" if parts.scheme.endswith("https") else "http"
         if not parts.hostname or not collection:
             raise InputError("A Qdrant collection is given as qdrant://HOST:PORT/COLLECTION, or qdrant+https://….")
         options = parameters(url, {"timeout": float}) | options
+        if in_memory:
+            return cls(unquote(collection), url=_IN_MEMORY, **options)
         if scheme == "https" or is_loopback(parts.hostname):
             options.setdefault("api_key", os.environ.get("QDRANT_API_KEY") or None)
         return cls(unquote(collection), url=f"{scheme}://{parts.netloc}{prefix}", **options)
 
     @property
     def name(self) -> str:
-        return f"{self._address}/{quote(self._collection)}"
+        return f"{self._address}/{quote(self._collection, safe='')}"
 
     def exists(self) -> bool:
         return bool(self._ask("collection_exists"))
 
     def beside(self, suffix: str) -> QdrantStore:
-        name = f"{self._collection}{BESIDE}{suffix}"
-        return QdrantStore(name, client=self._client, text=self._text, id_field=self._id_field)
+        name = beside_name(self._collection, suffix)
+        return QdrantStore(name, client=self._line, text=self._text, id_field=self._id_field)
 
     def siblings(self) -> tuple[str, ...]:
-        start = self._collection + BESIDE
-        names = [one.name for one in self._ask("get_collections", of_collection=False).collections]
-        return tuple(sorted(name.removeprefix(start) for name in names if name.startswith(start)))
+        collections = self._ask("get_collections", of_collection=False).collections
+        return suffixes(self._collection, (one.name for one in collections))
 
     def close(self) -> None:
         if self._owns_client:
-            self._client.close()
+            self._line.close()
+
+    @property
+    def _client(self) -> Any:
+        return self._line.client()
 
     def _vectors(self) -> dict[str, Vector]:
         params = self._ask("get_collection").config.params
@@ -166,29 +175,25 @@ class QdrantStore(PointStore):
             "create_collection",
             vectors_config=vectors[""] if list(vectors) == [""] else vectors,
             on_disk_payload=True,
-            attempts=1,
+            metadata={_MADE: 1},
+            tries=1,
         )
         # A server before 1.20 does not rank words, and `words` then says so.
         with suppress(InputError):
             index = m.TextIndexParams(type=m.TextIndexType.TEXT, scoring=True)
             self._ask("create_payload_index", field_name=TEXT_FIELD, field_schema=index, wait=True)
 
+    def _is_made(self) -> bool:
+        return _MADE in (self._ask("get_collection").config.metadata or {})
+
     def _remove(self) -> None:
         self._ask("delete_collection")
 
-    def _ask(self, method: str, *, of_collection: bool = True, attempts: int = _ATTEMPTS, **arguments: Any) -> Any:
+    def _ask(self, method: str, *, of_collection: bool = True, tries: int = TRIES, **arguments: Any) -> Any:
         """What the client's method answers; tried again where the server does not."""
-        tenacity = require("tenacity", extra="qdrant")
         if of_collection:
             arguments["collection_name"] = self._collection
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(EngineUnavailable),
-            stop=tenacity.stop_after_attempt(attempts),
-            wait=tenacity.wait_exponential(multiplier=_BACKOFF),
-            before_sleep=tenacity.before_sleep_log(_log, logging.INFO),
-            reraise=True,
-        )
-        return retrying(self._attempt, method, arguments)
+        return answered(self.name, lambda: self._attempt(method, arguments), extra="qdrant", tries=tries)
 
     def _attempt(self, method: str, arguments: dict[str, Any]) -> Any:
         try:
@@ -200,11 +205,11 @@ class QdrantStore(PointStore):
         # Not within `except`: the client's error holds what the server said, which may be the key.
         raise failure
 
-    def _failure(self, error: Exception) -> EngineUnavailable | InputError | None:
+    def _failure(self, error: Exception) -> NoAnswer | InputError | None:
         exceptions = require("qdrant_client.http.exceptions", extra="qdrant")
         # The key is hidden before the text is cut, which might leave half of it.
         problem = self._without_key(_in_words(error, exceptions))[:300]
-        no_answer = EngineUnavailable(f"{self.name} does not answer: {problem}. Is the server well, and this its URL?")
+        no_answer = NoAnswer(f"{problem}. Is the server well, and this its URL?")
         refused = InputError(f"{self.name} refused: {problem}.")
         if isinstance(error, exceptions.UnexpectedResponse):
             status = error.status_code or 500
@@ -225,23 +230,43 @@ class QdrantStore(PointStore):
         return text.replace(self._key, "***") if self._key else text
 
 
+class _Line:
+    """A client that is made when it is first used, and again when it is used after `close`."""
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        self._connect = connect
+        self._made: Any = None
+        self._lock = threading.Lock()
+
+    def client(self) -> Any:
+        with self._lock:
+            if self._made is None:
+                self._made = self._connect()
+            return self._made
+
+    def close(self) -> None:
+        with self._lock:
+            if self._made is not None:
+                self._made.close()
+            self._made = None
+
+
 def _connect(url: str, api_key: str | None, timeout: float) -> Any:
     client = require("qdrant_client", extra="qdrant").QdrantClient
     if url == _IN_MEMORY:
         return client(location=_IN_MEMORY)
-    try:
-        parts = urlsplit(url)
-        host, secret, _ = parts.hostname, parts.username or parts.password or parts.query, parts.port
-    except ValueError as error:
-        raise InputError(f"This is not the address of a server: {error}.") from None
-    if secret:
-        raise InputError(f"An address must not hold credentials or a '?' (for {host}). Give a key as api_key=.")
-    if parts.scheme not in ("http", "https") or not host:
-        raise InputError(f"An address must begin with http:// or https:// and a host; got {url!r}.")
+    parts = split(url)
+    if parts.query:
+        raise InputError(f"The address of a server must not hold a '?' (for {parts.hostname}). Give a key as api_key=.")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InputError("The address of a server must begin with http:// or https:// and a host.")
     with warnings.catch_warnings():
-        if is_loopback(host):
+        if is_loopback(parts.hostname):
             warnings.filterwarnings("ignore", "Api key is used with an insecure connection")
-        return client(url=url, api_key=api_key, timeout=timeout, check_compatibility=False)
+        try:
+            return client(url=url, api_key=api_key, timeout=timeout, check_compatibility=False)
+        except ValueError:
+            raise InputError("The address of a server must be http:// or https:// and a host that can exist.") from None
 
 
 def _address(options: Mapping[str, Any]) -> str:
@@ -249,14 +274,18 @@ def _address(options: Mapping[str, Any]) -> str:
     if options.get("location") == _IN_MEMORY:
         return f"qdrant://{_IN_MEMORY}"
     if options.get("path") is not None:
-        return f"qdrant://{Path(options['path']).absolute().as_posix()}"
+        return f"qdrant://{quote(Path(options['path']).absolute().as_posix())}"
     port = options.get("port") or _PORT
     secure = options.get("https") or (options.get("https") is None and options.get("api_key"))
     default = f"http{'s' if secure else ''}://{options.get('host') or 'localhost'}:{port}"
-    parts = urlsplit(options.get("url") or options.get("location") or default)
+    try:
+        parts = split(options.get("url") or options.get("location") or default, credentials=True)
+    except InputError:
+        return "qdrant://…"
     scheme = "qdrant+https" if parts.scheme == "https" else "qdrant"
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    return f"{scheme}://{host}:{parts.port or port}{parts.path.rstrip('/')}"
+    prefix = parts.path.strip("/") or (options.get("prefix") or "").strip("/")
+    return f"{scheme}://{host}:{parts.port or port}{prefix and f'/{prefix}'}"
 
 
 def _in_words(error: Exception, exceptions: Any) -> str:

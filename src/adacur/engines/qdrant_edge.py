@@ -9,22 +9,25 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 import numpy as np
 
 from adacur.core.errors import EngineUnavailable, InputError
 from adacur.core.extras import require
 from adacur.engines.qdrant_points import PointStore, Vector, search_params
-from adacur.engines.store_urls import parameters
-from adacur.engines.vector_store import BESIDE, TEXT_FIELD, Key
+from adacur.engines.store_urls import parameters, split
+from adacur.engines.vector_store import TEXT_FIELD, Key, beside_name, suffixes
+
+# A file that `create` leaves in the folder of a collection.
+_MADE = "made_by_adacur.json"
 
 
 class QdrantEdgeStore(PointStore):
     """A collection of Qdrant Edge: a folder on this machine, opened by one process at a time.
 
     - folder: of the collection; those beside it are folders beside it;
-    - text, id_field: as for `QdrantStore`.
+    - text, id_field, vector: as for `QdrantStore`.
 
     The first search with `exact=False` builds the index, which takes minutes for a million items.
     """
@@ -35,9 +38,10 @@ class QdrantEdgeStore(PointStore):
         *,
         text: str | Sequence[str] = TEXT_FIELD,
         id_field: str | None = None,
+        vector: str | None = None,
         shelf: _Shelf | None = None,
     ) -> None:
-        super().__init__(text=text, id_field=id_field)
+        super().__init__(text=text, id_field=id_field, vector=vector)
         self._models = require("qdrant_edge", extra="qdrant")
         self._folder = Path(folder).absolute()
         self._owns_shelf = shelf is None
@@ -47,7 +51,7 @@ class QdrantEdgeStore(PointStore):
     @classmethod
     def from_url(cls, url: str, **options: Any) -> QdrantEdgeStore:
         """qdrant-edge:///path/to/collection."""
-        parts = urlsplit(url)
+        parts = split(url)
         if parts.netloc or len(parts.path) < len("/x"):
             raise InputError(
                 "A folder of Qdrant Edge is given as qdrant-edge:///path/to/collection, with three slashes."
@@ -62,14 +66,13 @@ class QdrantEdgeStore(PointStore):
         return _is_collection(self._folder)
 
     def beside(self, suffix: str) -> QdrantEdgeStore:
-        folder = self._folder.with_name(f"{self._folder.name}{BESIDE}{suffix}")
+        folder = self._folder.with_name(beside_name(self._folder.name, suffix))
         return QdrantEdgeStore(folder, text=self._text, id_field=self._id_field, shelf=self._shelf)
 
     def siblings(self) -> tuple[str, ...]:
-        start, parent = self._folder.name + BESIDE, self._folder.parent
+        parent = self._folder.parent
         folders = parent.iterdir() if parent.is_dir() else ()
-        names = [one.name for one in folders if one.name.startswith(start) and _is_collection(one)]
-        return tuple(sorted(name.removeprefix(start) for name in names))
+        return suffixes(self._folder.name, (one.name for one in folders if _is_collection(one)))
 
     def close(self) -> None:
         if self._owns_shelf:
@@ -145,9 +148,13 @@ class QdrantEdgeStore(PointStore):
             raise InputError(f"{self._folder} is not empty. Give a folder that does not exist yet.")
         vectors = {name: m.EdgeVectorParams(size, m.Distance.Dot) for name, size in dimensions.items()}
         self._called(lambda: self._shelf.make(self._folder, m.EdgeConfig(vectors=vectors)))
+        (self._folder / _MADE).write_text("{}")
         index = m.UpdateOperation.create_field_index(TEXT_FIELD, m.TextIndexParams(scoring=True))
         self._ask(lambda shard: shard.update(index))
         self._ask(lambda shard: shard.flush())
+
+    def _is_made(self) -> bool:
+        return (self._folder / _MADE).is_file()
 
     def _remove(self) -> None:
         self._shelf.close(self._folder)

@@ -50,10 +50,11 @@ class PointStore(VectorStore):
     # qdrant_client.models or qdrant_edge, which call most things alike.
     _models: Any
 
-    def __init__(self, *, text: str | Sequence[str], id_field: str | None) -> None:
-        self._text = (text,) if isinstance(text, str) else tuple(text)
-        self._id_field = id_field
+    def __init__(self, *, text: str | Sequence[str], id_field: str | None, vector: str | None) -> None:
+        self._text = self.text_fields = (text,) if isinstance(text, str) else tuple(text)
+        self._id_field, self.vector = id_field, vector
         self._known: dict[str, Vector] | None = None
+        self._made = False
         if not self._text:
             raise InputError("text must name at least one payload field.")
 
@@ -104,6 +105,10 @@ class PointStore(VectorStore):
     def _make(self, dimensions: Mapping[str, int]) -> None: ...
 
     @abstractmethod
+    def _is_made(self) -> bool:
+        """Whether `create` made the collection: an empty one has no point that would tell."""
+
+    @abstractmethod
     def _remove(self) -> None: ...
 
     def __repr__(self) -> str:
@@ -127,7 +132,9 @@ class PointStore(VectorStore):
                 raise InputError(f"Weights for {vector!r} must be {size} finite numbers; got shape {weights.shape}.")
             if question.n > 0 and (question.within is None or len(question.within)):
                 filter_ = self._filter(where, without=question.without, within=question.within)
-                requests.append(self._nearest(vector, weights.tolist(), question.n, filter_, exact))
+                # An index looks where the best are, and the items that a question names may lie elsewhere.
+                exactly = exact or question.within is not None
+                requests.append(self._nearest(vector, weights.tolist(), question.n, filter_, exactly))
                 # The engine compares unit vectors with the direction of the weights.
                 waiting.append((at, float(np.linalg.norm(weights)) if metric == "Cosine" else 1.0))
         lists = self._search(requests) if requests else []
@@ -199,6 +206,7 @@ class PointStore(VectorStore):
         for name, rows in vectors.items():
             if not np.isfinite(rows).all():
                 raise InputError(f"Vectors must be finite numbers; those for {name!r} are not.")
+        self._check_made()
         points = [
             self._point(int(key), {name: rows[at].tolist() for name, rows in vectors.items()}, payload_of(item))
             for at, (key, item) in enumerate(zip(keys, items, strict=True))
@@ -210,11 +218,16 @@ class PointStore(VectorStore):
     def drop(self) -> None:
         if not self.exists():
             return
-        first, _ = self._scroll(None, 1, payload=True)
-        if first and OURS not in (first[0].payload or {}):
-            raise InputError(f"{self.name} was not made by adacur, and is not dropped.")
-        self._known = None
+        self._made = False
+        self._check_made()
+        self._known, self._made = None, False
         self._remove()
+
+    def _check_made(self) -> None:
+        # Asked once for many calls of `put`; a collection that was made does not stop being so.
+        self._made = self._made or self._is_made()
+        if not self._made:
+            raise InputError(f"{self.name} was not made by adacur, which only changes collections that it made itself.")
 
     def _schema(self) -> dict[str, Vector]:
         if self._known is None:

@@ -1,35 +1,25 @@
-"""What stores share that keep items in the rows of a table: its layout, filters, what is written, and retries."""
+"""What stores share that keep items in the rows of a table: its layout, filters, and what is written."""
 
 from __future__ import annotations
 
 import json
-import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 import numpy as np
 
 from adacur.core.arrays import FloatArray
 from adacur.core.as_json import as_json
 from adacur.core.errors import EngineUnavailable, InputError, UnknownName
-from adacur.core.extras import require
 from adacur.core.records import Item, check_texts
 from adacur.core.spelling import did_you_mean
 from adacur.engines.vector_store import Found, Key, Nearest, Where
 
-_log = logging.getLogger(__name__)
-T = TypeVar("T")
-
 # The columns of a table that `create` makes, beside one per vector.
 OWN_COLUMNS = ("key", "id", "text", "metadata")
-_TRIES = 3
 _QUOTED = re.compile(r"""(\b[eE]|[uU]&)?('(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`)""")
-
-
-class NoAnswer(Exception):
-    """A call that the engine did not answer and that may be tried again; its words hold no credentials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +124,14 @@ class Layout:
         return list(last), [items[at] for at in places], {name: array[places] for name, array in rows.items()}
 
 
+def repeated(store: str, key: Key) -> InputError:
+    """What is said of a table in which two rows have the same id."""
+    return InputError(
+        f"The id {key!r} occurs more than once in {store}. Each item must have an id of its own: keep one row of each, "
+        "or name a column of distinct ids with id_field= or ?id=."
+    )
+
+
 def checked_dimensions(dimensions: Mapping[str, int], *, longest: int = 1000) -> dict[str, int]:
     """Vectors to create: each becomes a column, whose name must be free."""
     for name, size in dimensions.items():
@@ -181,35 +179,15 @@ def condition(text: str) -> str:
 
 
 def found(store: str, pairs: Iterable[tuple[Key, float]], n: int) -> Found:
-    """The best n of these keys and values, best first."""
-    best = sorted(pairs, key=lambda pair: -pair[1])[: max(0, n)]
+    """The best n of these keys and values, best first; of a key that occurs twice, the better."""
+    distinct: dict[Key, float] = {}
+    for key, value in sorted(pairs, key=lambda pair: -pair[1]):
+        distinct.setdefault(key, value)
+    best = list(distinct.items())[: max(0, n)]
     values = np.array([value for _, value in best], dtype=np.float32)
     if not np.isfinite(values).all():
         raise EngineUnavailable(f"{store} answered with a value that is not finite.")
     return Found(tuple(key for key, _ in best), values)
-
-
-def answered(store: str, call: Callable[[], T], *, extra: str, tries: int = _TRIES) -> T:
-    """The answer to a call, which is made again, at growing intervals, where `NoAnswer` came."""
-    tenacity = require("tenacity", extra=extra)
-    retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(NoAnswer),
-        stop=tenacity.stop_after_attempt(tries),
-        wait=tenacity.wait_exponential(multiplier=0.3, exp_base=4) + tenacity.wait_random(0, 0.2),
-        before_sleep=tenacity.before_sleep_log(_log, logging.INFO),
-        reraise=True,
-    )
-    try:
-        answer: T = retrying(call)
-    except NoAnswer as error:
-        _unavailable(store, error, tries)
-    return answer
-
-
-def _unavailable(store: str, error: NoAnswer, tries: int) -> NoReturn:
-    times = f", after {tries} tries" if tries > 1 else ""
-    # The engine's own error, which may quote how it was reached, is not shown as the cause.
-    raise EngineUnavailable(f"{store} does not answer{times}: {error}") from None
 
 
 def _whole(key: object) -> int:

@@ -6,11 +6,12 @@ Postgres answer the same contract test (tests/contracts/test_vector_stores.py), 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from adacur.core.arrays import FloatArray
+from adacur.core.errors import InputError
 from adacur.core.records import Item
 
 # An engine's own id of an item.
@@ -48,13 +49,17 @@ class Found(NamedTuple):
 class VectorStore(Protocol):
     """Items in an engine: a collection or table with texts, metadata, and one or more vectors of each item.
 
-    `name` tells people and traces which: a URL without credentials. Reads are tried again where the engine does not
-    answer; what then still fails is an `EngineUnavailable`. What the engine says is checked: a collection that is
-    missing, a vector of another name, size or metric, and a filter that it cannot express are an `InputError`.
+    `name` tells people and traces which: a URL without credentials, by which `open_store` finds the same collection.
+    Reads are tried again where the engine does not answer; what then still fails is an `EngineUnavailable`. What the
+    engine says is checked: a collection that is missing, a vector of another name, size or metric, and a filter that it
+    cannot express are an `InputError`.
     """
 
     @property
     def name(self) -> str: ...
+
+    # The vector that its URL names, to search by; None where it names none.
+    vector: str | None = None
 
     def exists(self) -> bool:
         """Whether the collection is there."""
@@ -76,7 +81,7 @@ class VectorStore(Protocol):
     ) -> list[Found]:
         """Answers to all questions, in one call where the engine can.
 
-        `exact=False` allows an index that may miss some.
+        `exact=False` allows an index that may miss some. A question with `within` is answered exactly all the same.
         """
         ...
 
@@ -101,7 +106,10 @@ class VectorStore(Protocol):
         ...
 
     def beside(self, suffix: str) -> VectorStore:
-        """The collection called NAME--suffix of the same engine, which need not exist yet."""
+        """The collection called NAME--suffix of the same engine, which need not exist yet.
+
+        A suffix with "--" in it, or with "-" at its beginning, is refused: it would belong to another name too.
+        """
         ...
 
     def siblings(self) -> tuple[str, ...]:
@@ -116,13 +124,35 @@ class VectorStore(Protocol):
         ...
 
     def put(self, keys: Sequence[int], items: Sequence[Item], vectors: Mapping[str, FloatArray]) -> None:
-        """Write items under these whole numbers, over what is there. Returns when they are durable."""
+        """Write items under these whole numbers, over what is there. Returns when they are durable.
+
+        A collection that `create` did not make is refused.
+        """
         ...
 
     def drop(self) -> None:
-        """Remove the collection, if it is there. Only for one that `create` made."""
+        """Remove the collection, if it is there. One that `create` did not make is refused, empty or not."""
         ...
 
     def close(self) -> None:
-        """Let go of the connection; one that came from `beside` leaves it to the store that opened it."""
+        """Let go of connections and files; a store that came from `beside` leaves that to the one that opened it.
+
+        A closed store opens again when it is next used. What only lived in memory is gone, unless the caller has it.
+        """
         ...
+
+
+def beside_name(name: str, suffix: str) -> str:
+    """NAME--suffix."""
+    if not suffix or BESIDE in suffix or suffix.startswith("-"):
+        raise InputError(
+            f"What follows {name}{BESIDE} must not be empty, hold '{BESIDE}' or begin with '-': {suffix!r}."
+        )
+    return f"{name}{BESIDE}{suffix}"
+
+
+def suffixes(name: str, others: Iterable[str]) -> tuple[str, ...]:
+    """The suffixes of those that lie beside this name; "arts--x--1" lies beside "arts--x", not beside "arts"."""
+    start = name + BESIDE
+    after = (other.removeprefix(start) for other in others if other.startswith(start))
+    return tuple(sorted(one for one in after if one and BESIDE not in one and not one.startswith("-")))

@@ -35,7 +35,7 @@ def read_features(home: Path, anchors: AnchorScores) -> Features:
     """The compressed features of an index folder, memory-mapped; refused where they belong to something else."""
     folder = home / COMPRESSED
     remedy = f"Run `adacur index compress {home}` again, or with --drop to search with the scores."
-    now = belongs_to(home)
+    now = _belongs_to(home)
     try:
         settings = read_json(folder / _SETTINGS)
         newer, other = settings["format"] > _FORMAT, [what for what in now if settings[what] != now[what]]
@@ -75,7 +75,7 @@ def store_features(
         features = make(_on_disk(folder))
         np.save(folder / "keys.npy", keys)
         reported = report(features)
-        _write(features, folder, settings=belongs_to(home) | {"compression": reported})
+        _write(features, folder, settings=_belongs_to(home) | {"compression": reported})
         write_checksums(folder)
         # The mapping goes first: a file that is mapped cannot be renamed everywhere.
         del features
@@ -93,7 +93,7 @@ def drop_features(home: Path) -> bool:
         return _remove(home)
 
 
-def belongs_to(home: Path) -> dict[str, Any]:
+def _belongs_to(home: Path) -> dict[str, Any]:
     """What compressed features depend on, besides the scores that these texts were given."""
     manifest = read_manifest(home)
     dense = home / "first" / "dense"

@@ -21,7 +21,6 @@ from adacur.approximation.engine_rows import Outline
 from adacur.approximation.rank_slopes import RankSlopes
 from adacur.core.errors import AdacurError, DamagedIndex, IndexMismatch, NewerFormat
 from adacur.data.stored import read_array, read_json, read_record
-from adacur.index.compressed import belongs_to
 from adacur.index.files import sync_tree, write_atomically, write_checksums
 from adacur.index.manifest import read_manifest
 from adacur.index.versions import EXPORTED
@@ -34,6 +33,8 @@ _OPTIONAL = (*_OUTLINE_MAY_LACK, "fusion_scores", "fusion_rarities")
 # At the top of an index, whatever its version.
 _TAGS = "exports.json"
 _TAG = re.compile("[0-9a-f]{12}")
+# Squares of larger numbers cannot be added up.
+_LARGEST = 1e100
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +82,21 @@ class Export:
         slopes = {name: RankSlopes(np.array(rows[0]), np.array(rows[1:])) for name, rows in self.slopes.items()}
         if any(one.covariance.shape != (len(one.means), len(one.means)) for one in slopes.values()):
             raise ValueError("the slopes have rows of different lengths")
+        for one in slopes.values():
+            if not np.isfinite(one.means).all() or not np.allclose(one.covariance, one.covariance.T):
+                raise ValueError("the slopes' covariance is not symmetric, or their means are not finite")
+            if len(one.means) and np.linalg.eigvalsh(one.covariance).min() < -1e-9:
+                raise ValueError("the slopes' covariance has a negative eigenvalue")
         return slopes
 
 
-def export_tag(home: Path, outline: Outline) -> str:
-    """A name that follows from what is exported: the same index has the same, so that an export can be continued."""
-    facts = belongs_to(home) | {"columns": outline.width, "mixed": outline.mixing is not None}
-    return hashlib.blake2b(json.dumps(facts, sort_keys=True, default=str).encode(), digest_size=6).hexdigest()
+def export_tag(home: Path, outline: Outline, *, content: str) -> str:
+    """A name that follows from what is exported: the same index has the same, so that an export can be continued.
+
+    `content` is a digest of items, scores and vectors; from rows, which processors round differently, nothing follows.
+    """
+    facts = {"content": content, "columns": outline.width, "mixed": outline.mixing is not None}
+    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=6).hexdigest()
 
 
 def export_command(path: Path, store: str) -> str:
@@ -96,19 +105,29 @@ def export_command(path: Path, store: str) -> str:
 
 
 def remembered_tags(path: Path, store: str) -> list[str]:
-    """The tags of this index's exports to this store, of whatever version; none where they cannot be read."""
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        tags = read_json(path / _TAGS)[_slug(store)]
-        return [tag for tag in tags if isinstance(tag, str) and _TAG.fullmatch(tag)]
+    """The tags of this index's exports to this store, of whatever version; none where they cannot be read.
+
+    A copy of a folder remembers none: what the original exported is not the copy's to drop.
+    """
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        known = read_json(path / _TAGS)
+        if known["folder"] == str(path.resolve()):
+            return [tag for tag in known["stores"][_slug(store)] if isinstance(tag, str) and _TAG.fullmatch(tag)]
     return []
 
 
 def remember_tags(path: Path, store: str, tags: Sequence[str]) -> None:
     """Remember which collections beside a store are exports of this index: no others may be dropped."""
-    known: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
+    stores: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         known = read_json(path / _TAGS)
-    write_atomically(path / _TAGS, json.dumps({**known, _slug(store): list(dict.fromkeys(tags))}, indent=1))
+        if known["folder"] == str(path.resolve()) and isinstance(known["stores"], dict):
+            stores = known["stores"]
+    stores[_slug(store)] = list(dict.fromkeys(tags))
+    try:
+        write_atomically(path / _TAGS, json.dumps({"folder": str(path.resolve()), "stores": stores}, indent=1))
+    except OSError as error:
+        raise DamagedIndex(f"{path / _TAGS} cannot be written ({error}).") from error
 
 
 def write_export(home: Path, export: Export, outline: Outline, *, fusion: ScoreScale | None) -> None:
@@ -118,7 +137,10 @@ def write_export(home: Path, export: Export, outline: Outline, *, fusion: ScoreS
     """
     folder = home / EXPORTED / _slug(export.store)
     unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.unfinished")
-    unfinished.mkdir(parents=True)
+    try:
+        unfinished.mkdir(parents=True)
+    except OSError as error:
+        raise DamagedIndex(f"{home / EXPORTED} cannot be written to ({error}).") from error
     arrays = {
         "scale_scores": outline.scale.scores,
         "scale_rarities": outline.scale.rarities,
@@ -182,8 +204,8 @@ def exported_to(home: Path) -> list[str]:
 def _outline(folder: Path, export: Export, anchors: tuple[str, ...]) -> tuple[Outline, ScoreScale | None]:
     def array(name: str) -> np.ndarray:
         values = read_array(folder / f"{name}.npy", kind="f", ndim=None)
-        if not np.isfinite(values).all():
-            raise ValueError(f"{name} holds NaN or infinity")
+        if not np.isfinite(values).all() or np.abs(values).max(initial=0.0) > _LARGEST:
+            raise ValueError(f"{name} holds numbers that are too large, or none")
         return np.asarray(values)
 
     found = {name: array(name) for name in _ARRAYS}

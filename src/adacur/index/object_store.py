@@ -14,6 +14,8 @@ from typing import Any
 from adacur.core.cache import cache_folder
 from adacur.core.errors import InputError, StorageUnavailable
 from adacur.core.extras import require
+from adacur.core.spelling import did_you_mean
+from adacur.engines.store_urls import STORE_SCHEMES, without_credentials
 
 SCHEMES = ("s3", "gs", "az")
 _RETRIES: dict[str, Any] = {"max_retries": 10, "retry_timeout": timedelta(minutes=3)}
@@ -30,8 +32,11 @@ def index_url(path: str | Path) -> str | None:
         return None
     scheme, rest = match[1].lower(), text[match.end() :].strip("/")
     if scheme not in SCHEMES:
-        known = ", ".join(f"{name}://" for name in SCHEMES)
-        raise InputError(f"An index must lie in a folder, or at a URL that begins with {known}; got {text!r}.")
+        known = ", ".join(f"{name}://" for name in (*SCHEMES, *STORE_SCHEMES))
+        raise InputError(
+            f"An index must lie in a folder, or at a URL that begins with {known}; got {without_credentials(text)!r}."
+            f"{did_you_mean(scheme, (*SCHEMES, *STORE_SCHEMES))}"
+        )
     if "/" not in rest:
         raise InputError(
             f"The URL must name a place within the bucket, such as {scheme}://{rest or 'bucket'}/my.adacur; got "

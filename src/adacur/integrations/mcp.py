@@ -8,7 +8,7 @@ from typing import Any
 
 from adacur import __version__
 from adacur.core.as_json import hit_rows
-from adacur.core.errors import InputError, NonFiniteScore, ScorerError, UnknownName
+from adacur.core.errors import EngineRefused, InputError, NonFiniteScore, ScorerError, UnknownName
 from adacur.core.extras import require
 from adacur.core.results import Hits
 from adacur.search import AnchorIndex, search_options
@@ -96,6 +96,9 @@ def create_server(
             spent = search_options(index, **options | {"budget": arguments["budget"]})
             hits = await index.asearch(arguments["query"], arguments["k"], **spent)
         except (InputError, UnknownName, NonFiniteScore) as error:
+            if isinstance(error, EngineRefused):
+                _log.exception("A search failed.")
+                return answer("The engine of this index does not take this search.", is_error=True)
             return answer(str(error), is_error=True)
         except Exception as error:
             # Its message may name files, hosts and keys: it goes to the log, and the client learns the kind of error.

@@ -12,7 +12,7 @@ from adacur.search.adaptive import AdaptiveSearch
 from adacur.search.anchor_index import AnchorIndex
 from adacur.search.editing import Change, Edit
 from adacur.search.engine_index import search_in
-from adacur.search.engine_search import EngineWarning
+from adacur.search.engine_items import EngineWarning
 from adacur.search.export import Exported, export
 from adacur.search.filters import Filter
 from adacur.search.methods import (

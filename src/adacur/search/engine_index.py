@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
@@ -15,10 +16,12 @@ from adacur.approximation.engine_rows import Outline
 from adacur.approximation.item_factors import ScoreScale
 from adacur.approximation.rank_slopes import RankSlopes
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
-from adacur.core.errors import InputError, UnknownName
+from adacur.core.errors import EngineRefused, InputError, UnknownName
 from adacur.core.protocols import AnchorScores, Items, ScorerCard
 from adacur.core.records import Item, Query
 from adacur.core.spelling import did_you_mean
+from adacur.data import DataWarning
+from adacur.engines.checked import CheckedStore
 from adacur.engines.store_urls import open_store
 from adacur.engines.vector_store import Key, VectorStore
 from adacur.first_stages import AnyStage
@@ -29,7 +32,7 @@ from adacur.first_stages.joined import SEPARATOR
 from adacur.index import AnchorTable
 from adacur.scorers.opening import scorer as open_scorer
 from adacur.search.anchor_index import AnchorIndex
-from adacur.search.engine_items import EngineFirst, EngineItems, EngineStage
+from adacur.search.engine_items import EngineFirst, EngineItems, EngineStage, EngineWarning
 from adacur.search.filters import Filter
 from adacur.search.fusion import Fusion
 from adacur.search.methods import Method
@@ -39,16 +42,25 @@ from adacur.search.search_log import SearchLog
 # Enough to tell the mean and the variance of vectors.
 _SAMPLE = 2048
 # Texts that tell whether an encoder made the vectors of a collection; how alike its vectors must be, and should be.
-_TEXTS_TO_RECOGNISE, _LEAST_ALIKE = 8, 0.5
+_TEXTS_TO_RECOGNISE, _LEAST_ALIKE, _USUALLY_ALIKE = 8, 0.5, 0.9
+_TEXTS_TO_LOOK_AT = 32
 METHODS_IN_ENGINES = ("gaussian", "rerank")
 
 
 class StoreItems(Items):
-    """The items of a collection: they can be counted and read in turn. They have no positions."""
+    """The items of a collection: they can be counted and read in turn. They have no positions.
+
+    Those without a word are passed over when they are read, with a `DataWarning`.
+    """
 
     def __init__(self, store: VectorStore, *, limit: int | None = None) -> None:
         self._store = store
         self._limit = limit
+
+    @property
+    def text_fields(self) -> tuple[str, ...] | None:
+        """The fields that an item's text is made of, where the store says so."""
+        return getattr(self._store, "text_fields", None)
 
     @cached_property
     def _length(self) -> int:
@@ -59,7 +71,19 @@ class StoreItems(Items):
         return self._length
 
     def __iter__(self) -> Iterator[Item]:
-        return islice(self._store.scan(), self._limit)
+        return islice(self._with_words(), self._limit)
+
+    def _with_words(self) -> Iterator[Item]:
+        wordless = []
+        for item in self._store.scan():
+            if item.text.strip():
+                yield item
+            else:
+                wordless.append(item.id)
+        if wordless:
+            some = ", ".join(map(repr, wordless[:3])) + (", …" if len(wordless) > 3 else "")
+            left_out = f"{len(wordless)} items without a word are left out ({some})"
+            warnings.warn(f"{self._store.name}: {left_out}.", DataWarning, stacklevel=2)
 
     @property
     def ids(self) -> Sequence[str]:
@@ -83,7 +107,22 @@ class StoreItems(Items):
 
 def items_in(url: str, *, limit: int | None = None) -> StoreItems:
     """The items of the collection at a URL, or the first of them."""
-    return StoreItems(open_store(url), limit=limit)
+    store = CheckedStore(open_store(url))
+    _check_texts(store)
+    return StoreItems(store, limit=limit)
+
+
+def _check_texts(store: VectorStore) -> None:
+    """Refuse a collection most of whose items have no text: its field has another name."""
+    items = list(store.items(list(store.sample(_TEXTS_TO_LOOK_AT))).values())
+    wordless = sum(not item.text.strip() for item in items)
+    if items and 2 * wordless > len(items):
+        fields = ", ".join(repr(name) for name in dict.fromkeys(name for item in items for name in item.metadata))
+        named = ", ".join(map(repr, getattr(store, "text_fields", None) or ("text",)))
+        raise InputError(
+            f"{wordless} of {len(items)} items of {store.name} have no text in {named}. They have: "
+            f"{fields or 'nothing'}. Name the field of the text: text=…, or ?text= in the URL."
+        )
 
 
 class EngineSnapshot(Snapshot):
@@ -150,14 +189,14 @@ class EngineSnapshot(Snapshot):
     def check(self, method: Method, filter_: Filter | None) -> None:
         """Refuse what would need a value of every item."""
         if method.name not in METHODS_IN_ENGINES:
-            raise InputError(
+            raise EngineRefused(
                 f"Method {method.name!r} needs a prediction of every item, and these are in {self._name}. Search with "
                 f"method='gaussian' or 'rerank', or open the index without store=."
             )
         if getattr(method, "keep_predictions", False):
-            raise InputError(f"keep_predictions needs a value of every item, and these are in {self._name}.")
+            raise EngineRefused(f"keep_predictions needs a value of every item, and these are in {self._name}.")
         if callable(filter_):
-            raise InputError(
+            raise EngineRefused(
                 f"{self._name} cannot run a function on its items. Filter by metadata, filter={{'lang': 'en'}}, or by "
                 "what the engine itself takes."
             )
@@ -168,10 +207,8 @@ class EngineSnapshot(Snapshot):
             first = self.default_first
         names = first.split(SEPARATOR) if isinstance(first, str) else [""]
         if len(set(names)) < len(names) or not set(names) <= set(self._stages):
-            raise UnknownName(
-                f"{self._name} has no first stage {first!r}.{did_you_mean(str(first), self.first_stages)} It has: "
-                f"{', '.join(self.first_stages)}."
-            )
+            near, there = did_you_mean(str(first), self.first_stages), ", ".join(self.first_stages)
+            raise UnknownName(f"This index has no first stage {str(first)[:60]!r}.{near} It has: {there}.")
         names = sorted(names)
         return EngineFirst(SEPARATOR.join(names), tuple(self._stages[name] for name in names))
 
@@ -216,8 +253,10 @@ def search_in(
     """
     search_log = None if log is None else SearchLog(log)
     if not isinstance(store, str):
-        return _search_in(store, scorer, encoder, vector, exact=exact, check=check, log=search_log, owned=None)
-    opened = open_store(store)
+        return _search_in(
+            CheckedStore.of(store), scorer, encoder, vector, exact=exact, check=check, log=search_log, owned=None
+        )
+    opened = CheckedStore(open_store(store))
     try:
         return _search_in(opened, scorer, encoder, vector, exact=exact, check=check, log=search_log, owned=opened)
     except BaseException:
@@ -226,7 +265,7 @@ def search_in(
 
 
 def _search_in(
-    opened: VectorStore,
+    opened: CheckedStore,
     scorer: Any,
     encoder: Any,
     vector: str | None,
@@ -237,10 +276,11 @@ def _search_in(
     owned: VectorStore | None,
 ) -> AnchorIndex:
     dual = open_encoder(encoder)
-    chosen = _vector_of(opened, vector if vector is not None else getattr(opened, "vector", None), dual)
+    chosen = _vector_of(opened, opened.vector if vector is None else vector, dual)
     n_items = opened.count()
     if not n_items:
         raise InputError(f"{opened.name} has no items.")
+    _check_texts(opened)
     outline, embed_queries = None, None
     if chosen is not None:
         sample = opened.sample(_SAMPLE)
@@ -322,4 +362,11 @@ def _recognise(encoder: Encoder, store: VectorStore, keys: Sequence[Key], rows: 
             f"The encoder did not make the vectors of {store.name}: of {len(items)} items its own have a cosine of "
             f"{alike:.2f} with those stored. Give the one that did, or the field of the text that it was given; "
             "check=False goes on all the same."
+        )
+    if alike < _USUALLY_ALIKE:
+        warnings.warn(
+            f"Of {len(items)} items of {store.name}, the encoder's vectors have a cosine of {alike:.2f} with those "
+            "stored. Were they made of another text, or by another encoder?",
+            EngineWarning,
+            stacklevel=4,
         )

@@ -12,6 +12,10 @@ from adacur.core.records import Query
 from adacur.engines.vector_store import Found, Nearest, VectorStore, Where
 
 
+class EngineWarning(UserWarning):
+    """A vector engine stopped answering, or holds something else than it seems to."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineItems:
     """The items of a collection, as a search uses them.

@@ -17,23 +17,19 @@ import numpy as np
 from adacur.approximation.engine_rows import Affine
 from adacur.approximation.rank_slopes import RANKS_THAT_COUNT
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
-from adacur.core.errors import EngineUnavailable, InputError
+from adacur.core.errors import EngineRefused, EngineUnavailable, InputError
 from adacur.core.protocols import Acquisition, Approximation, Ranking
 from adacur.core.records import Item, Query
 from adacur.core.seeds import item_keys
 from adacur.engines.vector_store import Found, Key, Nearest
 from adacur.first_stages.joined import reciprocal_ranks
 from adacur.search.adaptive import SHORTLIST, LockStep
-from adacur.search.engine_items import EngineFirst, EngineItems
+from adacur.search.engine_items import EngineFirst, EngineItems, EngineWarning
 from adacur.search.fusion import LISTED
 from adacur.search.methods import Plan
 from adacur.search.prospects import raised_by
 
 _NONE: IntArray = np.empty(0, dtype=np.intp)
-
-
-class EngineWarning(UserWarning):
-    """A vector engine stopped answering, and a search ended with what it had."""
 
 
 class Touched:
@@ -72,7 +68,9 @@ class Touched:
         items = engine.store.items(keys)
         rows = {} if engine.outline is None else engine.store.rows(engine.vector, keys)
         for position, key in zip(new, keys, strict=True):
-            if key in items and (engine.outline is None or key in rows):
+            # One without a word is as good as gone: its score would say nothing.
+            has_words = key in items and bool(items[key].text.strip())
+            if has_words and (engine.outline is None or key in rows):
                 self._items[position] = items[key]
                 if key in rows:
                     self._rows[position] = rows[key]
@@ -233,7 +231,7 @@ class EngineLockStep(LockStep):
                     self._predictions(self._approximation)
             batches = super().ask(seconds=seconds)
             gone = set(self._touched.fetch(np.unique(np.concatenate([*batches, _NONE]))).tolist())
-        except EngineUnavailable as error:
+        except (EngineUnavailable, EngineRefused) as error:
             if not begun:
                 raise
             self._end(error)
@@ -249,10 +247,10 @@ class EngineLockStep(LockStep):
         """As in memory; where the engine cannot say whether to stop, searches end with what they have."""
         try:
             super().tell(scores, seconds=seconds)
-        except EngineUnavailable as error:
+        except (EngineUnavailable, EngineRefused) as error:
             self._end(error)
 
-    def _end(self, error: EngineUnavailable) -> None:
+    def _end(self, error: EngineUnavailable | EngineRefused) -> None:
         warnings.warn(f"{error} The search ends with what it has scored.", EngineWarning, stacklevel=4)
         for search in self.searches:
             if search.remaining:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +14,8 @@ from tqdm import tqdm
 from adacur.approximation.engine_rows import Outline, rows_of
 from adacur.approximation.rank_slopes import RankSlopes
 from adacur.core.errors import EngineUnavailable, IndexMismatch
+from adacur.core.protocols import BlockedScores, Vectors
+from adacur.engines.checked import CheckedStore
 from adacur.engines.store_urls import open_store
 from adacur.engines.vector_store import VectorStore
 from adacur.index import IndexFolder, locked
@@ -64,22 +68,18 @@ def export(index: AnchorIndex, store: VectorStore | str, *, drop_old: bool = Fal
     if isinstance(store, str):
         with closing(open_store(store)) as opened:
             return export(index, opened, drop_old=drop_old, progress=progress)
+    store = CheckedStore.of(store)
     snapshot = index.snapshot
     features, vectors = snapshot.gaussian_model().features_of(index.anchors), snapshot.item_vectors()
     outline = Outline.of(features)
-    tag = export_tag(home, outline)
-    target = store.beside(tag)
-    path = index.path or home
+    tag = export_tag(home, outline, content=_digest(index, vectors))
+    target, path = store.beside(tag), index.path or home
     before = remembered_tags(path, store.name)
     n_items = len(index)
-    with locked(home):
-        # Remembered first: what is begun and never ended can be dropped later.
-        remember_tags(path, store.name, [*before, tag])
-        if not target.exists():
-            target.create({FEATURES: outline.width} | ({DENSE: vectors.shape[1]} if vectors else {}))
-        there = min(target.count(), n_items)
-        # Calls are made in order, and the last one may have been cut off.
-        begin = there // _ITEMS_PER_CALL * _ITEMS_PER_CALL
+    sizes = {FEATURES: outline.width} | ({DENSE: vectors.shape[1]} if vectors else {})
+
+    def write(begin: int) -> bool:
+        """Write the items from this one on, in order; whether the collection then holds as many as the index."""
         with tqdm(total=n_items, initial=begin, desc="export", unit="item", disable=not progress) as bar:
             for start in range(begin, n_items, _ITEMS_PER_CALL):
                 positions = np.arange(start, min(start + _ITEMS_PER_CALL, n_items))
@@ -88,8 +88,21 @@ def export(index: AnchorIndex, store: VectorStore | str, *, drop_old: bool = Fal
                     rows[DENSE] = vectors.rows(positions).astype(np.float32)
                 target.put(positions.tolist(), index.items.at(positions.tolist()), rows)
                 bar.update(len(positions))
-        if (written := target.count()) != n_items:
-            raise EngineUnavailable(f"{target.name} holds {written:,} items after {n_items:,} were written. Run again.")
+        return target.count() == n_items
+
+    with locked(home):
+        # Remembered first: what is begun and never ended can be dropped later.
+        remember_tags(path, store.name, [*before, tag])
+        if not target.exists():
+            target.create(sizes)
+        there = min(target.count(), n_items)
+        # Calls are made in order, and the last one may have been cut off. Where rows before it are missing, all are
+        # written; where there are others, the collection is made anew.
+        if not (write(there // _ITEMS_PER_CALL * _ITEMS_PER_CALL) or write(0)):
+            target.drop()
+            target.create(sizes)
+            if not write(0):
+                raise EngineUnavailable(f"{target.name} holds {target.count():,} items, and {n_items:,} were written.")
         slopes: dict[str, RankSlopes] = {}
         if vectors is not None and (learned := snapshot.rank_slopes(snapshot.stage(DENSE))) is not None:
             slopes[DENSE] = learned
@@ -112,7 +125,7 @@ def engine_snapshot(
     folder: IndexFolder, store: VectorStore | str, *, encoder: Any = None, trust: bool = False, exact: bool = True
 ) -> EngineSnapshot:
     """The snapshot of an index whose items are searched where they were exported to."""
-    opened = open_store(store) if isinstance(store, str) else store
+    opened = CheckedStore.of(open_store(store) if isinstance(store, str) else store)
     try:
         return _engine_snapshot(folder, opened, encoder=encoder, trust=trust, exact=exact, owns=isinstance(store, str))
     except BaseException:
@@ -136,6 +149,8 @@ def _engine_snapshot(
             f"{target.name} has {n_items:,} items and vectors {sizes}; exported were {export.n_items:,} items with "
             f"{outline.width} columns. {remedy}"
         )
+    if outline.anchor_vectors is not None and outline.anchor_vectors.shape[1] != sizes.get(DENSE):
+        raise IndexMismatch(f"{target.name} has vectors {sizes}, and not those of the anchor queries. {remedy}")
     embed_queries = None
     if export.dense:
         vectors = open_first_stages(folder.home, encoder=encoder, trust=trust)[DENSE]().vectors()
@@ -150,3 +165,19 @@ def _engine_snapshot(
         fusion=fusion,
         owned=store if owns else None,
     )
+
+
+def _digest(index: AnchorIndex, vectors: Vectors | None) -> str:
+    """Of all that is exported, as it is stored: two indexes must never share a collection."""
+    digest = hashlib.blake2b(digest_size=16)
+    for start in range(0, len(index), _ITEMS_PER_CALL):
+        positions = range(start, min(start + _ITEMS_PER_CALL, len(index)))
+        for item in index.items.at(positions):
+            digest.update(json.dumps([item.id, item.text, item.metadata], sort_keys=True, default=str).encode())
+        if vectors is not None:
+            digest.update(vectors.rows(np.array(positions)).astype("<f4").tobytes())
+    anchors = index.anchors
+    blocks = (block for _, block in anchors.blocks()) if isinstance(anchors, BlockedScores) else iter([anchors.matrix])
+    for block in blocks:
+        digest.update(np.ascontiguousarray(block).tobytes())
+    return digest.hexdigest()

@@ -23,7 +23,7 @@ import numpy as np
 from adacur.approximation.acquisition import best_positions
 from adacur.approximation.rank_slopes import RANKS_THAT_COUNT
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
-from adacur.core.errors import BudgetError, EngineUnavailable, InputError
+from adacur.core.errors import BudgetError, EngineRefused, EngineUnavailable, InputError
 from adacur.core.protocols import Items, PositionScorer, Ranking, Scorer
 from adacur.core.records import Pair, Query, as_queries
 from adacur.core.results import Hits, Trace
@@ -32,7 +32,8 @@ from adacur.first_stages import Placed
 from adacur.scorers.calling import ascore
 from adacur.search.adaptive import LockStep
 from adacur.search.device_search import DeviceLockStep, chooses_on_device
-from adacur.search.engine_search import EngineWarning, begin_in_engine
+from adacur.search.engine_items import EngineWarning
+from adacur.search.engine_search import begin_in_engine
 from adacur.search.filters import allowed_by
 from adacur.search.fusion import LISTED, listed_by
 from adacur.search.methods import Plan
@@ -324,7 +325,7 @@ class JoinedSearch:
         queries = self._groups.popleft()
         try:
             self._begin(queries)
-        except EngineUnavailable as error:
+        except (EngineRefused, EngineUnavailable) as error:
             warnings.warn(f"{error} The other queries have no hits.", EngineWarning, stacklevel=2)
             trace = Trace(stopped="engine", settings=self._plan.settings())
             left = [*queries, *(query for group in self._groups for query in group)]

@@ -5,6 +5,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -35,6 +36,9 @@ from adacur.serving.turns import Turns
 from adacur.tuning import replay
 
 _SECONDS_UNTIL_RECALL = 2
+
+# Threads cost little while they wait.
+_THREADS = 256
 
 
 def create_app(
@@ -100,6 +104,10 @@ class _Server:
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         """Open everything in the background, and end with it."""
+        # A request holds a thread while an engine keeps silent, longer than its client waits: asyncio's own dozen or
+        # two would soon be gone, and with them every other index.
+        threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="adacur-serve")
+        asyncio.get_running_loop().set_default_executor(threads)
         opening = asyncio.ensure_future(self._open())
         try:
             yield

@@ -14,6 +14,7 @@ from adacur.core.errors import (
     AdacurError,
     BudgetError,
     EmptyInput,
+    EngineRefused,
     EngineUnavailable,
     InputError,
     NonFiniteScore,
@@ -72,6 +73,9 @@ def as_refusal(error: Exception) -> Refusal:
     if isinstance(error, HTTPException):
         code, message = _ROUTER_ERRORS.get(error.status_code, ("refused", str(error.detail)))
         return Refusal(error.status_code, code, message, headers=error.headers)
+    if isinstance(error, EngineRefused):
+        message = "The engine of this index does not take this search; a filter may name a field that it does not have."
+        return Refusal(422, "engine_refused", f"{message} The server's log says why, under this request's id.")
     for kind, status, code in _LIBRARY_ERRORS:
         if isinstance(error, kind):
             return Refusal(status, code, str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import threading
@@ -26,7 +27,7 @@ from adacur.engines.vector_store import Nearest, VectorStore
 qdrant_client = pytest.importorskip("qdrant_client", reason="qdrant-client is not installed")
 qdrant_edge = pytest.importorskip("qdrant_edge", reason="qdrant-edge-py is not installed")
 
-from adacur.engines import qdrant, qdrant_points  # noqa: E402
+from adacur.engines import qdrant_points, retries  # noqa: E402
 from adacur.engines.qdrant import QdrantStore  # noqa: E402
 from adacur.engines.qdrant_edge import QdrantEdgeStore  # noqa: E402
 
@@ -104,11 +105,14 @@ def theirs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:
 @pytest.fixture(params=MAKERS)
 def ours(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[VectorStore]:
     """An empty collection of ours."""
-    edge = request.param == "edge"
-    store: VectorStore = QdrantEdgeStore(tmp_path / "x" / "ours") if edge else QdrantStore("ours", url=":memory:")
+    store = new(request.param, tmp_path)
     store.create({"features": 2})
     yield store
     store.close()
+
+
+def new(kind: str, folder: Path) -> VectorStore:
+    return QdrantEdgeStore(folder / "x" / "ours") if kind == "edge" else QdrantStore("ours", url=":memory:")
 
 
 def plain(metric: str = "Cosine") -> tuple[dict[str, str], Points]:
@@ -242,6 +246,19 @@ ODD = [
 ]
 
 
+@pytest.fixture(params=MAKERS, scope="module")
+def odd(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[VectorStore, VectorStore]]:
+    """Odd items in a collection of ours, and in memory."""
+    stores = new(request.param, tmp_path_factory.mktemp("odd")), MemoryStore()
+    for store in stores:
+        store.create({"features": 2})
+        put(store, [Item(f"item-{at}", "text", metadata) for at, metadata in enumerate(ODD)])
+    yield stores
+    stores[0].close()
+
+
 @pytest.mark.parametrize(
     "where",
     [
@@ -270,12 +287,10 @@ ODD = [
     ],
     ids=str,
 )
-def test_a_dictionary_finds_what_it_finds_in_memory(ours: VectorStore, where: dict[str, Any]) -> None:
-    items = [Item(f"item-{at}", "text", metadata) for at, metadata in enumerate(ODD)]
-    memory = MemoryStore()
-    memory.create({"features": 2})
-    for store in (memory, ours):
-        put(store, items)
+def test_a_dictionary_finds_what_it_finds_in_memory(
+    odd: tuple[VectorStore, VectorStore], where: dict[str, Any]
+) -> None:
+    ours, memory = odd
     plain_where = {name: one.item() if isinstance(one, np.generic) else one for name, one in where.items()}
     assert ours.count(where) == memory.count(plain_where)
 
@@ -299,7 +314,7 @@ names = st.sampled_from(["id", "text", "_adacur", "lang", "a.b"]) | texts
 
 
 @given(metadata=st.lists(st.dictionaries(names, values, max_size=4), min_size=1, max_size=5))
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_items_come_back_as_they_were_written(ours: VectorStore, metadata: list[dict[str, Any]]) -> None:
     items = [Item(f"item {at}", f"text\n{at} ", one) for at, one in enumerate(metadata)]
     put(ours, items)
@@ -403,6 +418,30 @@ def test_a_folder_that_another_store_has_open_is_named(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_folder_that_was_closed_can_be_opened_by_another_store(tmp_path: Path) -> None:
+    store, other = QdrantEdgeStore(tmp_path / "things"), QdrantEdgeStore(tmp_path / "things")
+    store.create({"features": 2})
+    put(store, [Item("a", "text")])
+    store.beside("v1").create({"features": 2})
+    store.close()
+    assert (other.count(), other.beside("v1").count()) == (1, 0)
+    with pytest.raises(EngineUnavailable, match=r"things.*has it open"):
+        store.count()
+    other.close()
+    assert store.count() == 1
+    store.close()
+
+
+def test_a_client_of_our_own_is_closed_and_made_again(server: Server, store: QdrantStore) -> None:
+    first = store._client
+    store.close()
+    server.script = [ok({"count": 3})]
+    beside = store.beside("v1")
+    assert store.count() == 3
+    assert store._client is not first
+    assert beside._client is store._client
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "photo.png").write_text("mine")
     store = QdrantEdgeStore(tmp_path)
@@ -482,7 +521,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def store(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[QdrantStore]:
-    monkeypatch.setattr(qdrant, "_BACKOFF", 0.0)
+    monkeypatch.setattr(retries, "_WAIT", 0.0)
     store = QdrantStore("things", url=server.url, api_key=KEY, timeout=1)
     yield store
     store.close()
@@ -501,6 +540,10 @@ def test_all_questions_are_one_request_for_exact_values(server: Server, store: Q
     assert first["filter"]["must_not"] == [{"has_id": [1]}]
     assert second["filter"]["must"][1] == {"has_id": [8]}
     assert server.headers[-1]["api-key"] == KEY
+    server.script = [ok([points(), points()])]
+    store.best("f", questions, exact=False)
+    first, second = server.requests[-1][1]["searches"]
+    assert (first["params"]["exact"], second["params"]["exact"]) == (False, True)
     assert store.best("f", []) == []
 
 
@@ -521,14 +564,18 @@ def test_a_server_that_fails_three_times_is_unavailable(
     assert KEY not in caplog.text
 
 
-def test_a_server_that_takes_too_long_is_unavailable(server: Server, store: QdrantStore) -> None:
-    server.script = [(None, 1.5)] * 3
+def test_a_server_that_takes_too_long_is_unavailable(
+    server: Server, store: QdrantStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A client's shortest patience is a second.
+    monkeypatch.setattr(store, "_ask", functools.partial(store._ask, tries=1))
+    server.script = [(None, 1.1)]
     with pytest.raises(EngineUnavailable, match="Timeout"):
         store.count()
 
 
 def test_a_server_that_is_not_there_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(qdrant, "_BACKOFF", 0.0)
+    monkeypatch.setattr(retries, "_WAIT", 0.0)
     store = QdrantStore("things", url="http://127.0.0.1:9", api_key=KEY)
     with pytest.raises(EngineUnavailable, match=r"qdrant://127.0.0.1:9/things.*ConnectError"):
         store.exists()
@@ -612,7 +659,7 @@ def test_errors_of_grpc_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         def count(self, **_: Any) -> None:
             raise self.failure
 
-    monkeypatch.setattr(qdrant, "_BACKOFF", 0.0)
+    monkeypatch.setattr(retries, "_WAIT", 0.0)
     with pytest.raises(EngineUnavailable, match=r"qdrant\+https://db:6333/things.*UNAVAILABLE: because \*\*\*"):
         QdrantStore("things", client=Client(grpc.StatusCode.UNAVAILABLE)).count()
     with pytest.raises(InputError, match="NOT_FOUND"):

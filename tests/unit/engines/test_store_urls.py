@@ -1,16 +1,24 @@
 from __future__ import annotations
 
+import logging
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
 
-from adacur.core.errors import InputError
-from adacur.engines.store_urls import open_store, without_credentials
+from adacur.core.errors import AdacurError, InputError
+from adacur.engines import store_urls
+from adacur.engines.postgres import PostgresStore
+from adacur.engines.qdrant import QdrantStore
+from adacur.engines.store_urls import STORE_SCHEMES, open_store, without_credentials
 
 
 def opened(url: str, **options: Any) -> Any:
-    pytest.importorskip("qdrant_client", reason="qdrant-client is not installed")
+    for module in ("qdrant_client", "lancedb", "psycopg"):
+        pytest.importorskip(module, reason=f"{module} is not installed")
     return open_store(url, **options)
 
 
@@ -81,6 +89,111 @@ def test_the_key_of_the_environment_is_sent_over_https_or_to_this_machine_only(
     assert opened(url)._client.init_options["api_key"] == ("secret" if sent else None)
 
 
+LANCE = "lancedb:///data/shop/things"
+
+
+@pytest.mark.parametrize("base", ["qdrant://db/things", "qdrant-edge:///data/things", LANCE, "postgresql://db/shop"])
+def test_every_engine_takes_the_fields_of_text_id_and_vector(base: str) -> None:
+    table = "&table=things" if base.startswith("postgresql") else ""
+    store = opened(f"{base}?text=title&text=body&id=doc&vector=dense{table}")
+    columns = vars(store).get("_columns") or {"text": store._text, "id_field": store._id_field}
+    assert (columns["text"], columns["id_field"], store.vector) == (("title", "body"), "doc", "dense")
+    with pytest.raises(InputError, match=r"takes text, id, vector.*'idd'.*Did you mean.*id"):
+        opened(f"{base}?idd=doc{table}")
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("lancedb+s3://bucket/some/folder/things", "lancedb+s3://bucket/some/folder/things"),
+        ("lancedb:///data/my%20shop%3F/things", "lancedb:///data/my%20shop%3F/things"),
+        ("postgres://db/shop?table=things", "postgresql://db:5432/shop?table=things"),
+        ("postgresql://me:secret@db:99/a%2Fb?table=s.things", "postgresql://db:99/a%2Fb?table=s.things"),
+        ("postgresql://a:1,b/shop?table=things", "postgresql://a:1,b:5432/shop?table=things"),
+        ("postgresql:///shop?host=/run/pg&table=things", "postgresql://%2Frun%2Fpg:5432/shop?table=things"),
+        ("postgresql://[::1]:99/shop?table=things", "postgresql://%3A%3A1:99/shop?table=things"),
+        ("postgresql://db/shop?table=%22v1.0%22", "postgresql://db:5432/shop?table=%22v1.0%22"),
+        (
+            "postgresql://db/shop?table=%22s%22.%22v%22%221.0%22",
+            "postgresql://db:5432/shop?table=%22s%22.%22v%22%221.0%22",
+        ),
+    ],
+)
+def test_tables_can_be_opened_again_by_their_names(url: str, name: str) -> None:
+    assert opened(url).name == name == opened(name).name
+
+
+# Halves of a password, between which a URL may break.
+FIRST, SECOND = "hunt", "er2zz"
+URLS = [
+    "{scheme}://{user}:{password}@host/things",
+    "{scheme}://{user}:{password}@host:99/folder/things?table=things&text=a",
+    "{scheme}://{password}@/folder/things?table=x",
+    "{scheme}://host/things?table=x&api_key={password}",
+    "{scheme}://host/things?password={password}&table=x",
+]
+
+
+@given(
+    scheme=st.sampled_from([*STORE_SCHEMES, "http", "qdrnt"]),
+    pattern=st.sampled_from(URLS),
+    user=st.text(max_size=4).map(lambda text: f"me{text}"),
+    parts=st.lists(
+        st.text(alphabet=st.sampled_from("/@?#:%[]\\ ,;&=\n\tä℀é1a") | st.characters(), max_size=3),
+        min_size=3,
+        max_size=3,
+    ),
+)
+@example(scheme="qdrant", pattern=URLS[0], user="me", parts=["", "℀", ""])
+@example(scheme="qdrant", pattern=URLS[0], user="me", parts=["", "/", ""])
+@example(scheme="postgresql", pattern=URLS[1], user="me", parts=["", "/", ""])
+@example(scheme="postgresql", pattern=URLS[1], user="me", parts=["", "@", ""])
+@example(scheme="lancedb", pattern=URLS[0], user="me", parts=["", "/", ""])
+@example(scheme="qdrant", pattern=URLS[2], user="me", parts=["/", "", ""])
+@example(scheme="postgresql", pattern=URLS[4], user="me", parts=["", "&", ""])
+@settings(deadline=None, max_examples=400)
+def test_a_password_is_never_shown(scheme: str, pattern: str, user: str, parts: list[str]) -> None:
+    # lancedb:///a@b is a folder.
+    assume(not (pattern == URLS[2] and parts[0].startswith("/") and scheme in store_urls._FOLDERS))
+    password = f"{parts[0]}{FIRST}{parts[1]}{SECOND}{parts[2]}"
+    url = pattern.format(scheme=scheme, user=user, password=password)
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    shown = [without_credentials(url)]
+    try:
+        store = opened(url)
+        shown += [store.name, repr(store), str(store), store.beside("x").name]
+        store.close()
+    except AdacurError as error:
+        shown += [str(error), repr(error), "".join(traceback.format_exception(error)[-2:])]
+    finally:
+        logging.getLogger().removeHandler(handler)
+    shown += [record.getMessage() for record in records]
+    for text in shown:
+        assert FIRST not in text
+        assert SECOND not in text
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:hunt/er2@db", "http://me:hunt@er2@db", "http://me:hunt℀@db", "http://me:hunt"]
+)
+def test_the_address_of_a_server_does_not_show_a_password(url: str) -> None:
+    with pytest.raises(InputError) as caught:
+        QdrantStore("things", url=url)
+    assert "hunt" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "dsn", ["dbname=postgresql://me:hunt@db/shop", "host=me:hunt@db", "postgres://me:hunt/er2@db/shop"]
+)
+def test_a_password_in_the_wrong_place_of_libpqs_words_is_not_shown(dsn: str) -> None:
+    with pytest.raises(InputError) as caught:
+        PostgresStore(dsn, "things")
+    assert "hunt" not in str(caught.value)
+
+
 @pytest.mark.parametrize("url", ["qdrnt://db/things", "things", "http://me:secret@db/things?api_key=secret"])
 def test_a_url_of_another_kind_is_refused_without_its_credentials(url: str) -> None:
     with pytest.raises(InputError, match="qdrant://") as caught:
@@ -93,10 +206,13 @@ def test_a_url_of_another_kind_is_refused_without_its_credentials(url: str) -> N
     ("url", "shown"),
     [
         ("postgresql://me:secret@db:5432/shop/things", "postgresql://db:5432/shop/things"),
-        ("postgresql://me:se/c@ret@db/shop", "postgresql://db/shop"),
+        ("postgresql://me:se/c@ret@db/shop", "postgresql://…"),
+        ("postgresql://me:se?cret@db/shop", "postgresql://…"),
+        ("postgresql://me:secret/shop", "postgresql://…"),
+        ("me:secret@db://shop", "…"),
         (
-            "postgresql://db/shop?user=me&password=secret&sslmode=require",
-            "postgresql://db/shop?user=me&sslmode=require",
+            "postgresql://db/shop?user=me&password=se&cret&sslmode=require",
+            "postgresql://db/shop?user=me",
         ),
         ("qdrant://db/things?API_KEY=secret", "qdrant://db/things"),
         ("qdrant-edge:///home/a@b/things", "qdrant-edge:///home/a@b/things"),

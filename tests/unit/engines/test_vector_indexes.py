@@ -31,6 +31,25 @@ def check_named_items_are_found(store: VectorStore) -> None:
     np.testing.assert_allclose(named.values, (ROWS @ WEIGHTS)[list(named.keys)], rtol=1e-4, atol=1e-4)
 
 
+def test_the_items_that_a_question_names_are_found_beside_an_index_of_qdrant_edge(tmp_path: Path) -> None:
+    edge = pytest.importorskip("qdrant_edge", reason="qdrant-edge-py is not installed")
+    (tmp_path / "items").mkdir()
+    config = edge.EdgeConfig(
+        vectors={"features": edge.EdgeVectorParams(SIZE, edge.Distance.Dot)},
+        # An index that is as bad as it can be, and is always used.
+        hnsw_config=edge.HnswIndexConfig(m=4, ef_construct=4, full_scan_threshold=1),
+        optimizers=edge.EdgeOptimizersConfig(indexing_threshold=1),
+    )
+    shard = edge.EdgeShard.create(str(tmp_path / "items"), config)
+    points = [edge.Point(at, {"features": row.tolist()}, {}) for at, row in enumerate(ROWS)]
+    shard.update(edge.UpdateOperation.upsert_points(points))
+    shard.optimize()
+    shard.close()
+    store = open_store(f"qdrant-edge://{tmp_path}/items")
+    check_named_items_are_found(store)
+    store.close()
+
+
 def test_the_items_that_a_question_names_are_found_beside_an_index_of_lancedb(tmp_path: Path) -> None:
     lancedb = pytest.importorskip("lancedb", reason="the extra lancedb is not installed")
     store = filled(open_store(f"lancedb://{tmp_path}/items"))

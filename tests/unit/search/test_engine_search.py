@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -505,3 +506,145 @@ def test_a_collection_takes_no_options_of_folders() -> None:
         adacur.load("qdrant://:memory:/x")
     with pytest.raises(InputError, match="device"):
         adacur.load("qdrant://:memory:/x", scorer=scorer, device="cpu")
+
+
+def test_two_indexes_never_share_a_collection(tmp_path) -> None:
+    store = MemoryStore("both")
+
+    def other(pairs: Any) -> np.ndarray:
+        return -scorer(pairs)
+
+    tags = set()
+    for name, function, items in (("a", scorer, ITEMS[:60]), ("b", other, ITEMS[:60]), ("c", scorer, with_prices())):
+        index = adacur.build(
+            items,
+            ANCHORS[:5],
+            scorer=function,
+            path=tmp_path / name,
+            first=["dense"],
+            encoder=LetterPairEncoder(),
+            progress=False,
+        )
+        tags.add(export(index, store, progress=False).collection)
+    assert len(tags) == 3
+
+
+def with_prices() -> list[Item]:
+    return [Item(item.id, item.text, {**item.metadata, "price": 7}) for item in ITEMS[:60]]
+
+
+def test_an_export_with_a_missing_or_a_strange_row_is_repaired(index) -> None:
+    store = MemoryStore("torn")
+    export(index, store, progress=False)
+    (tag,) = store.siblings()
+    held = store._shelf[f"torn--{tag}"]
+    rows = {name: store.beside(tag).rows(name, [0])[0][None] for name in ("features", "dense")}
+    store.beside(tag).put([999], [Item("strange", "strange")], rows)
+    export(index, store, progress=False)
+    assert store.beside(tag).count() == 400
+    assert 999 not in store._shelf[f"torn--{tag}"].place
+    assert held is not store._shelf[f"torn--{tag}"]
+
+
+def test_a_copy_of_a_folder_drops_nothing_of_the_original(index, tmp_path) -> None:
+    import shutil
+
+    store = MemoryStore("copied")
+    export(index, store, progress=False)
+    shutil.copytree(index.path, tmp_path / "copy")
+    copy = adacur.load(tmp_path / "copy", scorer=scorer, encoder=LetterPairEncoder())
+    with copy.edit(progress=False) as edit:
+        edit.remove(["i5"])
+    assert export(copy, store, drop_old=True, progress=False).dropped == ()
+    assert len(store.siblings()) == 2
+
+
+class Lying(MemoryStore):
+    """Answers otherwise than it was asked."""
+
+    how: ClassVar[str] = ""
+
+    def best(self, vector: str, questions: Any, **options: Any) -> list[Found]:
+        found = super().best(vector, questions, **options)
+        if Lying.how == "twice":
+            return [Found((*one.keys, *one.keys), np.tile(one.values, 2)) for one in found]
+        if Lying.how == "nan":
+            return [Found(one.keys, one.values * np.nan) for one in found]
+        if Lying.how == "fewer":
+            return found[1:]
+        if Lying.how == "odd":
+            raise KeyError("odd")
+        if Lying.how == "others":
+            return [Found((*one.keys, 10**9), np.append(one.values, 1e9)) for one in found]
+        return found
+
+
+def test_an_engine_that_lies_is_caught_or_harmless() -> None:
+    calls: list[str] = []
+
+    def counting(pairs: Any) -> np.ndarray:
+        calls.extend(item for _, item in pairs)
+        return scorer(pairs)
+
+    store = Lying("lying", shelf=as_it_is()._shelf)
+    store._shelf["lying"] = store._shelf["existing"]
+    Lying.how = ""
+    found = search_in(store, scorer=counting, encoder=LetterPairEncoder())
+    for how in ("twice", "nan", "fewer", "odd", "others"):
+        Lying.how = how
+        calls.clear()
+        if how in ("nan", "fewer", "odd"):
+            with pytest.raises(EngineUnavailable, match="memory://lying"):
+                found.search(QUERIES[0], 5, budget=30, first="dense")
+            continue
+        # A key that nobody asked for ends the search with what it has.
+        expected = pytest.warns(EngineWarning, match="not asked for") if how == "others" else contextlib.nullcontext()
+        with expected:
+            hits = found.search(QUERIES[0], 5, budget=30, first="dense")
+        assert len(calls) == len(set(calls)) == hits.trace.calls <= 30
+    Lying.how = ""
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "7", '{"folder": 3}', "{"])
+def test_what_a_strange_folder_remembers_of_exports_is_passed_over(tmp_path, content: str) -> None:
+    index = adacur.build(
+        ITEMS[:30], ANCHORS[:3], scorer=scorer, path=tmp_path / "i", first=["dense"], encoder=LetterPairEncoder()
+    )
+    (tmp_path / "i" / "exports.json").write_text(content)
+    assert export(index, MemoryStore("x"), drop_old=True, progress=False).dropped == ()
+
+
+def test_texts_in_another_field_are_refused_and_the_fields_named() -> None:
+    store = MemoryStore("blank")
+    store.create({"": 64})
+    items = [Item(item.id, "", {"body": item.text}) for item in ITEMS[:40]]
+    store.put(list(range(40)), items, {"": LetterPairEncoder().encode_items([item.text for item in ITEMS[:40]])})
+    with pytest.raises(InputError, match="'body'"):
+        search_in(store, scorer=scorer, encoder=LetterPairEncoder())
+
+
+def test_items_without_a_word_are_not_scored_and_not_built_from() -> None:
+    from adacur.data import DataWarning
+    from adacur.search.engine_index import StoreItems
+
+    store = MemoryStore("holes")
+    store.create({"": 64})
+    items = [Item(item.id, " " if at % 10 == 0 else item.text) for at, item in enumerate(ITEMS[:60])]
+    store.put(list(range(60)), items, {"": LetterPairEncoder().encode_items([item.text for item in ITEMS[:60]])})
+    found = search_in(store, scorer=scorer, encoder=LetterPairEncoder())
+    hits = found.search(QUERIES[0], 10, budget=60)
+    assert hits.trace.calls == 54
+    assert all(hit.item.text.strip() for hit in hits)
+    with pytest.warns(DataWarning, match="6 items without a word"):
+        assert len(list(StoreItems(store))) == 54
+
+
+def test_vectors_of_another_text_are_told() -> None:
+    class Noisy(LetterPairEncoder):
+        def encode_items(self, texts: Any) -> np.ndarray:
+            vectors = super().encode_items(texts)
+            noise = np.random.default_rng(5).normal(size=vectors.shape)
+            return vectors + 0.09 * noise.astype(np.float32)
+
+    with pytest.warns(EngineWarning, match="cosine"):
+        search_in(as_it_is(), scorer=scorer, encoder=Noisy())

@@ -32,7 +32,6 @@ def export(
     Example: adacur index export my.adacur qdrant://localhost:6333/articles
     """
     import adacur
-    from adacur.engines.store_urls import without_credentials
     from adacur.search import export as export_index
 
     with adacur.load(index, encoder=encoder, trust=trust) as opened:
@@ -45,5 +44,5 @@ def export(
         note(f"{done.there:,} of them were there before.")
     for name in done.dropped:
         note(f"Removed: {name}")
-    url = quote(without_credentials(store))
+    url = quote(opt.repeatable_url(store))
     note(f"Next: adacur search {quote(index)} 'your question' --store {url}")
