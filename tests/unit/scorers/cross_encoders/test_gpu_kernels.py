@@ -130,7 +130,7 @@ def test_a_filled_up_bucket_scores_with_the_kernels_as_plainly_in_float32(tmp_pa
             )
             scores = half.score(pairs)
             # Once as recorded, and once to compare.
-                assert half._recorded.n_recorded == 1 and len(called) == 4
+            assert half._recorded.n_recorded == 1 and len(called) == 4
             off = max(0.02, 2 * float(np.abs(eager - expected).max()))
             np.testing.assert_allclose(scores, expected, atol=off)
         """)
