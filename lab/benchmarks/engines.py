@@ -41,12 +41,15 @@ from score_folders import ScoreFolder, read_score_folder
 import adacur
 from adacur import AnchorIndex, Dense, Gaussian, Query
 from adacur.approximation import PackedRows
+from adacur.approximation.item_factors import ScoreScale
 from adacur.core.protocols import ScorerCard
 from adacur.core.seeds import item_keys
 from adacur.engines.store_urls import open_store
 from adacur.engines.vector_store import Nearest
 from adacur.search import export
 from adacur.search.first_stages import save_first_stage
+from adacur.search.fusion import Fusion
+from adacur.search.planning import Snapshot
 from adacur.search.prospects import MemoryProspects
 from adacur.tuning import compress
 from adacur_lab.known_vectors import KnownVectors
@@ -244,6 +247,8 @@ def searched(url: str, work: Path, n_items: int, *, exact: bool) -> dict[str, fl
     else:
         store = open_store(url)
         if ":memory:" in url:
+            # The folder has no scores, of which the scale of `fuse` is made; no search here fuses.
+            Snapshot.fusion = lambda snapshot, weight: Fusion(weight, ScoreScale.plain())  # type: ignore[method-assign]
             export(opened(work, n_items, known), store, progress=False)
         index = opened(work, n_items, known, store=store, exact=exact)
     options = {"budget": BUDGET, "method": METHOD, "first": "dense"}

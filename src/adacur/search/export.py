@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from adacur.approximation import Features, PackedRows
 from adacur.approximation.engine_rows import Outline, rows_of
 from adacur.approximation.rank_slopes import RankSlopes
 from adacur.core.errors import EngineUnavailable, IndexMismatch
@@ -72,7 +73,7 @@ def export(index: AnchorIndex, store: VectorStore | str, *, drop_old: bool = Fal
     snapshot = index.snapshot
     features, vectors = snapshot.gaussian_model().features_of(index.anchors), snapshot.item_vectors()
     outline = Outline.of(features)
-    tag = export_tag(home, outline, content=_digest(index, vectors))
+    tag = export_tag(home, outline, content=_digest(index, features, vectors))
     target, path = store.beside(tag), index.path or home
     before = remembered_tags(path, store.name)
     n_items = len(index)
@@ -167,7 +168,7 @@ def _engine_snapshot(
     )
 
 
-def _digest(index: AnchorIndex, vectors: Vectors | None) -> str:
+def _digest(index: AnchorIndex, features: Features, vectors: Vectors | None) -> str:
     """Of all that is exported, as it is stored: two indexes must never share a collection."""
     digest = hashlib.blake2b(digest_size=16)
     for start in range(0, len(index), _ITEMS_PER_CALL):
@@ -176,8 +177,17 @@ def _digest(index: AnchorIndex, vectors: Vectors | None) -> str:
             digest.update(json.dumps([item.id, item.text, item.metadata], sort_keys=True, default=str).encode())
         if vectors is not None:
             digest.update(vectors.rows(np.array(positions)).astype("<f4").tobytes())
-    anchors = index.anchors
-    blocks = (block for _, block in anchors.blocks()) if isinstance(anchors, BlockedScores) else iter([anchors.matrix])
-    for block in blocks:
-        digest.update(np.ascontiguousarray(block).tobytes())
+    if index.snapshot.is_compressed:
+        # What is exported follows from these alone, and they are smaller than the scores.
+        for part in features.factors.parts:
+            assert isinstance(part, PackedRows)
+            for array in (part.values, *([] if part.scales is None else [part.scales])):
+                for start in range(0, len(array), _ITEMS_PER_CALL):
+                    digest.update(np.ascontiguousarray(array[start : start + _ITEMS_PER_CALL]).tobytes())
+        digest.update(np.ascontiguousarray(features.means).tobytes())
+    else:
+        scores = index.anchors
+        blocks = (one for _, one in scores.blocks()) if isinstance(scores, BlockedScores) else iter([scores.matrix])
+        for block in blocks:
+            digest.update(np.ascontiguousarray(block).tobytes())
     return digest.hexdigest()
