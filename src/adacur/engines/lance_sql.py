@@ -36,7 +36,7 @@ def where_sql(layout: Layout, where: Where) -> str | None:
             facts = ", ".join(_literal(_fact(name, value)) for value in allowed)
             conditions.append(f"array_has_any(facts, [{facts}])" if allowed else "false")
         else:
-            is_list = layout.column(name).startswith(("list<", "large_list<"))
+            is_list = layout.filterable(name).startswith(("list<", "large_list<"))
             given = ", ".join(_literal(value) for value in allowed if value is not None)
             any_of = f"array_has_any({_quoted(name)}, [{given}])" if is_list else f"{_quoted(name)} IN ({given})"
             among = [any_of] if given else []

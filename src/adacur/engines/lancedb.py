@@ -48,8 +48,8 @@ class LanceStore(VectorStore):
     - storage_options: of the object store, as LanceDB takes them; else they come from the environment;
     - timeout: seconds that a question may take.
 
-    A filter is a dictionary, or a condition as text in the SQL of LanceDB. In a table that `create` made, metadata are
-    JSON: "json_get_int(metadata, 'year') > 2020". An exact question reads every vector that its filter allows;
+    A filter is a dictionary, which in a table of your own names the id, text and metadata columns alone, or a condition
+    as text in the SQL of LanceDB, which may name every column. In a table that `create` made, metadata are JSON: "json_get_int(metadata, 'year') > 2020". An exact question reads every vector that its filter allows;
     `exact=False` lets LanceDB use a vector index for inner products. Such a table has an index of words and one of
     keys from the start, which every 50,000 written rows brings up to date; rows since then are searched one by one.
     """

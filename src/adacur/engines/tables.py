@@ -75,6 +75,16 @@ class Layout:
             )
         return self.types[name]
 
+    def filterable(self, name: str) -> str:
+        """The type of a column of a user's own table that a filter may name: what answers do not show is no business
+        of those who ask, and neither are the names of such columns.
+        """
+        if name not in self.item_columns:
+            shown = ", ".join(map(repr, self.item_columns))
+            near = did_you_mean(name, self.item_columns)
+            raise UnknownName(f"A filter for {self.store} cannot name {name!r}. It may name: {shown}.{near}")
+        return self.types[name]
+
     def dimension(self, vector: str) -> int:
         """The size of a vector; UnknownName if there is none of this name."""
         if vector not in self.vectors:

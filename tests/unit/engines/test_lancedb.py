@@ -359,3 +359,14 @@ def test_lists_in_a_column_have_each_of_their_values(tmp_path: Path) -> None:
     store = LanceStore(tmp_path, "docs")
     counted = [store.count(where) for where in ({"tags": "x"}, {"tags": ["y", "z"]}, {"tags": None}, {"n": 2})]
     assert counted == [1, 2, 1, 2]
+
+
+def test_a_filter_cannot_reach_a_column_that_answers_do_not_show(tmp_path: Path) -> None:
+    own_table(tmp_path, [7, 8, 9])
+    store = LanceStore(tmp_path, "docs", id_field="Doc Id", text="title", metadata=["draft"])
+    assert store.count({"Doc Id": 7, "draft": None, "title": "Title 0"}) == 1
+    for hidden in ("Year", "body", "v", "yeer"):
+        with pytest.raises(UnknownName, match=hidden) as caught:
+            store.count({hidden: 2020})
+        assert "'Doc Id', 'title', 'draft'" in str(caught.value)
+        assert "Year" not in str(caught.value).replace(f"name {hidden!r}", "")

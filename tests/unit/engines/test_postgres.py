@@ -522,3 +522,15 @@ def test_nobody_sees_user_or_password(
     assert "postgresql://127.0.0.1:1/d?table=things" in text
     for secret in (USER, PASSWORD, KNOWN):
         assert secret not in text
+
+
+def test_a_filter_cannot_reach_a_column_that_answers_do_not_show(server: PostgresServer, url: str) -> None:
+    own_table(server, url, "integer", ["7", "8"])
+    store = PostgresStore(url, "docs", text="title", metadata=["born"])
+    assert store.count({"id": 7, "born": "2020-01-01", "title": "Title 0"}) == 1
+    for hidden in ("year", "body", "v", "yeer"):
+        with pytest.raises(UnknownName, match=hidden) as caught:
+            store.count({hidden: 2020})
+        assert "'id', 'title', 'born'" in str(caught.value)
+        assert "year" not in str(caught.value).replace(f"name {hidden!r}", "")
+    store.close()
