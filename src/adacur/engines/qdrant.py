@@ -178,9 +178,17 @@ class QdrantStore(PointStore):
             metadata={_MADE: 1},
             tries=1,
         )
+        self._make_index()
+
+    def _index_words(self) -> None:
+        # The imitation in memory has no indexes, and nobody else made what it holds.
+        if not self._is_local and TEXT_FIELD not in (self._ask("get_collection").payload_schema or {}):
+            self._make_index()
+
+    def _make_index(self) -> None:
         # A server before 1.20 does not rank words, and `words` then says so.
         with suppress(InputError):
-            index = m.TextIndexParams(type=m.TextIndexType.TEXT, scoring=True)
+            index = self._models.TextIndexParams(type=self._models.TextIndexType.TEXT, scoring=True)
             self._ask("create_payload_index", field_name=TEXT_FIELD, field_schema=index, wait=True)
 
     def _is_made(self) -> bool:

@@ -147,18 +147,34 @@ class QdrantEdgeStore(PointStore):
         if self._folder.exists() and (not self._folder.is_dir() or any(self._folder.iterdir())):
             raise InputError(f"{self._folder} is not empty. Give a folder that does not exist yet.")
         vectors = {name: m.EdgeVectorParams(size, m.Distance.Dot) for name, size in dimensions.items()}
-        self._called(lambda: self._shelf.make(self._folder, m.EdgeConfig(vectors=vectors)))
-        (self._folder / _MADE).write_text("{}")
-        index = m.UpdateOperation.create_field_index(TEXT_FIELD, m.TextIndexParams(scoring=True))
-        self._ask(lambda shard: shard.update(index))
-        self._ask(lambda shard: shard.flush())
+        # Made elsewhere and moved here when it is whole: who is killed meanwhile leaves nothing here.
+        aside = self._aside()
+        aside.mkdir(parents=True)
+        shard = self._called(lambda: m.EdgeShard.create(str(aside), m.EdgeConfig(vectors=vectors)))
+        self._called(lambda: (shard.update(_words_index(m)), shard.flush(), shard.close()))
+        (aside / _MADE).write_text("{}")
+        if self._folder.exists():
+            self._folder.rmdir()
+        aside.rename(self._folder)
+        self._ask(lambda shard: shard.info())
+
+    def _index_words(self) -> None:
+        if TEXT_FIELD not in self._ask(lambda shard: shard.info()).payload_schema:
+            self._ask(lambda shard: (shard.update(_words_index(self._models)), shard.flush()))
+
+    def _aside(self) -> Path:
+        """A free name for a folder that is not yet, or no longer, a collection."""
+        aside = self._folder.with_name(f".{self._folder.name}.unfinished")
+        if aside.exists():
+            shutil.rmtree(aside)
+        return aside
 
     def _is_made(self) -> bool:
         return (self._folder / _MADE).is_file()
 
     def _remove(self) -> None:
         self._shelf.close(self._folder)
-        shutil.rmtree(self._folder)
+        shutil.rmtree(self._folder.rename(self._aside()))
 
     def _ask(self, call: Callable[[Any], Any]) -> Any:
         if not self.exists():
@@ -196,11 +212,6 @@ class _Shelf:
                 self._shards[folder] = self._models.EdgeShard.load(str(folder))
             return self._shards[folder]
 
-    def make(self, folder: Path, config: Any) -> None:
-        with self._lock:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._shards[folder] = self._models.EdgeShard.create(str(folder), config)
-
     def close(self, folder: Path | None = None) -> None:
         with self._lock:
             for one in [folder] if folder else list(self._shards):
@@ -209,4 +220,9 @@ class _Shelf:
 
 
 def _is_collection(folder: Path) -> bool:
-    return (folder / "edge_config.json").is_file() or (folder / "segments").is_dir()
+    segments = folder / "segments"
+    return (folder / "edge_config.json").is_file() or (segments.is_dir() and any(segments.iterdir()))
+
+
+def _words_index(models: Any) -> Any:
+    return models.UpdateOperation.create_field_index(TEXT_FIELD, models.TextIndexParams(scoring=True))

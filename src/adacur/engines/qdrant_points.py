@@ -54,7 +54,7 @@ class PointStore(VectorStore):
         self._text = (text,) if isinstance(text, str) else tuple(text)
         self._id_field, self.vector = id_field, vector
         self._known: dict[str, Vector] | None = None
-        self._made = False
+        self._made = self._indexed = False
         if not self._text:
             raise InputError("text must name at least one payload field.")
 
@@ -103,6 +103,10 @@ class PointStore(VectorStore):
 
     @abstractmethod
     def _make(self, dimensions: Mapping[str, int]) -> None: ...
+
+    @abstractmethod
+    def _index_words(self) -> None:
+        """Give the text of items an index that ranks words, where there is none yet and the engine has such."""
 
     @abstractmethod
     def _is_made(self) -> bool:
@@ -185,7 +189,8 @@ class PointStore(VectorStore):
         """
         n_items = self.count()
         if n >= n_items:
-            return tuple(_key(point.id) for point in self._scan(payload=False))
+            pages = self._pages(payload=False, most=2 + 2 * n_items // _BATCH)
+            return tuple(_key(point.id) for page in pages for point in page)
         if n <= 0:
             return ()
         even: list[Key] = np.linspace(0, n_items - 1, n).astype(int).tolist()
@@ -194,19 +199,24 @@ class PointStore(VectorStore):
         return self._spread(n)
 
     def scan(self) -> Iterator[Item]:
-        return map(self._item, self._scan(payload=True))
+        return (self._item(point) for page in self._pages(payload=True) for point in page)
 
     def create(self, dimensions: Mapping[str, int]) -> None:
         if self.exists():
             raise InputError(f"{self.name} exists already. Drop it first, or take another name.")
         self._known = None
         self._make(dimensions)
+        self._indexed = True
 
     def put(self, keys: Sequence[int], items: Sequence[Item], vectors: Mapping[str, FloatArray]) -> None:
         for name, rows in vectors.items():
             if not np.isfinite(rows).all():
                 raise InputError(f"Vectors must be finite numbers; those for {name!r} are not.")
         self._check_made()
+        if not self._indexed:
+            # Whoever made the collection may have been killed before it had an index.
+            self._index_words()
+            self._indexed = True
         points = [
             self._point(int(key), {name: rows[at].tolist() for name, rows in vectors.items()}, payload_of(item))
             for at, (key, item) in enumerate(zip(keys, items, strict=True))
@@ -220,7 +230,7 @@ class PointStore(VectorStore):
             return
         self._made = False
         self._check_made()
-        self._known, self._made = None, False
+        self._known, self._made, self._indexed = None, False, False
         self._remove()
 
     def _check_made(self) -> None:
@@ -272,16 +282,24 @@ class PointStore(VectorStore):
                     raise self._nonsense(f"a point {_key(point.id)!r} that was not asked for")
                 yield wanted[_key(point.id)], point
 
-    def _scan(self, *, payload: bool) -> Iterator[Any]:
-        start = None
-        while True:
+    def _pages(self, *, payload: bool, most: float = math.inf) -> Iterator[Any]:
+        """All points, some at a time; at most so many times."""
+        start, reached, asked = None, -1, 0
+        while asked < most:
             points, start = self._scroll(start, _BATCH, payload=payload)
-            yield from points
+            yield points
+            asked += 1
             if start is None:
                 return
+            # Else a page that leads back to an earlier one would be read for ever.
+            if (place := _place(_key(start))) <= reached:
+                raise self._nonsense(f"points after {_key(start)!r}, which it gave before")
+            reached = place
 
     def _spread(self, n: int) -> tuple[Key, ...]:
-        first = _place(_key(self._scroll(None, 1, payload=False)[0][0].id))
+        if not (one := self._scroll(None, 1, payload=False)[0]):
+            raise self._nonsense("no point, where it counts some")
+        first = _place(_key(one[0].id))
         # How far ids reach, within a factor of two, then nearer.
         reach = bisect_left(range(_UUIDS_BEGIN.bit_length() * 2), True, key=lambda k: not self._from(first + 2**k, 1))
         low, high = first + 2**reach // 2, first + 2**reach
@@ -442,4 +460,4 @@ def _ids(keys: Collection[Key]) -> set[Key]:
 
 def _place(key: Key) -> int:
     """Where an id lies on the line by which Qdrant orders them: numbers, then UUIDs."""
-    return key if isinstance(key, int) else _UUIDS_BEGIN + uuid.UUID(key).int
+    return key if isinstance(key, int) else _UUIDS_BEGIN + uuid.UUID(str(_point_id(key))).int
