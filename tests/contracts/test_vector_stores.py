@@ -147,6 +147,17 @@ def test_rows_and_items_are_those_written_and_missing_ones_are_left_out(store: V
     assert store.rows("features", []) == {} == store.items([])
 
 
+def test_small_vectors_are_told_apart(store: VectorStore) -> None:
+    beside, small = store.beside("small"), ROWS * np.float32(1e-4)
+    beside.create({"features": WIDTH})
+    beside.put(range(N), ITEMS, {"features": small})
+    answers = beside.best("features", [Nearest(weights * np.float32(1e-4), 20) for weights in WEIGHTS])
+    for weights, (keys, values) in zip(WEIGHTS, answers, strict=True):
+        assert list(keys) == truth(weights, np.ones(N, bool), 20)
+        np.testing.assert_allclose(values, (ROWS @ weights)[list(keys)] * 1e-8, rtol=1e-3)
+    beside.drop()
+
+
 def test_a_sample_is_spread_and_the_same_each_time(store: VectorStore) -> None:
     sample = store.sample(40)
     assert len(set(sample)) == 40 == len(sample)
