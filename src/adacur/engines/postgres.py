@@ -57,9 +57,10 @@ class PostgresStore(VectorStore):
     - timeout, connect_timeout: seconds that a statement, or connecting, may take.
 
     A filter is a dictionary, which in a table of your own names the id, text and metadata columns alone, or an SQL
-    condition as text: let nobody write one who may not read the whole database. In a table that `create` made, metadata are JSON: "(metadata->>'year')::int > 2020". An exact question reads every
-    vector that its filter allows. `exact=False` lets Postgres use an HNSW or IVFFlat index for inner products, which
-    goes on until enough items pass the filter (from pgvector 0.8). Threads each borrow a connection.
+    condition as text: let nobody write one who may not read the whole database. In a table that `create` made, metadata
+    are JSON: "(metadata->>'year')::int > 2020". An exact question reads every vector that its filter allows.
+    `exact=False` lets Postgres use an HNSW or IVFFlat index for inner products, which goes on until enough items pass
+    the filter (from pgvector 0.8). Threads each borrow a connection.
     """
 
     def __init__(

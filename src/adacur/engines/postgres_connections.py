@@ -28,8 +28,8 @@ T = TypeVar("T")
 class Connections:
     """Connections to one database: a call borrows one that is idle, or opens one.
 
-    They read only, unless a call says that it writes, so that no filter can change a table. `address` is a URL without
-    user and password.
+    Each transaction reads only, unless a call says that it writes, so that no filter can change a table. `address` is a
+    URL without user and password.
     """
 
     def __init__(self, dsn: str, *, timeout: float, connect_timeout: float) -> None:
@@ -65,16 +65,15 @@ class Connections:
         """The rows of a statement, with these settings for it alone."""
 
         def ask(connection: Any) -> list[Any]:
-            rows: list[Any] = connection.execute(statement, values).fetchall()
-            return rows
-
-        def ask_with_settings(connection: Any) -> list[Any]:
-            with connection.transaction():
+            # What a condition sets for its session is undone with the rest. Nothing in a transaction that began as one
+            # that reads only can make it write.
+            with connection.transaction(force_rollback=True):
                 for name, value in settings.items():
                     connection.execute("SELECT set_config(%s, %s, true)", [name, value])
-                return ask(connection)
+                rows: list[Any] = connection.execute(statement, values).fetchall()
+            return rows
 
-        return self.lend(ask_with_settings if settings else ask)
+        return self.lend(ask)
 
     def write(self, work: Callable[[Any], object]) -> None:
         """Do work in one transaction."""
@@ -119,8 +118,8 @@ class Connections:
             client_encoding="utf8",
             tcp_user_timeout=milliseconds,
         )
-        for name, value in (("statement_timeout", milliseconds), ("default_transaction_read_only", "on")):
-            connection.execute("SELECT set_config(%s, %s, false)", [name, value])
+        connection.execute("SELECT set_config('statement_timeout', %s, false)", [milliseconds])
+        connection.read_only = True
         return connection
 
     def _take_back(self, connection: Any, closings: int) -> None:
@@ -147,6 +146,7 @@ class Connections:
             psycopg.IntegrityError,
             psycopg.NotSupportedError,
             psycopg.errors.ReadOnlySqlTransaction,
+            psycopg.errors.ActiveSqlTransaction,
             # A table that others depend on, an index that a row does not fit into.
             psycopg.errors.DependentObjectsStillExist,
             psycopg.errors.ProgramLimitExceeded,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
 import threading
@@ -326,6 +327,40 @@ def test_a_condition_stays_in_its_parentheses_and_changes_nothing(
     with pytest.raises(InputError):
         store.best("v", [Nearest(np.ones(2), 2, within=[0])], where=where)
     assert store.count("metadata->>'at' = '1' OR (id = 'x''); --' AND text LIKE '%(%')") == 1
+
+
+@pytest.mark.parametrize("lasting", ["false", "true"])
+def test_no_condition_makes_a_later_one_write(
+    store: PostgresStore, server: PostgresServer, url: str, lasting: str
+) -> None:
+    store.create({"v": 2})
+    store.put([0, 1], some_items(2), {"v": rows(2, 2)})
+    server.run("CREATE SEQUENCE s; CREATE TABLE log (n int)", url)
+    server.run(
+        "CREATE FUNCTION leave() RETURNS int LANGUAGE plpgsql AS $$ BEGIN INSERT INTO log VALUES (1); RETURN 1; END $$",
+        url,
+    )
+    settings = [
+        ("default_transaction_read_only", "off"), ("transaction_read_only", "off"), ("statement_timeout", "0"),
+        ("search_path", "pg_catalog"), ("session_characteristics_as_transaction", "read write"),
+    ]  # fmt: skip
+    for name, value in settings:
+        for where in (
+            f"set_config('{name}', '{value}', {lasting}) IS NOT NULL",
+            f"set_config('{name}', '{value}', {lasting}) IS NOT NULL AND nextval('s') > 0",
+            f"set_config('{name}', '{value}', {lasting}) IS NOT NULL AND leave() > 0",
+            "nextval('s') > 0",
+            "leave() > 0",
+        ):
+            for ask in (lambda: store.count(where), lambda: store.best("v", [Nearest(np.ones(2), 2)], where=where)):  # noqa: B023
+                with contextlib.suppress(InputError):
+                    ask()
+                assert store.count() == 2
+    assert server.run("SELECT is_called FROM s", url) == [(False,)]
+    assert server.run("SELECT count(*) FROM log", url) == [(0,)]
+    assert store.count("current_setting('statement_timeout') = '20s'") == 2
+    store.put([2], some_items(1), {"v": rows(1, 2)})
+    assert store.count() == 3
 
 
 def test_what_cannot_be_written_is_refused_and_nothing_is(store: PostgresStore) -> None:
