@@ -21,9 +21,9 @@ from adacur.core.extras import require
 from adacur.core.records import Item
 from adacur.engines.lance_sql import both, column, item_columns, one_of, where_sql
 from adacur.engines.retries import TRIES, NoAnswer, answered
-from adacur.engines.store_urls import parameters, split
-from adacur.engines.tables import Layout, checked_dimensions, found, repeated
-from adacur.engines.vector_store import Found, Key, Nearest, VectorStore, Where, beside_name, suffixes
+from adacur.engines.store_urls import check_seconds, parameters, split
+from adacur.engines.tables import OWN_COLUMNS, Layout, checked_dimensions, found, repeated
+from adacur.engines.vector_store import Found, Key, Nearest, VectorStore, Where, beside_name, check_name, suffixes
 
 T = TypeVar("T")
 
@@ -70,11 +70,12 @@ class LanceStore(VectorStore):
         timeout: float = 60.0,
     ) -> None:
         require("lancedb", extra="lancedb")
-        self._uri, self._table, self.vector = str(folder), table, vector
+        self._uri, self._table, self.vector = check_name("folder", str(folder)), check_name("table", table), vector
         if "://" in self._uri:
             split(self._uri)
         self._columns: dict[str, Any] = {"text": text, "id_field": id_field, "metadata": metadata}
         self._storage_options = dict(storage_options or {})
+        check_seconds(timeout=timeout)
         self._timeout = timedelta(seconds=timeout)
         self._database: Any = None
         self._opened: tuple[Any, Layout] | None = None
@@ -114,7 +115,7 @@ class LanceStore(VectorStore):
         return self._table in self._tables()
 
     def dimensions(self) -> dict[str, int]:
-        return dict(self._there[1].vectors)
+        return self._there[1].dimensions
 
     def count(self, where: Where = None) -> int:
         table, layout = self._there
@@ -183,7 +184,7 @@ class LanceStore(VectorStore):
             return {}
         rows = self._rows(table.search().where(one_of(layout, keys)).select(list(layout.item_columns)))
         self._distinct(rows[layout.key].to_pylist())
-        return dict(map(layout.item, rows.to_pylist()))
+        return dict(map(layout.item, _values(rows)))
 
     def words(self, text: str, n: int, *, where: Where = None) -> Found:
         table, layout = self._there
@@ -220,7 +221,7 @@ class LanceStore(VectorStore):
         table, layout = self._there
         batches = self._ask(lambda: table.search().select(list(layout.item_columns)).to_batches(_PAGE))
         while (batch := self._ask(lambda: next(batches, None), tries=1)) is not None:
-            yield from (layout.item(row)[1] for row in batch.to_pylist())
+            yield from (layout.item(row)[1] for row in _values(batch))
 
     def beside(self, suffix: str) -> LanceStore:
         name, beside = beside_name(self._table, suffix), copy.copy(self)
@@ -358,7 +359,7 @@ class LanceStore(VectorStore):
                 for field in schema
                 if kinds.is_fixed_size_list(field.type) and kinds.is_floating(field.type.value_type)
             }
-            made = _MADE in (schema.metadata or {})
+            made = _MADE in (schema.metadata or {}) and types.keys() >= {*OWN_COLUMNS, "facts"}
             layout = Layout.of(self.name, types, vectors, made=made, **self._columns)
             if not (kinds.is_integer(key := schema.field(layout.key).type) or types[layout.key].endswith("string")):
                 raise InputError(f"Ids are whole numbers or texts; column {layout.key!r} of {self.name} is {key}.")
@@ -383,3 +384,13 @@ def _scale(weights: FloatArray, kind: str) -> float:
     exponent = int(np.frexp(np.abs(weights).max(initial=0.0))[1])
     largest = _LARGE_HALF if "halffloat" in kind else _LARGE
     return 2.0 ** min(127, max(0, largest - exponent)) if weights.any() else 1.0
+
+
+def _values(rows: Any) -> Any:
+    """Rows as dictionaries; times that Python cannot tell are texts."""
+    try:
+        return rows.to_pylist()
+    except (OverflowError, ValueError):
+        arrow = _arrow()
+        texts = [one.cast(arrow.string()) if arrow.types.is_temporal(one.type) else one for one in rows.itercolumns()]
+        return arrow.table(texts, names=rows.schema.names).to_pylist()

@@ -19,8 +19,9 @@ from adacur.core.errors import InputError
 from adacur.core.extras import require
 from adacur.core.records import Item
 from adacur.engines.retries import NoAnswer
-from adacur.engines.store_urls import split
+from adacur.engines.store_urls import check_seconds, split
 from adacur.engines.tables import metadata_json
+from adacur.engines.vector_store import HALF_OR_NUL, check_kept
 
 T = TypeVar("T")
 
@@ -34,8 +35,7 @@ class Connections:
 
     def __init__(self, dsn: str, *, timeout: float, connect_timeout: float) -> None:
         psycopg = _psycopg()
-        if not (0 < timeout < math.inf and 0 < connect_timeout < math.inf):
-            raise InputError(f"timeout and connect_timeout must be above 0 seconds; got {timeout}, {connect_timeout}.")
+        check_seconds(timeout=timeout, connect_timeout=connect_timeout)
         if "://" in dsn.partition("=")[0]:
             split(dsn, credentials=True)
         try:
@@ -93,6 +93,8 @@ class Connections:
             answer = work(connection)
         except _psycopg().Error as error:
             raise self._in_words(error) from None
+        except UnicodeEncodeError:
+            raise InputError(f"{self.address} takes Unicode text alone, without halves of characters.") from None
         finally:
             self._take_back(connection, closings)
         return answer
@@ -176,6 +178,7 @@ def binary_copy(keys: Sequence[int], items: Sequence[Item], vectors: Mapping[str
     rows = [[_vector_sent(row) for row in array] for array in vectors.values()]
     parts = [b"PGCOPY\n\xff\r\n\0" + bytes(8)]
     for at, (key, item) in enumerate(zip(keys, items, strict=True)):
+        check_kept(item, HALF_OR_NUL)
         about = b"\x01" + jsonb_text(metadata_json(item)).encode()
         fields = (struct.pack(">q", key), item.id.encode(), item.text.encode(), about, *(sent[at] for sent in rows))
         parts.append(width)

@@ -17,7 +17,7 @@ from adacur.core.errors import EngineUnavailable, InputError
 from adacur.core.extras import require
 from adacur.engines.qdrant_points import PointStore, Vector, search_params
 from adacur.engines.store_urls import parameters, split
-from adacur.engines.vector_store import TEXT_FIELD, Key, beside_name, suffixes
+from adacur.engines.vector_store import TEXT_FIELD, Key, beside_name, check_name, suffixes
 
 # A file that `create` leaves in the folder of a collection.
 _MADE = "made_by_adacur.json"
@@ -43,7 +43,7 @@ class QdrantEdgeStore(PointStore):
     ) -> None:
         super().__init__(text=text, id_field=id_field, vector=vector)
         self._models = require("qdrant_edge", extra="qdrant")
-        self._folder = Path(folder).absolute()
+        self._folder = Path(check_name("folder", os.fspath(folder))).absolute()
         self._owns_shelf = shelf is None
         self._shelf = _Shelf(self._models) if shelf is None else shelf
         self._optimized = False

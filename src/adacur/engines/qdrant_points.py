@@ -19,7 +19,17 @@ from adacur.core.errors import EngineUnavailable, InputError
 from adacur.core.extras import require
 from adacur.core.records import Item
 from adacur.core.spelling import did_you_mean
-from adacur.engines.vector_store import Found, Key, Nearest, VectorStore, Where
+from adacur.engines.vector_store import (
+    Found,
+    Key,
+    Nearest,
+    VectorStore,
+    Where,
+    check_kept,
+    check_name,
+    has_characters,
+    shown,
+)
 
 # The payload field that our points have and a user's have not.
 OURS = "_adacur"
@@ -165,6 +175,7 @@ class PointStore(VectorStore):
     def words(self, text: str, n: int, *, where: Where = None) -> Found:
         if n <= 0 or not text.strip():
             return _NOTHING
+        text = text.encode(errors="replace").decode()
         filter_, question = self._filter(where), Nearest(np.empty(0, np.float32), n)
         for name, (_, metric) in self._schema().items():
             if metric == "sparse" and "bm25" in name.lower():
@@ -204,6 +215,8 @@ class PointStore(VectorStore):
     def create(self, dimensions: Mapping[str, int]) -> None:
         if self.exists():
             raise InputError(f"{self.name} exists already. Drop it first, or take another name.")
+        for name in dimensions:
+            check_name("vector", name)
         self._known = None
         self._make(dimensions)
         self._indexed = True
@@ -248,7 +261,9 @@ class PointStore(VectorStore):
         vectors = self._schema()
         if vector not in vectors:
             known = ", ".join(repr(name) for name in vectors)
-            raise InputError(f"{self.name} has no vector {vector!r}. It has: {known}.{did_you_mean(vector, vectors)}")
+            raise InputError(
+                f"{self.name} has no vector {shown(vector)}. It has: {known}.{did_you_mean(vector, vectors)}"
+            )
         if vectors[vector].metric not in ("Dot", "Cosine"):
             raise InputError(
                 f"Items are searched by inner product; {vector!r} of {self.name} is {vectors[vector].metric}. "
@@ -324,10 +339,15 @@ class PointStore(VectorStore):
     def _item(self, point: Any) -> Item:
         payload = dict(point.payload or {})
         if isinstance(payload.get(OURS), dict):
-            rest = payload.pop(OURS)
-            id_, text = payload.pop("id"), payload.pop("text")
-            as_json = {name: json.loads(value) for name, value in rest.get("json", {}).items()}
-            return Item(id_, text, payload | rest.get("metadata", {}) | as_json)
+            try:
+                rest = payload.pop(OURS)
+                id_, text = payload.pop("id"), payload.pop("text")
+                as_json = {name: json.loads(value) for name, value in rest.get("json", {}).items()}
+                return Item(id_, text, payload | rest.get("metadata", {}) | as_json)
+            except (LookupError, TypeError, ValueError, AttributeError):
+                raise self._nonsense(
+                    f"a point {_key(point.id)!r} whose fields id, text or {OURS} are damaged"
+                ) from None
         texts = [str(payload.pop(field)) for field in self._text if payload.get(field) is not None]
         id_ = payload.pop(self._id_field, None) if self._id_field else None
         return Item(str(_key(point.id) if id_ is None else id_), " ".join(texts), payload)
@@ -367,7 +387,7 @@ class PointStore(VectorStore):
         for value in values:
             if isinstance(value, list | dict) or not _fits(value):
                 raise InputError(
-                    f"Metadata is compared with texts, numbers, True, False, None; got {value!r} for {path}."
+                    f"Metadata is compared with texts, numbers, True, False, None; got {shown(value)} for {path}."
                 )
         if len({type(value) for value in values}) == 1 and type(values[0]) in (str, int):
             return m.FieldCondition(key=path, match=m.MatchAny(any=values))
@@ -399,10 +419,13 @@ def search_params(models: Any, exact: bool) -> Any:
 
 def payload_of(item: Item) -> dict[str, Any]:
     """An item as a payload: metadata can be filtered by its own names, and comes back as it was."""
+    check_kept(Item(item.id, item.text))
     payload: dict[str, Any] = {}
     taken: dict[str, Any] = {}
     as_json: dict[str, str] = {}
     for name, value in item.metadata.items():
+        if not isinstance(name, str) or has_characters(name):
+            raise InputError(f"Item {shown(item.id)}: metadata cannot be called {shown(name)}.")
         if fits := _fits(value):
             (taken if name in _TAKEN else payload)[name] = value
         if not fits or not _fits(value, _is_read_exactly):
@@ -417,7 +440,7 @@ def payload_of(item: Item) -> dict[str, Any]:
 def _fits(value: Any, number: Callable[[float], bool] = math.isfinite) -> bool:
     """Whether a payload can hold a value: 64 bits of a whole number, no NaN, no half of a character."""
     if isinstance(value, str):
-        return value.isascii() or not re.search("[\ud800-\udfff]", value)
+        return not has_characters(value)
     if isinstance(value, list):
         return all(_fits(one, number) for one in value)
     if isinstance(value, dict):
@@ -435,8 +458,8 @@ def _is_read_exactly(value: float) -> bool:
 
 def _path(name: str) -> str:
     """A name as a path into a payload, where dots and brackets would lead inside."""
-    if not isinstance(name, str) or not name or '"' in name:
-        raise InputError(f"Qdrant cannot filter by a field called {name!r}.")
+    if not isinstance(name, str) or not name or '"' in name or has_characters(name):
+        raise InputError(f"Qdrant cannot filter by a field called {shown(name)}.")
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else f'"{name}"'
 
 
@@ -449,7 +472,7 @@ def _point_id(key: Key) -> Key:
         try:
             return str(uuid.UUID(key))
         except ValueError:
-            raise InputError(f"Qdrant's ids are whole numbers or UUIDs; got {key!r}.") from None
+            raise InputError(f"Qdrant's ids are whole numbers or UUIDs; got {shown(key)}.") from None
     return int(key)
 
 

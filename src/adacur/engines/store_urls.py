@@ -34,7 +34,8 @@ _STORES = {
 STORE_SCHEMES = tuple(_STORES)
 _SECRET = re.compile("key|password|passwd|token|secret", re.IGNORECASE)
 _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]*")
-_CONTROL = re.compile(r"[\0-\x1f\x7f]")
+_LONGEST_WAIT = 1_000_000
+_CONTROL = re.compile(r"[\0-\x1f\x7f\ud800-\udfff]")
 
 
 def is_store_url(text: str) -> bool:
@@ -112,6 +113,13 @@ def parameters(url: str, known: Mapping[str, Callable[[str], Any]], *, several: 
             near = did_you_mean(name, names)
             raise InputError(f"A URL of this kind takes {', '.join(names)} after '?'; got {name!r}.{near}")
     return options
+
+
+def check_seconds(**options: float) -> None:
+    """Refuse a time to wait that is none."""
+    for name, seconds in options.items():
+        if not 0 < seconds <= _LONGEST_WAIT:
+            raise InputError(f"{name} must be above 0 and at most {_LONGEST_WAIT:,} seconds; got {seconds}.")
 
 
 def without_credentials(url: str) -> str:

@@ -431,3 +431,29 @@ def test_a_filter_cannot_reach_a_column_that_answers_do_not_show(tmp_path: Path)
             store.count({hidden: 2020})
         assert "'Doc Id', 'title', 'draft'" in str(caught.value)
         assert "Year" not in str(caught.value).replace(f"name {hidden!r}", "")
+
+
+def test_times_that_python_cannot_tell_are_texts(tmp_path: Path) -> None:
+    columns = {"id": [1, 2], "text": ["a", "b"], "at": pa.array([2**60, 1], pa.timestamp("s")), "n": [1, 2]}
+    lancedb.connect(tmp_path).create_table("docs", pa.table(columns))
+    store = LanceStore(tmp_path, "docs")
+    assert store.items([2]) == {2: Item("2", "b", {"at": "1970-01-01 00:00:01", "n": 2})}
+    far = store.items([1, 2])
+    assert far[2] == store.items([2])[2]
+    assert str(2**60) in far[1].metadata["at"]
+    assert sorted(store.scan(), key=lambda item: item.id) == [far[1], far[2]]
+
+
+def test_a_users_table_that_has_our_mark_is_the_users(tmp_path: Path) -> None:
+    table = pa.table({"id": [1], "text": ["a"], "n": [5]}).replace_schema_metadata({"adacur": "1"})
+    lancedb.connect(tmp_path).create_table("docs", table)
+    store = LanceStore(tmp_path, "docs")
+    assert store.items([1]) == {1: Item("1", "a", {"n": 5})}
+    with pytest.raises(InputError, match="not made by adacur"):
+        store.drop()
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), float("inf"), -1, 0, 1e300])
+def test_a_timeout_is_a_time(tmp_path: Path, timeout: float) -> None:
+    with pytest.raises(InputError, match="timeout"):
+        LanceStore(tmp_path, "docs", timeout=timeout)

@@ -569,3 +569,30 @@ def test_a_filter_cannot_reach_a_column_that_answers_do_not_show(server: Postgre
         assert "'id', 'title', 'born'" in str(caught.value)
         assert "year" not in str(caught.value).replace(f"name {hidden!r}", "")
     store.close()
+
+
+def test_vectors_without_one_size_are_refused(server: PostgresServer, url: str) -> None:
+    server.run("CREATE TABLE docs (id int PRIMARY KEY, text text, v vector, none vector, half halfvec)", url)
+    server.run("INSERT INTO docs VALUES (1, 'a', '[1,2]', NULL, '[1,2,3]'), (2, 'b', '[1,2,3]', NULL, NULL)", url)
+    store = PostgresStore(url, "docs")
+    assert store.dimensions() == {"v": 2, "half": 3}
+    for ask in (lambda: store.best("none", [Nearest(np.ones(2), 2)]), lambda: store.rows("none", [1])):
+        with pytest.raises(InputError, match="no size yet"):
+            ask()
+    with pytest.raises(InputError, match="dimensions"):
+        store.best("v", [Nearest(np.ones(2), 2)])
+    with pytest.raises(InputError, match="2 has 3, not 2"):
+        store.rows("v", [1, 2])
+    assert store.items([1]) == {1: Item("1", "a", {})}
+    store.close()
+
+
+def test_a_users_table_that_has_our_mark_is_the_users(server: PostgresServer, url: str) -> None:
+    server.run("CREATE TABLE docs (id int PRIMARY KEY, text text, n int)", url)
+    server.run("""COMMENT ON TABLE docs IS '{"adacur": 1, "language": "english"}'""", url)
+    server.run("INSERT INTO docs VALUES (1, 'a', 5)", url)
+    store = PostgresStore(url, "docs")
+    assert store.items([1]) == {1: Item("1", "a", {"n": 5})}
+    with pytest.raises(InputError, match="not made by adacur"):
+        store.drop()
+    store.close()

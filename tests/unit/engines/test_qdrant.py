@@ -670,6 +670,24 @@ def test_rows_that_make_no_sense_are_the_engines_fault(server: Server, store: Qd
             store.rows("f", [1])
 
 
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"_adacur": {}},
+        {"_adacur": {}, "id": "a"},
+        {"_adacur": {"json": {"x": "{"}}, "id": "a", "text": "t"},
+        {"_adacur": {"json": {"x": 1}}, "id": "a", "text": "t"},
+        {"_adacur": {"json": [1]}, "id": "a", "text": "t"},
+        {"_adacur": {"metadata": 7}, "id": "a", "text": "t"},
+    ],
+)
+def test_a_damaged_point_is_named(theirs: Maker, payload: dict[str, Any]) -> None:
+    store = theirs({"": "Dot"}, [(17, [1.0] * 5, payload)])
+    for ask in (lambda: store.items([17]), lambda: list(store.scan())):
+        with pytest.raises(EngineUnavailable, match=r"17.*damaged"):
+            ask()
+
+
 def test_making_a_collection_is_not_tried_twice(server: Server, store: QdrantStore) -> None:
     server.script = [ok({"exists": False}), error(500, "disk")]
     with pytest.raises(EngineUnavailable):
