@@ -363,7 +363,7 @@ class LanceStore(VectorStore):
             layout = Layout.of(self.name, types, vectors, made=made, **self._columns)
             if not (kinds.is_integer(key := schema.field(layout.key).type) or types[layout.key].endswith("string")):
                 raise InputError(f"Ids are whole numbers or texts; column {layout.key!r} of {self.name} is {key}.")
-            self._opened = opened = table, layout
+            self._opened, self._indexed = (opened := (table, layout)), False
         return opened
 
 

@@ -150,9 +150,13 @@ class QdrantEdgeStore(PointStore):
         # Made elsewhere and moved here when it is whole: who is killed meanwhile leaves nothing here.
         aside = self._aside()
         aside.mkdir(parents=True)
-        shard = self._called(lambda: m.EdgeShard.create(str(aside), m.EdgeConfig(vectors=vectors)))
-        self._called(lambda: (shard.update(_words_index(m)), shard.flush(), shard.close()))
-        (aside / _MADE).write_text("{}")
+        try:
+            shard = self._called(lambda: m.EdgeShard.create(str(aside), m.EdgeConfig(vectors=vectors)))
+            self._called(lambda: (shard.update(_words_index(m)), shard.flush(), shard.close()))
+            (aside / _MADE).write_text("{}")
+        except Exception:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
         if self._folder.exists():
             self._folder.rmdir()
         aside.rename(self._folder)

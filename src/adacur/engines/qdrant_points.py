@@ -215,8 +215,10 @@ class PointStore(VectorStore):
     def create(self, dimensions: Mapping[str, int]) -> None:
         if self.exists():
             raise InputError(f"{self.name} exists already. Drop it first, or take another name.")
-        for name in dimensions:
+        for name, size in dimensions.items():
             check_name("vector", name)
+            if size < 1:
+                raise InputError(f"Vector {shown(name)} must have at least one number; got {size}.")
         self._known = None
         self._make(dimensions)
         self._indexed = True
@@ -307,8 +309,12 @@ class PointStore(VectorStore):
             if start is None:
                 return
             # Else a page that leads back to an earlier one would be read for ever.
-            if (place := _place(_key(start))) <= reached:
-                raise self._nonsense(f"points after {_key(start)!r}, which it gave before")
+            try:
+                place = _place(_key(start))
+            except InputError:
+                raise self._nonsense(f"that points go on after {shown(start)}, which is no id") from None
+            if place <= reached:
+                raise self._nonsense(f"that points go on after {_key(start)!r}, where they came from")
             reached = place
 
     def _spread(self, n: int) -> tuple[Key, ...]:

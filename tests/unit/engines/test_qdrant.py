@@ -487,6 +487,14 @@ def test_a_folder_whose_making_was_killed_is_made_again(tmp_path: Path, monkeypa
     put(old, [Item("a", "hello world")])
     assert old.words("hello", 3).keys == (0,)
     old.close()
+    bad = QdrantEdgeStore(tmp_path / "bad")
+    with pytest.raises(InputError, match="at least one"):
+        bad.create({"features": -1})
+    with monkeypatch.context() as patched:
+        patched.setattr("adacur.engines.qdrant_edge._words_index", lambda models: 7)
+        with pytest.raises(InputError):
+            bad.create({"features": 2})
+    assert {one.name for one in tmp_path.iterdir()} == {"old"}
     (tmp_path / "segments" / "segments").mkdir(parents=True)
     assert not QdrantEdgeStore(tmp_path / "segments").exists()
 
@@ -708,13 +716,13 @@ def test_a_collection_whose_maker_was_killed_gets_its_index(server: Server, stor
     assert paths == ["", "", "/index", "/points", "/points"]
 
 
-@pytest.mark.parametrize("offsets", [[5, 5, 5], [5, 9, 5], [9, 5, 9], [UUIDS[0], 5, 9]])
+@pytest.mark.parametrize("offsets", [[5, 5, 5], [5, 9, 5], [9, 5, 9], [UUIDS[0], 5, 9], ["x"]])
 def test_pages_that_lead_back_are_the_engines_fault(server: Server, store: QdrantStore, offsets: list[Any]) -> None:
     pages = [ok({"points": [{"id": at, "payload": {}}], "next_page_offset": to}) for at, to in enumerate(offsets)]
     counted = [ok({"count": 900}), *pages]
     for script, ask in ((pages, lambda: list(store.scan())), (counted, lambda: store.sample(999))):
         server.script = list(script)
-        with pytest.raises(EngineUnavailable, match="which it gave before"):
+        with pytest.raises(EngineUnavailable, match="points go on after"):
             ask()
 
 
