@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adacur.core.errors import AdacurError, InputError
+from adacur.core.errors import AdacurError, InputError, UnknownName
 from adacur.core.records import Item
 from adacur.engines.lancedb import LanceStore
 from adacur.engines.memory_store import MemoryStore
@@ -145,6 +145,17 @@ def test_rows_and_items_are_those_written_and_missing_ones_are_left_out(store: V
     items = store.items([5, N + 3, 17])
     assert items == {5: ITEMS[5], 17: ITEMS[17]}
     assert store.rows("features", []) == {} == store.items([])
+
+
+def test_small_vectors_are_told_apart(store: VectorStore) -> None:
+    beside, small = store.beside("small"), ROWS * np.float32(1e-4)
+    beside.create({"features": WIDTH})
+    beside.put(range(N), ITEMS, {"features": small})
+    answers = beside.best("features", [Nearest(weights * np.float32(1e-4), 20) for weights in WEIGHTS])
+    for weights, (keys, values) in zip(WEIGHTS, answers, strict=True):
+        assert list(keys) == truth(weights, np.ones(N, bool), 20)
+        np.testing.assert_allclose(values, (ROWS @ weights)[list(keys)] * 1e-8, rtol=1e-3)
+    beside.drop()
 
 
 def test_a_sample_is_spread_and_the_same_each_time(store: VectorStore) -> None:
@@ -327,6 +338,52 @@ def test_a_collection_or_vector_that_is_missing_is_named(store: VectorStore) -> 
 def test_a_filter_that_cannot_be_expressed_is_refused(store: VectorStore) -> None:
     with pytest.raises(InputError):
         store.best("features", [Nearest(WEIGHTS[0], 3)], where=lambda item: True)
+
+
+@pytest.mark.parametrize("odd", ["a\ud800b" * 100, "a\0b" * 100], ids=["half", "nul"])
+def test_text_that_no_engine_takes_is_refused_in_few_words(store: VectorStore, odd: str) -> None:
+    asked: list[Callable[[], object]] = [
+        lambda: store.count({odd: 1}),
+        lambda: store.count({"lang": odd}),
+        lambda: store.count({"lang": [odd, "de"]}),
+        lambda: store.count({"lang": {odd: [odd]}}),
+        lambda: store.count(f"id = '{odd}'"),
+        lambda: store.count(f"{odd} = 1"),
+        lambda: store.beside(odd).exists(),
+        lambda: store.beside("odd").create({odd: 2}),
+        lambda: len(store.rows(odd, [0])),
+        lambda: len(store.items([odd])),
+        lambda: len(store.words(odd, 3).keys),
+        lambda: open_store(f"{store.name}{odd}"),
+        lambda: open_store(f"{store.name}{odd}".replace("\0", "%00")),
+    ]
+    for ask in asked:
+        try:
+            assert not ask()
+        except (InputError, UnknownName) as error:
+            assert repr(odd)[1:75] not in str(error)  # noqa: PT017
+            assert odd[:75] not in str(error)  # noqa: PT017
+    assert not store.beside("odd").exists()
+
+
+@pytest.mark.parametrize("odd", ["a\ud800b", "a\0b"], ids=["half", "nul"])
+def test_odd_text_of_an_item_comes_back_or_is_refused_with_the_item_named(store: VectorStore, odd: str) -> None:
+    beside = store.beside("odd")
+    beside.create({"features": 2})
+    vectors = {"features": np.ones((1, 2), np.float32)}
+    items = [
+        Item(odd, "t"), Item("b", odd), Item("b", "t", {"m": odd}), Item("b", "t", {odd: 1}),
+        Item("b", "t", {"m": [{odd: [odd]}]}),
+    ]  # fmt: skip
+    for item in items:
+        try:
+            beside.put([0], [item], vectors)
+        except InputError as error:
+            assert repr(item.id)[1:-1] in str(error)  # noqa: PT017
+        else:
+            assert beside.items([0]) == {0: item}
+            assert list(beside.scan()) == [item]
+    beside.drop()
 
 
 def test_the_name_is_a_url(store: VectorStore) -> None:

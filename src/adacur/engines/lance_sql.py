@@ -19,7 +19,7 @@ from adacur.core.errors import InputError
 from adacur.core.extras import require
 from adacur.core.records import Item
 from adacur.engines.tables import Layout, condition, metadata_json, wanted
-from adacur.engines.vector_store import Key, Where
+from adacur.engines.vector_store import Key, Where, shown
 
 _LONGEST_FACT = 200
 
@@ -36,7 +36,7 @@ def where_sql(layout: Layout, where: Where) -> str | None:
             facts = ", ".join(_literal(_fact(name, value)) for value in allowed)
             conditions.append(f"array_has_any(facts, [{facts}])" if allowed else "false")
         else:
-            is_list = layout.column(name).startswith(("list<", "large_list<"))
+            is_list = layout.filterable(name).startswith(("list<", "large_list<"))
             given = ", ".join(_literal(value) for value in allowed if value is not None)
             any_of = f"array_has_any({_quoted(name)}, [{given}])" if is_list else f"{_quoted(name)} IN ({given})"
             among = [any_of] if given else []
@@ -99,6 +99,8 @@ def both(first: str | None, second: str) -> str:
 
 def one_of(layout: Layout, keys: Collection[Key]) -> str:
     """That the key is one of these."""
+    if "int" in layout.types[layout.key] and (text := next((key for key in keys if isinstance(key, str)), None)):
+        raise InputError(f"The keys of {layout.store} are whole numbers; got {shown(text)}.")
     return f"{_quoted(layout.key)} IN ({', '.join(map(_literal, keys))})"
 
 
@@ -124,5 +126,5 @@ def _literal(value: object) -> str:
     if isinstance(value, float) and np.isfinite(value):
         return repr(value)
     raise InputError(
-        f"A filter compares with texts, numbers and truth values; got {value!r}. Write others as an SQL condition."
+        f"A filter compares with texts, numbers and truth values; got {shown(value)}. Write others as an SQL condition."
     )

@@ -21,15 +21,17 @@ from adacur.core.extras import require
 from adacur.core.records import Item
 from adacur.engines.lance_sql import both, column, item_columns, one_of, where_sql
 from adacur.engines.retries import TRIES, NoAnswer, answered
-from adacur.engines.store_urls import parameters, split
-from adacur.engines.tables import Layout, checked_dimensions, found, repeated
-from adacur.engines.vector_store import Found, Key, Nearest, VectorStore, Where, beside_name, suffixes
+from adacur.engines.store_urls import check_seconds, parameters, split
+from adacur.engines.tables import OWN_COLUMNS, Layout, checked_dimensions, found, repeated
+from adacur.engines.vector_store import Found, Key, Nearest, VectorStore, Where, beside_name, check_name, suffixes
 
 T = TypeVar("T")
 
 _MADE = b"adacur"
 _PAGE = 1000
 _AT_ONCE = 8
+# Weights are scaled up to these powers of two, far below the largest number of 32 or 16 bits.
+_LARGE, _LARGE_HALF = 60, 14
 # Rows that wait to be indexed are searched one by one. Each write adds a file, and counts as some more rows.
 _INDEX_AFTER, _PER_WRITE = 50_000, 500
 # What LanceDB says of a request that can never be answered.
@@ -48,10 +50,11 @@ class LanceStore(VectorStore):
     - storage_options: of the object store, as LanceDB takes them; else they come from the environment;
     - timeout: seconds that a question may take.
 
-    A filter is a dictionary, or a condition as text in the SQL of LanceDB. In a table that `create` made, metadata are
-    JSON: "json_get_int(metadata, 'year') > 2020". An exact question reads every vector that its filter allows;
-    `exact=False` lets LanceDB use a vector index for inner products. Such a table has an index of words and one of
-    keys from the start, which every 50,000 written rows brings up to date; rows since then are searched one by one.
+    A filter is a dictionary, which in a table of your own names the id, text and metadata columns alone, or a condition
+    as text in the SQL of LanceDB, which may name every column. In a table that `create` made, metadata are JSON:
+    "json_get_int(metadata, 'year') > 2020". An exact question reads every vector that its filter allows; `exact=False`
+    lets LanceDB use a vector index for inner products. Such a table has an index of words and one of keys from the
+    start, which every 50,000 written rows brings up to date; rows since then are searched one by one.
     """
 
     def __init__(
@@ -67,15 +70,16 @@ class LanceStore(VectorStore):
         timeout: float = 60.0,
     ) -> None:
         require("lancedb", extra="lancedb")
-        self._uri, self._table, self.vector = str(folder), table, vector
+        self._uri, self._table, self.vector = check_name("folder", str(folder)), check_name("table", table), vector
         if "://" in self._uri:
             split(self._uri)
         self._columns: dict[str, Any] = {"text": text, "id_field": id_field, "metadata": metadata}
         self._storage_options = dict(storage_options or {})
+        check_seconds(timeout=timeout)
         self._timeout = timedelta(seconds=timeout)
         self._database: Any = None
         self._opened: tuple[Any, Layout] | None = None
-        self._waiting = 0
+        self._waiting, self._indexed = 0, False
         self._writing = threading.RLock()
 
     @classmethod
@@ -111,7 +115,7 @@ class LanceStore(VectorStore):
         return self._table in self._tables()
 
     def dimensions(self) -> dict[str, int]:
-        return dict(self._there[1].vectors)
+        return self._there[1].dimensions
 
     def count(self, where: Where = None) -> int:
         table, layout = self._there
@@ -130,13 +134,20 @@ class LanceStore(VectorStore):
         apart = [[at] for at, question in enumerate(questions) if question.n > 0 and question.within]
         groups = ([together] if together else []) + apart
 
-        def asked(group: list[int]) -> Any:
+        def asked(group: list[int]) -> tuple[Any, list[float]]:
+            rows = told(group, scales := [_scale(weights[at], layout.types[vector]) for at in group])
+            if np.isfinite(rows["_distance"].to_numpy()).all():
+                return rows, scales
+            # Rows of very large numbers.
+            return told(group, ones := [1.0 for _ in group]), ones
+
+        def told(group: list[int], scales: list[float]) -> Any:
             # A query takes one filter for all its vectors. So it is asked for as many more as must be left out, and
             # they are left out here: what remains holds the best, in one pass over the table.
             within = questions[group[0]].within
             confined = filtered if within is None else both(filtered, one_of(layout, within))
             limit = max(questions[at].n + len(questions[at].without) for at in group)
-            several = [weights[at] for at in group]
+            several = [weights[at] * np.float32(scale) for at, scale in zip(group, scales, strict=True)]
             search = table.search(several if len(group) > 1 else several[0], vector_column_name=vector)
             search = search.distance_type("dot").select([layout.key, "_distance"]).limit(limit)
             # An index looks where the best are, and the items that a question names may lie elsewhere.
@@ -146,11 +157,11 @@ class LanceStore(VectorStore):
         # LanceDB plans a query on one core, and a condition with a thousand keys takes long to plan.
         with ThreadPoolExecutor(max(1, min(_AT_ONCE, len(groups)))) as threads:
             tables = list(threads.map(asked, groups))
-        for group, rows in zip(groups, tables, strict=True):
+        for group, (rows, scales) in zip(groups, tables, strict=True):
             numbers = rows["query_index"].to_pylist() if len(group) > 1 else [0] * len(rows)
             keys, distances = rows[layout.key].to_pylist(), rows["_distance"].to_pylist()
             for number, key, distance in zip(numbers, keys, distances, strict=True):
-                answers[group[number]].append((key, 1.0 - distance))
+                answers[group[number]].append((key, (1.0 - distance) / scales[number]))
         for pairs in answers.values():
             self._distinct([key for key, _ in pairs])
         left = [_without(answers[at], question.without) for at, question in enumerate(questions)]
@@ -173,14 +184,15 @@ class LanceStore(VectorStore):
             return {}
         rows = self._rows(table.search().where(one_of(layout, keys)).select(list(layout.item_columns)))
         self._distinct(rows[layout.key].to_pylist())
-        return dict(map(layout.item, rows.to_pylist()))
+        return dict(map(layout.item, _values(rows)))
 
     def words(self, text: str, n: int, *, where: Where = None) -> Found:
         table, layout = self._there
         filtered = where_sql(layout, where)
-        indexed = [
-            name for index in self._ask(table.list_indices) if index.index_type == "FTS" for name in index.columns
-        ]
+        if layout.made:
+            self._ensure_indexes(table)
+        indexes = self._ask(table.list_indices)
+        indexed = [name for index in indexes if index.index_type == "FTS" for name in index.columns]
         columns = [name for name in layout.text if name in indexed]
         if not columns:
             raise InputError(
@@ -209,19 +221,19 @@ class LanceStore(VectorStore):
         table, layout = self._there
         batches = self._ask(lambda: table.search().select(list(layout.item_columns)).to_batches(_PAGE))
         while (batch := self._ask(lambda: next(batches, None), tries=1)) is not None:
-            yield from (layout.item(row)[1] for row in batch.to_pylist())
+            yield from (layout.item(row)[1] for row in _values(batch))
 
     def beside(self, suffix: str) -> LanceStore:
         name, beside = beside_name(self._table, suffix), copy.copy(self)
         beside._table, beside.vector, beside._opened, beside._waiting = name, None, None, 0
-        beside._database = self._connected
+        beside._indexed = False
         return beside
 
     def siblings(self) -> tuple[str, ...]:
         return suffixes(self._table, self._tables())
 
     def create(self, dimensions: Mapping[str, int]) -> None:
-        arrow, index = _arrow(), require("lancedb.index", extra="lancedb")
+        arrow = _arrow()
         sizes = {column(name): size for name, size in checked_dimensions(dimensions).items()}
         vectors = [arrow.field(name, arrow.list_(arrow.float32(), size)) for name, size in sizes.items()]
         own = [("id", arrow.string()), ("text", arrow.string()), ("metadata", arrow.json_())]
@@ -230,8 +242,8 @@ class LanceStore(VectorStore):
         schema = arrow.schema([*fields, *vectors], metadata={_MADE: b"1"})
         with self._writing:
             table = self._ask(lambda: self._connected.create_table(self._table, schema=schema), tries=1)
-            self._ask(lambda: table.create_index("key", config=index.BTree()), tries=1)
-            self._ask(lambda: table.create_index("text", config=index.FTS()), tries=1)
+            self._indexed = False
+            self._ensure_indexes(table)
 
     def put(self, keys: Sequence[int], items: Sequence[Item], vectors: Mapping[str, FloatArray]) -> None:
         table, layout = self._there
@@ -240,6 +252,7 @@ class LanceStore(VectorStore):
             return
         content = item_columns(numbers, written, rows)
         with self._writing:
+            self._ensure_indexes(table)
             upsert = table.merge_insert("key").when_matched_update_all().when_not_matched_insert_all()
             # Written twice is the same as once.
             self._ask(lambda: upsert.execute(content))
@@ -255,13 +268,31 @@ class LanceStore(VectorStore):
         self._opened = None
         if not self._there[1].made:
             raise InputError(f"{self.name} was not made by adacur, which only drops tables that it made itself.")
-        self._opened = None
+        self._opened, self._indexed = None, False
         self._ask(lambda: self._connected.drop_table(self._table), tries=1)
 
     def close(self) -> None:
         self._opened = self._database = None
 
+    def _ensure_indexes(self, table: Any) -> None:
+        """The indexes of a table that `create` made, or was making when it was killed."""
+        kinds = require("lancedb.index", extra="lancedb")
+
+        def make() -> None:
+            held = {name for index in table.list_indices() for name in index.columns}
+            for name, config in (("key", kinds.BTree()), ("text", kinds.FTS())):
+                if name not in held:
+                    table.create_index(name, config=config)
+
+        with self._writing:
+            if not self._indexed:
+                self._ask(make)
+                self._indexed = True
+
     def _tables(self) -> list[str]:
+        # To connect to a folder is to make it.
+        if (folder := self._local_folder) is not None and not folder.is_dir():
+            return []
         answer = self._ask(lambda: self._connected.list_tables())
         names: list[str] = list(answer.tables)
         while token := answer.page_token:
@@ -299,6 +330,13 @@ class LanceStore(VectorStore):
         return NoAnswer(words)
 
     @property
+    def _local_folder(self) -> Path | None:
+        if "://" not in self._uri:
+            return Path(self._uri)
+        parts = urlsplit(self._uri)
+        return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+    @property
     def _connected(self) -> Any:
         if self._database is None:
             # So that what other processes write is seen.
@@ -321,11 +359,11 @@ class LanceStore(VectorStore):
                 for field in schema
                 if kinds.is_fixed_size_list(field.type) and kinds.is_floating(field.type.value_type)
             }
-            made = _MADE in (schema.metadata or {})
+            made = _MADE in (schema.metadata or {}) and types.keys() >= {*OWN_COLUMNS, "facts"}
             layout = Layout.of(self.name, types, vectors, made=made, **self._columns)
             if not (kinds.is_integer(key := schema.field(layout.key).type) or types[layout.key].endswith("string")):
                 raise InputError(f"Ids are whole numbers or texts; column {layout.key!r} of {self.name} is {key}.")
-            self._opened = opened = table, layout
+            self._opened, self._indexed = (opened := (table, layout)), False
         return opened
 
 
@@ -336,3 +374,23 @@ def _arrow() -> Any:
 def _without(pairs: list[tuple[Key, float]], keys: Collection[Key]) -> list[tuple[Key, float]]:
     left_out = set(keys)
     return [pair for pair in pairs if pair[0] not in left_out]
+
+
+def _scale(weights: FloatArray, kind: str) -> float:
+    """A power of two that makes weights large.
+
+    LanceDB tells 1 - weights · row in 32 bits, in which a small product is lost.
+    """
+    exponent = int(np.frexp(np.abs(weights).max(initial=0.0))[1])
+    largest = _LARGE_HALF if "halffloat" in kind else _LARGE
+    return 2.0 ** min(127, max(0, largest - exponent)) if weights.any() else 1.0
+
+
+def _values(rows: Any) -> Any:
+    """Rows as dictionaries; times that Python cannot tell are texts."""
+    try:
+        return rows.to_pylist()
+    except (OverflowError, ValueError):
+        arrow = _arrow()
+        texts = [one.cast(arrow.string()) if arrow.types.is_temporal(one.type) else one for one in rows.itercolumns()]
+        return arrow.table(texts, names=rows.schema.names).to_pylist()

@@ -10,7 +10,17 @@ import numpy as np
 from adacur.core.arrays import BoolArray, FloatArray
 from adacur.core.errors import InputError
 from adacur.core.records import Item
-from adacur.engines.vector_store import Found, Key, Nearest, VectorStore, Where, beside_name, suffixes
+from adacur.engines.vector_store import (
+    Found,
+    Key,
+    Nearest,
+    VectorStore,
+    Where,
+    beside_name,
+    check_name,
+    shown,
+    suffixes,
+)
 
 
 class MemoryStore(VectorStore):
@@ -81,6 +91,8 @@ class MemoryStore(VectorStore):
     def create(self, dimensions: Mapping[str, int]) -> None:
         if self.exists():
             raise InputError(f"{self.name} exists already, and is left alone.")
+        for name in dimensions:
+            check_name("vector", name)
         self._shelf[self._collection] = _Collection(dimensions)
 
     def put(self, keys: Sequence[int], items: Sequence[Item], vectors: Mapping[str, FloatArray]) -> None:
@@ -123,7 +135,7 @@ class _Collection:
     def matrix(self, vector: str) -> FloatArray:
         if vector not in self._vectors:
             known = ", ".join(repr(name) for name in self._vectors)
-            raise InputError(f"This collection has no vector {vector!r}. It has: {known}.")
+            raise InputError(f"This collection has no vector {shown(vector)}. It has: {known}.")
         return np.reshape(self._vectors[vector], (len(self.keys), self.dimensions[vector]))
 
     def among(self, keys: Collection[Key] | None) -> BoolArray:

@@ -27,8 +27,18 @@ from adacur.engines.postgres_sql import (
 )
 from adacur.engines.retries import TRIES, answered
 from adacur.engines.store_urls import parameters, split
-from adacur.engines.tables import Layout, checked_dimensions, found, repeated
-from adacur.engines.vector_store import Found, Key, Nearest, VectorStore, Where, beside_name, suffixes
+from adacur.engines.tables import OWN_COLUMNS, Layout, checked_dimensions, found, repeated
+from adacur.engines.vector_store import (
+    Found,
+    Key,
+    Nearest,
+    VectorStore,
+    Where,
+    beside_name,
+    check_name,
+    shown,
+    suffixes,
+)
 
 _log = logging.getLogger(__name__)
 _LONGEST_NAME = 63
@@ -56,10 +66,11 @@ class PostgresStore(VectorStore):
     - ef_search: of an HNSW index, where `exact=False`; by default twice the items asked for and left out, 40 to 1,000;
     - timeout, connect_timeout: seconds that a statement, or connecting, may take.
 
-    A filter is a dictionary, or an SQL condition as text: let nobody write one who may not read the whole database. In
-    a table that `create` made, metadata are JSON: "(metadata->>'year')::int > 2020". An exact question reads every
-    vector that its filter allows. `exact=False` lets Postgres use an HNSW or IVFFlat index for inner products, which
-    goes on until enough items pass the filter (from pgvector 0.8). Threads each borrow a connection.
+    A filter is a dictionary, which in a table of your own names the id, text and metadata columns alone, or an SQL
+    condition as text: let nobody write one who may not read the whole database. In a table that `create` made, metadata
+    are JSON: "(metadata->>'year')::int > 2020". An exact question reads every vector that its filter allows.
+    `exact=False` lets Postgres use an HNSW or IVFFlat index for inner products, which goes on until enough items pass
+    the filter (from pgvector 0.8). Threads each borrow a connection.
     """
 
     def __init__(
@@ -84,6 +95,7 @@ class PostgresStore(VectorStore):
         self._known: TableSQL | None = None
         self._distinct = False
         _check_name(self._table)
+        check_name("schema", self._schema)
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> PostgresStore:
@@ -109,7 +121,7 @@ class PostgresStore(VectorStore):
         return bool(self._read(("SELECT to_regclass(%s) IS NOT NULL", [self._regclass]))[0][0])
 
     def dimensions(self) -> dict[str, int]:
-        return dict(self._sql.layout.vectors)
+        return self._sql.layout.dimensions
 
     def count(self, where: Where = None) -> int:
         return int(self._read(self._sql.count(where))[0][0])
@@ -131,8 +143,14 @@ class PostgresStore(VectorStore):
         return [found(self.name, pairs, question.n) for pairs, question in zip(answers, questions, strict=True)]
 
     def rows(self, vector: str, keys: Sequence[Key]) -> dict[Key, FloatArray]:
-        self._sql.layout.dimension(vector)
-        return {key: vector_received(sent) for key, sent in self._read(self._sql.vectors(vector, keys))}
+        size = self._sql.layout.dimension(vector)
+        rows = {key: vector_received(sent) for key, sent in self._read(self._sql.vectors(vector, keys))}
+        for key, row in rows.items():
+            if len(row) != size:
+                raise InputError(
+                    f"Vectors {vector!r} of {self.name} differ in size: {key!r} has {len(row)}, not {size}."
+                )
+        return rows
 
     def items(self, keys: Sequence[Key]) -> dict[Key, Item]:
         return dict(self._items(self._sql.items(keys)))
@@ -249,7 +267,8 @@ class PostgresStore(VectorStore):
             vectors = {
                 name: size if size > 0 else self._size(name) for name, _, size, _ in rows if types[name] in INDEXABLE
             }
-            made = language_made_with(rows[0][3])
+            # A comment may be copied with what else somebody takes from a table of ours.
+            made = language_made_with(rows[0][3]) if types.keys() >= {*OWN_COLUMNS, "words"} else None
             layout = Layout.of(self.name, types, vectors, made=made is not None, **self._columns)
             known = TableSQL(self._place, layout, made or self._language)
             if made is None and not self._distinct:
@@ -299,8 +318,9 @@ class PostgresStore(VectorStore):
 
 
 def _check_name(table: str) -> None:
+    check_name("table", table)
     if not 0 < len(table.encode()) <= _LONGEST_NAME:
-        raise InputError(f"The name of a table has 1 to {_LONGEST_NAME} bytes in Postgres; got {table!r}.")
+        raise InputError(f"The name of a table has 1 to {_LONGEST_NAME} bytes in Postgres; got {shown(table)}.")
 
 
 def _names(table: str) -> tuple[str, str]:

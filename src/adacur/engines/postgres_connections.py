@@ -19,8 +19,9 @@ from adacur.core.errors import InputError
 from adacur.core.extras import require
 from adacur.core.records import Item
 from adacur.engines.retries import NoAnswer
-from adacur.engines.store_urls import split
+from adacur.engines.store_urls import check_seconds, split
 from adacur.engines.tables import metadata_json
+from adacur.engines.vector_store import HALF_OR_NUL, check_kept
 
 T = TypeVar("T")
 
@@ -28,14 +29,13 @@ T = TypeVar("T")
 class Connections:
     """Connections to one database: a call borrows one that is idle, or opens one.
 
-    They read only, unless a call says that it writes, so that no filter can change a table. `address` is a URL without
-    user and password.
+    Each transaction reads only, unless a call says that it writes, so that no filter can change a table. `address` is a
+    URL without user and password.
     """
 
     def __init__(self, dsn: str, *, timeout: float, connect_timeout: float) -> None:
         psycopg = _psycopg()
-        if not (0 < timeout < math.inf and 0 < connect_timeout < math.inf):
-            raise InputError(f"timeout and connect_timeout must be above 0 seconds; got {timeout}, {connect_timeout}.")
+        check_seconds(timeout=timeout, connect_timeout=connect_timeout)
         if "://" in dsn.partition("=")[0]:
             split(dsn, credentials=True)
         try:
@@ -65,16 +65,15 @@ class Connections:
         """The rows of a statement, with these settings for it alone."""
 
         def ask(connection: Any) -> list[Any]:
-            rows: list[Any] = connection.execute(statement, values).fetchall()
-            return rows
-
-        def ask_with_settings(connection: Any) -> list[Any]:
-            with connection.transaction():
+            # What a condition sets for its session is undone with the rest. Nothing in a transaction that began as one
+            # that reads only can make it write.
+            with connection.transaction(force_rollback=True):
                 for name, value in settings.items():
                     connection.execute("SELECT set_config(%s, %s, true)", [name, value])
-                return ask(connection)
+                rows: list[Any] = connection.execute(statement, values).fetchall()
+            return rows
 
-        return self.lend(ask_with_settings if settings else ask)
+        return self.lend(ask)
 
     def write(self, work: Callable[[Any], object]) -> None:
         """Do work in one transaction."""
@@ -94,6 +93,8 @@ class Connections:
             answer = work(connection)
         except _psycopg().Error as error:
             raise self._in_words(error) from None
+        except UnicodeEncodeError:
+            raise InputError(f"{self.address} takes Unicode text alone, without halves of characters.") from None
         finally:
             self._take_back(connection, closings)
         return answer
@@ -119,8 +120,8 @@ class Connections:
             client_encoding="utf8",
             tcp_user_timeout=milliseconds,
         )
-        for name, value in (("statement_timeout", milliseconds), ("default_transaction_read_only", "on")):
-            connection.execute("SELECT set_config(%s, %s, false)", [name, value])
+        connection.execute("SELECT set_config('statement_timeout', %s, false)", [milliseconds])
+        connection.read_only = True
         return connection
 
     def _take_back(self, connection: Any, closings: int) -> None:
@@ -147,6 +148,7 @@ class Connections:
             psycopg.IntegrityError,
             psycopg.NotSupportedError,
             psycopg.errors.ReadOnlySqlTransaction,
+            psycopg.errors.ActiveSqlTransaction,
             # A table that others depend on, an index that a row does not fit into.
             psycopg.errors.DependentObjectsStillExist,
             psycopg.errors.ProgramLimitExceeded,
@@ -176,6 +178,7 @@ def binary_copy(keys: Sequence[int], items: Sequence[Item], vectors: Mapping[str
     rows = [[_vector_sent(row) for row in array] for array in vectors.values()]
     parts = [b"PGCOPY\n\xff\r\n\0" + bytes(8)]
     for at, (key, item) in enumerate(zip(keys, items, strict=True)):
+        check_kept(item, HALF_OR_NUL)
         about = b"\x01" + jsonb_text(metadata_json(item)).encode()
         fields = (struct.pack(">q", key), item.id.encode(), item.text.encode(), about, *(sent[at] for sent in rows))
         parts.append(width)

@@ -197,7 +197,7 @@ class TableSQL:
                 conditions.append(has)
                 values += [name, given[0], name, given[1]]
                 continue
-            column, kind = quoted(name), self.layout.column(name)
+            column, kind = quoted(name), self.layout.filterable(name)
             nothing = f" OR {column} IS NULL" if None in allowed else ""
             if kind == "jsonb":
                 has, given = _jsonb_has(column, name, allowed)

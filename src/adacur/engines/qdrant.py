@@ -16,8 +16,8 @@ from adacur.core.errors import InputError
 from adacur.core.extras import require
 from adacur.engines.qdrant_points import PointStore, Vector, search_params
 from adacur.engines.retries import TRIES, NoAnswer, answered
-from adacur.engines.store_urls import is_loopback, parameters, split
-from adacur.engines.vector_store import TEXT_FIELD, Key, beside_name, suffixes
+from adacur.engines.store_urls import check_seconds, is_loopback, parameters, split
+from adacur.engines.vector_store import TEXT_FIELD, Key, beside_name, check_name, suffixes
 
 _TRY_AGAIN = {408, 425, 429}
 _TRY_AGAIN_GRPC = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "ABORTED", "UNKNOWN"}
@@ -54,7 +54,8 @@ class QdrantStore(PointStore):
     ) -> None:
         super().__init__(text=text, id_field=id_field, vector=vector)
         self._models = require("qdrant_client.models", extra="qdrant")
-        self._collection = collection
+        self._collection = check_name("collection", collection)
+        check_seconds(timeout=timeout)
         self._owns_client = client is None
         if client is None:
             self._line = _Line(lambda: _connect(url, api_key, timeout))
@@ -178,9 +179,17 @@ class QdrantStore(PointStore):
             metadata={_MADE: 1},
             tries=1,
         )
+        self._make_index()
+
+    def _index_words(self) -> None:
+        # The imitation in memory has no indexes, and nobody else made what it holds.
+        if not self._is_local and TEXT_FIELD not in (self._ask("get_collection").payload_schema or {}):
+            self._make_index()
+
+    def _make_index(self) -> None:
         # A server before 1.20 does not rank words, and `words` then says so.
         with suppress(InputError):
-            index = m.TextIndexParams(type=m.TextIndexType.TEXT, scoring=True)
+            index = self._models.TextIndexParams(type=self._models.TextIndexType.TEXT, scoring=True)
             self._ask("create_payload_index", field_name=TEXT_FIELD, field_schema=index, wait=True)
 
     def _is_made(self) -> bool:

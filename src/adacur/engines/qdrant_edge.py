@@ -17,7 +17,7 @@ from adacur.core.errors import EngineUnavailable, InputError
 from adacur.core.extras import require
 from adacur.engines.qdrant_points import PointStore, Vector, search_params
 from adacur.engines.store_urls import parameters, split
-from adacur.engines.vector_store import TEXT_FIELD, Key, beside_name, suffixes
+from adacur.engines.vector_store import TEXT_FIELD, Key, beside_name, check_name, suffixes
 
 # A file that `create` leaves in the folder of a collection.
 _MADE = "made_by_adacur.json"
@@ -43,7 +43,7 @@ class QdrantEdgeStore(PointStore):
     ) -> None:
         super().__init__(text=text, id_field=id_field, vector=vector)
         self._models = require("qdrant_edge", extra="qdrant")
-        self._folder = Path(folder).absolute()
+        self._folder = Path(check_name("folder", os.fspath(folder))).absolute()
         self._owns_shelf = shelf is None
         self._shelf = _Shelf(self._models) if shelf is None else shelf
         self._optimized = False
@@ -147,18 +147,38 @@ class QdrantEdgeStore(PointStore):
         if self._folder.exists() and (not self._folder.is_dir() or any(self._folder.iterdir())):
             raise InputError(f"{self._folder} is not empty. Give a folder that does not exist yet.")
         vectors = {name: m.EdgeVectorParams(size, m.Distance.Dot) for name, size in dimensions.items()}
-        self._called(lambda: self._shelf.make(self._folder, m.EdgeConfig(vectors=vectors)))
-        (self._folder / _MADE).write_text("{}")
-        index = m.UpdateOperation.create_field_index(TEXT_FIELD, m.TextIndexParams(scoring=True))
-        self._ask(lambda shard: shard.update(index))
-        self._ask(lambda shard: shard.flush())
+        # Made elsewhere and moved here when it is whole: who is killed meanwhile leaves nothing here.
+        aside = self._aside()
+        aside.mkdir(parents=True)
+        try:
+            shard = self._called(lambda: m.EdgeShard.create(str(aside), m.EdgeConfig(vectors=vectors)))
+            self._called(lambda: (shard.update(_words_index(m)), shard.flush(), shard.close()))
+            (aside / _MADE).write_text("{}")
+        except Exception:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        if self._folder.exists():
+            self._folder.rmdir()
+        aside.rename(self._folder)
+        self._ask(lambda shard: shard.info())
+
+    def _index_words(self) -> None:
+        if TEXT_FIELD not in self._ask(lambda shard: shard.info()).payload_schema:
+            self._ask(lambda shard: (shard.update(_words_index(self._models)), shard.flush()))
+
+    def _aside(self) -> Path:
+        """A free name for a folder that is not yet, or no longer, a collection."""
+        aside = self._folder.with_name(f".{self._folder.name}.unfinished")
+        if aside.exists():
+            shutil.rmtree(aside)
+        return aside
 
     def _is_made(self) -> bool:
         return (self._folder / _MADE).is_file()
 
     def _remove(self) -> None:
         self._shelf.close(self._folder)
-        shutil.rmtree(self._folder)
+        shutil.rmtree(self._folder.rename(self._aside()))
 
     def _ask(self, call: Callable[[Any], Any]) -> Any:
         if not self.exists():
@@ -196,11 +216,6 @@ class _Shelf:
                 self._shards[folder] = self._models.EdgeShard.load(str(folder))
             return self._shards[folder]
 
-    def make(self, folder: Path, config: Any) -> None:
-        with self._lock:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._shards[folder] = self._models.EdgeShard.create(str(folder), config)
-
     def close(self, folder: Path | None = None) -> None:
         with self._lock:
             for one in [folder] if folder else list(self._shards):
@@ -209,4 +224,9 @@ class _Shelf:
 
 
 def _is_collection(folder: Path) -> bool:
-    return (folder / "edge_config.json").is_file() or (folder / "segments").is_dir()
+    segments = folder / "segments"
+    return (folder / "edge_config.json").is_file() or (segments.is_dir() and any(segments.iterdir()))
+
+
+def _words_index(models: Any) -> Any:
+    return models.UpdateOperation.create_field_index(TEXT_FIELD, models.TextIndexParams(scoring=True))

@@ -19,7 +19,17 @@ from adacur.core.errors import EngineUnavailable, InputError
 from adacur.core.extras import require
 from adacur.core.records import Item
 from adacur.core.spelling import did_you_mean
-from adacur.engines.vector_store import Found, Key, Nearest, VectorStore, Where
+from adacur.engines.vector_store import (
+    Found,
+    Key,
+    Nearest,
+    VectorStore,
+    Where,
+    check_kept,
+    check_name,
+    has_characters,
+    shown,
+)
 
 # The payload field that our points have and a user's have not.
 OURS = "_adacur"
@@ -54,7 +64,7 @@ class PointStore(VectorStore):
         self._text = self.text_fields = (text,) if isinstance(text, str) else tuple(text)
         self._id_field, self.vector = id_field, vector
         self._known: dict[str, Vector] | None = None
-        self._made = False
+        self._made = self._indexed = False
         if not self._text:
             raise InputError("text must name at least one payload field.")
 
@@ -103,6 +113,10 @@ class PointStore(VectorStore):
 
     @abstractmethod
     def _make(self, dimensions: Mapping[str, int]) -> None: ...
+
+    @abstractmethod
+    def _index_words(self) -> None:
+        """Give the text of items an index that ranks words, where there is none yet and the engine has such."""
 
     @abstractmethod
     def _is_made(self) -> bool:
@@ -161,6 +175,7 @@ class PointStore(VectorStore):
     def words(self, text: str, n: int, *, where: Where = None) -> Found:
         if n <= 0 or not text.strip():
             return _NOTHING
+        text = text.encode(errors="replace").decode()
         filter_, question = self._filter(where), Nearest(np.empty(0, np.float32), n)
         for name, (_, metric) in self._schema().items():
             if metric == "sparse" and "bm25" in name.lower():
@@ -185,7 +200,8 @@ class PointStore(VectorStore):
         """
         n_items = self.count()
         if n >= n_items:
-            return tuple(_key(point.id) for point in self._scan(payload=False))
+            pages = self._pages(payload=False, most=2 + 2 * n_items // _BATCH)
+            return tuple(_key(point.id) for page in pages for point in page)
         if n <= 0:
             return ()
         even: list[Key] = np.linspace(0, n_items - 1, n).astype(int).tolist()
@@ -194,19 +210,28 @@ class PointStore(VectorStore):
         return self._spread(n)
 
     def scan(self) -> Iterator[Item]:
-        return map(self._item, self._scan(payload=True))
+        return (self._item(point) for page in self._pages(payload=True) for point in page)
 
     def create(self, dimensions: Mapping[str, int]) -> None:
         if self.exists():
             raise InputError(f"{self.name} exists already. Drop it first, or take another name.")
+        for name, size in dimensions.items():
+            check_name("vector", name)
+            if size < 1:
+                raise InputError(f"Vector {shown(name)} must have at least one number; got {size}.")
         self._known = None
         self._make(dimensions)
+        self._indexed = True
 
     def put(self, keys: Sequence[int], items: Sequence[Item], vectors: Mapping[str, FloatArray]) -> None:
         for name, rows in vectors.items():
             if not np.isfinite(rows).all():
                 raise InputError(f"Vectors must be finite numbers; those for {name!r} are not.")
         self._check_made()
+        if not self._indexed:
+            # Whoever made the collection may have been killed before it had an index.
+            self._index_words()
+            self._indexed = True
         points = [
             self._point(int(key), {name: rows[at].tolist() for name, rows in vectors.items()}, payload_of(item))
             for at, (key, item) in enumerate(zip(keys, items, strict=True))
@@ -220,7 +245,7 @@ class PointStore(VectorStore):
             return
         self._made = False
         self._check_made()
-        self._known, self._made = None, False
+        self._known, self._made, self._indexed = None, False, False
         self._remove()
 
     def _check_made(self) -> None:
@@ -238,7 +263,9 @@ class PointStore(VectorStore):
         vectors = self._schema()
         if vector not in vectors:
             known = ", ".join(repr(name) for name in vectors)
-            raise InputError(f"{self.name} has no vector {vector!r}. It has: {known}.{did_you_mean(vector, vectors)}")
+            raise InputError(
+                f"{self.name} has no vector {shown(vector)}. It has: {known}.{did_you_mean(vector, vectors)}"
+            )
         if vectors[vector].metric not in ("Dot", "Cosine"):
             raise InputError(
                 f"Items are searched by inner product; {vector!r} of {self.name} is {vectors[vector].metric}. "
@@ -272,16 +299,28 @@ class PointStore(VectorStore):
                     raise self._nonsense(f"a point {_key(point.id)!r} that was not asked for")
                 yield wanted[_key(point.id)], point
 
-    def _scan(self, *, payload: bool) -> Iterator[Any]:
-        start = None
-        while True:
+    def _pages(self, *, payload: bool, most: float = math.inf) -> Iterator[Any]:
+        """All points, some at a time; at most so many times."""
+        start, reached, asked = None, -1, 0
+        while asked < most:
             points, start = self._scroll(start, _BATCH, payload=payload)
-            yield from points
+            yield points
+            asked += 1
             if start is None:
                 return
+            # Else a page that leads back to an earlier one would be read for ever.
+            try:
+                place = _place(_key(start))
+            except InputError:
+                raise self._nonsense(f"that points go on after {shown(start)}, which is no id") from None
+            if place <= reached:
+                raise self._nonsense(f"that points go on after {_key(start)!r}, where they came from")
+            reached = place
 
     def _spread(self, n: int) -> tuple[Key, ...]:
-        first = _place(_key(self._scroll(None, 1, payload=False)[0][0].id))
+        if not (one := self._scroll(None, 1, payload=False)[0]):
+            raise self._nonsense("no point, where it counts some")
+        first = _place(_key(one[0].id))
         # How far ids reach, within a factor of two, then nearer.
         reach = bisect_left(range(_UUIDS_BEGIN.bit_length() * 2), True, key=lambda k: not self._from(first + 2**k, 1))
         low, high = first + 2**reach // 2, first + 2**reach
@@ -306,10 +345,15 @@ class PointStore(VectorStore):
     def _item(self, point: Any) -> Item:
         payload = dict(point.payload or {})
         if isinstance(payload.get(OURS), dict):
-            rest = payload.pop(OURS)
-            id_, text = payload.pop("id"), payload.pop("text")
-            as_json = {name: json.loads(value) for name, value in rest.get("json", {}).items()}
-            return Item(id_, text, payload | rest.get("metadata", {}) | as_json)
+            try:
+                rest = payload.pop(OURS)
+                id_, text = payload.pop("id"), payload.pop("text")
+                as_json = {name: json.loads(value) for name, value in rest.get("json", {}).items()}
+                return Item(id_, text, payload | rest.get("metadata", {}) | as_json)
+            except (LookupError, TypeError, ValueError, AttributeError):
+                raise self._nonsense(
+                    f"a point {_key(point.id)!r} whose fields id, text or {OURS} are damaged"
+                ) from None
         texts = [str(payload.pop(field)) for field in self._text if payload.get(field) is not None]
         id_ = payload.pop(self._id_field, None) if self._id_field else None
         return Item(str(_key(point.id) if id_ is None else id_), " ".join(texts), payload)
@@ -349,7 +393,7 @@ class PointStore(VectorStore):
         for value in values:
             if isinstance(value, list | dict) or not _fits(value):
                 raise InputError(
-                    f"Metadata is compared with texts, numbers, True, False, None; got {value!r} for {path}."
+                    f"Metadata is compared with texts, numbers, True, False, None; got {shown(value)} for {path}."
                 )
         if len({type(value) for value in values}) == 1 and type(values[0]) in (str, int):
             return m.FieldCondition(key=path, match=m.MatchAny(any=values))
@@ -381,10 +425,13 @@ def search_params(models: Any, exact: bool) -> Any:
 
 def payload_of(item: Item) -> dict[str, Any]:
     """An item as a payload: metadata can be filtered by its own names, and comes back as it was."""
+    check_kept(Item(item.id, item.text))
     payload: dict[str, Any] = {}
     taken: dict[str, Any] = {}
     as_json: dict[str, str] = {}
     for name, value in item.metadata.items():
+        if not isinstance(name, str) or has_characters(name):
+            raise InputError(f"Item {shown(item.id)}: metadata cannot be called {shown(name)}.")
         if fits := _fits(value):
             (taken if name in _TAKEN else payload)[name] = value
         if not fits or not _fits(value, _is_read_exactly):
@@ -399,7 +446,7 @@ def payload_of(item: Item) -> dict[str, Any]:
 def _fits(value: Any, number: Callable[[float], bool] = math.isfinite) -> bool:
     """Whether a payload can hold a value: 64 bits of a whole number, no NaN, no half of a character."""
     if isinstance(value, str):
-        return value.isascii() or not re.search("[\ud800-\udfff]", value)
+        return not has_characters(value)
     if isinstance(value, list):
         return all(_fits(one, number) for one in value)
     if isinstance(value, dict):
@@ -417,8 +464,8 @@ def _is_read_exactly(value: float) -> bool:
 
 def _path(name: str) -> str:
     """A name as a path into a payload, where dots and brackets would lead inside."""
-    if not isinstance(name, str) or not name or '"' in name:
-        raise InputError(f"Qdrant cannot filter by a field called {name!r}.")
+    if not isinstance(name, str) or not name or '"' in name or has_characters(name):
+        raise InputError(f"Qdrant cannot filter by a field called {shown(name)}.")
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else f'"{name}"'
 
 
@@ -431,7 +478,7 @@ def _point_id(key: Key) -> Key:
         try:
             return str(uuid.UUID(key))
         except ValueError:
-            raise InputError(f"Qdrant's ids are whole numbers or UUIDs; got {key!r}.") from None
+            raise InputError(f"Qdrant's ids are whole numbers or UUIDs; got {shown(key)}.") from None
     return int(key)
 
 
@@ -442,4 +489,4 @@ def _ids(keys: Collection[Key]) -> set[Key]:
 
 def _place(key: Key) -> int:
     """Where an id lies on the line by which Qdrant orders them: numbers, then UUIDs."""
-    return key if isinstance(key, int) else _UUIDS_BEGIN + uuid.UUID(key).int
+    return key if isinstance(key, int) else _UUIDS_BEGIN + uuid.UUID(str(_point_id(key))).int

@@ -37,7 +37,8 @@ STORE_SCHEMES = tuple(_STORES)
 _FOLDERS = ("qdrant-edge", "lancedb", "lancedb+file", "file")
 _SECRET = re.compile("key|password|passwd|token|secret", re.IGNORECASE)
 _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]*")
-_CONTROL = re.compile(r"[\0-\x1f\x7f]")
+_LONGEST_WAIT = 1_000_000
+_CONTROL = re.compile(r"[\0-\x1f\x7f\ud800-\udfff]")
 
 
 def is_store_url(text: str) -> bool:
@@ -126,6 +127,13 @@ def parameters(
             raise InputError(f"A URL of this kind takes {', '.join(names)} after '?'{seen or ', and got another.'}")
         secret_before |= _SECRET.search(name) is not None
     return options
+
+
+def check_seconds(**options: float) -> None:
+    """Refuse a time to wait that is none."""
+    for name, seconds in options.items():
+        if not 0 < seconds <= _LONGEST_WAIT:
+            raise InputError(f"{name} must be above 0 and at most {_LONGEST_WAIT:,} seconds; got {seconds}.")
 
 
 def without_credentials(url: str) -> str:

@@ -13,9 +13,19 @@ import numpy as np
 from adacur.core.arrays import FloatArray
 from adacur.core.as_json import as_json
 from adacur.core.errors import EngineUnavailable, InputError, UnknownName
-from adacur.core.records import Item, check_texts
+from adacur.core.records import Item
 from adacur.core.spelling import did_you_mean
-from adacur.engines.vector_store import Found, Key, Nearest, Where
+from adacur.engines.vector_store import (
+    HALF_OR_NUL,
+    Found,
+    Key,
+    Nearest,
+    Where,
+    check_kept,
+    check_name,
+    has_characters,
+    shown,
+)
 
 # The columns of a table that `create` makes, beside one per vector.
 OWN_COLUMNS = ("key", "id", "text", "metadata")
@@ -75,11 +85,28 @@ class Layout:
             )
         return self.types[name]
 
+    def filterable(self, name: str) -> str:
+        """The type of a column of a user's own table that a filter may name: what answers do not show is no business
+        of those who ask, and neither are the names of such columns.
+        """
+        if name not in self.item_columns:
+            shown = ", ".join(map(repr, self.item_columns))
+            near = did_you_mean(name, self.item_columns)
+            raise UnknownName(f"A filter for {self.store} cannot name {name!r}. It may name: {shown}.{near}")
+        return self.types[name]
+
+    @property
+    def dimensions(self) -> dict[str, int]:
+        """Vectors whose size is known."""
+        return {name: size for name, size in self.vectors.items() if size > 0}
+
     def dimension(self, vector: str) -> int:
         """The size of a vector; UnknownName if there is none of this name."""
         if vector not in self.vectors:
             known = ", ".join(map(repr, self.vectors)) or "none"
-            raise UnknownName(f"{self.store} has no vector {vector!r}. It has: {known}.")
+            raise UnknownName(f"{self.store} has no vector {shown(vector)}. It has: {known}.")
+        if self.vectors[vector] < 1:
+            raise InputError(f"Vector {vector!r} of {self.store} has no size yet: no item has one.")
         return self.vectors[vector]
 
     def weights(self, vector: str, question: Nearest) -> FloatArray:
@@ -113,7 +140,7 @@ class Layout:
         if len(items) != len(keys):
             raise InputError(f"There must be one item for each key; got {len(keys)} keys and {len(items)} items.")
         for item in items:
-            check_texts("Item", item.id, item.text)
+            check_kept(item)
         rows = {name: np.asarray(array, dtype=np.float32) for name, array in vectors.items()}
         for name, array in rows.items():
             if array.shape != (shape := (len(keys), self.vectors[name])):
@@ -135,8 +162,9 @@ def repeated(store: str, key: Key) -> InputError:
 def checked_dimensions(dimensions: Mapping[str, int], *, longest: int = 1000) -> dict[str, int]:
     """Vectors to create: each becomes a column, whose name must be free."""
     for name, size in dimensions.items():
+        check_name("vector", name)
         if not name or len(name.encode()) > longest or name in (*OWN_COLUMNS, "words", "facts"):
-            raise InputError(f"A vector becomes a column of a table, which cannot be called {name!r} here.")
+            raise InputError(f"A vector becomes a column of a table, which cannot be called {shown(name)} here.")
         if size < 1:
             raise InputError(f"Vector {name!r} must have at least one number; got {size}.")
     return dict(dimensions)
@@ -158,7 +186,9 @@ def wanted(where: Where) -> Iterator[tuple[str, list[Any]]]:
         )
     for name, values in where.items():
         if not isinstance(name, str):
-            raise InputError(f"A filter must be by names of metadata; got {name!r}.")
+            raise InputError(f"A filter must be by names of metadata; got {shown(name)}.")
+        if has_characters(name) or has_characters(values):
+            raise InputError(f"A filter is Unicode text; that on {shown(name)} has half of a character.")
         yield name, list(values) if isinstance(values, list | tuple | set | frozenset) else [values]
 
 
@@ -170,10 +200,11 @@ def condition(text: str) -> str:
         depth += (sign == "(") - (sign == ")")
         if depth < 0:
             break
-    if depth or not text.strip() or any(sign in bare for sign in ("'", '"', "`", "$", ";", "--", "/*", "\0")):
+    unfit = has_characters(text, HALF_OR_NUL) or any(sign in bare for sign in ("'", '"', "`", "$", ";", "--", "/*"))
+    if depth or not text.strip() or unfit:
         raise InputError(
             "A filter as text must be one whole SQL condition, without comments, semicolons, escapes (E'…') and dollar "
-            f"quotes; got {text!r}."
+            f"quotes; got {shown(text)}."
         )
     return f"({text})"
 

@@ -6,13 +6,14 @@ Postgres answer the same contract test (tests/contracts/test_vector_stores.py), 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError
-from adacur.core.records import Item
+from adacur.core.records import Item, check_texts
 
 # An engine's own id of an item.
 Key = int | str
@@ -23,6 +24,10 @@ Where = Mapping[str, Any] | Any | None
 # Between the name of a collection and that of what is written beside it.
 BESIDE = "--"
 TEXT_FIELD = "text"
+
+# Halves of characters, which no file holds; and NUL, which some engines do not take.
+HALF, HALF_OR_NUL = re.compile("[\ud800-\udfff]"), re.compile("[\0\ud800-\udfff]")
+_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,11 +147,42 @@ class VectorStore(Protocol):
         ...
 
 
+def shown(value: object) -> str:
+    """A value as an error repeats it: the beginning."""
+    text = repr(value[:_SHOWN] if isinstance(value, str) else value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+
+
+def has_characters(value: object, unfit: re.Pattern[str] = HALF) -> bool:
+    """Whether a text, or one within lists and dictionaries, has such a character: by default half of one."""
+    if isinstance(value, str):
+        return not (value.isascii() and unfit is HALF) and unfit.search(value) is not None
+    if isinstance(value, Mapping):
+        return any(has_characters(name, unfit) or has_characters(one, unfit) for name, one in value.items())
+    return isinstance(value, list | tuple | set | frozenset) and any(has_characters(one, unfit) for one in value)
+
+
+def check_name(what: str, name: str) -> str:
+    """The name of a collection, table or vector, if an engine could have it."""
+    if has_characters(name, HALF_OR_NUL):
+        raise InputError(f"The name of a {what} is Unicode text without NUL; got {shown(name)}.")
+    return name
+
+
+def check_kept(item: Item, unfit: re.Pattern[str] = HALF) -> None:
+    """Refuse an item with characters that an engine cannot keep."""
+    if any(has_characters(part, unfit) for part in (item.id, item.text, item.metadata)):
+        nul = " or NUL" if unfit is HALF_OR_NUL else ""
+        raise InputError(f"Item {shown(item.id)} has half of a character{nul} in it, which cannot be kept here.")
+    check_texts("Item", item.id, item.text)
+
+
 def beside_name(name: str, suffix: str) -> str:
     """NAME--suffix."""
+    check_name("collection", suffix)
     if not suffix or BESIDE in suffix or suffix.startswith("-"):
         raise InputError(
-            f"What follows {name}{BESIDE} must not be empty, hold '{BESIDE}' or begin with '-': {suffix!r}."
+            f"What follows {name}{BESIDE} must not be empty, hold '{BESIDE}' or begin with '-': {shown(suffix)}."
         )
     return f"{name}{BESIDE}{suffix}"
 

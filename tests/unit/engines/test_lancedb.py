@@ -306,6 +306,67 @@ def test_what_lies_in_an_object_store(s3_url: str, s3_endpoint: str) -> None:
     assert not store.exists()
 
 
+def test_asking_about_a_folder_that_is_not_there_does_not_make_it(tmp_path: Path) -> None:
+    for url in (f"lancedb://{tmp_path}/no/such/things", f"lancedb+file://{tmp_path}/no/such/things"):
+        store = LanceStore.from_url(url)
+        assert not store.exists()
+        assert store.siblings() == ()
+        assert not store.beside("v1").exists()
+        store.drop()
+        with pytest.raises(InputError, match="no table 'things'"):
+            store.count()
+        assert list(tmp_path.iterdir()) == []
+    store.beside("v1").create({"v": 2})
+    assert store.siblings() == ("v1",)
+
+
+class Killed(BaseException):
+    """As if the process ended here."""
+
+
+@pytest.mark.parametrize("made", [0, 1])
+def test_a_table_whose_maker_was_killed_gets_its_indexes(
+    store: LanceStore, monkeypatch: pytest.MonkeyPatch, made: int
+) -> None:
+    make, left = lancedb.table.LanceTable.create_index, [None] * made
+
+    def killed(table: Any, *given: Any, **options: Any) -> None:
+        if not left:
+            raise Killed
+        left.pop()
+        make(table, *given, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lancedb.table.LanceTable, "create_index", killed)
+        with pytest.raises(Killed):
+            store.create({"v": 2})
+    fresh = LanceStore(store._uri, "things")
+    assert fresh.exists()
+    assert fresh.words("text", 3).keys == () or made
+    other = LanceStore(store._uri, "things")
+    other.put([1], some_items(1), {"v": rows(1, 2)})
+    assert other.words("text", 3).keys == (1,)
+    assert len(other._there[0].list_indices()) == 2
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("sizes", [(1, 1), (1e-4, 1e-4), (1e-4, 1e4), (3e4, 1e3), (1, 1e-20), (0, 1), (1e30, 1e-3)])
+def test_products_of_any_size_are_found(tmp_path: Path, kind: Any, sizes: tuple[float, float]) -> None:
+    if kind is np.float16 and not 1e-3 < sizes[0] < 1e4:
+        pytest.skip("16 bits hold no such rows")
+    vectors, weights = rows(100, 8).clip(-2, 2) * sizes[0], (rows(1, 8)[0] * sizes[1]).astype(np.float32)
+    vectors = vectors.astype(kind)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 8)
+    lancedb.connect(tmp_path).create_table("docs", pa.table({"id": range(100), "text": ["t"] * 100, "v": column}))
+    found = LanceStore(tmp_path, "docs").best("v", [Nearest(weights, 20), Nearest(-weights, 20)])
+    for sign, answer in zip((1, -1), found, strict=True):
+        truth = sign * (vectors.astype(np.float64) @ weights)
+        near = 2e-3 if kind is np.float16 else 1e-6
+        np.testing.assert_allclose(answer.values, truth[list(answer.keys)], atol=near * np.abs(truth).max())
+        if sizes[0] and kind is not np.float16:
+            assert list(answer.keys) == np.argsort(-truth)[:20].tolist()
+
+
 def test_files_that_are_gone_make_it_unavailable(store: LanceStore) -> None:
     store.create({"v": 4})
     store.put(range(50), some_items(50), {"v": rows(50, 4)})
@@ -359,3 +420,40 @@ def test_lists_in_a_column_have_each_of_their_values(tmp_path: Path) -> None:
     store = LanceStore(tmp_path, "docs")
     counted = [store.count(where) for where in ({"tags": "x"}, {"tags": ["y", "z"]}, {"tags": None}, {"n": 2})]
     assert counted == [1, 2, 1, 2]
+
+
+def test_a_filter_cannot_reach_a_column_that_answers_do_not_show(tmp_path: Path) -> None:
+    own_table(tmp_path, [7, 8, 9])
+    store = LanceStore(tmp_path, "docs", id_field="Doc Id", text="title", metadata=["draft"])
+    assert store.count({"Doc Id": 7, "draft": None, "title": "Title 0"}) == 1
+    for hidden in ("Year", "body", "v", "yeer"):
+        with pytest.raises(UnknownName, match=hidden) as caught:
+            store.count({hidden: 2020})
+        assert "'Doc Id', 'title', 'draft'" in str(caught.value)
+        assert "Year" not in str(caught.value).replace(f"name {hidden!r}", "")
+
+
+def test_times_that_python_cannot_tell_are_texts(tmp_path: Path) -> None:
+    columns = {"id": [1, 2], "text": ["a", "b"], "at": pa.array([2**60, 1], pa.timestamp("s")), "n": [1, 2]}
+    lancedb.connect(tmp_path).create_table("docs", pa.table(columns))
+    store = LanceStore(tmp_path, "docs")
+    assert store.items([2]) == {2: Item("2", "b", {"at": "1970-01-01 00:00:01", "n": 2})}
+    far = store.items([1, 2])
+    assert far[2] == store.items([2])[2]
+    assert str(2**60) in far[1].metadata["at"]
+    assert sorted(store.scan(), key=lambda item: item.id) == [far[1], far[2]]
+
+
+def test_a_users_table_that_has_our_mark_is_the_users(tmp_path: Path) -> None:
+    table = pa.table({"id": [1], "text": ["a"], "n": [5]}).replace_schema_metadata({"adacur": "1"})
+    lancedb.connect(tmp_path).create_table("docs", table)
+    store = LanceStore(tmp_path, "docs")
+    assert store.items([1]) == {1: Item("1", "a", {"n": 5})}
+    with pytest.raises(InputError, match="not made by adacur"):
+        store.drop()
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), float("inf"), -1, 0, 1e300])
+def test_a_timeout_is_a_time(tmp_path: Path, timeout: float) -> None:
+    with pytest.raises(InputError, match="timeout"):
+        LanceStore(tmp_path, "docs", timeout=timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
 import threading
@@ -328,6 +329,40 @@ def test_a_condition_stays_in_its_parentheses_and_changes_nothing(
     assert store.count("metadata->>'at' = '1' OR (id = 'x''); --' AND text LIKE '%(%')") == 1
 
 
+@pytest.mark.parametrize("lasting", ["false", "true"])
+def test_no_condition_makes_a_later_one_write(
+    store: PostgresStore, server: PostgresServer, url: str, lasting: str
+) -> None:
+    store.create({"v": 2})
+    store.put([0, 1], some_items(2), {"v": rows(2, 2)})
+    server.run("CREATE SEQUENCE s; CREATE TABLE log (n int)", url)
+    server.run(
+        "CREATE FUNCTION leave() RETURNS int LANGUAGE plpgsql AS $$ BEGIN INSERT INTO log VALUES (1); RETURN 1; END $$",
+        url,
+    )
+    settings = [
+        ("default_transaction_read_only", "off"), ("transaction_read_only", "off"), ("statement_timeout", "0"),
+        ("search_path", "pg_catalog"), ("session_characteristics_as_transaction", "read write"),
+    ]  # fmt: skip
+    for name, value in settings:
+        for where in (
+            f"set_config('{name}', '{value}', {lasting}) IS NOT NULL",
+            f"set_config('{name}', '{value}', {lasting}) IS NOT NULL AND nextval('s') > 0",
+            f"set_config('{name}', '{value}', {lasting}) IS NOT NULL AND leave() > 0",
+            "nextval('s') > 0",
+            "leave() > 0",
+        ):
+            for ask in (lambda: store.count(where), lambda: store.best("v", [Nearest(np.ones(2), 2)], where=where)):  # noqa: B023
+                with contextlib.suppress(InputError):
+                    ask()
+                assert store.count() == 2
+    assert server.run("SELECT is_called FROM s", url) == [(False,)]
+    assert server.run("SELECT count(*) FROM log", url) == [(0,)]
+    assert store.count("current_setting('statement_timeout') = '20s'") == 2
+    store.put([2], some_items(1), {"v": rows(1, 2)})
+    assert store.count() == 3
+
+
 def test_what_cannot_be_written_is_refused_and_nothing_is(store: PostgresStore) -> None:
     store.create({"v": 2})
     good = some_items(1)[0]
@@ -522,3 +557,42 @@ def test_nobody_sees_user_or_password(
     assert "postgresql://127.0.0.1:1/d?table=things" in text
     for secret in (USER, PASSWORD, KNOWN):
         assert secret not in text
+
+
+def test_a_filter_cannot_reach_a_column_that_answers_do_not_show(server: PostgresServer, url: str) -> None:
+    own_table(server, url, "integer", ["7", "8"])
+    store = PostgresStore(url, "docs", text="title", metadata=["born"])
+    assert store.count({"id": 7, "born": "2020-01-01", "title": "Title 0"}) == 1
+    for hidden in ("year", "body", "v", "yeer"):
+        with pytest.raises(UnknownName, match=hidden) as caught:
+            store.count({hidden: 2020})
+        assert "'id', 'title', 'born'" in str(caught.value)
+        assert "year" not in str(caught.value).replace(f"name {hidden!r}", "")
+    store.close()
+
+
+def test_vectors_without_one_size_are_refused(server: PostgresServer, url: str) -> None:
+    server.run("CREATE TABLE docs (id int PRIMARY KEY, text text, v vector, none vector, half halfvec)", url)
+    server.run("INSERT INTO docs VALUES (1, 'a', '[1,2]', NULL, '[1,2,3]'), (2, 'b', '[1,2,3]', NULL, NULL)", url)
+    store = PostgresStore(url, "docs")
+    assert store.dimensions() == {"v": 2, "half": 3}
+    for ask in (lambda: store.best("none", [Nearest(np.ones(2), 2)]), lambda: store.rows("none", [1])):
+        with pytest.raises(InputError, match="no size yet"):
+            ask()
+    with pytest.raises(InputError, match="dimensions"):
+        store.best("v", [Nearest(np.ones(2), 2)])
+    with pytest.raises(InputError, match="2 has 3, not 2"):
+        store.rows("v", [1, 2])
+    assert store.items([1]) == {1: Item("1", "a", {})}
+    store.close()
+
+
+def test_a_users_table_that_has_our_mark_is_the_users(server: PostgresServer, url: str) -> None:
+    server.run("CREATE TABLE docs (id int PRIMARY KEY, text text, n int)", url)
+    server.run("""COMMENT ON TABLE docs IS '{"adacur": 1, "language": "english"}'""", url)
+    server.run("INSERT INTO docs VALUES (1, 'a', 5)", url)
+    store = PostgresStore(url, "docs")
+    assert store.items([1]) == {1: Item("1", "a", {"n": 5})}
+    with pytest.raises(InputError, match="not made by adacur"):
+        store.drop()
+    store.close()

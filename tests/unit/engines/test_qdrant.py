@@ -452,6 +452,53 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "photo.png").read_text() == "mine"
 
 
+class Killed(BaseException):
+    """As if the process ended here."""
+
+
+def test_a_folder_whose_making_was_killed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill(*_: object) -> None:
+        raise Killed
+
+    for after, before in (("create", "adacur.engines.qdrant_edge._words_index"), ("all", "pathlib.Path.rename")):
+        with monkeypatch.context() as patched:
+            patched.setattr(before, kill)
+            with pytest.raises(Killed):
+                QdrantEdgeStore(tmp_path / "killed").create({"features": 2})
+        store = QdrantEdgeStore(tmp_path / "killed")
+        assert not store.exists(), after
+        assert QdrantEdgeStore(tmp_path / "kil").siblings() == ()
+    store.create({"features": 2})
+    put(store, [Item("a", "hello world")])
+    assert store.words("hello", 3).keys == (0,)
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.rmtree", kill)
+        with pytest.raises(Killed):
+            store.drop()
+    assert not store.exists()
+    store.create({"features": 2})
+    store.drop()
+    assert list(tmp_path.iterdir()) == []
+    # What an earlier version left: no index, or nothing but an empty folder.
+    config = e.EdgeConfig(vectors={"features": e.EdgeVectorParams(2, e.Distance.Dot)})
+    e.EdgeShard.create(_made(tmp_path / "old"), config).close()
+    (tmp_path / "old" / "made_by_adacur.json").write_text("{}")
+    old = QdrantEdgeStore(tmp_path / "old")
+    put(old, [Item("a", "hello world")])
+    assert old.words("hello", 3).keys == (0,)
+    old.close()
+    bad = QdrantEdgeStore(tmp_path / "bad")
+    with pytest.raises(InputError, match="at least one"):
+        bad.create({"features": -1})
+    with monkeypatch.context() as patched:
+        patched.setattr("adacur.engines.qdrant_edge._words_index", lambda models: 7)
+        with pytest.raises(InputError):
+            bad.create({"features": 2})
+    assert {one.name for one in tmp_path.iterdir()} == {"old"}
+    (tmp_path / "segments" / "segments").mkdir(parents=True)
+    assert not QdrantEdgeStore(tmp_path / "segments").exists()
+
+
 # Servers that fail
 
 
@@ -631,6 +678,24 @@ def test_rows_that_make_no_sense_are_the_engines_fault(server: Server, store: Qd
             store.rows("f", [1])
 
 
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"_adacur": {}},
+        {"_adacur": {}, "id": "a"},
+        {"_adacur": {"json": {"x": "{"}}, "id": "a", "text": "t"},
+        {"_adacur": {"json": {"x": 1}}, "id": "a", "text": "t"},
+        {"_adacur": {"json": [1]}, "id": "a", "text": "t"},
+        {"_adacur": {"metadata": 7}, "id": "a", "text": "t"},
+    ],
+)
+def test_a_damaged_point_is_named(theirs: Maker, payload: dict[str, Any]) -> None:
+    store = theirs({"": "Dot"}, [(17, [1.0] * 5, payload)])
+    for ask in (lambda: store.items([17]), lambda: list(store.scan())):
+        with pytest.raises(EngineUnavailable, match=r"17.*damaged"):
+            ask()
+
+
 def test_making_a_collection_is_not_tried_twice(server: Server, store: QdrantStore) -> None:
     server.script = [ok({"exists": False}), error(500, "disk")]
     with pytest.raises(EngineUnavailable):
@@ -638,6 +703,34 @@ def test_making_a_collection_is_not_tried_twice(server: Server, store: QdrantSto
     server.script = [ok({"exists": False}), ok(True), error(400, "scoring is not known")]
     store.create({"features": 2})
     assert server.requests[-1][1]["field_schema"]["scoring"] is True
+
+
+def test_a_collection_whose_maker_was_killed_gets_its_index(server: Server, store: QdrantStore) -> None:
+    status, made = described()
+    made["result"]["config"]["metadata"] = {"adacur": 1}
+    server.script = [(status, made), (status, made), ok({"status": "completed"}), *[ok({"status": "completed"})] * 2]
+    rows = np.ones((1, 5), np.float32)
+    store.put([0], [Item("a", "text")], {"f": rows})
+    store.put([1], [Item("b", "text")], {"f": rows})
+    paths = [path.partition("?")[0].removeprefix("/collections/things") for path, _ in server.requests]
+    assert paths == ["", "", "/index", "/points", "/points"]
+
+
+@pytest.mark.parametrize("offsets", [[5, 5, 5], [5, 9, 5], [9, 5, 9], [UUIDS[0], 5, 9], ["x"]])
+def test_pages_that_lead_back_are_the_engines_fault(server: Server, store: QdrantStore, offsets: list[Any]) -> None:
+    pages = [ok({"points": [{"id": at, "payload": {}}], "next_page_offset": to}) for at, to in enumerate(offsets)]
+    counted = [ok({"count": 900}), *pages]
+    for script, ask in ((pages, lambda: list(store.scan())), (counted, lambda: store.sample(999))):
+        server.script = list(script)
+        with pytest.raises(EngineUnavailable, match="points go on after"):
+            ask()
+
+
+def test_a_sample_ends_where_pages_do_not(server: Server, store: QdrantStore) -> None:
+    pages = [ok({"points": [], "next_page_offset": at}) for at in range(9)]
+    server.script = [ok({"count": 2}), *pages]
+    assert store.sample(9) == ()
+    assert len(server.requests) < 5
 
 
 def test_errors_of_grpc_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,11 @@ def test_parameters_name_the_fields_of_an_item_and_options_come_before_them() ->
     [
         "qdrant://db/things?tex=body",
         "qdrant://db/things?timeout=soon",
+        "qdrant://db/things?timeout=nan",
+        "qdrant://db/things?timeout=inf",
+        "qdrant://db/things?timeout=-1",
+        "postgresql://db/things?table=t&timeout=nan",
+        "postgresql://db/things?table=t&connect_timeout=inf",
         "qdrant://db",
         "qdrant://db:port/things",
         "qdrant://[::1/things",
