@@ -210,6 +210,8 @@ def write_index(work: Path, n_items: int) -> None:
 
 
 def opened(work: Path, n_items: int, known: Known, **options: Any) -> AnchorIndex:
+    # The folder has no scores, of which the scale of `fuse` is made; no search here fuses.
+    Snapshot.fusion = lambda snapshot, weight: Fusion(weight, ScoreScale.plain())  # type: ignore[method-assign]
     return adacur.load(work / f"{n_items}.adacur", scorer=known, encoder=known.encoder, check=False, **options)
 
 
@@ -247,8 +249,6 @@ def searched(url: str, work: Path, n_items: int, *, exact: bool) -> dict[str, fl
     else:
         store = open_store(url)
         if ":memory:" in url:
-            # The folder has no scores, of which the scale of `fuse` is made; no search here fuses.
-            Snapshot.fusion = lambda snapshot, weight: Fusion(weight, ScoreScale.plain())  # type: ignore[method-assign]
             export(opened(work, n_items, known), store, progress=False)
         index = opened(work, n_items, known, store=store, exact=exact)
     options = {"budget": BUDGET, "method": METHOD, "first": "dense"}

@@ -24,6 +24,7 @@ from adacur.engines.tables import metadata_json
 from adacur.engines.vector_store import HALF_OR_NUL, check_kept
 
 T = TypeVar("T")
+_NOT_LET_IN = ("authentication failed", "does not exist", "no pg_hba.conf entry", "no password supplied")
 
 
 class Connections:
@@ -153,7 +154,11 @@ class Connections:
             psycopg.errors.DependentObjectsStillExist,
             psycopg.errors.ProgramLimitExceeded,
         )
-        return InputError(f"{self.address} refuses this. {words}") if isinstance(error, refused) else NoAnswer(words)
+        # A connection that is refused has no code, only words; trying again would not help, and may lock an account.
+        let_in = not any(sign in str(error) for sign in _NOT_LET_IN)
+        if isinstance(error, refused) or not let_in:
+            return InputError(f"{self.address} refuses this. {words}")
+        return NoAnswer(words)
 
 
 def vector_text(row: FloatArray) -> str:

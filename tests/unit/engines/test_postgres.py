@@ -596,3 +596,10 @@ def test_a_users_table_that_has_our_mark_is_the_users(server: PostgresServer, ur
     with pytest.raises(InputError, match="not made by adacur"):
         store.drop()
     store.close()
+
+
+def test_a_database_or_a_user_that_is_not_there_is_told_at_once(caplog) -> None:
+    url = running_postgres().url("no_such_database")
+    with caplog.at_level("INFO"), pytest.raises(InputError, match="no_such_database"):
+        PostgresStore(url, "things").count()
+    assert "Retrying" not in caplog.text
