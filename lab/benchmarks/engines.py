@@ -55,7 +55,7 @@ from adacur.tuning import compress
 from adacur_lab.known_vectors import KnownVectors
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.postgres_servers import PostgresServer
+from tests.postgres_servers import running_postgres
 
 N_ANCHORS, BUDGET, K, RANK = 500, 100, 10, 128
 METHOD, VECTORS = Gaussian(rounds=5), ("features", "dense")
@@ -76,7 +76,7 @@ def urls(work: Path, names: Sequence[str] = ENGINES) -> dict[str, str]:
         "lancedb": f"lancedb://{work}/lance/items",
     }
     if "pgvector" in names:
-        places["pgvector"] = f"{PostgresServer().new_database()}&table=items"
+        places["pgvector"] = f"{running_postgres().new_database()}&table=items"
     return {name: places[name] for name in ENGINES if name in names}
 
 
@@ -225,7 +225,7 @@ def exported(url: str, work: Path, n_items: int) -> dict[str, float]:
 
 def index_built(url: str, work: Path, n_items: int) -> dict[str, float]:
     """Make the indexes that `exact=False` may use, on both vectors."""
-    store: Any = opened(work, n_items, Known(work), store=url).snapshot.engine.store
+    store: Any = opened(work, n_items, Known(work), store=url).snapshot.engine.store.store
     started = time.perf_counter()
     if url.startswith("lancedb"):
         for vector in VECTORS:
@@ -276,7 +276,7 @@ def cell(*arguments: Any) -> tuple[dict[str, float], str]:
     except subprocess.TimeoutExpired:
         return {}, f"more than {LIMIT // 60} minutes"
     if done.returncode:
-        return {}, f"failed: {done.stderr.strip().splitlines()[-1][:100]}"
+        return {}, f"failed: {done.stderr.strip().splitlines()[-1][:400]}"
     found = json.loads(done.stdout.strip().splitlines()[-1]) or {}
     return found, f"{found['seconds']:,.1f} s" if "seconds" in found else ""
 
