@@ -232,7 +232,10 @@ class QdrantStore(PointStore):
             return no_answer
         if isinstance(error, require("grpc", extra="qdrant").RpcError):
             return no_answer if _grpc_code(error) in _TRY_AGAIN_GRPC else refused
-        # The imitation in memory, and checks of what is sent.
+        if isinstance(error, json.JSONDecodeError):
+            # The login page of a proxy, say: it was not the server that answered.
+            return no_answer
+        # Checks of what is sent, and what the client's imitation in memory has no code for, are refusals.
         return refused if isinstance(error, ValueError | NotImplementedError) else None
 
     def _without_key(self, text: str) -> str:

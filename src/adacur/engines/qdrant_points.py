@@ -300,7 +300,7 @@ class PointStore(VectorStore):
                 yield wanted[_key(point.id)], point
 
     def _pages(self, *, payload: bool, most: float = math.inf) -> Iterator[Any]:
-        """All points, some at a time; at most so many times."""
+        """All points, a page at a time, and no more than this many pages."""
         start, reached, asked = None, -1, 0
         while asked < most:
             points, start = self._scroll(start, _BATCH, payload=payload)

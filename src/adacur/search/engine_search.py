@@ -52,7 +52,7 @@ class Touched:
         return np.array([self._number[key] for key in keys], dtype=np.intp)
 
     def tie_breakers(self) -> KeyArray:
-        """A random key per item met, from what the engine calls it: whichever queries met it first."""
+        """A random key per item met. It follows from the engine's key, so it does not depend on other queries."""
         new = item_keys([str(key) for key in self._keys[len(self._tie_breakers) :]])
         self._tie_breakers = np.concatenate([self._tie_breakers, new])
         return self._tie_breakers
@@ -67,6 +67,9 @@ class Touched:
         keys = [self._keys[position] for position in new]
         items = engine.store.items(keys)
         rows = {} if engine.outline is None else engine.store.rows(engine.vector, keys)
+        if engine.outline is not None and any(len(row) != engine.outline.width for row in rows.values()):
+            width = engine.outline.width
+            raise EngineUnavailable(f"{engine.store.name} answered with rows of another size than {width} numbers.")
         for position, key in zip(new, keys, strict=True):
             # One without a word is as good as gone: its score would say nothing.
             has_words = key in items and bool(items[key].text.strip())

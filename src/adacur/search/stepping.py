@@ -68,7 +68,7 @@ async def asearch_iter(
     else:
         steps = rounds.asearch_iter(plan, query, k, started=started)
     with index._searching(plan) as answers:
-        # Closed here, not when it is forgotten: whoever has gone spends nothing more.
+        # Closed here, not when it is garbage collected: a search whose client has gone makes no more calls.
         async with aclosing(steps):
             async for hits in steps:
                 answers[:] = [hits]

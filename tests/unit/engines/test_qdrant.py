@@ -599,6 +599,14 @@ def test_a_server_that_stumbles_is_asked_again(server: Server, store: QdrantStor
     assert store.count() == 3
 
 
+def test_a_page_of_a_proxy_is_no_answer_of_the_server(server: Server, store: QdrantStore) -> None:
+    server.script = [(200, "<html>Please log in</html>"), ok({"count": 3})]
+    assert store.count() == 3
+    server.script = [(200, "<html>Please log in</html>")] * 3
+    with pytest.raises(EngineUnavailable, match="after 3 tries"):
+        store.count()
+
+
 def test_a_server_that_fails_three_times_is_unavailable(
     server: Server, store: QdrantStore, caplog: pytest.LogCaptureFixture
 ) -> None:

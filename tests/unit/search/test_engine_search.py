@@ -648,3 +648,16 @@ def test_vectors_of_another_text_are_told() -> None:
 
     with pytest.warns(EngineWarning, match="cosine"):
         search_in(as_it_is(), scorer=scorer, encoder=Noisy())
+
+
+def test_rows_of_another_size_end_a_search_with_a_clear_error() -> None:
+    class Wider(MemoryStore):
+        def rows(self, vector: str, keys: Any) -> Any:
+            extra = 1 if len(keys) < 200 else 0
+            return {key: np.append(row, np.zeros(extra)) for key, row in super().rows(vector, keys).items()}
+
+    store = Wider("wider", shelf=as_it_is()._shelf)
+    store._shelf["wider"] = store._shelf["existing"]
+    found = search_in(store, scorer=scorer, encoder=LetterPairEncoder(), check=False)
+    with pytest.raises(EngineUnavailable, match="64 numbers"):
+        found.search(QUERIES[0], 5, budget=30)

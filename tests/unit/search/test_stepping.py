@@ -369,6 +369,8 @@ async def test_a_deadline_that_is_far_off_makes_no_call_smaller(index, scorer, w
 async def test_scorers_that_may_charge_are_sent_each_search_s_pairs_apart(index, scorer, world) -> None:
     scorer.gate.set()
     scorer.shares_calls = False
+    # Threads of an earlier loop may still be about to end.
+    await until(lambda: gc.collect() >= 0 and not threads())
     found = await asyncio.gather(*(last(index, query, budget=20) for query in world.test))
     assert {hits.trace.calls for hits in found} == {20}
     assert {len(call) for call in scorer.calls} == {1}

@@ -22,7 +22,7 @@ def export(
             "postgresql://host/database?table=NAME. A new collection beside NAME is made.",
         ),
     ],
-    drop_old: Annotated[bool, Option("--drop-old", help="Remove the collections of earlier exports.")] = False,
+    drop_old: Annotated[bool, Option("--drop-old", help="Remove what this index exported there before.")] = False,
     encoder: opt.EncoderName = None,
     trust: opt.Trust = False,
     as_json: opt.Json = False,
