@@ -26,16 +26,15 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 import adacur
 from adacur import Gaussian
 from adacur.approximation import PackedRows
-from adacur.core.protocols import ScorerCard
+from adacur.core.protocols import FirstStage, Ranking, ScorerCard
 from adacur.core.records import Item, Query
-from adacur.core.results import Hits
 from adacur.index.blocks import ScoreBlocks
 from adacur.index.compressed import read_features
 from adacur.index.database import connect, load, seal
@@ -163,21 +162,37 @@ class Lookup:
         return scores
 
 
-class GivenFirst:
-    """A first stage that costs nothing: 1,000 items by chance."""
+class GivenFirst(FirstStage):
+    """A first stage that costs nothing: 1,000 items by chance, by position as those of an index are."""
 
     name = "given"
+    can_be_asked = False
 
-    def __init__(self, n_items: int) -> None:
-        self.n_items = n_items
+    def __init__(self, items: Any) -> None:
+        self.items = items
 
-    def search(self, queries: Any, k: int) -> list[Hits]:
+    @property
+    def ids(self) -> Any:
+        """Those of the index."""
+        return self.items.ids
+
+    def settings(self) -> dict[str, Any]:
+        """None."""
+        return {}
+
+    def search(self, queries: Any, k: int) -> list[Ranking]:
+        """Any k items."""
         found = []
         for query in queries:
-            positions = np.random.default_rng([5, int(query.text)]).choice(self.n_items, size=k, replace=False)
-            ids = tuple(f"item-{position:08d}" for position in positions)
-            found.append(Hits(query=query, ids=ids, scores=-np.arange(k, dtype=np.float64)))
+            positions = np.random.default_rng([5, int(query.text)]).choice(len(self.items), size=k, replace=False)
+            found.append(Ranking(positions, -np.arange(k, dtype=np.float64)))
         return found
+
+    @staticmethod
+    def _refused(*given: Any, **options: Any) -> NoReturn:
+        raise NotImplementedError
+
+    build = load = updated = save = check_can_grow = _refused
 
 
 class Memory:
@@ -235,7 +250,7 @@ def searched(path: Path, *, device: str | None, queries: int, **options: Any) ->
     started = np.array([time.perf_counter(), time.process_time()])
     scorer = Lookup(path)
     index = adacur.load(path, scorer=scorer, check=False, device=device)
-    first = GivenFirst(len(index))
+    first = GivenFirst(index.items)
     for query in range(queries):
         scorer.seconds[:] = 0.0
         if query:
@@ -272,7 +287,7 @@ def on_the_cpu(path: Path, *, queries: int, cold: bool) -> None:
     print(f"{'first query, opening included':>30} {clock[0]:>8.2f} s")
     print(f"{'a query, warm':>30} {told(clock[1:], processors[1:])}")
     for step in ("first", "predict", "choose", "solve"):
-        what = "… the first stage's ids" if step == "first" else f"… {step}"
+        what = f"… {step}"
         print(f"{what:>30} {np.median([one.get(step, 0.0) for one in own]):>8.3f} s")
     print(
         f"{'bandwidth floor':>30} {floor:>8.3f} s  ({round_bytes / 1e6:,.0f} MB a round, "
@@ -315,8 +330,7 @@ def on_a_device(path: Path, *, device: str, queries: int) -> None:
     print(f"{'first query, opening included':>30} {times[0]:>8.2f} s")
     print(f"{'a query':>30} {1000 * np.median(times[2:]):>8.2f} ms (best {1000 * min(times[2:]):.2f})")
     for step in ("first", "predict", "choose", "solve"):
-        what = "first stage's ids" if step == "first" else step
-        print(f"{what:>30} {1000 * np.median([one.get(step, 0.0) for one in own]):>8.2f} ms")
+        print(f"{step:>30} {1000 * np.median([one.get(step, 0.0) for one in own]):>8.2f} ms")
     print(f"{'predictions of a round':>30} {1000 * product:>8.3f} ms")
     print(f"{'reading the bytes of a round':>30} {1000 * floor:>8.3f} ms ({size / floor / 1e12:.2f} TB/s)")
     print(

@@ -162,9 +162,7 @@ def many(world: World) -> Iterator[Row]:
             "5 rounds": lambda queries=queries: world.on_device.search(
                 queries, K, budget=BUDGET, method=Gaussian(rounds=5)
             ),
-            "re-rank 100": lambda queries=queries: world.on_device.search(
-                queries, K, budget=BUDGET, method=Rerank()
-            ),
+            "re-rank 100": lambda queries=queries: world.on_device.search(queries, K, budget=BUDGET, method=Rerank()),
         }
         for way, run in ways.items():
             seconds = []
@@ -226,7 +224,9 @@ def batch_profile(world: World) -> Iterator[Row]:
             world.synchronise()
         busy = sum(event.self_device_time_total for event in profile.key_averages()) / 1e6
         print(profile.key_averages().table(sort_by="self_cuda_time_total", row_limit=15, max_name_column_width=60))
-        yield Row("many", "GPU computes", 1000 * busy, 1000 * wall, busy / wall, "share of the wall time, 300 questions")
+        yield Row(
+            "many", "GPU computes", 1000 * busy, 1000 * wall, busy / wall, "share of the wall time, 300 questions"
+        )
 
 
 def agreement(world: World) -> Iterator[Row]:

@@ -13,7 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -55,8 +55,27 @@ class Promising:
     raised: FloatArray
 
 
+class OnHost(Protocol):
+    """The posterior of one query, by numpy."""
+
+    weights: FloatArray
+    level: float
+
+    @property
+    def slope(self) -> FloatArray: ...
+
+    @property
+    def residual_deviation(self) -> float: ...
+
+    def tell(self, positions: IntArray, scores: FloatArray) -> None: ...
+
+
 class DevicePosteriors:
-    """The approximation of a batch of queries on a torch device; `in_scores` turns predictions into scores."""
+    """The approximation of a batch of queries on a torch device; `in_scores` turns predictions into scores.
+
+    Of few queries the posteriors may be given `on_host`: numpy solves a small system sooner than a device begins. The
+    device then predicts and chooses.
+    """
 
     def __init__(
         self,
@@ -65,11 +84,14 @@ class DevicePosteriors:
         *,
         in_scores: Callable[[FloatArray], FloatArray],
         chance: Callable[[float, FloatArray, FloatArray, IntArray], FloatArray],
+        on_host: Sequence[OnHost] = (),
     ) -> None:
         torch = self._torch = require("torch", extra="torch")
         self.in_scores = in_scores
         self._chance = chance
         self._features = features
+        self._on_host = on_host
+        self._raised_at: tuple[Any, Any, Any] | None = None
         self._means = features.device_means
         self._device = self._means.device
         self._n_items = len(self._means)
@@ -102,6 +124,10 @@ class DevicePosteriors:
         if not width:
             return
         at, filled = self._padded(positions, width)
+        if self._on_host:
+            self._tell_on_host(positions, scores)
+            self._at, self._filled = torch.cat([self._at, at], 1), torch.cat([self._filled, filled], 1)
+            return
         rarities = np.zeros((self._n_queries, width))
         for row, exact in zip(rarities, scores, strict=True):
             row[: len(exact)] = features.scale.rarity(exact)
@@ -122,6 +148,17 @@ class DevicePosteriors:
             moved = (self._steps(slice(None), self._at) * self._solved[:, :, None]).sum(1)
             self._slope = self._slope_means + moved @ self._slope_covariance.T
         self._levels = self._offsets + self._level_variance * self._solved.sum(1)
+
+    def _tell_on_host(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> None:
+        for query, where, exact in zip(self._on_host, positions, scores, strict=True):
+            if len(where):
+                query.tell(where, exact)
+        # All in one transfer.
+        told = [np.concatenate([query.weights, [query.level], query.slope]) for query in self._on_host]
+        sent, n_features = self._sent(np.stack(told)), self._weights.shape[1]
+        self._weights, self._levels = sent[:, :n_features], sent[:, n_features]
+        if self._slopes is not None:
+            self._slope = sent[:, n_features + 1 :]
 
     def _related(self, part: slice, at: Any, rarities: Any) -> tuple[Any, Any]:
         """Covariance of newly scored items with all scored ones, and their residuals, of some queries."""
@@ -179,13 +216,16 @@ class DevicePosteriors:
         `candidates` are the first stage's, which raise predictions by `first_weight` as `search.prospects.raised_by`
         says; `allowed` marks the items that may be scored, or all may.
         """
-        at, filled = self._padded([some[:RANKS_THAT_COUNT] if first_weight else some[:0] for some in candidates])
+        if self._raised_at is None:
+            # The candidates of a search never change.
+            at, filled = self._padded([some[:RANKS_THAT_COUNT] if first_weight else some[:0] for some in candidates])
+            self._raised_at = at, filled, self._sent(RISE[: at.shape[1]]).float()
+        at, filled, rise = self._raised_at
         may = None if allowed is None else self._torch.from_numpy(np.array(allowed)).to(self._device)
-        rise = self._sent(RISE[: at.shape[1]]).float()
         # After as many scores of a query a weight of 1 is halved.
         weights = 1 / (1 / first_weight + self._filled.sum(1) / scores_that_tell) if first_weight else None
 
-        def choose(part: slice) -> tuple[Any, Any, Any]:
+        def choose(part: slice) -> tuple[Any]:
             predicted = self._predicted(part)
             raised = predicted.clone()
             if weights is not None and at.shape[1]:
@@ -195,9 +235,13 @@ class DevicePosteriors:
                 raised.masked_fill_(~may, -math.inf)
             self._without_scored(raised, part)
             values, positions = raised.topk(min(n + _SLACK, self._n_items), dim=1)
-            return values.cpu(), predicted.gather(1, positions).cpu(), positions.cpu()
+            # In one transfer: float64 holds a position exactly.
+            found = self._torch.stack([values.double(), predicted.gather(1, positions).double(), positions.double()])
+            return (found.cpu().movedim(1, 0),)
 
-        values, plain, positions = (one.numpy() for one in self._in_parts(choose))
+        (chosen,) = (one.numpy() for one in self._in_parts(choose))
+        values, plain = chosen[:, 0].astype(np.float32), chosen[:, 1].astype(np.float32)
+        positions = chosen[:, 2].astype(np.intp)
         return [
             Promising(positions[query][there], plain[query][there], values[query][there])
             for query, there in enumerate(values > -math.inf)
@@ -227,6 +271,8 @@ class DevicePosteriors:
         return self._chance(self._residual_deviation(query), predicted, best, ranks)
 
     def _residual_deviation(self, query: int) -> float:
+        if self._on_host:
+            return self._on_host[query].residual_deviation
         filled = self._filled[query]
         if int(filled.sum()) < FEWEST_RESIDUALS:
             return math.inf

@@ -55,6 +55,8 @@ class DeviceRows:
         return self._one_product(_moved(weights, self._values, dtype="float32"))
 
     def _one_product(self, column: Any) -> Any:
+        if self._values.dtype == column.dtype:
+            return self._values @ column
         fused = _fused_product() if self._values.is_cuda else None
         product = fused(self._values, column) if fused else _product(self._values, column)
         return product if self._scales is None else product * self._scales

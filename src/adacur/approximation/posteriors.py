@@ -119,6 +119,8 @@ class Posterior:
     noise: float
     trust: float = 1.0
     left_out: LeaveOneOut | None = None
+    # Whether rows of scored items are kept: reading them again takes less memory.
+    keeps_rows: bool = False
     slopes: RankSlopes | None = None
     lists: Sequence[IntArray] = ()
     level: float = 0.0
@@ -146,6 +148,11 @@ class Posterior:
         """The items whose predictions the first stages' ranks raise."""
         return self._listed
 
+    @property
+    def slope(self) -> FloatArray:
+        """How steeply predictions rise with each stage's ranks."""
+        return self._slope
+
     def rises(self) -> FloatArray:
         """What the first stages' ranks add to the predictions of the `listed` items."""
         return np.asarray(self._rises @ self._slope) if len(self._listed) else np.empty(0)
@@ -171,7 +178,7 @@ class Posterior:
         earlier = features.at(self._positions)[0] if self._rows is None else self._rows
         rows = np.vstack([earlier, new])
         self._positions = np.concatenate([self._positions, positions])
-        if left_out is not None:
+        if left_out is not None or self.keeps_rows:
             self._rows = rows
         covariance = (new * self.variances) @ rows.T + self.level_variance
         among_new = covariance[:, known:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from adacur.core.errors import DamagedIndex, EmptyInput, InputError
 from adacur.core.protocols import FirstStage, Ranking, Vectors
 from adacur.core.records import Item, Query, as_queries
 from adacur.data.stored import read_array
+from adacur.first_stages.device_vectors import DeviceVectors
 from adacur.first_stages.encoders import (
     Encoder,
     EncoderCard,
@@ -92,6 +94,7 @@ class Dense(FirstStage):
         self._folder = folder
         self._trust = trust
         self._opening = threading.Lock()
+        self._on_device: DeviceVectors | None = None
         self._queries = RememberedQueries(self.open_encoder)
 
     @property
@@ -198,14 +201,30 @@ class Dense(FirstStage):
             rankings += self.nearest(self.embed_queries(queries[start : start + _QUERIES_AT_ONCE]), k)
         return rankings
 
+    def search_on(self, device: str) -> None:
+        """Compare items on a torch device from now on, if it has room for their vectors."""
+        if len(self._ids) and DeviceVectors.fit(self._stored.nbytes, device):
+            self._on_device = DeviceVectors(self._stored, self._scales, device=device)
+
     def nearest(self, vectors: FloatArray, k: int) -> list[Ranking]:
         """The k items nearest to each query vector, by their dot products."""
-        rankings = []
-        for vector, shortlist in zip(vectors, self._shortlists(vectors, k), strict=True):
-            scores = self._exact(vector, shortlist)
-            best = best_by_id(scores, [self._ids[position] for position in shortlist.tolist()], k)
-            rankings.append(Ranking(shortlist[best], scores[best]))
+        if self._on_device is None or not len(vectors):
+            return [
+                self._ranked(shortlist, self._exact(vector, shortlist), k)
+                for vector, shortlist in zip(vectors, self._shortlists(vectors, k), strict=True)
+            ]
+        positions, scores, sure = self._on_device.nearest(
+            vectors, min(k, len(self._ids)), margins=self._rounding * self._longest * np.linalg.norm(vectors, axis=1)
+        )
+        rankings = [self._ranked(some, exact, k) for some, exact in zip(positions, scores, strict=True)]
+        for at in np.flatnonzero(~sure).tolist():
+            (shortlist,) = self._shortlists(vectors[at : at + 1], k)
+            rankings[at] = self._ranked(shortlist, self._exact(vectors[at], shortlist), k)
         return rankings
+
+    def _ranked(self, positions: IntArray, scores: FloatArray, k: int) -> Ranking:
+        best = best_by_id(scores, _Names(self._ids, positions), k)
+        return Ranking(positions[best], scores[best])
 
     def save(self, folder: str | Path) -> None:
         """Write the embeddings, the ids and the encoder's card; the encoder's weights stay where they are."""
@@ -261,27 +280,37 @@ class Dense(FirstStage):
         rows = np.asarray(self._stored[positions], dtype=np.float32)
         return rows if self._scales is None else rows * self._scales[positions, None]
 
+    @property
+    def _rounding(self) -> float:
+        """Relative to both lengths, twice the most by which a float32 product of this dimension can be off."""
+        return 2 * (int(self._stored.shape[1]) + 2) * float(np.finfo(np.float32).eps)
+
+    @cached_property
+    def _longest(self) -> float:
+        """The length of the longest item vector."""
+        starts = range(0, len(self._ids), _ROWS_AT_ONCE)
+        return max((float(np.linalg.norm(self._block(start), axis=1).max()) for start in starts), default=0.0)
+
+    def _block(self, start: int) -> FloatArray:
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        block = np.asarray(self._stored[rows], dtype=np.float32)
+        return block if self._scales is None else block * self._scales[rows, None]
+
     def _shortlists(self, vectors: FloatArray, k: int) -> list[IntArray]:
         """Per query, positions among which the best k are sure to be."""
-        n_queries, dimension = vectors.shape
-        positions = [np.zeros(0, dtype=np.intp)] * n_queries
-        products = [np.zeros(0, dtype=np.float32)] * n_queries
-        lengths = np.linalg.norm(vectors, axis=1)
-        # A float32 matrix product rounds differently for each shape of the batch; the margin is twice the
-        # most by which a product of this dimension can be off.
-        rounding = 2 * (dimension + 2) * np.finfo(np.float32).eps
-        longest = 0.0
+        positions = [np.zeros(0, dtype=np.intp)] * len(vectors)
+        products = [np.zeros(0, dtype=np.float32)] * len(vectors)
+        # A float32 matrix product rounds differently for each shape of the batch.
+        margins = self._rounding * self._longest * np.linalg.norm(vectors, axis=1)
         for start in range(0, len(self._ids), _ROWS_AT_ONCE):
-            block = np.arange(start, min(start + _ROWS_AT_ONCE, len(self._ids)))
-            rows = self._rows(block)
-            longest = max(longest, float(np.linalg.norm(rows, axis=1).max()))
+            rows = self._block(start)
+            block = np.arange(start, start + len(rows))
             for query, row in enumerate(vectors @ rows.T):
                 positions[query] = np.concatenate((positions[query], block))
                 products[query] = np.concatenate((products[query], row))
                 if k < len(products[query]):
                     cut = len(products[query]) - k
-                    least = np.partition(products[query], cut)[cut] - rounding * longest * lengths[query]
-                    keep = products[query] >= least
+                    keep = products[query] >= np.partition(products[query], cut)[cut] - margins[query]
                     positions[query], products[query] = positions[query][keep], products[query][keep]
         return positions
 
@@ -289,8 +318,22 @@ class Dense(FirstStage):
         scores = np.empty(len(positions), dtype=np.float32)
         for start in range(0, len(positions), _ROWS_AT_ONCE):
             block = slice(start, start + _ROWS_AT_ONCE)
-            scores[block] = (self._rows(positions[block]).astype(np.float64) * vector).sum(axis=1)
+            # Row by row in the same order, whatever the number of rows; a matrix product is not.
+            scores[block] = np.einsum("ij,j->i", self._rows(positions[block]), vector, dtype=np.float64)
         return scores
+
+
+class _Names(Sequence[str]):
+    """The ids of some positions, read when they are needed."""
+
+    def __init__(self, ids: Sequence[str], positions: IntArray) -> None:
+        self._ids, self._positions = ids, positions
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._ids[int(self._positions[at])]
 
 
 def _encoded(batch: Sequence[Item], encoder: Encoder, storage: str) -> _Block:

@@ -42,8 +42,12 @@ def best_by_id(scores: FloatArray, ids: Sequence[str], k: int) -> IntArray:
     if k < len(scores):
         cut = len(scores) - k
         candidates = np.flatnonzero(scores >= np.partition(scores, cut)[cut])
-    names = np.array([ids[position] for position in candidates.tolist()], dtype=np.str_)
-    return candidates[np.lexsort((names, -scores[candidates]))[:k]]
+    order = np.argsort(-scores[candidates], kind="stable")
+    in_order = scores[candidates[order]]
+    if (in_order[1:] == in_order[:-1]).any():
+        names = np.array([ids[position] for position in candidates.tolist()], dtype=np.str_)
+        order = np.lexsort((names, -scores[candidates]))
+    return candidates[order[:k]]
 
 
 def as_hits(

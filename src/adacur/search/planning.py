@@ -18,7 +18,7 @@ from adacur.core.budget import Budget, check_k
 from adacur.core.errors import InputError, UnknownName
 from adacur.core.protocols import AnchorScores, FirstStage, Scorer, ScorerCard, Vectors
 from adacur.core.spelling import did_you_mean
-from adacur.first_stages import FIRST_STAGES, AnyStage, Joined, Placed, Retriever, placed
+from adacur.first_stages import FIRST_STAGES, AnyStage, Dense, Joined, Placed, Retriever, placed
 from adacur.first_stages.joined import SEPARATOR
 from adacur.index import Drift, IndexFolder, save_table
 from adacur.index.compressed import is_compressed, read_features
@@ -227,8 +227,10 @@ class Snapshot:
             entry = self._first[name]
             if not isinstance(entry, Retriever):
                 entry = entry()
+            source = entry.source if isinstance(entry, Placed) else entry
+            if self._device is not None and isinstance(source, Dense):
+                source.search_on(self._device)
             if not isinstance(entry, Placed) or entry.items is not self.anchors.items or entry.name != name:
-                source = entry.source if isinstance(entry, Placed) else entry
                 entry = Placed(source, self.anchors.items, name=name)
             self._first[name] = entry
             return entry

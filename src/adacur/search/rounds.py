@@ -15,6 +15,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -46,6 +47,8 @@ _PREDICTIONS_AT_ONCE = 50_000_000
 _PAIRS_AT_ONCE = 200_000
 _SQUARES_AT_ONCE = 25_000_000
 _RANKS_AT_ONCE = 5_000_000
+# With fewer queries a device has too little to do for half of them.
+_WORTH_HALVING = 64
 
 
 def search(plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None) -> list[Hits]:
@@ -53,6 +56,17 @@ def search(plan: Plan, queries: Sequence[Query | str], k: int, *, started: float
 
     `started`: as for `Rounds.join`.
     """
+    started = time.monotonic() if started is None else started
+    if len(queries) >= _WORTH_HALVING and getattr(plan.scorer, "works_aside", False):
+        # While the device scores one half's pairs, this processor chooses the other half's.
+        halves = queries[: len(queries) // 2], queries[len(queries) // 2 :]
+        with ThreadPoolExecutor(len(halves)) as threads:
+            answers = threads.map(lambda half: _searched(plan, half, k, started=started), halves)
+            return [hits for of_half in answers for hits in of_half]
+    return _searched(plan, queries, k, started=started)
+
+
+def _searched(plan: Plan, queries: Sequence[Query | str], k: int, *, started: float) -> list[Hits]:
     rounds = Rounds()
     joined = rounds.join(plan, queries, k, started=started)
     while rounds.step():

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -222,3 +223,29 @@ def test_the_vectors_of_the_last_queries_are_remembered_however_large_a_batch_an
     assert asked[7:] == four[:1]
     # One vector would hold the whole batch.
     assert [batch() for batch in batches] == [None] * len(batches)
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
+def test_a_device_finds_the_same_items(storage: Any) -> None:
+    pytest.importorskip("torch")
+    rng = np.random.default_rng(5)
+    vectors = np.repeat(rng.normal(size=(150, 8)).astype(np.float32), 2, axis=0)
+    here, there = (
+        Dense.from_embeddings([f"i{at:03}" for at in rng.permutation(300)], vectors, storage=storage) for _ in range(2)
+    )
+    there._ids = here._ids
+    there.search_on("cpu")
+    asked = rng.normal(size=(7, 8)).astype(np.float32)
+    for k in (1, 20, 299, 300, 1000):
+        for one, other in zip(here.nearest(asked, k), there.nearest(asked, k), strict=True):
+            assert one.positions.tolist() == other.positions.tolist()
+            np.testing.assert_allclose(one.scores, other.scores, rtol=1e-6, atol=1e-6)
+
+
+def test_more_ties_than_a_device_returns_are_ranked_on_the_host() -> None:
+    pytest.importorskip("torch")
+    ids = [f"i{at:04}" for at in range(2000)][::-1]
+    dense = Dense.from_embeddings(ids, np.ones((2000, 4), dtype=np.float32))
+    dense.search_on("cpu")
+    (ranking,) = dense.nearest(np.ones((1, 4), dtype=np.float32), 3)
+    assert [ids[at] for at in ranking.positions.tolist()] == ["i0000", "i0001", "i0002"]

@@ -10,6 +10,7 @@ import pytest
 
 from adacur import BM25, AnchorIndex, Budget, Dense, First, Gaussian, Item, Query
 from adacur.approximation import GaussianModel
+from adacur.core.errors import AdacurError
 from adacur.approximation.device_posteriors import DevicePosteriors
 from adacur.scorers import MatrixScorer
 from adacur.search import plan_search
@@ -183,3 +184,30 @@ def test_a_model_on_a_device_predicts_as_on_numpy() -> None:
         approximation.tell(positions, scores)
         approximation.tell([some + 100 for some in positions], scores)
     np.testing.assert_allclose(both[0].predict(), both[1].predict(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_batch_and_a_lone_query_score_the_same_items() -> None:
+    # The posteriors of a batch are solved in torch, those of a lone query by numpy.
+    index = index_of(device="cpu")
+    together = index.search(QUERIES, 5, budget=40)
+    for query, hits in zip(QUERIES, together, strict=True):
+        assert rounds_of(index.search(query, 5, budget=40)) == rounds_of(hits)
+        assert index.search(query, 5, budget=40, method=Gaussian(stop_when=0.8)).trace.stopped in ("settled", "budget")
+
+
+def test_halves_of_many_queries_are_answered_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adacur.search.rounds._WORTH_HALVING", 4)
+    expected = index_of().search(QUERIES, 5, budget=40)
+    index = index_of()
+    monkeypatch.setattr(type(index.scorer), "works_aside", True, raising=False)
+    halved = index.search(QUERIES, 5, budget=40)
+    assert [hits.query for hits in halved] == QUERIES
+    assert [hits.ids for hits in halved] == [hits.ids for hits in expected]
+
+
+def test_an_error_in_one_half_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adacur.search.rounds._WORTH_HALVING", 4)
+    index = index_of()
+    monkeypatch.setattr(type(index.scorer), "works_aside", True, raising=False)
+    with pytest.raises(AdacurError, match="stranger"):
+        index.search([*QUERIES, Query("stranger", QUERIES[0].text)], 5, budget=40)

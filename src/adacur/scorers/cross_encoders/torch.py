@@ -143,6 +143,11 @@ class TorchCrossEncoder:
         texts = self._tokens.texts_of(queries, self._tables.tokens(items, distinct))
         return self._scores(TokenPairs(texts, asked, item_of), recorded=True)
 
+    @property
+    def works_aside(self) -> bool:
+        """Whether scores are made on another device, while this processor is free."""
+        return self._device.type == "cuda"
+
     def prepare(self, items: Items) -> int:
         """Tokenise all items for `score_at`, as many as it keeps; how many it has then."""
         self._check_open()
@@ -187,16 +192,23 @@ class TorchCrossEncoder:
         """One score per pair; a small call may take a `recorded` forward pass."""
         if not len(pairs):
             return np.empty(0, np.float32)
-        with self._lock, self._torch.inference_mode(), self._naming_a_lost_device():
-            self._check_open()
+        with self._torch.inference_mode(), self._naming_a_lost_device():
             if recorded and self._recorded is not None:
-                scores = self._recorded.scores(pairs, most_tokens=self._batch_tokens)
+                with self._lock:
+                    self._check_open()
+                    scores = self._recorded.scores(pairs, most_tokens=self._batch_tokens)
                 if scores is not None:
                     return np.asarray(scores)
+            # Before the lock: while the device computes for one call, the host prepares another.
             batches = PairBatches(self._torch, pairs, device=self._device, pad_id=self._pad_id)
-            scores = self._torch.empty(len(pairs), dtype=self._torch.float32, device=self._device)
+            return self._batch_by_batch(batches)
+
+    def _batch_by_batch(self, batches: PairBatches) -> FloatArray:
+        with self._lock:
+            self._check_open()
+            scores = self._torch.empty(len(batches), dtype=self._torch.float32, device=self._device)
             start = 0
-            while start < len(pairs):
+            while start < len(batches):
                 end = self._forward.batch_end(batches, start, tokens=self._batch_tokens)
                 logits = self._logits(batches, start, end)
                 if logits is None:
