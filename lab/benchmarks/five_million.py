@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import cProfile
 import json
 import os
+import pstats
 import shutil
 import subprocess
 import sys
@@ -318,6 +320,11 @@ def on_a_device(path: Path, *, device: str, queries: int) -> None:
         return float(np.median(times))
 
     times, _, hits = zip(*searched(path, device=device, queries=queries), strict=True)
+    profiler = cProfile.Profile()
+    profiler.enable()
+    list(searched(path, device=device, queries=queries))
+    profiler.disable()
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
     features = read_features(path, adacur.load(path, check=False)).on(device)
     size = features.factors.nbytes + features.device_means.nbytes
     read = torch.empty(size // 4, dtype=torch.float32, device=device)

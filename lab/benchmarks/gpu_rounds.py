@@ -149,7 +149,7 @@ def profile(world: World) -> Iterator[Row]:
     for query in world.queries[:50]:
         world.on_device.search(query, K, budget=BUDGET, method=Gaussian(rounds=5))
     profiler.disable()
-    pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
+    pstats.Stats(profiler).sort_stats("cumtime").print_stats(60)
     yield from ()
 
 

@@ -9,8 +9,10 @@ scores²), of which the first two are taken for fewer queries at a time where th
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,6 +25,7 @@ from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.extras import require
 
 _log = logging.getLogger(__name__)
+_loading = threading.Lock()
 # Beyond those wanted, so that what ties with the last of them is seen, and its order can follow the items' keys.
 _SLACK = 32
 # Fewer residuals than these say nothing of their standard deviation.
@@ -94,6 +97,8 @@ class DevicePosteriors:
         self._raised_at: tuple[Any, Any, Any] | None = None
         self._means = features.device_means
         self._device = self._means.device
+        with _loading:
+            _load_linalg(self._device)
         self._n_items = len(self._means)
         self._n_queries = len(priors.weights)
         self._at_once = max(1, self._n_queries)
@@ -349,3 +354,10 @@ class DevicePosteriors:
 
     def _sent(self, values: FloatArray) -> Any:
         return self._torch.from_numpy(np.array(values, dtype=np.float64)).to(self._device)
+
+
+@functools.cache
+def _load_linalg(device: Any) -> None:
+    """Torch loads CUDA's linear algebra at its first use, and fails where two threads are the first at once."""
+    torch = require("torch", extra="torch")
+    torch.linalg.cholesky(torch.eye(2, dtype=torch.float64, device=device))

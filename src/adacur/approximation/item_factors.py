@@ -260,6 +260,8 @@ class ItemFactors:
 
     def rows(self, positions: IntArray) -> FloatArray:
         """The features of these items, float64."""
+        if isinstance(self.parts[0], DeviceRows):
+            return self.parts[0].on_host(self.rows_here, positions)
         return self.unpacked(self.stored(positions))
 
     def stored(self, positions: IntArray) -> FloatArray:

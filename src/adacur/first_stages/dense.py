@@ -201,6 +201,11 @@ class Dense(FirstStage):
             rankings += self.nearest(self.embed_queries(queries[start : start + _QUERIES_AT_ONCE]), k)
         return rankings
 
+    @property
+    def is_on_device(self) -> bool:
+        """Whether items are compared on a torch device."""
+        return self._on_device is not None
+
     def search_on(self, device: str) -> None:
         """Compare items on a torch device from now on, if it has room for their vectors."""
         if len(self._ids) and DeviceVectors.fit(self._stored.nbytes, device):

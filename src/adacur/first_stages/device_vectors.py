@@ -32,7 +32,7 @@ class DeviceVectors:
         """Whether the device has room for vectors of this size."""
         torch = require("torch", extra="torch")
         named = torch.device(device)
-        return named.type != "cuda" or nbytes <= _MOST_OF_MEMORY * torch.cuda.mem_get_info(named)[0]
+        return named.type != "cuda" or bool(nbytes <= _MOST_OF_MEMORY * torch.cuda.mem_get_info(named)[0])
 
     def nearest(self, vectors: FloatArray, k: int, *, margins: FloatArray) -> tuple[IntArray, FloatArray, BoolArray]:
         """Per query k positions or more and their exact products, in no order; and whether the best k are among them.

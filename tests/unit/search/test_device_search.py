@@ -10,8 +10,8 @@ import pytest
 
 from adacur import BM25, AnchorIndex, Budget, Dense, First, Gaussian, Item, Query
 from adacur.approximation import GaussianModel
-from adacur.core.errors import AdacurError
 from adacur.approximation.device_posteriors import DevicePosteriors
+from adacur.core.errors import AdacurError
 from adacur.scorers import MatrixScorer
 from adacur.search import plan_search
 from adacur.search.device_search import DeviceLockStep
