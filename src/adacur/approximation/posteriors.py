@@ -54,11 +54,17 @@ class Posteriors:
                 row += row.dtype.type(query.level)
                 query.raised(row)
             return predicted
-        predicted = np.empty((len(self._queries), len(features.means)), dtype=features.means.dtype)
+        alone = len(self._queries) == 1
+        predicted = np.empty((0 if alone else len(self._queries), len(features.means)), dtype=features.means.dtype)
         # One product per query: a product for the whole batch rounds differently with the batch's size, and an answer
         # must not depend on its neighbours.
-        for row, query in zip(predicted, self._queries, strict=True):
-            row[:] = features.factors.predictions(query.weights, means=features.means)
+        for at, query in enumerate(self._queries):
+            row = features.factors.predictions(query.weights, means=features.means)
+            if alone:
+                predicted = row[None, :].astype(predicted.dtype, copy=False)
+            else:
+                predicted[at] = row
+            row = predicted[at]
             row += row.dtype.type(query.level)
             if query.trust < 1:
                 row -= row.dtype.type(1 - query.trust) * (features.means - row.dtype.type(features.centre))
