@@ -16,7 +16,6 @@ from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
 from adacur.core.errors import InputError
 from adacur.core.seeds import uniform
 
-
 # Of fewer values a sample saves no time.
 _MANY = 100_000
 # A prime, so that what repeats in the order of the items does not repeat in the sample.

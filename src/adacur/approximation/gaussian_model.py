@@ -29,7 +29,7 @@ from functools import partial
 
 import numpy as np
 
-from adacur.approximation.device_posteriors import DevicePosteriors, Priors
+from adacur.approximation.device_posteriors import Priors
 from adacur.approximation.gaussian_features import (
     QUERY_SCALE,
     EmbedQueries,
@@ -42,6 +42,7 @@ from adacur.approximation.item_factors import Allocate, PackedRows, RowSource, S
 from adacur.approximation.leave_one_out import LeaveOneOut
 from adacur.approximation.posteriors import Posterior, Posteriors, chance_above
 from adacur.approximation.rank_slopes import RISE, RankSlopes
+from adacur.approximation.shared_posteriors import SharedPosteriors
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
 from adacur.core.errors import InputError
 from adacur.core.extras import require
@@ -185,7 +186,7 @@ class GaussianModel:
         ranks: Ranks | None = None,
         *,
         features: Features | None = None,
-    ) -> Posteriors | DevicePosteriors:
+    ) -> Posteriors | SharedPosteriors:
         """A fresh approximation for these queries; `ranks` are, per query, what each first stage ranks, best first.
 
         `features` take the place of those of the index: of items whose rows live in an engine.
@@ -194,7 +195,7 @@ class GaussianModel:
         vectors = unit_vectors(self.embed_queries, queries) if features.anchor_vectors is not None else None
         if features.device_means is not None and not self._together:
             priors = self._priors(features, vectors, len(queries), ranks)
-            return DevicePosteriors(
+            return SharedPosteriors(
                 features, priors, in_scores=features.scale.score, chance=partial(chance_above, features.scale)
             )
         return Posteriors(

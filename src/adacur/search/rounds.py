@@ -21,6 +21,7 @@ import numpy as np
 
 from adacur.approximation.acquisition import best_positions
 from adacur.approximation.rank_slopes import RANKS_THAT_COUNT
+from adacur.approximation.shared_posteriors import SharedPosteriors
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import BudgetError, EngineRefused, EngineUnavailable, InputError
 from adacur.core.protocols import Ranking, Scorer
@@ -313,6 +314,15 @@ class JoinedSearch:
                 continue
             return True
         return False
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether items are chosen on a device."""
+        return isinstance(self._steps, DeviceLockStep)
+
+    def wanted(self) -> SharedPosteriors | None:
+        """What the next `advance` reads of a device, so that it can be computed with others'; None for nothing."""
+        return None if self.waiting or not isinstance(self._steps, DeviceLockStep) else self._steps.wanted()
 
     def _begin_next_group(self) -> None:
         queries = self._groups.popleft()
