@@ -7,7 +7,8 @@ computes it for many searches at once. Those at the same point are then rows of 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ import numpy as np
 from adacur.approximation.device_posteriors import DevicePosteriors, Priors, Promising
 from adacur.approximation.gaussian_features import Features
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
+from adacur.core.errors import DeviceFailed
+from adacur.core.extras import require
 
 
 class SharedPosteriors:
@@ -44,7 +47,8 @@ class SharedPosteriors:
     def tell(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> None:
         """Add exact scores, per query."""
         if self._told is not None:
-            _told([self])
+            with _device_of(self):
+                _told([self])
         self._told, self._best = (positions, scores), None
 
     def want(self, n: int, *, candidates: Sequence[IntArray], allowed: BoolArray | None, **options: float) -> None:
@@ -62,11 +66,13 @@ class SharedPosteriors:
 
     def predict(self) -> FloatArray:
         """Predictions for every item on the score scale, a row per query, on the host."""
-        return _told([self]).predict()
+        with _device_of(self):
+            return _told([self]).predict()
 
     def chance_above(self, query: int, predicted: FloatArray, best: FloatArray, *, ranks: IntArray) -> FloatArray:
         """How likely unscored items are to score above the best scored, shape (predicted, best)."""
-        return _told([self]).chance_above(query, predicted, best, ranks=ranks)
+        with _device_of(self):
+            return _told([self]).chance_above(query, predicted, best, ranks=ranks)
 
     def _point(self) -> Hashable:
         """Searches for which this is the same can be computed together."""
@@ -89,11 +95,12 @@ def compute_together(searches: Sequence[SharedPosteriors]) -> None:
     for search in searches:
         groups.setdefault(search._point(), []).append(search)
     for group in groups.values():
-        found = _told(group).best(
-            max(search._n_wanted for search in group),
-            candidates=[some for search in group for some in search._candidates],
-            **group[0]._options,
-        )
+        with _device_of(group[0]):
+            found = _told(group).best(
+                max(search._n_wanted for search in group),
+                candidates=[some for search in group for some in search._candidates],
+                **group[0]._options,
+            )
         for search in group:
             search._best = found[search._rows.start : search._rows.stop]
 
@@ -123,3 +130,19 @@ def _told(group: Sequence[SharedPosteriors]) -> DevicePosteriors:
         search._batch, search._rows, search._told = batch, range(start, start + len(search._rows)), None
         start = search._rows.stop
     return batch
+
+
+@contextmanager
+def _device_of(search: SharedPosteriors) -> Iterator[None]:
+    """Whatever torch raises inside becomes one error that names the device."""
+    torch = require("torch", extra="torch")
+    try:
+        yield
+    except torch.linalg.LinAlgError:
+        raise
+    except RuntimeError as error:
+        raise DeviceFailed(
+            f"Predictions on the device {search._features.device_means.device} failed with {type(error).__name__}: "
+            f"{' '.join(str(error).split())[:300]} A process whose GPU has failed can rarely use it again: start it "
+            "again, or open the index without a device, so that predictions are made on the processor."
+        ) from error

@@ -37,9 +37,7 @@ class _Counted:
         with self._turn, self._counting(len(pairs)):
             return self.scorer.score(pairs)
 
-    def _score_at(
-        self, items: Items, queries: Sequence[Query], query_of: IntArray, positions: IntArray
-    ) -> FloatArray:
+    def _score_at(self, items: Items, queries: Sequence[Query], query_of: IntArray, positions: IntArray) -> FloatArray:
         with self._turn, self._counting(len(positions)):
             return cast(PositionScorer, self.scorer).score_at(items, queries, query_of, positions)
 
