@@ -11,6 +11,12 @@ meet the same machine. Every answer is compared with that of a search in this pr
 - onnx: the same with the first eight tokens of the articles;
 - popular: the same again with questions asked as often as in real logs (Zipf): some are asked by several at once;
 - device: a function that takes 5 ms a call and 0.1 ms a pair, one call at a time, as a GPU or a service would.
+
+    python -m lab.benchmarks.serve_load --model FOLDER --items corpus.jsonl.gz --queries queries.jsonl.gz
+
+serves a torch cross-encoder instead, on a GPU where there is one (predictions too), and asks for the best 10 within 100
+calls, by the default method and by re-ranking in turns. The last queries of the file are the index's anchor queries.
+`--smoke` does it with a tiny random model, anywhere: it shows that the script works, nothing else.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,9 +127,10 @@ class Connection:
 class Server:
     """A server of an index on loopback, until `stop`."""
 
-    def __init__(self, index: Path, calls: str, *row: str) -> None:
+    def __init__(self, index: Path, calls: str, *row: str, quiet: bool = True) -> None:
         command = [sys.executable, "-m", "lab.benchmarks.serve_load", "--serve", str(index), "--calls", calls, *row]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        errors = subprocess.DEVNULL if quiet else None
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         found = re.search(r"http://\S+", line)
@@ -131,8 +138,17 @@ class Server:
             raise SystemExit(f"the server did not start: {line}")
         self.url = found[0]
 
-    async def answer(self, questions: Sequence[str], *, clients: int, truth: dict[str, list[object]]) -> Load:
-        """Send these questions from so many clients at a time."""
+    async def answer(
+        self,
+        questions: Sequence[str],
+        *,
+        clients: int,
+        truth: dict[str, list[object]],
+        seen: Callable[[dict[str, Any]], object] = lambda hit: (hit["id"], hit["score"]),
+        **options: object,
+    ) -> Load:
+        """Send these questions from so many clients at a time; `seen` is what of a hit must be as in the truth."""
+        body = {"k": K, "budget": BUDGET} | options
         load = Load()
         waiting = iter(questions)
         async with httpx2.AsyncClient(base_url=self.url, timeout=120) as http:
@@ -141,10 +157,10 @@ class Server:
                 connection = await Connection.opened(self.url)
                 for question in waiting:
                     started = time.perf_counter()
-                    answer = await connection.post("/v1/search", {"query": question, "k": K, "budget": BUDGET})
+                    answer = await connection.post("/v1/search", {"query": question, **body})
                     load.latencies.append(time.perf_counter() - started)
                     hits = answer["results"][0]["hits"]
-                    load.wrong += [(hit["id"], hit["score"]) for hit in hits] != truth[question]
+                    load.wrong += [seen(hit) for hit in hits] != truth[question]
                 connection.close()
 
             before, cpu = await self._spent(http), self._cpu_seconds()
@@ -234,7 +250,20 @@ async def measured(row: str, index: Path, *, n: int, clients: int) -> None:
     finally:
         for server in servers.values():
             server.stop()
-    total = {}
+    total = table(loads)
+    for name in CALLS[:-1]:
+        pairs = zip(loads["loop"], loads[name], strict=True)
+        by_turn = [loop.throughput / other.throughput for loop, other in pairs]
+        print(
+            f"loop / {name}: {total['loop'].throughput / total[name].throughput:.2f} times the throughput "
+            f"(turn by turn {', '.join(f'{ratio:.2f}' for ratio in by_turn)}); {busy()}",
+            flush=True,
+        )
+
+
+def table(loads: dict[str, list[Load]]) -> dict[str, Load]:
+    """Print what servers were seen to do, all turns together."""
+    total: dict[str, Load] = {}
     print("| calls | searches/s | p50 | p99 | CPU per search | scorer calls | pairs a call | pairs | wrong answers |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name, parts in loads.items():
@@ -251,14 +280,7 @@ async def measured(row: str, index: Path, *, n: int, clients: int) -> None:
             f"{1000 * one.cpu_seconds / len(one.latencies):.0f} ms | "
             f"{one.calls:,.0f} | {one.pairs / one.calls:.1f} | {one.pairs:,.0f} | {one.wrong} of {len(one.latencies)} |"
         )
-    for name in CALLS[:-1]:
-        pairs = zip(loads["loop"], loads[name], strict=True)
-        by_turn = [loop.throughput / other.throughput for loop, other in pairs]
-        print(
-            f"loop / {name}: {total['loop'].throughput / total[name].throughput:.2f} times the throughput "
-            f"(turn by turn {', '.join(f'{ratio:.2f}' for ratio in by_turn)}); {busy()}",
-            flush=True,
-        )
+    return total
 
 
 class Apart:
@@ -276,10 +298,17 @@ def _in_the_queue(index: AnchorIndex, query: Query, k: int, **options: Any) -> A
     return index.asearch_iter(query, k, **options)
 
 
-def serve(folder: Path, *, row: str, calls: str) -> None:
+def serve(folder: Path, *, row: str, calls: str, model: Path | None = None, max_item_tokens: int = 0) -> None:
     """Serve an index whose requests share calls in this way."""
-    scorer = FunctionScorer(device, shares_calls=True) if row == "device" else None
-    index = adacur.load(folder, scorer=scorer, check=False)
+    scorer: Any = FunctionScorer(device, shares_calls=True) if row == "device" else None
+    where = None
+    if model is not None:
+        from lab.benchmarks.serve_model import opened
+
+        scorer, where = opened(model, max_item_tokens)
+    index = adacur.load(folder, scorer=scorer, check=False, device=where)
+    if model is not None:
+        scorer.prepare(index.items)
     if calls == "apart":
         index = index.with_scorer(Apart)
     if calls == "queue":
@@ -296,11 +325,28 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--serve", type=Path, help="serve this index, and send no load")
     parser.add_argument("--calls", choices=CALLS, default="loop")
+    parser.add_argument("--model", type=Path, help="a torch cross-encoder; needs --items and --queries")
+    parser.add_argument("--items", type=Path)
+    parser.add_argument("--queries", type=Path)
+    parser.add_argument("--anchors", type=int, default=100, help="of the queries, how many are anchor queries")
+    parser.add_argument("--n-items", type=int, default=20_000)
+    parser.add_argument("--n-queries", type=int, default=2_500)
+    parser.add_argument("--max-item-tokens", type=int, default=160)
+    parser.add_argument("--turns", type=int, default=TURNS)
+    parser.add_argument("--smoke", action="store_true")
+    # What `gpu_search.real_bench` reads besides.
+    parser.set_defaults(device=None, pairs=[], repeats=0)
     given = parser.parse_args()
     if given.serve is not None:
-        serve(given.serve, row=given.rows, calls=given.calls)
+        tokens = given.max_item_tokens
+        serve(given.serve, row=given.rows, calls=given.calls, model=given.model, max_item_tokens=tokens)
         return
     with tempfile.TemporaryDirectory() as folder:
+        if given.smoke or given.model is not None:
+            from lab.benchmarks.serve_model import with_a_model
+
+            asyncio.run(with_a_model(given, Path(folder)))
+            return
         for row in given.rows.split(","):
             scorer: object = "lab.benchmarks.serve_load:device"
             if row != "device":

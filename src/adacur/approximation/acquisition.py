@@ -6,7 +6,9 @@ to be preferred for its name.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,13 +16,30 @@ from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
 from adacur.core.errors import InputError
 from adacur.core.seeds import uniform
 
+# Of fewer values a sample saves no time.
+_MANY = 100_000
+# A prime, so that what repeats in the order of the items does not repeat in the sample.
+_STRIDE = 61
+
+
+def nth_largest(values: FloatArray, n: int) -> Any:
+    """The n-th largest value; of many, looked for only among those that a sample says are large enough."""
+    if len(values) >= _MANY and n < len(values) // 4:
+        sample = values[::_STRIDE]
+        expected = n / _STRIDE
+        at = len(sample) - int(expected + 4 * math.sqrt(expected) + 16)
+        if at > 0:
+            large = values[values >= np.partition(sample, at)[at]]
+            values = large if len(large) >= n else values
+    return np.partition(values, len(values) - n)[len(values) - n]
+
 
 def best_positions(values: FloatArray, n: int, *, keys: KeyArray) -> IntArray:
     """Positions of the n largest values, best first; ties go to the smaller key; -inf is never chosen."""
     n = min(n, len(values))
     if n <= 0:
         return np.empty(0, dtype=np.intp)
-    threshold = np.partition(values, len(values) - n)[len(values) - n]
+    threshold = nth_largest(values, n)
     chosen = np.flatnonzero(values >= threshold)
     if threshold == -np.inf:
         chosen = chosen[values[chosen] > -np.inf]

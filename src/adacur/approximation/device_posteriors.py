@@ -9,13 +9,14 @@ scores²), of which the first two are taken for fewer queries at a time where th
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -30,6 +31,12 @@ _loading = threading.Lock()
 _SLACK = 32
 # Fewer residuals than these say nothing of their standard deviation.
 FEWEST_RESIDUALS = 10
+# What a batch holds of each query.
+_PER_QUERY = (
+    *("_prior", "_variances", "_trusts", "_weights", "_levels", "_offsets"),
+    *("_at", "_filled", "_inverse", "_targets", "_solved"),
+)
+_PER_QUERY_WITH_RANKS = ("_listed", "_rises", "_in_order", "_rises_in_order", "_slope")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +54,17 @@ class Priors:
     slopes: RankSlopes | None
     # Per query, what each first stage ranks, best first; none where slopes are not used.
     lists: Sequence[Sequence[IntArray]]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Priors]) -> Priors:
+        """Those of all these queries; what they have in common is the first's."""
+        return replace(
+            parts[0],
+            weights=np.concatenate([part.weights for part in parts]),
+            variances=np.concatenate([part.variances for part in parts]),
+            trusts=np.concatenate([part.trusts for part in parts]),
+            lists=[of_query for part in parts for of_query in part.lists],
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,6 +89,8 @@ class OnHost(Protocol):
     def residual_deviation(self) -> float: ...
 
     def tell(self, positions: IntArray, scores: FloatArray) -> None: ...
+
+    def copied(self) -> Self: ...
 
 
 class DevicePosteriors:
@@ -122,6 +142,34 @@ class DevicePosteriors:
         self._targets = torch.zeros((self._n_queries, 0), dtype=torch.float64, device=self._device)
         self._solved = self._targets
 
+    @property
+    def is_on_host(self) -> bool:
+        """Whether numpy solves for the posteriors: such a batch cannot be joined with others."""
+        return bool(self._on_host)
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """How many scores, and how many ranks, there is room for: batches that are joined must agree in both."""
+        return self._at.shape[1], 0 if self._slopes is None else self._listed.shape[2]
+
+    @classmethod
+    def joined(cls, parts: Sequence[tuple[DevicePosteriors, Sequence[int]]]) -> DevicePosteriors:
+        """These queries of several batches as one; the batch itself where they are all of one."""
+        first = parts[0][0]
+        if len(parts) == 1 and list(parts[0][1]) == list(range(first._n_queries)):
+            return first
+        torch, together = first._torch, copy.copy(first)
+        rows = [torch.tensor(at, dtype=torch.int64, device=first._device) for _, at in parts]
+        for name in _PER_QUERY if first._slopes is None else _PER_QUERY + _PER_QUERY_WITH_RANKS:
+            chosen = [getattr(batch, name)[at] for (batch, _), at in zip(parts, rows, strict=True)]
+            setattr(together, name, chosen[0] if len(chosen) == 1 else torch.cat(chosen))
+        together._n_queries = sum(len(at) for _, at in parts)
+        together._raised_at = None
+        # What was too much for one batch is too much for all.
+        limits = [batch._at_once for batch, _ in parts if batch._at_once < batch._n_queries]
+        together._at_once = max(1, min([together._n_queries, *limits]))
+        return together
+
     def tell(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> None:
         """Add exact scores, per query."""
         torch, features = self._torch, self._features
@@ -155,6 +203,8 @@ class DevicePosteriors:
         self._levels = self._offsets + self._level_variance * self._solved.sum(1)
 
     def _tell_on_host(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> None:
+        # Copies: if the device fails in what follows, a search is where it was.
+        self._on_host = [query.copied() for query in self._on_host]
         for query, where, exact in zip(self._on_host, positions, scores, strict=True):
             if len(where):
                 query.tell(where, exact)

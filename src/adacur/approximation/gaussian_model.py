@@ -29,7 +29,7 @@ from functools import partial
 
 import numpy as np
 
-from adacur.approximation.device_posteriors import DevicePosteriors, Priors
+from adacur.approximation.device_posteriors import Priors
 from adacur.approximation.gaussian_features import (
     QUERY_SCALE,
     EmbedQueries,
@@ -42,6 +42,7 @@ from adacur.approximation.item_factors import Allocate, PackedRows, RowSource, S
 from adacur.approximation.leave_one_out import LeaveOneOut
 from adacur.approximation.posteriors import Posterior, Posteriors, chance_above
 from adacur.approximation.rank_slopes import RISE, RankSlopes
+from adacur.approximation.shared_posteriors import SharedPosteriors
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
 from adacur.core.errors import InputError
 from adacur.core.extras import require
@@ -61,8 +62,6 @@ _LEVEL = 0.5
 # Below this the system is singular as soon as two items are alike; predictions differ by less than float32 can tell.
 _LEAST_NOISE = 1e-10
 _LOCALITY = 0.07
-# Of so few queries numpy solves the systems sooner than a device is told of them; on an H200 both take some 3 ms for 6.
-_FEW_QUERIES = 6
 
 
 @dataclass(slots=True, eq=False)
@@ -187,7 +186,7 @@ class GaussianModel:
         ranks: Ranks | None = None,
         *,
         features: Features | None = None,
-    ) -> Posteriors | DevicePosteriors:
+    ) -> Posteriors | SharedPosteriors:
         """A fresh approximation for these queries; `ranks` are, per query, what each first stage ranks, best first.
 
         `features` take the place of those of the index: of items whose rows live in an engine.
@@ -195,16 +194,12 @@ class GaussianModel:
         features = self.features_of(anchors) if features is None else features
         vectors = unit_vectors(self.embed_queries, queries) if features.anchor_vectors is not None else None
         if features.device_means is not None and not self._together:
-            few = len(queries) <= _FEW_QUERIES
-            on_host = self._posteriors(features, vectors, [None] * len(queries), ranks) if few else []
-            for one in on_host:
-                one.keeps_rows = True
-            return DevicePosteriors(
+            return SharedPosteriors(
                 features,
                 self._priors(features, vectors, len(queries), ranks),
                 in_scores=features.scale.score,
                 chance=partial(chance_above, features.scale),
-                on_host=on_host,
+                on_host=lambda: self._posteriors(features, vectors, [None] * len(queries), ranks, keeps_rows=True),
             )
         return Posteriors(
             features,
@@ -328,6 +323,8 @@ class GaussianModel:
         vectors: FloatArray | None,
         left_out: Sequence[LeaveOneOut | None],
         ranks: Ranks | None,
+        *,
+        keeps_rows: bool = False,
     ) -> list[Posterior]:
         """The prior of each query, given its vector and the anchor query that it must not know."""
         if ranks is not None and self.slopes is not None:
@@ -366,6 +363,7 @@ class GaussianModel:
                     level_variance=_LEVEL * variance if self.centre else 0.0,
                     noise=noise,
                     left_out=without,
+                    keeps_rows=keeps_rows,
                     slopes=self.slopes,
                     lists=() if ranks is None or self.slopes is None else ranks[query],
                 )

@@ -18,6 +18,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from adacur.approximation.acquisition import nth_largest
+from adacur.approximation.int8_products import Int8Weights, multiplies_int8
 from adacur.approximation.on_device import DeviceRows
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
 from adacur.core.errors import InputError
@@ -32,6 +34,8 @@ Allocate = Callable[[str, tuple[int, ...], str], Any]
 ROWS_PER_BLOCK = 4096
 # A block that stays in the cache of one core while it is widened and multiplied.
 _NUMBERS_PER_BLOCK = 131_072
+# Rows that are multiplied as they are need no place in a cache: what counts is that calls are few.
+_INT8_PER_BLOCK = 2_097_152
 # Fewer are multiplied before a second thread has started.
 _NUMBERS_PER_THREAD = 4_000_000
 # One compressed column in four leads: they tell which items, one in sixteen and never few, are worth the others.
@@ -126,9 +130,9 @@ class PackedRows:
     """
 
     def __init__(self, values: Any, scales: FloatArray | None = None) -> None:
-        # A plain view: slicing a np.memmap takes microseconds each time.
+        # Plain views: slicing a np.memmap takes microseconds each time.
         self.values = np.asarray(values)
-        self.scales = scales
+        self.scales = None if scales is None else np.asarray(scales)
         self._is_narrow = self.values.dtype in (np.int8, np.float16)
 
     @classmethod
@@ -164,21 +168,34 @@ class PackedRows:
         rows: FloatArray = self.values[positions].astype(np.float64)
         return rows if self.scales is None else rows * self.scales[positions, None]
 
-    def product(self, weights: FloatArray, positions: IntArray | None = None) -> FloatArray:
-        """Every row · weights, or those at these positions."""
+    def product(
+        self, weights: FloatArray, positions: IntArray | None = None, *, plus: FloatArray | None = None
+    ) -> FloatArray:
+        """Every row · weights, or those at these positions; `plus` a number for each of them."""
         if not self._is_narrow:
             rows = self.values if positions is None else self.values[positions]
-            return np.asarray(rows @ weights.astype(self.values.dtype))
+            product = np.asarray(rows @ weights.astype(self.values.dtype))
+            if plus is not None:
+                product += plus
+            return product
         product = np.empty(len(self.values) if positions is None else len(positions), dtype=np.float32)
+        in_place = self.values.dtype == np.int8 and multiplies_int8() and bool(np.isfinite(weights).all())
+        height = self._height(_INT8_PER_BLOCK if in_place else _NUMBERS_PER_BLOCK)
+        digits = Int8Weights(weights) if in_place else None
         weights = weights.astype(np.float32)
 
         def multiply(starts: range) -> None:
-            for rows, block in self._blocks(positions, starts):
-                np.dot(block, weights, out=product[rows])
+            for rows, block in self._blocks(positions, starts, height=height, widened=digits is None):
+                if digits is None:
+                    np.dot(block, weights, out=product[rows])
+                else:
+                    digits.times(block, out=product[rows])
                 if self.scales is not None:
                     product[rows] *= self.scales[rows if positions is None else positions[rows]]
+                if plus is not None:
+                    product[rows] += plus[rows]
 
-        shares = self._shares(len(product))
+        shares = self._shares(len(product), height)
         if len(shares) == 1:
             multiply(shares[0])
         else:
@@ -193,33 +210,40 @@ class PackedRows:
             return np.asarray(weights.astype(self.values.dtype) @ self.values.T)
         products = np.empty((len(weights), len(self.values)), dtype=np.float32)
         weights = weights.astype(np.float32)
-        for rows, block in self._blocks():
+        height = self._height(_NUMBERS_PER_BLOCK)
+        for rows, block in self._blocks(None, range(0, len(self.values), height), height=height):
             products[:, rows] = weights @ block.T
         return products if self.scales is None else np.multiply(products, self.scales, out=products)
 
-    @property
-    def _height(self) -> int:
-        """Rows of a block."""
+    def _height(self, numbers: int) -> int:
+        """Rows of a block of this many numbers."""
         # BLAS multiplies four rows at a time, and the rest more slowly.
-        return max(4, _NUMBERS_PER_BLOCK // max(1, self.shape[1]) // 4 * 4)
+        return max(4, numbers // max(1, self.shape[1]) // 4 * 4)
 
-    def _shares(self, n_rows: int) -> list[range]:
+    def _shares(self, n_rows: int, height: int) -> list[range]:
         """Starts of blocks, a share for each thread that has enough to do."""
-        starts = range(0, n_rows, self._height)
+        starts = range(0, n_rows, height)
         n_threads = max(1, min(_blas_threads(), n_rows * self.values.shape[1] // _NUMBERS_PER_THREAD))
         share = max(1, -(-len(starts) // n_threads))
         return [starts[at : at + share] for at in range(0, len(starts), share)] or [starts]
 
     def _blocks(
-        self, positions: IntArray | None = None, starts: range | None = None
+        self, positions: IntArray | None, starts: range, *, height: int, widened: bool = True
     ) -> Iterator[tuple[slice, FloatArray]]:
-        """Blocks of rows in float32, without their scales, each in the same memory as the last."""
-        n_rows, height = len(self.values if positions is None else positions), self._height
-        buffer = np.empty((height, self.values.shape[1]), dtype=np.float32)
-        for start in range(0, n_rows, height) if starts is None else starts:
+        """Blocks of rows without their scales, `widened` to float32 or as they are; valid until the next."""
+        n_rows, width = len(self.values if positions is None else positions), self.values.shape[1]
+        wide = np.empty((height, width), dtype=np.float32) if widened else None
+        gathered = None if positions is None else np.empty((min(height, n_rows), width), dtype=self.values.dtype)
+        for start in starts:
             rows = slice(start, min(start + height, n_rows))
-            block = buffer[: rows.stop - start]
-            np.copyto(block, self.values[rows if positions is None else positions[rows]])
+            if positions is None or gathered is None:
+                block = self.values[rows]
+            else:
+                # Positions are valid; only without a check of each does numpy write into `out` at once.
+                block = np.take(self.values, positions[rows], axis=0, out=gathered[: rows.stop - start], mode="clip")
+            if wide is not None:
+                np.copyto(wide[: len(block)], block)
+                block = wide[: len(block)]
             yield rows, block
 
 
@@ -289,14 +313,15 @@ class ItemFactors:
         stored = self.stored_weights(weights)
         leading, rest = (part for part in self.parts if isinstance(part, PackedRows))
         of_leading, of_rest = np.split(stored, self._ends)
-        predicted = leading.product(of_leading)
-        predicted += means - float(self.centre @ stored)
+        predicted = leading.product(of_leading, plus=means)
+        if constant := float(self.centre @ stored):
+            predicted -= constant
         cut = self.n_items - max(_FEWEST_IN_FRONT, self.n_items // _SHARE_IN_FRONT)
         if cut <= 0:
             predicted += rest.product(of_rest)
         else:
             # By value and not by place, so that the order of the items does not matter.
-            in_front = np.flatnonzero(predicted >= np.partition(predicted, cut)[cut])
+            in_front = np.flatnonzero(predicted >= nth_largest(predicted, self.n_items - cut))
             predicted[in_front] += rest.product(of_rest, in_front)
         return predicted
 

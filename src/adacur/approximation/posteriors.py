@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -54,11 +55,17 @@ class Posteriors:
                 row += row.dtype.type(query.level)
                 query.raised(row)
             return predicted
-        predicted = np.empty((len(self._queries), len(features.means)), dtype=features.means.dtype)
+        alone = len(self._queries) == 1
+        predicted = np.empty((0 if alone else len(self._queries), len(features.means)), dtype=features.means.dtype)
         # One product per query: a product for the whole batch rounds differently with the batch's size, and an answer
         # must not depend on its neighbours.
-        for row, query in zip(predicted, self._queries, strict=True):
-            row[:] = features.factors.predictions(query.weights, means=features.means)
+        for at, query in enumerate(self._queries):
+            row = features.factors.predictions(query.weights, means=features.means)
+            if alone:
+                predicted = row[None, :].astype(predicted.dtype, copy=False)
+            else:
+                predicted[at] = row
+            row = predicted[at]
             row += row.dtype.type(query.level)
             if query.trust < 1:
                 row -= row.dtype.type(1 - query.trust) * (features.means - row.dtype.type(features.centre))
@@ -142,6 +149,12 @@ class Posterior:
             self._rises = rises(self.lists, self._listed)
             self._slope = self.slopes.means
             self._steps = np.empty((0, len(self._slope)))
+
+    def copied(self) -> Posterior:
+        """A posterior of its own, which knows the same scores."""
+        other = copy.copy(self)
+        other._system = copy.copy(self._system)
+        return other
 
     @property
     def listed(self) -> IntArray:

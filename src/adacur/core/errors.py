@@ -28,6 +28,7 @@ AdacurError
 ├── TrainingFailed (RuntimeError)      a loss that is no number, a checkpoint that could not be written
 ├── FetchError (ConnectionError)       a model or collection could not be fetched
 ├── EngineUnavailable (ConnectionError) a vector engine that does not answer, or answers nonsense
+├── DeviceFailed (RuntimeError)        a GPU that fails, or vanishes, while predictions are made on it
 └── MissingExtra (ImportError)         an optional dependency is not installed
 """
 
@@ -144,6 +145,10 @@ class FetchError(AdacurError, ConnectionError):
 
 class EngineUnavailable(AdacurError, ConnectionError):
     """A vector engine does not answer, or answers nonsense."""
+
+
+class DeviceFailed(AdacurError, RuntimeError):
+    """A GPU fails, or vanishes, while predictions are made on it; the original error is the cause."""
 
 
 class MissingExtra(AdacurError, ImportError):

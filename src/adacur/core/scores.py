@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,33 +18,12 @@ from adacur.core.records import Item, Pair, Query
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
-def score_pairs(scorer: Scorer, pairs: Sequence[Pair]) -> FloatArray:
-    """One finite score per pair, in order; whatever the scorer raises becomes one error that names it."""
-    try:
-        scores = scorer.score(pairs)
-    except AdacurError:
-        raise
-    except Exception as error:
-        raise scorer_failed(scorer, error) from error
-    return check_scores(scores, pairs)
-
-
-def score_positions(
-    scorer: PositionScorer, items: Items, queries: Sequence[Query], query_of: IntArray, positions: IntArray
-) -> FloatArray:
-    """The same of pairs given by position; an item is looked up only to name it in an error."""
-    try:
-        scores = scorer.score_at(items, queries, query_of, positions)
-    except AdacurError:
-        raise
-    except Exception as error:
-        raise scorer_failed(scorer, error) from error
-    return check_scores(scores, _PairsAt(items, queries, query_of, positions))
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class _PairsAt(Sequence[Pair]):
-    """Pairs by position, looked up one by one."""
+class PairsAt(Sequence[Pair]):
+    """Pairs by position: pair i is queries[query_of[i]] with the item at positions[i], looked up when it is read.
+
+    For scorers that have `score_at`, which need no texts.
+    """
 
     items: Items
     queries: Sequence[Query]
@@ -55,7 +34,47 @@ class _PairsAt(Sequence[Pair]):
         return len(self.positions)
 
     def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return PairsAt(self.items, self.queries, self.query_of[at], self.positions[at])
         return self.queries[self.query_of[at]], self.items.at([int(self.positions[at])])[0]
+
+    def __iter__(self) -> Iterator[Pair]:
+        items = self.items.at(self.positions.tolist())
+        return iter([(self.queries[at], item) for at, item in zip(self.query_of.tolist(), items, strict=True)])
+
+
+def joined_pairs(parts: Sequence[Sequence[Pair]]) -> Sequence[Pair]:
+    """Pairs of several callers, one after another; by position where all are, and of the same items."""
+    by_position = [part for part in parts if isinstance(part, PairsAt)]
+    items = {id(part.items) for part in by_position}
+    if len(by_position) < len(parts) or len(items) != 1:
+        return [pair for part in parts for pair in part]
+    starts = np.cumsum([0, *(len(part.queries) for part in by_position)])
+    return PairsAt(
+        by_position[0].items,
+        [query for part in by_position for query in part.queries],
+        np.concatenate([part.query_of + start for part, start in zip(by_position, starts[:-1], strict=True)]),
+        np.concatenate([part.positions for part in by_position]),
+    )
+
+
+def score_pairs(scorer: Scorer, pairs: Sequence[Pair]) -> FloatArray:
+    """One finite score per pair, in order; whatever the scorer raises becomes one error that names it."""
+    try:
+        scores = scores_of(scorer, pairs)
+    except AdacurError:
+        raise
+    except Exception as error:
+        raise scorer_failed(scorer, error) from error
+    return check_scores(scores, pairs)
+
+
+def scores_of(scorer: Scorer, pairs: Sequence[Pair]) -> FloatArray:
+    """What the scorer returns for these pairs: by position, if they are given so and it can."""
+    if isinstance(pairs, PairsAt) and hasattr(scorer, "score_at"):
+        by_position = cast(PositionScorer, scorer)
+        return by_position.score_at(pairs.items, pairs.queries, pairs.query_of, pairs.positions)
+    return scorer.score(list(pairs) if isinstance(pairs, PairsAt) else pairs)
 
 
 def scorer_failed(scorer: Scorer, error: Exception) -> ScorerFailed:

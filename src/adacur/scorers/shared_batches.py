@@ -16,7 +16,7 @@ from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError, ScorerFailed
 from adacur.core.protocols import Scorer, ScorerCard
 from adacur.core.records import Pair
-from adacur.core.scores import check_scores
+from adacur.core.scores import check_scores, joined_pairs, scores_of
 
 _PAIRS_PER_CALL = 1024
 
@@ -52,7 +52,7 @@ class SharedBatches:
         """One score per pair, in order; waits for its turn."""
         # A scorer that calls itself must not wait in the queue that it holds up.
         if threading.current_thread() is self._worker:
-            return self.scorer.score(pairs)
+            return scores_of(self.scorer, pairs)
         answer = self._enqueued(pairs)
         try:
             return answer.result()
@@ -62,7 +62,7 @@ class SharedBatches:
     async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order; the event loop goes on meanwhile."""
         if threading.current_thread() is self._worker:
-            return self.scorer.score(pairs)
+            return scores_of(self.scorer, pairs)
         return await asyncio.wrap_future(self._enqueued(pairs))
 
     def close(self) -> None:
@@ -109,9 +109,9 @@ class SharedBatches:
         return requests
 
     def _serve(self, requests: Sequence[_Request]) -> None:
-        everyone = [pair for pairs, _ in requests for pair in pairs]
+        everyone = joined_pairs([pairs for pairs, _ in requests])
         try:
-            scores = check_scores(self.scorer.score(everyone), everyone)
+            scores = check_scores(scores_of(self.scorer, everyone), everyone)
         except Exception as error:
             if len(requests) > 1:
                 for request in requests:

@@ -9,7 +9,8 @@ import numpy as np
 
 from adacur.approximation import TopK
 from adacur.approximation.acquisition import best_positions
-from adacur.approximation.device_posteriors import DevicePosteriors, Promising
+from adacur.approximation.device_posteriors import Promising
+from adacur.approximation.shared_posteriors import SharedPosteriors
 from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
 from adacur.core.protocols import Acquisition, Approximation
 from adacur.core.records import Item, Query
@@ -22,7 +23,7 @@ from adacur.search.prospects import ROUNDING, SCORES_THAT_TELL
 def chooses_on_device(plan: Plan, approximation: Approximation | None) -> bool:
     """Whether items are chosen where predictions live: not where more of these are needed than of the chosen."""
     needs_others = plan.keep_predictions or plan.pool is not None or plan.first_share > 0
-    return isinstance(approximation, DevicePosteriors) and isinstance(plan.acquisition, TopK) and not needs_others
+    return isinstance(approximation, SharedPosteriors) and isinstance(plan.acquisition, TopK) and not needs_others
 
 
 class DeviceProspects:
@@ -105,18 +106,28 @@ class DeviceLockStep(LockStep):
         ]
         super().__init__(plan, queries, k, prospects=prospects, approximation=approximation)
 
+    def wanted(self) -> SharedPosteriors | None:
+        """The approximation, told what the next `ask` reads of it; None where that reads nothing, or has it."""
+        if self._predicted is not None or not self.goes_on or not any(search.rounds for search in self.searches):
+            return None
+        assert isinstance(self._approximation, SharedPosteriors)
+        n, options = self._options()
+        self._approximation.want(n, **options)
+        return self._approximation
+
     def _predictions(self, approximation: Approximation) -> list[Any]:
-        assert isinstance(approximation, DevicePosteriors)
+        assert isinstance(approximation, SharedPosteriors)
+        n, options = self._options()
+        return list(approximation.best(n, **options))
+
+    def _options(self) -> tuple[int, dict[str, Any]]:
         n = max((search.remaining[0] for search in self.searches if search.remaining), default=0)
         if self._plan.stop_when is not None:
             n = max(n, SHORTLIST)
-        return list(
-            approximation.best(
-                n,
-                candidates=self._candidates,
-                first_weight=self._plan.first_weight,
-                scores_that_tell=SCORES_THAT_TELL,
-                rounding=ROUNDING,
-                allowed=None if self._n_allowed == len(self._allowed) else self._allowed,
-            )
-        )
+        return n, {
+            "candidates": self._candidates,
+            "first_weight": self._plan.first_weight,
+            "scores_that_tell": SCORES_THAT_TELL,
+            "rounding": ROUNDING,
+            "allowed": None if self._n_allowed == len(self._allowed) else self._allowed,
+        }

@@ -17,18 +17,18 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import cast
 
 import numpy as np
 
 from adacur.approximation.acquisition import best_positions
 from adacur.approximation.rank_slopes import RANKS_THAT_COUNT
+from adacur.approximation.shared_posteriors import SharedPosteriors
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import BudgetError, EngineRefused, EngineUnavailable, InputError
-from adacur.core.protocols import Items, PositionScorer, Ranking, Scorer
+from adacur.core.protocols import Ranking, Scorer
 from adacur.core.records import Pair, Query, as_queries
 from adacur.core.results import Hits, Trace
-from adacur.core.scores import score_pairs, score_positions
+from adacur.core.scores import PairsAt, joined_pairs, score_pairs
 from adacur.first_stages import Placed
 from adacur.scorers.calling import ascore
 from adacur.search.adaptive import LockStep
@@ -141,15 +141,9 @@ class Rounds:
         if not shares:
             return False
         assert self._scorer is not None
-        items = _common_items(shares) if hasattr(self._scorer, "score_at") else None
-        if items is None:
-            pairs = _pairs(shares)
-            started = time.monotonic()
-            scores = score_pairs(self._scorer, pairs)
-        else:
-            by_position = _by_position(shares)
-            started = time.monotonic()
-            scores = score_positions(cast(PositionScorer, self._scorer), items, *by_position)
+        pairs = _pairs(shares, self._scorer)
+        started = time.monotonic()
+        scores = score_pairs(self._scorer, pairs)
         self._accept(shares, scores, time.monotonic() - started)
         return True
 
@@ -165,9 +159,9 @@ class Rounds:
         await asyncio.to_thread(self._accept, shares, scores, time.monotonic() - started)
         return True
 
-    def _next_pairs(self) -> tuple[list[_Share], list[Pair]]:
+    def _next_pairs(self) -> tuple[list[_Share], Sequence[Pair]]:
         shares = self._next_shares()
-        return shares, _pairs(shares)
+        return shares, _pairs(shares, self._scorer)
 
     def _next_shares(self) -> list[_Share]:
         """How many pairs of each search the next call has: all that wait, or what the tightest deadline affords."""
@@ -335,6 +329,15 @@ class JoinedSearch:
             return True
         return False
 
+    @property
+    def is_on_device(self) -> bool:
+        """Whether items are chosen on a device."""
+        return isinstance(self._steps, DeviceLockStep)
+
+    def wanted(self) -> SharedPosteriors | None:
+        """What the next `advance` reads of a device, so that it can be computed with others'; None for nothing."""
+        return None if self.waiting or not isinstance(self._steps, DeviceLockStep) else self._steps.wanted()
+
     def _begin_next_group(self) -> None:
         queries = self._groups.popleft()
         try:
@@ -375,27 +378,17 @@ class JoinedSearch:
             return math.inf
         return self._plan.deadline - (time.monotonic() - self._started)
 
-    @property
-    def items(self) -> Items | None:
-        """The items that `next_positions` counts; None where they live in an engine, each group having its own."""
-        return self._plan.items if self._plan.engine is None else None
-
-    @property
-    def queries(self) -> list[Query]:
-        """The queries under way."""
-        return [search.query for search in self._steps.searches]
-
-    def next_positions(self, n: int) -> tuple[list[int], list[int]]:
-        """The next n pairs to score: places in `queries`, and positions of items."""
-        now = self.waiting[:n]
-        return [query for query, _ in now], [int(self._positions[query][rank]) for query, rank in now]
-
-    def next_pairs(self, n: int) -> list[Pair]:
-        """The same as records."""
-        query_of, positions = self.next_positions(n)
-        searches = self._steps.searches
+    def next_pairs(self, n: int, *, by_position: bool = False) -> Sequence[Pair]:
+        """The next n pairs to score; `by_position` where that is possible, so that no text is looked up."""
+        now, searches = self.waiting[:n], self._steps.searches
+        positions = [int(self._positions[query][rank]) for query, rank in now]
+        # In an engine each group of queries has items of its own.
+        if by_position and self._plan.engine is None:
+            query_of = np.array([query for query, _ in now], np.intp)
+            queries = [search.query for search in searches]
+            return PairsAt(self._plan.items, queries, query_of, np.array(positions, np.intp))
         items = self._items_at(positions)
-        return [(searches[query].query, item) for query, item in zip(query_of, items, strict=True)]
+        return [(searches[query].query, item) for (query, _), item in zip(now, items, strict=True)]
 
     def accept(self, scores: FloatArray, *, seconds: float) -> None:
         """Scores of the pairs last handed out."""
@@ -413,27 +406,9 @@ class JoinedSearch:
 _Share = tuple[JoinedSearch, int]
 
 
-def _pairs(shares: Sequence[_Share]) -> list[Pair]:
-    return [pair for search, n in shares for pair in search.next_pairs(n)]
-
-
-def _common_items(shares: Sequence[_Share]) -> Items | None:
-    """The items that all these searches are about, if they are the same and here."""
-    items = shares[0][0].items
-    return items if all(search.items is items for search, _ in shares) else None
-
-
-def _by_position(shares: Sequence[_Share]) -> tuple[list[Query], IntArray, IntArray]:
-    """All queries, and per pair the place of its query among them and the position of its item."""
-    queries: list[Query] = []
-    query_of: list[int] = []
-    positions: list[int] = []
-    for search, n in shares:
-        asked, places = search.next_positions(n)
-        query_of += [len(queries) + query for query in asked]
-        positions += places
-        queries += search.queries
-    return queries, np.array(query_of, np.intp), np.array(positions, np.intp)
+def _pairs(shares: Sequence[_Share], scorer: Scorer | None) -> Sequence[Pair]:
+    by_position = hasattr(scorer, "score_at")
+    return joined_pairs([search.next_pairs(n, by_position=by_position) for search, n in shares])
 
 
 def _candidates(

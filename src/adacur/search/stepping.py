@@ -13,14 +13,18 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Unpack
 from weakref import WeakValueDictionary
 
+import numpy as np
+
+from adacur.approximation.shared_posteriors import SharedPosteriors, compute_together
 from adacur.core.arrays import FloatArray
 from adacur.core.protocols import Scorer
 from adacur.core.records import Pair, Query
 from adacur.core.results import Hits
-from adacur.core.scores import score_pairs
+from adacur.core.scores import joined_pairs, score_pairs
 from adacur.scorers.shared_batches import shares_calls
 from adacur.search import rounds
 from adacur.search.methods import Plan
@@ -113,7 +117,7 @@ class RoundsLoop:
         if self._process != os.getpid():
             # A forked child inherits the searches but not the threads that work on them.
             self._begin()
-        search = _Stepped(every_round=every_round)
+        search = _Stepped(every_round=every_round, by_position=hasattr(self.scorer, "score_at"))
         try:
             await asyncio.to_thread(self._join, search, plan, query, k, started)
             while (news := await search.news.get()) is not None:
@@ -133,7 +137,7 @@ class RoundsLoop:
         search.joined = JoinedSearch(plan, [query], k, started=started)
         with self._changed:
             self._n_computing += 1
-        self._go_on(search, None)
+        self._go_on([(search, None)])
         with self._changed:
             if self._ready and self._thread is None:
                 # A thread while there is work, not one for ever: nothing is left to stop when a loop or index closes.
@@ -161,15 +165,14 @@ class RoundsLoop:
 
     def _step(self, searches: Sequence[_Stepped]) -> None:
         shares = self._sharing.shares([search.joined for search in searches if search.joined is not None])
-        for search, n in zip(searches, shares, strict=True):
-            if not n:
-                self._compute(search, None)
+        ended = [search for search, n in zip(searches, shares, strict=True) if not n]
+        self._compute([(search, None) for search in ended])
         self._score([(search, n) for search, n in zip(searches, shares, strict=True) if n])
 
     def _score(self, shares: Sequence[tuple[_Stepped, int]]) -> None:
         """Score these numbers of the searches' pairs in one call."""
         shares = [(search, n) for search, n in shares if not search.has_left]
-        pairs = [pair for search, n in shares for pair in search.pairs[:n]]
+        pairs = joined_pairs([search.pairs[:n] for search, n in shares])
         if not pairs:
             return
         started = time.monotonic()
@@ -183,40 +186,55 @@ class RoundsLoop:
                     self._score([share])
             return
         self._sharing.note(len(pairs), time.monotonic() - started)
-        start = 0
-        for search, n in shares:
-            self._compute(search, scores[start : start + n], is_alone=len(shares) == 1)
-            start += n
+        given = np.split(scores, np.cumsum([n for _, n in shares])[:-1])
+        self._compute([(search, some) for (search, _), some in zip(shares, given, strict=True)])
 
-    def _compute(self, search: _Stepped, scores: FloatArray | None, *, is_alone: bool = False) -> None:
-        """Let a search go on with these scores: elsewhere, unless nothing waits for this thread."""
-        if scores is not None and len(scores) < len(search.pairs):
-            search.accept(scores)
-            with self._changed:
-                self._ready.append(search)
-            return
+    def _compute(self, scored: Sequence[_Scored]) -> None:
+        """Let searches go on with these scores: elsewhere, unless nothing waits for this thread.
+
+        Those that choose on a device go on together; the others each by itself.
+        """
+        together: list[_Scored] = []
+        tasks: list[list[_Scored]] = []
+        for search, scores in scored:
+            if scores is not None and len(scores) < len(search.pairs):
+                search.accept(scores)
+                with self._changed:
+                    self._ready.append(search)
+            elif search.is_on_device:
+                together.append((search, scores))
+            else:
+                tasks.append([(search, scores)])
+        tasks += [together] if together else []
         with self._changed:
-            self._n_computing += 1
-            is_alone = is_alone and self._n_computing == 1 and not self._ready
-        if not is_alone:
+            self._n_computing += sum(map(len, tasks))
+            is_alone = len(tasks) == 1 and self._n_computing == len(tasks[0]) and not self._ready
+        for task in tasks:
+            self._submit(task, here=is_alone)
+
+    def _submit(self, task: Sequence[_Scored], *, here: bool) -> None:
+        if not here:
             self._workers = self._workers or ThreadPoolExecutor(_THREADS, thread_name_prefix="adacur-round")
             # An interpreter that is about to end starts no more threads.
             with suppress(RuntimeError):
-                self._workers.submit(self._go_on, search, scores)
+                self._workers.submit(self._go_on, task)
                 return
-        self._go_on(search, scores)
+        self._go_on(task)
 
-    def _go_on(self, search: _Stepped, scores: FloatArray | None) -> None:
-        waits = False
+    def _go_on(self, task: Sequence[_Scored]) -> None:
+        waiting: list[_Stepped] = []
         try:
-            waits = search.go_on(scores)
-        except BaseException as error:
-            search.tell(error)
+            taken = [search for search, scores in task if search.tries(partial(search.take, scores))]
+            wanted = [one for search in taken if (one := search.wanted()) is not None]
+            if len(wanted) > 1:
+                # What fails for all is tried for each alone, and fails for those it belongs to.
+                with suppress(Exception):
+                    compute_together(wanted)
+            waiting = [search for search in taken if search.tries(search.choose)]
         finally:
             with self._changed:
-                self._n_computing -= 1
-                if waits:
-                    self._ready.append(search)
+                self._n_computing -= len(task)
+                self._ready += waiting
                 self._changed.notify()
 
 
@@ -228,11 +246,12 @@ class _Stepped:
 
     joined: JoinedSearch | None = None
 
-    def __init__(self, *, every_round: bool) -> None:
+    def __init__(self, *, every_round: bool, by_position: bool) -> None:
         self.news: asyncio.Queue[Hits | BaseException | None] = asyncio.Queue()
-        self.pairs: list[Pair] = []
+        self.pairs: Sequence[Pair] = []
         self.has_left = False
         self._every_round = every_round
+        self._by_position = by_position
         self._events = asyncio.get_running_loop()
         self._since = 0.0
         # Held while it computes: only then does it change.
@@ -261,10 +280,10 @@ class _Stepped:
         now = time.monotonic()
         self.joined.accept(scores, seconds=now - self._since)
         self._since = now
-        del self.pairs[: len(scores)]
+        self.pairs = self.pairs[len(scores) :]
 
-    def go_on(self, scores: FloatArray | None) -> bool:
-        """Take the last scores of a round, or stop without them, and choose the next pairs; False at the end."""
+    def take(self, scores: FloatArray | None) -> bool:
+        """Take the last scores of a round, or stop without them; False if it goes no further."""
         with self._computing:
             if self.has_left:
                 return False
@@ -276,14 +295,42 @@ class _Stepped:
                 joined.stop()
             if joined.has_news and self._every_round:
                 self.tell(joined.hits()[0])
+            return True
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether its items are chosen on a device."""
+        return self.joined is not None and self.joined.is_on_device
+
+    def wanted(self) -> SharedPosteriors | None:
+        """What `choose` needs of a device."""
+        return None if self.joined is None else self.joined.wanted()
+
+    def choose(self) -> bool:
+        """Choose the next pairs; False at the end."""
+        with self._computing:
+            joined = self.joined
+            assert joined is not None
             if joined.advance():
-                self.pairs = joined.next_pairs(joined.n_waiting)
+                self.pairs = joined.next_pairs(joined.n_waiting, by_position=self._by_position)
                 self._since = time.monotonic()
                 return True
             if joined.has_news:
                 self.tell(joined.hits()[0])
             self.tell(None)
             return False
+
+    def tries(self, compute: Callable[[], bool]) -> bool:
+        """What this computes; False after an error, which is told."""
+        try:
+            return compute()
+        except BaseException as error:
+            self.tell(error)
+            return False
+
+
+# A search, and the scores of its next pairs; None where its deadline affords no more, or it has just joined.
+_Scored = tuple[_Stepped, FloatArray | None]
 
 
 def loop_of(scorer: Scorer) -> RoundsLoop:

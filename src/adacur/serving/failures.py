@@ -13,6 +13,7 @@ from starlette.responses import Response
 from adacur.core.errors import (
     AdacurError,
     BudgetError,
+    DeviceFailed,
     EmptyInput,
     EngineRefused,
     EngineUnavailable,
@@ -84,6 +85,9 @@ def as_refusal(error: Exception) -> Refusal:
     if isinstance(error, EngineUnavailable):
         message = "The vector engine did not answer. The server's log says why, under this request's id."
         return Refusal(503, "engine_unavailable", message)
+    if isinstance(error, DeviceFailed):
+        message = "The device that predictions are made on failed. The server's log says why, under this request's id."
+        return Refusal(503, "device_failed", message)
     return Refusal(500, "internal", "Something unexpected happened. The server's log has it, under this request's id.")
 
 

@@ -10,11 +10,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
-from adacur.core.arrays import FloatArray
+from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import ScorerFailed
-from adacur.core.protocols import AsyncScorer, Scorer
-from adacur.core.records import Pair
+from adacur.core.protocols import AsyncScorer, Items, PositionScorer, Scorer
+from adacur.core.records import Pair, Query
 from adacur.scorers.shared_batches import shares_calls
 from adacur.serving.metrics import Metrics
 
@@ -28,11 +29,17 @@ class _Counted:
         self.shares_calls = shares_calls(scorer)
         self._metrics = metrics
         self._turn = threading.RLock()
+        if hasattr(scorer, "score_at"):
+            self.score_at = self._score_at
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
         with self._turn, self._counting(len(pairs)):
             return self.scorer.score(pairs)
+
+    def _score_at(self, items: Items, queries: Sequence[Query], query_of: IntArray, positions: IntArray) -> FloatArray:
+        with self._turn, self._counting(len(positions)):
+            return cast(PositionScorer, self.scorer).score_at(items, queries, query_of, positions)
 
     @contextmanager
     def _counting(self, n_pairs: int) -> Iterator[None]:

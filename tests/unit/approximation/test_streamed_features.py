@@ -147,7 +147,7 @@ def test_products_are_the_same_on_any_number_of_threads(dtype, monkeypatch) -> N
     monkeypatch.setattr(item_factors, "_NUMBERS_PER_THREAD", 200_000)
     for cores in (1, 2, 3, 16):
         monkeypatch.setattr(item_factors, "_blas_threads", lambda cores=cores: cores)
-        assert len(rows._shares(30_011)) == min(cores, 12)
+        assert len(rows._shares(30_011, height=rows._height(131_072))) == min(cores, 12)
         products.append((rows.product(weights), rows.product(weights, some)))
     np.testing.assert_allclose(products[0][0], rows.rows(np.arange(30_011)) @ weights, rtol=1e-3, atol=0.01)
     for whole, part in products:

@@ -146,7 +146,7 @@ class TorchCrossEncoder:
     @property
     def works_aside(self) -> bool:
         """Whether scores are made on another device, while this processor is free."""
-        return self._device.type == "cuda"
+        return bool(self._device.type == "cuda")
 
     def prepare(self, items: Items) -> int:
         """Tokenise all items for `score_at`, as many as it keeps; how many it has then."""
