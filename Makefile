@@ -91,7 +91,7 @@ dist: ## Build the wheel and the sdist into dist/, check them, and try the wheel
 	build/wheel/bin/python .ci/smoke.py
 
 lowest: ## The oldest allowed versions of the dependencies, and the tests of what uses them.
-	.ci/lowest onnx,serving,http,evaluation,report,ir-datasets,object-store,qdrant,lancedb,postgres,hub,mcp tests/unit tests/contracts
+	.ci/lowest onnx,serving,http,evaluation,report,ir-datasets,object-store,int8,qdrant,lancedb,postgres,hub,mcp tests/unit tests/contracts
 	.ci/lowest all tests/unit/scorers tests/unit/integrations tests/unit/engines tests/unit/training tests/contracts
 
 clean: ## Remove the environment and caches.
