@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
 from adacur.scorers.cross_encoders.attention import attend, has_kernel, kernels_for
 
-_log = logging.getLogger(__name__)
 _MODEL_TYPES = {"bert", "camembert", "roberta", "xlm-roberta"}
 # A smaller product is over before the kernel's tiles have filled the device.
 _ROWS_FOR_KERNEL = 4096
@@ -56,7 +53,6 @@ class PackedEncoder:
         self._size: int = config.hidden_size
         self._epsilon: float = config.layer_norm_eps
         self._gelu = _ACTIVATIONS[config.hidden_act]
-        self._compiled: tuple[Any, Any] | None = None
         embeddings = body.embeddings
         self._words = embeddings.word_embeddings.weight
         self._places = embeddings.position_embeddings.weight
@@ -89,12 +85,11 @@ class PackedEncoder:
         weight = self._layers[0].joint_weight
         return has_kernel(self._torch, weight.device, dtype=weight.dtype, head_size=self._size // self._heads)
 
-    def vectors(self, tokens: PackedTokens, *, compiled: bool = False) -> Any:
-        """The vectors that a head reads, (texts, rows per text, hidden size); compiled per number of rows."""
+    def vectors(self, tokens: PackedTokens) -> Any:
+        """The vectors that a head reads, (texts, rows per text, hidden size)."""
         linear = self._functional.linear
         starts, longest = tokens.starts, tokens.longest
-        embed, add_norm = self._compiled_parts(tokens) if compiled else (self._embed, self._add_norm)
-        states = embed(tokens.ids, tokens.types, self._places_of(tokens))
+        states = self._embed(tokens.ids, tokens.types, self._places_of(tokens))
         for layer in self._layers[:-1]:
             query, key, value = self._split(linear(states, layer.joint_weight, layer.joint_bias))
             attended = attend(
@@ -107,7 +102,7 @@ class PackedEncoder:
                 query_longest=longest,
                 longest=longest,
             )
-            states = self._rest(attended.view(-1, self._size), states, layer, add_norm=add_norm)
+            states = self._rest(attended.view(-1, self._size), states, layer)
         last, size = self._layers[-1], self._size
         n_texts, per_text = tokens.read_rows.shape
         last_states = states[tokens.read_rows.flatten()]
@@ -123,7 +118,7 @@ class PackedEncoder:
             query_longest=per_text,
             longest=longest,
         )
-        vectors = self._rest(attended.view(-1, size), last_states, last, add_norm=self._add_norm)
+        vectors = self._rest(attended.view(-1, size), last_states, last)
         return vectors.view(n_texts, per_text, size)
 
     def _places_of(self, tokens: PackedTokens) -> Any:
@@ -138,21 +133,22 @@ class PackedEncoder:
         return (counted - before) * is_counted + self._pad_id
 
     def _embed(self, ids: Any, types: Any, places: Any) -> Any:
-        summed = self._words[ids] + self._types[types] + self._places[places]
-        return self._functional.layer_norm(summed, (self._size,), *self._norm, self._epsilon)
+        return self._add_norm(self._words[ids] + self._types[types], self._places[places], *self._norm)
 
     def _split(self, joint: Any) -> tuple[Any, ...]:
         parts = joint.shape[1] // self._size
         split: tuple[Any, ...] = joint.view(len(joint), parts, self._heads, self._size // self._heads).unbind(1)
         return split
 
-    def _rest(self, attended: Any, states: Any, layer: _Layer, *, add_norm: Any) -> Any:
+    def _rest(self, attended: Any, states: Any, layer: _Layer) -> Any:
         """What follows attention in a layer."""
         linear = self._functional.linear
-        states = add_norm(linear(attended, *layer.out), states, *layer.norm)
-        return add_norm(linear(self._gelu_of(states, *layer.up), *layer.down), states, *layer.last_norm)
+        states = self._add_norm(linear(attended, *layer.out), states, *layer.norm)
+        return self._add_norm(linear(self._gelu_of(states, *layer.up), *layer.down), states, *layer.last_norm)
 
     def _add_norm(self, change: Any, states: Any, weight: Any, bias: Any) -> Any:
+        if states.dtype != self._torch.float32 and (kernels := kernels_for(states.device)) is not None:
+            return kernels.add_norm(self._torch, change, states, weight, bias, self._epsilon)
         return self._functional.layer_norm(change + states, (self._size,), weight, bias, self._epsilon)
 
     def _gelu_of(self, states: Any, weight: Any, bias: Any) -> Any:
@@ -160,33 +156,6 @@ class PackedEncoder:
             kernels = kernels_for(states.device)
             return kernels.linear_gelu(self._torch, states, weight, bias, programs=self._programs)
         return self._functional.gelu(self._functional.linear(states, weight, bias), approximate=self._gelu)
-
-    def _compiled_parts(self, tokens: PackedTokens) -> tuple[Any, Any]:
-        if self._compiled is None:
-            words = (tokens.ids, tokens.types, self._places_of(tokens))
-            states = self._embed(*words)
-            sums = (states, states, *self._layers[0].norm)
-            self._compiled = (
-                compiled_or_plain(self._torch, self._embed, dynamic=False, example=words),
-                compiled_or_plain(self._torch, self._add_norm, dynamic=False, example=sums),
-            )
-        return self._compiled
-
-
-def compiled_or_plain(torch: Any, function: Any, *, dynamic: bool, example: tuple[Any, ...] | dict[str, Any]) -> Any:
-    """A function or module compiled, or as it is where that fails: most often for want of a C compiler."""
-    try:
-        with warnings.catch_warnings():
-            # The compiler's own imports use what torch has deprecated.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            compiled = torch.compile(function, dynamic=dynamic)
-            compiled(**example) if isinstance(example, dict) else compiled(*example)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        _log.warning("torch.compile failed, so scoring goes on without it, slower: %s", error)
-        return function
-    return compiled
 
 
 def _layer(torch: Any, layer: Any) -> _Layer:

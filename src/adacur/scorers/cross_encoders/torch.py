@@ -6,6 +6,7 @@ import gc
 import inspect
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -22,7 +23,7 @@ from adacur.core.records import Item, Pair, Query
 from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder, load_classifier
 from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead, load_emb_cross_encoder
 from adacur.scorers.cross_encoders.item_table import ItemTables
-from adacur.scorers.cross_encoders.packed_encoder import PackedEncoder, PackedTokens, compiled_or_plain
+from adacur.scorers.cross_encoders.packed_encoder import PackedEncoder, PackedTokens
 from adacur.scorers.cross_encoders.pair_batches import PairBatches
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenPairs, chosen_max_tokens
 from adacur.scorers.cross_encoders.recorded import RecordedForward
@@ -49,8 +50,8 @@ class TorchCrossEncoder:
     half-precision logits tie. `batch_tokens` bounds the tokens of one forward pass; a device that runs out of memory
     gets half as many from then on, and a warning is logged. `device` is by default the first GPU, if there is one;
     a build with on=Ray() scores on all of them. BERT, RoBERTa, XLM-R and CamemBERT run without padding; `compiled`
-    lets long runs on CUDA use torch.compile. On CUDA in half precision, calls of these with up to 512 pairs run as
-    CUDA graphs, recorded when a shape is met first.
+    lets long runs of other models on CUDA use torch.compile. On CUDA in half precision, calls of the former with up to 512 pairs
+    run as CUDA graphs, recorded when a shape is met first.
     """
 
     shares_calls = True
@@ -285,19 +286,16 @@ class _Packed:
         return batches.packed_end(start, tokens=tokens)
 
     def logits(self, batches: PairBatches, start: int, end: int, *, tokens: int, compiled: bool) -> Any:
-        # Full batches are filled up to one shape, so that there is one graph to compile.
-        compiled = compiled and end < len(batches) and batches.tokens(start, end) <= tokens
-        packed = batches.packed(start, end, rows=tokens if compiled else batches.tokens(start, end))
-        return self.of_packed(packed, compiled=compiled)
+        return self.of_packed(batches.packed(start, end, rows=batches.tokens(start, end)))
 
     @property
     def can_be_recorded(self) -> bool:
         """Whether `of_packed` can be a CUDA graph."""
         return self._encoder.can_be_recorded
 
-    def of_packed(self, tokens: PackedTokens, *, compiled: bool = False) -> Any:
+    def of_packed(self, tokens: PackedTokens) -> Any:
         """Logits of packed pairs."""
-        return self._head(self._encoder.vectors(tokens, compiled=compiled).float())
+        return self._head(self._encoder.vectors(tokens).float())
 
 
 class _Padded:
@@ -322,6 +320,22 @@ class _Padded:
         if self._compiled is None:
             self._compiled = compiled_or_plain(self._torch, self._model, dynamic=True, example=inputs)
         return self._compiled
+
+
+def compiled_or_plain(torch: Any, function: Any, *, dynamic: bool, example: tuple[Any, ...] | dict[str, Any]) -> Any:
+    """A function or module compiled, or as it is where that fails: most often for want of a C compiler."""
+    try:
+        with warnings.catch_warnings():
+            # The compiler's own imports use what torch has deprecated.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            compiled = torch.compile(function, dynamic=dynamic)
+            compiled(**example) if isinstance(example, dict) else compiled(*example)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        _log.warning("torch.compile failed, so scoring goes on without it, slower: %s", error)
+        return function
+    return compiled
 
 
 def _forward(torch: Any, model: Any, *, takes_types: bool) -> _Packed | _Padded:

@@ -21,7 +21,8 @@ def interpreted(program: str) -> None:
         import torch
         from torch.nn.functional import gelu, linear
         from adacur.scorers.cross_encoders.attention import _padded
-        from adacur.scorers.cross_encoders.gpu_kernels import attend_on_gpu, linear_gelu
+        from adacur.approximation.device_kernels import product_of_narrow
+        from adacur.scorers.cross_encoders.gpu_kernels import add_norm, attend_on_gpu, linear_gelu
         torch.manual_seed(0)
     """
     done = subprocess.run(
@@ -56,6 +57,32 @@ def test_the_attention_kernel_attends_within_each_text_alone() -> None:
             wanted = torch.stack((starts[1:] - 1, starts[:-1], (starts[:-1] + starts[1:]) // 2), 1).flatten()
             got = attend_on_gpu(torch, query[wanted], key, value, 3 * one_each, starts, 3)
             torch.testing.assert_close(got.float(), expected[wanted], atol=2e-3, rtol=0)
+    """)
+
+
+def test_the_norm_kernel_adds_and_normalises_each_row() -> None:
+    interpreted("""
+        from torch.nn.functional import layer_norm
+        for n_rows, size in ((1, 32), (7, 384), (130, 96), (3, 3000)):
+            change, states = torch.randn(2, n_rows, size, dtype=torch.float16).unbind(0)
+            weight, bias = torch.randn(2, size, dtype=torch.float16).unbind(0)
+            got = add_norm(torch, change, states + 3, weight, bias, 1e-12).float()
+            wide = change.float() + (states + 3).float()
+            expected = layer_norm(wide, (size,), weight.float(), bias.float(), 1e-12)
+            torch.testing.assert_close(got, expected, atol=5e-3, rtol=5e-3)
+    """)
+
+
+def test_the_product_of_narrow_rows_is_that_of_wide_ones() -> None:
+    interpreted("""
+        for n_rows, columns in ((1, 5), (64, 128), (130, 384), (65, 129)):
+            column = torch.randn(columns)
+            for rows in (
+                torch.randint(-127, 128, (n_rows, columns), dtype=torch.int8),
+                torch.randn(n_rows, columns, dtype=torch.float16),
+            ):
+                got = product_of_narrow(torch, rows, column)
+                torch.testing.assert_close(got, rows.float() @ column, atol=1e-2, rtol=1e-4)
     """)
 
 

@@ -13,8 +13,9 @@ from adacur.core.errors import FetchError, InputError, ScorerFailed, TextTooLong
 from adacur.core.records import Item, Query
 from adacur.scorers import TorchCrossEncoder
 from adacur.scorers import scorer as scorer_of
-from adacur.scorers.cross_encoders.packed_encoder import PackedEncoder, compiled_or_plain
+from adacur.scorers.cross_encoders.packed_encoder import PackedEncoder
 from adacur.scorers.cross_encoders.pair_batches import PairBatches
+from adacur.scorers.cross_encoders.torch import compiled_or_plain
 from tests.real_models import torch_cross_encoder
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, WORDS, tiny_transformer
 
@@ -304,8 +305,8 @@ def test_a_gpu_number_that_is_not_there_is_refused(folder, monkeypatch) -> None:
 def test_closing_frees_what_was_compiled(tmp_path) -> None:
     scorer = TorchCrossEncoder(tiny_transformer(tmp_path), device="cpu")
     encoder = scorer._forward._encoder
-    # As compiling leaves it, with or without a compiler.
-    encoder._compiled = (encoder._embed, encoder._add_norm)
+    # A model that refers to itself, as a compiled one does.
+    encoder.itself = encoder._embed
     held = weakref.ref(encoder)
     del encoder
     gc.disable()
