@@ -22,6 +22,7 @@ import numpy as np
 
 from adacur.approximation.gaussian_features import Features
 from adacur.approximation.rank_slopes import RANKS_THAT_COUNT, RISE, RankSlopes
+from adacur.approximation.recorded_choice import Shape
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.extras import require
 
@@ -81,6 +82,11 @@ class OnHost(Protocol):
 
     weights: FloatArray
     level: float
+    trust: float
+    lists: Sequence[IntArray]
+
+    @property
+    def scored(self) -> IntArray: ...
 
     @property
     def slope(self) -> FloatArray: ...
@@ -89,6 +95,8 @@ class OnHost(Protocol):
     def residual_deviation(self) -> float: ...
 
     def tell(self, positions: IntArray, scores: FloatArray) -> None: ...
+
+    def expect(self, positions: IntArray, rows: FloatArray) -> None: ...
 
     def copied(self) -> Self: ...
 
@@ -114,6 +122,7 @@ class DevicePosteriors:
         self._chance = chance
         self._features = features
         self._on_host = on_host
+        self._is_behind = False
         self._raised_at: tuple[Any, Any, Any] | None = None
         self._means = features.device_means
         self._device = self._means.device
@@ -176,11 +185,15 @@ class DevicePosteriors:
         width = max(map(len, positions), default=0)
         if not width:
             return
-        at, filled = self._padded(positions, width)
         if self._on_host:
-            self._tell_on_host(positions, scores)
-            self._at, self._filled = torch.cat([self._at, at], 1), torch.cat([self._filled, filled], 1)
+            # Copies: if the device fails in what follows, a search is where it was.
+            self._on_host = [query.copied() for query in self._on_host]
+            for query, where, exact in zip(self._on_host, positions, scores, strict=True):
+                if len(where):
+                    query.tell(where, exact)
+            self._is_behind = True
             return
+        at, filled = self._padded(positions, width)
         rarities = np.zeros((self._n_queries, width))
         for row, exact in zip(rarities, scores, strict=True):
             row[: len(exact)] = features.scale.rarity(exact)
@@ -202,18 +215,42 @@ class DevicePosteriors:
             self._slope = self._slope_means + moved @ self._slope_covariance.T
         self._levels = self._offsets + self._level_variance * self._solved.sum(1)
 
-    def _tell_on_host(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> None:
-        # Copies: if the device fails in what follows, a search is where it was.
-        self._on_host = [query.copied() for query in self._on_host]
-        for query, where, exact in zip(self._on_host, positions, scores, strict=True):
-            if len(where):
-                query.tell(where, exact)
+    def _catch_up(self) -> None:
+        """Send what numpy has solved for to the device."""
+        if not self._is_behind:
+            return
+        self._is_behind = False
         # All in one transfer.
         told = [np.concatenate([query.weights, [query.level], query.slope]) for query in self._on_host]
-        sent, n_features = self._sent(np.stack(told)), self._weights.shape[1]
+        sent, n_features = self._sent(np.stack(told)), self._prior.shape[1]
         self._weights, self._levels = sent[:, :n_features], sent[:, n_features]
         if self._slopes is not None:
             self._slope = sent[:, n_features + 1 :]
+        self._at, self._filled = self._padded([query.scored for query in self._on_host])
+
+    def _recorded_best(self, n: int, candidates: IntArray, *, first_weight: float, rounding: float) -> Any:
+        """The choice of a lone query by one launch; None where it cannot be recorded."""
+        (query,), recorded = self._on_host, self._features.recorded
+        lists = query.lists if self._slopes is not None else ()
+        raises = bool(first_weight and len(candidates))
+        shape = Shape.of(
+            n_stages=len(lists), raises=raises, n_scored=len(query.scored), n=n + _SLACK, n_items=self._n_items
+        )
+        choice = recorded.of(self._features, shape, rounding=rounding) if recorded and len(query.scored) else None
+        if choice is None:
+            return None
+        values, plain, positions, rows = choice.best(
+            weights=query.weights,
+            level=query.level,
+            trust=query.trust,
+            slope=query.slope if lists else np.empty(0),
+            lists=[*lists, *([candidates[:RANKS_THAT_COUNT]] if raises else [])],
+            first_weight=first_weight,
+            scored=query.scored,
+        )
+        query.expect(positions, rows)
+        there = values > -math.inf
+        return [Promising(positions[there], plain[there].astype(np.float32), values[there].astype(np.float32))]
 
     def _related(self, part: slice, at: Any, rarities: Any) -> tuple[Any, Any]:
         """Covariance of newly scored items with all scored ones, and their residuals, of some queries."""
@@ -253,6 +290,7 @@ class DevicePosteriors:
 
     def predict(self) -> FloatArray:
         """Predictions for every item on the score scale, a row per query, on the host."""
+        self._catch_up()
         (predicted,) = self._in_parts(lambda part: (self._predicted(part).cpu(),))
         return np.asarray(predicted.numpy())
 
@@ -271,6 +309,12 @@ class DevicePosteriors:
         `candidates` are the first stage's, which raise predictions by `first_weight` as `search.prospects.raised_by`
         says; `allowed` marks the items that may be scored, or all may.
         """
+        if allowed is None and len(self._on_host) == 1:
+            weight = 1 / (1 / first_weight + len(self._on_host[0].scored) / scores_that_tell) if first_weight else 0.0
+            found = self._recorded_best(n, candidates[0], first_weight=weight, rounding=rounding)
+            if found is not None:
+                return list(found)
+        self._catch_up()
         if self._raised_at is None:
             # The candidates of a search never change.
             at, filled = self._padded([some[:RANKS_THAT_COUNT] if first_weight else some[:0] for some in candidates])

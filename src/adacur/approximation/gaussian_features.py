@@ -62,6 +62,8 @@ class Features:
     variance: float
     embedding_variance: float
     device_means: Any = None
+    # What was recorded of choices over these features; see recorded_choice.py.
+    recorded: Any = None
     keys: KeyArray | None = None
     read: Callable[[IntArray], tuple[FloatArray, FloatArray]] | None = None
     trust: float = math.nan

@@ -24,7 +24,7 @@ import copy
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -42,6 +42,7 @@ from adacur.approximation.item_factors import Allocate, PackedRows, RowSource, S
 from adacur.approximation.leave_one_out import LeaveOneOut
 from adacur.approximation.posteriors import Posterior, Posteriors, chance_above
 from adacur.approximation.rank_slopes import RISE, RankSlopes
+from adacur.approximation.recorded_choice import RecordedChoices
 from adacur.approximation.shared_posteriors import SharedPosteriors
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
 from adacur.core.errors import InputError
@@ -383,7 +384,7 @@ def _placed(features: Features, device: str | None) -> Features:
         return features
     torch = require("torch", extra="torch")
     try:
-        return features.on(device)
+        return replace(features.on(device), recorded=RecordedChoices())
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
         _log.warning(

@@ -135,6 +135,7 @@ class Posterior:
     _system: GrowingCholesky = field(default_factory=GrowingCholesky)
     _positions: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.intp))
     _rows: FloatArray | None = None
+    _expected: tuple[dict[int, int], FloatArray] | None = None
     _solved: FloatArray = field(default_factory=lambda: np.empty(0))
     _listed: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.intp))
     _rises: FloatArray = field(default_factory=lambda: np.empty((0, 0)))
@@ -162,6 +163,24 @@ class Posterior:
         return self._listed
 
     @property
+    def scored(self) -> IntArray:
+        """The items whose exact scores are known."""
+        return self._positions
+
+    def expect(self, positions: IntArray, rows: FloatArray) -> None:
+        """Features of items that are likely to be scored next, so that they need not be read."""
+        self._expected = {place: row for row, place in enumerate(positions.tolist())}, rows
+
+    def _read(self, positions: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Features and means of items."""
+        if self._expected is not None:
+            places, rows = self._expected
+            self._expected, known = None, [places.get(position, -1) for position in positions.tolist()]
+            if min(known, default=-1) >= 0:
+                return rows[known], self.features.means[positions]
+        return self.features.at(positions)
+
+    @property
     def slope(self) -> FloatArray:
         """How steeply predictions rise with each stage's ranks."""
         return self._slope
@@ -183,7 +202,7 @@ class Posterior:
         if not known and not len(features.precisions):
             # Without anchor queries nothing else says where this query's scores lie.
             self._offset = float(rarities.mean())
-        new, means = features.at(positions)
+        new, means = self._read(positions)
         if left_out is not None:
             new, means = left_out.rows(new), means - new @ left_out.shift
         means = features.centre + self.trust * (means - features.centre)

@@ -97,7 +97,7 @@ class DeviceLockStep(LockStep):
         allowed: BoolArray,
         approximation: Approximation,
     ) -> None:
-        self._n_allowed = int(np.count_nonzero(allowed))
+        self._n_allowed = len(allowed) if plan.filter is None else int(np.count_nonzero(allowed))
         self._allowed = allowed
         self._candidates = candidates
         keys = plan.items.keys if plan.keys is None else plan.keys

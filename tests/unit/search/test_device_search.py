@@ -11,6 +11,7 @@ import pytest
 from adacur import BM25, AnchorIndex, Budget, Dense, First, Gaussian, Item, Query
 from adacur.approximation import GaussianModel
 from adacur.approximation.device_posteriors import DevicePosteriors
+from adacur.approximation.recorded_choice import RecordedChoices
 from adacur.core.errors import AdacurError
 from adacur.scorers import MatrixScorer
 from adacur.search import plan_search
@@ -211,3 +212,38 @@ def test_an_error_in_one_half_ends_the_search(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(type(index.scorer), "works_aside", True, raising=False)
     with pytest.raises(AdacurError, match="stranger"):
         index.search([*QUERIES, Query("stranger", QUERIES[0].text)], 5, budget=40)
+
+
+@pytest.mark.parametrize("options", [{}, {"bm25": True}, {"n_anchors": 0}, {"twins": True}], ids=str)
+@pytest.mark.parametrize("method", [Gaussian(), Gaussian(first_weight=0.0, rounds=7)], ids=str)
+def test_a_recorded_choice_is_the_same_choice(options: Any, method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[Any] = []
+
+    def capture(run: Any) -> Any:
+        recorded.append(run)
+        return run
+
+    plain = index_of(device="cpu", **options)
+    monkeypatch.setattr("adacur.approximation.gaussian_model.RecordedChoices", lambda: RecordedChoices(capture=capture))
+    index = index_of(device="cpu", **options)
+    for query in QUERIES:
+        one, other = (each.search(query, 5, budget=140, method=method) for each in (plain, index))
+        assert rounds_of(one) == rounds_of(other)
+        assert one.ids == other.ids
+        for ours, theirs in zip(one.trace.rounds[1:], other.trace.rounds[1:], strict=True):
+            np.testing.assert_allclose(np.sort(ours.predicted), np.sort(theirs.predicted), rtol=1e-3, atol=1e-3)
+    # As many as there are shapes, not searches.
+    assert 1 <= len(recorded) <= 4
+
+
+def test_a_choice_that_cannot_be_recorded_is_made_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(run: Any) -> Any:
+        raise RuntimeError("no graphs here")
+
+    monkeypatch.setattr("adacur.approximation.gaussian_model.RecordedChoices", lambda: RecordedChoices(capture=refuse))
+    with caplog.at_level(logging.WARNING):
+        hits = index_of(device="cpu").search(QUERIES[0], 5, budget=40)
+    assert rounds_of(hits) == rounds_of(index_of(device="cpu").search(QUERIES[0], 5, budget=40))
+    assert "no graphs here" in caplog.text

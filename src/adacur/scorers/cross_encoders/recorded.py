@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from adacur.core.arrays import FloatArray
+from adacur.core.recording import Capture, cuda_graphs
 from adacur.scorers.cross_encoders.buckets import Bucket, fill, packed, reads_of, two_types
 from adacur.scorers.cross_encoders.packed_encoder import PackedTokens
 from adacur.scorers.cross_encoders.pair_tokens import TokenPairs
@@ -27,10 +27,6 @@ _MOST_TOKENS = 131_072
 _CALLS_BEFORE_TRYING_AGAIN = 1000
 # In half precision, two passes over the same tokens differ by less, relative to the largest score.
 _ROUNDING = 0.01
-# CUDA records one graph at a time in a process.
-_recording = threading.Lock()
-
-Capture = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,26 +169,3 @@ class RecordedForward:
 
     def _on_device(self) -> contextlib.AbstractContextManager[Any]:
         return self._torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext()
-
-
-def cuda_graphs(torch: Any, device: Any) -> Capture:
-    """Records as CUDA graphs that share their work space: they must run one after another, on one stream."""
-    # A stream of this device: torch's own for recording belongs to the device that used it first.
-    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
-
-    def capture(run: Callable[[], None]) -> Callable[[], None]:
-        with _recording:
-            stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
-                # Triton compiles and cuBLAS takes its work space at first use, which must not happen in a recording.
-                run()
-                run()
-            torch.cuda.current_stream(device).wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            # Other threads may use the device meanwhile.
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                run()
-        replay: Callable[[], None] = graph.replay
-        return replay
-
-    return capture

@@ -50,8 +50,8 @@ class TorchCrossEncoder:
     half-precision logits tie. `batch_tokens` bounds the tokens of one forward pass; a device that runs out of memory
     gets half as many from then on, and a warning is logged. `device` is by default the first GPU, if there is one;
     a build with on=Ray() scores on all of them. BERT, RoBERTa, XLM-R and CamemBERT run without padding; `compiled`
-    lets long runs of other models on CUDA use torch.compile. On CUDA in half precision, calls of the former with up to 512 pairs
-    run as CUDA graphs, recorded when a shape is met first.
+    lets long runs of other models on CUDA use torch.compile. On CUDA in half precision, calls of the former with up to
+    512 pairs run as CUDA graphs, recorded when a shape is met first.
     """
 
     shares_calls = True
