@@ -43,8 +43,8 @@ QUERY_FIRST = (SYSTEM + "Query:\n{query}\nDocument:\n", "{item}" + END)
 ITEM_FIRST = (SYSTEM + "Document:\n{item}\nQuery:\n", "{query}" + END)
 TEMPLATE = (
     SYSTEM
-    + "Query:\n{% for m in messages if m.role == 'query' %}{{ m.content }}{% endfor %}\nDocument:\n"
-    + "{% for m in messages if m.role == 'document' %}{{ m.content }}{% endfor %}"
+    + "Query:\n{{ (messages | selectattr('role', 'equalto', 'query') | first).content }}\nDocument:\n"
+    + "{{ (messages | selectattr('role', 'equalto', 'document') | first).content }}"
     # Jinja drops a template's last newline, but not one in an expression.
     + END.removesuffix("\n")
     + "{{ '\\n' }}"
@@ -328,9 +328,16 @@ def sentence_transformers_rate(world: World, arguments: argparse.Namespace) -> d
 def cross_encoder(world: World, dtype: str) -> Any:
     from sentence_transformers import CrossEncoder
 
-    options: dict[str, Any] = {"device": str(DEVICE), "max_length": 4096}
-    rival = CrossEncoder(str(world.folder), model_kwargs={"dtype": getattr(torch, dtype)}, **options)
-    rival.tokenizer.chat_template = TEMPLATE
+    rival = CrossEncoder(
+        str(world.folder),
+        device=str(DEVICE),
+        model_kwargs={"dtype": getattr(torch, dtype)},
+        processor_kwargs={"chat_template": TEMPLATE},
+    )
+    rival.tokenizer.pad_token = rival.tokenizer.pad_token or rival.tokenizer.eos_token
+    tokens = rival.preprocess([(world.queries[0], world.items[0])])["input_ids"][0].tolist()
+    if tokens != world.sequences(QUERY_FIRST, [0], [0])[0].tolist():
+        print(f"NOTE: sentence-transformers has other tokens: {world.tokenizer.decode(tokens)!r}")
     return rival
 
 

@@ -40,7 +40,12 @@ def _write(file: Path, target: Path) -> None:
     fresh = AutoModelForCausalLM.from_config(config, dtype=torch.float16)
     fresh.load_state_dict(loaded.state_dict())
     fresh.save_pretrained(target)
-    AutoTokenizer.from_pretrained(file.parent, **options).save_pretrained(target)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
+    # Some versions of transformers read other special tokens into the tokenizer than into the configuration.
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(config.eos_token_id)
+    pad_id = config.eos_token_id if config.pad_token_id is None else config.pad_token_id
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_id)
+    tokenizer.save_pretrained(target)
 
 
 if __name__ == "__main__":

@@ -129,14 +129,14 @@ class PackedDecoder:
     ) -> Any:
         """The same for the sequences prefixes[prefix_of[i]] + continuations[i], each prefix run once per batch.
 
-        With `continuation_of`, sequence i ends in continuations[continuation_of[i]]: a grid lists each text once. Either
-        part may be empty, not both.
+        With `continuation_of`, sequence i ends in continuations[continuation_of[i]]: a grid lists each text once.
+        Either part may be empty, not both.
         """
         torch = self._torch
         batches = PrefixBatches(prefixes, continuations, prefix_of, continuation_of, vocabulary=len(self._words))
+        answers = torch.empty((len(batches), self.size), dtype=torch.float32, device=self._device)
         start = 0
         with torch.inference_mode():
-            answers = torch.empty((len(batches), self.size), dtype=torch.float32, device=self._device)
             (order,) = self._sent([batches.order])
             while start < len(batches):
                 end = batches.batch_end(start, tokens=self.batch_tokens, padded=self._kernels is None)
@@ -335,26 +335,26 @@ def attend(torch: Any, query: Any, key: Any, value: Any, spans: Spans, answers: 
 
     Shapes are (tokens, heads, head size); key and value may have fewer heads, each for a group of the query's.
     """
-    n_texts, device = len(spans.starts), query.device
-    width = spans.longest_prefix + spans.longest
-    column = torch.arange(width, device=device)[None, :] - spans.longest_prefix
-    in_prefix = column < 0
-    at_prefix = column + spans.longest_prefix
-    is_key = torch.where(in_prefix, at_prefix < spans.prefix_counts[:, None], column < spans.counts[:, None])
-    place = torch.where(in_prefix, spans.prefix_starts[:, None] + at_prefix, spans.starts[:, None] + column)
+    device, before = query.device, spans.longest_prefix
+    column = torch.arange(before + spans.longest, device=device)[None, :] - before
+    is_key = torch.where(column < 0, column + before < spans.prefix_counts[:, None], column < spans.counts[:, None])
+    place = torch.where(column < 0, spans.prefix_starts[:, None] + before, spans.starts[:, None]) + column
     place = torch.where(is_key, place, spans.starts[:, None])
     row = torch.arange(spans.longest_query, device=device)[None, :]
     n_queries = (spans.query_starts[1:] - spans.query_starts[:-1])[:, None]
     is_query = row < n_queries
-    query_place = torch.where(is_query, spans.query_starts[:-1, None] + row, 0)
+    query_place = torch.where(is_query, spans.query_starts[:-1, None] + row, spans.query_starts[:-1, None])
+    # Without prefixes and with a query for each key, no row that counts sees what was filled up.
+    is_plain = not before and spans.longest_query == spans.longest
     last = spans.counts[:, None] - n_queries + row
-    sees = is_key[:, None, :] & (column[:, None, :] <= last[:, :, None])
+    sees = None if is_plain else (is_key[:, None, :] & (column[:, None, :] <= last[:, :, None]))[:, None]
     group = query.shape[1] // key.shape[1]
     attended = torch.nn.functional.scaled_dot_product_attention(
         query[query_place].transpose(1, 2),
         key[place].transpose(1, 2).repeat_interleave(group, 1),
         value[place].transpose(1, 2).repeat_interleave(group, 1),
-        attn_mask=sees[:, None].expand(n_texts, 1, spans.longest_query, width),
+        attn_mask=sees,
+        is_causal=is_plain,
     ).transpose(1, 2)
     answers[query_place[is_query]] = attended[is_query]
 
