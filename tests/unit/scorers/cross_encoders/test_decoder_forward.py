@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from adacur.scorers.cross_encoders.decoder_forward import PackedDecoder  # noqa: E402
+from adacur.scorers.cross_encoders.prefix_batches import PrefixBatches  # noqa: E402
 
 SHAPE = {
     "vocab_size": 97,
@@ -187,3 +188,23 @@ def test_wrong_input_is_named() -> None:
         tiny.last_hidden_shared([[1]], [[1], [2]], [0, 1])
     with pytest.raises(InputError, match="batch_tokens must be at least 1; got 0"):
         decoder(body("llama"), batch_tokens=0)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_no_batch_has_more_tokens_than_allowed(padded: bool) -> None:
+    rng = np.random.default_rng(6)
+    prefixes, continuations = ragged(rng, [0, 30, 8, 51]), ragged(rng, rng.integers(1, 20, 40).tolist())
+    batches = PrefixBatches(prefixes, continuations, rng.integers(0, 4, 40), vocabulary=SHAPE["vocab_size"])
+    for allowed in (1, 75, 200, 10_000):
+        sizes, start = [], 0
+        while start < len(batches):
+            end = batches.batch_end(start, tokens=allowed, padded=padded)
+            batch = batches.batch(start, end)
+            assert batches.tokens(start, end) == len(batch.ids)
+            tokens = batch.n_positions * (end - start) if padded else len(batch.ids)
+            assert tokens <= allowed or end == start + 1
+            # One more would have been too many.
+            assert padded or end == len(batches) or batches.tokens(start, end + 1) > allowed
+            sizes.append(end - start)
+            start = end
+        assert allowed < 10_000 or sizes == [40]
