@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import cProfile
 import json
 import os
-import pstats
 import shutil
 import subprocess
 import sys
@@ -151,9 +149,16 @@ class Lookup:
         self.seconds = np.zeros(2)
 
     def score(self, pairs: Any) -> np.ndarray:
+        """Scores of pairs of one query."""
+        return self._scores(pairs[0][0], np.array([int(item.text) for _, item in pairs]))
+
+    def score_at(self, items: Any, queries: Any, query_of: Any, positions: Any) -> np.ndarray:
+        """The same by position, as a scorer that keeps the tokens of its items: none is read."""
+        return self._scores(queries[query_of[0]], np.asarray(positions))
+
+    def _scores(self, query: Query, positions: np.ndarray) -> np.ndarray:
         started = np.array([time.perf_counter(), time.process_time()])
-        positions = np.array([int(item.text) for _, item in pairs])
-        seed = int(pairs[0][0].text)
+        seed = int(query.text)
         rng = np.random.default_rng([3, seed])
         weights = rng.normal(size=self.features.factors.n_features) / N_ANCHORS**0.5
         noise = np.random.default_rng([4, seed, int(positions[0])]).normal(size=len(positions))
@@ -320,11 +325,6 @@ def on_a_device(path: Path, *, device: str, queries: int) -> None:
         return float(np.median(times))
 
     times, _, hits = zip(*searched(path, device=device, queries=queries), strict=True)
-    profiler = cProfile.Profile()
-    profiler.enable()
-    list(searched(path, device=device, queries=queries))
-    profiler.disable()
-    pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
     features = read_features(path, adacur.load(path, check=False)).on(device)
     size = features.factors.nbytes + features.device_means.nbytes
     read = torch.empty(size // 4, dtype=torch.float32, device=device)

@@ -111,13 +111,13 @@ class DevicePosteriors:
     def __init__(
         self,
         features: Features,
-        priors: Priors,
+        priors: Callable[[], Priors],
         *,
         in_scores: Callable[[FloatArray], FloatArray],
         chance: Callable[[float, FloatArray, FloatArray, IntArray], FloatArray],
         on_host: Sequence[OnHost] = (),
     ) -> None:
-        torch = self._torch = require("torch", extra="torch")
+        self._torch = require("torch", extra="torch")
         self.in_scores = in_scores
         self._chance = chance
         self._features = features
@@ -129,6 +129,15 @@ class DevicePosteriors:
         with _loading:
             _load_linalg(self._device)
         self._n_items = len(self._means)
+        self._make_priors, self._is_placed = priors, False
+        self._n_queries = len(on_host)
+        if not on_host:
+            self._place()
+
+    def _place(self) -> None:
+        """Send the priors to the device."""
+        torch, priors = self._torch, self._make_priors()
+        self._is_placed = True
         self._n_queries = len(priors.weights)
         self._at_once = max(1, self._n_queries)
         self._prior, self._variances = self._sent(priors.weights), self._sent(priors.variances)
@@ -217,6 +226,8 @@ class DevicePosteriors:
 
     def _catch_up(self) -> None:
         """Send what numpy has solved for to the device."""
+        if not self._is_placed:
+            self._place()
         if not self._is_behind:
             return
         self._is_behind = False
@@ -231,7 +242,7 @@ class DevicePosteriors:
     def _recorded_best(self, n: int, candidates: IntArray, *, first_weight: float, rounding: float) -> Any:
         """The choice of a lone query by one launch; None where it cannot be recorded."""
         (query,), recorded = self._on_host, self._features.recorded
-        lists = query.lists if self._slopes is not None else ()
+        lists = query.lists if len(query.slope) else ()
         raises = bool(first_weight and len(candidates))
         shape = Shape.of(
             n_stages=len(lists), raises=raises, n_scored=len(query.scored), n=n + _SLACK, n_items=self._n_items
@@ -243,7 +254,7 @@ class DevicePosteriors:
             weights=query.weights,
             level=query.level,
             trust=query.trust,
-            slope=query.slope if lists else np.empty(0),
+            slope=query.slope,
             lists=[*lists, *([candidates[:RANKS_THAT_COUNT]] if raises else [])],
             first_weight=first_weight,
             scored=query.scored,

@@ -195,9 +195,12 @@ class GaussianModel:
         features = self.features_of(anchors) if features is None else features
         vectors = unit_vectors(self.embed_queries, queries) if features.anchor_vectors is not None else None
         if features.device_means is not None and not self._together:
+            if ranks is not None and self.slopes is not None:
+                _check_stages(ranks, len(self.slopes.means))
             return SharedPosteriors(
                 features,
-                self._priors(features, vectors, len(queries), ranks),
+                lambda: self._priors(features, vectors, len(queries), ranks),
+                n_queries=len(queries),
                 in_scores=features.scale.score,
                 chance=partial(chance_above, features.scale),
                 on_host=lambda: self._posteriors(features, vectors, [None] * len(queries), ranks, keeps_rows=True),

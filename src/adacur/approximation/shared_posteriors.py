@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,22 +33,27 @@ class SharedPosteriors:
     def __init__(
         self,
         features: Features,
-        priors: Priors,
+        priors: Callable[[], Priors],
         *,
+        n_queries: int,
         in_scores: Callable[[FloatArray], FloatArray],
         chance: Callable[[float, FloatArray, FloatArray, IntArray], FloatArray],
         on_host: Callable[[], Sequence[OnHost]] | None = None,
     ) -> None:
         self.in_scores = in_scores
         self._on_host = on_host
-        self._features, self._priors, self._chance = features, priors, chance
+        self._features, self._make_priors, self._chance = features, priors, chance
         self._batch: DevicePosteriors | None = None
-        self._rows = range(len(priors.weights))
+        self._rows = range(n_queries)
         self._told: tuple[Sequence[IntArray], Sequence[FloatArray]] | None = None
         self._n_wanted = 0
         self._candidates: Sequence[IntArray] = ()
         self._options: dict[str, Any] = {}
         self._best: list[Promising] | None = None
+
+    @cached_property
+    def _priors(self) -> Priors:
+        return self._make_priors()
 
     def tell(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> None:
         """Add exact scores, per query."""
@@ -81,7 +87,7 @@ class SharedPosteriors:
 
     def _begun(self, on_host: Sequence[OnHost]) -> DevicePosteriors:
         return DevicePosteriors(
-            self._features, self._priors, in_scores=self.in_scores, chance=self._chance, on_host=on_host
+            self._features, lambda: self._priors, in_scores=self.in_scores, chance=self._chance, on_host=on_host
         )
 
     def _point(self) -> Hashable:
@@ -125,7 +131,7 @@ def _told(group: Sequence[SharedPosteriors]) -> DevicePosteriors:
     first = group[0]
     if first._batch is None:
         priors = Priors.joined([search._priors for search in group])
-        batch = DevicePosteriors(first._features, priors, in_scores=first.in_scores, chance=first._chance)
+        batch = DevicePosteriors(first._features, lambda: priors, in_scores=first.in_scores, chance=first._chance)
     else:
         parts: list[tuple[DevicePosteriors, list[int]]] = []
         for search in group:

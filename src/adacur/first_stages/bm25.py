@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ class BM25(FirstStage):
         - `stemmer`: a Snowball language, or None;
         - `stopwords`: a language, the words themselves, or None.
         """
-        import bm25s
+        bm25s = _bm25s()
 
         stopwords = stopwords if isinstance(stopwords, str | None) else list(stopwords)
         ids: list[str] = []
@@ -113,7 +114,7 @@ class BM25(FirstStage):
     @classmethod
     def load(cls, folder: str | Path, **unused: Any) -> BM25:
         """Open a saved BM25; its postings stay on disk, memory-mapped."""
-        import bm25s
+        bm25s = _bm25s()
 
         folder = Path(folder)
         settings = read_settings(folder)
@@ -130,6 +131,18 @@ class BM25(FirstStage):
         if len(ids) != n_items:
             raise DamagedIndex(f"The BM25 files in {folder} disagree: {len(ids)} ids, {n_items} items. Build it again.")
         return cls(ids, model, stemmer=stemmer, stopwords=stopwords)
+
+
+def _bm25s() -> Any:
+    """The library, imported without JAX: it would begin with that, and JAX takes most of a GPU's memory when it begins."""
+    hidden = [name for name in ("jax", "jax.lax") if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    try:
+        import bm25s
+    finally:
+        for name in hidden:
+            sys.modules.pop(name, None)
+    return bm25s
 
 
 def _check_parameters(folder: Path) -> None:

@@ -221,7 +221,11 @@ class Dense(FirstStage):
         positions, scores, sure = self._on_device.nearest(
             vectors, min(k, len(self._ids)), margins=self._rounding * self._longest * np.linalg.norm(vectors, axis=1)
         )
-        rankings = [self._ranked(some, exact, k) for some, exact in zip(positions, scores, strict=True)]
+        tied = (scores[:, 1:] == scores[:, :-1]).any(axis=1)
+        rankings = [
+            self._ranked(some, exact, k) if ties else Ranking(some[:k].astype(np.intp), exact[:k])
+            for some, exact, ties in zip(positions, scores, tied.tolist(), strict=True)
+        ]
         for at in np.flatnonzero(~sure).tolist():
             (shortlist,) = self._shortlists(vectors[at : at + 1], k)
             rankings[at] = self._ranked(shortlist, self._exact(vectors[at], shortlist), k)

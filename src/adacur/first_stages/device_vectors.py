@@ -35,9 +35,10 @@ class DeviceVectors:
         return named.type != "cuda" or bool(nbytes <= _MOST_OF_MEMORY * torch.cuda.mem_get_info(named)[0])
 
     def nearest(self, vectors: FloatArray, k: int, *, margins: FloatArray) -> tuple[IntArray, FloatArray, BoolArray]:
-        """Per query k positions or more and their exact products, in no order; and whether the best k are among them.
+        """Per query k positions or more and their exact products, best first; and whether the best k are among them.
 
-        They are if all others, by float32 products that may be off by half a query's margin, lie below the k-th.
+        They are if all others, by float32 products that may be off by half a query's margin, lie below the k-th. Of
+        equal products any may come first.
         """
         torch, n_items = self._torch, self._rows.shape[0]
         given = torch.from_numpy(np.ascontiguousarray(vectors, dtype=np.float32)).to(self._device)
@@ -49,11 +50,11 @@ class DeviceVectors:
                 for start in range(0, len(given), at_once)
             ]
         )
-        kth = exact.topk(k, dim=1).values[:, -1] if k < at.shape[1] else exact.min(1).values
+        exact, order = exact.sort(dim=1, descending=True)
         sure = np.ones(len(vectors), dtype=np.bool_)
         if at.shape[1] < n_items:
-            sure = (kth - values[:, -1]).cpu().numpy() > margins
-        return at.cpu().numpy(), exact.float().cpu().numpy(), sure
+            sure = (exact[:, k - 1] - values[:, -1]).cpu().numpy() > margins
+        return at.gather(1, order).cpu().numpy(), exact.float().cpu().numpy(), sure
 
     def _exact(self, vectors: Any, at: Any) -> Any:
         rows = self._rows.rows_here(at.flatten()).view(*at.shape, -1)
