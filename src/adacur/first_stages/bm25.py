@@ -134,7 +134,7 @@ class BM25(FirstStage):
 
 
 def _bm25s() -> Any:
-    """The library, imported without JAX: it would begin with that, and JAX takes most of a GPU's memory when it begins."""
+    """The library, imported without JAX, which it would begin with: JAX takes most of a GPU's memory when it begins."""
     hidden = [name for name in ("jax", "jax.lax") if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
