@@ -55,15 +55,18 @@ class Reply:
 
 
 class Trouble:
-    """Break off, cut JSON, answer too late or say 429, 500 or 503 to a seeded share of requests; `seen` counts each."""
+    """Break off, cut JSON, answer too late or say 429, 500 or 503 to a seeded share of requests; `seen` counts each.
 
-    def __init__(self, *, share: float = 0.1, delay: float, seed: int = 0) -> None:
+    Without `delay`, none is late.
+    """
+
+    def __init__(self, *, share: float = 0.1, delay: float | None, seed: int = 0) -> None:
         self.share, self.seen = share, Counter[str]()
         self._rng, self._lock = random.Random(seed), threading.Lock()
         self._kinds = {
             "broken off": Reply(breaks="before"),
             "cut short": Reply(breaks="within"),
-            "late": Reply(after=delay),
+            **({} if delay is None else {"late": Reply(after=delay)}),
             "429": Reply(429, {"error": "Model is overloaded", "error_type": "Overloaded"}, {"Retry-After": "0"}),
             "500": Reply(500, {"error": "out of memory"}),
             "503": Reply(503, b"<html>try later</html>"),

@@ -17,6 +17,7 @@ from adacur.scorers import (
     Cached,
     FunctionScorer,
     HttpScorer,
+    JudgeScorer,
     LangChainScorer,
     MatrixScorer,
     Metered,
@@ -34,6 +35,7 @@ from adacur.scorers import (
     scorer as opened_scorer,
 )
 from adacur.scorers.http_dialects import DIALECTS
+from tests.judge_servers import JudgeServer, tiny_judge
 from tests.rerank_servers import MODEL, RerankServer
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, tiny_emb, tiny_onnx, tiny_transformer
 
@@ -132,6 +134,7 @@ KINDS = [
     "emb torch",
     "emb onnx",
     *(f"http {kind}" for kind in DIALECTS),
+    "judge",
     *HOSTS,
 ]
 
@@ -148,6 +151,10 @@ WRAPPERS = {
 
 @pytest.fixture(scope="module")
 def opened(request, tmp_path_factory) -> Iterator[Case]:
+    if request.param == "judge":
+        with JudgeServer(tiny_judge()) as server, JudgeScorer(server.root, top_logprobs=120) as scorer:
+            yield Case(scorer, 1e-4)
+        return
     if request.param.startswith("http"):
         kind = request.param.split()[1]
         scores = "probability" if DIALECTS[kind].raw is None else "raw"
