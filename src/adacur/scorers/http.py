@@ -77,7 +77,10 @@ class HttpScorer:
         scores = scores or remembered.get("scores") or "auto"
         if kind is not None and kind not in DIALECTS:
             near = did_you_mean(kind, [*DIALECTS, JUDGE])
-            raise UnknownName(f"kind must be one of {', '.join(DIALECTS)}; got {kind!r}.{near}")
+            raise UnknownName(
+                f"kind must be one of {', '.join(DIALECTS)}, or {JUDGE} for a language model, which JudgeScorer opens; "
+                f"got {kind!r}.{near}"
+            )
         if scores not in _SCORES:
             raise InputError(f"scores must be one of {', '.join(_SCORES)}; got {scores!r}.")
         if batch_size is not None and batch_size < 1:

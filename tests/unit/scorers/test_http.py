@@ -13,6 +13,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import formatdate
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -191,6 +192,25 @@ def test_every_dialect_asks_and_reads_in_the_words_of_its_service(kind) -> None:
 
 def test_every_dialect_has_its_recorded_exchange() -> None:
     assert EXCHANGES.keys() == DIALECTS.keys()
+
+
+def test_the_table_in_the_documents_is_that_of_the_code() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "scorers.md").read_text(encoding="utf-8")
+    table = text.partition("<!-- dialects -->")[2].partition("<!-- end of dialects -->")[0]
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in table.strip().splitlines()[2:]]
+    told = {kind: rest for kind, _, *rest in rows}
+    assert told.pop("tei")[2] == "as it says"
+    assert told == {
+        kind: [
+            "probability" if dialect.raw is None else "raw",
+            dialect.instruction or "–",
+            f"{dialect.limit:,}" if dialect.limit else "–",
+            dialect.unit or "–",
+            dialect.key_variables[0] if dialect.key_variables else "–",
+        ]
+        for kind, dialect in DIALECTS.items()
+        if kind != "tei"
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)
