@@ -116,6 +116,14 @@ class Server:
     max_tokens: int | None = None
 
 
+def is_judge(url: str, kind: str | None) -> bool:
+    """Whether a URL is that of a language model; one that cannot be read is not, and is refused where it is opened."""
+    try:
+        return Address.of(url, kind).kind == JUDGE
+    except InputError:
+        return False
+
+
 def source(endpoint: str, **options: Any) -> str:
     """A URL that opens the same scorer again; empty options are left out, and those that are no text become JSON."""
     written = {

@@ -26,7 +26,7 @@ from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
 from adacur.scorers.cross_encoders.weights import json_in
 from adacur.scorers.function import FunctionScorer
 from adacur.scorers.http import HttpScorer
-from adacur.scorers.http_address import JUDGE, Address
+from adacur.scorers.http_address import is_judge
 from adacur.scorers.judge import JudgeScorer
 from adacur.scorers.sentence_transformers import SentenceTransformersScorer
 
@@ -130,7 +130,7 @@ def imported(source: str, *, what: str = "scorer") -> Any:
 def _from_name(source: str | Path, options: dict[str, Any]) -> Scorer:
     text = str(source)
     if _URL.match(text):
-        if Address.of(text, options.get("kind")).kind == JUDGE:
+        if is_judge(text, options.get("kind")):
             return _open(JudgeScorer, source, {name: value for name, value in options.items() if name != "kind"})
         return _open(HttpScorer, source, options)
     path = fetch(text) if text in names() else Path(source)
