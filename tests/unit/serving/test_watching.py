@@ -54,10 +54,11 @@ class Clock:
 
     async def ring(self) -> None:
         """Let the wait end, and come back when the next begins."""
-        await self._waiting.get()
-        self._rings.put_nowait(None)
-        await self._waiting.get()
-        self._waiting.put_nowait(None)
+        async with asyncio.timeout(60):
+            await self._waiting.get()
+            self._rings.put_nowait(None)
+            await self._waiting.get()
+            self._waiting.put_nowait(None)
 
 
 def watching(indexes, **settings):
