@@ -30,7 +30,7 @@ class LocalModel:
             prompt = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         tokens = self.tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"]
         with self._turn, torch.inference_mode():
-            return self.model(tokens).logits[0, -1].double().numpy()
+            return self.model(tokens, logits_to_keep=1).logits[0, -1].double().numpy()
 
     def likeliest(self, prompt: str, n: int, *, chat: bool) -> list[tuple[str, float]]:
         logits = self.logits(prompt, chat=chat)
