@@ -21,6 +21,7 @@ GROUPS = {
         "tests/functional/test_threads.py",
         "tests/unit/integrations/",
         "tests/unit/scorers/cross_encoders/",
+        "tests/unit/scorers/test_judge.py",
         "tests/unit/scorers/test_langchain_scorer.py",
         "tests/unit/scorers/test_more_than_pairs.py",
         "tests/unit/scorers/test_opening_scorers.py",

@@ -8,25 +8,16 @@ import random
 import threading
 import time
 import zlib
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Self
 
-from adacur.scorers.http_dialects import DIALECTS
+from tests.http_exchanges import EXCHANGES, FIRST, MODEL, QUERY, SECOND
 
-__all__ = ["Asked", "Reply", "RerankServer", "Trouble", "logit_of"]
-
-MODEL = "fake/reranker"
-# Written down once more, so that a slip in the table of dialects is noticed; a new kind is served by that table.
-PATHS = {
-    "tei": "/rerank",
-    "vllm": "/v1/rerank",
-    "infinity": "/rerank",
-    "cohere": "/v2/rerank",
-    "jina": "/v1/rerank",
-}
+__all__ = ["MODEL", "Asked", "LoopbackServer", "Reply", "RerankServer", "Trouble", "logit_of"]
 
 
 def logit_of(query: str, text: str) -> float:
@@ -64,17 +55,22 @@ class Reply:
 
 
 class Trouble:
-    """Break off, answer too late, say 429 or 503, for a seeded share of the requests; `seen` counts each."""
+    """Break off, cut JSON, answer too late or say 429, 500 or 503 to a seeded share of requests; `seen` counts each.
 
-    def __init__(self, *, share: float = 0.1, delay: float, seed: int = 0) -> None:
+    Without `delay`, none is late.
+    """
+
+    def __init__(self, *, share: float = 0.1, delay: float | None, seed: int = 0) -> None:
         self.share, self.seen = share, Counter[str]()
         self._rng, self._lock = random.Random(seed), threading.Lock()
         self._kinds = {
             "broken off": Reply(breaks="before"),
             "cut short": Reply(breaks="within"),
-            "late": Reply(after=delay),
+            **({} if delay is None else {"late": Reply(after=delay)}),
             "429": Reply(429, {"error": "Model is overloaded", "error_type": "Overloaded"}, {"Retry-After": "0"}),
+            "500": Reply(500, {"error": "out of memory"}),
             "503": Reply(503, b"<html>try later</html>"),
+            "cut by a proxy": Reply(body=b'{"id": "a", "choices": [{"index": 0, "logp'),
         }
 
     def __call__(self, asked: Asked) -> Reply | None:
@@ -86,28 +82,11 @@ class Trouble:
             return self._kinds[kind]
 
 
-class RerankServer:
-    """A server of one of the `DIALECTS` with its limits, which remembers what it was asked.
+class LoopbackServer:
+    """A server that remembers what it was asked; `reply` may answer in its stead."""
 
-    `reply` may answer in its stead; `probabilities` makes it ignore requests for raw scores, as old versions do.
-    """
-
-    def __init__(
-        self,
-        kind: str,
-        *,
-        reply: Callable[[Asked], Reply | None] = lambda _: None,
-        latency: float = 0.0,
-        max_batch: int = 32,
-        max_body: int = 2_000_000,
-        key: str | None = None,
-        task: str = "reranker",
-        models: tuple[str, ...] = (MODEL,),
-        probabilities: bool = False,
-    ) -> None:
-        self.kind, self.reply, self.latency, self.key = kind, reply, latency, key
-        self.max_batch, self.max_body, self.task, self.models = max_batch, max_body, task, models
-        self.probabilities = probabilities or DIALECTS[kind].raw is None
+    def __init__(self, *, reply: Callable[[Asked], Reply | None] = lambda _: None, latency: float = 0.0) -> None:
+        self.reply, self.latency = reply, latency
         self.asked: list[Asked] = []
         self.statuses: Counter[int] = Counter()
         self.in_flight = self.most_in_flight = self.connections = 0
@@ -118,10 +97,9 @@ class RerankServer:
     def posts(self) -> list[Asked]:
         return [asked for asked in self.asked if asked.method == "POST"]
 
-    def __enter__(self) -> RerankServer:
+    def __enter__(self) -> Self:
         self._server = _Server(("127.0.0.1", 0), _handler(self))
         self.root = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self.endpoint = self.root + self.path
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         return self
 
@@ -129,10 +107,6 @@ class RerankServer:
         self.stopping.set()
         self._server.shutdown()
         self._server.server_close()
-
-    @property
-    def path(self) -> str:
-        return PATHS.get(self.kind) or DIALECTS[self.kind].path
 
     def arrived(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Asked:
         with self._lock:
@@ -149,44 +123,95 @@ class RerankServer:
             self.in_flight -= 1
             self.statuses[status] += 1
 
+    @abstractmethod
     def answer(self, asked: Asked) -> Reply:
         """What the real server would say."""
+
+
+class RerankServer(LoopbackServer):
+    """A server of one of the kinds in `EXCHANGES`, with its limits: it reads and answers in the shape recorded there.
+
+    `probabilities` makes it ignore requests for raw scores, as old versions do.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        max_batch: int = 32,
+        max_body: int = 2_000_000,
+        key: str | None = None,
+        task: str = "reranker",
+        models: tuple[str, ...] = (MODEL,),
+        probabilities: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.kind, self.key, self.recorded = kind, key, EXCHANGES[kind]
+        self.max_batch, self.max_body, self.task, self.models = max_batch, max_body, task, models
+        self.probabilities = probabilities or self.recorded.raw is None
+        self.path = self.recorded.path
+        request = self.recorded.request
+        self.query = _field(request, QUERY, {"text": QUERY}, [QUERY, QUERY])
+        self.texts = _field(request, [FIRST, SECOND], [{"text": FIRST}, {"text": SECOND}])
+
+    @property
+    def endpoint(self) -> str:
+        return self.root + self.path
+
+    def answer(self, asked: Asked) -> Reply:
         if self.key is not None and asked.headers.get("authorization") != f"Bearer {self.key}":
             return Reply(401, {"error": f"invalid key: {asked.headers.get('authorization')}"})
         if asked.method == "GET":
             return self._describe(asked.path)
         if asked.path != self.path:
             return Reply(404, b"")
-        texts = asked.body.get("texts" if self.kind == "tei" else DIALECTS[self.kind].texts)
-        if texts is None:
+        if self.texts not in asked.body:
             return Reply(422, {"detail": "Failed to deserialize: missing field"})
+        query = asked.body[self.query]
+        query = _plain(query[0] if isinstance(query, list) else query)
+        texts = [_plain(text) for text in asked.body[self.texts]]
         if asked.size > self.max_body or len(texts) > self.max_batch:
             message = f"batch size {len(texts)} > maximum allowed batch size {self.max_batch}"
             return Reply(422 if self.kind == "infinity" else 413, {"error": message, "error_type": "Validation"})
-        return Reply(body=self.scored(asked.body[DIALECTS[self.kind].query], texts, self._raw(asked.body)))
+        raw = not self.probabilities and (self.recorded.raw or {}).items() <= asked.body.items()
+        return Reply(body=self.scored(query, texts, raw))
 
     def _describe(self, path: str) -> Reply:
         if self.kind == "tei" and path == "/info":
             limits = {"max_client_batch_size": self.max_batch, "max_batch_tokens": 16384, "max_input_length": 512}
             described = {"model_id": self.models[0], "model_dtype": "float16", "model_type": {self.task: {}}}
             return Reply(body=described | limits)
-        if {"vllm": "/v1/models", "infinity": "/models"}.get(self.kind) == path:
+        if path == self.recorded.lists_models:
             return Reply(body={"data": [{"id": model, "owned_by": self.kind} for model in self.models]})
         return Reply(404, {"detail": "Not Found"})
-
-    def _raw(self, body: Mapping[str, Any]) -> bool:
-        if self.kind == "vllm":
-            return not self.probabilities and not body.get("use_activation", True)
-        raw = {"raw_scores": True} if self.kind in PATHS else DIALECTS[self.kind].raw
-        return not self.probabilities and raw is not None and raw.items() <= body.items()
 
     def scored(self, query: str, texts: list[str], raw: bool) -> Any:
         logits = [logit_of(query, text) for text in texts]
         scores = logits if raw else [1 / (1 + math.exp(-logit)) for logit in logits]
-        field = "score" if self.kind == "tei" else DIALECTS[self.kind].score
-        results = [{DIALECTS[self.kind].index: index, field: score} for index, score in enumerate(scores)]
-        results.sort(key=lambda result: -result[field])
-        return results if self.kind == "tei" else {"id": "a", DIALECTS[self.kind].results: results, "meta": {}}
+        answer = self.recorded.answer
+        if isinstance(answer, list):
+            return _results(answer, scores)
+        field = next(name for name, value in answer.items() if isinstance(value, list))
+        return {**answer, field: _results(answer[field], scores)}
+
+
+def _field(body: Mapping[str, Any], *values: Any) -> str:
+    return next(name for name, value in body.items() if value in values)
+
+
+def _plain(text: Any) -> Any:
+    return text["text"] if isinstance(text, dict) else text
+
+
+def _results(recorded: list[Any], scores: list[float]) -> list[Any]:
+    """Results like those recorded, best first; or numbers in order."""
+    if not isinstance(recorded[0], dict):
+        return scores
+    index = next(name for name, value in recorded[0].items() if value == 1)
+    field = next(name for name, value in recorded[0].items() if isinstance(value, float))
+    best = sorted(range(len(scores)), key=lambda at: -scores[at])
+    return [{**recorded[0], index: at, field: scores[at]} for at in best]
 
 
 class _Server(ThreadingHTTPServer):
@@ -197,7 +222,7 @@ class _Server(ThreadingHTTPServer):
         """A client that went away is no news."""
 
 
-def _handler(server: RerankServer) -> type[BaseHTTPRequestHandler]:
+def _handler(server: LoopbackServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         # Otherwise a reply in two writes waits for the acknowledgement of the first.

@@ -17,6 +17,7 @@ from adacur.scorers import (
     Cached,
     FunctionScorer,
     HttpScorer,
+    JudgeScorer,
     LangChainScorer,
     MatrixScorer,
     Metered,
@@ -34,7 +35,8 @@ from adacur.scorers import (
     scorer as opened_scorer,
 )
 from adacur.scorers.http_dialects import DIALECTS
-from tests.rerank_servers import RerankServer
+from tests.judge_servers import JudgeServer, tiny_judge
+from tests.rerank_servers import MODEL, RerankServer
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, tiny_emb, tiny_onnx, tiny_transformer
 
 # PyTerrier 1.1 calls pandas 3 in ways that pandas 4 will not take.
@@ -131,8 +133,8 @@ KINDS = [
     "float16 torch",
     "emb torch",
     "emb onnx",
-    "http tei",
-    "http cohere",
+    *(f"http {kind}" for kind in DIALECTS),
+    "judge",
     *HOSTS,
 ]
 
@@ -149,10 +151,15 @@ WRAPPERS = {
 
 @pytest.fixture(scope="module")
 def opened(request, tmp_path_factory) -> Iterator[Case]:
+    if request.param == "judge":
+        with JudgeServer(tiny_judge()) as server, JudgeScorer(server.root, top_logprobs=120) as scorer:
+            yield Case(scorer, 1e-4)
+        return
     if request.param.startswith("http"):
         kind = request.param.split()[1]
         scores = "probability" if DIALECTS[kind].raw is None else "raw"
-        with RerankServer(kind) as server, HttpScorer(server.root, kind=kind, scores=scores) as scorer:
+        options = {"kind": kind, "model": MODEL, "scores": scores}
+        with RerankServer(kind, max_batch=100) as server, HttpScorer(server.root, **options) as scorer:
             yield Case(scorer, 1e-4)
         return
     case = open_case(request.param, tmp_path_factory.mktemp("model"))

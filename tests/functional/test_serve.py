@@ -931,6 +931,7 @@ def test_every_route_is_described(client):
         "/v2/rerank",
         "/v1/indexes",
         "/v1/indexes/{name}/recall",
+        "/v1/indexes/{name}/probe",
         "/healthz",
         "/readyz",
         "/metrics",

@@ -24,7 +24,7 @@ from adacur.index.manifest import (
     write_manifest,
 )
 from adacur.index.object_store import index_url
-from adacur.index.probes import Drift, DriftWarning, check_scorer, choose_probes
+from adacur.index.probes import Drift, DriftWarning, check_scorer, choose_probes, drift_now
 from adacur.index.progress import Progress, ScoringBar
 from adacur.index.sparse import Sparse
 from adacur.index.table import AnchorTable
@@ -55,6 +55,7 @@ __all__ = [
     "build_status",
     "check_scorer",
     "choose_probes",
+    "drift_now",
     "estimate",
     "first_stage_folders",
     "home_of",

@@ -11,7 +11,7 @@ import numpy as np
 
 from adacur.core.arrays import BoolArray, FloatArray
 from adacur.core.errors import DamagedIndex, WrongScorer
-from adacur.core.protocols import Scorer, ScorerCard
+from adacur.core.protocols import AnchorScores, Scorer, ScorerCard
 from adacur.core.records import Pair
 from adacur.core.scores import score_pairs
 from adacur.index.folder import IndexFolder
@@ -43,6 +43,11 @@ class Drift:
     mean_difference: float
     rms_over_std: float
     same: bool
+
+    @property
+    def allowed(self) -> bool:
+        """Whether this is near enough to search with the scores of the index."""
+        return self.same or (self.correlation >= _MIN_CORRELATION and self.rms_over_std <= _MAX_RMS)
 
     def in_words(self) -> str:
         """The numbers in one clause."""
@@ -106,9 +111,7 @@ def check_scorer(folder: IndexFolder, scorer: Scorer, *, warn: bool = True) -> D
         raise DamagedIndex(
             f"{folder.path} remembers no scores to recognise its scorer by. Restore it from a copy, or build it again."
         )
-    items = folder.items.at(probe.item for probe in probes)
-    pairs = [(folder.anchor_queries[probe.anchor], item) for probe, item in zip(probes, items, strict=True)]
-    stored = np.array([probe.score for probe in probes])
+    pairs, stored = _remembered(folder, probes)
     drift = compare_scores(scorer, pairs, stored, folder.manifest, where=folder.path)
     if warn and not drift.same:
         warnings.warn(
@@ -125,13 +128,29 @@ def compare_scores(
 ) -> Drift:
     """How far a scorer is from stored scores of these pairs; too far is another scorer, and refused."""
     drift = _measure(stored.astype(np.float64), score_pairs(past_cache(scorer), pairs), dtype=manifest.dtype)
-    if drift.same or (drift.correlation >= _MIN_CORRELATION and drift.rms_over_std <= _MAX_RMS):
+    if drift.allowed:
         return drift
     raise WrongScorer(
         f"Scorer {_named(scorer.card)} is not the one that built {where}, which was {_named(manifest.scorer)}: "
         f"{drift.in_words()} (needed: correlation at least {_MIN_CORRELATION}, rms at most {_MAX_RMS}). Use the scorer "
         "that built it, or build another index with this one."
     )
+
+
+def drift_now(anchors: AnchorScores, scorer: Scorer, *, n: int) -> Drift:
+    """How far a scorer is today from the scores of an index, over n of its pairs; the scorer is called for each."""
+    if isinstance(anchors, IndexFolder):
+        probes, dtype = spread_probes(anchors.manifest.probes, n=n), anchors.manifest.dtype
+    else:
+        probes, dtype = choose_probes([(0, anchors.matrix)], seed=0, n=n), anchors.matrix.dtype.name
+    pairs, stored = _remembered(anchors, probes)
+    return _measure(stored, score_pairs(past_cache(scorer), pairs), dtype=dtype)
+
+
+def _remembered(anchors: AnchorScores, probes: Sequence[Probe]) -> tuple[list[Pair], FloatArray]:
+    items = anchors.items.at(probe.item for probe in probes)
+    pairs = [(anchors.anchor_queries[probe.anchor], item) for probe, item in zip(probes, items, strict=True)]
+    return pairs, np.array([probe.score for probe in probes])
 
 
 def same_scorer(built: ScorerCard | None, given: ScorerCard | None) -> bool:

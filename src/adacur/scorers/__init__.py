@@ -8,7 +8,8 @@ Where to change what, from the name of a scorer to its scores:
   item_table.py (those of items by position), pair_batches.py, packed_encoder.py, attention.py and gpu_kernels.py (the
   forward pass without padding); buckets.py and recorded.py (small calls as CUDA graphs);
   emb_cross_encoder.py ([EMB] heads), checkpoints.py and weights.py (folders of models), onnx_export.py
-- http.py: rerank servers; http_dialects.py: how each kind is spoken to, one entry per kind; from an address to a kind
+- http.py: rerank servers; http_dialects.py: how each kind is spoken to, one entry per kind. judge.py: language models
+  that judge. Both over http_address.py (from a URL to a server) and http_requests.py (retries, keys)
 - function.py, matrix.py, sentence_transformers.py; adapters.py: objects of LangChain, PyTerrier and rerankers
 - wrappers: cached.py (over score_file.py; function_code.py recognises functions), metered.py, shared_batches.py
 - event_loop.py: async scorers for callers that are not async
@@ -30,6 +31,7 @@ from adacur.scorers.cross_encoders.onnx_export import export_onnx
 from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
 from adacur.scorers.function import FunctionScorer
 from adacur.scorers.http import HttpScorer, ProbabilityWarning
+from adacur.scorers.judge import JudgeScorer
 from adacur.scorers.matrix import MatrixScorer
 from adacur.scorers.metered import Metered
 from adacur.scorers.opening import scorer
@@ -42,6 +44,7 @@ __all__ = [
     "EmbHead",
     "FunctionScorer",
     "HttpScorer",
+    "JudgeScorer",
     "LangChainScorer",
     "MatrixScorer",
     "Metered",

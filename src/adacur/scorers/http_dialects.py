@@ -1,65 +1,97 @@
-"""How rerank servers are spoken to, one entry per kind of server, and which kind is at an address.
+"""How rerank servers are spoken to: one entry of `DIALECTS` per kind of server.
 
-A new kind is one entry in `DIALECTS`, and its name in KINDS of tests/contracts/test_scorers.py.
+A new kind is one entry here, its recorded exchange in tests/http_exchanges.py, and a row of the table in
+docs/scorers.md, which a test compares with this one.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
-
-from adacur.core.errors import InputError, UnknownName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """A request is {`query`, `texts`, model, `count`, `options`, `raw`}, an answer {`results`: [{`index`, `score`}]}.
+    """A request is {`query`, `texts`, model, `count`, `instruction`, `options`, `raw`}; an answer holds `results`.
 
-    - path: the rerank address, below the root of the server;
-    - batch_size: texts per request where the server does not give a limit;
+    - path: the rerank address, below the root of the server; "{model}" stands for the model's name;
+    - endings: other last parts of an address that is a rerank address too;
+    - batch_size: texts per request where the server does not give a limit; limit: the most that it documents;
     - query, texts, count: the fields of a request for the query, for the texts, and for the number of results (None:
-      all come anyway);
-    - names_model: whether a request names the model;
+      all come anyway); as_objects: texts are sent as {"text": …}; repeats_query: the query is sent once per text;
+    - names_model: whether a request has the field "model";
+    - instruction: the field that tells the model its task, if there is one; the field of the query where the service
+      wants it in front of the query;
     - options: fields that every request has;
     - raw: the fields that ask for logits; empty where they come unasked, None where only probabilities can be had;
     - results, index, score: the fields of an answer for the list of results (None: the answer is that list), and of a
-      result for the place of its text in the request, and for its score;
+      result for the place of its text in the request, and for its score (None: results are numbers, in order);
+    - unit: what a hosted service charges by;
+    - owner: what its list of models says under "owned_by", by which a server is recognised;
     - hosts: domains of a hosted service, and key_variables: environment variables with the key for these hosts alone.
     """
 
     path: str
+    endings: tuple[str, ...] = ()
     batch_size: int = 100
+    limit: int | None = None
     query: str = "query"
     texts: str = "documents"
     count: str | None = "top_n"
+    as_objects: bool = False
+    repeats_query: bool = False
     names_model: bool = True
+    instruction: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     raw: Mapping[str, Any] | None = None
     results: str | None = "results"
-    index: str = "index"
-    score: str = "relevance_score"
+    index: str | None = "index"
+    score: str | None = "relevance_score"
+    unit: str | None = None
+    owner: str | None = None
     hosts: tuple[str, ...] = ()
     key_variables: tuple[str, ...] = ()
 
-    def request(self, query: str, texts: Sequence[str], *, model: str | None, raw: bool) -> dict[str, Any]:
+    def request(
+        self, query: str, texts: Sequence[str], *, model: str | None, raw: bool, instruction: str | None = None
+    ) -> dict[str, Any]:
         """The body of a request."""
+        if instruction is not None and self.instruction == self.query:
+            query = f"{instruction}\n{query}"
+        one: Any = {"text": query} if self.as_objects else query
         return {
-            self.query: query,
-            self.texts: list(texts),
+            self.query: [one] * len(texts) if self.repeats_query else one,
+            self.texts: [{"text": text} for text in texts] if self.as_objects else list(texts),
             **({"model": model} if self.names_model and model is not None else {}),
+            **({self.instruction: instruction} if self.instruction not in (None, self.query) and instruction else {}),
             **self.options,
             **((self.raw or {}) if raw else {}),
             **({self.count: len(texts)} if self.count else {}),
         }
 
-    def results_in(self, answer: Any) -> Any:
-        """The list of results in an answer, or something else where the answer is not of this dialect."""
-        if self.results is None:
-            return answer
-        return answer.get(self.results) if isinstance(answer, dict) else None
+    @property
+    def fields(self) -> frozenset[str]:
+        """Every field of a request that may be set here."""
+        named = (self.query, self.texts, "model", self.count, self.instruction)
+        return frozenset((*(name for name in named if name), *self.options, *(self.raw or {})))
+
+    @property
+    def tail(self) -> str:
+        """What follows the version in its path."""
+        _, version, tail = self.path.rpartition("/v1/")
+        if not version:
+            _, version, tail = self.path.rpartition("/v2/")
+        return f"/{tail}" if version else self.path
+
+    def scores_in(self, answer: Any) -> list[tuple[Any, Any]]:
+        """(place, score) of each result in an answer; LookupError or TypeError if it is not of this dialect."""
+        results = answer if self.results is None else answer[self.results]
+        if not isinstance(results, list):
+            raise TypeError
+        if self.index is None:
+            return list(enumerate(results))
+        return [(result[self.index], result[self.score]) for result in results]
 
 
 DIALECTS = {
@@ -74,138 +106,114 @@ DIALECTS = {
         results=None,
         score="score",
     ),
-    "vllm": Dialect(path="/v1/rerank", options={"truncate_prompt_tokens": -1}, raw={"use_activation": False}),
-    "infinity": Dialect(path="/rerank", options={"return_documents": False}, raw={"raw_scores": True}),
-    # Cohere charges a query with up to 100 documents as one.
+    "vllm": Dialect(
+        path="/v1/rerank",
+        instruction="instruction",
+        options={"truncate_prompt_tokens": -1},
+        raw={"use_activation": False},
+        owner="vllm",
+    ),
+    "infinity": Dialect(
+        path="/rerank", options={"return_documents": False}, raw={"raw_scores": True}, owner="infinity"
+    ),
+    # Whether these two answer with logits or with probabilities depends on the model: HttpScorer looks at the scores.
+    "sglang": Dialect(
+        path="/v1/rerank",
+        instruction="instruct",
+        options={"return_documents": False},
+        raw={},
+        results=None,
+        score="score",
+        owner="sglang",
+    ),
+    "llamacpp": Dialect(path="/v1/rerank", endings=("/reranking",), raw={}, owner="llamacpp"),
+    "nim": Dialect(
+        path="/v1/ranking",
+        # NVIDIA's own service: /v1/retrieval/nvidia/MODEL/reranking.
+        endings=("/reranking",),
+        limit=512,
+        texts="passages",
+        count=None,
+        as_objects=True,
+        options={"truncate": "END"},
+        raw={},
+        results="rankings",
+        score="logit",
+        hosts=("api.nvidia.com",),
+        key_variables=("NVIDIA_API_KEY",),
+    ),
+    # A query with up to 100 documents is charged as one, and texts of more than 500 tokens as several.
     "cohere": Dialect(
-        path="/v2/rerank", hosts=("cohere.com", "cohere.ai"), key_variables=("CO_API_KEY", "COHERE_API_KEY")
+        path="/v2/rerank",
+        limit=10_000,
+        unit="searches of 100 documents",
+        hosts=("cohere.com", "cohere.ai"),
+        key_variables=("CO_API_KEY", "COHERE_API_KEY"),
     ),
     "jina": Dialect(
-        path="/v1/rerank", options={"return_documents": False}, hosts=("jina.ai",), key_variables=("JINA_API_KEY",)
+        path="/v1/rerank",
+        options={"return_documents": False},
+        unit="tokens",
+        hosts=("jina.ai",),
+        key_variables=("JINA_API_KEY",),
+    ),
+    "voyage": Dialect(
+        path="/v1/rerank",
+        limit=1_000,
+        count="top_k",
+        instruction="query",
+        options={"return_documents": False, "truncation": True},
+        results="data",
+        unit="tokens",
+        hosts=("voyageai.com",),
+        key_variables=("VOYAGE_API_KEY",),
+    ),
+    "deepinfra": Dialect(
+        path="/v1/inference/{model}",
+        query="queries",
+        count=None,
+        repeats_query=True,
+        names_model=False,
+        instruction="instruction",
+        results="scores",
+        index=None,
+        score=None,
+        unit="tokens",
+        hosts=("deepinfra.com",),
+        key_variables=("DEEPINFRA_API_KEY", "DEEPINFRA_TOKEN"),
+    ),
+    "mixedbread": Dialect(
+        path="/v1/reranking",
+        limit=1_000,
+        texts="input",
+        count="top_k",
+        options={"return_input": False},
+        results="data",
+        score="score",
+        unit="tokens",
+        hosts=("mixedbread.com", "mixedbread.ai"),
+        key_variables=("MXBAI_API_KEY",),
+    ),
+    "zeroentropy": Dialect(
+        path="/v1/models/rerank",
+        unit="tokens",
+        hosts=("zeroentropy.dev",),
+        key_variables=("ZEROENTROPY_API_KEY",),
+    ),
+    "contextual": Dialect(
+        path="/v1/rerank",
+        instruction="instruction",
+        unit="tokens",
+        hosts=("contextual.ai",),
+        key_variables=("CONTEXTUAL_API_KEY",),
+    ),
+    "dashscope": Dialect(
+        path="/compatible-api/v1/reranks",
+        limit=500,
+        instruction="instruct",
+        unit="tokens",
+        # Not all of aliyuncs.com: anyone can have a bucket there.
+        hosts=("dashscope.aliyuncs.com", "dashscope-intl.aliyuncs.com", "maas.aliyuncs.com"),
+        key_variables=("DASHSCOPE_API_KEY",),
     ),
 }
-# Servers whose list of models says "owned_by" them.
-_OWNERS = ("vllm", "infinity")
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """`root` is that of the server; `endpoint` the rerank address, where the URL names one; `service` who hosts it."""
-
-    root: str
-    endpoint: str | None
-    host: str
-    service: str | None
-    remembered: Mapping[str, str]
-
-    @classmethod
-    def of(cls, url: str, kind: str | None = None) -> Address:
-        """What a URL says, of a server of this `kind` if that is known.
-
-        The part behind '#', which is never sent, holds what `Server.source` wrote there.
-        """
-        try:
-            parts = urlsplit(str(url).strip())
-            host, secret, _ = parts.hostname, parts.username or parts.password or parts.query, parts.port
-        except ValueError as error:
-            raise InputError(f"This is not the address of a server: {error}.") from None
-        if secret:
-            # They would be kept in every index built with this scorer; so they are not repeated here either.
-            raise InputError(f"An address must not hold credentials or a '?' (for {host}). Give a key as api_key=.")
-        if parts.scheme not in ("http", "https") or not host:
-            raise InputError(f"An address must begin with http:// or https:// and a host; got {url!r}.")
-        remembered = dict(parse_qsl(parts.fragment))
-        dialect = DIALECTS.get(kind or remembered.get("kind", ""))
-        ending = "/" + dialect.path.rpartition("/")[2] if dialect else "/rerank"
-        path = parts.path.rstrip("/")
-        if path.endswith(("/v1", "/v2")):
-            path += ending
-        base = path.removesuffix(ending).removesuffix("/v1").removesuffix("/v2")
-        server = f"{parts.scheme}://{parts.netloc}"
-        domains = {domain: kind for kind, dialect in DIALECTS.items() for domain in dialect.hosts}
-        services = (kind for domain, kind in domains.items() if host == domain or host.endswith(f".{domain}"))
-        return cls(
-            root=server + base,
-            endpoint=server + path if path.endswith(ending) else None,
-            host=host,
-            service=next(services, None) if parts.scheme == "https" else None,
-            remembered=remembered,
-        )
-
-    def key(self, api_key: str | None) -> str | None:
-        """The key given, else that of the environment, which goes only to the service it is meant for."""
-        # Any index folder can name any address.
-        variables = DIALECTS[self.service].key_variables if self.service else ()
-        key = api_key or next((os.environ[variable] for variable in variables if os.environ.get(variable)), None)
-        if key is None and variables:
-            raise InputError(f"{self.host} needs a key. Set {variables[0]}, or give api_key=.")
-        if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
-            raise InputError("api_key must be printable ASCII without spaces (not shown). Strip it.")
-        return key
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """What is known of the server at an address."""
-
-    kind: str
-    endpoint: str
-    model: str | None = None
-    batch_size: int | None = None
-    dtype: str | None = None
-    max_tokens: int | None = None
-
-    def source(self, scores: str) -> str:
-        """A URL that opens the same scorer again."""
-        remembered = {"kind": self.kind}
-        if self.model is not None and DIALECTS[self.kind].names_model:
-            remembered["model"] = self.model
-        if scores != "auto":
-            remembered["scores"] = scores
-        return f"{self.endpoint}#{urlencode(remembered, quote_via=quote, safe='/')}"
-
-
-async def find_server(
-    get: Callable[[str], Awaitable[Any]], address: Address, *, kind: str | None, model: str | None
-) -> Server:
-    """What the server says of itself, else what the address says; `get` gives the JSON at a URL, or None."""
-    info = await get(f"{address.root}/info") if kind in (None, "tei") else None
-    if isinstance(info, dict) and "max_client_batch_size" in info:
-        task, limit = info.get("model_type"), info["max_client_batch_size"]
-        if isinstance(task, dict) and "reranker" not in task:
-            raise InputError(
-                f"{address.root} serves {info.get('model_id')!r} for {', '.join(task)}, not as a reranker."
-            )
-        return Server(
-            "tei",
-            address.endpoint or address.root + DIALECTS["tei"].path,
-            model=_one_model([str(info.get("model_id"))], model, address),
-            batch_size=limit if isinstance(limit, int) and limit > 0 else None,
-            dtype=info.get("model_dtype"),
-            max_tokens=info.get("max_input_length"),
-        )
-    if kind is None or (kind in _OWNERS and model is None):
-        for root in (f"{address.root}/v1", address.root):
-            listing = await get(f"{root}/models")
-            entries = listing.get("data") if isinstance(listing, dict) else None
-            models = [entry for entry in entries or [] if isinstance(entry, dict) and "id" in entry]
-            owner = kind or next((entry["owned_by"] for entry in models if entry.get("owned_by") in _OWNERS), None)
-            if models and owner:
-                name = _one_model([str(entry["id"]) for entry in models], model, address)
-                return Server(owner, address.endpoint or f"{root}/rerank", name)
-    if kind is None:
-        raise InputError(
-            f"The server at {address.root} does not say what kind of rerank server it is (tried: /info, /models). "
-            f"Give kind=, one of {', '.join(DIALECTS)}."
-        )
-    return Server(kind, address.endpoint or address.root + DIALECTS[kind].path, model)
-
-
-def _one_model(served: list[str], model: str | None, address: Address) -> str:
-    if model is None and len(served) == 1:
-        return served[0]
-    if model is None or model not in served:
-        raise UnknownName(
-            f"model must be one that {address.root} serves: {', '.join(map(repr, served))}; got {model!r}."
-        )
-    return model

@@ -26,6 +26,8 @@ from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
 from adacur.scorers.cross_encoders.weights import json_in
 from adacur.scorers.function import FunctionScorer
 from adacur.scorers.http import HttpScorer
+from adacur.scorers.http_address import is_judge
+from adacur.scorers.judge import JudgeScorer
 from adacur.scorers.sentence_transformers import SentenceTransformersScorer
 
 _log = logging.getLogger("adacur.scorers")
@@ -84,7 +86,8 @@ def scorer(source: Any, **options: Any) -> Scorer:
     - a folder with config.json and weights, or a hub name "org/name": `TorchCrossEncoder`, or, for models with several
       modules, a prompt or a chat template, `SentenceTransformersScorer`. Without torch, the checkpoint's
       onnx/model.onnx, where there is one: `OnnxCrossEncoder`;
-    - the URL of a rerank server: `HttpScorer`.
+    - the URL of a rerank server: `HttpScorer`;
+    - the URL of a language model, with kind="judge" or ending in /chat/completions or /completions: `JudgeScorer`.
     """
     if isinstance(source, Scorer) and not isinstance(source, type):
         if options:
@@ -127,6 +130,8 @@ def imported(source: str, *, what: str = "scorer") -> Any:
 def _from_name(source: str | Path, options: dict[str, Any]) -> Scorer:
     text = str(source)
     if _URL.match(text):
+        if is_judge(text, options.get("kind")):
+            return _open(JudgeScorer, source, {name: value for name, value in options.items() if name != "kind"})
         return _open(HttpScorer, source, options)
     path = fetch(text) if text in names() else Path(source)
     if path.suffix == ".onnx" if path.is_file() else any(path.glob("*.onnx")):

@@ -33,6 +33,7 @@ from adacur.serving.scoring import ServedScorers
 from adacur.serving.searching import Search, SearchStream, search_all
 from adacur.serving.settings import ServerSettings
 from adacur.serving.turns import Turns
+from adacur.serving.watching import ScorerWatch
 from adacur.tuning import replay
 
 _SECONDS_UNTIL_RECALL = 2
@@ -97,6 +98,7 @@ class _Server:
         for name in indexes:
             check_name(name)
         self.served = {name: Served(name, index.with_scorer(scorers.of)) for name, index in indexes.items()}
+        self.watch = ScorerWatch(self.served, settings=settings, metrics=self.metrics, log=log)
         self.is_ready = False
         self.metrics.in_flight.set_function(lambda: self.turns.running)
         self.metrics.waiting.set_function(lambda: self.turns.waiting)
@@ -108,14 +110,14 @@ class _Server:
         # two would soon be gone, and with them every other index.
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="adacur-serve")
         asyncio.get_running_loop().set_default_executor(threads)
-        opening = asyncio.ensure_future(self._open())
+        tasks = [asyncio.ensure_future(self._open()), asyncio.ensure_future(self.watch.run())]
         try:
             yield
         finally:
             self.curves.stop()
-            opening.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await opening
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _open(self) -> None:
         """Open everything before the first search needs it; until then the server is not ready."""
@@ -150,6 +152,7 @@ class _Server:
             started = time.monotonic()
             given = body.model_dump(exclude_unset=True)  # type: ignore[attr-defined]
             plan = plan_of(self.served, given, settings=self.settings)
+            self.watch.refuse_if_changed(plan.served)
             notes = {"index": plan.served.name, "k": plan.k, "queries": len(plan.queries), "method": plan.method}
             if self.settings.log_queries:
                 notes["query"] = [query.text for query in plan.queries]
@@ -206,6 +209,18 @@ class _Server:
             """The indexes, what each can do, and the limits of a request."""
             facts = await asyncio.to_thread(lambda: [self._facts(one) for one in self.served.values()])
             return json_answer({"indexes": facts, "default": next(iter(self.served))})
+
+        @api.post("/v1/indexes/{name}/probe", tags=["indexes"], summary="Is it still the same scorer?")
+        async def probe(request: Request, name: str) -> Response:
+            """Ask the scorer for 8 of the scores that the index stores, and tell how far it is from them."""
+            one, seconds = named_index(self.served, name), self.settings.seconds
+            try:
+                async with asyncio.timeout(seconds):
+                    check = partial(self.watch.check, one)
+                    drift = await self.turns.run(check, receive=request.receive, seconds=seconds)
+            except TimeoutError as error:
+                raise Refusal(504, "out_of_time", f"The scorer took more than {seconds:g} s.") from error
+            return json_answer({"index": one.name, "allowed": drift.allowed, "drift": as_json(drift)})
 
         @api.get("/v1/indexes/{name}/recall", tags=["indexes"], summary="Recall against budget", responses=computing)
         async def recall(

@@ -37,6 +37,15 @@ class Metrics:
         self.scorer_pairs = histogram("scorer_pairs_per_call", "Pairs in one scorer call.", "scorer", buckets=_PAIRS)
         self.scorer_seconds = histogram("scorer_call_seconds", "Seconds of one call of a scorer.", "scorer")
         self.scorer_failures = counter("scorer_failures", "Calls of a scorer that failed.", "scorer")
+        self.scorer_probes = counter(
+            "scorer_probes", "Checks whether a scorer is still that of its index.", "index", "outcome"
+        )
+        self.scorer_drift = Gauge(
+            "adacur_scorer_drift",
+            "RMS difference from the scores of the index at the last check, in their standard deviations.",
+            ["index"],
+            registry=self.registry,
+        )
         self.search_calls = counter("search_calls", "Scores that searches paid for.", "index", "method")
         self.step_seconds = counter("search_step_seconds", "Seconds of searches in each step.", "index", "step")
         self.stopped = counter("searches", "Searches, by what ended them.", "index", "method", "stopped")

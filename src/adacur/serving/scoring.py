@@ -6,6 +6,7 @@ Searches share calls in the loop of their scorer (`adacur.search.stepping`), doc
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import ScorerFailed
 from adacur.core.protocols import AsyncScorer, Items, PositionScorer, Scorer
 from adacur.core.records import Pair, Query
+from adacur.scorers.cached import past_cache
 from adacur.scorers.shared_batches import shares_calls
 from adacur.serving.metrics import Metrics
 
@@ -85,6 +87,15 @@ class ServedScorers:
                 kind = _CountedAtOnce if _runs_side_by_side(scorer) else _Counted
                 self._served[id(scorer)] = kind(scorer, self._metrics)
             return self._served[id(scorer)]
+
+
+def uncached(scorer: Scorer) -> Scorer:
+    """A counted scorer without its cache, in the same turns: old scores do not say who answers today."""
+    if not isinstance(scorer, _Counted):
+        return scorer
+    other = copy.copy(scorer)
+    other.scorer = past_cache(scorer.scorer)
+    return other
 
 
 def _runs_side_by_side(scorer: Scorer) -> bool:

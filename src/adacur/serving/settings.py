@@ -27,7 +27,10 @@ class ServerSettings:
     - `allowed_hosts`: names, without ports, that a request's Host header may have beside localhost and loopback
       addresses. Without any, only requests that arrive at a loopback address are held to these;
     - `log_queries`: whether texts of queries go into the log;
-    - `recall_queries`: anchor queries that a curve of recall is measured on.
+    - `recall_queries`: anchor queries that a curve of recall is measured on;
+    - `probe_seconds`: how often a scorer without known weights, such as a service, is asked a few pairs again to notice
+      that it has changed; 0 is never;
+    - `refuse_drift`: whether searches are refused once it has changed beyond the drift allowed.
     """
 
     max_body_bytes: int = 4 * 2**20
@@ -47,6 +50,8 @@ class ServerSettings:
     allowed_hosts: tuple[str, ...] = ()
     log_queries: bool = False
     recall_queries: int = 50
+    probe_seconds: float = 3600.0
+    refuse_drift: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -55,6 +60,8 @@ class ServerSettings:
                 raise InputError(f"{field.name} must be a whole number of at least {least}; got {value!r}.")
             if field.type == "float" and not (isinstance(value, int | float) and 0 <= value < float("inf")):
                 raise InputError(f"{field.name} must be a number of seconds; got {value!r}.")
+            if field.type == "bool" and not isinstance(value, bool):
+                raise InputError(f"{field.name} must be true or false; got {value!r}.")
             if field.type == "tuple[str, ...]" and isinstance(value, str):
                 raise InputError(f"{field.name} must be a list of texts; got one text. Put it into a list.")
         if not self.seconds:

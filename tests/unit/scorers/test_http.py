@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import multiprocessing
 import pickle
 import random
@@ -12,6 +13,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import formatdate
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,14 +24,17 @@ from adacur.core.scores import score_pairs
 from adacur.scorers import FunctionScorer, score_grid
 from adacur.scorers.http import HttpScorer, ProbabilityWarning
 from adacur.scorers.http_dialects import DIALECTS
-from tests.rerank_servers import MODEL, Asked, Reply, RerankServer, Trouble, logit_of
+from tests.http_exchanges import EXCHANGES, FIRST, INSTRUCTION, MODEL, QUERY, SECOND
+from tests.rerank_servers import Asked, Reply, RerankServer, Trouble, logit_of
 
 KINDS = list(DIALECTS)
 RAW = ["tei", "vllm", "infinity"]
+SAY_SO = [*RAW, "sglang", "llamacpp"]
 KEY = "sk-very-secret-0123456789"
 QUERIES = [Query(f"q{n}", f"query {n}") for n in range(40)]
 ITEMS = [Item(f"i{n}", f"item {n}") for n in range(50)]
 PAIRS = list(product(QUERIES, ITEMS))
+RECORDED = [(Query("q", QUERY), Item("a", FIRST)), (Query("q", QUERY), Item("b", SECOND))]
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +73,7 @@ def test_two_thousand_pairs_are_each_scored_once_and_right_by_a_server_in_troubl
         sent = {(asked.body["query"], *asked.body["texts" if kind == "tei" else "documents"]) for asked in server.posts}
     assert len(PAIRS) == 2000
     np.testing.assert_allclose(scores, expected(PAIRS), rtol=0, atol=1e-9 if kind == "cohere" else 0)
-    assert set(trouble.seen) == {"broken off", "cut short", "late", "429", "503"}
+    assert set(trouble.seen) == {"broken off", "cut short", "cut by a proxy", "late", "429", "500", "503"}
     # What was sent again was sent as it was: no pair in two different requests.
     assert sorted((query, text) for query, *texts in sent for text in texts) == sorted(
         (query.text, item.text) for query, item in PAIRS
@@ -94,11 +99,16 @@ def test_scores_are_matched_by_index_whatever_their_order(kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_server_says_its_kind_and_the_address_may_be_short(kind) -> None:
     with RerankServer(kind) as server:
-        for url in {server.endpoint, f"{server.endpoint}/", server.endpoint.rpartition("/")[0]}:
-            with open_scorer(url, kind=None if kind in RAW else kind) as scorer:
+        short = server.root + server.path.partition("/v1")[0].partition("/v2")[0].removesuffix("/rerank")
+        versions = {f"{short}/{version}" for version in ("v1", "v2") if f"/{version}/" in server.path}
+        for url in {server.endpoint, f"{server.endpoint}/", server.root, *versions}:
+            needs_model = kind == "deepinfra" and url != server.endpoint and url != f"{server.endpoint}/"
+            with open_scorer(
+                url, kind=None if kind in SAY_SO else kind, model=MODEL if needs_model else None
+            ) as scorer:
                 assert (scorer.kind, scorer.url) == (kind, server.endpoint)
                 assert scorer.card.backend == "http"
-                assert scorer.card.name == (MODEL if kind in RAW else "127.0.0.1")
+                assert scorer.card.name == (MODEL if kind in (*SAY_SO, "deepinfra") else "127.0.0.1")
                 assert scorer.card.weights is None
                 np.testing.assert_allclose(scorer.score(PAIRS[:3]), expected(PAIRS[:3]))
 
@@ -162,60 +172,173 @@ def test_probabilities_become_logits_with_a_warning_that_can_be_settled() -> Non
         np.testing.assert_allclose(raw, 1 / (1 + np.exp(-expected(pairs))))
 
 
-# What each service expects and answers, word for word and apart from the table: a new dialect adds its own.
-EXCHANGES = {
-    "tei": (
-        "/rerank",
-        {"query": "q", "texts": ["a", "b"], "truncate": True, "return_text": False, "raw_scores": True},
-        [{"index": 1, "score": -3.5}, {"index": 0, "score": 1.25}],
-    ),
-    "vllm": (
-        "/v1/rerank",
-        {
-            "query": "q",
-            "documents": ["a", "b"],
-            "model": MODEL,
-            "truncate_prompt_tokens": -1,
-            "use_activation": False,
-            "top_n": 2,
-        },
-        {"results": [{"index": 1, "relevance_score": -3.5}, {"index": 0, "relevance_score": 1.25}]},
-    ),
-    "infinity": (
-        "/rerank",
-        {
-            "query": "q",
-            "documents": ["a", "b"],
-            "model": MODEL,
-            "return_documents": False,
-            "raw_scores": True,
-            "top_n": 2,
-        },
-        {"results": [{"index": 1, "relevance_score": -3.5}, {"index": 0, "relevance_score": 1.25}]},
-    ),
-    "cohere": (
-        "/v2/rerank",
-        {"query": "q", "documents": ["a", "b"], "model": MODEL, "top_n": 2},
-        {"results": [{"index": 1, "relevance_score": -3.5}, {"index": 0, "relevance_score": 1.25}]},
-    ),
-    "jina": (
-        "/v1/rerank",
-        {"query": "q", "documents": ["a", "b"], "model": MODEL, "return_documents": False, "top_n": 2},
-        {"results": [{"index": 1, "relevance_score": -3.5}, {"index": 0, "relevance_score": 1.25}]},
-    ),
-}
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_dialect_asks_and_reads_in_the_words_of_its_service(kind) -> None:
+    recorded = EXCHANGES[kind]
+    settled = "probability" if recorded.raw is None else "raw"
+    options = {"kind": kind, "model": MODEL, "api_key": KEY, "scores": settled}
+    with RerankServer(kind, reply=always(body=recorded.answer)) as server:
+        with HttpScorer(server.root, **options) as scorer:
+            scores = scorer.score(RECORDED)
+        assert (server.asked[-1].method, server.asked[-1].path) == ("POST", recorded.path)
+        assert server.asked[-1].headers["authorization"] == f"Bearer {KEY}"
+        assert server.asked[-1].body == recorded.request
+        logits = [math.log(score / (1 - score)) if recorded.raw is None else score for score in recorded.scores]
+        assert scores.tolist() == pytest.approx(logits)
+        with HttpScorer(server.root, **options, extra={"user": "me"}) as scorer:
+            scorer.score(RECORDED)
+        assert server.asked[-1].body == {**recorded.request, "user": "me"}
+
+
+def test_every_dialect_has_its_recorded_exchange() -> None:
+    assert EXCHANGES.keys() == DIALECTS.keys()
+
+
+def test_the_table_in_the_documents_is_that_of_the_code() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "scorers.md").read_text(encoding="utf-8")
+    table = text.partition("<!-- dialects -->")[2].partition("<!-- end of dialects -->")[0]
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in table.strip().splitlines()[2:]]
+    told = {kind: rest for kind, _, *rest in rows}
+    assert told.pop("tei")[2] == "as it says"
+    assert told == {
+        kind: [
+            "probability" if dialect.raw is None else "raw",
+            dialect.instruction or "–",
+            f"{dialect.limit:,}" if dialect.limit else "–",
+            dialect.unit or "–",
+            dialect.key_variables[0] if dialect.key_variables else "–",
+        ]
+        for kind, dialect in DIALECTS.items()
+        if kind != "tei"
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_dialect_asks_and_reads_in_the_words_of_its_service(kind) -> None:
-    path, body, answer = EXCHANGES[kind]
-    pairs = [(Query("q", "q"), Item("a", "a")), (Query("q", "q"), Item("b", "b"))]
-    options = {"kind": kind, "model": MODEL, "api_key": KEY, "scores": "raw"}
-    with RerankServer(kind, reply=always(body=answer)) as server, HttpScorer(server.root, **options) as scorer:
-        assert scorer.score(pairs).tolist() == [1.25, -3.5]
-    asked = server.asked[-1]
-    assert (asked.method, asked.path, asked.headers["authorization"]) == ("POST", path, f"Bearer {KEY}")
-    assert asked.body == body
+def test_an_instruction_goes_where_the_service_reads_it_and_is_refused_elsewhere(kind) -> None:
+    recorded = EXCHANGES[kind]
+    with RerankServer(kind) as server:
+        if recorded.instructed is None:
+            with pytest.raises(InputError, match=f"{kind}.*contextual"):
+                open_scorer(server.root, kind=kind, model=MODEL, instruction=INSTRUCTION)
+            return
+        settled = "probability" if recorded.raw is None else "raw"
+        scorer = open_scorer(server.root, kind=kind, model=MODEL, instruction=INSTRUCTION, scores=settled)
+        scorer.score(RECORDED)
+        assert server.posts[0].body == {**recorded.request, **recorded.instructed}
+        # Another instruction is another scorer, and an index remembers it.
+        assert scorer.card.source != open_scorer(server.root, kind=kind, model=MODEL, scores=settled).card.source
+        again = open_scorer(scorer.card.source)
+        assert (again.instruction, again.card) == (INSTRUCTION, scorer.card)
+
+
+@pytest.mark.parametrize(
+    ("extra", "told"),
+    [
+        ({"documents": ["x"]}, "'documents'"),
+        ({"top_n": 1}, "'top_n'"),
+        ({"model": "x"}, "'model'"),
+        ({"use_activation": True}, "'use_activation'"),
+        ({"instruction": "x"}, "'instruction'"),
+        ({"priority": float("nan")}, "JSON"),
+        ({"priority": {1}}, "JSON"),
+        ([1], "list"),
+    ],
+)
+def test_extra_fields_change_nothing_that_is_set_here(extra, told) -> None:
+    with RerankServer("vllm") as server, pytest.raises(InputError, match=told):
+        open_scorer(server.root, extra=extra)
+
+
+def test_extra_fields_are_remembered() -> None:
+    with RerankServer("vllm") as server:
+        source = open_scorer(server.root, extra={"priority": 3, "mm": {"a": [1]}}).card.source
+        open_scorer(source).score(PAIRS[:1])
+        assert server.posts[0].body.items() >= {"priority": 3, "mm": {"a": [1]}}.items()
+        with pytest.raises(InputError, match="extra"):
+            open_scorer(f"{server.root}#kind=vllm&extra=%7Bnonsense")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if EXCHANGES[kind].raw is not None])
+def test_probabilities_where_logits_are_promised_are_noticed(kind) -> None:
+    with RerankServer(kind, probabilities=True) as server, open_scorer(server.root, kind=kind, model=MODEL) as scorer:
+        scorer.score(PAIRS[:63])
+        with pytest.warns(ProbabilityWarning, match=f"{kind}.*64 scores.*scores='probability'"):
+            scorer.score(PAIRS[:1])
+        # Once is enough, and a choice settles it.
+        scorer.score(PAIRS[:100])
+        open_scorer(server.root, kind=kind, model=MODEL, scores="raw").score(PAIRS[:100])
+
+
+def test_raw_scores_that_leave_the_unit_interval_once_are_believed() -> None:
+    def reply(asked: Asked) -> Reply | None:
+        score = 1.5 if asked.number == 0 else 0.5
+        return (
+            None if asked.method == "GET" else Reply(body=tei(*((at, score) for at in range(len(asked.body["texts"])))))
+        )
+
+    with RerankServer("tei", reply=reply) as server, open_scorer(server.root) as scorer:
+        scorer.score(PAIRS[:1])
+        scorer.score(PAIRS[:100])
+
+
+def test_json_that_breaks_off_is_asked_for_again() -> None:
+    cut = Reply(body=b'[{"index": 0, "sco')
+    with RerankServer("tei", reply=first(2, cut)) as server, open_scorer(server.root, attempts=3) as scorer:
+        np.testing.assert_array_equal(scorer.score(PAIRS[:3]), expected(PAIRS[:3]))
+        server.reply = always(body=cut.body)
+        with pytest.raises(ScorerFailed, match=r"breaks off.*after 3 attempts.*'q0'"):
+            scorer.score(PAIRS[:1])
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "endpoint"),
+    [
+        ("https://api.voyageai.com", "voyage", "https://api.voyageai.com/v1/rerank"),
+        ("https://api.zeroentropy.dev/v1", "zeroentropy", "https://api.zeroentropy.dev/v1/models/rerank"),
+        ("https://api.contextual.ai/v1/rerank", "contextual", "https://api.contextual.ai/v1/rerank"),
+        ("https://api.mixedbread.com", "mixedbread", "https://api.mixedbread.com/v1/reranking"),
+        ("https://api.deepinfra.com", "deepinfra", "https://api.deepinfra.com/v1/inference/org/name"),
+        (
+            "https://api.deepinfra.com/v1/inference/org/other",
+            "deepinfra",
+            "https://api.deepinfra.com/v1/inference/org/other",
+        ),
+        (
+            "https://ai.api.nvidia.com/v1/retrieval/nvidia/name/reranking",
+            "nim",
+            "https://ai.api.nvidia.com/v1/retrieval/nvidia/name/reranking",
+        ),
+        (
+            "https://dashscope-intl.aliyuncs.com/compatible-api/v1",
+            "dashscope",
+            "https://dashscope-intl.aliyuncs.com/compatible-api/v1/reranks",
+        ),
+        (
+            "https://ws1.ap-southeast-1.maas.aliyuncs.com",
+            "dashscope",
+            "https://ws1.ap-southeast-1.maas.aliyuncs.com/compatible-api/v1/reranks",
+        ),
+    ],
+)
+def test_a_service_is_known_by_its_host(url, kind, endpoint, monkeypatch) -> None:
+    variable = DIALECTS[kind].key_variables[0]
+    monkeypatch.setenv(variable, KEY)
+    scorer = open_scorer(url, model="org/name")
+    assert (scorer.kind, scorer.url, scorer._requests.key) == (kind, endpoint, KEY)
+    monkeypatch.delenv(variable)
+    with pytest.raises(InputError, match=variable):
+        open_scorer(url, model="org/name")
+
+
+def test_a_model_that_is_part_of_the_address_is_asked_for() -> None:
+    with pytest.raises(InputError, match="model="):
+        open_scorer("https://api.deepinfra.com", api_key=KEY)
+
+
+def test_a_batch_is_no_larger_than_the_service_documents() -> None:
+    with RerankServer("dashscope", max_batch=500) as server:
+        assert open_scorer(server.root, kind="dashscope", batch_size=2_000).batch_size == 500
+        assert open_scorer(server.root, kind="dashscope").batch_size == 100
 
 
 def test_certain_probabilities_stay_finite_and_in_order() -> None:
@@ -486,7 +609,7 @@ def test_keys_of_the_environment_go_only_to_their_own_service(monkeypatch) -> No
         open_scorer("https://api.jina.ai/v1/rerank")
     # Neither a look-alike nor a plain connection is that service.
     for url in ("https://cohere.com.example.org/v2/rerank", "http://api.cohere.com/v2/rerank"):
-        assert open_scorer(url, kind="cohere")._key is None
+        assert open_scorer(url, kind="cohere")._requests.key is None
 
 
 def test_no_more_requests_are_in_flight_than_allowed_over_all_threads_and_loops() -> None:
@@ -592,7 +715,7 @@ def test_a_scorer_nobody_holds_gives_its_connections_back() -> None:
     with RerankServer("tei") as server:
         scorer = open_scorer(server.root)
         scorer.score(PAIRS[:3])
-        client = scorer._connections[1]
+        client = scorer._requests._connections[1]
         del scorer
         gc.collect()
         for _ in range(2000):

@@ -1,0 +1,215 @@
+"""Requests to a server that may fail: retries, waits, a limit on those in flight, a key that nothing shows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import os
+import random
+import re
+import weakref
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import Any, TypeVar
+
+from adacur.core.errors import InputError, ScorerFailed
+from adacur.core.extras import require
+from adacur.scorers.event_loop import background_loop, run_in_background
+
+T = TypeVar("T")
+
+_log = logging.getLogger("adacur.scorers.http")
+# Only requests run on this loop, so that no blocking function of a user can hold up their clocks.
+_THREAD = "adacur-http"
+_LONGEST_WAIT = 60.0
+# Beside the usual ones, TEI says 424 where others say 500.
+_TRY_AGAIN = {408, 424, 425, 429}
+
+
+class _NoAnswer(Exception):
+    """A request without an answer; `wait` is what the server asks for, in seconds."""
+
+    def __init__(self, problem: str, wait: float | None = None) -> None:
+        super().__init__(problem)
+        self.wait = wait
+
+
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, _NoAnswer) and (error.wait or 0.0) <= _LONGEST_WAIT
+
+
+class Requests:
+    """Requests of one scorer to one server, from any thread or event loop; `name` is that of the scorer in errors."""
+
+    def __init__(
+        self, *, name: str, key: str | None, concurrency: int, timeout: float, attempts: int, backoff: float
+    ) -> None:
+        require("httpx2", extra="http")
+        for option, count in (("concurrency", concurrency), ("attempts", attempts)):
+            if count < 1:
+                raise InputError(f"{option} must be at least 1; got {count}.")
+        if not (0 < timeout < math.inf and 0 <= backoff < math.inf):
+            raise InputError(f"timeout must be above 0 seconds and backoff at least 0; got {timeout}, {backoff}.")
+        self.name, self.key = name, key
+        self._concurrency, self._timeout, self._attempts, self._backoff = concurrency, timeout, attempts, backoff
+        # A generator for these requests alone, so that waiting does not disturb seeded random numbers elsewhere.
+        self._jitter = random.Random()
+        self._connections: tuple[asyncio.AbstractEventLoop, Any, asyncio.Semaphore] | None = None
+        self._closed = False
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What this work returns, on the loop of requests while this thread waits."""
+        return run_in_background(work, loop=background_loop(_THREAD))
+
+    async def arun(self, work: Coroutine[Any, Any, T]) -> T:
+        """The same, awaited; cancelling it cancels the work."""
+        # The connections belong to one loop, and requests run there, whatever loop the caller has.
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, background_loop(_THREAD)))
+
+    async def each(self, work: Iterable[Coroutine[Any, Any, None]]) -> None:
+        """Do all of this work at once; the first failure ends it."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for one in work:
+                    group.create_task(one)
+        except ExceptionGroup as failures:
+            first = failures.exceptions[0]
+            raise first from first.__cause__
+
+    def close(self) -> None:
+        """Close the connections; calls in flight fail."""
+        self._closed = True
+        connections, self._connections = self._connections, None
+        if connections is not None and connections[0] is background_loop(_THREAD):
+            run_in_background(connections[1].aclose(), loop=connections[0])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_connections": None}
+
+    async def get_json(self, url: str) -> Any:
+        """The JSON at a URL, or None."""
+        response = await self.send(url)
+        if response.status_code == 401:
+            raise self.refused(response)
+        try:
+            return response.json() if response.is_success else None
+        except ValueError:
+            return None
+
+    async def send(self, url: str, body: Mapping[str, Any] | None = None, *, where: str = "") -> Any:
+        """The server's answer to POST (or to GET), even a refusal; ScorerFailed, with `where` it was, if none comes."""
+        tenacity = require("tenacity", extra="http")
+        client, slots = self._connected()
+        content = None if body is None else json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception(_may_pass),
+            stop=tenacity.stop_after_attempt(self._attempts),
+            wait=self._wait,
+            before_sleep=tenacity.before_sleep_log(_log, logging.INFO),
+            reraise=True,
+        )
+        # The slot is kept while waiting, so that an overloaded server is sent less.
+        async with slots:
+            try:
+                return await retrying(self._attempt, client, url, content)
+            except _NoAnswer as failure:
+                attempts = retrying.statistics["attempt_number"]
+                raise self.failed(f"{failure} Gave up after {attempts} attempts.{where}") from failure.__cause__
+
+    async def _attempt(self, client: Any, url: str, content: bytes | None) -> Any:
+        httpx2 = require("httpx2", extra="http")
+        if client.is_closed:
+            raise self._has_been_closed()
+        method, headers = ("POST", {"Content-Type": "application/json"}) if content else ("GET", {})
+        try:
+            # The client's own timeouts start anew with every byte; a request's must not.
+            async with asyncio.timeout(self._timeout):
+                response = await client.request(method, url, content=content, headers=headers)
+        except TimeoutError as error:
+            advice = "Is it overloaded? Raise timeout=, or lower batch_size= or concurrency=."
+            raise _NoAnswer(f"{url} gave no answer within {self._timeout:g} s. {advice}") from error
+        except httpx2.ConnectError as error:
+            raise _NoAnswer(f"No server can be reached at {url}: {error}. Is it running?") from error
+        except httpx2.RequestError as error:
+            raise _NoAnswer(f"{url} broke off: {type(error).__name__}: {error}.") from error
+        if response.is_success and content and _breaks_off(response):
+            raise _NoAnswer(f"{url} answered JSON that breaks off: {self.in_words(response)}")
+        if response.status_code < 500 and response.status_code not in _TRY_AGAIN:
+            return response
+        wait = _retry_after(response)
+        asks = f" It asks to wait for {wait:.0f} s." if wait and wait > _LONGEST_WAIT else ""
+        raise _NoAnswer(f"{url} answered {self.in_words(response)}{asks}", wait)
+
+    def _wait(self, state: Any) -> float:
+        wait: float | None = state.outcome.exception().wait
+        if wait is not None:
+            return wait + self._jitter.uniform(0, min(self._backoff, _LONGEST_WAIT - wait))
+        return min(_LONGEST_WAIT, self._backoff * 2.0 ** int(state.attempt_number - 1)) * self._jitter.uniform(0.5, 1.0)
+
+    def _connected(self) -> tuple[Any, asyncio.Semaphore]:
+        if self._closed:
+            raise self._has_been_closed()
+        loop = asyncio.get_running_loop()
+        # After a fork there is another loop, and the parent's connections must be left to the parent.
+        if self._connections is None or self._connections[0] is not loop:
+            httpx2 = require("httpx2", extra="http")
+            client = httpx2.AsyncClient(
+                timeout=None,
+                limits=httpx2.Limits(max_connections=self._concurrency, max_keepalive_connections=self._concurrency),
+                headers={"User-Agent": "adacur"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {}),
+            )
+            weakref.finalize(self, _close_later, client, loop, os.getpid()).atexit = False
+            self._connections = loop, client, asyncio.Semaphore(self._concurrency)
+        return self._connections[1:]
+
+    def refused(self, response: Any, where: str = "") -> ScorerFailed:
+        """What a server answered that refused a request, and what may help."""
+        not_accepted = " The key given was not accepted." if self.key else " Give api_key=."
+        not_there = " Is this the address for such requests, and the model known there?"
+        too_large = " This pair alone is too large for the server: shorten its texts."
+        advice = {401: not_accepted, 403: not_accepted, 404: not_there, 405: not_there, 413: too_large}
+        if place := response.headers.get("location"):
+            where = f" It points to {place}: give that address.{where}"
+        says = f"{self.in_words(response)}{advice.get(response.status_code, '')}"
+        return self.failed(f"{response.request.url} answered {says}{where}")
+
+    def in_words(self, response: Any) -> str:
+        """Its status and the beginning of its text."""
+        # The key is hidden before the text is cut, which might leave half of it.
+        text = " ".join(self._without_key(response.text).split())
+        return f"{response.status_code} {response.reason_phrase}: {text[:300]}."
+
+    def failed(self, message: str) -> ScorerFailed:
+        """An error with this message, the key hidden."""
+        return ScorerFailed(self._without_key(message))
+
+    def _without_key(self, text: str) -> str:
+        # A server may repeat the key it was sent.
+        return text.replace(self.key, "***") if self.key else text
+
+    def _has_been_closed(self) -> ScorerFailed:
+        return ScorerFailed(f"The scorer {self.name!r} has been closed. Open it again to score.")
+
+
+def _breaks_off(response: Any) -> bool:
+    """Whether the text begins as JSON but cannot be read: something between here and there cut it."""
+    if not response.text.lstrip().startswith(("{", "[")):
+        return False
+    try:
+        response.json()
+    except ValueError:
+        return True
+    return False
+
+
+def _retry_after(response: Any) -> float | None:
+    """Seconds that Retry-After asks for; a date there counts as nothing said."""
+    text = response.headers.get("retry-after", "")
+    return float(text) if re.fullmatch(r"\d{1,9}(\.\d*)?", text) else None
+
+
+def _close_later(client: Any, loop: asyncio.AbstractEventLoop, process: int) -> None:
+    # In a forked child that loop does not run, and its sockets are the parent's.
+    if os.getpid() == process:
+        asyncio.run_coroutine_threadsafe(client.aclose(), loop)

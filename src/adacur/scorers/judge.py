@@ -1,0 +1,295 @@
+"""A language model as a judge: any OpenAI-compatible endpoint that gives the logprobs of its answer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from adacur.core.arrays import FloatArray
+from adacur.core.errors import InputError
+from adacur.core.protocols import ScorerCard
+from adacur.core.records import Item, Pair, Query
+from adacur.scorers.http import checked_extra, distinct_pairs, where
+from adacur.scorers.http_address import CHAT, JUDGE, Address, find_judge, source
+from adacur.scorers.http_requests import Requests
+
+YES_NO = ("Yes", "No")
+_PLACES = re.compile(r"\{(instruction|query|item)\}")
+_TASK = "Judge whether the document is relevant to the query."
+# What pairs share comes first: servers keep the keys and values of a prefix that they have seen.
+_PROMPT = "{instruction}\n\nQuery: {query}\n\nDocument: {item}\n\n"
+_BATCH_SIZE = 16
+# Half of a batch may be taken where one text in it is too long.
+_SPLIT = {400, 413, 422}
+# Services write −9999 or −inf for what cannot be.
+_IMPOSSIBLE = -100.0
+_SHOWN = 5
+
+
+class JudgeScorer:
+    """A chat or completions endpoint asked for one token per pair, whose logprobs make the score.
+
+    - url: the root of the server (its `/v1/chat/completions` is asked), or an address that ends in `/chat/completions`
+      or `/completions`;
+    - model: its name; without it, the only one that the server lists;
+    - answers: two texts, ("Yes", "No"): the score is log p(first) − log p(second). Or grades, {"0": 0, …, "3": 3}: the
+      score is the expected grade. Each must be one token; upper and lower case and spaces do not matter;
+    - prompt: a text with {query} and {item}, and perhaps {instruction}, in this order if the server keeps prefixes. By
+      default a plain question that names the answers;
+    - instruction: what makes a document relevant, in a sentence or more; the first thing in the default prompt;
+    - top_logprobs: how many likely tokens are asked for. An answer that is not among them counts as likely as the
+      least likely of them (a grade: as impossible). Where none is, the judge talks, thinks or refuses: an error;
+    - batch_size: prompts per request, at `/completions` only, where it is 16 by default; a chat is one prompt;
+    - extra: more fields for every request, such as {"chat_template_kwargs": {"enable_thinking": False}}; an index
+      stores them, so no secrets here;
+    - api_key: sent as a bearer token. Without it, OPENAI_API_KEY is read for openai.com, and likewise for DeepInfra,
+      Fireworks, OpenRouter and Together. No card, error or repr shows it; a pickle of the scorer holds it;
+    - concurrency, timeout, attempts, backoff, name: as of `HttpScorer`.
+
+    `prompt`, `answers`, `url` and `model` say what was taken, and `card.source` is a URL that opens the same again.
+    What a call costs is not known here.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        answers: Sequence[str] | Mapping[str, float] | None = None,
+        prompt: str | None = None,
+        instruction: str | None = None,
+        top_logprobs: int = 20,
+        batch_size: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+        api_key: str | None = None,
+        concurrency: int = 8,
+        timeout: float = 60.0,
+        attempts: int = 5,
+        backoff: float = 0.5,
+        name: str | None = None,
+    ) -> None:
+        address = Address.of(url, JUDGE)
+        remembered = address.remembered
+        for option, count in (("top_logprobs", top_logprobs), ("batch_size", batch_size)):
+            if count is not None and count < 1:
+                raise InputError(f"{option} must be at least 1; got {count}.")
+        given_prompt = prompt or remembered.get("prompt")
+        self.instruction = instruction or remembered.get("instruction")
+        self.answers = _checked_answers(answers, remembered)
+        self._requests = Requests(
+            name=name or address.host,
+            key=address.key(api_key),
+            concurrency=concurrency,
+            timeout=timeout,
+            attempts=attempts,
+            backoff=backoff,
+        )
+        server = self._requests.run(find_judge(self._requests.get_json, address, model=model or address.model))
+        self.url, self.model = server.endpoint, server.model
+        self._is_chat = self.url.endswith(CHAT)
+        self.batch_size = 1 if self._is_chat else batch_size or _BATCH_SIZE
+        self._instruction = self.instruction or _TASK
+        if given_prompt is None:
+            self.prompt = _usual_prompt(self.answers, is_graded=self._is_graded, is_chat=self._is_chat)
+        else:
+            self.prompt = _checked_prompt(given_prompt, instruction=self.instruction)
+        self._top = top_logprobs
+        self._extra = checked_extra(extra, remembered, taken=frozenset(self._body(["", ""])))
+        self._requests.name = name or server.model or address.host
+        decides = [self.prompt, self._instruction, list(self.answers.items()), self._is_chat, self._top, self._extra]
+        is_usual = tuple(self.answers) == YES_NO
+        self.card = ScorerCard(
+            name=self._requests.name,
+            backend="judge",
+            source=source(
+                self.url,
+                kind=JUDGE,
+                model=self.model,
+                answers=None if is_usual else self.answers if self._is_graded else list(self.answers),
+                prompt=given_prompt,
+                instruction=self.instruction,
+                extra=self._extra,
+            ),
+            settings=hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest(),
+        )
+
+    def __repr__(self) -> str:
+        return f"JudgeScorer({self.url!r}, model={self.model!r}, answers={', '.join(self.answers)})"
+
+    def score(self, pairs: Sequence[Pair]) -> FloatArray:
+        """One score per pair, in order."""
+        return self._requests.run(self._score(pairs))
+
+    async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
+        """One score per pair, in order; cancelling it cancels its requests."""
+        return await self._requests.arun(self._score(pairs))
+
+    def render(self, query: Query, item: Item) -> str:
+        """The prompt of a pair, as it is sent."""
+        texts = {"instruction": self._instruction, "query": query.text, "item": item.text}
+        # In one pass, so that a text that says "{item}" is left as it is.
+        return _PLACES.sub(lambda place: texts[place[1]], self.prompt)
+
+    def close(self) -> None:
+        """Close the connections; calls in flight fail."""
+        self._requests.close()
+
+    def __enter__(self) -> JudgeScorer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _is_graded(self) -> bool:
+        return any(grade is not None for grade in self.answers.values())
+
+    async def _score(self, pairs: Sequence[Pair]) -> FloatArray:
+        # By text, as in HttpScorer; the pairs of a query one after another, for servers that keep prefixes.
+        scores: dict[tuple[str, str], float] = {}
+        queries: dict[str, list[Pair]] = {}
+        for pair in distinct_pairs(pairs):
+            queries.setdefault(pair[0].text, []).append(pair)
+        waiting = [pair for group in queries.values() for pair in group]
+        starts = range(0, len(waiting), self.batch_size)
+        await self._requests.each([self._ask(waiting[at : at + self.batch_size], scores) for at in starts])
+        return np.array([scores[query.text, item.text] for query, item in pairs])
+
+    def _body(self, prompts: Sequence[str]) -> dict[str, Any]:
+        asked = {"model": self.model, "max_tokens": 1, "temperature": 0}
+        if not self._is_chat:
+            return {**asked, "prompt": list(prompts), "logprobs": self._top}
+        messages = [{"role": "user", "content": prompts[0]}]
+        return {**asked, "messages": messages, "logprobs": True, "top_logprobs": self._top}
+
+    async def _ask(self, batch: list[Pair], scores: dict[tuple[str, str], float]) -> None:
+        body = self._body([self.render(*pair) for pair in batch])
+        response = await self._requests.send(self.url, body | self._extra, where=where(batch))
+        if response.status_code in _SPLIT and len(batch) > 1:
+            half = math.ceil(len(batch) / 2)
+            await self._ask(batch[:half], scores)
+            await self._ask(batch[half:], scores)
+            return
+        if not response.is_success:
+            advice = f" {_ADVICE}" if "logprobs" in response.text else ""
+            raise self._requests.refused(response, advice + where(batch))
+        try:
+            choices = {choice["index"]: choice for choice in response.json()["choices"]}
+            if sorted(choices) != list(range(len(batch))):
+                raise LookupError
+        except (LookupError, TypeError, ValueError) as error:
+            raise self._requests.failed(
+                f"A language model answers with a JSON object that has one of 'choices' per prompt; {self.url} "
+                f"answered {self._requests.in_words(response)} Is this the address of one?{where(batch)}"
+            ) from error
+        for at, pair in enumerate(batch):
+            scores[pair[0].text, pair[1].text] = self._read(choices[at], where([pair]))
+
+    def _read(self, choice: Mapping[str, Any], at: str) -> float:
+        message = choice.get("message") or {}
+        said = str(message.get("refusal") or message.get("content") or choice.get("text") or "")
+        if message.get("refusal") or choice.get("finish_reason") == "content_filter":
+            raise self._requests.failed(f"The judge {self.model!r} refused to judge: {said[:200]!r}.{at}")
+        if not isinstance(choice.get("logprobs"), dict):
+            raise self._requests.failed(f"{self.url} gave no logprobs for {self.model!r}. {_ADVICE}{at}")
+        try:
+            listed = _listed(choice["logprobs"])
+        except (LookupError, TypeError, AttributeError) as error:
+            shown = json.dumps(choice["logprobs"])[:200]
+            raise self._requests.failed(f"{self.url} gave logprobs that cannot be read: {shown}.{at}") from error
+        found: dict[str, list[float]] = {}
+        for token, logprob in listed:
+            found.setdefault(_plain(token), []).append(logprob)
+        known = [np.logaddexp.reduce(found.get(_plain(answer), [-math.inf])) for answer in self.answers]
+        if max(known) == -math.inf:
+            best = ", ".join(repr(token) for token, _ in sorted(listed, key=lambda one: -one[1])[:_SHOWN])
+            raise self._requests.failed(
+                f"None of the answers {', '.join(map(repr, self.answers))} is among the {len(listed)} likeliest tokens "
+                f"of {self.model!r}, which begins {said[:60]!r} (likeliest: {best or 'none'}). Say in prompt= what the "
+                "answers are; each must be one token. A model that thinks first must be told not to, for example by "
+                f"extra={{'chat_template_kwargs': {{'enable_thinking': False}}}}.{at}"
+            )
+        if self._is_graded:
+            shares = np.exp(np.array(known) - max(known))
+            return float(shares @ np.array(list(self.answers.values())) / shares.sum())
+        least = min(logprob for _, logprob in listed)
+        first, second = (least if logprob == -math.inf else logprob for logprob in known)
+        return float(first - second)
+
+
+_ADVICE = (
+    "A judge's score is made of them. vLLM, SGLang and llama.cpp give them, and many hosted models; models that reason "
+    "in secret do not. Take another model or server, or write a function that reads a number from its answer."
+)
+
+
+def _listed(logprobs: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """The likeliest first tokens: of the chat shape {"content": […]}, or of the older {"top_logprobs": […]}."""
+    if "content" in logprobs:
+        places = logprobs["content"]
+        entries = [(one["token"], one["logprob"]) for one in places[0]["top_logprobs"]] if places else []
+    else:
+        places = logprobs["top_logprobs"]
+        entries = list(places[0].items()) if places else []
+    # bool is a kind of int; a NaN is above nothing.
+    return [(str(token), float(at)) for token, at in entries if type(at) in (int, float) and at > _IMPOSSIBLE]
+
+
+def _plain(token: str) -> str:
+    """A token as an answer is compared: without case, spaces, and the marks that tokenizers write for spaces."""
+    return token.strip(" \t\r\n▁Ġ").casefold()
+
+
+def _checked_answers(
+    answers: Sequence[str] | Mapping[str, float] | None, remembered: Mapping[str, str]
+) -> dict[str, float | None]:
+    """The answers with their grades, which are None where the score is the odds of two."""
+    if answers is None:
+        try:
+            answers = json.loads(remembered["answers"]) if "answers" in remembered else YES_NO
+        except ValueError:
+            answers = ()
+    grades: dict[str, float | None]
+    if isinstance(answers, Mapping):
+        grades = dict(answers)
+        numbers = [type(grade) in (int, float) and math.isfinite(grade) for grade in answers.values()]
+        fits = all(numbers) and len(set(grades.values())) > 1
+    else:
+        fits = isinstance(answers, list | tuple) and len(answers) == 2
+        grades = dict.fromkeys(answers) if fits and all(isinstance(one, str) for one in answers) else {}
+    distinct = {_plain(answer) for answer in grades if isinstance(answer, str)} - {""}
+    if not fits or len(distinct) != len(grades) or len(distinct) < 2:
+        raise InputError(
+            f"answers must be two different texts, such as {YES_NO!r}, or a mapping from two texts or more to grades, "
+            f"such as {{'0': 0, '1': 1, '2': 2, '3': 3}}; case and spaces do not count. Got {answers!r}."
+        )
+    return grades
+
+
+def _checked_prompt(prompt: str, *, instruction: str | None) -> str:
+    places = {place[1] for place in _PLACES.finditer(prompt)}
+    if not {"query", "item"} <= places:
+        raise InputError(f"prompt must have places for {{query}} and {{item}}; got {prompt!r}.")
+    if ("instruction" in places) != (instruction is not None):
+        rule = (
+            "prompt has a place for {instruction}: give one"
+            if instruction is None
+            else ("An instruction needs a place in prompt: {instruction}")
+        )
+        raise InputError(f"{rule}; got {prompt!r}.")
+    return prompt
+
+
+def _usual_prompt(answers: Mapping[str, float | None], *, is_graded: bool, is_chat: bool) -> str:
+    question = f"Is the document relevant to the query? Answer with one word, {' or '.join(answers)}."
+    if is_graded:
+        rising = sorted(answers, key=lambda answer: answers[answer] or 0)
+        question = f"How relevant is it? Answer with one of {', '.join(rising)}, from not at all to perfectly."
+    # A chat has its place for the answer; a text that is continued needs one.
+    return _PROMPT + question + ("" if is_chat else "\nAnswer:")

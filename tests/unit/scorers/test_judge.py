@@ -1,0 +1,320 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import pickle
+from itertools import product
+
+import numpy as np
+import pytest
+
+import adacur
+from adacur.core.errors import InputError, ScorerFailed, UnknownName, UnknownOption
+from adacur.core.records import Item, Query
+from adacur.scorers import Cached, HttpScorer, JudgeScorer, Metered
+from tests.judge_servers import MODEL, JudgeServer, tiny_judge
+from tests.rerank_servers import Reply, Trouble
+
+KEY = "sk-very-secret-0123456789"
+QUERIES = [Query(f"q{n}", f"red item number {n}") for n in range(10)]
+ITEMS = [Item(f"i{n}", f"blue ship number {n} of the river") for n in range(50)]
+PAIRS = list(product(QUERIES, ITEMS))
+GRADES = {"0": 0, "1": 1, "2": 2, "3": 3}
+# The whole vocabulary of the tiny model is listed, so that its odds are exact.
+ALL = 120
+
+
+@pytest.fixture(autouse=True)
+def direct(monkeypatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+@pytest.fixture(scope="module")
+def local():
+    return tiny_judge()
+
+
+def open_judge(url: str, **options) -> JudgeScorer:
+    return JudgeScorer(url, **({"backoff": 0.01, "timeout": 60, "top_logprobs": ALL} | options))
+
+
+def logits_of(judge, local, pairs, tokens):
+    ids = local.tokenizer.convert_tokens_to_ids(list(tokens))
+    chat = judge.url.endswith("/chat/completions")
+    return np.array([local.logits(judge.render(*pair), chat=chat)[ids] for pair in pairs])
+
+
+def chat(top, **fields):
+    """An answer with these tokens and logprobs."""
+    listed = [{"token": token, "logprob": logprob} for token, logprob in top.items()]
+    content = [{"token": next(iter(top), ""), "logprob": -0.1, "top_logprobs": listed}] if top else []
+    message = {"role": "assistant", "content": next(iter(top), ""), **fields.pop("message", {})}
+    choice = {"index": 0, "message": message, "logprobs": {"content": content}, "finish_reason": "length", **fields}
+    return {"id": "c1", "object": "chat.completion", "model": MODEL, "choices": [choice]}
+
+
+def answering(body, status=200):
+    return JudgeServer(reply=lambda asked: Reply(status, body) if asked.method == "POST" else None)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_five_hundred_pairs_are_right_with_a_tenth_of_faults(local, path) -> None:
+    trouble = Trouble(share=0.1 if "chat" in path else 0.4, delay=None)
+    with (
+        JudgeServer(local, reply=trouble) as server,
+        open_judge(server.root + path, attempts=10) as judge,
+    ):
+        scores = judge.score(PAIRS)
+        yes, no = logits_of(judge, local, PAIRS, ("Yes", "No")).T
+        np.testing.assert_allclose(scores, yes - no, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(asyncio.run(judge.ascore(PAIRS[:3])), scores[:3], rtol=0, atol=1e-6)
+    assert len(PAIRS) == 500
+    assert np.ptp(scores) > 0.5
+    assert set(trouble.seen) == {"broken off", "cut short", "cut by a proxy", "429", "500", "503"}
+    prompts = [asked.body.get("prompt") or [asked.body["messages"][0]["content"]] for asked in server.posts]
+    sent = {prompt for batch in prompts for prompt in batch}
+    assert sent == {judge.render(*pair) for pair in PAIRS}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_grades_give_the_expected_grade(local, path) -> None:
+    with JudgeServer(local) as server, open_judge(server.root + path, answers=GRADES) as judge:
+        scores = judge.score(PAIRS[:20])
+        weights = np.exp(logits_of(judge, local, PAIRS[:20], GRADES))
+    np.testing.assert_allclose(scores, weights @ [0, 1, 2, 3] / weights.sum(axis=1), rtol=0, atol=1e-6)
+    assert ((scores >= 0) & (scores <= 3)).all()
+
+
+def test_a_chat_is_asked_in_these_words(local) -> None:
+    with JudgeServer(local) as server, open_judge(server.root, top_logprobs=20) as judge:
+        judge.score([(Query("q", "what is a panda?"), Item("i", "a bear"))])
+    assert server.posts[0].path == "/v1/chat/completions"
+    assert server.posts[0].body == {
+        "model": "fake/judge",
+        "max_tokens": 1,
+        "temperature": 0,
+        "messages": [
+            {
+                "role": "user",
+                "content": "Judge whether the document is relevant to the query.\n\nQuery: what is a panda?\n\n"
+                "Document: a bear\n\nIs the document relevant to the query? Answer with one word, Yes or No.",
+            }
+        ],
+        "logprobs": True,
+        "top_logprobs": 20,
+    }
+
+
+def test_a_completion_is_asked_in_these_words(local) -> None:
+    with JudgeServer(local) as server:
+        judge = open_judge(f"{server.root}/v1/completions", answers=GRADES, instruction="Prefer bears.", batch_size=2)
+        judge.score([(Query("q", "panda?"), Item(f"i{n}", f"bear {n}")) for n in range(3)])
+    beginning = "Prefer bears.\n\nQuery: panda?\n\nDocument: bear "
+    ending = "\n\nHow relevant is it? Answer with one of 0, 1, 2, 3, from not at all to perfectly.\nAnswer:"
+    asked = sorted((post.body for post in server.posts), key=lambda body: -len(body["prompt"]))
+    assert asked == [
+        {
+            "model": "fake/judge",
+            "max_tokens": 1,
+            "temperature": 0,
+            "prompt": [f"{beginning}{n}{ending}" for n in numbers],
+            "logprobs": ALL,
+        }
+        for numbers in ([0, 1], [2])
+    ]
+
+
+def test_what_pairs_share_comes_first_in_a_prompt() -> None:
+    judge = open_judge("http://127.0.0.1/v1", model="m", instruction="TASK")
+    prompt = judge.render(Query("q", "QUERY"), Item("i", "ITEM"))
+    assert 0 == prompt.index("TASK") < prompt.index("QUERY") < prompt.index("ITEM")
+
+
+def test_places_in_texts_are_left_alone() -> None:
+    prompt = "{instruction} <{query}> [{item}] {other} {}"
+    judge = open_judge("http://127.0.0.1/v1", model="m", instruction="see {query}", prompt=prompt)
+    rendered = judge.render(Query("q", "{item}{instruction}"), Item("i", "{query}"))
+    assert rendered == "see {query} <{item}{instruction}> [{query}] {other} {}"
+
+
+def test_the_pairs_of_a_query_are_asked_one_after_another(local) -> None:
+    pairs = [(query, item) for item in ITEMS[:3] for query in QUERIES[:3]]
+    with JudgeServer(local) as server, open_judge(server.root, concurrency=1) as judge:
+        judge.score(pairs)
+    queries = [asked.body["messages"][0]["content"].split("\n\n")[1] for asked in server.posts]
+    assert queries == sorted(queries)
+
+
+@pytest.mark.parametrize(
+    ("top", "score"),
+    [
+        ({"Yes": math.log(0.5), "No": math.log(0.25)}, math.log(2)),
+        # However a token is written, it is the same answer.
+        ({" yes": math.log(0.25), "YES": math.log(0.25), "▁Yes": math.log(0.25), "No\n": math.log(0.125)}, math.log(6)),
+        # An answer that is not listed is at most as likely as the least likely that is.
+        ({"Yes": -0.01, "Maybe": -5.0, "The": -7.0}, 6.99),
+        ({"No": -0.5, "The": -2.0}, -1.5),
+        ({"Yes": -0.01, "No": -9999.0, "The": -5.0}, 4.99),
+        ({"Yes": -0.01, "No": None, "The": -5.0}, 4.99),
+        ({"Yes": -0.01, "No": float("nan"), "The": -5.0}, 4.99),
+        ({"Yes": -0.01, "No": float("-inf"), "The": -5.0}, 4.99),
+        ({"Yes": -0.01}, 0.0),
+    ],
+)
+def test_the_odds_are_those_of_the_listed_tokens(top, score) -> None:
+    with answering(chat(top)) as server, open_judge(server.root) as judge:
+        assert judge.score(PAIRS[:1]) == pytest.approx(score)
+
+
+def test_grades_that_are_not_listed_are_impossible() -> None:
+    with answering(chat({"3": math.log(0.6), "1": math.log(0.2), "The": -3.0})) as server:
+        assert open_judge(server.root, answers=GRADES).score(PAIRS[:1]) == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (chat({"The": -0.2, " document": -3.0}), r"'Yes', 'No'.*2 likeliest.*'The'.*' document'.*enable_thinking"),
+        (chat({"<think>": -0.0}), r"begins '<think>'.*enable_thinking"),
+        (chat({}), "0 likeliest"),
+        (chat({"Yes": float("nan")}), "0 likeliest"),
+        (chat({"Yesterday": -0.1, "None": -0.2}), "'Yesterday'"),
+        (chat({"Yes": -0.1}, message={"refusal": "I cannot help with that."}), "refused.*I cannot help"),
+        (chat({"Yes": -0.1}, finish_reason="content_filter"), "refused"),
+        (chat({"Yes": -0.1}, logprobs=None), "no logprobs.*vLLM"),
+        (chat({"Yes": -0.1}, logprobs={"content": None}), "0 likeliest"),
+        (chat({"Yes": -0.1}, logprobs={"content": [{"token": "Yes"}]}), "cannot be read"),
+        (chat({"Yes": -0.1}, logprobs={"top_logprobs": [["Yes", -0.1]]}), "cannot be read"),
+        ({"object": "error", "message": "hm"}, "'choices'.*hm"),
+        ({"choices": []}, "'choices'"),
+        ([1], "'choices'"),
+        (b"<html>login</html>", "'choices'.*login"),
+        ({"results": [{"index": 0, "relevance_score": 1}]}, "'choices'"),
+    ],
+)
+def test_what_cannot_be_scored_is_told_with_its_pair(body, told) -> None:
+    with answering(body) as server, open_judge(server.root) as judge:
+        with pytest.raises(ScorerFailed, match=rf"(?s){told}.*query 'q0' and item 'i0'"):
+            judge.score(PAIRS[:1])
+        assert len(server.posts) == 1
+
+
+@pytest.mark.parametrize("message", ["logprobs is not supported with this model", "top_logprobs must be at most 5"])
+def test_an_endpoint_that_refuses_logprobs_is_told_with_advice(message) -> None:
+    with (
+        answering({"error": {"message": message}}, status=400) as server,
+        pytest.raises(ScorerFailed, match=rf"{message}.*llama\.cpp"),
+    ):
+        open_judge(server.root).score(PAIRS[:1])
+
+
+def test_a_prompt_that_is_too_long_is_found_in_its_batch(local) -> None:
+    def reply(asked):
+        too_long = asked.method == "POST" and any("giant" in prompt for prompt in asked.body["prompt"])
+        return Reply(400, {"error": {"message": "maximum context length"}}) if too_long else None
+
+    pairs = [*PAIRS[:9], (QUERIES[0], Item("giant", "giant"))]
+    with JudgeServer(local, reply=reply) as server, open_judge(f"{server.root}/v1/completions") as judge:
+        with pytest.raises(ScorerFailed, match=r"context length.*item 'giant'"):
+            judge.score(pairs)
+        assert judge.score(pairs[:9]).shape == (9,)
+
+
+def test_the_door_opens_judges_by_kind_by_address_and_by_source(local) -> None:
+    with JudgeServer(local) as server:
+        options = {"answers": {"bad": -1, "good": 1.5}, "instruction": "ü & {query}?", "extra": {"seed": 1}}
+        judge = adacur.scorer(f"{server.root}/v1", kind="judge", **options)
+        assert isinstance(judge, JudgeScorer)
+        assert (judge.model, judge.url) == (MODEL, f"{server.root}/v1/chat/completions")
+        assert judge.card.name == MODEL
+        for url in (judge.card.source, f"{server.root}/v1/chat/completions", f"{server.root}#kind=judge"):
+            assert isinstance(adacur.scorer(url), JudgeScorer)
+        again = adacur.scorer(judge.card.source)
+        assert again.card == judge.card
+        assert again.render(*PAIRS[0]) == judge.render(*PAIRS[0])
+        assert again.answers == judge.answers
+        with pytest.raises(UnknownOption, match="scores"):
+            adacur.scorer(f"{server.root}/v1/completions", scores="raw")
+        with pytest.raises(InputError, match="judge"):
+            HttpScorer(server.root)
+
+
+def test_another_prompt_instruction_or_answer_is_another_scorer(local, tmp_path) -> None:
+    with JudgeServer(local) as server:
+        judges = [
+            open_judge(server.root, **options)
+            for options in (
+                {},
+                {"instruction": "red"},
+                {"answers": ("No", "Yes")},
+                {"answers": GRADES},
+                {"prompt": "{query} {item}"},
+                {"extra": {"seed": 1}},
+            )
+        ]
+        assert len({judge.card.source for judge in judges}) == len({judge.card.settings for judge in judges}) == 6
+        for judge in judges:
+            paid = Metered(judge)
+            with Cached(paid, tmp_path / "scores.sqlite") as cached:
+                first = cached.score(PAIRS[:4])
+                np.testing.assert_array_equal(cached.score(PAIRS[:4]), first)
+                assert paid.calls == 4
+
+
+def test_its_card_fits_into_json_and_it_can_be_pickled(local) -> None:
+    with JudgeServer(local) as server, open_judge(server.root, api_key=KEY) as judge:
+        assert KEY not in json.dumps([judge.card.source, repr(judge), judge.card.settings])
+        copy = pickle.loads(pickle.dumps(judge))
+        np.testing.assert_array_equal(copy.score(PAIRS[:2]), judge.score(PAIRS[:2]))
+        assert {asked.headers["authorization"] for asked in server.asked} == {f"Bearer {KEY}"}
+
+
+def test_the_key_is_not_shown_and_that_of_the_environment_goes_to_its_service_only(monkeypatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    assert open_judge("https://api.openai.com/v1", model="m")._requests.key == KEY
+    for url in ("http://api.openai.com/v1", "https://openai.com.example.org/v1", "http://127.0.0.1/v1"):
+        assert open_judge(url, model="m")._requests.key is None
+    monkeypatch.delenv("OPENAI_API_KEY")
+    with pytest.raises(InputError, match="OPENAI_API_KEY"):
+        open_judge("https://api.openai.com/v1", model="m")
+    with answering({"error": KEY}, status=403) as server, pytest.raises(ScorerFailed) as caught:
+        open_judge(server.root, api_key=KEY).score(PAIRS[:1])
+    assert KEY not in str(caught.value)
+
+
+def test_the_model_is_the_only_one_that_is_served_or_named() -> None:
+    with JudgeServer(models=tuple(f"m{n}" for n in range(30))) as server:
+        with pytest.raises(UnknownName, match="'m9', …"):
+            open_judge(server.root)
+        assert open_judge(server.root, model="m7").model == "m7"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"answers": ("Yes", "yes ")}, "'Yes'"),
+        ({"answers": ("Yes",)}, "'Yes'"),
+        ({"answers": ("a", "b", "c")}, "grades"),
+        ({"answers": ("Yes", "")}, "answers"),
+        ({"answers": "No"}, "answers"),
+        ({"answers": ("Yes", 3)}, "answers"),
+        ({"answers": {"0": 0}}, "answers"),
+        ({"answers": {"0": 1, "1": 1}}, "answers"),
+        ({"answers": {"0": 0, "1": float("nan")}}, "answers"),
+        ({"answers": {"0": 0, "1": "1"}}, "answers"),
+        ({"prompt": "{query}"}, r"\{item\}"),
+        ({"prompt": "{item}"}, r"\{query\}"),
+        ({"prompt": "{query}{item}", "instruction": "x"}, r"\{instruction\}"),
+        ({"prompt": "{instruction}{query}{item}"}, r"\{instruction\}"),
+        ({"extra": {"max_tokens": 5}}, "'max_tokens'"),
+        ({"extra": {"messages": []}}, "'messages'"),
+        ({"top_logprobs": 0}, "top_logprobs"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"timeout": 0}, "timeout"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(options, told) -> None:
+    with pytest.raises(InputError, match=told):
+        open_judge("http://127.0.0.1/v1", model="m", **options)
