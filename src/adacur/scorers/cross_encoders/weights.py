@@ -34,6 +34,14 @@ _WITHOUT_EFFECT = {
 }
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a model's weights, those of its modules too."""
+    for name in ("*.safetensors", "pytorch_model*.bin"):
+        if files := [*folder.glob(name), *folder.glob(f"*_*/{name}")]:
+            return files
+    return []
+
+
 def weights_hash(files: Iterable[Path], *, settings: Mapping[str, Any] | None = None) -> str:
     """The first 32 hex digits of a SHA-256 over the files' content, in order of their names.
 
