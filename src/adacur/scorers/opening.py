@@ -82,7 +82,7 @@ def scorer(source: Any, **options: Any) -> Scorer:
     - a name that `adacur fetch` lists, such as "ms-marco-MiniLM-L-12-v2", fetched if needed;
     - an .onnx file, or a folder with one: `OnnxCrossEncoder`;
     - a folder with config.json and weights, or a hub name "org/name": `TorchCrossEncoder`, also for language models
-      (`instruction="…"` where they take one) and for a pooling with dense layers; for other modules, and a prompt before
+      (`instruction="…"` where they take one) and a pooling with dense layers; for other modules, and a prompt before
       plain pairs, `SentenceTransformersScorer`. Without torch, the checkpoint's onnx/model.onnx, where there is one:
       `OnnxCrossEncoder`;
     - the URL of a rerank server: `HttpScorer`.

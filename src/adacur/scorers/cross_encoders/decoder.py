@@ -95,7 +95,7 @@ class PromptBatches:
         rest = cut_to + of_queries + len(texts.template.suffix[0]) - first
         keys, groups = np.unique(np.stack((first, which), axis=1), axis=0, return_inverse=True)
         groups = groups.reshape(-1)
-        common = self._common(groups)
+        common = min(self._common(groups), int(first.min()))
         n_pairs, in_pieces = len(pairs), int(keys[:, 0].sum())
         self._cut: int | None = None
         if common and common + int(first.sum()) - n_pairs * common < in_pieces:
@@ -142,7 +142,7 @@ class PromptBatches:
         return row
 
     def _common(self, groups: IntArray) -> int:
-        """How many tokens all prompts begin with, of those before a second text."""
+        """How many tokens all prompts begin with."""
         of_groups = np.unique(groups, return_index=True)[1]
         one = self._prompt(int(of_groups[0]))
         length = len(one)

@@ -93,7 +93,9 @@ def forward_of(
         body = in_dtype(model.base_model, dtype).to(device).eval()
         return PromptedForward(torch, body, opened.head, device=device, dtype=dtype)
     model = _with_float32_head(model, dtype).to(device).eval()
-    rows = opened.readout.rows(opened.tokenizer.backend_tokenizer, n_rows=getattr(model.config, "num_labels", 1))
+    # The configuration of a body counts two labels by default.
+    n_labels = model.config.num_labels if opened.shape == "pairs" and opened.tags is None else 1
+    rows = opened.readout.rows(opened.tokenizer.backend_tokenizer, n_rows=n_labels)
     weights = torch.tensor(opened.readout.weights, device=device)
     takes_types = "token_type_ids" in opened.tokenizer.model_input_names
     batches = partial(PairBatches, torch, device=device, pad_id=pad_id)

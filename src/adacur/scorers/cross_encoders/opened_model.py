@@ -68,7 +68,8 @@ class OpenedModel(NamedTuple):
             given,
             config=self.model.config.to_dict(),
             tokenizer_config={"model_max_length": self.tokenizer.model_max_length},
-            usual=_USUAL_TOKENS if self.shape == "pairs" else _USUAL_LONG,
+            # Tokenizers without a limit write 10^30.
+            usual=_USUAL_TOKENS if self.shape == "pairs" else int(min(_USUAL_LONG, self.tokenizer.model_max_length)),
         )
 
 

@@ -154,7 +154,7 @@ class PromptPieces:
         first, second = ([prompt.trimmed(name, end) for end in _ENDS] for name in names)
         lefts = [f"{prompt.prefix}{end}{middle}" for end in (*first, *["a"] * len(second))]
         rights = [f"{end}{suffix}" for end in (*["a"] * len(first), *second)]
-        at = _always_cut(encode, lefts, rights, middle, specials, from_left=True)
+        at = _always_cut(encode, lefts, rights, middle, specials, late=True)
         if at is None:
             _log.warning(
                 "The tokenizer joins what stands on both sides of an item's beginning in this prompt, so the parts are "
@@ -167,7 +167,7 @@ class PromptPieces:
             pieces = (middle[at:], suffix, prompt.prefix, middle[:at])
             return cls(prompt, *pieces, bridge=np.array(bridge, np.int64), tail=np.empty(0, np.int64))
         lefts = [middle[at:] + end + suffix for end in second]
-        end = _always_cut(encode, lefts, [""] * len(lefts), suffix, specials, from_left=False)
+        end = _always_cut(encode, lefts, [""] * len(lefts), suffix, specials, late=False)
         end = len(suffix) if end is None else end
         bridge, tail = encode([suffix[:end], suffix[end:]])
         pieces = (prompt.prefix, middle[:at], middle[at:], suffix[:end])
@@ -191,20 +191,19 @@ def no_place_for(instruction: str, why: str) -> InputError:
 
 
 def _always_cut(
-    encode: Any, lefts: list[str], rights: list[str], between: str, specials: list[str], *, from_left: bool
+    encode: Any, lefts: list[str], rights: list[str], between: str, specials: list[str], *, late: bool
 ) -> int | None:
-    """The first place in `between`, which ends every left text, where a cut changes no token; None if there is none.
+    """A place in `between`, which ends every left text, where a cut changes no token; None if there is none.
 
-    Beside special tokens first, and behind line ends: tokenizers cut there.
+    Beside special tokens if possible, or behind a line end: tokenizers cut there. Of these the last where it should be
+    `late`, else the first.
     """
     wholes = encode([left + right for left, right in zip(lefts, rights, strict=True)])
     n = len(between)
-    at_special = {at for special in specials for at in _edges(between, special)}
-    after_lines = {found.end() for found in re.finditer(r"\n", between)}
-    if not from_left:
-        at_special |= {0}
-    places = [*sorted(at_special), *sorted(after_lines - at_special)]
-    places += [at for at in range(n + 1) if at not in at_special | after_lines]
+    at_special = {edge for special in specials for edge in _edges(between, special)}
+    after_lines = {found.end() for found in re.finditer(r"\n", between)} - at_special
+    others = set(range(n + 1)) - at_special - after_lines
+    places = [at for group in (at_special, after_lines, others) for at in sorted(group, reverse=late)]
     for at in places:
         heads = encode([left[: len(left) - n + at] for left in lefts])
         tails = encode([between[at:] + right for right in rights])
