@@ -27,6 +27,7 @@ from adacur.scorers.cross_encoders.emb_cross_encoder import (
     make_emb_cross_encoder,
     save_emb_cross_encoder,
 )
+from adacur.scorers.cross_encoders.explanation import Explanation
 from adacur.scorers.cross_encoders.onnx import OnnxCrossEncoder
 from adacur.scorers.cross_encoders.onnx_export import export_onnx
 from adacur.scorers.cross_encoders.pair_prompt import PairPrompt
@@ -44,6 +45,7 @@ __all__ = [
     "CacheWarning",
     "Cached",
     "EmbHead",
+    "Explanation",
     "FunctionScorer",
     "HttpScorer",
     "LangChainScorer",

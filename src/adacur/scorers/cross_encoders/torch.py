@@ -19,7 +19,7 @@ from adacur.core.extras import require
 from adacur.core.protocols import Items, Reopening, ScorerCard
 from adacur.core.records import Item, Pair, Query
 from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder
-from adacur.scorers.cross_encoders.explanation import Explanation
+from adacur.scorers.cross_encoders.explanation import Explanation, explained
 from adacur.scorers.cross_encoders.forwards import PackedForward, forward_of
 from adacur.scorers.cross_encoders.item_table import ItemTables
 from adacur.scorers.cross_encoders.opened_model import AnyPrompt, open_model
@@ -171,19 +171,7 @@ class TorchCrossEncoder:
 
     def explain(self, query: Query | str, item: Item | str) -> Explanation:
         """What the model reads of a pair, and the score that is made of it."""
-        asked = query if isinstance(query, Query) else Query("query", query)
-        found = item if isinstance(item, Item) else Item("item", item)
-        pairs = self._tokens.pairs([(asked, found)])
-        ids = pairs.texts.pair(0, 0)[0]
-        tokens = tuple(self._tokens.tokens_of(ids))
-        whole = self._tokens.whole_length(found)
-        return Explanation(
-            prompt=self._tokens.text_of(ids) if self.prompt is None else self.prompt.render(asked.text, found.text),
-            tokens=tokens,
-            cut=whole - len(pairs.texts.item_beside(0, 0)),
-            readout=str(self.readout),
-            score=float(self._scores(pairs)[0]),
-        )
+        return explained(query, item, tokens=self._tokens, scores=self._scores, readout=self.readout)
 
     def reopening(self) -> Reopening:
         """What opens this scorer elsewhere: on one GPU if it is on a GPU here, else on one CPU."""
