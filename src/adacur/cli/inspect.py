@@ -25,8 +25,8 @@ def inspect(
     show: Annotated[
         Literal["anchors", "pair"] | None,
         Option(
-            help="Instead: 'anchors', the anchor queries, id and text, a line each; or 'pair', what the scorer reads of "
-            "one pair of the index (prompt, tokens, readout) and the score that it gives."
+            help="Instead: 'anchors', the anchor queries, id and text, a line each; or 'pair', what the scorer reads "
+            "of one pair of the index (prompt, tokens, readout) and the score that it gives."
         ),
     ] = None,
     as_json: opt.Json = False,

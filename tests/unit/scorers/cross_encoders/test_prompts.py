@@ -15,6 +15,7 @@ from adacur.scorers.cross_encoders.decoder import PromptBatches, TransformersDec
 from adacur.scorers.cross_encoders.known_rerankers import known_reranker
 from adacur.scorers.cross_encoders.pair_prompt import PromptPieces
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
+from tests.functional.commands import here
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, tiny_decoder, tiny_transformer
 
 FORMATS = [
@@ -348,6 +349,10 @@ def test_another_instruction_is_another_scorer_and_an_index_refuses_it(causal, t
     with adacur.load(tmp_path / "index") as index:
         assert (index.scorer.card.prompt, index.scorer.card.readout) == (built.card.prompt, built.card.readout)
         assert index.drift is None
+    (told,) = here("inspect", tmp_path / "index", "--show", "pair", "--json").json()
+    assert told["prompt"].startswith("w1 w9 ")
+    assert told["score"] == pytest.approx(told["stored"], abs=1e-3)
+    assert "read as odds('yes', 'no'): " in here("inspect", tmp_path / "index", "--show", "pair").out
     with adacur.load(tmp_path / "index", scorer=causal) as index:
         assert index.scorer.card == built.card
     for other in ({"instruction": "w8"}, {"instruction": "w9", "readout": "token('yes')"}):
