@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -9,6 +10,8 @@ import numpy as np
 
 from adacur.core.arrays import IntArray
 from adacur.scorers.cross_encoders.pair_tokens import TokenArray, TokenPairs
+
+_PACKED = "adacur.scorers.cross_encoders.decoder_forward"
 
 
 class LastHidden(Protocol):
@@ -19,9 +22,14 @@ class LastHidden(Protocol):
         ...
 
     def last_hidden_shared(
-        self, prefixes: Sequence[TokenArray], continuations: Sequence[TokenArray], prefix_of: IntArray
+        self,
+        prefixes: Sequence[TokenArray],
+        continuations: Sequence[TokenArray],
+        prefix_of: IntArray,
+        *,
+        continuation_of: IntArray,
     ) -> Any:
-        """The same where prompt i is prefixes[prefix_of[i]], then continuations[i], which is not empty."""
+        """The same where prompt i is prefixes[prefix_of[i]], then continuations[continuation_of[i]], not empty."""
         ...
 
 
@@ -58,24 +66,25 @@ class TransformersDecoder:
         return hidden
 
     def last_hidden_shared(
-        self, prefixes: Sequence[TokenArray], continuations: Sequence[TokenArray], prefix_of: IntArray
+        self,
+        prefixes: Sequence[TokenArray],
+        continuations: Sequence[TokenArray],
+        prefix_of: IntArray,
+        *,
+        continuation_of: IntArray,
     ) -> Any:
         """The same of prompts in two parts; here nothing is saved by that."""
-        return self.last_hidden(
-            [np.concatenate((prefixes[of], rest)) for of, rest in zip(prefix_of, continuations, strict=True)]
-        )
+        parts = zip(prefix_of, continuation_of, strict=True)
+        return self.last_hidden([np.concatenate((prefixes[left], continuations[right])) for left, right in parts])
 
 
 def decoder_body(model: Any, *, device: Any, dtype: Any) -> LastHidden:
     """The fastest forward pass that can run this body of a transformers model."""
-    try:
-        from adacur.scorers.cross_encoders.decoder_forward import PackedDecoder
-    except ImportError:
-        pass
-    else:
-        if PackedDecoder.fits(model.config):
-            packed: LastHidden = PackedDecoder(model, device=device, dtype=dtype)
-            return packed
+    if importlib.util.find_spec(_PACKED) is not None:
+        packed = importlib.import_module(_PACKED).PackedDecoder
+        if packed.can_run(model):
+            opened: LastHidden = packed(model, device=device, dtype=dtype)
+            return opened
     return TransformersDecoder(model, device=device, dtype=dtype)
 
 
@@ -91,22 +100,21 @@ class PromptBatches:
         texts = pairs.texts
         cut_to = np.minimum(texts.item_lengths[pairs.item_of], texts.space[pairs.query_of])
         of_queries = texts.head_lengths[pairs.query_of]
-        first, which = (cut_to, pairs.item_of) if texts.item_first else (of_queries, pairs.query_of)
+        first = cut_to if texts.item_first else of_queries
         rest = cut_to + of_queries + len(texts.template.suffix[0]) - first
-        keys, groups = np.unique(np.stack((first, which), axis=1), axis=0, return_inverse=True)
-        groups = groups.reshape(-1)
-        common = min(self._common(groups), int(first.min()))
-        n_pairs, in_pieces = len(pairs), int(keys[:, 0].sum())
-        self._cut: int | None = None
-        if common and common + int(first.sum()) - n_pairs * common < in_pieces:
-            self._cut, groups, in_groups = common, np.zeros(n_pairs, np.intp), np.array([common])
+        # An item that is cut to two lengths is two pieces.
+        cut_items = pairs.item_of * (int(cut_to.max()) + 1) + cut_to
+        firsts, seconds = (cut_items, pairs.query_of) if texts.item_first else (pairs.query_of, cut_items)
+        _, of_groups, groups = np.unique(firsts, return_index=True, return_inverse=True)
+        common = min(self._common(of_groups), int(first.min()))
+        n_pairs, in_groups = len(pairs), first[of_groups]
+        if common and common + int(first.sum()) - n_pairs * common < int(in_groups.sum()):
+            groups, in_groups, seconds = np.zeros(n_pairs, np.intp), np.array([common]), np.arange(n_pairs)
             rest = rest + first - common
-        else:
-            in_groups = keys[:, 0]
         # Pairs of one group together, and long ones beside long ones.
         order = np.lexsort((-rest, groups))
         self.order = torch.from_numpy(order).to(device)
-        self._order, self._groups, self._rest = order, groups[order], rest[order]
+        self._order, self._groups, self._seconds, self._rest = order, groups[order], seconds[order], rest[order]
         self._ends = np.cumsum(self._rest)
         self._prefix_ends = np.cumsum(in_groups)
         self._prefixes = in_groups
@@ -127,23 +135,22 @@ class PromptBatches:
 
     def hidden(self, body: LastHidden, start: int, end: int) -> Any:
         """The last vectors of these prompts."""
-        prompts = [self._prompt(at) for at in self._order[start:end]]
-        groups, prefix_of = np.unique(self._groups[start:end], return_inverse=True)
-        if len(groups) == len(prompts) or not self._rest[start:end].all():
-            return body.last_hidden(prompts)
-        firsts = np.unique(prefix_of, return_index=True)[1]
+        rows = self._order[start:end]
+        groups, at, prefix_of = np.unique(self._groups[start:end], return_index=True, return_inverse=True)
+        if len(groups) == len(rows) or not self._rest[start:end].all():
+            return body.last_hidden([self._prompt(row) for row in rows])
         lengths = self._prefixes[groups]
-        prefixes = [prompts[at][:length] for at, length in zip(firsts, lengths, strict=True)]
-        continuations = [prompt[lengths[of] :] for prompt, of in zip(prompts, prefix_of, strict=True)]
-        return body.last_hidden_shared(prefixes, continuations, prefix_of)
+        prefixes = [self._prompt(rows[one])[:length] for one, length in zip(at, lengths, strict=True)]
+        _, at, continuation_of = np.unique(self._seconds[start:end], return_index=True, return_inverse=True)
+        continuations = [self._prompt(rows[one])[lengths[prefix_of[one]] :] for one in at]
+        return body.last_hidden_shared(prefixes, continuations, prefix_of, continuation_of=continuation_of)
 
     def _prompt(self, pair: int) -> TokenArray:
         row: TokenArray = self._pairs.texts.pair(int(self._pairs.query_of[pair]), int(self._pairs.item_of[pair]))[0]
         return row
 
-    def _common(self, groups: IntArray) -> int:
-        """How many tokens all prompts begin with."""
-        of_groups = np.unique(groups, return_index=True)[1]
+    def _common(self, of_groups: IntArray) -> int:
+        """How many tokens all prompts begin with, by one pair of each group."""
         one = self._prompt(int(of_groups[0]))
         length = len(one)
         for pair in of_groups[1:]:

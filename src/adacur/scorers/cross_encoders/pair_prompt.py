@@ -59,9 +59,9 @@ class PairPrompt:
             raise InputError(f"The prompt {text!r} has a place for an {{instruction}}: give instruction='…'.")
         if instruction is not None and not has_place:
             raise no_place_for(instruction, "the prompt has no {instruction}")
-        parts = [part.replace("{instruction}", instruction or "") for part in parts]
+        prefix, middle, suffix = (part.replace("{instruction}", instruction or "") for part in parts)
         trims = frozenset(name for name, found in places.items() if found[2])
-        return cls(*parts, item_first=first[1] == "item", trims=trims, instruction=instruction)
+        return cls(prefix, middle, suffix, first[1] == "item", trims, instruction)
 
     @classmethod
     def of_chat(

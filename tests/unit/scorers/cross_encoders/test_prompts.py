@@ -291,11 +291,12 @@ class Watched(TransformersDecoder):
 
     tokens, calls = 0, 0
 
-    def last_hidden_shared(self, prefixes, continuations, prefix_of):
+    def last_hidden_shared(self, prefixes, continuations, prefix_of, *, continuation_of):
         assert all(map(len, continuations))
+        assert len({tuple(row) for row in continuations}) == len(continuations)
         type(self).calls += 1
-        type(self).tokens += sum(map(len, prefixes)) + sum(map(len, continuations))
-        return super().last_hidden_shared(prefixes, continuations, prefix_of)
+        type(self).tokens += sum(map(len, prefixes)) + sum(len(continuations[of]) for of in continuation_of)
+        return super().last_hidden_shared(prefixes, continuations, prefix_of, continuation_of=continuation_of)
 
 
 @pytest.mark.parametrize("item_first", [False, True])
