@@ -57,10 +57,10 @@ class OpenedModel(NamedTuple):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What besides weights and files in the folder itself decides the scores."""
-        if self.shape == "pooled":
-            return {"pooling": self.model.pooling, "layers": str(self.model.layers)}
-        return {} if self.tags is None else self.tags.to_config()
+        """What besides weights and the files in the folder itself decides the scores."""
+        if self.shape != "pooled":
+            return {}
+        return {"pooling": self.model.pooling, "layers": str(self.model.layers)}
 
     def max_tokens(self, given: int | None) -> int:
         """The tokens of a pair, as given or as is usual for such a model."""

@@ -91,7 +91,7 @@ class TorchCrossEncoder:
         self._source = str(self._folder.resolve()) if is_local else str(name_or_folder)
         known_as = self._folder.resolve().name if is_local else str(name_or_folder)
         opened = open_model(self._folder, known_as, prompt=prompt, instruction=instruction, readout=readout)
-        self.prompt, self.readout, self._of_weights = opened.prompt, opened.readout, opened.settings
+        self.prompt, self.readout, self._settings = opened.prompt, opened.readout, opened.settings
         self._dtype = dtype or (opened.half if self._device.type == "cuda" else "float32")
         self._options: dict[str, Any] = {
             "dtype": self._dtype,
@@ -126,15 +126,16 @@ class TorchCrossEncoder:
     @cached_property
     def card(self) -> ScorerCard:
         files = weight_files(self._folder)
+        head = {} if self._tokens.head is None else self._tokens.head.to_config()
         return ScorerCard(
             name=self._name,
             backend="torch",
-            weights=weights_hash(files, settings=self._of_weights),
+            weights=weights_hash(files, settings=head),
             dtype=self._dtype,
             max_tokens=self._tokens.max_tokens,
             max_item_tokens=self._tokens.max_item_tokens,
             source=self._source,
-            settings=settings_hash(self._folder),
+            settings=settings_hash(self._folder, more=self._settings),
             prompt=None if self.prompt is None else self.prompt.text,
             readout=None if self.readout == Readout.label() else str(self.readout),
         )

@@ -57,10 +57,10 @@ def weights_hash(files: Iterable[Path], *, settings: Mapping[str, Any] | None = 
     return digest.hexdigest()[:32]
 
 
-def settings_hash(folder: Path, *, files: Iterable[str] = _FILES) -> str:
+def settings_hash(folder: Path, *, files: Iterable[str] = _FILES, more: Mapping[str, Any] | None = None) -> str:
     """A hash of the files that decide, beside the weights, what a model makes of a text: `files` are their patterns.
 
-    JSON counts by its content, not by its layout.
+    JSON counts by its content, not by its layout. `more` are settings that are in none of them.
     """
     digest = hashlib.sha256()
     for path in sorted({path for pattern in files for path in folder.glob(pattern)}):
@@ -69,6 +69,8 @@ def settings_hash(folder: Path, *, files: Iterable[str] = _FILES) -> str:
             content = json.dumps(with_effect(json_in(folder, path.name)), sort_keys=True).encode()
         digest.update(f"{path.name} {len(content)} ".encode())
         digest.update(content)
+    if more:
+        digest.update(json.dumps(more, sort_keys=True).encode())
     return digest.hexdigest()[:32]
 
 
