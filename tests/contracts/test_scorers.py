@@ -37,7 +37,15 @@ from adacur.scorers import (
 from adacur.scorers.http_dialects import DIALECTS
 from tests.judge_servers import JudgeServer, tiny_judge
 from tests.rerank_servers import MODEL, RerankServer
-from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, tiny_emb, tiny_onnx, tiny_transformer
+from tests.unit.scorers.cross_encoders.tiny_models import (
+    ITEMS,
+    PAIRS,
+    QUERIES,
+    tiny_decoder,
+    tiny_emb,
+    tiny_onnx,
+    tiny_transformer,
+)
 
 # PyTerrier 1.1 calls pandas 3 in ways that pandas 4 will not take.
 pytestmark = pytest.mark.filterwarnings("ignore:The inplace keyword")
@@ -105,6 +113,8 @@ def open_case(kind: str, folder) -> Case:
         opened = opened_scorer(make(folder))
         assert type(opened) is wrapper
         return Case(opened, 1e-4)
+    if kind == "causal torch":
+        return Case(TorchCrossEncoder(tiny_decoder(folder, kind="causal"), device="cpu", batch_tokens=400), 1e-4)
     if kind == "emb torch":
         return Case(TorchCrossEncoder(tiny_emb(folder), device="cpu", batch_tokens=400), 1e-4)
     if kind == "emb onnx":
@@ -131,6 +141,7 @@ KINDS = [
     "torch roberta",
     "torch distilbert",
     "float16 torch",
+    "causal torch",
     "emb torch",
     "emb onnx",
     *(f"http {kind}" for kind in DIALECTS),

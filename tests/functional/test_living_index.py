@@ -77,13 +77,13 @@ def test_the_commands_change_an_index_as_the_methods_do(tmp_path) -> None:
     asked = write(tmp_path / "asked.jsonl", [query(8)])
     assert "11 scorer calls" in run("index", "anchors", path, asked, "--trust")
     run("index", "anchors", path, "--drop", "q0")
-    assert [line.split("\t")[0] for line in here("inspect", path, "--anchors").out.splitlines()] == [
+    assert [line.split("\t")[0] for line in here("inspect", path, "--show", "anchors").out.splitlines()] == [
         "q1",
         "q2",
         "q3",
         "q8",
     ]
-    assert run_json("inspect", path, "--anchors")[3] == {"id": "q8", "text": query(8).text}
+    assert run_json("inspect", path, "--show", "anchors")[3] == {"id": "q8", "text": query(8).text}
     facts = run_json("inspect", path)
     assert facts["exact_scores"] == 11 * 4
     assert (facts["version"], facts["parts"], facts["items"], facts["anchors"]) == (6, 4, 11, 4)
@@ -104,7 +104,7 @@ def test_inspect_tells_what_is_predicted_and_a_refresh_which_ids_are_new(tmp_pat
     assert "\nbuilt " in before
     assert "5 scorer calls" in run("search", path, "--trust", "what is\n\tred?", "-k", 2, "--budget", 5, "--log", log)
     (new,) = run_json("index", "refresh", path, "--log", log, "--fewest-scored", 5)["new_ids"]
-    assert run("inspect", path, "--anchors").splitlines()[4] == f"{new}\twhat is red?"
+    assert run("inspect", path, "--show", "anchors").splitlines()[4] == f"{new}\twhat is red?"
     after = run("inspect", path)
     assert "53 of 60 scores are exact" in after
     assert "\nchanged " in after

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Option
 
 from adacur.cli import options as opt
 from adacur.cli.messages import counted, plain, print_json, print_rows
+from adacur.core.errors import InputError
 from adacur.core.units import megabytes
 
 if TYPE_CHECKING:
@@ -20,9 +22,13 @@ if TYPE_CHECKING:
 
 def inspect(
     index: opt.IndexPath,
-    anchors: Annotated[
-        bool, Option("--anchors", help="List the anchor queries instead: id and text, a line each.")
-    ] = False,
+    show: Annotated[
+        Literal["anchors", "pair"] | None,
+        Option(
+            help="Instead: 'anchors', the anchor queries, id and text, a line each; or 'pair', what the scorer reads "
+            "of one pair of the index (prompt, tokens, readout) and the score that it gives."
+        ),
+    ] = None,
     as_json: opt.Json = False,
 ) -> None:
     """Show what an index folder holds: items, anchor queries, scorer, first stages, versions.
@@ -32,7 +38,10 @@ def inspect(
     from adacur.index import IndexFolder
 
     folder = IndexFolder.open(index)
-    if anchors:
+    if show == "pair":
+        _show_pair(index, folder, as_json=as_json)
+        return
+    if show == "anchors":
         rows = [{"id": query.id, "text": query.text} for query in folder.anchor_queries]
         if as_json:
             print_json(rows)
@@ -45,6 +54,28 @@ def inspect(
         print_json(facts)
     else:
         _show(folder, facts)
+
+
+def _show_pair(index: str, folder: IndexFolder, *, as_json: bool) -> None:
+    """The first pair that the scorer is recognised by, as the scorer reads it now."""
+    import adacur
+
+    if not folder.manifest.probes:
+        raise InputError(f"{index} has no anchor scores, so no pair of it is known. Use scorer.explain(query, item).")
+    probe = folder.manifest.probes[0]
+    with adacur.load(index, check=False) as opened:
+        explain = getattr(opened.scorer, "explain", None)
+        if explain is None:
+            raise InputError(
+                f"What {opened.scorer.card.name!r} ({opened.scorer.card.backend}) reads of a pair is not known here: "
+                "only models that run in adacur itself can be explained."
+            )
+        told = explain(folder.anchor_queries[probe.anchor], folder.items.at([probe.item])[0])
+    if as_json:
+        print_json({**asdict(told), "stored": probe.score})
+    else:
+        typer.echo("\n".join(plain(line) for line in str(told).split("\n")))
+        typer.echo(f"stored in the index: {probe.score:.4f}")
 
 
 def _facts(folder: IndexFolder) -> dict[str, Any]:
@@ -85,6 +116,8 @@ def _show(folder: IndexFolder, facts: Mapping[str, Any]) -> None:
     rows = {
         "items × anchor queries": f"{facts['items']:,} × {facts['anchors']:,} ({facts['dtype']})",
         "scorer": _in_words(card) if card else "",
+        "prompt": card and card.prompt and repr(card.prompt),
+        "reads": card and card.readout,
         "sparse": sparse and f"built with {sparse.per_query:,} items per anchor query",
         "searched by": "" if n_scores else "its first stages; `adacur index anchors` adds anchor queries",
         "exact": exact < n_scores and f"{exact:,} of {n_scores:,} scores are exact, the rest predicted",

@@ -21,7 +21,8 @@ class ScorerCard:
     `weights` is a hash of the weights, or None where there are none to hash (a function, a service); `settings` one of
     what else decides the scores of a model (its tokenizer, template and configuration), None on cards of before.
     `arithmetic` says how a quantised model multiplied here, which differs between processors. `source` is what opens
-    it again (a path, a name, "module:function"), or None.
+    it again (a path, a name, "module:function"), or None. `prompt` is the text that pairs are written into, with its
+    instruction, None for plain pairs; `readout` says how the model's numbers become a score, None for its one logit.
     """
 
     name: str
@@ -33,6 +34,8 @@ class ScorerCard:
     source: str | None = None
     settings: str | None = None
     arithmetic: str | None = None
+    prompt: str | None = None
+    readout: str | None = None
 
     @property
     def saturates(self) -> bool:
@@ -49,6 +52,7 @@ class ScorerCard:
             self.arithmetic if self.saturates else None,
             f"up to {self.max_tokens} tokens" if self.max_tokens else None,
             f"items cut to {self.max_item_tokens} tokens" if self.max_item_tokens else None,
+            f"reads {self.readout}" if self.readout else None,
             f"from {self.source}" if self.source else None,
         )
         return " · ".join(part for part in parts if part)

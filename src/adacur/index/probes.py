@@ -106,6 +106,7 @@ def check_scorer(folder: IndexFolder, scorer: Scorer, *, warn: bool = True) -> D
     built, given = folder.manifest.scorer, scorer.card
     if not folder.anchor_queries or same_scorer(built, given):
         return None
+    _check_same_prompt(built, given, where=folder.path)
     probes = folder.manifest.probes
     if not probes:
         raise DamagedIndex(
@@ -151,6 +152,17 @@ def _remembered(anchors: AnchorScores, probes: Sequence[Probe]) -> tuple[list[Pa
     items = anchors.items.at(probe.item for probe in probes)
     pairs = [(anchors.anchor_queries[probe.anchor], item) for probe, item in zip(probes, items, strict=True)]
     return pairs, np.array([probe.score for probe in probes])
+
+
+def _check_same_prompt(built: ScorerCard | None, given: ScorerCard, *, where: Path) -> None:
+    """Refuse another instruction: its scores may lie close by, and still answer another question."""
+    for what in ("prompt", "readout"):
+        before, now = getattr(built, what, None), getattr(given, what, None)
+        if before is not None and now is not None and before != now:
+            raise WrongScorer(
+                f"Scorer {_named(given)} is not the one that built {where}: its {what} is {now!r}, and was {before!r}. "
+                "Open it with the prompt, instruction and readout of the index, or build another index."
+            )
 
 
 def same_scorer(built: ScorerCard | None, given: ScorerCard | None) -> bool:

@@ -4,7 +4,9 @@ Where to change what, from the name of a scorer to its scores:
 
 - opening.py: the door; from an object, a path, a URL or a name to a scorer. consent.py: what an index folder may name
 - calling.py (and core/scores.py): where other rooms call scorers; scores are checked there and failures named
-- cross_encoders/: inference of our own. onnx.py (CPU), torch.py (GPU); pair_tokens.py (queries and items to token ids),
+- cross_encoders/: inference of our own. onnx.py (CPU), torch.py (GPU); opened_model.py (what a model is, its prompt and
+  readout: pair_prompt.py, readout.py, known_rerankers.py), forwards.py, decoder.py (language models: batches that share
+  beginnings), pooled_head.py; pair_tokens.py (queries and items to token ids),
   item_table.py (those of items by position), pair_batches.py, packed_encoder.py, attention.py and gpu_kernels.py (the
   forward pass without padding); buckets.py and recorded.py (small calls as CUDA graphs);
   emb_cross_encoder.py ([EMB] heads), checkpoints.py and weights.py (folders of models), onnx_export.py
@@ -26,8 +28,11 @@ from adacur.scorers.cross_encoders.emb_cross_encoder import (
     make_emb_cross_encoder,
     save_emb_cross_encoder,
 )
+from adacur.scorers.cross_encoders.explanation import Explanation
 from adacur.scorers.cross_encoders.onnx import OnnxCrossEncoder
 from adacur.scorers.cross_encoders.onnx_export import export_onnx
+from adacur.scorers.cross_encoders.pair_prompt import PairPrompt
+from adacur.scorers.cross_encoders.readout import Readout
 from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
 from adacur.scorers.function import FunctionScorer
 from adacur.scorers.http import HttpScorer, ProbabilityWarning
@@ -42,6 +47,7 @@ __all__ = [
     "CacheWarning",
     "Cached",
     "EmbHead",
+    "Explanation",
     "FunctionScorer",
     "HttpScorer",
     "JudgeScorer",
@@ -49,8 +55,10 @@ __all__ = [
     "MatrixScorer",
     "Metered",
     "OnnxCrossEncoder",
+    "PairPrompt",
     "ProbabilityWarning",
     "PyTerrierScorer",
+    "Readout",
     "RerankersScorer",
     "SentenceTransformersScorer",
     "SharedBatches",

@@ -19,7 +19,7 @@ from adacur.core.protocols import Scorer
 from adacur.core.spelling import did_you_mean
 from adacur.data.catalogue import fetch, names
 from adacur.scorers.adapters import LangChainScorer, PyTerrierScorer, RerankersScorer
-from adacur.scorers.cross_encoders.checkpoints import beyond_plain_pairs, checkpoint_folder, has_chat_template
+from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder, shape_of
 from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead
 from adacur.scorers.cross_encoders.onnx import OnnxCrossEncoder
 from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
@@ -83,9 +83,10 @@ def scorer(source: Any, **options: Any) -> Scorer:
     - "module:name" of any of these objects;
     - a name that `adacur fetch` lists, such as "ms-marco-MiniLM-L-12-v2", fetched if needed;
     - an .onnx file, or a folder with one: `OnnxCrossEncoder`;
-    - a folder with config.json and weights, or a hub name "org/name": `TorchCrossEncoder`, or, for models with several
-      modules, a prompt or a chat template, `SentenceTransformersScorer`. Without torch, the checkpoint's
-      onnx/model.onnx, where there is one: `OnnxCrossEncoder`;
+    - a folder with config.json and weights, or a hub name "org/name": `TorchCrossEncoder`, also for language models
+      (`instruction="…"` where they take one) and a pooling with dense layers; for other modules, and a prompt before
+      plain pairs, `SentenceTransformersScorer`. Without torch, the checkpoint's onnx/model.onnx, where there is one:
+      `OnnxCrossEncoder`;
     - the URL of a rerank server: `HttpScorer`;
     - the URL of a language model, with kind="judge" or ending in /chat/completions or /completions: `JudgeScorer`.
     """
@@ -174,18 +175,12 @@ def _from_checkpoint(folder: Path, source: str | Path, options: dict[str, Any]) 
     is_modular = (folder / "modules.json").is_file()
     if is_modular and json_in(folder, "config_sentence_transformers.json").get("model_type") != "CrossEncoder":
         raise InputError(f"The model in {folder} {_DUAL_ENCODER}.")
-    why = None if EmbHead.from_config(json_in(folder, "config.json")) else beyond_plain_pairs(folder)
-    if why is None:
-        if (folder / _ONNX_EXPORT).is_file() and _missing("torch", "transformers") is not None:
-            name = {"name": source} if isinstance(source, str) else {}
-            return _open(OnnxCrossEncoder, folder / _ONNX_EXPORT, name | options)
-        # A lone transformer is a transformers checkpoint, and this is the faster way to run it.
+    shape, why = ("pairs", "") if EmbHead.from_config(json_in(folder, "config.json")) else shape_of(folder)
+    if shape == "pairs" and (folder / _ONNX_EXPORT).is_file() and _missing("torch", "transformers") is not None:
+        name = {"name": source} if isinstance(source, str) else {}
+        return _open(OnnxCrossEncoder, folder / _ONNX_EXPORT, name | options)
+    if shape != "other" or "prompt" in options:
         return _open(TorchCrossEncoder, source, options)
-    if not is_modular and not has_chat_template(folder):
-        raise InputError(
-            f"The model {str(source)!r} {why}, without a chat template for pairs. Give a "
-            "sentence_transformers.CrossEncoder with its template, or a function that calls the model."
-        )
     try:
         return _open(SentenceTransformersScorer, source, options)
     except MissingExtra as error:

@@ -127,11 +127,17 @@ def open_folder(
 
 def _open_as_built(source: Any, card: ScorerCard | None) -> Scorer:
     """A scorer by its name cuts items as the one that built the index did: else it would be taken for another."""
-    if card is not None and card.max_item_tokens is not None and isinstance(source, str | Path):
+    if card is not None and isinstance(source, str | Path) and (options := _as_built(card)):
         # Functions and services cut nothing.
         with contextlib.suppress(UnknownOption):
-            return _open_scorer(source, max_item_tokens=card.max_item_tokens)
+            return _open_scorer(source, **options)
     return _open_scorer(source)
+
+
+def _as_built(card: ScorerCard) -> dict[str, Any]:
+    """The options of a scorer by its name that decide its scores, as its card has them."""
+    options = {"max_item_tokens": card.max_item_tokens, "prompt": card.prompt, "readout": card.readout}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _named_scorer(folder: IndexFolder, *, check: bool, trust: bool) -> tuple[Scorer, Drift | None]:
@@ -141,9 +147,9 @@ def _named_scorer(folder: IndexFolder, *, check: bool, trust: bool) -> tuple[Sco
             f"The manifest of {str(folder.path)!r} does not say how to open its scorer"
             f"{f' {card.name!r}' if card else ''}. Give it: adacur.load(path, scorer=…), or --scorer."
         )
-    limits = {"max_tokens": card.max_tokens, "max_item_tokens": card.max_item_tokens}
+    limit = {} if card.max_tokens is None else {"max_tokens": card.max_tokens}
     # A service cuts texts by its own limit and takes none from us.
-    options = {name: limit for name, limit in limits.items() if limit is not None and card.backend != "http"}
+    options = {} if card.backend == "http" else limit | _as_built(card)
     source = card.name if card.source is None else card.source
     if source not in names():
         check_consent(source, what="scorer", folder=folder.path, trust=trust)

@@ -63,9 +63,10 @@ def open_indexes(
         if not is_store_url(str(place)):
             card = IndexFolder.open(index_url(str(place)) or place).manifest.scorer
         if scorer is not None or card is None:
-            model: Any = card and card.max_item_tokens
+            model: Any = card and (card.max_item_tokens, card.prompt, card.readout)
         else:
-            model = (card.name, card.backend, card.weights, card.source, card.max_tokens, card.max_item_tokens)
+            model = (card.name, card.backend, card.weights, card.source, card.max_tokens)
+            model += (card.max_item_tokens, card.prompt, card.readout)
         index = load(place, scorer=opened.get(model, scorer), encoder=encoder, store=store, trust=trust)
         if cache is not None and model not in opened:
             index = index.with_scorer(lambda opened_scorer: Cached(opened_scorer, cache))

@@ -15,6 +15,7 @@ from adacur.core.errors import InputError
 from adacur.core.protocols import Scorer
 from adacur.data import JudgedCollection
 from adacur.first_stages import AnyStage
+from adacur.scorers.cross_encoders.checkpoints import architecture, checkpoint_folder
 from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead
 from adacur.training.checking import Checked, sampled
 from adacur.training.judged_queries import LearningData, learning_data, same_words, with_equal_texts
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from adacur.training.ranking_model import PairExample
 
 _log = logging.getLogger(__name__)
-CrossEncoderHead = Literal["emb", "cls"]
+CrossEncoderHead = Literal["emb", "cls", "tokens"]
 _DEFAULT_SETTINGS = TrainingSettings()
 _DEFAULT_MIXTURE = Mixture()
 _SMALL_SAMPLE = 100
@@ -41,7 +42,9 @@ def train_cross_encoder(
     *,
     base: str | Path,
     first: AnyStage,
-    head: CrossEncoderHead | EmbHead = "emb",
+    head: CrossEncoderHead | EmbHead | None = None,
+    prompt: str | None = None,
+    readout: str | None = None,
     add_tags: bool = False,
     negatives: int = 63,
     depth: int = 200,
@@ -65,9 +68,12 @@ def train_cross_encoder(
     shortlists ("mrr") and estimate their rank among all items from a sample ("mrr_all"); the best model has the highest
     "mrr_all", or with teachers the lowest "error".
 
-    - `base`: any encoder; a cross-encoder keeps its head if `head` is "cls"
+    - `base`: any encoder, or a causal language model; a cross-encoder keeps its head if `head` is "cls"
     - `first`: finds the near misses and the shortlists
-    - `head`: "emb" (the paper's dot product of tag tokens), an `EmbHead` with other tags, or "cls" (a linear layer)
+    - `head`: "emb" (the paper's dot product of tag tokens), an `EmbHead` with other tags, "cls" (a linear layer), or
+      "tokens" (what a language model says next); by default "tokens" for a language model, and else "emb"
+    - `prompt`: what a language model reads, with {query} and {item}; by default a question in its chat template
+    - `readout`: the answers that count, such as "odds('yes', 'no')"; by default the odds of Yes and No
     - `add_tags`: give the tokenizer the tags of the head
     - `negatives` per relevant item; near misses are drawn from the `depth` best of the first stage
     - `mixture`: shares of near misses, random items and items found by searches, such as "near=1,random=1,found=1"
@@ -96,13 +102,22 @@ def train_cross_encoder(
             "negatives and sample must be at least 1, depth at least negatives and shortlist at least 2; got negatives="
             f"{negatives}, sample={sample}, depth={depth}, shortlist={shortlist}."
         )
-    if isinstance(head, str) and head not in ("emb", "cls"):
-        raise InputError(f"head must be 'emb', 'cls' or an EmbHead; got {head!r}.")
+    if isinstance(head, str) and head not in ("emb", "cls", "tokens"):
+        raise InputError(f"head must be 'emb', 'cls', 'tokens' or an EmbHead; got {head!r}.")
+    is_causal = architecture(checkpoint_folder(base)).endswith("ForCausalLM")
+    head = head or ("tokens" if is_causal else "emb")
+    if (head == "tokens") != is_causal or (head != "tokens" and (prompt or readout)):
+        raise InputError(
+            "A causal language model is trained with head='tokens', and it alone, and only it takes prompt and readout;"
+            f" {base} is a {architecture(checkpoint_folder(base)) or 'model'}, got head={head!r}, prompt={prompt!r}, "
+            f"readout={readout!r}."
+        )
     shares = Mixture.parsed(str(mixture)) if not isinstance(mixture, Mixture) else mixture
     data = learning_data(collection, held_out=held_out, seed=settings.seed)
     facts = {
         "trains": "cross-encoder",
         "head": head if isinstance(head, str) else asdict(head),
+        **({"prompt": prompt, "readout": readout} if head == "tokens" else {}),
         "add_tags": add_tags,
         "collection": data.name,
         "data": data.fingerprint,
@@ -139,8 +154,10 @@ def train_cross_encoder(
 
         model = RankingModel(
             base_folder,
-            {"emb": EmbHead(), "cls": None}[head] if isinstance(head, str) else head,
+            EmbHead() if head == "emb" else head,
             add_tags=add_tags,
+            prompt=prompt,
+            readout=readout,
             max_tokens=max_tokens,
             max_item_tokens=max_item_tokens,
             squared=bool(teachers),

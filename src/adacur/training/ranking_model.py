@@ -8,7 +8,7 @@ import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from adacur.scorers.cross_encoders.checkpoints import check_is_fast, quiet, writ
 from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead, make_emb_cross_encoder, save_emb_cross_encoder
 from adacur.scorers.cross_encoders.pair_batches import PairBatches
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenPairs, TokenTexts, chosen_max_tokens
+from adacur.training.prompted_model import PromptedModel, untrained_prompted
 
 _log = logging.getLogger(__name__)
 # The place of a query, the positions of its items, and the targets of their scores.
@@ -41,16 +42,22 @@ class RankingModel(torch.nn.Module):  # type: ignore[misc]
     def __init__(
         self,
         base: Path,
-        head: EmbHead | None,
+        head: EmbHead | Literal["cls", "tokens"] | None,
         *,
-        add_tags: bool,
+        add_tags: bool = False,
+        prompt: str | None = None,
+        readout: str | None = None,
         max_tokens: int | None,
         max_item_tokens: int | None,
         squared: bool,
     ) -> None:
         super().__init__()
-        self._tokenizer, self.cross_encoder = untrained(base, head, add_tags=add_tags)
-        self._head, self._squared = head, squared
+        if head == "tokens":
+            self._tokenizer, self.cross_encoder = untrained_prompted(base, prompt=prompt, readout=readout)
+        else:
+            tags = head if isinstance(head, EmbHead) else None
+            self._tokenizer, self.cross_encoder = untrained(base, tags, add_tags=add_tags)
+        self._squared = squared
         self._tokens_in_memory: int | None = None
         self.tokens = PairTokenizer(
             self._tokenizer.backend_tokenizer,
@@ -60,7 +67,8 @@ class RankingModel(torch.nn.Module):  # type: ignore[misc]
                 tokenizer_config={"model_max_length": self._tokenizer.model_max_length},
             ),
             max_item_tokens=max_item_tokens,
-            head=head,
+            head=head if isinstance(head, EmbHead) else None,
+            prompt=getattr(self.cross_encoder, "prompt", None),
         )
         takes = inspect.signature(self.cross_encoder.forward).parameters
         self._takes_types = "token_type_ids" in self._tokenizer.model_input_names and "token_type_ids" in takes
@@ -141,10 +149,13 @@ class RankingModel(torch.nn.Module):  # type: ignore[misc]
     def save(self, folder: Path) -> None:
         """Write the cross-encoder and its tokenizer, whole or not at all; the model stays where it is."""
         module = copy.deepcopy(self.cross_encoder).cpu()
-        if self._head is not None:
+        if self.tokens.head is not None:
             save_emb_cross_encoder(module, self._tokenizer, folder)
             return
         with written_whole(folder) as unfinished, quiet(transformers):
+            if isinstance(module, PromptedModel):
+                module.save(self._tokenizer, unfinished, max_tokens=self.tokens.max_tokens)
+                return
             module.save_pretrained(unfinished)
             self._tokenizer.save_pretrained(unfinished)
 

@@ -1,4 +1,4 @@
-"""Models that want more than a plain pair of texts run in sentence-transformers, or not at all."""
+"""Models that want more than a plain pair of texts score as in sentence-transformers, or are refused."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from adacur.scorers import OnnxCrossEncoder, SentenceTransformersScorer, TorchCr
 from adacur.scorers.cross_encoders.checkpoints import check_names_no_code
 from tests.unit.scorers.cross_encoders.tiny_models import (
     CHAT_TEMPLATE,
+    ITEMS,
     PAIRS,
+    QUERIES,
     tiny_decoder,
+    tiny_ettin,
     tiny_modular,
     tiny_onnx,
     tiny_transformer,
@@ -41,11 +44,24 @@ def edit(file: Path, **settings) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | settings))
 
 
+def saved_by_the_library(folder: Path) -> Path:
+    """With modules.json, one token to read, and an instruction of its own."""
+    base = str(tiny_decoder(folder.with_name("base"), kind="causal"))
+    body = library.base.modules.Transformer(base, transformer_task="text-generation")
+    score = library.cross_encoder.modules.LogitScore(true_token_id=body.tokenizer.convert_tokens_to_ids("no"))
+    prompts = {"task": "w5 w6 w7"}
+    model = library.CrossEncoder(modules=[body, score], prompts=prompts, default_prompt_name="task", device="cpu")
+    model.save_pretrained(str(folder))
+    return folder
+
+
 KINDS = {
     "a classifier with a chat template": tiny_decoder,
     "a chat template in tokenizer_config.json": template_in_tokenizer_config,
     "a causal model": causal,
+    "a causal model with a readout and an instruction": saved_by_the_library,
     "several modules": tiny_modular,
+    "a pooling and layers": tiny_ettin,
 }
 
 
@@ -62,19 +78,26 @@ def scores_of_the_library(folder: Path) -> np.ndarray:
 
 def test_its_scores_are_those_of_sentence_transformers(folder) -> None:
     with scorer(folder, device="cpu") as opened:
+        assert isinstance(opened, TorchCrossEncoder)
+        expected = scores_of_the_library(folder)
+        assert np.ptp(expected) > 0.1
+        np.testing.assert_allclose(opened.score(PAIRS), expected, atol=1e-4)
+        np.testing.assert_allclose(opened.score_grid(QUERIES, ITEMS).ravel(), expected, atol=1e-4)
+
+
+def test_a_model_that_we_cannot_run_goes_to_sentence_transformers_and_never_scores_plain_pairs(tmp_path) -> None:
+    folder = tiny_modular(tmp_path / "modular", pooling="weightedmean")
+    with scorer(folder, device="cpu") as opened:
         assert isinstance(opened, SentenceTransformersScorer)
         np.testing.assert_allclose(opened.score(PAIRS), scores_of_the_library(folder), atol=1e-5)
-
-
-def test_it_is_never_scored_as_a_plain_pair(folder) -> None:
-    with pytest.raises(InputError, match=r"(template|modules).*sentence-transformers"):
+    with pytest.raises(InputError, match=r"modules.*wrong"):
         TorchCrossEncoder(folder, device="cpu")
 
 
 def test_by_its_hub_name_it_is_what_it_is_by_its_folder(folder, tmp_path, monkeypatch) -> None:
     fetched = hub_of({"org/reranker": folder}, tmp_path, monkeypatch)
     with scorer("org/reranker", device="cpu") as opened, scorer(folder, device="cpu") as local:
-        assert isinstance(opened, SentenceTransformersScorer)
+        assert isinstance(opened, TorchCrossEncoder)
         assert (opened.card.name, opened.card.source) == ("org/reranker", "org/reranker")
         assert (opened.card.weights, opened.card.settings) == (local.card.weights, local.card.settings)
         np.testing.assert_array_equal(opened.score(PAIRS), local.score(PAIRS))
@@ -120,7 +143,7 @@ def test_nothing_is_fetched_that_could_not_be_run(tmp_path, monkeypatch) -> None
 
 
 def test_without_sentence_transformers_it_is_refused_with_the_reason_and_the_remedy(tmp_path, monkeypatch) -> None:
-    made = tiny_decoder(tmp_path / "made")
+    made = tiny_modular(tmp_path / "made", pooling="weightedmean")
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(MissingExtra, match="sentence-transformers"):
         scorer(made)

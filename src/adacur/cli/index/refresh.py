@@ -45,5 +45,5 @@ def refresh(
         name = quote(index)
         note(
             "The index now holds the texts of these queries. To remove one: adacur index anchors "
-            f"{name} --drop ID (adacur inspect {name} --anchors lists the ids)"
+            f"{name} --drop ID (adacur inspect {name} --show anchors lists the ids)"
         )

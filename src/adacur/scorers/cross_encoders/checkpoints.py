@@ -10,12 +10,17 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from adacur.core.errors import FetchError, FileFormatError, InputError, StorageFull
 from adacur.core.extras import require
+from adacur.scorers.cross_encoders.readout import Readout
 from adacur.scorers.cross_encoders.weights import json_in
 
+Shape = Literal["pairs", "decoder", "pooled", "other"]
+# What may stand behind a pooling, and the activations of a dense layer.
+_LAYERS = {"Dense", "LayerNorm", "Dropout"}
+_ACTIVATIONS = {"Identity", "Tanh", "ReLU", "GELU", "SiLU"}
 # What a folder may hold, and what it must, for a new model to take its place.
 _MODEL_SUFFIXES = {".json", ".safetensors", ".bin", ".onnx", ".data", ".txt", ".model", ".md", ".jinja"}
 _MODEL_FILES = ("config.json", "modules.json", "model.onnx")
@@ -50,22 +55,63 @@ def has_chat_template(folder: Path) -> bool:
     )
 
 
-def beyond_plain_pairs(folder: Path) -> str | None:
-    """Why the model in a folder would score a plain pair of texts wrongly, as a clause; None where it would not.
+def shape_of(folder: Path) -> tuple[Shape, str]:
+    """How the model in a folder scores a pair, and why that is not by a plain pair of texts, as a clause.
 
-    Such models run in sentence-transformers, which knows their templates, prompts and modules.
+    A "decoder" reads a prompt and its last token; a "pooled" one has a pooling and layers behind the transformer;
+    "other" is what sentence-transformers alone can run.
     """
-    modules = _modules(folder)
-    types = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
-    if types and types != ["Transformer"]:
-        return f"has the modules {', '.join(map(repr, types))} and not a transformer alone"
+    modules = st_modules(folder)
+    types = [kind for kind, _ in modules]
+    behind = types[1:] if types[:1] == ["Transformer"] and not modules[0][1] else types
+    prompt = json_in(folder, "config_sentence_transformers.json").get("default_prompt_name")
+    if behind:
+        why = f"has the modules {', '.join(map(repr, types))} and not a transformer alone"
+        if behind == ["LogitScore"]:
+            return "decoder", why
+        pools = prompt is None and not has_chat_template(folder) and _can_pool(folder, modules)
+        return ("pooled" if pools else "other"), why
+    if (made_for := architecture(folder)).endswith("ForCausalLM"):
+        return "decoder", f"is a language model, {made_for}"
     if has_chat_template(folder):
-        return "writes pairs into the chat template of its tokenizer"
-    if (prompt := json_in(folder, "config_sentence_transformers.json").get("default_prompt_name")) is not None:
-        return f"puts the prompt {prompt!r} before its texts"
-    if (made_for := _architecture(folder)).endswith("ForCausalLM"):
-        return f"is a language model, {made_for}"
-    return None
+        return "decoder", "writes pairs into the chat template of its tokenizer"
+    if prompt is not None:
+        return "other", f"puts the prompt {prompt!r} before its texts"
+    return "pairs", ""
+
+
+def st_modules(folder: Path) -> list[tuple[str, str]]:
+    """The modules of a sentence-transformers folder, type and path; none where it has no modules.json."""
+    named = [(str(module.get("type", "")), str(module.get("path") or "")) for module in _modules(folder)]
+    # A class of another package is not what its last name says.
+    return [(re.sub(r"^sentence_transformers\.(\w+\.)*", "", kind), path) for kind, path in named]
+
+
+def pooling_of(folder: Path) -> str | None:
+    """The way of pooling in a Pooling module's folder; None where there are several, or one that we have not got."""
+    config = json_in(folder, "config.json")
+    mode = config.get("pooling_mode")
+    if mode is None:
+        # As it was written before version 5.4.
+        ways = [name.removeprefix("pooling_mode_") for name in config if "pooling_mode_" in name and config[name]]
+        mode = [way.removesuffix("_tokens").removesuffix("_token") for way in ways]
+    modes = [mode] if isinstance(mode, str) else list(mode)
+    return modes[0] if len(modes) == 1 and modes[0] in ("cls", "mean", "max", "lasttoken") else None
+
+
+def _can_pool(folder: Path, modules: list[tuple[str, str]]) -> bool:
+    kinds = [kind for kind, _ in modules]
+    if kinds[1] != "Pooling" or kinds[-1] != "Dense" or not set(kinds[2:]) <= _LAYERS:
+        return False
+    read = "sentence_embedding"
+    for config in (json_in(folder / path, "config.json") for kind, path in modules[2:] if kind == "Dense"):
+        package, _, activation = str(config.get("activation_function", "torch.nn.Tanh")).rpartition(".")
+        is_known = package.startswith("torch.nn") and activation in _ACTIVATIONS and not config.get("use_residual")
+        if config.get("module_input_name", "sentence_embedding") != read or not is_known:
+            return False
+        read = str(config.get("module_output_name") or read)
+    scores = json_in(folder / modules[-1][1], "config.json").get("out_features")
+    return pooling_of(folder / modules[1][1]) is not None and read == "scores" and scores == 1
 
 
 def check_names_no_code(folder: Path) -> None:
@@ -110,17 +156,21 @@ def _modules(folder: Path) -> list[dict[str, Any]]:
     return modules
 
 
-def _architecture(folder: Path) -> str:
+def architecture(folder: Path) -> str:
+    """The class that a checkpoint was saved from; empty where its config.json does not say."""
     made_for = json_in(folder, "config.json").get("architectures")
     return str(made_for[0]) if isinstance(made_for, list) and made_for else ""
 
 
-def load_classifier(folder: Path) -> tuple[Any, Any]:
-    """Tokenizer and model of a cross-encoder whose head is a classifier with one label, and that takes plain pairs."""
-    if (why := beyond_plain_pairs(folder)) is not None:
+def load_classifier(folder: Path, readout: Readout | None = None, *, prompted: bool = False) -> tuple[Any, Any]:
+    """Tokenizer and model of a cross-encoder whose head is a classifier.
+
+    It has one label, or those that `readout` reads. Unless it is `prompted`, it must be one that takes plain pairs.
+    """
+    if not prompted and (why := shape_of(folder)[1]):
         raise InputError(
             f"The model in {folder} {why}; scored as a plain pair, every score would be wrong. Open it with "
-            "adacur.scorer(…), which runs it in sentence-transformers."
+            "adacur.scorer(…)."
         )
     transformers = require("transformers", extra="torch")
     try:
@@ -129,24 +179,29 @@ def load_classifier(folder: Path) -> tuple[Any, Any]:
             no_code = {"trust_remote_code": False}
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **no_code)
             labels = transformers.AutoConfig.from_pretrained(folder, **no_code).num_labels
-            if labels == 1:
+            if labels == 1 or readout is not None:
                 model, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
                     folder, output_loading_info=True, **no_code
                 )
     except Exception as error:
         raise InputError(f"{folder} cannot be read as a transformers cross-encoder: {error}") from error
-    if labels != 1:
+    if labels != 1 and readout is None:
         raise InputError(
-            f"A cross-encoder gives one logit per pair; {folder} has {labels} labels. Classifiers with several labels "
-            "and dual encoders cannot be used as scorers."
+            f"A cross-encoder gives one logit per pair; {folder} has {labels} labels. If two of them mean right and "
+            "wrong, say which: readout='labels(1, 0)'. Other classifiers, and dual encoders, cannot be used as scorers."
         )
+    check_complete(loading, folder)
+    check_is_fast(tokenizer, folder)
+    return tokenizer, model
+
+
+def check_complete(loading: dict[str, Any], folder: Path) -> None:
+    """Refuse a checkpoint that lacks weights, which would be random."""
     if loading["missing_keys"]:
         raise InputError(
             f"The checkpoint in {folder} lacks the weights {sorted(loading['missing_keys'])}, which would be random. "
             "It is not a cross-encoder."
         )
-    check_is_fast(tokenizer, folder)
-    return tokenizer, model
 
 
 def check_is_fast(tokenizer: Any, folder: Path) -> None:

@@ -23,6 +23,7 @@ from adacur.core.protocols import Reopening, ScorerCard
 from adacur.core.records import Item, Pair, Query
 from adacur.scorers.cross_encoders.checkpoints import has_chat_template
 from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead
+from adacur.scorers.cross_encoders.explanation import Explanation, explained
 from adacur.scorers.cross_encoders.int8_products import PRECISE, int8_products
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenArray, TokenPairs, chosen_max_tokens
 from adacur.scorers.cross_encoders.weights import json_in, settings_hash, weights_hash
@@ -116,6 +117,10 @@ class OnnxCrossEncoder:
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
         return self._scores(self._tokens.pairs(pairs))
+
+    def explain(self, query: Query | str, item: Item | str) -> Explanation:
+        """What the model reads of a pair, and the score that is made of it."""
+        return explained(query, item, tokens=self._tokens, scores=self._scores)
 
     def score_grid(self, queries: Sequence[Query], items: Sequence[Item]) -> FloatArray:
         """Scores of shape (queries, items)."""

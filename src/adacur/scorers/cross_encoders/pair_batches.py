@@ -31,15 +31,16 @@ class PairBatches:
         self._item_of = self._sent(pairs.item_of[order], torch.int64)
 
         texts, template = pairs.texts, pairs.texts.template
-        # One long row: every head, every item, and the suffix.
-        items = np.concatenate([*texts.items, np.empty(0, np.int64)])
+        # One long row: every head, every item, what cut items end with, and the suffix.
+        items = np.concatenate([*texts.items, texts.bridge])
         ids, types = np.concatenate((*texts.heads, template.item(items), template.suffix), axis=1)
         self._ids, self._types = self._sent(ids, torch.int64), self._sent(types, torch.int64)
         n_heads = len(texts.heads)
         starts = list(accumulate((*texts.head_lengths, *texts.item_lengths), initial=0))
         self._head_starts = self._sent(np.array(starts[:n_heads]), torch.int64)
         self._item_starts = self._sent(np.array(starts[n_heads:-1]), torch.int64)
-        self._suffix_start = starts[-1]
+        self._bridge_start, self._bridge_length = starts[-1], len(texts.bridge)
+        self._suffix_start = starts[-1] + len(texts.bridge)
         self._head_lengths = self._sent(texts.head_lengths, torch.int64)
         self._item_lengths = self._sent(texts.item_lengths, torch.int64)
         self._space = self._sent(texts.space, torch.int64)
@@ -124,6 +125,10 @@ class PairBatches:
             in_item = where(
                 in_tail == item_length - 1, in_item + (self._item_tags[item] - in_tail).clamp(min=0), in_item
             )
+        if self._bridge_length:
+            in_bridge = in_tail - item_length + self._bridge_length
+            is_cut = item_length < self._item_lengths[item]
+            in_item = where(is_cut & (in_bridge >= 0), self._bridge_start + in_bridge, in_item)
         in_item = where(in_tail < item_length, in_item, self._suffix_start + in_tail - item_length)
         return where(in_tail < 0, self._head_starts[query] + position, in_item)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from adacur.core.arrays import IntArray
 from adacur.core.errors import InputError, TextTooLong
 from adacur.core.records import Item, Pair, Query
 from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead
+from adacur.scorers.cross_encoders.pair_prompt import PairPrompt, PromptPieces
 
 TokenArray = npt.NDArray[np.signedinteger[Any]]
 
@@ -21,7 +22,7 @@ LEAST_ITEM_TOKENS = 16
 _TEXTS_PER_CALL = 1024
 # Of the texts seen last: some 60 MB with the texts themselves.
 _TOKENS_KNOWN = 5_000_000
-_DEFAULT_MAX_TOKENS = 512
+_NO_TOKENS: TokenArray = np.empty(0, np.int64)
 # Their position embeddings start after the padding id, so that 514 of them hold 512 tokens.
 _POSITIONS_AFTER_PADDING = {
     "camembert",
@@ -67,6 +68,12 @@ class PairTemplate:
             item_type=int(rows[1, item[0]]),
         )
 
+    @classmethod
+    def of_pieces(cls, pieces: PromptPieces) -> PairTemplate:
+        """The template of a prompt, whose other parts are in the pieces of queries and items."""
+        nothing = np.empty((2, 0), np.int64)
+        return cls(nothing, nothing, _typed(pieces.tail, 0), query_type=0, item_type=0)
+
     @property
     def n_special(self) -> int:
         return sum(len(part[0]) for part in (self.prefix, self.middle, self.suffix))
@@ -101,13 +108,19 @@ class ItemTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenTexts:
-    """Tokenised queries and items, one entry per record; `space[i]` tokens of an item fit beside query i."""
+    """Tokenised queries and items, one entry per record; `space[i]` tokens of an item fit beside query i.
+
+    In a prompt these are the pieces of queries and items, and a cut item ends with the tokens of `bridge`; where it is
+    `item_first`, items stand before queries.
+    """
 
     template: PairTemplate
     heads: list[TokenArray]
     space: IntArray
     items: list[TokenArray]
     tags: TagPlaces | None = None
+    bridge: TokenArray = field(default_factory=lambda: _NO_TOKENS)
+    item_first: bool = False
 
     @property
     def head_lengths(self) -> IntArray:
@@ -130,13 +143,16 @@ class TokenTexts:
     def pair(self, query: int, item: int) -> TokenArray:
         """Ids and types of one pair."""
         cut = self.template.item(self.item_beside(query, item))
-        return np.concatenate((self.heads[query], cut, self.template.suffix), axis=1)
+        parts = (cut, self.heads[query]) if self.item_first else (self.heads[query], cut)
+        return np.concatenate((*parts, self.template.suffix), axis=1)
 
     def item_beside(self, query: int, item: int) -> TokenArray:
         """Ids of an item, cut to the space that the query leaves."""
         tokens, space = self.items[item], int(self.space[query])
         if len(tokens) <= space:
             return tokens
+        if len(self.bridge):
+            return _cut_before(tokens, space, self.bridge)
         return _cut(tokens, space, tag_at=0 if self.tags is None else int(self.tags.items[item]))
 
 
@@ -167,6 +183,8 @@ class TokenPairs:
             heads=[texts.heads[at] for at in queries],
             space=texts.space[queries],
             items=[texts.items[at] for at in items],
+            bridge=texts.bridge,
+            item_first=texts.item_first,
             tags=texts.tags and TagPlaces(texts.tags.queries[queries], texts.tags.items[items]),
         )
         return TokenPairs(own, query_of, item_of)
@@ -182,10 +200,19 @@ class PairTokenizer:
     For an [EMB] `head`, a query stands between its tags and an item behind its tag, unless the text holds them already
     ("left [unused0] mention [unused1] right", "title [unused2] text"). The limits count them. An item's tag is never
     cut away: behind a title longer than its space it takes the last place.
+
+    With a `prompt`, pairs are written into it, and the tokens are those of its whole text; by default they are joined
+    as the tokenizer joins a pair.
     """
 
     def __init__(
-        self, tokenizer: Any, *, max_tokens: int, max_item_tokens: int | None = None, head: EmbHead | None = None
+        self,
+        tokenizer: Any,
+        *,
+        max_tokens: int,
+        max_item_tokens: int | None = None,
+        head: EmbHead | None = None,
+        prompt: PairPrompt | None = None,
     ) -> None:
         # A copy: truncation or padding set elsewhere in mid-call is what 'Already borrowed' complains of.
         self._tokenizer = type(tokenizer).from_str(tokenizer.to_str())
@@ -194,13 +221,21 @@ class PairTokenizer:
         self._lock = threading.Lock()
         self._known: dict[str, TokenArray] = {}
         self._n_known = 0
-        self.template = PairTemplate.of(self._tokenizer)
+        self.prompt = prompt
+        self._pieces = None if prompt is None else PromptPieces.of(prompt, self._tokenizer)
+        self.template = (
+            PairTemplate.of(self._tokenizer) if self._pieces is None else PairTemplate.of_pieces(self._pieces)
+        )
         self.max_tokens = max_tokens
         self.max_item_tokens = max_item_tokens
         self.pad_id: int = (tokenizer.padding or {}).get("pad_id", 0)
         self.head = head
         self._tags = None if head is None else _tag_ids(self._tokenizer, head)
-        least = LEAST_ITEM_TOKENS + self.template.n_special + (1 if head is None else 3)
+        # What an item's piece has besides the item.
+        self._around_items = len(self._tokens([""], "item")[0]) if self._pieces else 0
+        around_queries = len(self._tokens([""], "query")[0]) if self._pieces else 0
+        least = LEAST_ITEM_TOKENS + self.template.n_special + self._around_items + around_queries
+        least += 1 if head is None else 3
         if max_tokens < least:
             raise InputError(f"max_tokens must be at least {least} to hold a query and an item; got {max_tokens}.")
         least_item = 1 if head is None else 2
@@ -221,14 +256,17 @@ class PairTokenizer:
 
     def items(self, items: Sequence[Item], *, remember: bool = True) -> ItemTokens:
         """Items alone, which are the same beside every query; `remember` their texts for later calls."""
-        tokens = self._tokens([item.text for item in items], remember=remember)
+        tokens = self._tokens([item.text for item in items], "item", remember=remember)
         if self._tags is None:
-            return ItemTokens([row[: self.max_item_tokens] for row in tokens], np.zeros(len(tokens), np.intp))
+            if self.max_item_tokens is not None:
+                most, bridge = self.max_item_tokens + self._around_items, self._bridge
+                tokens = [_cut_before(row, most, bridge) if len(row) > most else row for row in tokens]
+            return ItemTokens(tokens, np.zeros(len(tokens), np.intp))
         return ItemTokens(*_items_with_tag(tokens, self._tags[2], most=self.max_item_tokens))
 
     def texts_of(self, queries: Sequence[Query], items: ItemTokens) -> TokenTexts:
         """These queries, and items that are tokenised already."""
-        tokens = self._tokens([query.text for query in queries])
+        tokens = self._tokens([query.text for query in queries], "query")
         tags = None
         if self._tags is not None:
             tokens, places = _queries_with_tags(queries, tokens, self._tags)
@@ -240,19 +278,43 @@ class PairTokenizer:
             space=np.array(space, np.intp),
             items=items.tokens,
             tags=tags,
+            bridge=self._bridge,
+            item_first=self.prompt is not None and self.prompt.item_first,
         )
+
+    def tokens_of(self, ids: Sequence[int]) -> list[str]:
+        """These ids as the vocabulary has them."""
+        return [str(self._tokenizer.id_to_token(int(number))) for number in ids]
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """These ids as one text."""
+        return str(self._tokenizer.decode([int(number) for number in ids], skip_special_tokens=False))
+
+    def whole_length(self, item: Item) -> int:
+        """How many tokens an item's piece has before anything is cut."""
+        return len(self._tokens([item.text], "item")[0]) + (self._tags is not None)
+
+    @property
+    def _bridge(self) -> TokenArray:
+        return _NO_TOKENS if self._pieces is None else np.asarray(self._pieces.bridge)
 
     def _space_beside(self, query: Query, tokens: TokenArray) -> int:
         space = self.max_tokens - self.template.n_special - len(tokens)
-        if space < LEAST_ITEM_TOKENS:
+        least = LEAST_ITEM_TOKENS + self._around_items
+        if space < least:
+            prompt = "" if self.prompt is None else " with the prompt around it"
             raise TextTooLong(
                 f"A query must leave {LEAST_ITEM_TOKENS} of the model's {self.max_tokens} tokens for an item, so it "
-                f"may have {self.max_tokens - self.template.n_special - LEAST_ITEM_TOKENS}; query {query.id!r} has "
+                f"may have {self.max_tokens - self.template.n_special - least}{prompt}; query {query.id!r} has "
                 f"{len(tokens)}. Shorten the query, or raise max_tokens if the model allows it."
             )
         return space
 
-    def _tokens(self, texts: Sequence[str], *, remember: bool = True) -> list[TokenArray]:
+    def _tokens(self, texts: Sequence[str], side: str = "", *, remember: bool = True) -> list[TokenArray]:
+        """The tokens of texts; in a prompt, of their pieces on this `side`, "query" or "item"."""
+        if self._pieces is not None:
+            piece = self._pieces.of_query if side == "query" else self._pieces.of_item
+            texts = [piece(text) for text in texts]
         distinct = dict.fromkeys(texts)
         with self._lock:
             tokens = {text: self._known[text] for text in distinct if text in self._known}
@@ -290,8 +352,14 @@ def padded(pairs: Sequence[TokenArray], *, pad_id: int) -> dict[str, TokenArray]
     return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
 
 
-def chosen_max_tokens(max_tokens: int | None, *, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> int:
-    """Tokens per pair: as given, by default 512 or what the model can take, and never more than that."""
+def chosen_max_tokens(
+    max_tokens: int | None,
+    *,
+    config: Mapping[str, Any],
+    tokenizer_config: Mapping[str, Any],
+    usual: int = 512,
+) -> int:
+    """Tokens per pair: as given, by default the `usual` or what the model can take, and never more than that."""
     limit = config.get("max_position_embeddings")
     if isinstance(limit, int) and config.get("model_type") in _POSITIONS_AFTER_PADDING:
         limit -= (config.get("pad_token_id") or 0) + 1
@@ -299,7 +367,7 @@ def chosen_max_tokens(max_tokens: int | None, *, config: Mapping[str, Any], toke
         # Tokenizers without a limit write 10^30 here.
         limit = int(min(tokenizer_config.get("model_max_length") or 10**9, 10**9))
     if max_tokens is None:
-        return min(_DEFAULT_MAX_TOKENS, limit)
+        return min(usual, limit)
     if not 1 <= max_tokens <= limit:
         raise InputError(f"max_tokens must lie between 1 and the model's limit of {limit}; got {max_tokens}.")
     return max_tokens
@@ -358,6 +426,11 @@ def _cut(tokens: TokenArray, length: int, *, tag_at: int) -> TokenArray:
     """An item's first tokens; the one at `tag_at` takes the last place rather than fall off."""
     first = tokens[:length]
     return first if tag_at < length else np.append(first[:-1], tokens[tag_at])
+
+
+def _cut_before(tokens: TokenArray, length: int, bridge: TokenArray) -> TokenArray:
+    """An item's first tokens and, of what stands behind it, all."""
+    return np.concatenate((tokens[: length - len(bridge)], bridge))
 
 
 def _distinct(records: Sequence[Any]) -> tuple[list[Any], IntArray]:

@@ -1,13 +1,11 @@
-"""Cross-encoders with torch and transformers, on a GPU or the CPU."""
+"""Cross-encoders and language models with torch and transformers, on a GPU or the CPU."""
 
 from __future__ import annotations
 
 import gc
-import inspect
 import logging
 import threading
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,14 +18,15 @@ from adacur.core.errors import InputError, ScorerFailed
 from adacur.core.extras import require
 from adacur.core.protocols import Items, Reopening, ScorerCard
 from adacur.core.records import Item, Pair, Query
-from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder, load_classifier
-from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead, load_emb_cross_encoder
+from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder
+from adacur.scorers.cross_encoders.explanation import Explanation, explained
+from adacur.scorers.cross_encoders.forwards import PackedForward, forward_of
 from adacur.scorers.cross_encoders.item_table import ItemTables
-from adacur.scorers.cross_encoders.packed_encoder import PackedEncoder, PackedTokens
-from adacur.scorers.cross_encoders.pair_batches import PairBatches
-from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenPairs, chosen_max_tokens
+from adacur.scorers.cross_encoders.opened_model import AnyPrompt, open_model
+from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenPairs
+from adacur.scorers.cross_encoders.readout import Readout
 from adacur.scorers.cross_encoders.recorded import RecordedForward
-from adacur.scorers.cross_encoders.weights import json_in, settings_hash, weights_hash
+from adacur.scorers.cross_encoders.weights import settings_hash, weight_files, weights_hash
 
 _log = logging.getLogger(__name__)
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -42,16 +41,22 @@ _TOKENS_BEFORE_COMPILING = 20_000_000
 
 
 class TorchCrossEncoder:
-    """A transformers sequence classifier with one label, or an [EMB] cross-encoder; raw float32 logits.
+    """A transformers model as a scorer, from a folder or by a hub name; raw float32 logits.
 
-    It comes from a folder or by a hub name; config.json says which kind it is.
+    Its files say what it is: a classifier of plain pairs, an [EMB] cross-encoder, a transformer with pooling and dense
+    layers (modules.json), or a language model that reads a prompt: a causal one, or a classifier with a chat template.
+
+    - `prompt`: in place of the model's own, a text with {query} and {item}, or messages for its chat template
+    - `instruction`: the task, where the prompt has a place for it; another instruction is another scorer
+    - `readout`: in place of the model's own, such as ("yes", "no"), "token('Yes')" or "labels(1, 0)": see `Readout`
 
     The body runs in `dtype` (by default float16 on CUDA, float32 on the CPU) and the head in float32, since
     half-precision logits tie. `batch_tokens` bounds the tokens of one forward pass; a device that runs out of memory
     gets half as many from then on, and a warning is logged. `device` is by default the first GPU, if there is one;
     a build with on=Ray() scores on all of them. BERT, RoBERTa, XLM-R and CamemBERT run without padding; `compiled`
     lets long runs of other models on CUDA use torch.compile. On CUDA in half precision, calls of the former with up to
-    512 pairs run as CUDA graphs, recorded when a shape is met first.
+    512 pairs run as CUDA graphs, recorded when a shape is met first. A language model runs by default in the half
+    precision that it was saved in, and what prompts share is computed once.
     """
 
     shares_calls = True
@@ -67,12 +72,14 @@ class TorchCrossEncoder:
         batch_tokens: int | None = None,
         compiled: bool = True,
         name: str | None = None,
+        prompt: AnyPrompt | None = None,
+        instruction: str | None = None,
+        readout: Readout | str | Sequence[str] | None = None,
     ) -> None:
         self._torch = require("torch", extra="torch")
         require("transformers", extra="torch")
         self._device = self._torch.device(_device(self._torch, device))
-        self._dtype = dtype or ("float16" if self._device.type == "cuda" else "float32")
-        if self._dtype not in _DTYPES:
+        if dtype not in (None, *_DTYPES):
             raise InputError(f"dtype is one of {', '.join(_DTYPES)}; got {dtype!r}.")
         if batch_tokens is not None and batch_tokens < 1:
             raise InputError(f"batch_tokens must be at least 1; got {batch_tokens}.")
@@ -82,6 +89,10 @@ class TorchCrossEncoder:
         self._folder = checkpoint_folder(name_or_folder)
         self._name = name or (self._folder.resolve().name if is_local else str(name_or_folder))
         self._source = str(self._folder.resolve()) if is_local else str(name_or_folder)
+        known_as = self._folder.resolve().name if is_local else str(name_or_folder)
+        opened = open_model(self._folder, known_as, prompt=prompt, instruction=instruction, readout=readout)
+        self.prompt, self.readout, self._settings = opened.prompt, opened.readout, opened.settings
+        self._dtype = dtype or (opened.half if self._device.type == "cuda" else "float32")
         self._options: dict[str, Any] = {
             "dtype": self._dtype,
             "max_tokens": max_tokens,
@@ -89,25 +100,23 @@ class TorchCrossEncoder:
             "batch_tokens": batch_tokens,
             "compiled": compiled,
             "name": self._name,
+            "prompt": prompt,
+            "instruction": instruction,
+            "readout": readout,
         }
-
-        head = EmbHead.from_config(json_in(self._folder, "config.json"))
-        tokenizer, model = (load_classifier if head is None else load_emb_cross_encoder)(self._folder)
-        config = model.config.to_dict()
         self._tokens = PairTokenizer(
-            tokenizer.backend_tokenizer,
-            max_tokens=chosen_max_tokens(
-                max_tokens, config=config, tokenizer_config={"model_max_length": tokenizer.model_max_length}
-            ),
+            opened.tokenizer.backend_tokenizer,
+            max_tokens=opened.max_tokens(max_tokens),
             max_item_tokens=max_item_tokens,
-            head=head,
+            head=opened.tags,
+            prompt=opened.prompt,
         )
-        pad_id = config.get("pad_token_id")
+        pad_id = opened.model.config.pad_token_id
         self._pad_id: int = self._tokens.pad_id if pad_id is None else pad_id
-        takes_types = "token_type_ids" in tokenizer.model_input_names
-        model = _with_float32_head(model, getattr(self._torch, self._dtype)).to(self._device).eval()
-        self._forward: Any = _forward(self._torch, model, takes_types=takes_types)
-        self._may_compile = compiled and self._device.type == "cuda"
+        self._forward: Any = forward_of(
+            self._torch, opened, device=self._device, dtype=getattr(self._torch, self._dtype), pad_id=self._pad_id
+        )
+        self._may_compile = compiled and self._device.type == "cuda" and opened.shape != "decoder"
         self._tokens_seen = 0
         self._tables = ItemTables(self._tokens)
         self._recorded = self._recorded_forward()
@@ -116,7 +125,7 @@ class TorchCrossEncoder:
 
     @cached_property
     def card(self) -> ScorerCard:
-        files = list(self._folder.glob("*.safetensors")) or list(self._folder.glob("pytorch_model*.bin"))
+        files = weight_files(self._folder)
         head = {} if self._tokens.head is None else self._tokens.head.to_config()
         return ScorerCard(
             name=self._name,
@@ -126,7 +135,9 @@ class TorchCrossEncoder:
             max_tokens=self._tokens.max_tokens,
             max_item_tokens=self._tokens.max_item_tokens,
             source=self._source,
-            settings=settings_hash(self._folder),
+            settings=settings_hash(self._folder, more=self._settings),
+            prompt=None if self.prompt is None else self.prompt.text,
+            readout=None if self.readout == Readout.label() else str(self.readout),
         )
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
@@ -164,6 +175,10 @@ class TorchCrossEncoder:
             scores[:, start : start + at_once] = self._scores(part.grid()).reshape(len(queries), len(part.items))
         return scores
 
+    def explain(self, query: Query | str, item: Item | str) -> Explanation:
+        """What the model reads of a pair, and the score that is made of it."""
+        return explained(query, item, tokens=self._tokens, scores=self._scores, readout=self.readout)
+
     def reopening(self) -> Reopening:
         """What opens this scorer elsewhere: on one GPU if it is on a GPU here, else on one CPU."""
         on_gpu = self._device.type == "cuda"
@@ -200,11 +215,11 @@ class TorchCrossEncoder:
                     scores = self._recorded.scores(pairs, most_tokens=self._batch_tokens)
                 if scores is not None:
                     return np.asarray(scores)
+            self._check_open()
             # Before the lock: while the device computes for one call, the host prepares another.
-            batches = PairBatches(self._torch, pairs, device=self._device, pad_id=self._pad_id)
-            return self._batch_by_batch(batches)
+            return self._batch_by_batch(self._forward.batches(pairs))
 
-    def _batch_by_batch(self, batches: PairBatches) -> FloatArray:
+    def _batch_by_batch(self, batches: Any) -> FloatArray:
         with self._lock:
             self._check_open()
             scores = self._torch.empty(len(batches), dtype=self._torch.float32, device=self._device)
@@ -222,11 +237,11 @@ class TorchCrossEncoder:
 
     def _recorded_forward(self) -> RecordedForward | None:
         forward = self._forward
-        if not isinstance(forward, _Packed) or not forward.can_be_recorded:
+        if not isinstance(forward, PackedForward) or not forward.can_be_recorded:
             return None
         return RecordedForward(self._torch, forward.of_packed, device=self._device, pad_id=self._pad_id)
 
-    def _logits(self, batches: PairBatches, start: int, end: int) -> Any:
+    def _logits(self, batches: Any, start: int, end: int) -> Any:
         """The logits of a batch; None where the device has too little memory for it."""
         self._tokens_seen += batches.tokens(start, end)
         compiled = self._may_compile and self._tokens_seen > _TOKENS_BEFORE_COMPILING
@@ -275,87 +290,6 @@ class TorchCrossEncoder:
         )
 
 
-class _Packed:
-    """The model as an encoder over packed tokens, and its head."""
-
-    def __init__(self, torch: Any, model: Any, *, head: Callable[[Any], Any], takes_types: bool) -> None:
-        self._encoder = PackedEncoder(torch, model.base_model, takes_types=takes_types)
-        self._head = head
-
-    def batch_end(self, batches: PairBatches, start: int, *, tokens: int) -> int:
-        return batches.packed_end(start, tokens=tokens)
-
-    def logits(self, batches: PairBatches, start: int, end: int, *, tokens: int, compiled: bool) -> Any:
-        return self.of_packed(batches.packed(start, end, rows=batches.tokens(start, end)))
-
-    @property
-    def can_be_recorded(self) -> bool:
-        """Whether `of_packed` can be a CUDA graph."""
-        return self._encoder.can_be_recorded
-
-    def of_packed(self, tokens: PackedTokens) -> Any:
-        """Logits of packed pairs."""
-        return self._head(self._encoder.vectors(tokens).float())
-
-
-class _Padded:
-    """Any model as it is, over padded batches."""
-
-    def __init__(self, torch: Any, model: Any, *, takes_types: bool) -> None:
-        self._torch, self._model = torch, model
-        self._takes_types = takes_types and "token_type_ids" in inspect.signature(model.forward).parameters
-        self._compiled: Any = None
-
-    def batch_end(self, batches: PairBatches, start: int, *, tokens: int) -> int:
-        return batches.padded_end(start, tokens=tokens)
-
-    def logits(self, batches: PairBatches, start: int, end: int, *, tokens: int, compiled: bool) -> Any:
-        inputs = batches.padded(start, end)
-        if not self._takes_types:
-            del inputs["token_type_ids"]
-        model = self._compiled_model(inputs) if compiled else self._model
-        return model(**inputs).logits[:, 0].float()
-
-    def _compiled_model(self, inputs: dict[str, Any]) -> Any:
-        if self._compiled is None:
-            self._compiled = compiled_or_plain(self._torch, self._model, dynamic=True, example=inputs)
-        return self._compiled
-
-
-def compiled_or_plain(torch: Any, function: Any, *, dynamic: bool, example: tuple[Any, ...] | dict[str, Any]) -> Any:
-    """A function or module compiled, or as it is where that fails: most often for want of a C compiler."""
-    try:
-        with warnings.catch_warnings():
-            # The compiler's own imports use what torch has deprecated.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            compiled = torch.compile(function, dynamic=dynamic)
-            compiled(**example) if isinstance(example, dict) else compiled(*example)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        _log.warning("torch.compile failed, so scoring goes on without it, slower: %s", error)
-        return function
-    return compiled
-
-
-def _forward(torch: Any, model: Any, *, takes_types: bool) -> _Packed | _Padded:
-    if PackedEncoder.can_run(model.base_model):
-        if hasattr(model, "tag_ids"):
-            from adacur.scorers.cross_encoders.emb_module import tag_scores
-
-            return _Packed(torch, model, head=tag_scores, takes_types=takes_types)
-        if hasattr(model, "classifier"):
-            return _Packed(torch, model, head=partial(_classified, model), takes_types=takes_types)
-    return _Padded(torch, model, takes_types=takes_types)
-
-
-def _classified(model: Any, vectors: Any) -> Any:
-    """Logits of a classifier by the vectors of first tokens, (pairs, 1, hidden size)."""
-    pooler = getattr(model.base_model, "pooler", None)
-    # Both heads read the first of the tokens they are given.
-    return model.classifier(vectors if pooler is None else pooler(vectors))[:, 0]
-
-
 def _checked(
     items: Items, queries: Sequence[Query], query_of: IntArray, positions: IntArray
 ) -> tuple[IntArray, IntArray, IntArray]:
@@ -391,32 +325,3 @@ def _default_batch_tokens(torch: Any, device: Any) -> int:
         return _CPU_BATCH_TOKENS
     is_large = torch.cuda.get_device_properties(device).total_memory >= _LARGE_GPU_BYTES
     return _LARGE_GPU_BATCH_TOKENS if is_large else _GPU_BATCH_TOKENS
-
-
-def _with_float32_head(model: Any, dtype: Any) -> Any:
-    """The model with its body in `dtype` and all behind it in float32."""
-    # The checkpoint may hold half precision already; the head must not pass through `dtype` on its way.
-    model.float()
-    body = model.base_model
-    head = [child for child in model.children() if child is not body]
-    pooler = getattr(body, "pooler", None)
-    if pooler is not None:
-        head.append(pooler)
-    # Rotary frequencies in half precision turn the tokens far into a text by wrong angles.
-    frequencies = {name: buffer for name, buffer in body.named_buffers() if "inv_freq" in name}
-    for child in body.children():
-        if child is not pooler:
-            child.to(dtype)
-    for name, buffer in frequencies.items():
-        owner, _, own_name = name.rpartition(".")
-        setattr(body.get_submodule(owner), own_name, buffer)
-    for module in head:
-        module.register_forward_pre_hook(_in_float32, with_kwargs=True)
-    return model
-
-
-def _in_float32(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    def cast(value: Any) -> Any:
-        return value.float() if getattr(value, "is_floating_point", bool)() else value
-
-    return tuple(cast(value) for value in args), {name: cast(value) for name, value in kwargs.items()}

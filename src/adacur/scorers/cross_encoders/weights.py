@@ -34,6 +34,14 @@ _WITHOUT_EFFECT = {
 }
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a model's weights, those of its modules too."""
+    for name in ("*.safetensors", "pytorch_model*.bin"):
+        if files := [*folder.glob(name), *folder.glob(f"*_*/{name}")]:
+            return files
+    return []
+
+
 def weights_hash(files: Iterable[Path], *, settings: Mapping[str, Any] | None = None) -> str:
     """The first 32 hex digits of a SHA-256 over the files' content, in order of their names.
 
@@ -49,10 +57,10 @@ def weights_hash(files: Iterable[Path], *, settings: Mapping[str, Any] | None = 
     return digest.hexdigest()[:32]
 
 
-def settings_hash(folder: Path, *, files: Iterable[str] = _FILES) -> str:
+def settings_hash(folder: Path, *, files: Iterable[str] = _FILES, more: Mapping[str, Any] | None = None) -> str:
     """A hash of the files that decide, beside the weights, what a model makes of a text: `files` are their patterns.
 
-    JSON counts by its content, not by its layout.
+    JSON counts by its content, not by its layout. `more` are settings that are in none of them.
     """
     digest = hashlib.sha256()
     for path in sorted({path for pattern in files for path in folder.glob(pattern)}):
@@ -61,6 +69,8 @@ def settings_hash(folder: Path, *, files: Iterable[str] = _FILES) -> str:
             content = json.dumps(with_effect(json_in(folder, path.name)), sort_keys=True).encode()
         digest.update(f"{path.name} {len(content)} ".encode())
         digest.update(content)
+    if more:
+        digest.update(json.dumps(more, sort_keys=True).encode())
     return digest.hexdigest()[:32]
 
 

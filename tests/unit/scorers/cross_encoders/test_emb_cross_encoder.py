@@ -88,7 +88,7 @@ def test_packed_scores_are_those_of_the_padded_forward(folder) -> None:
         logits = module(**{name: torch.from_numpy(rows) for name, rows in inputs.items()}).logits
     assert logits.shape == (len(pairs), 1)
     with TorchCrossEncoder(folder, device="cpu") as opened:
-        assert (type(opened._forward).__name__ == "_Packed") == (module.config.model_type != "distilbert")
+        assert (type(opened._forward).__name__ == "PackedForward") == (module.config.model_type != "distilbert")
         np.testing.assert_allclose(opened.score(pairs), logits[:, 0].numpy(), atol=1e-5, rtol=1e-6)
 
 

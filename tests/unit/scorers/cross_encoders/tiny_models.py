@@ -92,7 +92,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def tiny_decoder(folder: Path, *, kind: str = "classifier", template: bool = True) -> Path:
+def tiny_decoder(folder: Path, *, kind: str = "classifier", template: bool = True, positions: int = 64) -> Path:
     """A randomly initialised Qwen3 of one label, or a causal one, whose tokenizer writes pairs into a chat template."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
@@ -105,7 +105,7 @@ def tiny_decoder(folder: Path, *, kind: str = "classifier", template: bool = Tru
         num_attention_heads=2,
         num_key_value_heads=2,
         head_dim=16,
-        max_position_embeddings=64,
+        max_position_embeddings=positions,
         initializer_range=0.5,
         pad_token_id=0,
         num_labels=1,
@@ -139,6 +139,43 @@ def tiny_modular(folder: Path, *, pooling: str = "mean") -> Path:
         module_output_name="scores",
     )
     library.CrossEncoder(modules=[body, modules.Pooling(32, pooling_mode=pooling), dense]).save_pretrained(str(folder))
+    return folder
+
+
+def tiny_ettin(folder: Path) -> Path:
+    """A ModernBERT, the first token, and two dense layers with a norm between, as the Ettin rerankers are saved."""
+    library = pytest.importorskip("sentence_transformers")
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    tokenizer = tiny_tokenizer("bert")
+    config = transformers.ModernBertConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        local_attention=8,
+        initializer_range=0.3,
+        pad_token_id=0,
+        cls_token_id=2,
+        sep_token_id=3,
+    )
+    torch.manual_seed(0)
+    base = folder.with_name(f"{folder.name}-base")
+    transformers.ModernBertModel(config).save_pretrained(base)
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", model_input_names=["input_ids", "attention_mask"]
+    ).save_pretrained(base)
+    modules = library.sentence_transformer.modules
+    parts = [
+        modules.Transformer(str(base)),
+        modules.Pooling(32, pooling_mode="cls"),
+        modules.Dense(32, 16, activation_function=torch.nn.GELU()),
+        modules.LayerNorm(16),
+        modules.Dense(16, 1, activation_function=torch.nn.Identity(), module_output_name="scores"),
+    ]
+    library.CrossEncoder(modules=parts).save_pretrained(str(folder))
     return folder
 
 

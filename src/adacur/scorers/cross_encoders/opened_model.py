@@ -1,0 +1,215 @@
+"""A model opened as its makers mean it: what it is, which prompt and which readout it wants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from adacur.core.errors import InputError
+from adacur.core.extras import require
+from adacur.scorers.cross_encoders.checkpoints import (
+    Shape,
+    architecture,
+    check_complete,
+    check_is_fast,
+    check_names_no_code,
+    has_chat_template,
+    load_classifier,
+    quiet,
+    shape_of,
+    st_modules,
+)
+from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead, load_emb_cross_encoder
+from adacur.scorers.cross_encoders.known_rerankers import known_reranker
+from adacur.scorers.cross_encoders.pair_prompt import PairPrompt, no_place_for
+from adacur.scorers.cross_encoders.pair_tokens import chosen_max_tokens
+from adacur.scorers.cross_encoders.readout import Readout, ReadoutHead
+from adacur.scorers.cross_encoders.weights import json_in
+
+# A prompt as one gives it: itself, a text with {query} and {item}, or messages for the chat template.
+AnyPrompt = PairPrompt | str | Sequence[Mapping[str, str]]
+# Of a template's options those that say how texts are cut and padded, which we do.
+_NOT_OF_TEMPLATES = {"padding", "truncation", "max_length", "return_tensors", "restore_suffix"}
+_USUAL_TOKENS, _USUAL_LONG = 512, 8192
+# How far a logit of the whole model may be from ours, as a share of it and at least, before it is another number.
+_SAME_LOGIT = 0.05
+
+
+class OpenedModel(NamedTuple):
+    """A model and what makes a scorer of it.
+
+    `tags` are those of an [EMB] head; `head` is there for a "decoder", and reads its last vectors.
+    """
+
+    shape: Shape
+    tokenizer: Any
+    model: Any
+    readout: Readout
+    prompt: PairPrompt | None = None
+    tags: EmbHead | None = None
+    head: ReadoutHead | None = None
+
+    @property
+    def half(self) -> str:
+        """The half precision to run it in: what its makers saved it in, or else the finer one."""
+        return "bfloat16" if self.head is not None and str(self.model.dtype) == "torch.bfloat16" else "float16"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What besides weights and the files in the folder itself decides the scores."""
+        if self.shape != "pooled":
+            return {}
+        return {"pooling": self.model.pooling, "layers": str(self.model.layers)}
+
+    def max_tokens(self, given: int | None) -> int:
+        """The tokens of a pair, as given or as is usual for such a model."""
+        return chosen_max_tokens(
+            given,
+            config=self.model.config.to_dict(),
+            tokenizer_config={"model_max_length": self.tokenizer.model_max_length},
+            # Tokenizers without a limit write 10^30.
+            usual=_USUAL_TOKENS if self.shape == "pairs" else int(min(_USUAL_LONG, self.tokenizer.model_max_length)),
+        )
+
+
+def open_model(
+    folder: Path, name: str, *, prompt: AnyPrompt | None, instruction: str | None, readout: Any
+) -> OpenedModel:
+    """The model in a folder; `name` is what it is known by, and what is given takes the place of what it says."""
+    read = None if readout is None else Readout.of(readout)
+    if st_modules(folder):
+        check_names_no_code(folder)
+    if (tags := EmbHead.from_config(json_in(folder, "config.json"))) is not None or shape_of(folder)[0] == "pooled":
+        if any(given is not None for given in (prompt, instruction, read)):
+            raise InputError(
+                f"The model in {folder} takes plain pairs and has a head of its own: leave out prompt, instruction and "
+                "readout."
+            )
+        if tags is not None:
+            return OpenedModel("pairs", *load_emb_cross_encoder(folder), Readout.label(), tags=tags)
+        from adacur.scorers.cross_encoders.pooled_head import load_pooled_classifier
+
+        return OpenedModel("pooled", *load_pooled_classifier(folder), Readout.label())
+    if shape_of(folder)[0] == "decoder":
+        return _language_model(folder, name, prompt=prompt, instruction=instruction, readout=read)
+    if prompt is None and instruction is not None:
+        raise no_place_for(instruction, "the model takes plain pairs")
+    tokenizer, model = load_classifier(folder, read, prompted=prompt is not None)
+    made = None
+    if prompt is not None:
+        made = pair_prompt(folder, name, tokenizer, prompt=prompt, instruction=instruction)
+        if made.item_first:
+            raise InputError(
+                f"A classifier of pairs reads the query first; the prompt {made.text!r} has the item first."
+            )
+    return OpenedModel("pairs", tokenizer, model, read or Readout.label(), prompt=made)
+
+
+def _language_model(
+    folder: Path, name: str, *, prompt: AnyPrompt | None, instruction: str | None, readout: Readout | None
+) -> OpenedModel:
+    """A decoder in the precision that it was saved in.
+
+    The prompt is the one given; else that of its chat template, if modules.json or the template's roles say so; else
+    that of a known reranker of this name.
+    """
+    torch, transformers = require("torch", extra="torch"), require("transformers", extra="torch")
+    is_causal = architecture(folder).endswith("ForCausalLM")
+    if readout is not None and readout.of_labels == is_causal:
+        has = "tokens, not labels" if is_causal else "labels, not tokens"
+        raise InputError(
+            f"The model in {folder} is a {architecture(folder)}: it gives {has}; got the readout {readout}."
+        )
+    kind = transformers.AutoModelForCausalLM if is_causal else transformers.AutoModelForSequenceClassification
+    try:
+        with quiet(transformers):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:
+        raise InputError(f"{folder} cannot be read as a transformers model: {error}") from error
+    check_is_fast(tokenizer, folder)
+    # Before the weights: they take longest.
+    made = pair_prompt(folder, name, tokenizer, prompt=prompt, instruction=instruction)
+    read = readout or _readout(folder, name, is_causal=is_causal)
+    try:
+        with quiet(transformers):
+            model, loading = kind.from_pretrained(
+                folder, dtype="auto", output_loading_info=True, trust_remote_code=False
+            )
+    except Exception as error:
+        raise InputError(f"{folder} cannot be read as a transformers model: {error}") from error
+    check_complete(loading, folder)
+    output = model.get_output_embeddings() if is_causal else getattr(model, "score", None)
+    if output is None:
+        raise InputError(
+            f"A model with a prompt is scored by its last token; {architecture(folder)} in {folder} is not such a "
+            "model. Give a sentence_transformers.CrossEncoder of it."
+        )
+    rows = read.rows(tokenizer.backend_tokenizer, n_rows=output.weight.shape[0])
+    cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None) if is_causal else None
+    head = ReadoutHead(torch, read, output, rows, cap=cap)
+    _check_head(torch, model.eval(), read, rows, head, folder)
+    return OpenedModel("decoder", tokenizer, model, read, prompt=made, head=head)
+
+
+def pair_prompt(
+    folder: Path, name: str, tokenizer: Any, *, prompt: AnyPrompt | None, instruction: str | None
+) -> PairPrompt:
+    """The prompt of a model in a folder, or the one given, with this instruction."""
+    if isinstance(prompt, PairPrompt):
+        if instruction is not None and instruction != prompt.instruction:
+            raise no_place_for(instruction, "the prompt is made already")
+        return prompt
+    if isinstance(prompt, str):
+        return PairPrompt.of_format(prompt, instruction=instruction)
+    if prompt is not None and not has_chat_template(folder):
+        raise InputError(f"Messages need a chat template, and the model in {folder} has none. Give prompt='…', a text.")
+    if prompt is not None:
+        return PairPrompt.of_chat(tokenizer, prompt, instruction=instruction)
+    known = known_reranker(name)
+    if known is not None and not st_modules(folder):
+        return known.pair_prompt(instruction)
+    if not has_chat_template(folder):
+        raise InputError(
+            f"The model {name!r} is a language model, {architecture(folder)}, without a chat template for pairs. Give "
+            "the prompt that it was made for: prompt='… {query} … {item} …'."
+        )
+    settings = json_in(folder, "config_sentence_transformers.json")
+    usual = (settings.get("prompts") or {}).get(settings.get("default_prompt_name"))
+    options = (json_in(folder, "sentence_bert_config.json").get("processing_kwargs") or {}).get("chat_template") or {}
+    options = {option: value for option, value in options.items() if option not in _NOT_OF_TEMPLATES}
+    return PairPrompt.of_chat(tokenizer, instruction=instruction or usual, options=options)
+
+
+def _readout(folder: Path, name: str, *, is_causal: bool) -> Readout:
+    if not is_causal:
+        return Readout.label()
+    modules = st_modules(folder)
+    if modules:
+        config = json_in(folder / modules[-1][1], "config.json")
+        right, wrong = config.get("true_token_id"), config.get("false_token_id")
+        if not isinstance(right, int):
+            raise InputError(f"{folder / modules[-1][1]} must name the token that is read: true_token_id.")
+        return Readout.token(right) if wrong is None else Readout.odds(right, wrong)
+    known = known_reranker(name)
+    return known.readout if known is not None else Readout.odds("yes", "no")
+
+
+def _check_head(torch: Any, model: Any, readout: Readout, rows: Sequence[int], head: ReadoutHead, folder: Path) -> None:
+    """Refuse a model that makes something else of its last vector than the product with its head."""
+    # A classifier does not read its padding token.
+    ids = torch.tensor([[number for number in range(3, 7) if number != model.config.pad_token_id]])
+    with torch.inference_mode():
+        # The product with the whole vocabulary, this once and for one token.
+        whole = model(input_ids=ids, use_cache=False).logits
+        whole = whole[0, -1] if whole.ndim == 3 else whole[0]
+        ours = head(model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, -1])
+    picked = whole[list(rows)].float()
+    weights = torch.tensor(readout.weights)
+    theirs = picked.softmax(-1) @ weights if readout.expected else picked @ weights
+    scale = max(1.0, float(picked.abs().max()))
+    if not abs(float(theirs) - float(ours[0])) <= _SAME_LOGIT * scale:
+        raise InputError(
+            f"The model in {folder} changes its logits behind its head ({float(theirs):.3f}, where its head gives "
+            f"{float(ours[0]):.3f}), in a way that is not known here. Give a sentence_transformers.CrossEncoder of it."
+        )

@@ -1,0 +1,262 @@
+"""What a model reads of a pair, as text: prefix, query, middle, item, suffix; or the item before the query."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from adacur.core.errors import InputError
+
+_log = logging.getLogger(__name__)
+_PLACE = re.compile(r"\{(query|item)(\|trim)?\}")
+_SENTINELS = {"query": "qPLACEq7f1e", "item": "iPLACEi7f1e"}
+# Texts whose ends join with what stands beside them, where a tokenizer lets them.
+_ENDS = (
+    "word", "Word.", "7", "x!", "(a)", "trail ", " lead", "line\n", "\nline", "tab\t", "\n\n", "'s", "it's", "<", ">:",
+    "ü", "日本", "🙂", "...", '"', "-", "_", "",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PairPrompt:
+    """A prompt with one place for the query and one for the item; equal texts are equal prompts.
+
+    Make one from a format text with {query} and {item} (`of_format`) or from a chat template (`of_chat`). `instruction`
+    is the task that was written into it. `trims` names the texts ("query", "item") whose ends are stripped of spaces,
+    as some chat templates do; in `text` that is {query|trim}.
+    """
+
+    prefix: str
+    middle: str
+    suffix: str
+    item_first: bool = False
+    trims: frozenset[str] = frozenset()
+    instruction: str | None = None
+
+    @classmethod
+    def of_format(cls, text: str, *, instruction: str | None = None) -> PairPrompt:
+        """A prompt of exactly this text, with {query} and {item}, and {instruction} where an instruction goes.
+
+        Nothing is added, not even the token that a model wants at the beginning: write it.
+        """
+        places = {found[1]: found for found in _PLACE.finditer(text)}
+        times = {name: len(re.findall(rf"\{{{name}(\|trim)?\}}", text)) for name in ("query", "item")}
+        if wrong := next((name for name, n in times.items() if n != 1), None):
+            raise InputError(
+                f"A prompt must have one place for the query, {{query}}, and one for the item, {{item}}; {text!r} has "
+                f"{times[wrong]} of {{{wrong}}}."
+            )
+        first, second = sorted(places.values(), key=lambda found: found.start())
+        parts = [text[: first.start()], text[first.end() : second.start()], text[second.end() :]]
+        has_place = any("{instruction}" in part for part in parts)
+        if has_place and instruction is None:
+            raise InputError(f"The prompt {text!r} has a place for an {{instruction}}: give instruction='…'.")
+        if instruction is not None and not has_place:
+            raise no_place_for(instruction, "the prompt has no {instruction}")
+        prefix, middle, suffix = (part.replace("{instruction}", instruction or "") for part in parts)
+        trims = frozenset(name for name, found in places.items() if found[2])
+        return cls(prefix, middle, suffix, first[1] == "item", trims, instruction)
+
+    @classmethod
+    def of_chat(
+        cls,
+        tokenizer: Any,
+        messages: Sequence[Mapping[str, str]] | None = None,
+        *,
+        instruction: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> PairPrompt:
+        """What the chat template of a transformers tokenizer makes of a pair, found with two texts that stand out.
+
+        By default the query has the role "query" and the item the role "document", and an instruction is a system
+        message: what sentence-transformers gives. `messages` of one's own have {query}, {item} and {instruction} in
+        their contents, and the template opens the answer. `options` go to the template.
+        """
+        if messages is None:
+            plain = [{"role": "query", "content": "{query}"}, {"role": "document", "content": "{item}"}]
+            told = [{"role": "system", "content": "{instruction}"}, *plain]
+            rendered = _rendered(tokenizer, told if instruction else plain, instruction, options or {})
+            if instruction and rendered == _rendered(tokenizer, plain, None, options or {}):
+                raise no_place_for(instruction, "the model's chat template renders no system message")
+        else:
+            has_place = any("{instruction}" in str(message.get("content")) for message in messages)
+            if instruction is not None and not has_place:
+                raise no_place_for(instruction, "the messages have no {instruction}")
+            rendered = _rendered(
+                tokenizer, messages, instruction, {"add_generation_prompt": True} | dict(options or {})
+            )
+        made = cls.of_format(rendered)
+        return cls(made.prefix, made.middle, made.suffix, made.item_first, made.trims, instruction)
+
+    @property
+    def text(self) -> str:
+        """The prompt as `of_format` reads it."""
+        places = [f"{{{name}|trim}}" if name in self.trims else f"{{{name}}}" for name in ("query", "item")]
+        first, second = reversed(places) if self.item_first else places
+        return f"{self.prefix}{first}{self.middle}{second}{self.suffix}"
+
+    def render(self, query: str, item: str) -> str:
+        """The prompt of a pair."""
+        first, second = self.trimmed("query", query), self.trimmed("item", item)
+        if self.item_first:
+            first, second = second, first
+        return f"{self.prefix}{first}{self.middle}{second}{self.suffix}"
+
+    def trimmed(self, name: str, text: str) -> str:
+        """A query's or an item's text as it goes into the prompt."""
+        return text.strip() if name in self.trims else text
+
+    def chat_template(self) -> str:
+        """A chat template that makes this prompt of messages with the roles "query" and "document"."""
+        texts = {
+            name: f'messages | selectattr("role", "eq", "{role}") | map(attribute="content") | first'
+            + (" | trim" if name in self.trims else "")
+            for name, role in (("query", "query"), ("item", "document"))
+        }
+        first, second = (texts["item"], texts["query"]) if self.item_first else (texts["query"], texts["item"])
+        parts = [_literal(self.prefix), first, _literal(self.middle), second, _literal(self.suffix)]
+        return "".join(f"{{{{ {part} }}}}" for part in parts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptPieces:
+    """A prompt cut where a tokenizer always cuts, so that queries and items are tokenised apart, each once.
+
+    A query's piece is `query_before` + query + `query_after`, an item's likewise; their tokens joined, and `tail`, are
+    those of the whole prompt. Of an item that is cut, `bridge` are the tokens of what stands behind it in its piece:
+    they are never cut.
+    """
+
+    prompt: PairPrompt
+    query_before: str
+    query_after: str
+    item_before: str
+    item_after: str
+    bridge: Any
+    tail: Any
+
+    @classmethod
+    def of(cls, prompt: PairPrompt, tokenizer: Any) -> PromptPieces:
+        """The pieces of a prompt for a `tokenizers.Tokenizer`."""
+
+        def encode(texts: list[str]) -> list[list[int]]:
+            return [one.ids for one in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+        middle, suffix = prompt.middle, prompt.suffix
+        specials = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.content]
+        names = ("item", "query") if prompt.item_first else ("query", "item")
+        first, second = ([prompt.trimmed(name, end) for end in _ENDS] for name in names)
+        lefts = [f"{prompt.prefix}{end}{middle}" for end in (*first, *["a"] * len(second))]
+        rights = [f"{end}{suffix}" for end in (*["a"] * len(first), *second)]
+        at = _always_cut(encode, lefts, rights, middle, specials, late=True)
+        if at is None:
+            _log.warning(
+                "The tokenizer joins what stands on both sides of an item's beginning in this prompt, so the parts are "
+                "tokenised apart: %r. Its tokens can differ from those of the whole text.",
+                prompt.text,
+            )
+            at = len(middle)
+        if prompt.item_first:
+            bridge = encode([middle[:at]])[0]
+            pieces = (middle[at:], suffix, prompt.prefix, middle[:at])
+            return cls(prompt, *pieces, bridge=np.array(bridge, np.int64), tail=np.empty(0, np.int64))
+        lefts = [middle[at:] + end + suffix for end in second]
+        end = _always_cut(encode, lefts, [""] * len(lefts), suffix, specials, late=False)
+        end = len(suffix) if end is None else end
+        bridge, tail = encode([suffix[:end], suffix[end:]])
+        pieces = (prompt.prefix, middle[:at], middle[at:], suffix[:end])
+        return cls(prompt, *pieces, bridge=np.array(bridge, np.int64), tail=np.array(tail, np.int64))
+
+    def of_query(self, text: str) -> str:
+        """The piece of a query."""
+        return f"{self.query_before}{self.prompt.trimmed('query', text)}{self.query_after}"
+
+    def of_item(self, text: str) -> str:
+        """The piece of an item."""
+        return f"{self.item_before}{self.prompt.trimmed('item', text)}{self.item_after}"
+
+
+def no_place_for(instruction: str, why: str) -> InputError:
+    """The error of an instruction that would be lost."""
+    return InputError(
+        f"This scorer has no place for an instruction ({why}), so {instruction!r} would be lost. Leave it out, or give "
+        "a prompt='…' with {instruction}, {query} and {item}."
+    )
+
+
+def _always_cut(
+    encode: Any, lefts: list[str], rights: list[str], between: str, specials: list[str], *, late: bool
+) -> int | None:
+    """A place in `between`, which ends every left text, where a cut changes no token; None if there is none.
+
+    Beside special tokens if possible, or behind a line end: tokenizers cut there. Of these the last where it should be
+    `late`, else the first.
+    """
+    wholes = encode([left + right for left, right in zip(lefts, rights, strict=True)])
+    n = len(between)
+    at_special = {edge for special in specials for edge in _edges(between, special)}
+    after_lines = {found.end() for found in re.finditer(r"\n", between)} - at_special
+    others = set(range(n + 1)) - at_special - after_lines
+    places = [at for group in (at_special, after_lines, others) for at in sorted(group, reverse=late)]
+    for at in places:
+        heads = encode([left[: len(left) - n + at] for left in lefts])
+        tails = encode([between[at:] + right for right in rights])
+        if all(head + tail == whole for head, tail, whole in zip(heads, tails, wholes, strict=True)):
+            return at
+    return None
+
+
+def _edges(text: str, special: str) -> list[int]:
+    starts = [found.start() for found in re.finditer(re.escape(special), text)]
+    return [edge for start in starts for edge in (start, start + len(special))]
+
+
+def _rendered(
+    tokenizer: Any, messages: Sequence[Mapping[str, str]], instruction: str | None, options: Mapping[str, Any]
+) -> str:
+    """The format text that a chat template makes of messages."""
+
+    def render(*, space: str = "", structured: bool = False) -> str:
+        filled = []
+        for message in messages:
+            content = str(message["content"]).replace("{instruction}", instruction or "")
+            for name, sentinel in _SENTINELS.items():
+                content = content.replace(f"{{{name}}}", f"{space}{sentinel}{space}")
+            filled.append({**message, "content": [{"type": "text", "text": content}] if structured else content})
+        rendered = tokenizer.apply_chat_template(filled, tokenize=False, **options)
+        return str(rendered)
+
+    failure = None
+    for structured in (False, True):
+        try:
+            text = render(structured=structured)
+        except Exception as error:
+            failure = failure or error
+            continue
+        if all(sentinel in text for sentinel in _SENTINELS.values()):
+            break
+    else:
+        raise InputError(
+            "The model's chat template has no place for "
+            + " or ".join(f"the {name}" for name, of in _SENTINELS.items() if failure or of not in text)
+            + f"{f' ({failure})' if failure else ''}. Give the model's prompt, prompt='… {{query}} … {{item}} …', or "
+            "messages for the template: prompt=[{'role': 'user', 'content': '… {query} … {item} …'}]."
+        ) from failure
+    spaced = render(space=" ", structured=structured)
+    for name, sentinel in _SENTINELS.items():
+        if text.count(sentinel) > 1:
+            raise InputError(f"A prompt must have one place for the {name}; the model's chat template repeats it.")
+        trim = "" if f" {sentinel} " in spaced else "|trim"
+        text = text.replace(sentinel, f"{{{name}{trim}}}")
+    return text
+
+
+def _literal(text: str) -> str:
+    # JSON's escapes are those of Jinja's strings; a template without them would lose its last line end.
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,421 @@
+"""Prompts: where texts go, which tokens come of it, what is never cut; readouts of tokens and labels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+import adacur
+from adacur.core.errors import InputError, TextTooLong, WrongScorer
+from adacur.core.records import Item, Query
+from adacur.scorers import PairPrompt, Readout, TorchCrossEncoder, scorer
+from adacur.scorers.cross_encoders.decoder import PromptBatches, TransformersDecoder
+from adacur.scorers.cross_encoders.known_rerankers import known_reranker
+from adacur.scorers.cross_encoders.pair_prompt import PromptPieces
+from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
+from tests.functional.commands import here
+from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, tiny_decoder, tiny_transformer
+
+FORMATS = [
+    "<|s|>user\n<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {item}<|e|>\n<|s|>assistant\n\n\n",
+    "query: {query}\ndocument: {item}\nIs it relevant, {instruction}?\nRelevance:",
+    "{instruction}: {query} {item}",
+    "<|s|>Check.\n<Document> {item}\n<Query> {query} {instruction} ??",
+    "<|s|>{query|trim}<|e|>\n{instruction}\n<|s|>{item|trim}<|e|>\n",
+]
+NASTY = [
+    "plain words",
+    " lead",
+    "trail ",
+    "ends.",
+    "line\n",
+    "\n\nline\n",
+    "it's",
+    "12 7",
+    "",
+    "日本語 🙂",
+    "<a> ?",
+    "x  y",
+]
+
+
+def byte_level(*, merges: bool = True) -> tokenizers.Tokenizer:
+    """A byte-level BPE, trained on texts in which spaces, line ends and marks join with what stands beside them."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    # As Qwen's: a mark takes the line ends behind it, and line ends the spaces before them.
+    words = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(words), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=500 if merges else 260,
+        special_tokens=["<|s|>", "<|e|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([*FORMATS, *NASTY, ": plain words.\n\n  yes", "no? yes. <a>:\n"] * 20, trainer)
+    return tokenizer
+
+
+@pytest.mark.parametrize("text", FORMATS)
+def test_texts_tokenised_apart_have_the_tokens_of_the_whole_prompt(text) -> None:
+    tokenizer = byte_level()
+    prompt = PairPrompt.of_format(text, instruction="find it")
+    tokens = PairTokenizer(tokenizer, max_tokens=400, prompt=prompt)
+    queries = [Query(str(n), query) for n, query in enumerate(NASTY)]
+    items = [Item(str(n), item) for n, item in enumerate(NASTY)]
+    texts = tokens.texts(queries, items)
+    for row, query in enumerate(NASTY):
+        for column, item in enumerate(NASTY):
+            whole = tokenizer.encode(prompt.render(query, item), add_special_tokens=False).ids
+            assert texts.pair(row, column)[0].tolist() == whole, (query, item)
+
+
+@pytest.mark.parametrize("text", FORMATS)
+@pytest.mark.parametrize("limit", ["max_tokens", "max_item_tokens"])
+def test_of_an_item_that_is_too_long_only_the_item_is_cut(text, limit) -> None:
+    tokenizer = byte_level()
+    prompt = PairPrompt.of_format(text, instruction="find it")
+    limits = {"max_tokens": 150} if limit == "max_tokens" else {"max_tokens": 4000, "max_item_tokens": 20}
+    tokens = PairTokenizer(tokenizer, prompt=prompt, **limits)
+    long = " ".join(f"w{number}" for number in range(900))
+    texts = tokens.texts([Query("q", "what is it")], [Item("i", long)])
+    ids = texts.pair(0, 0)[0]
+    assert len(ids) == (150 if limit == "max_tokens" else len(ids))
+    read = tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+    before, _, behind = prompt.text.replace("|trim", "").replace("{query}", "what is it").partition("{item}")
+    assert read.startswith(before)
+    assert read.endswith(behind)
+    kept = read[len(before) : len(read) - len(behind)]
+    assert long.startswith(kept)
+    assert len(kept) > 15
+
+
+def test_a_cut_item_is_joined_on_the_device_as_it_is_here() -> None:
+    torch = pytest.importorskip("torch")
+    from adacur.scorers.cross_encoders.pair_batches import PairBatches
+
+    tokenizer = byte_level()
+    tokens = PairTokenizer(tokenizer, max_tokens=90, prompt=PairPrompt.of_format(FORMATS[1], instruction="x"))
+    assert len(tokens._bridge)
+    items = [Item(str(n), "some words " * n) for n in (1, 40, 80)]
+    pairs = tokens.texts([Query("q", "what"), Query("r", "what is this then")], items).grid()
+    batches = PairBatches(torch, pairs, device=torch.device("cpu"), pad_id=0)
+    padded = batches.padded(0, len(batches))
+    for row, at in enumerate(batches.order.tolist()):
+        expected = pairs.texts.pair(pairs.query_of[at], pairs.item_of[at])[0]
+        assert padded["input_ids"][row, : len(expected)].tolist() == expected.tolist()
+        assert int(padded["attention_mask"][row].sum()) == len(expected)
+
+
+def test_a_query_that_leaves_no_place_for_an_item_is_refused() -> None:
+    tokens = PairTokenizer(byte_level(), max_tokens=150, prompt=PairPrompt.of_format(FORMATS[0], instruction="x"))
+    with pytest.raises(TextTooLong, match="'q'"):
+        tokens.texts([Query("q", "word " * 200)], [Item("i", "a")])
+
+
+@pytest.mark.parametrize("text", ["only {query}", "only {item}", "{query} {query} {item}", "neither"])
+def test_a_prompt_without_one_place_for_each_text_is_refused(text) -> None:
+    with pytest.raises(InputError, match=r"\{query\}.*\{item\}"):
+        PairPrompt.of_format(text)
+
+
+def test_an_instruction_goes_where_there_is_a_place_for_it_and_nowhere_else(tmp_path) -> None:
+    with pytest.raises(InputError, match="'be strict' would be lost"):
+        PairPrompt.of_format("{query} {item}", instruction="be strict")
+    with pytest.raises(InputError, match="instruction"):
+        PairPrompt.of_format("{instruction} {query} {item}")
+    assert PairPrompt.of_format("{instruction}: {query} {item}", instruction="a{query}b").prefix == "a{query}b: "
+    with pytest.raises(InputError, match="'be strict' would be lost"):
+        scorer(tiny_transformer(tmp_path / "plain"), instruction="be strict")
+
+
+def test_a_prompt_reads_its_own_text() -> None:
+    for text in FORMATS:
+        prompt = PairPrompt.of_format(text, instruction="find")
+        assert PairPrompt.of_format(prompt.text).render(" a ", " b ") == prompt.render(" a ", " b ")
+
+
+def chat(template: str):
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level())
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+LOOP = "{% for m in messages %}<|s|>{{ m['role'] }}\n{{ m['content'] }}<|e|>\n{% endfor %}"
+
+
+def test_a_chat_template_becomes_a_prompt_with_its_last_line_end_and_its_trimming() -> None:
+    prompt = PairPrompt.of_chat(chat(LOOP), instruction="judge")
+    assert prompt.text == "<|s|>system\njudge<|e|>\n<|s|>query\n{query}<|e|>\n<|s|>document\n{item}<|e|>\n"
+    trimming = PairPrompt.of_chat(chat(LOOP.replace("m['content']", "m['content'] | trim")))
+    assert "{query|trim}" in trimming.text
+    assert trimming.render(" a ", "b\n") == "<|s|>query\na<|e|>\n<|s|>document\nb<|e|>\n"
+    opened = LOOP + "{% if add_generation_prompt %}{{ '<|s|>assistant\n' }}{% endif %}"
+    own = [{"role": "user", "content": "Q: {query} D: {item} ({instruction})"}]
+    text = PairPrompt.of_chat(chat(opened), own, instruction="hm").text
+    assert text == "<|s|>user\nQ: {query} D: {item} (hm)<|e|>\n<|s|>assistant\n"
+
+
+def test_a_chat_template_of_structured_contents_is_understood() -> None:
+    prompt = PairPrompt.of_chat(chat(LOOP.replace("m['content']", "m['content'][0]['text']")))
+    assert prompt.text == "<|s|>query\n{query}<|e|>\n<|s|>document\n{item}<|e|>\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "missing"),
+    [
+        ("{% for m in messages if m.role in ('user', 'query') %}{{ m.content }}{% endfor %}", "the item"),
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "the query or the item"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+    ],
+)
+def test_a_chat_template_without_a_place_for_query_or_item_is_refused(template, missing) -> None:
+    with pytest.raises(InputError, match=missing):
+        PairPrompt.of_chat(chat(template))
+
+
+def test_a_template_that_drops_system_messages_has_no_place_for_an_instruction() -> None:
+    with pytest.raises(InputError, match="'be strict' would be lost"):
+        PairPrompt.of_chat(chat(LOOP.replace("messages", "messages if m.role != 'system'")), instruction="be strict")
+
+
+@pytest.mark.parametrize("text", FORMATS)
+def test_the_chat_template_of_a_prompt_makes_that_prompt(text) -> None:
+    prompt = PairPrompt.of_format(text, instruction='say "yes" \\ 🙂')
+    assert PairPrompt.of_chat(chat(prompt.chat_template())).text == prompt.text
+
+
+@pytest.mark.parametrize(
+    "readout",
+    [
+        Readout.label(),
+        Readout.labels(1, 0),
+        Readout.odds("yes", " no"),
+        Readout.token(0),
+        Readout.grades({"0": 0, "1": 0.5, "2": 2}),
+    ],
+)
+def test_a_readout_reads_its_own_text(readout) -> None:
+    assert Readout.of(str(readout)) == readout
+
+
+@pytest.mark.parametrize("given", ["yes", "odds('yes')", "odds('a', 'a')", "labels('a', 'b')", ("a",), "open('x')", 3])
+def test_what_is_no_readout_is_refused(given) -> None:
+    with pytest.raises(InputError, match="readout must be one of"):
+        Readout.of(given)
+
+
+def test_an_answer_must_be_one_token() -> None:
+    tokenizer = byte_level(merges=False)
+    with pytest.raises(InputError, match=r"\['y', 'e', 's'\].*'yes'"):
+        Readout.odds("yes", "no").rows(tokenizer, n_rows=300)
+    y, n = Readout.odds("y", "n").rows(tokenizer, n_rows=300)
+    assert tokenizer.decode([y, n]) == "yn"
+    with pytest.raises(InputError, match="between 0 and 299"):
+        Readout.token(300).rows(tokenizer, n_rows=300)
+
+
+def test_an_answer_that_the_vocabulary_does_not_know_is_refused(tmp_path) -> None:
+    with pytest.raises(InputError, match="'maybe'"):
+        scorer(tiny_decoder(tmp_path, kind="causal"), readout=("yes", "maybe"), device="cpu")
+
+
+# Models of two layers from here on.
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory):
+    return tiny_decoder(tmp_path_factory.mktemp("causal") / "model", kind="causal")
+
+
+def logits_of(folder, prompts):
+    """The logits behind each prompt, by a plain forward pass."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        rows = [
+            model(torch.tensor([tokenizer.encode(text, add_special_tokens=False)])).logits[0, -1] for text in prompts
+        ]
+    return torch.stack(rows).numpy(), tokenizer
+
+
+@pytest.mark.parametrize("text", ["w1 {query} w2 {item} w3", "w1 {item} w2 {query} w3"])
+def test_every_readout_is_that_of_the_whole_models_logits(causal, text) -> None:
+    logits, tokenizer = logits_of(causal, [PairPrompt.of_format(text).render(q.text, i.text) for q, i in PAIRS])
+    yes, no, other = tokenizer.convert_tokens_to_ids(["yes", "no", "w7"])
+    three = np.exp(logits[:, [yes, no, other]])
+    expected = {
+        "odds('yes', 'no')": logits[:, yes] - logits[:, no],
+        "token('no')": logits[:, no],
+        "grades({'yes': 2, 'no': 0, 'w7': 1})": (three @ [2, 0, 1]) / three.sum(1),
+    }
+    for readout, scores in expected.items():
+        with TorchCrossEncoder(causal, prompt=text, readout=readout, device="cpu") as opened:
+            np.testing.assert_allclose(opened.score(PAIRS), scores, atol=1e-4)
+            np.testing.assert_allclose(opened.score_grid(QUERIES, ITEMS).ravel(), scores, atol=1e-4)
+
+
+def test_logits_that_a_model_changes_behind_its_head_are_followed_or_refused(tmp_path) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_decoder(tmp_path / "base", kind="causal"))
+    sizes = {
+        "vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.5,
+        "pad_token_id": 0,
+    }  # fmt: skip
+    capped = transformers.Gemma2Config(**sizes, head_dim=16, final_logit_softcapping=2.0)
+    scaled = transformers.GraniteConfig(**sizes, logits_scaling=8.0)
+    torch.manual_seed(0)
+    for name, kind, config in (("capped", "Gemma2", capped), ("scaled", "Granite", scaled)):
+        getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    logits, _ = logits_of(tmp_path / "capped", [f"w1 {query.text} w2 {item.text} w3" for query, item in PAIRS])
+    yes, no = tokenizer.convert_tokens_to_ids(["yes", "no"])
+    with TorchCrossEncoder(tmp_path / "capped", prompt="w1 {query} w2 {item} w3", device="cpu") as opened:
+        np.testing.assert_allclose(opened.score(PAIRS), logits[:, yes] - logits[:, no], atol=1e-4)
+    with pytest.raises(InputError, match="changes its logits"):
+        TorchCrossEncoder(tmp_path / "scaled", prompt="w1 {query} w2 {item} w3", device="cpu")
+
+
+class Watched(TransformersDecoder):
+    """Counts the tokens that a body which shares prefixes would compute."""
+
+    tokens, calls = 0, 0
+
+    def last_hidden_shared(self, prefixes, continuations, prefix_of, *, continuation_of):
+        assert all(map(len, continuations))
+        assert len({tuple(row) for row in continuations}) == len(continuations)
+        type(self).calls += 1
+        type(self).tokens += sum(map(len, prefixes)) + sum(len(continuations[of]) for of in continuation_of)
+        return super().last_hidden_shared(prefixes, continuations, prefix_of, continuation_of=continuation_of)
+
+
+@pytest.mark.parametrize("item_first", [False, True])
+@pytest.mark.parametrize("batch_tokens", [60, 4096])
+def test_what_prompts_share_is_handed_over_once(causal, item_first, batch_tokens, monkeypatch) -> None:
+    monkeypatch.setattr("adacur.scorers.cross_encoders.decoder.TransformersDecoder", Watched)
+    Watched.tokens = Watched.calls = 0
+    text = "w1 w2 {item} w5 {query} w6" if item_first else "w1 w2 {query} w5 {item} w6"
+    with TorchCrossEncoder(causal, prompt=text, device="cpu", batch_tokens=batch_tokens) as opened:
+        plain = np.array([opened.score([pair])[0] for pair in PAIRS])
+        assert Watched.calls == 0
+        scores = opened.score_grid(QUERIES, ITEMS).ravel()
+    np.testing.assert_allclose(scores, plain, atol=1e-4)
+    words = {
+        "query": [len(query.text.split()) for query in QUERIES],
+        "item": [len(item.text.split()) for item in ITEMS],
+    }
+    first, second = ("item", "query") if item_first else ("query", "item")
+    whole = sum((4 + a + b) for a in words["query"] for b in words["item"])
+    at_best = sum(3 + n for n in words[first]) + len(words[first]) * sum(1 + n for n in words[second])
+    assert Watched.tokens < whole
+    if batch_tokens == 4096:
+        assert Watched.tokens == at_best
+
+
+def test_pairs_of_many_queries_share_the_beginning_of_the_prompt(causal, monkeypatch) -> None:
+    torch = pytest.importorskip("torch")
+    tokenizer = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(causal).backend_tokenizer
+    tokens = PairTokenizer(tokenizer, max_tokens=64, prompt=PairPrompt.of_format("w1 w2 w3 w4 {query} w5 {item} w6"))
+    queries = [Query(str(n), f"w{n + 10}") for n in range(6)]
+    batches = PromptBatches(
+        torch, tokens.pairs(list(zip(queries, ITEMS[1:7], strict=True))), device=torch.device("cpu")
+    )
+    assert batches._prefixes.tolist() == [4]
+    assert batches.end(0, tokens=10**6) == 6
+    one = PromptBatches(torch, tokens.pairs([(queries[0], item) for item in ITEMS]), device=torch.device("cpu"))
+    assert one._prefixes.tolist() == [6]
+    ends = [0]
+    while ends[-1] < len(one):
+        ends.append(one.end(ends[-1], tokens=40))
+        counted = 6 + sum(one._rest[ends[-2] : ends[-1]])
+        assert counted <= 40 or ends[-1] == ends[-2] + 1
+
+
+def test_another_instruction_is_another_scorer_and_an_index_refuses_it(causal, tmp_path) -> None:
+    items = [Item(f"{n}", f"w{n} w{n + 1} w{n + 2}") for n in range(24)]
+    options = {"prompt": "w1 {instruction} {query} w5 {item}", "device": "cpu"}
+    with TorchCrossEncoder(causal, instruction="w9", **options) as built:
+        adacur.build(items, QUERIES, scorer=built, path=tmp_path / "index", progress=False).close()
+        assert "w9" in built.card.prompt
+    with adacur.load(tmp_path / "index") as index:
+        assert (index.scorer.card.prompt, index.scorer.card.readout) == (built.card.prompt, built.card.readout)
+        assert index.drift is None
+    (told,) = here("inspect", tmp_path / "index", "--show", "pair", "--json").json()
+    assert told["prompt"].startswith("w1 w9 ")
+    assert told["score"] == pytest.approx(told["stored"], abs=1e-3)
+    assert "read as odds('yes', 'no'): " in here("inspect", tmp_path / "index", "--show", "pair").out
+    with adacur.load(tmp_path / "index", scorer=causal) as index:
+        assert index.scorer.card == built.card
+    for other in ({"instruction": "w8"}, {"instruction": "w9", "readout": "token('yes')"}):
+        with TorchCrossEncoder(causal, **other, **options) as scorer, pytest.raises(WrongScorer, match=r"w9|yes"):
+            adacur.load(tmp_path / "index", scorer=scorer)
+
+
+def test_a_pair_is_explained_as_it_is_read(causal, tmp_path) -> None:
+    with TorchCrossEncoder(causal, prompt="w1 {query} w2 {item} yes", device="cpu", max_item_tokens=3) as opened:
+        told = opened.explain("w3", "w4 w5 w6 w7 w8")
+        assert told.prompt == "w1 w3 w2 w4 w5 w6 w7 w8 yes"
+        assert told.tokens == ("w1", "w3", "w2", "w4", "w5", "w6", "yes")
+        assert (told.cut, told.readout) == (2, "odds('yes', 'no')")
+        assert told.score == pytest.approx(opened.score([(Query("q", "w3"), Item("i", "w4 w5 w6 w7 w8"))])[0], abs=1e-5)
+    with TorchCrossEncoder(tiny_transformer(tmp_path / "plain"), device="cpu") as plain:
+        assert plain.explain("w1", "w2 w3").tokens == ("[CLS]", "w1", "[SEP]", "w2", "w3", "[SEP]")
+
+
+def test_two_labels_are_read_as_their_difference_where_one_says_so(tmp_path) -> None:
+    folder = tiny_transformer(tmp_path / "two", labels=2)
+    with pytest.raises(InputError, match=r"2 labels.*labels\(1, 0\)"):
+        TorchCrossEncoder(folder, device="cpu")
+    right, wrong = (
+        TorchCrossEncoder(folder, device="cpu", readout=readout) for readout in ("labels(1, 0)", "labels(0, 1)")
+    )
+    np.testing.assert_allclose(right.score(PAIRS), -wrong.score(PAIRS), atol=1e-5)
+    model = pytest.importorskip("transformers").AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    ids = pytest.importorskip("torch").tensor([[2, 4, 3, 5, 3]]), pytest.importorskip("torch").tensor([[0, 0, 0, 1, 1]])
+    logits = model(input_ids=ids[0], token_type_ids=ids[1]).logits[0].tolist()
+    assert right.explain("w0", "w1").score == pytest.approx(logits[1] - logits[0], abs=1e-5)
+    assert right.card.readout == "labels(1, 0)"
+
+
+def test_known_rerankers_get_the_prompts_of_their_makers() -> None:
+    qwen = known_reranker("Qwen/Qwen3-Reranker-0.6B").pair_prompt("Find it")
+    assert qwen.text == (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: Find it\n'
+        "<Query>: {query}\n<Document>: {item}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    assert qwen.instruction == "Find it"
+    mxbai = known_reranker("mixedbread-ai/mxbai-rerank-base-v2")
+    assert "user\nquery: {query}\ndocument: {item}\nYou are" in mxbai.pair_prompt(None).text
+    assert "user\ninstruction: Find it\nquery: {query}" in mxbai.pair_prompt("Find it").text
+    assert mxbai.readout == Readout.odds("1", "0")
+    ctxl = known_reranker("ContextualAI/ctxl-rerank-v2-instruct-multilingual-1b")
+    assert ctxl.pair_prompt("Be new").text.endswith("<Document> {item}\n<Query> {query} Be new ??")
+    assert ctxl.pair_prompt(None).item_first
+    with pytest.raises(InputError, match="would be lost"):
+        known_reranker("zeroentropy/zerank-2").pair_prompt("Find it")
+    assert known_reranker("cross-encoder/ms-marco-MiniLM-L6-v2") is None
+
+
+def test_a_reranker_that_is_known_by_its_name_opens_with_its_makers_prompt(tmp_path) -> None:
+    folder = tiny_decoder(tmp_path / "Qwen3-Reranker-tiny", kind="causal", template=False, positions=256)
+    with scorer(folder, instruction="w7", device="cpu") as opened:
+        assert "<Instruct>: w7\n" in opened.prompt.text
+        assert opened.readout == Readout.odds("yes", "no")
+
+
+def test_pieces_fall_back_to_parts_with_a_word_where_a_tokenizer_joins_everything(caplog) -> None:
+    tokenizer = tokenizers.Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+    pieces = PromptPieces.of(PairPrompt.of_format("x {query} y {item} z"), tokenizer)
+    assert "tokenised apart" in caplog.text
+    assert pieces.of_query("q") == "x q y "
