@@ -183,9 +183,11 @@ class Update:
         """Add anchor queries whose scores are known, (queries, items), at no scorer call.
 
         `exact`, of the same shape, is false where a score was predicted; the index remembers it. `card` is the scorer's
-        whose index this becomes, where it has been nobody's.
+        whose index this becomes where it has no anchor queries.
         """
         new, items = self.check_new_anchors(queries), self._view().items
+        if card is not None and not self._anchors:
+            self._card = card
         values = np.asarray(scores)
         if values.shape != (len(new), self._n_items):
             raise InputError(
@@ -203,7 +205,6 @@ class Update:
         self._append_anchors(new, part)
         # Parts that were kept for their items alone.
         self._set_parts(self._parts)
-        self._card = self._card or card
 
     def remove(self, ids: Iterable[str], *, replaced: bool = False) -> None:
         """Remove items; each must be there, and one must stay, unless they are to be `replaced`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,21 +13,24 @@ from adacur.approximation.acquisition import best_positions
 from adacur.approximation.completion import Completion, ScoredItems
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import InputError, WrongScorer
-from adacur.core.protocols import Items, ScorerCard, Vectors
+from adacur.core.protocols import ScorerCard
 from adacur.core.records import Query
 from adacur.core.seeds import stream_key, uniform
-from adacur.index import IndexFolder
+from adacur.index import AnchorTable, IndexFolder
 from adacur.index.items import PartItems, StoredItems
 from adacur.index.updates import updating
 from adacur.search.first_stages import open_first_stages
 from adacur.search.planning import Snapshot
 from adacur.search.search_log import LOGGED, SearchLog, text_digest
 
-_LIMIT = 500
+LIMIT = 500
 # With fewer scores, nearly all of a query's column would be predicted.
 _FEWEST_SCORED = 20
 # Unseen items that a search's lowest score is assumed of, per scored item: as many as a sparse build draws.
 _ASSUMED = 0.1
+# Complete anchor queries that tell more of unseen items than such an assumption.
+_ENOUGH = 20
+_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ def refresh(
     path: str | Path,
     log: str | Path | SearchLog,
     *,
-    limit: int = _LIMIT,
+    limit: int = LIMIT,
     fewest_scored: int = _FEWEST_SCORED,
     encoder: Any = None,
     trust: bool = False,
@@ -89,7 +92,10 @@ def refresh(
         log = SearchLog(log)
     with updating(path) as update:
         folder = update.current
-        of_index = folder.manifest.scorer or card or log.newest_card()
+        of_index = folder.manifest.scorer
+        if not folder.anchor_queries:
+            # It holds nobody's scores.
+            of_index = card or log.newest_card() or of_index
         paid, others = _paid_for(log, of_index, folder.items)
         if others and not paid:
             other = next(iter(others.values()))
@@ -120,11 +126,11 @@ def refresh(
             positions = [np.array(sorted(one.scores), dtype=np.intp) for one in chosen]
             scores = [np.array([one.scores[at] for at in sorted(one.scores)]) for one in chosen]
             stages = open_first_stages(folder.home, encoder=encoder, trust=trust) if first is None else first(folder)
-            vectors = Snapshot(folder, first=stages).item_vectors() if chosen else None
+            complete = Snapshot(_complete(folder, before), first=stages)
             if before:
                 update.drop_anchors(before, replaced=True)
             if chosen:
-                values, exact = complete_searches(queries, positions, scores, items=folder.items, vectors=vectors)
+                values, exact = complete_searches(complete, queries, positions, scores)
                 update.add_anchor_scores(queries, values, exact=exact, card=of_index)
             update.switch()
         return Refreshed(
@@ -142,42 +148,69 @@ def refresh(
 
 
 def complete_searches(
-    queries: Sequence[Query],
-    positions: Sequence[IntArray],
-    scores: Sequence[FloatArray],
-    *,
-    items: Items,
-    vectors: Vectors | None,
+    complete: Snapshot, queries: Sequence[Query], positions: Sequence[IntArray], scores: Sequence[FloatArray]
 ) -> tuple[FloatArray, BoolArray]:
     """Scores of every item for queries that were scored at some positions, and which of them are exact.
 
-    Both have shape (queries, items). The others are predicted from the items' vectors, where there are any. A search
-    scores the best it can find, so nothing it scored stands for the rest: some of those, drawn at random, are taken to
-    score as its worst.
+    Both have shape (queries, items). Where the index has enough anchor queries that are `complete`, the others are what
+    a search predicts from these and its scores; else all queries are completed together, from the items' vectors.
     """
-    scored = []
-    for query, where, exact_scores in zip(queries, positions, scores, strict=True):
+    if len(complete.anchors.anchor_queries) >= _ENOUGH:
+        values = _as_searches_predict(complete, queries, positions, scores)
+    else:
+        values = _together(complete, queries, positions, scores)
+    exact = np.zeros(values.shape, dtype=np.bool_)
+    for row, (where, exact_scores) in enumerate(zip(positions, scores, strict=True)):
+        values[row, where] = exact_scores
+        exact[row, where] = True
+    return values, exact
+
+
+def _as_searches_predict(
+    complete: Snapshot, queries: Sequence[Query], positions: Sequence[IntArray], scores: Sequence[FloatArray]
+) -> FloatArray:
+    values = np.empty((len(queries), len(complete.anchors.items)), dtype=np.float32)
+    for start in range(0, len(queries), _AT_ONCE):
+        group = slice(start, start + _AT_ONCE)
+        approximation = complete.gaussian_model().begin(complete.anchors, queries[group])
+        approximation.tell(positions[group], scores[group])
+        values[group] = [approximation.in_scores(np.asarray(row)) for row in approximation.predict()]
+    return values
+
+
+def _together(
+    complete: Snapshot, queries: Sequence[Query], positions: Sequence[IntArray], scores: Sequence[FloatArray]
+) -> FloatArray:
+    """As a sparse index is completed. A search scores the best that it can find, so that nothing it scored stands for
+    the rest: some of these, drawn at random, are taken to score as its worst.
+    """
+    items, scored = complete.anchors.items, []
+    for query, where, exact in zip(queries, positions, scores, strict=True):
         n_left = len(items) - len(where)
         n_assumed = min(n_left, max(1, round(_ASSUMED * len(where))))
         draws = uniform(stream_key(0, "logged", query.id), items.keys)
         draws[where] = -np.inf
         drawn = best_positions(draws, n_assumed, keys=items.keys) if n_assumed else np.empty(0, dtype=np.intp)
         weights = np.append(np.ones(len(where)), np.full(n_assumed, n_left / max(1, n_assumed)))
-        worst = np.full(n_assumed, exact_scores.min())
-        scored.append(ScoredItems(np.append(where, drawn), np.append(exact_scores, worst), weights))
-    has_vectors = vectors is not None and vectors.embed_queries is not None
-    completion = Completion(
-        scored,
-        embeddings=vectors.all_rows() if vectors and has_vectors else np.zeros((len(items), 0), dtype=np.float32),
-        query_vectors=vectors.embed_queries(queries)
-        if vectors is not None and vectors.embed_queries is not None
-        else np.zeros((len(queries), 1)),
-    )
-    values = np.ascontiguousarray(completion[0 : len(items)].T)
-    exact = np.zeros(values.shape, dtype=np.bool_)
-    for row, where in enumerate(positions):
-        exact[row, where] = True
-    return values, exact
+        worst = np.full(n_assumed, exact.min())
+        scored.append(ScoredItems(np.append(where, drawn), np.append(exact, worst), weights))
+    vectors, embeddings = complete.item_vectors(), np.zeros((len(items), 0), dtype=np.float32)
+    query_vectors: FloatArray = np.zeros((len(queries), 1))
+    if vectors is not None and vectors.embed_queries is not None:
+        embeddings, query_vectors = vectors.all_rows(), vectors.embed_queries(queries)
+    completion = Completion(scored, embeddings=embeddings, query_vectors=query_vectors)
+    return np.ascontiguousarray(completion[0 : len(items)].T)
+
+
+def _complete(folder: IndexFolder, logged: Collection[str]) -> AnchorTable:
+    """The index without the anchor queries that were made of logged searches."""
+    columns = [column for column, query in enumerate(folder.anchor_queries) if query.id not in logged]
+    if not columns:
+        return AnchorTable.of_items(folder.items)
+    queries = tuple(folder.anchor_queries[column] for column in columns)
+    # As it is where it can be: the whole matrix is read for the model anyway.
+    matrix = folder.matrix if not logged else np.ascontiguousarray(folder.matrix[:, columns])
+    return AnchorTable(folder.items, queries, matrix)
 
 
 def _made_before(folder: IndexFolder) -> dict[str, _Paid]:

@@ -185,12 +185,19 @@ class SearchLog:
 
     def __iter__(self) -> Iterator[LoggedSearch]:
         """The searches, oldest first."""
+        return self._searches("ORDER BY searches.id")
+
+    def newest(self, n: int) -> list[LoggedSearch]:
+        """The last n searches, newest first."""
+        return list(self._searches("ORDER BY searches.id DESC LIMIT ?", n))
+
+    def _searches(self, order: str, *values: int) -> Iterator[LoggedSearch]:
         try:
             with self._connected() as connection:
                 for at, card, query, ids, digests, scores in connection.execute(
                     "SELECT at, card, query, items, digests, scores FROM searches JOIN scorers ON scorer = scorers.id "
-                    "WHERE at >= ? ORDER BY searches.id",
-                    (self._oldest(),),
+                    f"WHERE at >= ? {order}",
+                    (self._oldest(), *values),
                 ):
                     yield LoggedSearch(
                         query=Query(id=f"{LOGGED}{text_digest(query).hex()}", text=query),
