@@ -302,6 +302,6 @@ class AnchorIndex:
             raise
         finally:
             if self._log is not None:
-                self._log.add(answers, items=plan.items, card=plan.scorer.card)
+                n_logged = self._log.add(answers, items=plan.items, card=plan.scorer.card)
                 if self.learning is not None:
-                    self.learning.note(sum(bool(hits.trace.calls) for hits in answers))
+                    self.learning.note(n_logged)

@@ -7,8 +7,10 @@ import logging
 import math
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,6 +69,10 @@ class Learning:
             self._thread = threading.Thread(target=self._refresh, args=(n_new,), name="adacur-refresh", daemon=True)
             self._thread.start()
 
+    def as_dict(self) -> dict[str, Any]:
+        """How often it refreshes, and what that came to so far: the curve against searches served."""
+        return {"every": self.every, "lessons": [asdict(lesson) for lesson in self.log.lessons()]}
+
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for a refresh under way; whether there is none any more."""
         with self._lock:
@@ -95,16 +101,17 @@ class Learning:
         with contextlib.suppress(Exception):
             told = _early(self.log, n_new)
         n_anchors = 0
+        with self._lock:
+            indexes = self._open()
         try:
-            with self._lock:
-                indexes = self._open()
             n_anchors = self._refreshed(indexes) if indexes else 0
             error = None
         except Exception as failure:
             # Whatever it is, searches go on with the version they have, and the next refresh tries again.
-            _log.warning("An index could not be refreshed from %s.", self.log.path, exc_info=failure)
-            # No message: it may hold what is in the log.
+            # Its message stays out of logs: it may hold what somebody asked.
             error = type(failure).__name__
+            frame = traceback.extract_tb(failure.__traceback__)[-1]
+            _log.warning("%s is not refreshed: %s, %s:%s.", indexes[0].path, error, frame.filename, frame.lineno)
         before = 0
         with contextlib.suppress(Exception):
             before = next((one.searches for one in reversed(self.log.lessons())), 0)

@@ -42,7 +42,7 @@ _SECONDS_TO_WAIT = 60.0
 _SECONDS_OF_A_DAY = 86_400.0
 _LESSONS = 1000
 _PRIVATE = (
-    (re.compile(r"[^\s@<>]+@[^\s@<>]+\.[^\s@<>]+"), "[address]"),
+    (re.compile(r"[^\s@<>,;]+@[^\s@<>,;]+\.[^\s@<>,;]+"), "[address]"),
     (re.compile(r"\b(?:https?://|www\.)\S+", re.IGNORECASE), "[link]"),
     (re.compile(r"\+?\d(?:[ ./-]?\d){5,}"), "[number]"),
 )
@@ -130,8 +130,8 @@ class SearchLog:
         except sqlite3.DatabaseError as error:
             raise FileFormatError(f"{self.path} cannot be used as a search log: {error}.") from error
 
-    def add(self, answers: Sequence[Hits], *, items: Items, card: ScorerCard) -> None:
-        """Log searches over these items; what cannot be written is a warning, and no search fails for it."""
+    def add(self, answers: Sequence[Hits], *, items: Items, card: ScorerCard) -> int:
+        """Log searches over these items, and say how many: what cannot be written is a warning; no search fails."""
         rows = []
         for hits in answers:
             if not hits.trace.calls:
@@ -154,7 +154,7 @@ class SearchLog:
             digests = b"".join(text_digest(item.text) for item in scored)
             rows.append((time.time(), text, ids, digests, scores.tobytes()))
         if not rows:
-            return
+            return 0
         card_json = json.dumps(asdict(replace(card, source=None)), sort_keys=True)
         try:
             with self._connected() as connection:
@@ -174,6 +174,8 @@ class SearchLog:
             warnings.warn(
                 f"{len(rows)} searches are not logged in {self.path}: {error}.", SearchLogWarning, stacklevel=3
             )
+            return 0
+        return len(rows)
 
     def newest_card(self) -> ScorerCard | None:
         """The scorer of the newest search; None where there is none."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from adacur.core.budget import is_whole
 from adacur.core.errors import InputError
+from adacur.search.search_log import SearchLog, mask_private
 from adacur.tuning import FEWEST_QUERIES
 
-_LEAST = {"queue": 0, "recall_queries": FEWEST_QUERIES}
+_LEAST = {"queue": 0, "recall_queries": FEWEST_QUERIES, "learn_every": 0}
 _HOST = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?|[0-9a-f:.]*:[0-9a-f:.]*")
 _KEY = re.compile(r"[!-~]([ -~]*[!-~])?")
 
@@ -27,7 +29,10 @@ class ServerSettings:
     - `allowed_hosts`: names, without ports, that a request's Host header may have beside localhost and loopback
       addresses. Without any, only requests that arrive at a loopback address are held to these;
     - `log_queries`: whether texts of queries go into the log;
-    - `recall_queries`: anchor queries that a curve of recall is measured on.
+    - `recall_queries`: anchor queries that a curve of recall is measured on;
+    - `log_folder`: where the searches of each index are logged, with the texts of queries, in NAME.sqlite; nowhere by
+      default. `log_keep` and `log_days` are the most that is kept; `log_masked` masks addresses, links and numbers;
+    - `learn_every`: refresh each index from its log after this number of searches; 0 for never.
     """
 
     max_body_bytes: int = 4 * 2**20
@@ -47,6 +52,11 @@ class ServerSettings:
     allowed_hosts: tuple[str, ...] = ()
     log_queries: bool = False
     recall_queries: int = 50
+    log_folder: str = ""
+    log_keep: int = 20_000
+    log_days: float = 90.0
+    log_masked: bool = False
+    learn_every: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -59,6 +69,10 @@ class ServerSettings:
                 raise InputError(f"{field.name} must be a list of texts; got one text. Put it into a list.")
         if not self.seconds:
             raise InputError("seconds, the most that a request may take, must be more than 0.")
+        if self.learn_every and not self.log_folder:
+            raise InputError(
+                "An index learns from logged searches, so learn_every needs log_folder. Give both, or none."
+            )
         for host in self.allowed_hosts:
             if not (isinstance(host, str) and _HOST.fullmatch(host)):
                 raise InputError(
@@ -67,6 +81,15 @@ class ServerSettings:
                 )
         if not all(isinstance(key, str) and _KEY.fullmatch(key) for key in self.api_keys):
             raise InputError("API keys must be printable ASCII without spaces at the ends, to fit into a header.")
+
+    def search_log(self, name: str) -> SearchLog | None:
+        """The log of the index of this name; None where searches are not logged."""
+        if not self.log_folder:
+            return None
+        folder = Path(self.log_folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        redact = mask_private if self.log_masked else None
+        return SearchLog(folder / f"{name}.sqlite", keep=self.log_keep, days=self.log_days, redact=redact)
 
     def defaults(self) -> dict[str, int]:
         """k and budget of a search that names neither: as in Python, within the limits."""
