@@ -82,7 +82,7 @@ class Replay:
             queries=everyone, items=bed.items, scores=np.concatenate([bed.anchor_scores, bed.exact_scores])
         )
         self.encoder = KnownTexts(
-            [record.text for record in (*bed.items, *everyone)],
+            [*(item.text for item in bed.items), *(query.text for query in everyone)],
             np.concatenate([bed.item_embeddings, bed.anchor_embeddings, bed.query_embeddings]),
         )
 
@@ -106,7 +106,7 @@ class Replay:
     def curve(self, folder: Path, *, every: int, checkpoints: list[int], repeats: int) -> list[dict[str, Any]]:
         path, log = folder / "index.adacur", SearchLog(folder / "log")
         given: dict[str, Any] = {"scorer": self.scorer, "encoder": self.encoder}
-        options = {"first": ["bm25", "dense"], "progress": False, "tune": False}
+        options: dict[str, Any] = {"first": ["bm25", "dense"], "progress": False, "tune": False}
         adacur.build(list(self.bed.items), 0, path=path, **options, **given).close()
         index = adacur.load(path, log=log, check=False, **given)
         index.learn(every, limit=LIMIT)

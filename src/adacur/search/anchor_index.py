@@ -24,9 +24,10 @@ from adacur.scorers.opening import scorer as open_scorer
 from adacur.search import rounds
 from adacur.search.editing import Edit, edit_index
 from adacur.search.first_stages import stages_in_memory
-from adacur.search.learning import LIMIT, Learning, check_can_learn
+from adacur.search.learning import Learning, check_can_learn
 from adacur.search.methods import Plan
 from adacur.search.planning import Reopen, SearchOptions, Snapshot, plan_search
+from adacur.search.refresh import LIMIT
 from adacur.search.search_log import SearchLog
 from adacur.search.tuned import Tuning
 
