@@ -17,6 +17,7 @@ from adacur import Item
 from adacur.core.errors import InputError
 from adacur.index import IndexFolder, verify
 from adacur.search import SearchLog, SearchLogWarning, mask_private
+from adacur.search.learning import move
 from tests.unit.search.test_sparse_build import ANCHORS, ITEMS, TRUTH, Encoder, Scorer, number
 
 SECRET = "query 41"
@@ -161,6 +162,17 @@ def test_a_closed_index_stays_closed(path, tmp_path):
     with pytest.raises(InputError, match="closed"):
         index.search("query 41", 5, budget=40)
     assert not index.learning.log.lessons()
+    # Nor does a refresh that was under way open it again.
+    move([index], IndexFolder.open(path), first=lambda folder: {})
+    with pytest.raises(InputError, match="closed"):
+        index.search("query 41", 5, budget=40)
+
+
+def test_an_index_that_holds_nobodys_scores_becomes_that_of_the_scorer_it_is_searched_with(path, tmp_path):
+    scorer = Scorer(weights="others")
+    index = adacur.load(path, scorer=scorer, encoder=Encoder(), log=tmp_path / "log", learn_every=EVERY, check=False)
+    search(index, range(EVERY))
+    assert IndexFolder.open(path).manifest.scorer.weights == index.card.weights == "others"
 
 
 def test_a_query_that_is_forgotten_leaves_the_index_at_the_next_refresh(path, tmp_path):
