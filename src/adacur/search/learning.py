@@ -18,6 +18,8 @@ import numpy as np
 from adacur.core.budget import is_whole
 from adacur.core.errors import IndexLocked, InputError
 from adacur.index import IndexFolder, prune
+from adacur.index.object_store import refuse_url
+from adacur.search.editing import writable_home
 from adacur.search.planning import Snapshot
 from adacur.search.refresh import LIMIT, refresh
 from adacur.search.search_log import Lesson, SearchLog
@@ -150,11 +152,8 @@ def move(
 
 def check_can_learn(index: AnchorIndex) -> None:
     """Refuse an index that a refresh would take something from, or that has no folder of its own."""
+    refuse_url(writable_home(index), "Learning from searches")
     snapshot = index.snapshot
-    if snapshot.engine is not None or not isinstance(index.anchors, IndexFolder) or index.path is None:
-        raise InputError(
-            "Only an index in a folder, searched here, can learn from its searches; leave learn_every out."
-        )
     lost = {"tunings": bool(snapshot.tunings), "compressed features": snapshot.is_compressed}
     if names := [what for what, there in lost.items() if there]:
         raise InputError(

@@ -154,6 +154,17 @@ def test_a_refresh_that_fails_is_noted_and_no_search_hears_of_it(path, tmp_path,
     assert index.search("query 41", 5, budget=40).trace.calls == 40
 
 
+def test_an_edit_waits_for_a_refresh_and_the_next_refresh_builds_upon_it(path, tmp_path):
+    index = load(path, tmp_path / "log")
+    for at in range(10):
+        index.search(f"query {at}", 5, budget=40)
+    with index.edit(progress=False) as edit:
+        edit.remove(["i7"])
+    search(index, range(10, 20))
+    assert (len(index), len(index.anchor_queries)) == (len(ITEMS) - 1, 20)
+    assert [one.error for one in index.learning.log.lessons()] == [None, None]
+
+
 def test_a_closed_index_stays_closed(path, tmp_path):
     index = load(path, tmp_path / "log")
     index.close()
@@ -277,6 +288,10 @@ def test_what_half_the_calls_found_is_told_with_an_interval(path, tmp_path):
 def test_what_cannot_learn_is_refused(path, tmp_path, empty):
     with pytest.raises(InputError, match="log"):
         adacur.load(path, scorer=Scorer(), encoder=Encoder(), learn_every=5, check=False)
+    in_memory = adacur.AnchorIndex.from_items(ITEMS, scorer=Scorer())
+    in_memory._log = SearchLog(tmp_path / "log")
+    with pytest.raises(InputError, match="folder"):
+        in_memory.learn(5)
     for wrong in (0, -1, 2.5):
         with pytest.raises(InputError, match="learn_every"):
             load(path, tmp_path / "log", every=wrong)
