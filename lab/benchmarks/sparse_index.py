@@ -98,7 +98,8 @@ def with_past_searches(folder: ScoreFolder, gaussian: GaussianModel, *, n_past: 
     )
     positions = [np.concatenate([one.positions for one in own.trace.rounds]) for own in hits]
     told = [np.concatenate([one.exact for one in own.trace.rounds]) for own in hits]
-    predicted, _ = complete_searches(gaussian, index, past, positions, told)
+    known = AnchorIndex(index, first={"dense": folder.dense}).snapshot
+    predicted, _ = complete_searches(known, past, positions, told)
     return AnchorIndex.from_arrays(
         items=folder.items, anchor_queries=[*few, *past], scores=np.concatenate([scores, predicted])
     )

@@ -99,7 +99,7 @@ def _serve_http(
             note("No index given: serving the one that ships with adacur, 10,033 Wikipedia articles.")
             places = {"wikivital": str(wikivital_folder())}
         with notes.status(f"opening {', '.join(places)} …"):
-            opened = open_indexes(places, **options)
+            opened = open_indexes(places, **options, settings=settings)
         if not settings.api_keys and not host.startswith(_LOOPBACK):
             note(f"Anyone who can reach {host} can search here, and spend. Require keys: --key or {KEYS_VARIABLE}.")
         shown = "127.0.0.1" if host in ("0.0.0.0", "") else f"[{host}]" if ":" in host else host

@@ -16,7 +16,7 @@ import numpy as np
 
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import DuplicateId, EmptyInput, InputError, UnknownName
-from adacur.core.protocols import Items, Scorer
+from adacur.core.protocols import Items, Scorer, ScorerCard
 from adacur.core.records import Item, ItemList, Query, as_queries, check_item, check_texts, first_repeat
 from adacur.core.scores import check_grid
 from adacur.index.build import build_scores, save_rows
@@ -172,12 +172,22 @@ class Update:
         self._card = self._card if self._anchors else scorer.card
         self._append_anchors(new, part)
 
-    def add_anchor_scores(self, queries: Iterable[Query | str], scores: Any, *, exact: BoolArray | None = None) -> None:
+    def add_anchor_scores(
+        self,
+        queries: Iterable[Query | str],
+        scores: Any,
+        *,
+        exact: BoolArray | None = None,
+        card: ScorerCard | None = None,
+    ) -> None:
         """Add anchor queries whose scores are known, (queries, items), at no scorer call.
 
-        `exact`, of the same shape, is false where a score was predicted; the index remembers it.
+        `exact`, of the same shape, is false where a score was predicted; the index remembers it. `card` is the scorer's
+        whose index this becomes where it has no anchor queries.
         """
         new, items = self.check_new_anchors(queries), self._view().items
+        if card is not None and not self._anchors:
+            self._card = card
         values = np.asarray(scores)
         if values.shape != (len(new), self._n_items):
             raise InputError(
@@ -193,6 +203,8 @@ class Update:
             items, new, lambda start, stop: rows[start:stop], dtype=dtype, exact=None if cells is None else cells.T
         )
         self._append_anchors(new, part)
+        # Parts that were kept for their items alone.
+        self._set_parts(self._parts)
 
     def remove(self, ids: Iterable[str], *, replaced: bool = False) -> None:
         """Remove items; each must be there, and one must stay, unless they are to be `replaced`."""
@@ -220,13 +232,13 @@ class Update:
             vars(self).update(before | costs)
             raise
 
-    def drop_anchors(self, ids: Iterable[str]) -> None:
-        """Remove anchor queries; each must be there, and one must stay."""
+    def drop_anchors(self, ids: Iterable[str], *, replaced: bool = False) -> None:
+        """Remove anchor queries; each must be there, and one must stay, unless they are to be `replaced`."""
         names = _distinct(ids, "anchor query")
         there = {query.id: column for column, query in enumerate(self._anchors)}
         if missing := [id_ for id_ in names if id_ not in there]:
             raise UnknownName(f"Not among the anchor queries of {self._index}: {_shown(missing)}.")
-        if len(names) == len(self._anchors):
+        if len(names) == len(self._anchors) and not replaced:
             raise EmptyInput(f"An index must keep an anchor query; these are all {len(names)} of {self._index}.")
         going = {there[id_] for id_ in names}
         places = _places_without(np.array(sorted(going)), len(self._anchors))

@@ -5,7 +5,7 @@ version, a method, a budget and a first stage together; `methods` is the one tab
 the loop that calls the scorer, and `adaptive` one search of it (ask, tell, stop); `prospects` says which items are
 promising, `engine_search` the same where a vector engine holds them. `export` writes an index into an engine, and
 `engine_index` opens one there, or a collection as it is. `editing` changes an index, `opening`
-loads one, `search_log` and `refresh` learn from searches, `tuned` reads tunings.
+loads one, `search_log`, `refresh` and `learning` learn from searches, `tuned` reads tunings.
 """
 
 from adacur.search.adaptive import AdaptiveSearch
@@ -15,6 +15,7 @@ from adacur.search.engine_index import search_in
 from adacur.search.engine_items import EngineWarning
 from adacur.search.export import Exported, export
 from adacur.search.filters import Filter
+from adacur.search.learning import Learning
 from adacur.search.methods import (
     ANNCUR,
     AXN,
@@ -31,7 +32,7 @@ from adacur.search.methods import (
 from adacur.search.opening import load
 from adacur.search.planning import SearchOptions, plan_search, search_options
 from adacur.search.refresh import Refreshed, refresh
-from adacur.search.search_log import SearchLog, SearchLogWarning
+from adacur.search.search_log import Lesson, SearchLog, SearchLogWarning, mask_private
 from adacur.search.tuned import GaussianSettings, Tuning, TuningWarning
 
 __all__ = [
@@ -50,6 +51,8 @@ __all__ = [
     "First",
     "Gaussian",
     "GaussianSettings",
+    "Learning",
+    "Lesson",
     "Method",
     "Plan",
     "Refreshed",
@@ -61,6 +64,7 @@ __all__ = [
     "TuningWarning",
     "export",
     "load",
+    "mask_private",
     "method_named",
     "plan_search",
     "refresh",

@@ -24,8 +24,10 @@ from adacur.scorers.opening import scorer as open_scorer
 from adacur.search import rounds
 from adacur.search.editing import Edit, edit_index
 from adacur.search.first_stages import stages_in_memory
+from adacur.search.learning import Learning, check_can_learn
 from adacur.search.methods import Plan
 from adacur.search.planning import Reopen, SearchOptions, Snapshot, plan_search
+from adacur.search.refresh import LIMIT
 from adacur.search.search_log import SearchLog
 from adacur.search.tuned import Tuning
 
@@ -35,8 +37,8 @@ class AnchorIndex:
 
     Made by `adacur.build`, `adacur.load`, `from_arrays` or `from_items`. `first` maps names to first stages, `scorer`
     is one, or functions that open them when they are first used. `reopen` lets the index follow its edits; `recognised`
-    says that the scorer is the one that built it. What searches paid for is written to `log`. A `snapshot` takes the
-    place of `first` and `device`, where the items live in an engine.
+    says that the scorer is the one that built it. What searches paid for is written to `log`, which `learn` refreshes
+    the index from. A `snapshot` takes the place of `first` and `device`, where the items live in an engine.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class AnchorIndex:
         self.anchors = anchors
         self._scorer = scorer
         self._log = log
+        self.learning: Learning | None = None
         # Entered again where one scorer wraps that of another index.
         self._opening = threading.RLock()
 
@@ -257,7 +260,20 @@ class AnchorIndex:
         """The same index searching with `wrap(scorer)`, called when the scorer is first used; all else is shared."""
         other = copy.copy(self)
         other._scorer = lambda: (wrap(self.scorer), self.drift)
+        if self.learning is not None:
+            self.learning.follow(other)
         return other
+
+    def learn(self, every: int, *, limit: int = LIMIT) -> None:
+        """Refresh this index from its log after every so many searches, in the background; as `load(learn_every=…)`.
+
+        - `limit`: the number of anchor queries that come from the log at most, each of which takes memory.
+        """
+        if self._log is None:
+            raise InputError("An index learns from the searches in its log. Open it with one: load(path, log=…).")
+        check_can_learn(self)
+        self.learning = Learning(self._log, every=every, limit=limit)
+        self.learning.follow(self)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -287,4 +303,6 @@ class AnchorIndex:
             raise
         finally:
             if self._log is not None:
-                self._log.add(answers, items=plan.items, card=plan.scorer.card)
+                n_logged = self._log.add(answers, items=plan.items, card=plan.scorer.card)
+                if self.learning is not None:
+                    self.learning.note(n_logged)

@@ -62,6 +62,9 @@ def edit_index(index: AnchorIndex, *, on: On = None, progress: bool = True) -> I
     writable_home(index)
     path = index.path
     assert path is not None
+    if index.learning is not None:
+        # A refresh in the background is a writer too, but none that a user should hear of.
+        index.learning.wait()
     with updating(path, on=on, progress=progress) as update:
         edit = Edit(index, update, on=on, progress=progress)
         try:

@@ -236,7 +236,7 @@ def search_in(
     vector: str | None = None,
     exact: bool = True,
     check: bool = True,
-    log: str | Path | None = None,
+    log: str | Path | SearchLog | None = None,
 ) -> AnchorIndex:
     """Search the items of a collection where they are: no index is built, and nothing is written there.
 
@@ -249,9 +249,9 @@ def search_in(
     - `vector`: the name of the vector, where the collection has several of the encoder's size;
     - `exact`: False lets the engine use an index that may miss some items;
     - `check`: compare the encoder's vectors of a few items with those stored;
-    - `log`: the file of a `SearchLog`, to which every search writes its query and what it paid for.
+    - `log`: a `SearchLog` or its file, to which every search writes its query and what it paid for.
     """
-    search_log = None if log is None else SearchLog(log)
+    search_log = SearchLog(log) if isinstance(log, str | Path) else log
     if not isinstance(store, str):
         return _search_in(
             CheckedStore.of(store), scorer, encoder, vector, exact=exact, check=check, log=search_log, owned=None

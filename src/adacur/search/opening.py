@@ -32,7 +32,8 @@ def load(
     encoder: Any = None,
     check: bool = True,
     device: str | None = None,
-    log: str | Path | None = None,
+    log: str | Path | SearchLog | None = None,
+    learn_every: int | None = None,
     trust: bool = False,
     store: Any = None,
     exact: bool = True,
@@ -51,8 +52,9 @@ def load(
     - `device`: where "gaussian" searches hold the items' features and predict, e.g. "cuda"; by default numpy does;
     - `store`: the vector engine that the index was exported to (`adacur.search.export`), or its URL: searches run
       there, and nothing that grows with the items is held here. `exact=False` lets it use an index that may miss some;
-    - `log`: the file of a `SearchLog`, to which every search writes its query and what it paid for;
-      `adacur.search.refresh` makes anchor queries of it.
+    - `log`: a `SearchLog` or its file, to which every search writes its query and what it paid for;
+      `adacur.search.refresh` makes anchor queries of it;
+    - `learn_every`: do so after every so many searches, in the background; searches move on to the new version.
     """
     if path == "wikivital" and not Path(path).exists():
         path = wikivital_folder()
@@ -61,16 +63,18 @@ def load(
             raise InputError(f"{without_credentials(path)} names no scorer. Give one: scorer=…, or --scorer.")
         if store is not None or device is not None:
             raise InputError("store= and device= are for index folders; a collection is searched where it is.")
+        if learn_every is not None:
+            raise InputError("A collection of an engine cannot learn from its searches; leave learn_every out.")
         return search_in(path, scorer=scorer, encoder=encoder, exact=exact, check=check, log=log)
     folder = IndexFolder.open(path)
     # A file of something else is refused before a search is paid for.
-    search_log = None if log is None else SearchLog(log)
+    search_log = SearchLog(log) if isinstance(log, str | Path) else log
     opened = None if scorer is None else _open_as_built(scorer, folder.manifest.scorer)
     dual = _open_encoder(encoder)
     snapshot = None
     if store is not None:
         snapshot = engine_snapshot(folder, store, encoder=dual, trust=trust, exact=exact)
-    return open_folder(
+    index = open_folder(
         folder,
         scorer=opened,
         encoder=dual,
@@ -80,6 +84,9 @@ def load(
         trust=trust,
         snapshot=snapshot,
     )
+    if learn_every is not None:
+        index.learn(learn_every)
+    return index
 
 
 # `build` and `load` take arguments of these names.

@@ -235,6 +235,11 @@ class Snapshot:
             self._first[name] = entry
             return entry
 
+    def opened_stages(self) -> dict[str, Any]:
+        """The first stages that are open, by name: for another version with the same items."""
+        with self._lock:
+            return {name: stage for name, stage in self._first.items() if isinstance(stage, Retriever)}
+
     def _joined_stages(self, name: str) -> Placed | None:
         """The first stages that a name such as "bm25+dense" joins, as one; None for other names."""
         parts = sorted(name.split(SEPARATOR))

@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import sqlite3
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
 
 from adacur.core.arrays import FloatArray
-from adacur.core.errors import FileFormatError, IndexFolderError
+from adacur.core.budget import is_whole
+from adacur.core.errors import FileFormatError, IndexFolderError, InputError
 from adacur.core.protocols import Items, ScorerCard
 from adacur.core.records import Query
 from adacur.core.results import Hits
@@ -27,8 +29,23 @@ _SCHEMA = (
     "items TEXT NOT NULL, digests BLOB NOT NULL, scores BLOB NOT NULL)",
     f"PRAGMA application_id = {_APPLICATION}",
 )
+# Logs of before have none of these.
+_SINCE = (
+    "CREATE INDEX IF NOT EXISTS by_time ON searches (at)",
+    "CREATE TABLE IF NOT EXISTS lessons (id INTEGER PRIMARY KEY, at REAL NOT NULL, searches INTEGER NOT NULL, "
+    "anchors INTEGER NOT NULL, early REAL, low REAL, high REAL, error TEXT)",
+)
+# Ids of queries from a log begin so.
+LOGGED = "log-"
 _DIGEST = 8
 _SECONDS_TO_WAIT = 60.0
+_SECONDS_OF_A_DAY = 86_400.0
+_LESSONS = 1000
+_PRIVATE = (
+    (re.compile(r"[^\s@<>,;]+@[^\s@<>,;]+\.[^\s@<>,;]+"), "[address]"),
+    (re.compile(r"\b(?:https?://|www\.)\S+", re.IGNORECASE), "[link]"),
+    (re.compile(r"\+?\d(?:[ ./-]?\d){5,}"), "[number]"),
+)
 
 
 class SearchLogWarning(UserWarning):
@@ -47,38 +64,97 @@ class LoggedSearch:
     scores: FloatArray
 
 
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What a refresh of a learning index came to, `at` Unix seconds, after how many `searches` in all.
+
+    `early` is the share of the best ten found by searches since the last one that half of their calls had found, with
+    its 95 % interval from `low` to `high`; None where too few could tell. `error` is what made the refresh fail.
+    """
+
+    at: float
+    searches: int
+    anchors: int
+    early: float | None = None
+    low: float | None = None
+    high: float | None = None
+    error: str | None = None
+
+
+def mask_private(text: str) -> str:
+    """A text without e-mail addresses, links and numbers of six digits or more; names of people stay."""
+    for pattern, instead in _PRIVATE:
+        text = pattern.sub(instead, text)
+    return text
+
+
 def text_digest(text: str) -> bytes:
     """Tells an item whose text has changed from the one that was scored."""
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST).digest()
+
+
+def _read_card(text: str) -> ScorerCard:
+    values = json.loads(text)
+    return ScorerCard(**{field.name: values[field.name] for field in fields(ScorerCard) if field.name in values})
 
 
 class SearchLog:
     """An SQLite file of searches, made if there is none; many threads and processes may write to it at once.
 
     It holds the texts of the queries. Delete the file to forget them all, or `forget` one.
+
+    - `keep`: the number of searches that it holds at most, the newest; `days`: the age at which they are deleted;
+    - `redact`: makes of a query's text the one that is stored, such as `mask_private`; None for a query that must not
+      be logged. An anchor query made of it has the stored text.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        keep: int = 20_000,
+        days: float = 90.0,
+        redact: Callable[[str], str | None] | None = None,
+    ) -> None:
+        if not (is_whole(keep) and keep >= 1):
+            raise InputError(f"keep counts the searches that a log holds, from 1; got {keep!r}.")
+        if not days > 0:
+            raise InputError(f"days, the age at which logged searches are deleted, must be positive; got {days!r}.")
         self.path = Path(path)
+        self.keep = keep
+        self.days = days
+        self._redact = redact
         try:
             with self._connected() as connection:
                 self._prepare(connection)
         except sqlite3.DatabaseError as error:
             raise FileFormatError(f"{self.path} cannot be used as a search log: {error}.") from error
 
-    def add(self, answers: Sequence[Hits], *, items: Items, card: ScorerCard) -> None:
-        """Log searches over these items; what cannot be written is a warning, and no search fails for it."""
+    def add(self, answers: Sequence[Hits], *, items: Items, card: ScorerCard) -> int:
+        """Log searches over these items, and say how many: what cannot be written is a warning; no search fails."""
         rows = []
         for hits in answers:
             if not hits.trace.calls:
+                continue
+            # A function of somebody else's: that it fails must neither fail a search nor let a text through.
+            try:
+                text = hits.query.text if self._redact is None else self._redact(hits.query.text)
+            except Exception as error:
+                warnings.warn(
+                    f"A search is not logged in {self.path}: redact failed ({type(error).__name__}).",
+                    SearchLogWarning,
+                    stacklevel=3,
+                )
+                continue
+            if text is None:
                 continue
             scores = np.concatenate([round_.exact for round_ in hits.trace.rounds]).astype("<f8")
             scored = [item for round_ in hits.trace.rounds for item in round_.scored_items(items)]
             ids = json.dumps([item.id for item in scored], ensure_ascii=False)
             digests = b"".join(text_digest(item.text) for item in scored)
-            rows.append((time.time(), hits.query.text, ids, digests, scores.tobytes()))
+            rows.append((time.time(), text, ids, digests, scores.tobytes()))
         if not rows:
-            return
+            return 0
         card_json = json.dumps(asdict(replace(card, source=None)), sort_keys=True)
         try:
             with self._connected() as connection:
@@ -92,25 +168,42 @@ class SearchLog:
                     f"VALUES ({scorer}, ?, ?, ?, ?, ?)",
                     rows,
                 )
+                self._prune(connection)
                 connection.execute("COMMIT")
         except (sqlite3.Error, FileFormatError) as error:
             warnings.warn(
                 f"{len(rows)} searches are not logged in {self.path}: {error}.", SearchLogWarning, stacklevel=3
             )
+            return 0
+        return len(rows)
+
+    def newest_card(self) -> ScorerCard | None:
+        """The scorer of the newest search; None where there is none."""
+        with self._connected() as connection:
+            row = connection.execute(
+                "SELECT card FROM searches JOIN scorers ON scorer = scorers.id ORDER BY searches.id DESC LIMIT 1"
+            ).fetchone()
+        return None if row is None else _read_card(row[0])
 
     def __iter__(self) -> Iterator[LoggedSearch]:
         """The searches, oldest first."""
-        known = {field.name for field in fields(ScorerCard)}
+        return self._searches("ORDER BY searches.id")
+
+    def newest(self, n: int) -> list[LoggedSearch]:
+        """The last n searches, newest first."""
+        return list(self._searches("ORDER BY searches.id DESC LIMIT ?", n))
+
+    def _searches(self, order: str, *values: int) -> Iterator[LoggedSearch]:
         try:
             with self._connected() as connection:
                 for at, card, query, ids, digests, scores in connection.execute(
                     "SELECT at, card, query, items, digests, scores FROM searches JOIN scorers ON scorer = scorers.id "
-                    "ORDER BY searches.id"
+                    f"WHERE at >= ? {order}",
+                    (self._oldest(), *values),
                 ):
-                    values = json.loads(card)
                     yield LoggedSearch(
-                        query=Query(id=f"log-{text_digest(query).hex()}", text=query),
-                        card=ScorerCard(**{name: values[name] for name in known & values.keys()}),
+                        query=Query(id=f"{LOGGED}{text_digest(query).hex()}", text=query),
+                        card=_read_card(card),
                         at=at,
                         ids=tuple(json.loads(ids)),
                         digests=tuple(digests[start : start + _DIGEST] for start in range(0, len(digests), _DIGEST)),
@@ -123,10 +216,29 @@ class SearchLog:
         with self._connected() as connection:
             return int(connection.execute("SELECT count(*) FROM searches").fetchone()[0])
 
+    def teach(self, lesson: Lesson) -> None:
+        """Note what a refresh came to."""
+        with self._connected() as connection:
+            self._prepare(connection)
+            values = astuple(lesson)
+            connection.execute(
+                "INSERT INTO lessons (at, searches, anchors, early, low, high, error) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                values,
+            )
+            connection.execute("DELETE FROM lessons WHERE id <= (SELECT max(id) FROM lessons) - ?", (_LESSONS,))
+
+    def lessons(self) -> list[Lesson]:
+        """What refreshes of a learning index came to, oldest first, the last thousand of them."""
+        with self._connected() as connection:
+            self._prepare(connection)
+            rows = connection.execute(
+                "SELECT at, searches, anchors, early, low, high, error FROM lessons ORDER BY id"
+            ).fetchall()
+        return [Lesson(*row) for row in rows]
+
     def forget(self, queries: Iterable[str]) -> int:
         """Delete every search for one of these texts, and overwrite it on the disk; how many there were."""
         with self._connected() as connection:
-            connection.execute("PRAGMA secure_delete = ON")
             before = connection.total_changes
             connection.executemany("DELETE FROM searches WHERE query = ?", ((text,) for text in queries))
             gone = connection.total_changes - before
@@ -141,19 +253,34 @@ class SearchLog:
             self.path.touch(mode=0o600)
         connection = sqlite3.connect(self.path, timeout=_SECONDS_TO_WAIT, isolation_level=None)
         try:
+            # What is deleted, by age too, is overwritten.
+            connection.execute("PRAGMA secure_delete = ON")
             yield connection
         finally:
             connection.close()
 
+    def _prune(self, connection: sqlite3.Connection) -> None:
+        """Delete what is too old, and what is too much."""
+        connection.execute(
+            "DELETE FROM searches WHERE at < ? OR id <= (SELECT max(id) FROM searches) - ?",
+            (self._oldest(), self.keep),
+        )
+
+    def _oldest(self) -> float:
+        return time.time() - self.days * _SECONDS_OF_A_DAY
+
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Make the tables of a new file; a file of something else is refused, and not written to."""
         if self._is_log(connection):
+            if not connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'lessons'").fetchone()[0]:
+                for statement in _SINCE:
+                    connection.execute(statement)
             return
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("BEGIN IMMEDIATE")
         # Another process may have made them while this one waited.
         if not self._is_log(connection):
-            for statement in _SCHEMA:
+            for statement in (*_SCHEMA, *_SINCE):
                 connection.execute(statement)
         connection.execute("COMMIT")
 

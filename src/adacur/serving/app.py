@@ -99,6 +99,9 @@ class _Server:
             check_name(name)
         self.served = {name: Served(name, index.with_scorer(scorers.of)) for name, index in indexes.items()}
         self.watch = ScorerWatch(self.served, settings=settings, metrics=self.metrics, log=log)
+        for name, index in indexes.items():
+            if index.learning is not None:
+                index.learning.heard = partial(self.metrics.count_lesson, name)
         self.is_ready = False
         self.metrics.in_flight.set_function(lambda: self.turns.running)
         self.metrics.waiting.set_function(lambda: self.turns.waiting)
@@ -290,6 +293,7 @@ class _Server:
             ),
             "methods": list(one.methods),
             "tunings": as_json(index.tunings),
+            "learning": None if index.learning is None else index.learning.as_dict(),
             "limits": self.settings.limits(),
         }
 

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from adacur.core.results import Hits
+from adacur.search.search_log import Lesson
 
 METRICS_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -49,6 +50,19 @@ class Metrics:
         self.search_calls = counter("search_calls", "Scores that searches paid for.", "index", "method")
         self.step_seconds = counter("search_step_seconds", "Seconds of searches in each step.", "index", "step")
         self.stopped = counter("searches", "Searches, by what ended them.", "index", "method", "stopped")
+        self.refreshes = counter("refreshes", "Refreshes from logged searches, by outcome.", "index", "outcome")
+        self.found_early = Gauge(
+            "adacur_found_early",
+            "Of the best ten of the newest searches, the share that half their calls had found.",
+            ["index"],
+            registry=self.registry,
+        )
+
+    def count_lesson(self, index: str, lesson: Lesson) -> None:
+        """A refresh of an index that learns from its searches."""
+        self.refreshes.labels(index, "failed" if lesson.error else "done").inc()
+        if lesson.early is not None:
+            self.found_early.labels(index).set(lesson.early)
 
     def count_search(self, index: str, method: str, hits: Hits | None, *, stopped: str) -> None:
         """One query's search, at its end; without hits if it ended before the first round."""

@@ -14,6 +14,7 @@ from adacur.engines.store_urls import is_store_url, without_credentials
 from adacur.index import IndexFolder, index_url
 from adacur.scorers import Cached
 from adacur.search import AnchorIndex, load
+from adacur.serving.settings import ServerSettings
 
 _NAMED = re.compile(r"(?P<name>[^=/\\]+)=(?P<place>.+)", re.DOTALL)
 
@@ -50,11 +51,12 @@ def open_indexes(
     store: Any = None,
     trust: bool = False,
     cache: Path | None = None,
+    settings: ServerSettings | None = None,
 ) -> dict[str, AnchorIndex]:
     """Open indexes with their scorers; indexes that were built by the same one share it.
 
     `scorer` replaces the one that each was built with, and `encoder` that of item vectors; `store` is the vector engine
-    that all were exported to; `cache` is a file that stores scores.
+    that all were exported to; `cache` is a file that stores scores. `settings` say what is logged and learned.
     """
     opened: dict[Any, Scorer] = {}
     indexes: dict[str, AnchorIndex] = {}
@@ -67,7 +69,10 @@ def open_indexes(
         else:
             model = (card.name, card.backend, card.weights, card.source, card.max_tokens)
             model += (card.max_item_tokens, card.prompt, card.readout)
-        index = load(place, scorer=opened.get(model, scorer), encoder=encoder, store=store, trust=trust)
+        log = None if settings is None else settings.search_log(name)
+        index = load(place, scorer=opened.get(model, scorer), encoder=encoder, store=store, trust=trust, log=log)
+        if settings is not None and settings.learn_every:
+            index.learn(settings.learn_every)
         if cache is not None and model not in opened:
             index = index.with_scorer(lambda opened_scorer: Cached(opened_scorer, cache))
         opened[model] = index.scorer

@@ -37,7 +37,7 @@ class RecallCurves:
         self._is_idle = is_idle
         self._settings = settings
         self._thread = ThreadPoolExecutor(1, "adacur-recall")
-        self._curves: dict[tuple[str, int, str, str], Future[dict[str, Any]]] = {}
+        self._curves: dict[tuple[str, int, int, str, str], Future[dict[str, Any]]] = {}
         self._stopping = threading.Event()
 
     def curve(
@@ -47,7 +47,7 @@ class RecallCurves:
         if first is None:
             budget = self._settings.defaults()["budget"]
             first = index.snapshot.chosen_first(k=k, budget=max(k, budget), method=method)
-        key = (name, k, method, first)
+        key = (name, index.version, k, method, first)
         if key not in self._curves:
             budgets = self._budgets(index, k, first)
             if len(self._curves) >= _MOST_CURVES:

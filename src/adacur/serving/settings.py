@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from adacur.core.budget import is_whole
 from adacur.core.errors import InputError
+from adacur.search.search_log import SearchLog, mask_private
 from adacur.tuning import FEWEST_QUERIES
 
-_LEAST = {"queue": 0, "recall_queries": FEWEST_QUERIES}
+_LEAST = {"queue": 0, "recall_queries": FEWEST_QUERIES, "learn_every": 0}
 _HOST = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?|[0-9a-f:.]*:[0-9a-f:.]*")
 _KEY = re.compile(r"[!-~]([ -~]*[!-~])?")
 
@@ -30,7 +32,10 @@ class ServerSettings:
     - `recall_queries`: anchor queries that a curve of recall is measured on;
     - `probe_seconds`: how often a scorer without known weights, such as a service, is asked a few pairs again to notice
       that it has changed; 0 is never;
-    - `refuse_drift`: whether searches are refused once it has changed beyond the drift allowed.
+    - `refuse_drift`: whether searches are refused once it has changed beyond the drift allowed;
+    - `log_folder`: where the searches of each index are logged, with the texts of queries, in NAME.sqlite; nowhere by
+      default. `log_keep` and `log_days` are the most that is kept; `log_masked` masks addresses, links and numbers;
+    - `learn_every`: refresh each index from its log after this number of searches; 0 for never.
     """
 
     max_body_bytes: int = 4 * 2**20
@@ -52,6 +57,11 @@ class ServerSettings:
     recall_queries: int = 50
     probe_seconds: float = 3600.0
     refuse_drift: bool = False
+    log_folder: str = ""
+    log_keep: int = 20_000
+    log_days: float = 90.0
+    log_masked: bool = False
+    learn_every: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -66,6 +76,10 @@ class ServerSettings:
                 raise InputError(f"{field.name} must be a list of texts; got one text. Put it into a list.")
         if not self.seconds:
             raise InputError("seconds, the most that a request may take, must be more than 0.")
+        if self.learn_every and not self.log_folder:
+            raise InputError(
+                "An index learns from logged searches, so learn_every needs log_folder. Give both, or none."
+            )
         for host in self.allowed_hosts:
             if not (isinstance(host, str) and _HOST.fullmatch(host)):
                 raise InputError(
@@ -74,6 +88,15 @@ class ServerSettings:
                 )
         if not all(isinstance(key, str) and _KEY.fullmatch(key) for key in self.api_keys):
             raise InputError("API keys must be printable ASCII without spaces at the ends, to fit into a header.")
+
+    def search_log(self, name: str) -> SearchLog | None:
+        """The log of the index of this name; None where searches are not logged."""
+        if not self.log_folder:
+            return None
+        folder = Path(self.log_folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        redact = mask_private if self.log_masked else None
+        return SearchLog(folder / f"{name}.sqlite", keep=self.log_keep, days=self.log_days, redact=redact)
 
     def defaults(self) -> dict[str, int]:
         """k and budget of a search that names neither: as in Python, within the limits."""

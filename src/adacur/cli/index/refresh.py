@@ -16,7 +16,7 @@ from adacur.cli.messages import note, notes, print_json, say
 def refresh(
     index: opt.IndexPath,
     log: Annotated[Path, Option(help="A file that searches with --log wrote.")],
-    limit: Annotated[int, Option(min=1, help="Add at most N queries: those with most scores first.")] = 500,
+    limit: Annotated[int, Option(min=1, help="Have at most N anchor queries from logs: those with most scores.")] = 500,
     fewest_scored: Annotated[int, Option(min=1, help="Leave out queries with fewer than N scores.")] = 20,
     trust: opt.Trust = False,
     as_json: opt.Json = False,
@@ -33,6 +33,8 @@ def refresh(
         print_json({"index": index, **asdict(done)})
         return
     say(f"{index}: {done.added} of {done.queries} logged queries added; {done.anchors} anchor queries now.")
+    if done.updated:
+        note(f"{done.updated} that were there have more scores now.")
     left_out = {
         "were anchor queries already": done.known,
         f"had fewer than {fewest_scored} scores": done.too_few,
