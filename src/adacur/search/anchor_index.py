@@ -123,7 +123,8 @@ class AnchorIndex:
         - `first`: what to start from: `First(…)`, the name of a first stage, several joined ("bm25+dense"), or an
           object (default: as tuned, or "bm25+dense", "dense", "bm25", "random", the first of these that it has);
         - `filter`: metadata that items must have ({"lang": "en", "year": [2023, 2024]}), a function of an item, or a
-          collection of ids: only these items are scored. In a vector engine, metadata or a filter of its own.
+          collection of ids: only these items are scored. In a vector engine, metadata or a filter of its own;
+        - `min_relevance`, `min_score`: leave out hits below; there may be none. `hits.verdict` says how good they are.
         """
         started = time.monotonic()
         plan = plan_search(self, k, **options)

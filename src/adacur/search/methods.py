@@ -23,6 +23,7 @@ from adacur.index import AnchorTable
 from adacur.search.engine_items import EngineFirst, EngineItems
 from adacur.search.filters import Filter
 from adacur.search.fusion import Fusion
+from adacur.search.relevance import Relevance
 from adacur.search.tuned import Tuning, default_settings, first_weight_of
 
 KeepPredictions = Literal[False, "last", "all"]
@@ -66,6 +67,7 @@ class Plan:
     and the budget that the settings were tuned for, `tuned` what else a tuning chose (budget, first, fuse, pool).
     `stop_when` is the expected recall of a query's top k that ends its search before the budget does. `keys` are the
     items' random keys, where they need not be made from the ids. `engine` is where the items live, if not here.
+    `relevance` reads the scores of hits; those below `min_relevance` or `min_score` are left out.
     """
 
     method: str
@@ -91,6 +93,9 @@ class Plan:
     keep_predictions: KeepPredictions = False
     keys: KeyArray | None = None
     engine: EngineItems | None = None
+    relevance: Relevance | None = None
+    min_relevance: float | None = None
+    min_score: float | None = None
 
     def __post_init__(self) -> None:
         if self.pool is not None and self.first is None:
@@ -126,6 +131,9 @@ class Plan:
             "tuned_for": self.tuned_for,
             "tuned": self.tuned,
             "stop_when": self.stop_when,
+            "relevance": self.relevance.source if self.relevance else None,
+            "min_relevance": self.min_relevance,
+            "min_score": self.min_score,
             "pool": self.pool,
             "filtered": self.filter is not None,
             "engine": self.engine.store.name if self.engine else None,
