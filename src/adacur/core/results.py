@@ -86,8 +86,9 @@ class Trace:
 class Hits(Sequence[Hit]):
     """Results of one query, best first. Iterates over `Hit`s; `ids`, `scores`, `rounds` and `fused` are columns.
 
-    `scores` are always the scorer's. Where `fuse` blended the first stage in, the hits are ordered by `fused`. `verdict`
-    is "answered", "doubtful" or "nothing found"; it and `relevance` are None where nothing tells what scores mean.
+    `scores` are always the scorer's. Where `fuse` blended the first stage in, the hits are ordered by `fused`.
+    `verdict` is "answered", "doubtful" or "nothing found"; it and `relevance` are None where nothing tells what scores
+    mean.
     """
 
     query: Query

@@ -22,12 +22,13 @@ from adacur.first_stages import FIRST_STAGES, AnyStage, Joined, Placed, Retrieve
 from adacur.first_stages.joined import SEPARATOR
 from adacur.index import Drift, IndexFolder, save_table
 from adacur.index.compressed import is_compressed, read_features
+from adacur.search.effort import Effort, check_effort
 from adacur.search.engine_items import EngineItems
 from adacur.search.filters import Filter
 from adacur.search.first_stages import save_first_stage
 from adacur.search.fusion import Fusion
 from adacur.search.learned_slopes import learned_slopes
-from adacur.search.methods import Exact, First, Method, Plan, method_named
+from adacur.search.methods import Exact, First, Method, Plan, method_named, with_effort
 from adacur.search.relevance import Relevance, check_floors, read_relevance
 from adacur.search.tuned import JUDGED_METHODS, REACH, Tuning, read_tunings
 
@@ -50,6 +51,7 @@ class SearchOptions(TypedDict, total=False):
     filter: Filter | None
     min_relevance: float | None
     min_score: float | None
+    effort: Effort | None
 
 
 def search_options(
@@ -64,6 +66,7 @@ def search_options(
     filter: Filter | None = None,  # noqa: A002
     min_relevance: float | None = None,
     min_score: float | None = None,
+    effort: Effort | None = None,
     **method_options: Any,
 ) -> SearchOptions:
     """The options of a search from single values, as command lines and requests give them.
@@ -82,8 +85,14 @@ def search_options(
         if calls is None:
             calls = len(index) if isinstance(method, Exact) else USUAL_CALLS
         budget = Budget(calls, deadline)
-    floors: SearchOptions = {"min_relevance": min_relevance, "min_score": min_score}
-    return {"budget": budget, "method": method, "first": first, "filter": filter, **floors}
+    options: SearchOptions = {"budget": budget, "method": method, "first": first, "filter": filter}
+    if min_relevance is not None:
+        options["min_relevance"] = min_relevance
+    if min_score is not None:
+        options["min_score"] = min_score
+    if effort is not None:
+        options["effort"] = effort
+    return options
 
 
 def plan_search(
@@ -96,6 +105,7 @@ def plan_search(
     filter: Filter | None = None,  # noqa: A002
     min_relevance: float | None = None,
     min_score: float | None = None,
+    effort: Effort | None = None,
     scorer: Scorer | None = None,
 ) -> Plan:
     """What a search with these options does; `plan.settings()` names it as traces do. Calls no scorer.
@@ -138,7 +148,12 @@ def plan_search(
         min_score=min_score,
     )
     check_k(k, None if isinstance(chosen, Exact) else spend.calls)
-    return chosen.plan(base, snapshot, k=k)
+    plan = chosen.plan(base, snapshot, k=k)
+    if effort is None:
+        return plan
+    check_effort(effort)
+    tuning = snapshot.tuned(k=k, budget=plan.calls, first=plan.first.name if plan.first else None)
+    return with_effort(plan, effort, tuning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +350,11 @@ class Snapshot:
                 here = self.engine is None and not self.is_compressed
                 self._relevance = (read_relevance(self.home, self.anchors, compute=here),)
             return self._relevance[0]
+
+    def set_relevance(self, relevance: Relevance) -> None:
+        """Read the scores of this version like this from now on."""
+        with self._lock:
+            self._relevance = (relevance,)
 
     @property
     def tunings(self) -> tuple[Tuning, ...]:

@@ -69,9 +69,10 @@ class Calibration:
 class Relevance:
     """How to read the scores of an index.
 
-    `best` are the best scores of its anchor queries, ascending; of a pseudo-query, leaving its own item out. From the score `answered` up, a question counts as
-    answered, below `nothing` as one without an answer: `ERRORS` of the queries without their relevant items (without
-    judgements, without their best item) reach the one, and as many of those that have them stay below the other.
+    `best` are the best scores of its anchor queries, ascending; of a pseudo-query, leaving its own item out. From the
+    score `answered` up, a question counts as answered, below `nothing` as one without an answer: `ERRORS` of the
+    queries without their relevant items (without judgements, without their best item) reach the one, and as many of
+    those that have them stay below the other.
     """
 
     best: tuple[float, ...]
@@ -144,8 +145,8 @@ def check_floors(min_relevance: float | None, min_score: float | None, relevance
         raise InputError(f"min_relevance must be between 0 and 1; got {min_relevance}. For raw scores, use min_score.")
     if relevance is None:
         raise InputError(
-            f"min_relevance needs to know what scores mean, and this index does not: that takes {FEWEST_ANCHORS} anchor "
-            "queries that every item was scored against, and for a large index `adacur tune`. Use min_score instead."
+            f"min_relevance needs to know what scores mean, and this index does not: that takes {FEWEST_ANCHORS} "
+            "anchor queries that every item was scored against, and for a large index `adacur tune`. Use min_score instead."
         )
 
 
