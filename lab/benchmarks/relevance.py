@@ -7,8 +7,8 @@ DIR holds data/ and scores/ (see score_folders.py). scifact and mondo are replay
 the dual encoder together; their judged anchor queries fit, their test queries (at most 200, with something relevant in
 the collection) are reported on. wikivital's anchor queries are not judged: its relevance goes by anchor scores.
 medquad has no stored scores: ms-marco-MiniLM-L-12-v2 (int8) re-ranks BM25's best 20 for 200 questions, half of which
-fit and half are reported on. The same questions are then asked of the collection without all items that are relevant to any
-of them. ECE: ten bins of equal width, all ten hits of every question; of the best hit alone, beside it.
+fit; the other half is reported on. The same questions are then asked of the collection without all items that are
+relevant to any of them. ECE: ten bins of equal width, all ten hits of every question; of the best hit alone, beside it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adacur.approximation.gaussian_features import rows_at
+from adacur.approximation.gaussian_features import rows_at, unit_vectors
 from adacur.approximation.rank_slopes import RANKS_THAT_COUNT
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import InputError
@@ -32,8 +32,8 @@ class FirstStageSaid:
 class AnchorSaid:
     """What the scorer said of an item to an anchor query.
 
-    `likeness` is the correlation of the two queries' exact scores, over what the search scored; `rank` the place of
-    the item among all items for the anchor query.
+    `likeness` is the cosine of the two queries' vectors where the index has a dual encoder, else the correlation of
+    their exact scores over what the search scored; `rank` the place of the item among all items for the anchor query.
     """
 
     query: Query
@@ -75,7 +75,7 @@ def explain(snapshot: Snapshot, hits: Hits, *, n_anchors: int = 3) -> list[Expla
         raise InputError("The index has been changed since this search. Search again, and explain those hits.")
     predicted = _predicted(rounds)
     first = _first_stages(snapshot, hits, places)
-    anchors = _nearest_anchors(snapshot, rounds, places, n=n_anchors)
+    anchors = _nearest_anchors(snapshot, hits, places, n=n_anchors)
     return [
         Explanation(
             id=hit.id,
@@ -115,11 +115,9 @@ def _first_stages(snapshot: Snapshot, hits: Hits, places: IntArray) -> list[list
     return said
 
 
-def _nearest_anchors(
-    snapshot: Snapshot, rounds: Sequence[Round], places: IntArray, *, n: int
-) -> list[list[AnchorSaid]]:
+def _nearest_anchors(snapshot: Snapshot, hits: Hits, places: IntArray, *, n: int) -> list[list[AnchorSaid]]:
     """Per anchor query, the most alike first, what the scorer said of each hit to it."""
-    anchors = snapshot.anchors
+    anchors, rounds = snapshot.anchors, hits.trace.rounds
     positions = np.concatenate([round_.positions for round_ in rounds])
     exact = np.concatenate([round_.exact for round_ in rounds])
     known = anchors.exact_anchors() if isinstance(anchors, IndexFolder) else np.ones(len(anchors.anchor_queries), bool)
@@ -127,7 +125,10 @@ def _nearest_anchors(
         return []
     order = np.argsort(positions)
     scores = rows_at(anchors, positions[order]) if snapshot.is_compressed else anchors.matrix[positions[order]]
-    likeness = np.where(known, _correlations(np.asarray(scores, dtype=np.float64), exact[order]), -np.inf)
+    alike = _cosines(snapshot, hits.query)
+    if alike is None:
+        alike = _correlations(np.asarray(scores, dtype=np.float64), exact[order])
+    likeness = np.where(known, alike, -np.inf)
     nearest = [at for at in np.argsort(-likeness, kind="stable")[:n].tolist() if known[at]]
     rows = dict(zip(positions[order].tolist(), range(len(order)), strict=True))
     said = []
@@ -138,6 +139,14 @@ def _nearest_anchors(
         query, like = anchors.anchor_queries[at], float(likeness[at])
         said.append([AnchorSaid(query, like, score, rank) for score, rank in zip(own, above, strict=True)])
     return said
+
+
+def _cosines(snapshot: Snapshot, query: Query) -> FloatArray | None:
+    """Of each anchor query's vector with this query's; None without a dual encoder."""
+    model = snapshot.gaussian_model()
+    known = model.features_of(snapshot.anchors).anchor_vectors
+    vectors = None if known is None else unit_vectors(model.embed_queries, [query])
+    return None if known is None or vectors is None else np.asarray(known @ vectors[0])
 
 
 def _correlations(scores: FloatArray, exact: FloatArray) -> FloatArray:

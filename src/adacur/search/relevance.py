@@ -108,8 +108,10 @@ class Relevance:
         if answered < nothing:
             # The two are told apart so well that nothing is doubtful.
             answered = nothing = (answered + nothing) / 2
-        knots = np.quantile(best, np.linspace(0, 1, min(len(best), _MOST_KNOTS)), method="closest_observation")
-        return cls(tuple(knots.tolist()), answered, nothing, calibration)
+        ascending = np.sort(np.asarray(best, dtype=np.float64))
+        if len(ascending) > _MOST_KNOTS:
+            ascending = ascending[np.linspace(0, len(ascending) - 1, _MOST_KNOTS).round().astype(np.intp)]
+        return cls(tuple(ascending.tolist()), answered, nothing, calibration)
 
     @property
     def source(self) -> str:
@@ -146,7 +148,8 @@ def check_floors(min_relevance: float | None, min_score: float | None, relevance
     if relevance is None:
         raise InputError(
             f"min_relevance needs to know what scores mean, and this index does not: that takes {FEWEST_ANCHORS} "
-            "anchor queries that every item was scored against, and for a large index `adacur tune`. Use min_score instead."
+            "anchor queries that every item was scored against, and for a large index `adacur tune`. Use min_score "
+            "instead."
         )
 
 
