@@ -190,13 +190,11 @@ def hits_table(hits: Hits, *, title: str, width: int | None = None, ids: bool = 
 
 def verdict_line(hits: Hits) -> str:
     """How good the hits are, and what their relevance means."""
-    if hits.verdict is None:
-        return "Nothing tells how good these are: that takes 20 anchor queries, or `adacur tune --qrels FILE`."
     means = {
         "judgements": "relevance: the chance to be judged relevant",
         "anchors": "relevance: the share of anchor queries whose best item scores lower",
     }.get(hits.trace.settings.get("relevance") or "")
-    return hits.verdict.capitalize() + (f" ({means})." if means else ".")
+    return str(hits.verdict).capitalize() + (f" ({means})." if means else ".")
 
 
 def seconds_line(hits: Hits) -> str:

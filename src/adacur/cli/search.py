@@ -118,7 +118,8 @@ def search(
                     print_json(to_json(hits) | ({"cache": cached} if cached else {}))
                 else:
                     print_table(hits_table(hits, title=hits.query.text, ids=True, full=full))
-                    note(verdict_line(hits))
+                    if hits.verdict is not None:
+                        note(verdict_line(hits))
                     note(seconds_line(hits) + "\n")
             sys.stdout.flush()
         if cached and not as_json:
