@@ -6,9 +6,10 @@
 DIR holds data/ and scores/ (see score_folders.py). scifact and mondo are replayed: searches of 100 calls from BM25 and
 the dual encoder together; their judged anchor queries fit, their test queries (at most 200, with something relevant in
 the collection) are reported on. wikivital's anchor queries are not judged: its relevance goes by anchor scores.
-medquad has no stored scores: ms-marco-MiniLM-L-12-v2 (int8) re-ranks BM25's best 20 for 200 questions, half of which
-fit; the other half is reported on. The same questions are then asked of the collection without all items that are
-relevant to any of them. ECE: ten bins of equal width, all ten hits of every question; of the best hit alone, beside it.
+medquad has no stored scores: ms-marco-MiniLM-L-12-v2 (int8) re-ranks BM25's best 10 for 200 questions, answers cut to
+100 words; half of the questions fit, the other half is reported on. The same questions are then asked of the collection
+without all items that are relevant to any of them. ECE: ten bins of equal width, all ten hits of every question; of the
+best hit alone, beside it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from adacur.tuning.judged import Choice, JudgedQueries, JudgedSearches
 K, BUDGET, MOST = 10, 100, 200
 QRELS = {"scifact": "qrels.train.tsv,qrels.test.tsv", "mondo": "qrels.tsv", "medquad": "qrels.tsv"}
 QRELS |= {"wikivital": "qrels.answer_title.tsv"}
-MEDQUAD_CALLS = 20
+MEDQUAD_CALLS, MEDQUAD_WORDS = 10, 100
 Qrels = dict[str, dict[str, int]]
 
 
@@ -84,7 +85,8 @@ def without(folder: ScoreFolder, gone: set[str]) -> ScoreFolder:
 
 def live(shared: Path) -> dict[str, Any]:
     data = shared / "data" / "medquad"
-    items = [Item(id_, text) for id_, text in texts(data / "corpus.jsonl.gz").items()]
+    long = texts(data / "corpus.jsonl.gz")
+    items = [Item(id_, " ".join(text.split()[:MEDQUAD_WORDS])) for id_, text in long.items()]
     qrels = judgements(data, "medquad", {item.id for item in items})
     asked = {id_: text for id_, text in texts(data / "queries.jsonl.gz").items() if id_ in qrels}
     draw = np.random.default_rng(0).permutation(sorted(asked))[:200]
