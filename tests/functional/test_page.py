@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import http.client
 import json
-import math
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -208,8 +208,9 @@ def as_shown(result: dict[str, Any]) -> list[tuple[str, str, str]]:
     shown = []
     for hit in result["hits"]:
         score = f"{hit['score']:.2f}".replace("-", "−")
-        # As browsers round: halves up.
-        measure = f"{math.floor(hit['relevance'] * 100 + 0.5 + 1e-9) / 100:.2f}" if "relevance" in hit else score
+        # As browsers round: what is exactly half, up.
+        known = None if "relevance" not in hit else Decimal(hit["relevance"]).quantize(Decimal("0.01"), ROUND_HALF_UP)
+        measure = score if known is None else str(known)
         shown.append((hit["id"], measure, f"{score}, in round {hit['round']}"))
     return shown
 
