@@ -14,6 +14,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -191,9 +192,9 @@ def dots(page: Page, name: str, panel: int = 0) -> Any:
 def shown_hits(page: Page, panel: int = 0) -> list[tuple[str, str, str]]:
     rows = page.locator(".hits").nth(panel).locator("tbody tr")
     shown = rows.evaluate_all(
-        "rows => rows.map(row => [row.dataset.id, row.cells[2].innerText, row.cells[3].innerText])"
+        "rows => rows.map(row => [row.dataset.id, row.cells[2].innerText, row.querySelector('.why dd').textContent])"
     )
-    return [tuple(row) for row in shown]
+    return [(id_, measure, score.split(";")[0]) for id_, measure, score in shown]
 
 
 def found_by_api(server: str, question: str = QUESTION, **options: Any) -> dict[str, Any]:
@@ -204,7 +205,43 @@ def found_by_api(server: str, question: str = QUESTION, **options: Any) -> dict[
 
 
 def as_shown(result: dict[str, Any]) -> list[tuple[str, str, str]]:
-    return [(hit["id"], f"{hit['score']:.2f}".replace("-", "−"), str(hit["round"])) for hit in result["hits"]]
+    shown = []
+    for hit in result["hits"]:
+        score = f"{hit['score']:.2f}".replace("-", "−")
+        # As browsers round: what is exactly half, up.
+        known = None if "relevance" not in hit else Decimal(hit["relevance"]).quantize(Decimal("0.01"), ROUND_HALF_UP)
+        measure = score if known is None else str(known)
+        shown.append((hit["id"], measure, f"{score}, in round {hit['round']}"))
+    return shown
+
+
+def test_the_verdict_comes_first_and_why_an_item_is_here_on_demand(server, open_page):
+    page = open_page(server)
+    ask(page, k="7", budget="60")
+    ended(page)
+    result = found_by_api(server, k=7, budget=60, explain=True)
+    expect(page.locator(".verdict")).to_contain_text(re.compile(result["verdict"], re.IGNORECASE))
+    expect(page.locator(".hits th").last).to_have_text("Relevance")
+    expect(page.locator(".hits-explain")).to_contain_text("the share whose best item scores lower")
+    row, hit = page.locator(".hits tbody tr").nth(2), result["hits"][2]
+    why = row.locator(".why")
+    expect(why).to_be_hidden()
+    row.locator("summary").click()
+    expect(why).to_be_visible()
+    told = hit["explanation"]
+    rank = told["first"][0]["rank"]
+    expect(why).to_contain_text(f"rank {rank}" if rank else "not among its best")
+    for anchor in told["anchors"]:
+        expect(why).to_contain_text(f"To “{anchor['query']['text']}”")
+
+
+def test_where_nothing_tells_what_scores_mean_the_page_shows_scores(server, open_page):
+    page = open_page(server + "?index=few-anchors", expected=["status of 404"])
+    ask(page, k="5", budget="20")
+    ended(page)
+    expect(page.locator(".verdict")).to_be_hidden()
+    expect(page.locator(".hits th").last).to_have_text("Score")
+    assert shown_hits(page) == as_shown(found_by_api(server, index="few-anchors", k=5, budget=20))
 
 
 def test_a_question_shows_the_hits_rounds_and_calls_that_the_api_returns(server, open_page):
@@ -270,7 +307,7 @@ def test_a_scorer_that_fails_on_the_way_leaves_what_was_found_and_a_reason(serve
     ended(page, "failed")
     expect(page.locator(".trouble:visible")).to_contain_text("10 items below were found before that")
     assert len(shown_hits(page)) == 10
-    assert all(round_ == "1" for *_, round_ in shown_hits(page))
+    assert all(score.endswith("in round 1") for *_, score in shown_hits(page))
 
 
 def test_a_request_that_the_server_refuses_is_answered_in_words(server, open_page):

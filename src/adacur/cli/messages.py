@@ -47,7 +47,7 @@ _STEPS = ("first", "predict", "choose", "score", "solve", "settle")
 _STOPPED = {
     "exhausted": " (no item is left to score)",
     "deadline": " (the deadline came first)",
-    "settled": " (enough for stop_when)",
+    "settled": " (enough for stop_when or effort)",
 }
 
 
@@ -169,7 +169,8 @@ def hits_table(hits: Hits, *, title: str, width: int | None = None, ids: bool = 
     With `ids` the text stands beside the id, whole if `full`; without, the title replaces both where there is one.
     """
     table = Table(title=Text(title), title_justify="left", width=width, show_edge=False, pad_edge=False, expand=ids)
-    for name in ("#", "score", "round"):
+    known = hits.relevance is not None
+    for name in ("#", *(("relevance",) if known else ()), "score", "round"):
         table.add_column(name, justify="right", no_wrap=True)
     if ids:
         table.add_column("id", overflow="fold", max_width=30)
@@ -182,8 +183,18 @@ def hits_table(hits: Hits, *, title: str, width: int | None = None, ids: bool = 
             what = [Text(hit.id), Text.assemble((head, "bold"), text[len(head) :])]
         else:
             what = [Text(name, "bold") if name else Text(f"{hit.id}  {text}")]
-        table.add_row(str(hit.rank), f"{hit.score:.2f}", str(hit.round or "–"), *what)
+        relevance = () if hit.relevance is None else (f"{hit.relevance:.2f}",)
+        table.add_row(str(hit.rank), *relevance, f"{hit.score:.2f}", str(hit.round or "–"), *what)
     return table
+
+
+def verdict_line(hits: Hits) -> str:
+    """How good the hits are, and what their relevance means."""
+    means = {
+        "judgements": "relevance: the chance to be judged relevant",
+        "anchors": "relevance: the share of anchor queries whose best item scores lower",
+    }.get(hits.trace.settings.get("relevance") or "")
+    return str(hits.verdict).capitalize() + (f" ({means})." if means else ".")
 
 
 def seconds_line(hits: Hits) -> str:

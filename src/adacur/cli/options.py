@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -161,3 +162,10 @@ def scorer_flag(source: str | None) -> str:
     from adacur.scorers.consent import why_consent
 
     return f" --scorer {quote(source)}" if source and why_consent(source, folder=None) else ""
+
+
+def effort_given(effort: str | None) -> float | str | None:
+    """What --effort says: a number, or a word for the library to judge."""
+    with contextlib.suppress(ValueError):
+        return None if effort is None else float(effort)
+    return effort

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from adacur.cli import options as opt
-from adacur.cli.messages import hits_table, note, notes, print_json, print_table, seconds_line
+from adacur.cli.messages import hits_table, note, notes, print_json, print_table, seconds_line, verdict_line
 from adacur.core.as_json import as_json as to_json
 from adacur.core.errors import InputError
 from adacur.core.records import as_queries
@@ -51,6 +51,11 @@ def search(
     ] = None,
     pool: Annotated[int | None, Option(help="Search only the first stage's best N.")] = None,
     fuse: Annotated[float | None, Option(help="Weight of the first stage in the final order, such as 0.5.")] = None,
+    effort: Annotated[
+        str | None, Option(help="auto: spend what a question needs; or the mean recall to reach. Of a tuned index.")
+    ] = None,
+    min_relevance: Annotated[float | None, Option(help="Leave out hits below this relevance, from 0 to 1.")] = None,
+    min_score: Annotated[float | None, Option(help="Leave out hits below this score.")] = None,
     where: Annotated[
         list[str] | None,
         Option(
@@ -91,7 +96,8 @@ def search(
             opened = opened.with_scorer(lambda named: adacur.Cached(named, cache))
         limits: dict[str, Any] = {"budget": budget, "deadline": deadline, "method": method}
         limits |= {"first": first, "pool": pool, "fuse": fuse}
-        limits |= {"filter": opt.metadata_wanted(where)}
+        limits |= {"filter": opt.metadata_wanted(where), "min_relevance": min_relevance, "min_score": min_score}
+        limits |= {"effort": opt.effort_given(effort)}
         options = search_options(opened, **limits, **opt.settings_given(settings))
         cached: dict[str, Any] = {}
         if deadline is not None:
@@ -112,6 +118,8 @@ def search(
                     print_json(to_json(hits) | ({"cache": cached} if cached else {}))
                 else:
                     print_table(hits_table(hits, title=hits.query.text, ids=True, full=full))
+                    if hits.verdict is not None:
+                        note(verdict_line(hits))
                     note(seconds_line(hits) + "\n")
             sys.stdout.flush()
         if cached and not as_json:

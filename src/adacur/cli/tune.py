@@ -66,6 +66,23 @@ def tune(
             note(_where(opened, tuning))
 
 
+def _show_effort(tuning: Tuning) -> None:
+    """The curve of calls and recall, and where `effort="auto"` lies on it."""
+    if tuning.effort is None:
+        return
+    auto, curve = tuning.effort.point("auto"), tuning.effort.curve
+    every = max(1, len(curve) // 6)
+    shown = sorted({*curve[::every], auto, curve[-1]}, key=lambda one: one.calls)
+    print_rows(
+        ("effort", "mean calls", f"top-{tuning.k} recall"),
+        [
+            ("auto" if one == auto else f"{one.recall - 0.0005:.3f}", f"{one.calls:.0f}", f"{one.recall:.3f}")
+            for one in shown
+        ]
+        + [("none", str(tuning.budget), f"{tuning.effort.whole:.3f}")],
+    )
+
+
 def _tell_cost(index: AnchorIndex, qrels: Path, queries: int | str | None, *, k: int, budget: int, seed: int) -> None:
     from adacur.tuning import judged_queries
 
@@ -137,5 +154,6 @@ def _show(tuning: Tuning) -> None:
         if len(tuning.tried) > 1:
             tried = (f"{one.first} {one.gaussian:.3f} ({one.rerank:.3f})" for one in tuning.tried)
             say(f"Recall by first stage with the default settings (re-ranking): {', '.join(tried)}")
+        _show_effort(tuning)
         say(f"Settings: {', '.join(f'{name} {value}' for name, value in asdict(tuning.settings).items())}")
     say(verdict(tuning))

@@ -21,6 +21,7 @@ def as_json(value: Any) -> Any:
     if isinstance(value, Hits):
         return {
             "query": as_json(value.query),
+            "verdict": value.verdict,
             "hits": hit_rows(value),
             "calls": value.trace.calls,
             "stopped": value.trace.stopped,
@@ -39,7 +40,7 @@ def as_json(value: Any) -> Any:
 
 
 def hit_rows(hits: Hits) -> list[dict[str, Any]]:
-    """The hits, best first: id, score, rank, round, text, metadata and, where the order blends them, fused."""
+    """The hits, best first: id, score, rank, round, text, metadata and, where there are any, relevance and fused."""
     return [
         {
             "id": hit.id,
@@ -48,6 +49,7 @@ def hit_rows(hits: Hits) -> list[dict[str, Any]]:
             "round": hit.round,
             "text": hit.item.text if hit.item else None,
             "metadata": as_json(hit.item.metadata) if hit.item else {},
+            **({} if hit.relevance is None else {"relevance": hit.relevance}),
             **({} if hit.fused is None else {"fused": hit.fused}),
         }
         for hit in hits

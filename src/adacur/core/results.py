@@ -17,7 +17,8 @@ from adacur.core.records import Item, Query
 class Hit:
     """One result. `rank` counts from 1; `round` is the round that scored it, 0 where there are no rounds.
 
-    `fused` is what it was ranked by, where that was not the score alone.
+    `fused` is what it was ranked by, where that was not the score alone. `relevance` is between 0 and 1: by judgements
+    the chance to be judged relevant, else the share of anchor queries whose best item scores lower.
     """
 
     id: str
@@ -26,6 +27,7 @@ class Hit:
     round: int = 0
     item: Item | None = None
     fused: float | None = None
+    relevance: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +87,8 @@ class Hits(Sequence[Hit]):
     """Results of one query, best first. Iterates over `Hit`s; `ids`, `scores`, `rounds` and `fused` are columns.
 
     `scores` are always the scorer's. Where `fuse` blended the first stage in, the hits are ordered by `fused`.
+    `verdict` is "answered", "doubtful" or "nothing found"; it and `relevance` are None where nothing tells what scores
+    mean.
     """
 
     query: Query
@@ -94,6 +98,8 @@ class Hits(Sequence[Hit]):
     items: tuple[Item, ...] = ()
     trace: Trace = field(default_factory=Trace)
     fused: FloatArray | None = None
+    relevance: FloatArray | None = None
+    verdict: str | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -141,4 +147,5 @@ class Hits(Sequence[Hit]):
             round=self.rounds[index] if self.rounds else 0,
             item=self.items[index] if self.items else None,
             fused=None if self.fused is None else float(self.fused[index]),
+            relevance=None if self.relevance is None else float(self.relevance[index]),
         )

@@ -35,7 +35,7 @@ from adacur.index.manifest import (
 COMPRESSED = "gaussian"
 EXPORTED = "exported"
 # What a version, or an index as its build left it, keeps beside its manifest: made of its scores and items.
-AT_HOME = ("first", COMPRESSED, "tuned.json", EXPORTED)
+AT_HOME = ("first", COMPRESSED, "tuned.json", "relevance.json", EXPORTED)
 PARTS = "parts"
 READERS = "readers.lock"
 ROWS = "rows"

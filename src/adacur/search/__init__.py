@@ -5,14 +5,17 @@ version, a method, a budget and a first stage together; `methods` is the one tab
 the loop that calls the scorer, and `adaptive` one search of it (ask, tell, stop); `prospects` says which items are
 promising, `engine_search` the same where a vector engine holds them. `export` writes an index into an engine, and
 `engine_index` opens one there, or a collection as it is. `editing` changes an index, `opening`
-loads one, `search_log`, `refresh` and `learning` learn from searches, `tuned` reads tunings.
+loads one, `search_log`, `refresh` and `learning` learn from searches, `tuned` reads tunings. `relevance` says what
+scores mean, `effort` when a search has done enough, and `explaining` why an item is a hit.
 """
 
 from adacur.search.adaptive import AdaptiveSearch
 from adacur.search.anchor_index import AnchorIndex
 from adacur.search.editing import Change, Edit
+from adacur.search.effort import EffortPoint, EffortRule
 from adacur.search.engine_index import search_in
 from adacur.search.engine_items import EngineWarning
+from adacur.search.explaining import AnchorSaid, Explanation, FirstStageSaid
 from adacur.search.export import Exported, export
 from adacur.search.filters import Filter
 from adacur.search.learning import Learning
@@ -32,6 +35,7 @@ from adacur.search.methods import (
 from adacur.search.opening import load
 from adacur.search.planning import SearchOptions, plan_search, search_options
 from adacur.search.refresh import Refreshed, refresh
+from adacur.search.relevance import Calibration, Relevance
 from adacur.search.search_log import Lesson, SearchLog, SearchLogWarning, mask_private
 from adacur.search.tuned import GaussianSettings, Tuning, TuningWarning
 
@@ -42,13 +46,19 @@ __all__ = [
     "AdaCUR",
     "AdaptiveSearch",
     "AnchorIndex",
+    "AnchorSaid",
+    "Calibration",
     "Change",
     "Edit",
+    "EffortPoint",
+    "EffortRule",
     "EngineWarning",
     "Exact",
+    "Explanation",
     "Exported",
     "Filter",
     "First",
+    "FirstStageSaid",
     "Gaussian",
     "GaussianSettings",
     "Learning",
@@ -56,6 +66,7 @@ __all__ = [
     "Method",
     "Plan",
     "Refreshed",
+    "Relevance",
     "Rerank",
     "SearchLog",
     "SearchLogWarning",

@@ -19,6 +19,7 @@ from adacur.core.protocols import Approximation, UncertainApproximation
 from adacur.core.records import Query
 from adacur.core.results import Round, Trace
 from adacur.core.seeds import stream_key
+from adacur.search.effort import entered, signs
 from adacur.search.methods import Plan
 from adacur.search.prospects import MemoryProspects, Prospects
 
@@ -170,11 +171,21 @@ class AdaptiveSearch:
             )
             best = np.sort(exact)[: -self._k - 1 : -1]
             recall = expected_recall(lambda some, ranks: chance_above(promising, some, ranks=ranks), best)
-            if recall >= self._plan.stop_when:
+            if self._is_enough(recall):
                 self.stop("settled")
         self.rounds[-1] = replace(self.rounds[-1], expected_recall=recall)
         # Counted to the round that has just ended, since the next one may never be.
         self.seconds["settle"] = time.perf_counter() - started
+
+    def _is_enough(self, recall: float) -> bool:
+        assert self._plan.stop_when is not None
+        if self._plan.effort is None:
+            return recall >= self._plan.stop_when
+        rule, point = self._plan.effort
+        exact = [round_.exact for round_ in self.rounds]
+        spent = sum(map(len, exact)) / self._n_planned
+        told = signs([recall], entered(exact, k=self._k), k=self._k, spent=spent)
+        return bool(rule.expected_loss(told) <= point.loss)
 
     def best(self, k: int) -> tuple[IntArray, FloatArray, IntArray]:
         """Positions, exact scores and rounds of the best k scored so far, best first."""

@@ -23,6 +23,7 @@ from adacur.index import AnchorTable, Drift, IndexFolder, On
 from adacur.scorers.opening import scorer as open_scorer
 from adacur.search import rounds
 from adacur.search.editing import Edit, edit_index
+from adacur.search.explaining import Explanation, explain
 from adacur.search.first_stages import stages_in_memory
 from adacur.search.learning import Learning, check_can_learn
 from adacur.search.methods import Plan
@@ -126,7 +127,10 @@ class AnchorIndex:
         - `first`: what to start from: `First(…)`, the name of a first stage, several joined ("bm25+dense"), or an
           object (default: as tuned, or "bm25+dense", "dense", "bm25", "random", the first of these that it has);
         - `filter`: metadata that items must have ({"lang": "en", "year": [2023, 2024]}), a function of an item, or a
-          collection of ids: only these items are scored. In a vector engine, metadata or a filter of its own.
+          collection of ids: only these items are scored. In a vector engine, metadata or a filter of its own;
+        - `effort`: "auto" spends what a question needs, on average as good as the whole budget (.005 of recall less);
+          a number is the mean recall to reach. For an index that is tuned;
+        - `min_relevance`, `min_score`: leave out hits below; there may be none. `hits.verdict` says how good they are.
         """
         started = time.monotonic()
         plan = plan_search(self, k, **options)
@@ -175,6 +179,14 @@ class AnchorIndex:
             async for hits in rounds.asearch_iter(plan, query, k, started=started):
                 answers[:] = [hits]
                 yield hits
+
+    def explain(self, hits: Hits) -> list[Explanation]:
+        """Why each hit of a search is one; no scorer is called.
+
+        Ranks and scores of the first stage, the score predicted, and what the scorer said of the item to the anchor
+        queries most like this one.
+        """
+        return explain(self.snapshot, hits)
 
     def edit(self, *, on: On = None, progress: bool = True) -> AbstractContextManager[Edit]:
         """Change the index: `with index.edit() as edit:`, then edit.add, replace, remove, add_anchors and the like.

@@ -7,7 +7,7 @@ its choices made: how it splits the budget, where it starts, and how it goes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -20,9 +20,11 @@ from adacur.core.protocols import Acquisition, AnchorScores, Approximator, Items
 from adacur.core.spelling import did_you_mean
 from adacur.first_stages import AnyStage, Placed
 from adacur.index import AnchorTable
+from adacur.search.effort import FIRST_BATCH, NEVER, ROUNDS, Effort, EffortPoint, EffortRule
 from adacur.search.engine_items import EngineFirst, EngineItems
 from adacur.search.filters import Filter
 from adacur.search.fusion import Fusion
+from adacur.search.relevance import Relevance
 from adacur.search.tuned import Tuning, default_settings, first_weight_of
 
 KeepPredictions = Literal[False, "last", "all"]
@@ -66,6 +68,8 @@ class Plan:
     and the budget that the settings were tuned for, `tuned` what else a tuning chose (budget, first, fuse, pool).
     `stop_when` is the expected recall of a query's top k that ends its search before the budget does. `keys` are the
     items' random keys, where they need not be made from the ids. `engine` is where the items live, if not here.
+    `relevance` reads the scores of hits; those below `min_relevance` or `min_score` are left out. `effort` takes the
+    place of `stop_when`: a rule, and the point of its curve at which to stop.
     """
 
     method: str
@@ -91,6 +95,10 @@ class Plan:
     keep_predictions: KeepPredictions = False
     keys: KeyArray | None = None
     engine: EngineItems | None = None
+    relevance: Relevance | None = None
+    min_relevance: float | None = None
+    min_score: float | None = None
+    effort: tuple[EffortRule, EffortPoint] | None = None
 
     def __post_init__(self) -> None:
         if self.pool is not None and self.first is None:
@@ -125,7 +133,11 @@ class Plan:
             "fuse": self.fuse.weight if self.fuse else None,
             "tuned_for": self.tuned_for,
             "tuned": self.tuned,
-            "stop_when": self.stop_when,
+            "stop_when": None if self.effort else self.stop_when,
+            "effort": asdict(self.effort[1]) if self.effort else None,
+            "relevance": self.relevance.source if self.relevance else None,
+            "min_relevance": self.min_relevance,
+            "min_score": self.min_score,
             "pool": self.pool,
             "filtered": self.filter is not None,
             "engine": self.engine.store.name if self.engine else None,
@@ -407,6 +419,23 @@ def method_named(name: str, **options: Any) -> Method:
             f"Method {name!r} does not take {', '.join(unknown)}. It takes: {', '.join(takes) or 'no options'}."
         )
     return METHODS[name](**options)
+
+
+def with_effort(plan: Plan, effort: Effort, tuning: Tuning | None) -> Plan:
+    """The plan of a Gaussian search, in small rounds that end when it has done enough."""
+    if plan.method != Gaussian.name or plan.stop_when is not None:
+        raise InputError(
+            f"effort belongs to method 'gaussian' and takes the place of stop_when; got method {plan.method!r}"
+            + ("." if plan.stop_when is None else f", stop_when={plan.stop_when}.")
+        )
+    if tuning is None or tuning.effort is None:
+        raise InputError(
+            "effort is learned from replayed anchor queries, and this index is not tuned for about this k and budget"
+            f"{f' from {plan.first.name}' if plan.first else ''}. Run `adacur tune INDEX -k K --budget {plan.calls}`, "
+            "or adacur.tune(index, k=…, budget=…)."
+        )
+    sizes = partial(_in_rounds, rounds=ROUNDS, first_batch=FIRST_BATCH)
+    return replace(plan, batch_sizes=sizes, stop_when=NEVER, effort=(tuning.effort, tuning.effort.point(effort)))
 
 
 def _adaptive(method: AdaCUR | AXN) -> dict[str, Any]:

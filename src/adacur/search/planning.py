@@ -22,12 +22,14 @@ from adacur.first_stages import FIRST_STAGES, AnyStage, Dense, Joined, Placed, R
 from adacur.first_stages.joined import SEPARATOR
 from adacur.index import Drift, IndexFolder, save_table
 from adacur.index.compressed import is_compressed, read_features
+from adacur.search.effort import Effort, check_effort
 from adacur.search.engine_items import EngineItems
 from adacur.search.filters import Filter
 from adacur.search.first_stages import save_first_stage
 from adacur.search.fusion import Fusion
 from adacur.search.learned_slopes import learned_slopes
-from adacur.search.methods import Exact, First, Method, Plan, method_named
+from adacur.search.methods import Exact, First, Method, Plan, method_named, with_effort
+from adacur.search.relevance import Relevance, check_floors, read_relevance
 from adacur.search.tuned import JUDGED_METHODS, REACH, Tuning, read_tunings
 
 if TYPE_CHECKING:
@@ -47,6 +49,9 @@ class SearchOptions(TypedDict, total=False):
     method: str | Method | None
     first: str | AnyStage | First | None
     filter: Filter | None
+    min_relevance: float | None
+    min_score: float | None
+    effort: Effort | None
 
 
 def search_options(
@@ -59,6 +64,9 @@ def search_options(
     pool: int | None = None,
     fuse: float | None = None,
     filter: Filter | None = None,  # noqa: A002
+    min_relevance: float | None = None,
+    min_score: float | None = None,
+    effort: Effort | None = None,
     **method_options: Any,
 ) -> SearchOptions:
     """The options of a search from single values, as command lines and requests give them.
@@ -77,7 +85,14 @@ def search_options(
         if calls is None:
             calls = len(index) if isinstance(method, Exact) else USUAL_CALLS
         budget = Budget(calls, deadline)
-    return {"budget": budget, "method": method, "first": first, "filter": filter}
+    options: SearchOptions = {"budget": budget, "method": method, "first": first, "filter": filter}
+    if min_relevance is not None:
+        options["min_relevance"] = min_relevance
+    if min_score is not None:
+        options["min_score"] = min_score
+    if effort is not None:
+        options["effort"] = effort
+    return options
 
 
 def plan_search(
@@ -88,6 +103,9 @@ def plan_search(
     method: str | Method | None = None,
     first: str | AnyStage | First | None = None,
     filter: Filter | None = None,  # noqa: A002
+    min_relevance: float | None = None,
+    min_score: float | None = None,
+    effort: Effort | None = None,
     scorer: Scorer | None = None,
 ) -> Plan:
     """What a search with these options does; `plan.settings()` names it as traces do. Calls no scorer.
@@ -110,6 +128,8 @@ def plan_search(
         start, also_tuned = snapshot.tuned_start(start, k=k, budget=spend.calls, method=chosen.name)
         tuned = (*tuned, *also_tuned)
     snapshot.check(chosen, filter)
+    relevance = snapshot.relevance()
+    check_floors(min_relevance, min_score, relevance)
     engine = None if snapshot.engine is None else snapshot.engine.filtered(filter)
     base = Plan(
         method=chosen.name,
@@ -123,9 +143,17 @@ def plan_search(
         filter=filter,
         tuned=tuned,
         engine=engine,
+        relevance=relevance,
+        min_relevance=min_relevance,
+        min_score=min_score,
     )
     check_k(k, None if isinstance(chosen, Exact) else spend.calls)
-    return chosen.plan(base, snapshot, k=k)
+    plan = chosen.plan(base, snapshot, k=k)
+    if effort is None:
+        return plan
+    check_effort(effort)
+    tuning = snapshot.tuned(k=k, budget=plan.calls, first=plan.first.name if plan.first else None)
+    return with_effort(plan, effort, tuning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +197,8 @@ class Snapshot:
         self._slopes: weakref.WeakKeyDictionary[Any, RankSlopes] = weakref.WeakKeyDictionary()
         self._joined: dict[str, Placed] = {}
         self._tunings: tuple[Tuning, ...] | None = None
+        # Of one that there is none, it is remembered too.
+        self._relevance: tuple[Relevance | None] | None = None
         # Where the items live, if not here: see engine_index.py.
         self.engine: EngineItems | None = None
 
@@ -320,6 +350,19 @@ class Snapshot:
                 self._fusion = Fusion.fit(self.anchors, weight=1.0)
             return replace(self._fusion, weight=weight)
 
+    def relevance(self) -> Relevance | None:
+        """How to read the scores of this version: as stored with it, or by its anchor scores where that is quick."""
+        with self._lock:
+            if self._relevance is None:
+                here = self.engine is None and not self.is_compressed
+                self._relevance = (read_relevance(self.home, self.anchors, compute=here),)
+            return self._relevance[0]
+
+    def set_relevance(self, relevance: Relevance) -> None:
+        """Read the scores of this version like this from now on."""
+        with self._lock:
+            self._relevance = (relevance,)
+
     @property
     def tunings(self) -> tuple[Tuning, ...]:
         """What this version is tuned for, by k and budget."""
@@ -417,5 +460,5 @@ class Snapshot:
     def reread(self) -> None:
         """Forget what was read from the folder, which has been written to."""
         with self._learning, self._lock:
-            self._gaussian = self._regression = self._tunings = None
+            self._gaussian = self._regression = self._tunings = self._relevance = None
             self._slopes.clear()

@@ -12,14 +12,15 @@ from typing import Any
 
 from adacur.core.errors import DamagedIndex, InputError, NewerFormat
 from adacur.core.records import Query
-from adacur.data.stored import read_json
+from adacur.data.stored import read_json, read_record
 from adacur.index.database import digest_texts
+from adacur.search.effort import EffortRule
 
 TUNED = "tuned.json"
 _TYPE = "adacur_tuned"
 _FORMAT = _RANKS_IN_PREDICTIONS = 2
 # Fields that earlier versions did not write.
-_NEW = ("rerank_first", "tried", "judged")
+_NEW = ("rerank_first", "tried", "judged", "effort")
 # What judgements choose (budget, fuse, pool) serves these; the others are there to be compared with.
 JUDGED_METHODS = ("gaussian", "rerank")
 # The first stage's weight without anchor queries, and the number of them that lets it fall to half: they tell what
@@ -140,7 +141,7 @@ class Tuning:
 
     `first` names the first stage that searches should start from and `rerank_first` the best for re-ranking, of those
     `tried`. `judged` is there where judgements chose. `n_queries` counts the anchor queries replayed, 0 where there
-    were too few. `pseudo` says that they were pseudo-queries.
+    were too few. `pseudo` says that they were pseudo-queries. `effort` tells when a search has done enough.
     """
 
     k: int
@@ -155,6 +156,7 @@ class Tuning:
     rerank_first: str | None = None
     tried: tuple[TriedFirst, ...] = ()
     judged: Judged | None = None
+    effort: EffortRule | None = None
 
     def first_of(self, method: str) -> str | None:
         """The first stage for a method. Where judgements chose, it is the one that the weight was chosen for."""
@@ -254,7 +256,9 @@ def _parsed(entry: Mapping[str, Any]) -> Tuning:
     firsts = {name: None if values.get(name) is None else str(values[name]) for name in ("first", "rerank_first")}
     judged = None if values.get("judged") is None else _parsed_judged(values["judged"])
     tried = tuple(TriedFirst(**one) for one in values.get("tried", ()))
+    effort = None if values.get("effort") is None else read_record(EffortRule, values["effort"])
     parts = {"settings": settings, "predictions": predictions, "gain": gain, "tried": tried, "judged": judged}
+    parts |= {"effort": effort}
     return Tuning(**values | parts | firsts)
 
 

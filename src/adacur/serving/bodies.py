@@ -62,9 +62,16 @@ def search_request(settings: ServerSettings) -> type[BaseModel]:
         "first": _optional(Name, "The first stage, or several: `bm25+dense`; `/v1/indexes` lists them."),
         "pool": _optional(_count(), "Search only the first stage's best N; at least k."),
         "fuse": _optional(Annotated[float, Field(ge=0, le=1000)], "The first stage's weight in the order; try 0.5."),
+        "effort": _optional(
+            Annotated[Literal["auto"] | Annotated[float, Field(gt=0, lt=1)], Field(union_mode="left_to_right")],
+            "`auto`: spend what a question needs; or the mean recall to reach. For an index that is tuned.",
+        ),
+        "min_relevance": _optional(Annotated[float, Field(ge=0, le=1)], "Leave out hits that are less relevant."),
+        "min_score": _optional(float, "Leave out hits with lower scores."),
         "method": _optional(Literal[*METHODS], "How calls are spent; `/v1/indexes` names what each index can do."),
         **_method_options(settings),
         "filter": _optional(filter_, "Which items may be found; default: all."),
+        "explain": _field(bool, "Say of each hit what the first stage, predictions and anchor queries said.", False),
         "trace": _field(bool, "Return every round: what was scored, predicted and exact.", False),
         "stream": _field(bool, "Answer with a server-sent event per round (one query); also by `Accept`.", False),
     }

@@ -17,6 +17,7 @@ from adacur.serving.bodies import METHOD_OPTIONS
 from adacur.serving.failures import Refusal
 from adacur.serving.settings import ServerSettings
 
+_OPTIONS = ("budget", "method", "first", "pool", "fuse", "effort", "min_relevance", "min_score")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
@@ -53,6 +54,7 @@ class SearchPlan:
     method: str
     options: SearchOptions
     trace: bool
+    explain: bool = False
     deadline: float | None = None
 
 
@@ -95,9 +97,7 @@ def plan_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: 
     if filter_.get("ids") is not None and one.index.snapshot.engine is not None:
         raise Refusal(422, "invalid_request", "The items of this index can be filtered by metadata, not by ids.")
     options = search_options(
-        one.index,
-        filter=_filter(filter_),
-        **{name: given.get(name) for name in ("budget", "method", "first", "pool", "fuse", *METHOD_OPTIONS)},
+        one.index, filter=_filter(filter_), **{name: given.get(name) for name in (*_OPTIONS, *METHOD_OPTIONS)}
     )
     return SearchPlan(
         served=one,
@@ -106,6 +106,7 @@ def plan_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: 
         method=method,
         options=options,
         trace=given.get("trace", False),
+        explain=given.get("explain", False),
         deadline=given["deadline_ms"] / 1000 if given.get("deadline_ms") else None,
     )
 

@@ -97,9 +97,15 @@ class Search:
         """The answer, at the end."""
         assert self.last is not None
         rounds = self.last.trace.rounds
+        hits = hit_rows(self.last)
+        if self.plan.explain:
+            told = self.plan.served.index.explain(self.last)
+            hits = [hit | {"explanation": as_json(one)} for hit, one in zip(hits, told, strict=True)]
         return {
             "query": self.query.text,
-            "hits": hit_rows(self.last),
+            "verdict": self.last.verdict,
+            "relevance_by": self.last.trace.settings.get("relevance"),
+            "hits": hits,
             "calls": self.calls,
             "stopped": self.stopped,
             "seconds": self.last.trace.seconds,

@@ -30,15 +30,19 @@ class Hit(BaseModel):
     text: str | None
     metadata: dict[str, Any]
     fused: float | None = Field(None, description="What it was ranked by, with `fuse`.")
+    relevance: float | None = Field(None, description="From 0 to 1; `relevance_by` says what it is, if known.")
+    explanation: dict[str, Any] | None = Field(None, description="Why it is a hit, with `explain`.")
 
 
 class QueryAnswer(BaseModel):
     """One query's answer."""
 
     query: str
+    verdict: str | None = Field(description="answered, doubtful or nothing found; null if nothing tells.")
+    relevance_by: str | None = Field(description="judgements: the chance to be relevant; anchors: a share of them.")
     hits: list[Hit]
     calls: int = Field(description="Scorer calls spent.")
-    stopped: str = Field(description="budget, exhausted (no item left), deadline or settled (stop_when).")
+    stopped: str = Field(description="budget, exhausted (no item left), deadline or settled (stop_when, effort).")
     seconds: dict[str, float] = Field(description="Seconds per step; those of the scorer include waiting for it.")
     expected_recall: float | None = Field(description="Expected share of the true top k, with `stop_when`.")
     trace: list[dict[str, Any]] | None = Field(None, description="A record per round, with `trace`.")

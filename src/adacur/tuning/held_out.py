@@ -38,10 +38,15 @@ class HeldOut:
     def recalls(self, best: Sequence[FloatArray], *, k: int) -> FloatArray:
         """Top-k-Recall of each query, given the exact scores of the best k that a search found for it."""
         k = min(k, self.exact.shape[1])
+        pairs = zip(best, self.least(k), strict=True)
+        return np.array([np.count_nonzero(scores[:k] >= threshold) / k for scores, threshold in pairs])
+
+    def least(self, k: int) -> FloatArray:
+        """Of each query, the score that the true top k have at least."""
+        k = min(k, self.exact.shape[1])
         if k not in self._thresholds:
             self._thresholds[k] = kth_best(self.exact, k)
-        pairs = zip(best, self._thresholds[k], strict=True)
-        return np.array([np.count_nonzero(scores[:k] >= threshold) / k for scores, threshold in pairs])
+        return self._thresholds[k]
 
     def rest(self) -> AnchorTable:
         """The index without them."""

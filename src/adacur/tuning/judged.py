@@ -158,22 +158,24 @@ class JudgedSearches:
         if choice.pool == choice.budget:
             choice, settings = choice._replace(pool=None), None
         if (choice, settings) not in self._qualities:
-            first, budget, fuse, pool = choice
-            fusion = self._index.snapshot.fusion(fuse) if fuse else None
-            every = np.ones(len(self._index), dtype=np.bool_)
-            answers = []
-            for hits, ranking in zip(self._searched(first, budget, settings), self._first[first], strict=True):
-                positions = np.concatenate([round_.positions for round_ in hits.trace.rounds])
-                exact = np.concatenate([round_.exact for round_ in hits.trace.rounds])
-                listed, scores = listed_by(ranking, allowed=every)
-                values = (
-                    exact if fusion is None else fusion.values(exact, positions, listed=listed, listed_scores=scores)
-                )
-                if pool is not None:
-                    values = np.where(np.isin(positions, listed[:pool]), values, -np.inf)
-                answers.append(self._best(hits, positions, exact, values))
-            self._qualities[choice, settings] = self._judge(answers)
+            self._qualities[choice, settings] = self._judge(self.answers(choice, settings))
         return self._qualities[choice, settings]
+
+    def answers(self, choice: Choice, settings: GaussianSettings | None) -> list[Hits]:
+        """The hits of each query, as a search with these choices orders what it scored."""
+        first, budget, fuse, pool = choice
+        fusion = self._index.snapshot.fusion(fuse) if fuse else None
+        every = np.ones(len(self._index), dtype=np.bool_)
+        answers = []
+        for hits, ranking in zip(self._searched(first, budget, settings), self._first[first], strict=True):
+            positions = np.concatenate([round_.positions for round_ in hits.trace.rounds])
+            exact = np.concatenate([round_.exact for round_ in hits.trace.rounds])
+            listed, scores = listed_by(ranking, allowed=every)
+            values = exact if fusion is None else fusion.values(exact, positions, listed=listed, listed_scores=scores)
+            if pool is not None:
+                values = np.where(np.isin(positions, listed[:pool]), values, -np.inf)
+            answers.append(self._best(hits, positions, exact, values))
+        return answers
 
     def alone(self, first: str) -> FloatArray:
         """Of each query, by the first stage's own order."""
@@ -185,7 +187,7 @@ class JudgedSearches:
     def _best(self, hits: Hits, positions: IntArray, exact: FloatArray, values: FloatArray) -> Hits:
         order = best_positions(values, len(hits), keys=self._index.items.keys[positions])
         ids = tuple(item.id for item in self._index.items.at(positions[order].tolist()))
-        return Hits(query=hits.query, ids=ids, scores=exact[order], fused=values[order])
+        return Hits(query=hits.query, ids=ids, scores=exact[order], fused=values[order], trace=hits.trace)
 
     def _searched(self, first: str, budget: int, settings: GaussianSettings | None) -> list[Hits]:
         key = first, budget, settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from adacur.first_stages.joined import SEPARATOR
 from adacur.index import AnchorTable, locked
 from adacur.index.files import write_atomically
 from adacur.search import AnchorIndex
-from adacur.search.adaptive import LockStep
+from adacur.search.adaptive import AdaptiveSearch, LockStep
+from adacur.search.effort import FIRST_BATCH, NEVER, ROUNDS
 from adacur.search.methods import AdaCUR, Plan
 from adacur.search.planning import plan_search
 from adacur.search.prospects import memory_prospects
@@ -37,6 +38,7 @@ from adacur.search.tuned import (
     default_settings,
     read_tunings,
 )
+from adacur.tuning.effort import Course, course_of, learned_effort
 from adacur.tuning.held_out import AnchorScorer, HeldOut, exact_anchors
 from adacur.tuning.replaying import method_of, replayed
 
@@ -161,6 +163,9 @@ def choose_settings(
         tried=tuple(TriedFirst(stage, float(ours.mean()), float(theirs.mean())) for stage, ours, theirs in tried),
         predictions=tuple(prediction_of(name, values) for name, values in {"gaussian": unseen, **rivals}.items()),
         gain=_gain(unseen - rivals["rerank"]),
+        effort=None
+        if quick or start is None
+        else learned_effort(replays.courses(settings, start), whole=replays.recalls(settings, start)),
     )
 
 
@@ -333,10 +338,20 @@ class Replays:
         key = method, first
         if key not in self._recalls:
             plan = self._plan(method, self.stages[first])
-            self._recalls[key] = self.held_out.recalls(self._searched(plan, *self._first_stage(first)), k=self.k)
+            best = [search.best(self.k)[1] for search in self._searched(plan, *self._first_stage(first))]
+            self._recalls[key] = self.held_out.recalls(best, k=self.k)
             if self.report is not None:
                 self.report(len(self._recalls))
         return self._recalls[key]
+
+    def courses(self, settings: GaussianSettings, first: str | None) -> list[Course]:
+        """Of each query, what a search in the small rounds of `effort` knows and finds as it goes."""
+        plan = self._plan(replace(settings, rounds=ROUNDS, first_batch=FIRST_BATCH), self.stages[first])
+        searches = self._searched(replace(plan, stop_when=NEVER), *self._first_stage(first))
+        return [
+            course_of(search.rounds, k=self.k, budget=self.budget, threshold=float(least))
+            for search, least in zip(searches, self.held_out.least(self.k), strict=True)
+        ]
 
     def _plan(self, method: str | GaussianSettings, first: Placed | None) -> Plan:
         anchors: AnchorScores = self.held_out.anchors
@@ -353,11 +368,10 @@ class Replays:
 
     def _searched(
         self, plan: Plan, candidates: Sequence[IntArray], lists: Sequence[list[IntArray]]
-    ) -> list[FloatArray]:
-        """Exact scores of what a plan finds for each query, best first."""
+    ) -> Iterator[AdaptiveSearch]:
+        """The search of each query by a plan, at its end."""
         held_out = self.held_out
         together = max(1, min(_PREDICTIONS_AT_ONCE // self.n_items, _SCORED_AT_ONCE // plan.calls))
-        best: list[FloatArray] = []
         for start in range(0, len(held_out.queries), together):
             group = slice(start, start + together)
             approximation = None
@@ -374,8 +388,7 @@ class Replays:
             exact = held_out.exact[group]
             while steps.goes_on:
                 steps.tell([scores[batch] for scores, batch in zip(exact, steps.ask(), strict=True)])
-            best += [search.best(self.k)[1] for search in steps.searches]
-        return best
+            yield from steps.searches
 
     def _first_stage(self, first: str | None) -> tuple[list[IntArray], list[list[IntArray]]]:
         """Per query, the candidates and the lists of the stages they come from."""

@@ -12,6 +12,7 @@ from adacur.core.records import Query, as_queries
 from adacur.data import read_qrels, read_queries
 from adacur.search import AnchorIndex
 from adacur.search.tuned import Tuning
+from adacur.tuning.calibration import judged_relevance, store_relevance
 from adacur.tuning.held_out import check_anchors, check_exact, exact_anchors
 from adacur.tuning.judged import JudgedQueries, JudgedSearches, Qrels, choose, measured
 from adacur.tuning.settings import FEWEST_QUERIES, Replays, choose_settings, replayable, stages_of, store
@@ -46,6 +47,9 @@ def tune(
 
     With judgements, `budget` is the most to spend, and the judged quality (nDCG of the k hits) chooses the first stage,
     the smallest budget that is as good, `fuse` and `pool`. Searches for about this k that name none of these use them.
+    The relevance of hits then is the chance to be judged relevant, fitted to the hits of these queries.
+
+    Also learned is when a search has done enough (`effort`), unless `quick`.
 
     - `k`, `budget`: what to tune for. A budget of every item or more is exact: there is nothing to choose or store;
     - `queries`: how many anchor queries to replay at most, by a draw with this `seed` (default: 100; 300 if judged).
@@ -70,6 +74,7 @@ def tune(
         check_anchors(index, "Tuning", fewest=FEWEST_QUERIES)
         if most < FEWEST_QUERIES:
             raise InputError(f"queries must be at least {FEWEST_QUERIES}; got {most}.")
+    relevance = None
     held_out, model = replayable(index, queries=most, seed=seed)
     if qrels is None:
         replays = Replays(held_out, stages_of(index), model, k=k, budget=budget, slopes=index.snapshot.rank_slopes)
@@ -85,8 +90,16 @@ def tune(
         )
         tuning = choose_settings(replays, first=chosen.first, seed=seed, quick=quick, progress=progress)
         tuning = replace(tuning, judged=measured(searches, chosen, tuning.settings, k=k))
+        settings = None if chosen.pool == chosen.budget else tuning.settings
+        relevance = judged_relevance(
+            searches.answers(chosen, settings),
+            searches.judged.qrels,
+            items=index.items,
+            scale=index.snapshot.fusion(1.0).scale,
+        )
     if tuning.judged is not None or not tuning.is_exact:
         store(index, tuning)
+    store_relevance(index, relevance)
     return tuning
 
 

@@ -150,7 +150,7 @@ function formChanged() {
 }
 
 function requestOf(method) {
-  const asked = { index: element("index").value, query: element("question").value.trim(), k: Number(element("k").value), method };
+  const asked = { index: element("index").value, query: element("question").value.trim(), k: Number(element("k").value), method, explain: true };
   if (method !== "exact") asked.budget = Number(element("budget").value);
   if (element("first").value && method !== "exact") asked.first = element("first").value;
   if (method === "gaussian" && element("settle").checked) asked.stop_when = 0.98;

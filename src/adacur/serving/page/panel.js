@@ -73,6 +73,11 @@ export class Panel {
   start(data) {
     this.#start = data;
     this.#find(".hits").closest(".card").querySelector("h3").textContent = `Best ${this.#k} so far`;
+    const meaning = words.relevanceMeaning(data.settings?.relevance);
+    if (meaning) {
+      this.#find(".measure").textContent = "Relevance";
+      this.#find(".hits-explain").textContent += ` ${meaning}`;
+    }
     this.#find(".scatter-explain").textContent = this.#explainScatter();
     this.#saySince(this.#asking().replace("round", "Round"));
   }
@@ -95,6 +100,7 @@ export class Panel {
   done(data) {
     this.#calls = data.calls;
     this.#panel.classList.add("started");
+    this.#showVerdict(data.verdict);
     this.#showHits(data.hits);
     this.#showDots();
     this.#showCosts(data.calls, data.seconds);
@@ -102,6 +108,15 @@ export class Panel {
     this.#find(".hits").closest(".card").querySelector("h3").textContent = data.hits.length ? `Best ${data.hits.length} found` : "Nothing found";
     const rounds = words.plural(this.#rounds.length, "round");
     this.say(`Done after ${rounds} and ${words.plural(data.calls, "call")}. ${words.ending(data.stopped)}`, "done");
+  }
+
+  #showVerdict(name) {
+    const [verdict, meaning] = words.verdict(name) ?? [];
+    const place = this.#find(".verdict");
+    place.hidden = !verdict;
+    place.dataset.verdict = name ?? "";
+    place.querySelector("b").textContent = verdict ?? "";
+    place.querySelector("span").textContent = meaning ?? "";
   }
 
   /** Keep what there is and say why there is no more. */
@@ -169,7 +184,16 @@ export class Panel {
     }
     row.dataset.id = hit.id;
     row.querySelector(".rank").textContent = hit.rank;
-    row.querySelector(".score").textContent = words.score(hit.score);
+    row.querySelector(".score").textContent = hit.relevance === undefined ? words.score(hit.score) : hit.relevance.toFixed(2);
+    row.querySelector(".why").replaceChildren(
+      ...words.reasons(hit).flatMap((line) =>
+        line.map((text, at) => {
+          const part = document.createElement(at ? "dd" : "dt");
+          part.textContent = text;
+          return part;
+        }),
+      ),
+    );
     return row;
   }
 
@@ -277,14 +301,16 @@ function newRow(hit) {
   const id = document.createElement("p");
   id.className = "explain";
   id.textContent = `id ${hit.id}`;
+  const why = document.createElement("dl");
+  why.className = "why";
   const details = document.createElement("details");
-  details.append(title, text, id);
+  details.append(title, text, why, id);
   const snippet = document.createElement("p");
   snippet.className = "snippet";
   snippet.textContent = words.bodyOf(hit);
   const item = document.createElement("div");
   item.append(details, snippet, only);
-  const row = cells(["", item, "", roundCell(hit.round)], [2]);
+  const row = cells(["", item, ""], [2]);
   row.className = "new";
   row.cells[0].className = "rank";
   row.cells[2].classList.add("score");

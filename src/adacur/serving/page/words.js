@@ -39,6 +39,30 @@ const ENDINGS = {
 
 export const ending = (stopped) => ENDINGS[stopped] ?? "";
 
+const VERDICTS = {
+  answered: ["Answered.", "The best item scores like an answer."],
+  doubtful: ["Doubtful.", "The best item may or may not answer the question."],
+  "nothing found": ["Nothing found.", "No item here scores like an answer."],
+};
+
+export const verdict = (name) => VERDICTS[name] ?? null;
+
+const RELEVANCE = {
+  judgements: "Relevance: the chance that people would judge the item relevant.",
+  anchors: "Relevance: of the questions this index was built with, the share whose best item scores lower.",
+};
+
+export const relevanceMeaning = (by) => RELEVANCE[by] ?? "";
+
+/** Why an item is among the hits, as terms and what is said of each. */
+export function reasons(hit) {
+  const told = hit.explanation;
+  const lines = [["Score", `${score(hit.score)}, in round ${hit.round}${told?.predicted == null ? "" : `; ${score(told.predicted)} was predicted`}`]];
+  for (const one of told?.first ?? []) lines.push([firstName(one.name), one.rank === null ? "not among its best" : `rank ${count(one.rank)}, score ${score(one.score)}`]);
+  for (const one of told?.anchors ?? []) lines.push([`To “${one.query.text.length > 70 ? `${one.query.text.slice(0, 70).trim()}…` : one.query.text}”`, `the scorer gave it ${score(one.score)}, rank ${count(one.rank)}`]);
+  return lines;
+}
+
 export const count = (number) => number.toLocaleString("en");
 export const score = (number) => (number === null || number === undefined ? "–" : number.toFixed(2).replace("-", "−"));
 export const percent = (share) => `${Math.round(share * 100)} %`;

@@ -1,0 +1,156 @@
+"""Why an item is among the hits: what the first stage, the predictions and the scorer said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from adacur.approximation.gaussian_features import rows_at, unit_vectors
+from adacur.approximation.rank_slopes import RANKS_THAT_COUNT
+from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.errors import InputError
+from adacur.core.records import Query
+from adacur.core.results import Hits, Round
+from adacur.index import IndexFolder
+from adacur.search.planning import Snapshot
+
+_FEWEST_SCORES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStageSaid:
+    """What a first stage said of an item: its rank, from 1, and its score; None beyond its best thousand."""
+
+    name: str
+    rank: int | None
+    score: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorSaid:
+    """What the scorer said of an item to an anchor query.
+
+    `likeness` is the cosine of the two queries' vectors where the index has a dual encoder, else the correlation of
+    their exact scores over what the search scored; `rank` the place of the item among all items for the anchor query.
+    """
+
+    query: Query
+    likeness: float
+    score: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a hit is one.
+
+    `predicted` is what its score was predicted to be before `round` scored it: None in a round that nothing was
+    predicted for, such as the first. `anchors` are the anchor queries most like this one.
+    """
+
+    id: str
+    rank: int
+    score: float
+    relevance: float | None
+    predicted: float | None
+    round: int
+    first: tuple[FirstStageSaid, ...]
+    anchors: tuple[AnchorSaid, ...]
+
+
+def explain(snapshot: Snapshot, hits: Hits, *, n_anchors: int = 3) -> list[Explanation]:
+    """An explanation of each hit of a search of this snapshot; asks the first stage once, and no scorer."""
+    rounds = hits.trace.rounds
+    if snapshot.engine is not None or (hits.ids and not rounds):
+        raise InputError(
+            "Only hits of a search of this index, with their trace, can be explained, and not where its items live in "
+            "a vector engine."
+        )
+    if not hits.ids:
+        return []
+    places = snapshot.anchors.items.positions(hits.ids)
+    if not np.isin(places, np.concatenate([round_.positions for round_ in rounds])).all():
+        raise InputError("The index has been changed since this search. Search again, and explain those hits.")
+    predicted = _predicted(rounds)
+    first = _first_stages(snapshot, hits, places)
+    anchors = _nearest_anchors(snapshot, hits, places, n=n_anchors)
+    return [
+        Explanation(
+            id=hit.id,
+            rank=hit.rank,
+            score=hit.score,
+            relevance=hit.relevance,
+            predicted=predicted.get(int(place)),
+            round=hit.round,
+            first=tuple(said[at] for said in first),
+            anchors=tuple(said[at] for said in anchors),
+        )
+        for at, (hit, place) in enumerate(zip(hits, places, strict=True))
+    ]
+
+
+def _predicted(rounds: Sequence[Round]) -> dict[int, float]:
+    known: dict[int, float] = {}
+    for round_ in rounds:
+        if round_.predicted is not None:
+            known |= zip(round_.positions.tolist(), np.asarray(round_.predicted).tolist(), strict=True)
+    return known
+
+
+def _first_stages(snapshot: Snapshot, hits: Hits, places: IntArray) -> list[list[FirstStageSaid]]:
+    """Per first stage that the search started from, and per part of it, what it said of each hit."""
+    name = hits.trace.settings.get("first")
+    if name is None or name not in snapshot.first_stages:
+        return []
+    stages = [name, *(part for part in snapshot.named_stages if part != name and part in name.split("+"))]
+    said = []
+    for stage in stages:
+        positions, scores = snapshot.first_stage(stage).search([hits.query], RANKS_THAT_COUNT)[0]
+        ranks = {place: rank for rank, place in enumerate(positions.tolist(), start=1)}
+        values = np.asarray(scores).tolist()
+        found = [ranks.get(place) for place in places.tolist()]
+        said.append([FirstStageSaid(stage, rank, None if rank is None else values[rank - 1]) for rank in found])
+    return said
+
+
+def _nearest_anchors(snapshot: Snapshot, hits: Hits, places: IntArray, *, n: int) -> list[list[AnchorSaid]]:
+    """Per anchor query, the most alike first, what the scorer said of each hit to it."""
+    anchors, rounds = snapshot.anchors, hits.trace.rounds
+    positions = np.concatenate([round_.positions for round_ in rounds])
+    exact = np.concatenate([round_.exact for round_ in rounds])
+    known = anchors.exact_anchors() if isinstance(anchors, IndexFolder) else np.ones(len(anchors.anchor_queries), bool)
+    if not known.any() or len(positions) < _FEWEST_SCORES:
+        return []
+    order = np.argsort(positions)
+    scores = rows_at(anchors, positions[order]) if snapshot.is_compressed else anchors.matrix[positions[order]]
+    alike = _cosines(snapshot, hits.query)
+    if alike is None:
+        alike = _correlations(np.asarray(scores, dtype=np.float64), exact[order])
+    likeness = np.where(known, alike, -np.inf)
+    nearest = [at for at in np.argsort(-likeness, kind="stable")[:n].tolist() if known[at]]
+    rows = dict(zip(positions[order].tolist(), range(len(order)), strict=True))
+    said = []
+    for at in nearest:
+        own = [float(scores[rows[place], at]) for place in places.tolist()]
+        column = anchors.matrix[:, at]
+        above = [1 + int(np.count_nonzero(column > score)) for score in own]
+        query, like = anchors.anchor_queries[at], float(likeness[at])
+        said.append([AnchorSaid(query, like, score, rank) for score, rank in zip(own, above, strict=True)])
+    return said
+
+
+def _cosines(snapshot: Snapshot, query: Query) -> FloatArray | None:
+    """Of each anchor query's vector with this query's; None without a dual encoder."""
+    model = snapshot.gaussian_model()
+    known = model.features_of(snapshot.anchors).anchor_vectors
+    vectors = None if known is None else unit_vectors(model.embed_queries, [query])
+    return None if known is None or vectors is None else np.asarray(known @ vectors[0])
+
+
+def _correlations(scores: FloatArray, exact: FloatArray) -> FloatArray:
+    """Of each column with these scores; 0 where one of them does not vary."""
+    ours, theirs = exact - exact.mean(), scores - scores.mean(axis=0)
+    spreads = np.sqrt((ours**2).sum() * (theirs**2).sum(axis=0))
+    return np.asarray(np.where(spreads > 0, ours @ theirs / np.where(spreads > 0, spreads, 1.0), 0.0))

@@ -1,0 +1,203 @@
+"""What a score says of an answer: its place among the anchor queries' best scores, or what judges thought of such hits.
+
+Both are stored in the index folder, and read from there. Without judgements nobody knows what is relevant: `relevance`
+is then the share of anchor queries whose best item scores lower, which is a place and not a probability.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from adacur.approximation.item_factors import ScoreScale
+from adacur.core.arrays import FloatArray
+from adacur.core.errors import DamagedIndex, InputError, NewerFormat
+from adacur.core.protocols import AnchorScores
+from adacur.core.records import Query
+from adacur.data.stored import read_json, read_record
+from adacur.index import IndexFolder
+from adacur.index.database import digest_texts
+
+RELEVANCE = "relevance.json"
+ANSWERED, DOUBTFUL, NOTHING_FOUND = "answered", "doubtful", "nothing found"
+# Of questions that have no answer this share may pass for answered, and of those that have one, for nothing found.
+ERRORS = 0.1
+# With fewer anchor queries, a share of them says next to nothing.
+FEWEST_ANCHORS = 20
+_TYPE, _FORMAT = "adacur_relevance", 1
+_MOST_KNOTS = 256
+# Scores are read through for it once where they were not stored: a second at most.
+_MOST_SCORES = 100_000_000
+_ITEMS_AT_ONCE = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The chance that a hit is judged relevant: logistic in the rarity of its score and the logarithm of its rank.
+
+    `scores` and `rarities` are the knots of the index's `ScoreScale`. It was fitted to the hits of `queries` judged
+    queries; `error` is the expected calibration error on those that did not fit it, each half by the other.
+    """
+
+    scores: tuple[float, ...]
+    rarities: tuple[float, ...]
+    constant: float
+    per_rarity: float
+    per_log_rank: float
+    queries: int
+    error: float
+
+    def __post_init__(self) -> None:
+        """Refuse what would not rise with the score and fall with the rank."""
+        knots = np.array(self.scores), np.array(self.rarities)
+        rises = len(knots[0]) == len(knots[1]) >= 2 and all(bool((np.diff(one) > 0).all()) for one in knots)
+        if not rises or self.per_rarity < 0 or self.per_log_rank > 0:
+            raise ValueError("the chance of being relevant must rise with the score and fall with the rank")
+
+    def chances(self, scores: FloatArray, ranks: FloatArray) -> FloatArray:
+        """Of hits with these scores at these ranks, counted from 1."""
+        rarities = ScoreScale(np.array(self.scores), np.array(self.rarities)).rarity(scores)
+        odds = self.constant + self.per_rarity * rarities + self.per_log_rank * np.log(ranks)
+        return np.asarray(1 / (1 + np.exp(-np.clip(odds, -500, 500))))
+
+
+@dataclass(frozen=True, slots=True)
+class Relevance:
+    """How to read the scores of an index.
+
+    `best` are the best scores of its anchor queries, ascending; of a pseudo-query, leaving its own item out. From the
+    score `answered` up, a question counts as answered, below `nothing` as one without an answer: `ERRORS` of the
+    queries without their relevant items (without judgements, without their best item) reach the one, and as many of
+    those that have them stay below the other.
+    """
+
+    best: tuple[float, ...]
+    answered: float
+    nothing: float
+    calibration: Calibration | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be read off."""
+        if len(self.best) < 2 or bool((np.diff(self.best) < 0).any()) or self.nothing > self.answered:
+            raise ValueError("best scores must ascend, and nothing must not exceed answered")
+
+    @classmethod
+    def of_anchors(cls, anchors: AnchorScores) -> Relevance | None:
+        """By the scores that anchor queries have; None where too few were scored against every item."""
+        exact = anchors.exact_anchors() if isinstance(anchors, IndexFolder) else None
+        columns = np.arange(len(anchors.anchor_queries)) if exact is None else np.flatnonzero(exact)
+        if len(columns) < FEWEST_ANCHORS or len(anchors.items) < 3:
+            return None
+        top = np.full((3, len(columns)), -np.inf)
+        for block in _blocks(anchors):
+            both = np.concatenate([top, block[:, columns]])
+            top = np.partition(both, (-3, -2, -1), axis=0)[-3:]
+        # Nobody asks in the very words of an item, as pseudo-queries do: theirs is left out.
+        best = np.array([1 if anchors.anchor_queries[at].id.startswith("pq-") else 2 for at in columns.tolist()])
+        every = np.arange(len(columns))
+        return cls.by(best=top[best, every], without=top[best - 1, every])
+
+    @classmethod
+    def by(cls, *, best: FloatArray, without: FloatArray, calibration: Calibration | None = None) -> Relevance:
+        """By the best scores of queries, and by what these are without the items that answer them."""
+        answered, nothing = float(np.quantile(without, 1 - ERRORS)), float(np.quantile(best, ERRORS))
+        if answered < nothing:
+            # The two are told apart so well that nothing is doubtful.
+            answered = nothing = (answered + nothing) / 2
+        ascending = np.sort(np.asarray(best, dtype=np.float64))
+        if len(ascending) > _MOST_KNOTS:
+            ascending = ascending[np.linspace(0, len(ascending) - 1, _MOST_KNOTS).round().astype(np.intp)]
+        return cls(tuple(ascending.tolist()), answered, nothing, calibration)
+
+    @property
+    def source(self) -> str:
+        """What `of` goes by: "judgements" (a probability) or "anchors" (a share of anchor queries)."""
+        return "anchors" if self.calibration is None else "judgements"
+
+    def of(self, scores: FloatArray) -> FloatArray:
+        """Between 0 and 1, for hits with these scores, best first.
+
+        By judgements: the chance to be judged relevant. By anchors: the share of anchor queries whose best item scores
+        lower.
+        """
+        scores = np.asarray(scores, dtype=np.float64)
+        if self.calibration is not None:
+            return self.calibration.chances(scores, np.arange(1.0, len(scores) + 1))
+        return np.asarray(np.searchsorted(self.best, scores, side="left") / len(self.best))
+
+    def verdict(self, scores: FloatArray) -> str:
+        """On a question whose hits have these scores."""
+        best = float(np.max(scores)) if len(scores) else -np.inf
+        return ANSWERED if best >= self.answered else NOTHING_FOUND if best < self.nothing else DOUBTFUL
+
+
+def check_floors(min_relevance: float | None, min_score: float | None, relevance: Relevance | None) -> None:
+    """Refuse floors that mean nothing."""
+    for name, value in (("min_relevance", min_relevance), ("min_score", min_score)):
+        is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        if value is not None and not (is_number and np.isfinite(value)):
+            raise InputError(f"{name} must be a number; got {value!r}.")
+    if min_relevance is None:
+        return
+    if not 0 <= min_relevance <= 1:
+        raise InputError(f"min_relevance must be between 0 and 1; got {min_relevance}. For raw scores, use min_score.")
+    if relevance is None:
+        raise InputError(
+            f"min_relevance needs to know what scores mean, and this index does not: that takes {FEWEST_ANCHORS} "
+            "anchor queries that every item was scored against, and for a large index `adacur tune`. Use min_score "
+            "instead."
+        )
+
+
+def read_relevance(folder: Path | None, anchors: AnchorScores, *, compute: bool = True) -> Relevance | None:
+    """As stored in an index folder for these anchor queries; else computed where that is quick, or None."""
+    stored = None if folder is None else _stored(folder / RELEVANCE, anchors.anchor_queries)
+    if stored is not None:
+        return stored
+    if not compute or len(anchors.items) * len(anchors.anchor_queries) > _MOST_SCORES:
+        return None
+    return Relevance.of_anchors(anchors)
+
+
+def as_stored(relevance: Relevance, *, anchor_queries: Sequence[Query]) -> str:
+    """The text of the file that `read_relevance` reads."""
+    data = {"type": _TYPE, "format": _FORMAT, "anchors_digest": _digest(anchor_queries)}
+    return json.dumps(data | {"relevance": asdict(relevance)}, indent=1)
+
+
+def _stored(file: Path, anchor_queries: Sequence[Query]) -> Relevance | None:
+    try:
+        data = read_json(file)
+        if data["type"] != _TYPE:
+            raise ValueError(f"its type is {data['type']!r}, not {_TYPE!r}")
+        if int(data["format"]) > _FORMAT:
+            raise NewerFormat(
+                f"{file} is written in format {data['format']}; this adacur reads formats up to {_FORMAT}. Upgrade it: "
+                "pip install -U adacur, or remove the file: relevance then follows from the anchor scores."
+            )
+        relevance = read_record(Relevance, data["relevance"])
+        return relevance if str(data["anchors_digest"]) == _digest(anchor_queries) else None
+    except FileNotFoundError:
+        return None
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise DamagedIndex(
+            f"{file} does not hold what adacur writes ({error}). Remove it: relevance then follows from the anchor "
+            f"scores, until `adacur tune {file.parent}` has been run again."
+        ) from error
+
+
+def _digest(anchor_queries: Sequence[Query]) -> str:
+    return digest_texts((query.id, query.text) for query in anchor_queries)
+
+
+def _blocks(anchors: AnchorScores) -> Iterator[FloatArray]:
+    """All anchor scores, some items at a time."""
+    if isinstance(anchors, IndexFolder):
+        yield from (values for _, values in anchors.blocks())
+    else:
+        for start in range(0, len(anchors.items), _ITEMS_AT_ONCE):
+            yield anchors.matrix[start : start + _ITEMS_AT_ONCE]
