@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from adacur.core.results import Hits
+from adacur.core.results import Hits, Trace
 
 
 def as_json(value: Any) -> Any:
@@ -24,6 +24,7 @@ def as_json(value: Any) -> Any:
             "hits": hit_rows(value),
             "calls": value.trace.calls,
             "stopped": value.trace.stopped,
+            **spent(value.trace),
             "seconds": as_json(value.trace.seconds),
             "settings": as_json(value.trace.settings),
         }
@@ -36,6 +37,12 @@ def as_json(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return as_json(value.tolist())
     return str(value)
+
+
+def spent(trace: Trace) -> dict[str, Any]:
+    """Tokens and cost of a search, where its budget counts them."""
+    tokens = {} if trace.tokens is None else {"tokens": trace.tokens}
+    return tokens if trace.cost is None else {**tokens, "cost": str(trace.cost)}
 
 
 def hit_rows(hits: Hits) -> list[dict[str, Any]]:

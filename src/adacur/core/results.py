@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.money import Money
 from adacur.core.protocols import Items
 from adacur.core.records import Item, Query
 
@@ -54,7 +55,8 @@ class Round:
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
     """Everything a search did, round by round. `stopped` is "budget", "exhausted" (nothing left), "deadline",
-    "settled" (`stop_when`) or "engine" (a vector engine stopped answering).
+    "settled" (`stop_when`), "tokens" or "cost" (what is left of these pays for no more), or "engine" (a vector engine
+    stopped answering). `tokens` and `cost` were spent, where the budget counts them.
 
     `approximate_scores` (Ŝ for every item, after the last round) is present on request only. Where queries
     share a scorer call, its seconds are shared out by the number of pairs; in an awaited search they count the wait.
@@ -64,6 +66,8 @@ class Trace:
     stopped: str = "budget"
     settings: Mapping[str, Any] = field(default_factory=dict)
     approximate_scores: FloatArray | None = None
+    tokens: int | None = None
+    cost: Money | None = None
 
     @property
     def calls(self) -> int:

@@ -11,6 +11,7 @@ Where to change what, from the name of a scorer to its scores:
 - http.py: rerank servers; http_dialects.py: how each kind is spoken to, one entry per kind; from an address to a kind
 - function.py, matrix.py, sentence_transformers.py; adapters.py: objects of LangChain, PyTerrier and rerankers
 - wrappers: cached.py (over score_file.py; function_code.py recognises functions), metered.py, shared_batches.py
+- prices.py: what pairs are charged for, counted before they are scored, and a dated table of prices
 - event_loop.py: async scorers for callers that are not async
 """
 
@@ -33,6 +34,7 @@ from adacur.scorers.http import HttpScorer, ProbabilityWarning
 from adacur.scorers.matrix import MatrixScorer
 from adacur.scorers.metered import Metered
 from adacur.scorers.opening import scorer
+from adacur.scorers.prices import count_tokens, price_of
 from adacur.scorers.sentence_transformers import SentenceTransformersScorer
 from adacur.scorers.shared_batches import SharedBatches
 
@@ -53,9 +55,11 @@ __all__ = [
     "SharedBatches",
     "TorchCrossEncoder",
     "ascore",
+    "count_tokens",
     "export_onnx",
     "load_emb_cross_encoder",
     "make_emb_cross_encoder",
+    "price_of",
     "save_emb_cross_encoder",
     "score_grid",
     "scorer",

@@ -21,6 +21,7 @@ from adacur.core.results import Round, Trace
 from adacur.core.seeds import stream_key
 from adacur.search.methods import Plan
 from adacur.search.prospects import MemoryProspects, Prospects
+from adacur.search.spending import Purse
 
 # Unscored items that decide whether to stop, the most promising first; what lies beyond is rarely what is missing.
 SHORTLIST = 300
@@ -48,6 +49,8 @@ class AdaptiveSearch:
         self.rounds: list[Round] = []
         self.seconds: dict[str, float] = {}
         self.prospects = prospects
+        # What it has spent of tokens and money, where the plan counts them.
+        self.purse = None if plan.spending is None else Purse(plan.spending)
         self._plan = plan
         self._in_scores = in_scores
         self._k = k
@@ -60,8 +63,15 @@ class AdaptiveSearch:
             raise InputError("A search of more than one round needs an approximation and an acquisition.")
         self._batch: IntArray | None = None
         self._predicted: Any = None
-        # What ended it before its budget did: "deadline", "settled" or "engine".
+        # What ended it before its calls did: "deadline", "settled", "tokens", "cost" or "engine".
         self.stopped: str | None = None
+
+    def expect_calls(self, n: int) -> None:
+        """Divide the rounds for about n calls, which is what tokens and money pay for; before the first round."""
+        affordable = min(self._plan.calls, self.prospects.n_left)
+        if 0 < n < affordable:
+            self.remaining = list(self._plan.batch_sizes(n))
+            self._n_planned = n
 
     def ask(self, predicted: Any = None, *, seconds: Mapping[str, float] | None = None) -> IntArray:
         """Positions to score next, most promising first; none when the search has ended.
@@ -101,7 +111,7 @@ class AdaptiveSearch:
         return chosen
 
     def drop(self, gone: IntArray) -> IntArray:
-        """Take items that are no longer there out of the positions last asked for; those that remain."""
+        """Take items that are no longer there, or cannot be paid, out of the positions last asked for; the others."""
         assert self._batch is not None
         self._batch = batch = self._batch[~np.isin(self._batch, gone)]
         self.prospects.scored(gone)
@@ -121,7 +131,7 @@ class AdaptiveSearch:
         """Exact scores of the positions last asked for, which are returned; after `stop()`, of the first few."""
         if self._batch is None:
             raise InputError("No positions were asked for. Call ask() before tell(scores).")
-        batch = self._batch[: len(scores)] if self.stopped == "deadline" else self._batch
+        batch = self._batch[: len(scores)] if self.stopped in ("deadline", "cost") else self._batch
         if len(scores) != len(batch):
             raise ScoreCountError(f"tell needs one score per position: {len(batch)} positions, {len(scores)} scores.")
         self._batch, predicted = None, self._predicted
@@ -143,10 +153,20 @@ class AdaptiveSearch:
                 )
             )
         del self.remaining[:1]
+        if self.purse is not None and not self.remaining and self.stopped is None:
+            # Pairs may have cost less than expected: what is left pays for another round.
+            n = min(self._plan.calls - self._n_scored, self.prospects.n_left)
+            if (more := self.purse.calls_left(n)) > 0:
+                self.remaining = [more]
+                self._n_planned += more
         return batch
 
+    @property
+    def _n_scored(self) -> int:
+        return sum(len(round_.positions) for round_ in self.rounds)
+
     def stop(self, why: str) -> None:
-        """End here, because time is up ("deadline") or an engine does not answer: nothing more is asked for."""
+        """End here: time is up ("deadline"), no pair can be paid, or an engine does not answer."""
         self.stopped = why
         self.remaining.clear()
 
@@ -188,12 +208,18 @@ class AdaptiveSearch:
 
     def trace(self, *, settings: dict[str, object], approximate_scores: FloatArray | None = None) -> Trace:
         """What was done so far."""
-        n_scored = sum(len(round_.positions) for round_ in self.rounds)
-        stopped = self.stopped
+        stopped, purse, n_scored = self.stopped, self.purse, self._n_scored
         if stopped is None or (stopped == "deadline" and n_scored == self._n_planned):
             stopped = "budget" if self.prospects.n_left else "exhausted"
+            if purse is not None and n_scored < self._plan.calls and (purse.ran_out or self.prospects.n_left):
+                stopped = purse.ending
         return Trace(
-            rounds=tuple(self.rounds), stopped=stopped, settings=settings, approximate_scores=approximate_scores
+            rounds=tuple(self.rounds),
+            stopped=stopped,
+            settings=settings,
+            approximate_scores=approximate_scores,
+            tokens=None if purse is None else purse.tokens,
+            cost=None if purse is None else purse.cost,
         )
 
     def _topped_up(self, chosen: IntArray, size: int, purpose: str) -> IntArray:

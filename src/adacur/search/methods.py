@@ -23,6 +23,7 @@ from adacur.index import AnchorTable
 from adacur.search.engine_items import EngineFirst, EngineItems
 from adacur.search.filters import Filter
 from adacur.search.fusion import Fusion
+from adacur.search.spending import Spending
 from adacur.search.tuned import Tuning, default_settings, first_weight_of
 
 KeepPredictions = Literal[False, "last", "all"]
@@ -66,6 +67,7 @@ class Plan:
     and the budget that the settings were tuned for, `tuned` what else a tuning chose (budget, first, fuse, pool).
     `stop_when` is the expected recall of a query's top k that ends its search before the budget does. `keys` are the
     items' random keys, where they need not be made from the ids. `engine` is where the items live, if not here.
+    `spending` limits tokens and money beside the calls.
     """
 
     method: str
@@ -91,6 +93,7 @@ class Plan:
     keep_predictions: KeepPredictions = False
     keys: KeyArray | None = None
     engine: EngineItems | None = None
+    spending: Spending | None = None
 
     def __post_init__(self) -> None:
         if self.pool is not None and self.first is None:
@@ -130,6 +133,7 @@ class Plan:
             "filtered": self.filter is not None,
             "engine": self.engine.store.name if self.engine else None,
             "deadline": self.deadline,
+            **(self.spending.settings() if self.spending else {}),
             "seed": self.seed,
             "scorer": self.scorer.card.name,
         }
@@ -377,6 +381,11 @@ class Exact:
         """The base plan in one round of every item."""
         if base.pool is not None or (base.first is not None and base.fuse is None):
             raise InputError("Method 'exact' scores every item: it takes a first stage only to fuse, and no pool.")
+        if base.spending is not None and base.spending.is_limited:
+            raise BudgetError(
+                "Method 'exact' scores every item, whatever it costs: it takes no limit of tokens or cost. Leave them "
+                "out, or choose another method."
+            )
         if base.calls < len(base.items):
             raise BudgetError(
                 f"Method 'exact' scores all {len(base.items):,} items, and a budget of {base.calls} does not cover "

@@ -15,8 +15,10 @@ from adacur.approximation import EmbeddingRegression, GaussianModel
 from adacur.approximation.rank_slopes import RankSlopes
 from adacur.core.arrays import BoolArray
 from adacur.core.budget import Budget, check_k
-from adacur.core.errors import InputError, UnknownName
+from adacur.core.errors import BudgetError, InputError, UnknownName
+from adacur.core.money import Price
 from adacur.core.protocols import AnchorScores, FirstStage, Scorer, ScorerCard, Vectors
+from adacur.core.records import Query
 from adacur.core.spelling import did_you_mean
 from adacur.first_stages import FIRST_STAGES, AnyStage, Joined, Placed, Retriever, placed
 from adacur.first_stages.joined import SEPARATOR
@@ -28,12 +30,15 @@ from adacur.search.first_stages import save_first_stage
 from adacur.search.fusion import Fusion
 from adacur.search.learned_slopes import learned_slopes
 from adacur.search.methods import Exact, First, Method, Plan, method_named
+from adacur.search.spending import Spending
 from adacur.search.tuned import JUDGED_METHODS, REACH, Tuning, read_tunings
 
 if TYPE_CHECKING:
     from adacur.search.anchor_index import AnchorIndex
 
 USUAL_CALLS = 100
+# As long as a question usually is.
+_USUAL_QUERY = "what is the usual length of a question?"
 # Words and meaning together are the better start at every budget tried (docs/decisions/0065); then a dual encoder, then
 # whatever the index has; random needs nothing.
 _PREFERRED_FIRST = ("bm25+dense", "dense", "bm25")
@@ -43,7 +48,7 @@ _FARTHEST = math.log(REACH) + 1e-9
 class SearchOptions(TypedDict, total=False):
     """The options of every search of an index; `AnchorIndex.search` explains each."""
 
-    budget: int | Budget | None
+    budget: int | str | Budget | None
     method: str | Method | None
     first: str | AnyStage | First | None
     filter: Filter | None
@@ -52,8 +57,11 @@ class SearchOptions(TypedDict, total=False):
 def search_options(
     index: AnchorIndex,
     *,
-    budget: int | Budget | None = None,
+    budget: int | str | Budget | None = None,
     deadline: float | None = None,
+    tokens: int | None = None,
+    cost: str | float | None = None,
+    price: Price | str | None = None,
     method: str | Method | None = None,
     first: str | AnyStage | First | None = None,
     pool: int | None = None,
@@ -72,11 +80,11 @@ def search_options(
         if isinstance(first, First):
             raise InputError("Give pool and fuse inside First(…), or beside the name of a first stage; not both.")
         first = First(first, pool, fuse)
-    if deadline is not None:
-        calls = budget.calls if isinstance(budget, Budget) else budget
-        if calls is None:
-            calls = len(index) if isinstance(method, Exact) else USUAL_CALLS
-        budget = Budget(calls, deadline)
+    walls = {"deadline": deadline, "tokens": tokens, "cost": cost, "price": price}
+    if limits := {name: value for name, value in walls.items() if value is not None}:
+        if budget is None:
+            budget = len(index) if isinstance(method, Exact) else USUAL_CALLS
+        budget = replace(Budget.of(budget), **limits)
     return {"budget": budget, "method": method, "first": first, "filter": filter}
 
 
@@ -84,7 +92,7 @@ def plan_search(
     index: AnchorIndex,
     k: int = 10,
     *,
-    budget: int | Budget | None = None,
+    budget: int | str | Budget | None = None,
     method: str | Method | None = None,
     first: str | AnyStage | First | None = None,
     filter: Filter | None = None,  # noqa: A002
@@ -105,9 +113,12 @@ def plan_search(
     if budget is None:
         budget = len(index) if isinstance(chosen, Exact) else snapshot.usual_calls(k, method=chosen.name)
         tuned = ("budget",) if budget != USUAL_CALLS and not isinstance(chosen, Exact) else ()
-    spend = budget if isinstance(budget, Budget) else Budget(budget)
+    spend = Budget.of(budget)
+    # Otherwise the scorer is opened last: it takes the longest.
+    spending = Spending.of(spend, index.scorer if scorer is None else scorer) if spend.is_counted else None
+    calls = _calls(spend, spending, snapshot, k) if spend.calls is None else spend.calls
     if not isinstance(chosen, Exact):
-        start, also_tuned = snapshot.tuned_start(start, k=k, budget=spend.calls, method=chosen.name)
+        start, also_tuned = snapshot.tuned_start(start, k=k, budget=calls, method=chosen.name)
         tuned = (*tuned, *also_tuned)
     snapshot.check(chosen, filter)
     engine = None if snapshot.engine is None else snapshot.engine.filtered(filter)
@@ -115,7 +126,7 @@ def plan_search(
         method=chosen.name,
         items=snapshot.anchors.items,
         scorer=index.scorer if scorer is None else scorer,
-        calls=spend.calls,
+        calls=calls,
         deadline=spend.deadline,
         first=snapshot.stage(start.stage) if needs_first else None,
         pool=start.pool,
@@ -123,9 +134,25 @@ def plan_search(
         filter=filter,
         tuned=tuned,
         engine=engine,
+        spending=spending,
     )
-    check_k(k, None if isinstance(chosen, Exact) else spend.calls)
+    check_k(k, None if isinstance(chosen, Exact) else calls)
     return chosen.plan(base, snapshot, k=k)
+
+
+def _calls(budget: Budget, spending: Spending | None, snapshot: Snapshot, k: int) -> int:
+    """The calls of a budget that limits only tokens or money: somewhat more than it will pay for."""
+    assert spending is not None
+    if snapshot.engine is not None:
+        raise BudgetError("In a vector engine a budget must limit calls as well as tokens or cost. Give calls=.")
+    items = snapshot.anchors.items
+    expected = spending.usual_calls(Query("expected", _USUAL_QUERY), items, len(items))
+    if expected < k and (most := min(n for n in (spending.tokens, spending.units) if n is not None)) < k:
+        raise BudgetError(
+            f"Only scored items are returned, and k={k} of them take at least {k} tokens and calls; the budget pays "
+            f"for {most}. Raise it, or lower k."
+        )
+    return min(len(items), max(k, 2 * expected))
 
 
 @dataclass(frozen=True, slots=True)

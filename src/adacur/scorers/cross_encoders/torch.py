@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import InputError, ScorerFailed
 from adacur.core.extras import require
 from adacur.core.protocols import Items, Reopening, ScorerCard
@@ -157,6 +157,14 @@ class TorchCrossEncoder:
             part = texts.with_items(start, start + at_once)
             scores[:, start : start + at_once] = self._scores(part.grid()).reshape(len(queries), len(part.items))
         return scores
+
+    def tokens_of(self, pairs: Sequence[Pair]) -> IntArray:
+        """Tokens per pair as the model takes it, counted without scoring."""
+        return self._tokens.lengths(pairs)
+
+    def cut(self, query: Query, items: Sequence[Item]) -> BoolArray:
+        """Which items are cut beside this query."""
+        return self._tokens.cut(query, items)
 
     def reopening(self) -> Reopening:
         """What opens this scorer elsewhere: on one GPU if it is on a GPU here, else on one CPU."""
