@@ -55,6 +55,7 @@ def hit_rows(hits: Hits) -> list[dict[str, Any]]:
             "round": hit.round,
             "text": hit.item.text if hit.item else None,
             "metadata": as_json(hit.item.metadata) if hit.item else {},
+            **({} if hit.document == hit.id else {"document": hit.document}),
             **({} if hit.fused is None else {"fused": hit.fused}),
         }
         for hit in hits

@@ -28,6 +28,11 @@ class Hit:
     item: Item | None = None
     fused: float | None = None
 
+    @property
+    def document(self) -> str:
+        """The document whose best passage this is; the id of the item where it belongs to none."""
+        return self.id if self.item is None else self.item.document
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:

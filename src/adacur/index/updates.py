@@ -19,7 +19,7 @@ from adacur.core.errors import DuplicateId, EmptyInput, InputError, UnknownName
 from adacur.core.protocols import Items, Scorer
 from adacur.core.records import Item, ItemList, Query, as_queries, check_item, check_texts, first_repeat
 from adacur.core.scores import check_grid
-from adacur.index.build import build_scores, save_rows
+from adacur.index.build import build_scores, note_cut, save_rows
 from adacur.index.database import digest_items, digest_texts, metadata_as_json
 from adacur.index.files import full_disk_reported, locked, sync_path, sync_tree, write_checksums
 from adacur.index.folder import IndexFolder
@@ -30,6 +30,7 @@ from adacur.index.manifest import (
     Probe,
     keep_first_manifest,
     point_to,
+    read_manifest,
     write_manifest,
 )
 from adacur.index.object_store import refuse_url
@@ -93,6 +94,7 @@ class Update:
         self._anchors = list(current.anchor_queries)
         self._n_items = len(current.items)
         self._items_changed = False
+        self._has_documents = current.manifest.documents is not None
         self._new_ids: set[str] = set()
         self._card = current.manifest.scorer
         self._last_view: IndexFolder | None = current
@@ -136,6 +138,14 @@ class Update:
                 f"Ids of new items must be new; already in {self._index}: {_shown(known)}. Use replace to change the "
                 "texts of items."
             )
+        named = [item.document for item in items if item.document != item.id]
+        if self._has_documents or named:
+            there = self._documents() if self._has_documents else self._view().items.known_positions(named)
+            if split := sorted({item.document for item in items} & set(there)):
+                raise DuplicateId(
+                    f"All passages of a document must come together, and {self._index} has some of {_shown(split)} "
+                    "already. Replace a document with all its passages."
+                )
         return len(ids)
 
     def check_new_anchors(self, queries: Iterable[Query | str]) -> list[Query]:
@@ -161,6 +171,7 @@ class Update:
         self._parts = [*self._parts, Part.whole(self._index, part, first_row=self._n_items)]
         self._n_items += n_new
         self._new_ids = self._new_ids | {item.id for item in items}
+        self._has_documents = self._has_documents or any(item.document != item.id for item in items)
         self._items_changed = True
         self._last_view = None
 
@@ -195,8 +206,8 @@ class Update:
         self._append_anchors(new, part)
 
     def remove(self, ids: Iterable[str], *, replaced: bool = False) -> None:
-        """Remove items; each must be there, and one must stay, unless they are to be `replaced`."""
-        names = _distinct(ids, "item")
+        """Remove items, or documents with all their passages; one item must stay, unless they are `replaced`."""
+        names = self._whole_documents(_distinct(ids, "item"))
         there = self._view().items.known_positions(names)
         if missing := [id_ for id_ in names if id_ not in there]:
             remedy = " Use add for new items." if replaced else ""
@@ -208,6 +219,30 @@ class Update:
         self._new_ids = self._new_ids - set(names)
         self._items_changed = True
         self._set_parts(replace(part, rows=_moved(part.rows, places)) for part in self._parts)
+
+    def _documents(self) -> dict[str, list[str]]:
+        """The ids of the items of every document of the new version so far."""
+        ids: dict[str, list[str]] = {}
+        for item in self._view().items:
+            ids.setdefault(item.document, []).append(item.id)
+        return ids
+
+    def _whole_documents(self, names: list[str]) -> list[str]:
+        """The ids of these items and of the passages of these documents; refuses a part of a document."""
+        if not self._has_documents:
+            return names
+        documents = self._documents()
+        ids = list(dict.fromkeys(id_ for name in names for id_ in documents.get(name, [name])))
+        going = set(ids)
+        for document, passages in documents.items():
+            if going.isdisjoint(passages) or going.issuperset(passages):
+                continue
+            part = next(id_ for id_ in passages if id_ in going)
+            raise InputError(
+                f"A document is changed or removed as a whole; {part!r} is one of {len(passages)} passages of "
+                f"{document!r}. Name the document."
+            )
+        return ids
 
     @contextlib.contextmanager
     def undone_on_error(self) -> Iterator[None]:
@@ -246,7 +281,9 @@ class Update:
             return next(live_blocks(parts, n_items=stop, n_anchors=n_anchors, first=start))[1]
 
         dtype, items = view.manifest.dtype, view.items
-        part = self._saved(items, self._anchors, rows, dtype=dtype, exact=view.exact_cells())
+        part, cut = self._saved(items, self._anchors, rows, dtype=dtype, exact=view.exact_cells()), self._cut()
+        folder = self._index / part
+        write_manifest(folder, replace(read_manifest(folder), cut=cut))
         self._set_parts([Part.whole(self._index, part)])
 
     def switch(self, first_stages: WriteFirstStages | None = None) -> IndexFolder:
@@ -275,6 +312,8 @@ class Update:
                 version=number,
                 parts=records,
                 format=FORMAT_OF_VERSIONS,
+                documents=len(self._documents()) if self._has_documents else None,
+                cut=self._cut(),
                 first=tuple(sorted(names)),
                 probes=probes,
             ),
@@ -313,6 +352,22 @@ class Update:
         self._last_view = IndexFolder.of_parts(self._index, self._parts, manifest=manifest, home=self._current.home)
         return self._last_view
 
+    def _cut(self) -> int | None:
+        """How many items are cut, at most; None where that is not known of all parts."""
+        if not self._items_changed:
+            return self._current.manifest.cut
+        covered, total = np.zeros(self._n_items, dtype=np.bool_), 0
+        for part in self._parts:
+            rows = part.rows[part.rows >= 0]
+            # Parts of later anchor queries have the items of others.
+            if covered[rows].all():
+                continue
+            covered[rows] = True
+            if part.manifest.cut is None:
+                return None
+            total += part.manifest.cut
+        return total
+
     def _append_anchors(self, new: Sequence[Query], part: str) -> None:
         self._parts = [*self._parts, Part.whole(self._index, part, first_column=len(self._anchors))]
         self._anchors = [*self._anchors, *new]
@@ -341,7 +396,9 @@ class Update:
         options: dict[str, Any] = {"dtype": dtype, "seed": self._current.manifest.seed, "on": self._on}
         with ScoringBar(self._progress) as bar:
             try:
-                build_scores(items, anchors, scorer=scorer, path=self._index / path, progress=bar, **options)
+                part = build_scores(items, anchors, scorer=scorer, path=self._index / path, progress=bar, **options)
+                if part.manifest.cut is None:
+                    note_cut(part, scorer)
             finally:
                 self.calls += bar.last.pairs_done - bar.last.resumed_pairs
                 self.recognising += 0 if bar.last.drift is None else bar.last.drift.n_probes

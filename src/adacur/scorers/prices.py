@@ -69,6 +69,11 @@ def count_tokens(scorer: Scorer, pairs: Sequence[Pair]) -> IntArray:
     return np.array([_bytes(query.text) + _bytes(item.text) + _SPECIAL_TOKENS for query, item in pairs], np.intp)
 
 
+def counts_exactly(scorer: Scorer) -> bool:
+    """Whether `count_tokens` counts what the scorer takes, and not an upper bound."""
+    return any(callable(getattr(layer, "tokens_of", None)) for layer in _layers(scorer))
+
+
 def _bytes(text: str) -> int:
     """The most bytes that a text can have before it is cut into tokens: some tokenizers compose or expand it first."""
     if text.isascii():

@@ -178,9 +178,9 @@ class AdaptiveSearch:
         assert self._plan.stop_when is not None
         started = time.perf_counter()
         recall = 0.0
-        exact = np.concatenate([round_.exact for round_ in self.rounds])
+        _, best, _ = self.best(self._k)
         # Fewer than k are no top k.
-        if len(exact) >= self._k:
+        if len(best) >= self._k:
             _, promising = self.prospects.best(
                 min(SHORTLIST, self.prospects.n_left),
                 acquisition=TopK(),
@@ -188,7 +188,6 @@ class AdaptiveSearch:
                 without=_NONE,
                 predicted=predicted,
             )
-            best = np.sort(exact)[: -self._k - 1 : -1]
             recall = expected_recall(lambda some, ranks: chance_above(promising, some, ranks=ranks), best)
             if recall >= self._plan.stop_when:
                 self.stop("settled")
@@ -197,14 +196,29 @@ class AdaptiveSearch:
         self.seconds["settle"] = time.perf_counter() - started
 
     def best(self, k: int) -> tuple[IntArray, FloatArray, IntArray]:
-        """Positions, exact scores and rounds of the best k scored so far, best first."""
+        """Positions, exact scores and rounds of the best k scored so far, best first; of a document its best alone."""
         if not self.rounds:
             return _NONE, np.empty(0), _NONE
         positions = np.concatenate([round_.positions for round_ in self.rounds])
         exact = np.concatenate([round_.exact for round_ in self.rounds])
         numbers = np.repeat([round_.number for round_ in self.rounds], [len(one.positions) for one in self.rounds])
-        order = best_positions(exact, k, keys=self.prospects.keys(positions))
+        keys, by_document = self.prospects.keys(positions), self._documents(positions)
+        if by_document is None:
+            order = best_positions(exact, k, keys=keys)
+        else:
+            order = best_positions(exact, len(exact), keys=keys)
+            # The first of each document is its best passage.
+            _, firsts = np.unique(by_document[order], return_index=True)
+            order = order[np.sort(firsts)[:k]]
         return positions[order], exact[order], numbers[order]
+
+    def _documents(self, positions: IntArray) -> Any:
+        """The documents of these positions, as an array that tells them apart; None where k counts items."""
+        if self._plan.documents is not None:
+            return self._plan.documents[positions]
+        if self._plan.engine is None or not self._plan.engine.by_document:
+            return None
+        return np.array([item.document for item in self.prospects.items(positions)])
 
     def trace(self, *, settings: dict[str, object], approximate_scores: FloatArray | None = None) -> Trace:
         """What was done so far."""

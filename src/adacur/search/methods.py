@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from adacur.approximation import EmbeddingRegression, GaussianModel, PseudoInverse, TopK
 from adacur.approximation.rank_slopes import RankSlopes
-from adacur.core.arrays import KeyArray
+from adacur.core.arrays import IntArray, KeyArray
 from adacur.core.budget import is_whole
 from adacur.core.errors import BudgetError, InputError, UnknownName
 from adacur.core.protocols import Acquisition, AnchorScores, Approximator, Items, Scorer
@@ -67,7 +67,8 @@ class Plan:
     and the budget that the settings were tuned for, `tuned` what else a tuning chose (budget, first, fuse, pool).
     `stop_when` is the expected recall of a query's top k that ends its search before the budget does. `keys` are the
     items' random keys, where they need not be made from the ids. `engine` is where the items live, if not here.
-    `spending` limits tokens and money beside the calls.
+    `spending` limits tokens and money beside the calls. `documents` numbers the document of each item, where k counts
+    documents and an item is a passage.
     """
 
     method: str
@@ -94,6 +95,7 @@ class Plan:
     keys: KeyArray | None = None
     engine: EngineItems | None = None
     spending: Spending | None = None
+    documents: IntArray | None = None
 
     def __post_init__(self) -> None:
         if self.pool is not None and self.first is None:

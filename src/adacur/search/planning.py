@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from adacur.approximation import EmbeddingRegression, GaussianModel
 from adacur.approximation.rank_slopes import RankSlopes
-from adacur.core.arrays import BoolArray
+from adacur.core.arrays import BoolArray, IntArray
 from adacur.core.budget import Budget, check_k
 from adacur.core.errors import BudgetError, InputError, UnknownName
 from adacur.core.money import Price
 from adacur.core.protocols import AnchorScores, FirstStage, Scorer, ScorerCard, Vectors
-from adacur.core.records import Query
+from adacur.core.records import ItemList, Query, document_numbers
 from adacur.core.spelling import did_you_mean
 from adacur.first_stages import FIRST_STAGES, AnyStage, Joined, Placed, Retriever, placed
 from adacur.first_stages.joined import SEPARATOR
@@ -135,6 +135,7 @@ def plan_search(
         tuned=tuned,
         engine=engine,
         spending=spending,
+        documents=snapshot.documents(),
     )
     check_k(k, None if isinstance(chosen, Exact) else calls)
     return chosen.plan(base, snapshot, k=k)
@@ -196,6 +197,7 @@ class Snapshot:
         self._slopes: weakref.WeakKeyDictionary[Any, RankSlopes] = weakref.WeakKeyDictionary()
         self._joined: dict[str, Placed] = {}
         self._tunings: tuple[Tuning, ...] | None = None
+        self._documents: IntArray | None = None
         # Where the items live, if not here: see engine_index.py.
         self.engine: EngineItems | None = None
 
@@ -271,6 +273,18 @@ class Snapshot:
             if name not in self._joined:
                 self._joined[name] = placed(Joined([self.first_stage(part) for part in parts]), self.anchors.items)
             return self._joined[name]
+
+    def documents(self) -> IntArray | None:
+        """The number of each item's document, by position; None where every item is one of its own."""
+        anchors = self.anchors
+        if isinstance(anchors.items, ItemList):
+            return anchors.items.documents
+        if self.engine is not None or not isinstance(anchors, IndexFolder) or not anchors.manifest.documents:
+            return None
+        with self._lock:
+            if self._documents is None:
+                self._documents = document_numbers(anchors.items)
+            return self._documents
 
     def item_vectors(self) -> Vectors | None:
         """The item vectors of the dense first stage, where there is one that has them all."""

@@ -13,8 +13,11 @@ from contextlib import contextmanager
 
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import ScorerFailed
+from adacur.core.money import Price
 from adacur.core.protocols import AsyncScorer, Scorer
 from adacur.core.records import Pair
+from adacur.scorers.metered import tokens_and_units
+from adacur.scorers.prices import price_of
 from adacur.scorers.shared_batches import shares_calls
 from adacur.serving.metrics import Metrics
 
@@ -22,8 +25,9 @@ from adacur.serving.metrics import Metrics
 class _Counted:
     """A scorer whose calls are counted, and made one after another: a model may not be safe in two threads."""
 
-    def __init__(self, scorer: Scorer, metrics: Metrics) -> None:
+    def __init__(self, scorer: Scorer, metrics: Metrics, price: Price | None = None) -> None:
         self.scorer = scorer
+        self.price = price_of(scorer) if price is None else price
         self.card = scorer.card
         self.shares_calls = shares_calls(scorer)
         self._metrics = metrics
@@ -31,14 +35,19 @@ class _Counted:
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
-        with self._turn, self._counting(len(pairs)):
+        with self._turn, self._counting(pairs):
             return self.scorer.score(pairs)
 
     @contextmanager
-    def _counting(self, n_pairs: int) -> Iterator[None]:
-        name, started = self.card.name, time.perf_counter()
+    def _counting(self, pairs: Sequence[Pair]) -> Iterator[None]:
+        name = self.card.name
+        tokens, units = tokens_and_units(self, pairs)
+        self._metrics.scorer_tokens.labels(name).inc(tokens)
+        if self.price is not None:
+            self._metrics.scorer_cost.labels(name, self.price.currency).inc(float(self.price.cost(units).amount))
+        started = time.perf_counter()
         self._metrics.scorer_calls.labels(name).inc()
-        self._metrics.scorer_pairs.labels(name).observe(n_pairs)
+        self._metrics.scorer_pairs.labels(name).observe(len(pairs))
         try:
             yield
         except Exception:
@@ -58,15 +67,16 @@ class _CountedAtOnce(_Counted):
     async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
         assert isinstance(self.scorer, AsyncScorer)
-        with self._counting(len(pairs)):
+        with self._counting(pairs):
             return await self.scorer.ascore(pairs)
 
 
 class ServedScorers:
     """One counted scorer per scorer: indexes that have the same one share its calls too."""
 
-    def __init__(self, *, metrics: Metrics) -> None:
+    def __init__(self, *, metrics: Metrics, price: Price | None = None) -> None:
         self._metrics = metrics
+        self._price = price
         self._served: dict[int, Scorer] = {}
         self._lock = threading.Lock()
 
@@ -76,7 +86,7 @@ class ServedScorers:
             # A counted scorer keeps its scorer alive, so that no other object can have its id.
             if id(scorer) not in self._served:
                 kind = _CountedAtOnce if _runs_side_by_side(scorer) else _Counted
-                self._served[id(scorer)] = kind(scorer, self._metrics)
+                self._served[id(scorer)] = kind(scorer, self._metrics, self._price)
             return self._served[id(scorer)]
 
 

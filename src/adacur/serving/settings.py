@@ -8,6 +8,7 @@ from typing import Any
 
 from adacur.core.budget import is_whole
 from adacur.core.errors import InputError
+from adacur.core.money import Price
 from adacur.tuning import FEWEST_QUERIES
 
 _LEAST = {"queue": 0, "recall_queries": FEWEST_QUERIES}
@@ -27,7 +28,8 @@ class ServerSettings:
     - `allowed_hosts`: names, without ports, that a request's Host header may have beside localhost and loopback
       addresses. Without any, only requests that arrive at a loopback address are held to these;
     - `log_queries`: whether texts of queries go into the log;
-    - `recall_queries`: anchor queries that a curve of recall is measured on.
+    - `recall_queries`: anchor queries that a curve of recall is measured on;
+    - `price`: what the scorers cost, such as "0.05 USD / 1M tokens"; by default as far as it is known.
     """
 
     max_body_bytes: int = 4 * 2**20
@@ -47,6 +49,7 @@ class ServerSettings:
     allowed_hosts: tuple[str, ...] = ()
     log_queries: bool = False
     recall_queries: int = 50
+    price: str | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -59,6 +62,8 @@ class ServerSettings:
                 raise InputError(f"{field.name} must be a list of texts; got one text. Put it into a list.")
         if not self.seconds:
             raise InputError("seconds, the most that a request may take, must be more than 0.")
+        if self.price is not None:
+            Price.of(self.price)
         for host in self.allowed_hosts:
             if not (isinstance(host, str) and _HOST.fullmatch(host)):
                 raise InputError(
