@@ -281,13 +281,18 @@ class JoinedSearch:
         purse = search.purse
         if purse is None or not len(batch):
             return
-        items = self._items_at(batch.tolist())
-        pays, tokens = purse.affordable(search.query, items)
-        self._priced[at] = [item for item, paid in zip(items, pays, strict=True) if paid], tokens[pays]
-        if pays.all():
-            return
-        self._positions[at] = search.drop(batch[~pays])
-        if pays.any() or (not search.rounds and search.remaining and purse.n_refused < MOST_REFUSED):
+        while True:
+            items = self._items_at(batch.tolist())
+            pays, tokens = purse.affordable(search.query, items)
+            self._priced[at] = [item for item, paid in zip(items, pays, strict=True) if paid], tokens[pays]
+            batch = batch if pays.all() else search.drop(batch[~pays])
+            # Before the first call others are tried at once: what cannot be paid at all is refused while nothing is.
+            others = self._plan.engine is None and purse.n_refused < MOST_REFUSED and search.prospects.n_left
+            if len(batch) or search.rounds or not others:
+                break
+            batch = search.ask(seconds=search.seconds)
+        self._positions[at] = batch
+        if len(batch):
             return
         if not search.rounds and not self._finished:
             raise purse.too_small(search.query)

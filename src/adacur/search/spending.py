@@ -164,9 +164,15 @@ class Purse:
         return self._calls_of(float(counts.mean()), self.spending.charge(query, items, counts) / len(items), n)
 
     def calls_left(self, n: int) -> int:
-        """About how many more calls can be paid, up to n, where they are like those before."""
+        """About how many more calls can be paid, up to n, where they are like those before.
+
+        All n where less is left than those took, but perhaps enough for all: each takes a token at least.
+        """
         n_pairs = max(1, self.n_pairs)
-        return self._calls_of(self.tokens / n_pairs, self.units / n_pairs, n)
+        lefts = (self._left("tokens", self.spending.tokens), self._left("units", self.spending.units))
+        return self._calls_of(self.tokens / n_pairs, self.units / n_pairs, n) or (
+            n if self.spending.is_limited and all(left is None or left >= n for left in lefts) else 0
+        )
 
     @property
     def ending(self) -> str:
