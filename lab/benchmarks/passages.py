@@ -60,9 +60,7 @@ def main() -> None:
     parser.add_argument("--whole", type=int, default=50, help="the budget at which answers are also cut at 512 tokens")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    items, queries, qrels = collection(
-        given.data, longest=given.longest, others=given.others, n_queries=given.queries
-    )
+    items, queries, qrels = collection(given.data, longest=given.longest, others=given.others, n_queries=given.queries)
     passages = list(Passages(items, WORDS))
     print(f"{len(items):,} answers, {len(passages):,} passages of up to {WORDS} words; {len(queries)} questions")
     ways: list[tuple[str, list[Item], dict[str, Any], list[int]]] = [

@@ -120,7 +120,7 @@ def main() -> None:
     given, started = parser.parse_args(), time.monotonic()
     seen = run(given.searches, seed=given.seed)
     print(seen, f"{time.monotonic() - started:.0f} s")
-    assert not seen["exceeded"] and not seen["misreported"]
+    assert seen["exceeded"] == seen["misreported"] == 0
 
 
 if __name__ == "__main__":

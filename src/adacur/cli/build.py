@@ -95,7 +95,9 @@ def build(
         "passages": passages,
     }
     if dry_run:
-        _show_cost(adacur.build(source, chosen or 0, dry_run=True, price=price, **options), items=items, as_json=as_json)
+        _show_cost(
+            adacur.build(source, chosen or 0, dry_run=True, price=price, **options), items=items, as_json=as_json
+        )
         return
     was_finished = is_finished(str(index))
     with log_as_notes("adacur.build"):

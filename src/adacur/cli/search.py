@@ -29,7 +29,7 @@ def search(
     budget: Annotated[
         str | None,
         Option(
-            help="Scorer calls per question, and more limits: '100', '20000 tokens', '100 calls, 0.02 USD'; default: as "
+            help="Scorer calls per question, and more limits: '100', '20000 tokens', '100, 0.02 USD'; default: as "
             "tuned by judgements, or 100 calls."
         ),
     ] = None,

@@ -178,7 +178,9 @@ def cut_in_words(n_cut: int, n_items: int, card: ScorerCard | None) -> str:
     about = "about " if n_items > MOST_LOOKED_AT else ""
     limit = card and (card.max_item_tokens or card.max_tokens)
     tokens = f" ({limit:,} tokens{'' if card and card.max_item_tokens else ' with the query'})" if limit else ""
-    return f"{about}{n_cut:,} of {n_items:,} items are longer than the scorer takes{tokens}: the rest of them is not read."
+    return (
+        f"{about}{n_cut:,} of {n_items:,} items are longer than the scorer takes{tokens}: the rest of them is not read."
+    )
 
 
 def save_table(

@@ -21,6 +21,7 @@ from adacur.core.records import Item, ItemList, Query, as_queries, check_item, c
 from adacur.core.scores import check_grid
 from adacur.index.build import build_scores, note_cut, save_rows
 from adacur.index.database import digest_items, digest_texts, metadata_as_json
+from adacur.index.documents import items_of_documents, most_cut, whole_documents
 from adacur.index.files import full_disk_reported, locked, sync_path, sync_tree, write_checksums
 from adacur.index.folder import IndexFolder
 from adacur.index.manifest import (
@@ -207,7 +208,9 @@ class Update:
 
     def remove(self, ids: Iterable[str], *, replaced: bool = False) -> None:
         """Remove items, or documents with all their passages; one item must stay, unless they are `replaced`."""
-        names = self._whole_documents(_distinct(ids, "item"))
+        names = _distinct(ids, "item")
+        if self._has_documents:
+            names = whole_documents(names, self._documents())
         there = self._view().items.known_positions(names)
         if missing := [id_ for id_ in names if id_ not in there]:
             remedy = " Use add for new items." if replaced else ""
@@ -219,30 +222,6 @@ class Update:
         self._new_ids = self._new_ids - set(names)
         self._items_changed = True
         self._set_parts(replace(part, rows=_moved(part.rows, places)) for part in self._parts)
-
-    def _documents(self) -> dict[str, list[str]]:
-        """The ids of the items of every document of the new version so far."""
-        ids: dict[str, list[str]] = {}
-        for item in self._view().items:
-            ids.setdefault(item.document, []).append(item.id)
-        return ids
-
-    def _whole_documents(self, names: list[str]) -> list[str]:
-        """The ids of these items and of the passages of these documents; refuses a part of a document."""
-        if not self._has_documents:
-            return names
-        documents = self._documents()
-        ids = list(dict.fromkeys(id_ for name in names for id_ in documents.get(name, [name])))
-        going = set(ids)
-        for document, passages in documents.items():
-            if going.isdisjoint(passages) or going.issuperset(passages):
-                continue
-            part = next(id_ for id_ in passages if id_ in going)
-            raise InputError(
-                f"A document is changed or removed as a whole; {part!r} is one of {len(passages)} passages of "
-                f"{document!r}. Name the document."
-            )
-        return ids
 
     @contextlib.contextmanager
     def undone_on_error(self) -> Iterator[None]:
@@ -353,20 +332,12 @@ class Update:
         return self._last_view
 
     def _cut(self) -> int | None:
-        """How many items are cut, at most; None where that is not known of all parts."""
-        if not self._items_changed:
-            return self._current.manifest.cut
-        covered, total = np.zeros(self._n_items, dtype=np.bool_), 0
-        for part in self._parts:
-            rows = part.rows[part.rows >= 0]
-            # Parts of later anchor queries have the items of others.
-            if covered[rows].all():
-                continue
-            covered[rows] = True
-            if part.manifest.cut is None:
-                return None
-            total += part.manifest.cut
-        return total
+        """How many items are longer than the scorer takes, as far as that is known."""
+        return most_cut(self._parts, n_items=self._n_items) if self._items_changed else self._current.manifest.cut
+
+    def _documents(self) -> dict[str, list[str]]:
+        """The ids of the items of every document of the new version so far."""
+        return items_of_documents(self._view().items)
 
     def _append_anchors(self, new: Sequence[Query], part: str) -> None:
         self._parts = [*self._parts, Part.whole(self._index, part, first_column=len(self._anchors))]

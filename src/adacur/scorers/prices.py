@@ -30,8 +30,12 @@ def _usd(amount: str, per: int, unit: str, seen: str, source: str) -> Price:
 # could not be reached where this was written. Give price= where yours differs.
 PRICES: dict[str, dict[str, Price]] = {
     "cohere.com": {
-        "rerank-v4.0-fast": _usd("2.00", 1000, "searches", "2026-06", "developer.puter.com/tutorials/cohere-api-pricing"),
-        "rerank-v4.0-pro": _usd("2.50", 1000, "searches", "2026-06", "developer.puter.com/tutorials/cohere-api-pricing"),
+        "rerank-v4.0-fast": _usd(
+            "2.00", 1000, "searches", "2026-06", "developer.puter.com/tutorials/cohere-api-pricing"
+        ),
+        "rerank-v4.0-pro": _usd(
+            "2.50", 1000, "searches", "2026-06", "developer.puter.com/tutorials/cohere-api-pricing"
+        ),
     },
     "voyageai.com": {
         "rerank-2.5": _usd("0.05", 1_000_000, "tokens", "2026-11", "getmaxim.ai/bifrost/model-library/provider/voyage"),
@@ -78,7 +82,10 @@ def _bytes(text: str) -> int:
     """The most bytes that a text can have before it is cut into tokens: some tokenizers compose or expand it first."""
     if text.isascii():
         return len(text)
-    return max(len(one.encode(errors="replace")) for one in (text, *(unicodedata.normalize(form, text) for form in ("NFKC", "NFKD"))))
+    return max(
+        len(one.encode(errors="replace"))
+        for one in (text, *(unicodedata.normalize(form, text) for form in ("NFKC", "NFKD")))
+    )
 
 
 def price_of(scorer: Scorer) -> Price | None:

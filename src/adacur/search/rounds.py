@@ -25,7 +25,7 @@ from adacur.approximation.rank_slopes import RANKS_THAT_COUNT
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import BudgetError, EngineRefused, EngineUnavailable, InputError
 from adacur.core.protocols import Items, PositionScorer, Ranking, Scorer
-from adacur.core.records import Item, Pair, Query, as_queries
+from adacur.core.records import Pair, Query, as_queries
 from adacur.core.results import Hits, Trace
 from adacur.core.scores import score_pairs, score_positions
 from adacur.first_stages import Placed
@@ -37,9 +37,9 @@ from adacur.search.engine_search import begin_in_engine
 from adacur.search.filters import allowed_by
 from adacur.search.fusion import LISTED, listed_by
 from adacur.search.methods import Plan
+from adacur.search.paying import Payments
 from adacur.search.prospects import memory_prospects
 from adacur.search.sharing import Sharing
-from adacur.search.spending import MOST_REFUSED, PRICED_BEFOREHAND
 
 # Queries that move together share memory: their predictions, the pairs of one scorer call, and what an
 # approximation holds of the covariance of the scored items and of the first stages' ranks.
@@ -228,13 +228,13 @@ class JoinedSearch:
             self._first_scores: list[FloatArray] = [one.scores for one in begun.rankings if plan.fuse]
         else:
             self._begin_in_memory(queries)
-        if plan.spending is not None and plan.engine is None:
-            self._expect_calls()
+        self._payments: Payments | None = None
+        if plan.spending is not None:
+            options = {"candidates": self._candidates, "items_at": self._items_at, "refuses": not self._finished}
+            self._payments = Payments(plan, self._steps.searches, **options)
         self._first_seconds = time.monotonic() - before
         self._positions: list[IntArray] = []
         self._scores: list[list[float]] = []
-        # Of each query's batch, where tokens and money are counted: the items and the tokens of the pairs.
-        self._priced: dict[int, tuple[list[Item], IntArray]] = {}
         self._n_scored = 0
         self._round_seconds = 0.0
         self.waiting: list[tuple[int, int]] = []
@@ -266,60 +266,14 @@ class JoinedSearch:
             approximation=approximation,
         )
 
-    def _expect_calls(self) -> None:
-        """Let each search divide its rounds for about as many calls as its tokens and money pay for."""
-        plan = self._plan
-        for at, search in enumerate(self._steps.searches):
-            few = self._candidates[at][:PRICED_BEFOREHAND]
-            if search.purse is not None and len(few):
-                expected = search.purse.expected_calls(search.query, plan.items.at(few.tolist()), plan.calls)
-                search.expect_calls(max(1, expected))
-
-    def _pay_for(self, at: int) -> None:
-        """Leave of a query's next batch what its tokens and money pay for, as one call."""
-        search, batch = self._steps.searches[at], self._positions[at]
-        purse = search.purse
-        if purse is None or not len(batch):
-            return
-        while True:
-            items = self._items_at(batch.tolist())
-            pays, tokens = purse.affordable(search.query, items)
-            self._priced[at] = [item for item, paid in zip(items, pays, strict=True) if paid], tokens[pays]
-            batch = batch if pays.all() else search.drop(batch[~pays])
-            # Before the first call others are tried at once: what cannot be paid at all is refused while nothing is.
-            others = self._plan.engine is None and purse.n_refused < MOST_REFUSED and search.prospects.n_left
-            if len(batch) or search.rounds or not others:
-                break
-            batch = search.ask(seconds=search.seconds)
-        self._positions[at] = batch
-        if len(batch):
-            return
-        if not search.rounds and not self._finished:
-            raise purse.too_small(search.query)
-        search.stop(purse.ending)
-
     def payable(self, n: int) -> int:
         """How many of the next n pairs can be paid where a call has these alone; a query that cannot pay ends here."""
-        spending = self._plan.spending
-        if spending is None or not spending.counts_requests:
-            return n
-        for query, (items, tokens) in self._of_queries(n).items():
-            search = self._steps.searches[query]
-            if search.purse is not None and not search.purse.can_pay(search.query, items, tokens):
-                search.stop("cost")
-                n -= len(items)
-                self.waiting = [pair for pair in self.waiting if pair[0] != query]
-        if not self.waiting:
-            self.accept(np.empty(0), seconds=0.0)
+        if self._payments is not None and (ended := self._payments.unpaid(self.waiting[:n])):
+            n -= sum(query in ended for query, _ in self.waiting[:n])
+            self.waiting = [pair for pair in self.waiting if pair[0] not in ended]
+            if not self.waiting:
+                self.accept(np.empty(0), seconds=0.0)
         return n
-
-    def _of_queries(self, n: int) -> dict[int, tuple[list[Item], IntArray]]:
-        """The next n pairs by query: their items and tokens."""
-        ranks: dict[int, list[int]] = {}
-        for query, rank in self.waiting[:n]:
-            ranks.setdefault(query, []).append(rank)
-        priced = self._priced
-        return {at: ([priced[at][0][rank] for rank in some], priced[at][1][some]) for at, some in ranks.items()}
 
     def hits(self) -> list[Hits]:
         """The best k of each query so far; of queries in later groups none yet."""
@@ -361,8 +315,9 @@ class JoinedSearch:
         while not self._has_left:
             if not self.waiting:
                 self._positions = self._steps.ask(seconds=self._first_seconds)
-                for at in range(len(self._positions)):
-                    self._pay_for(at)
+                if self._payments is not None:
+                    # In place: the steps see what is left of each batch.
+                    self._positions[:] = [self._payments.affordable(*one) for one in enumerate(self._positions)]
                 self._scores = [[] for _ in self._positions]
                 self._round_seconds = 0.0
                 # By rank first: if time runs out, every query has had its most promising items scored.
@@ -450,10 +405,8 @@ class JoinedSearch:
         """Scores of the pairs last handed out."""
         self._round_seconds += seconds
         self._n_scored += len(scores)
-        if self._plan.spending is not None:
-            for at, (items, tokens) in self._of_queries(len(scores)).items():
-                if (purse := self._steps.searches[at].purse) is not None:
-                    purse.pay(self._steps.searches[at].query, items, tokens)
+        if self._payments is not None:
+            self._payments.pay(self.waiting[: len(scores)])
         for (query, _), score in zip(self.waiting[: len(scores)], scores.tolist(), strict=True):
             self._scores[query].append(score)
         self.waiting = self.waiting[len(scores) :]

@@ -74,7 +74,9 @@ class Spending:
 
     def usual_calls(self, query: Query, items: Items, n: int) -> int:
         """About how many calls of a query the limits pay for, by a few items from all over the collection."""
-        some = items.at(np.unique(np.linspace(0, len(items) - 1, min(PRICED_BEFOREHAND, len(items))).astype(int)).tolist())
+        some = items.at(
+            np.unique(np.linspace(0, len(items) - 1, min(PRICED_BEFOREHAND, len(items))).astype(int)).tolist()
+        )
         return Purse(self).expected_calls(query, some, n)
 
 
@@ -123,9 +125,7 @@ class Purse:
             self.cheapest = int(counts.min()) if self.cheapest is None else min(self.cheapest, int(counts.min()))
         return pays, counts
 
-    def _pay_at_once(
-        self, query: Query, items: Sequence[Item], counts: IntArray, pays: BoolArray, units: int
-    ) -> None:
+    def _pay_at_once(self, query: Query, items: Sequence[Item], counts: IntArray, pays: BoolArray, units: int) -> None:
         """Leave as many of the first items as one call can pay whose price is not by the token."""
 
         def charge(n: int) -> int:
@@ -181,7 +181,10 @@ class Purse:
         return self.ran_out or ("tokens" if by_tokens >= _share(self.units, self.spending.units) else "cost")
 
     def _calls_of(self, tokens: float, units: float, n: int) -> int:
-        shares = ((self._left("tokens", self.spending.tokens), tokens), (self._left("units", self.spending.units), units))
+        shares = (
+            (self._left("tokens", self.spending.tokens), tokens),
+            (self._left("units", self.spending.units), units),
+        )
         return min([n, *(int(left / each) for left, each in shares if left is not None and each)])
 
     def _left(self, name: str, limit: int | None) -> int | None:

@@ -97,7 +97,10 @@ def plan_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: 
     options = search_options(
         one.index,
         filter=_filter(filter_),
-        **{name: given.get(name) for name in ("budget", "tokens", "cost", "method", "first", "pool", "fuse", *METHOD_OPTIONS)},
+        **{
+            name: given.get(name)
+            for name in ("budget", "tokens", "cost", "method", "first", "pool", "fuse", *METHOD_OPTIONS)
+        },
     )
     return SearchPlan(
         served=one,

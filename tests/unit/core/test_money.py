@@ -29,7 +29,10 @@ def test_a_price_is_read_as_people_write_it(text: str, amount: str, per: int, un
     assert Price.of(str(price)) == price
 
 
-@pytest.mark.parametrize("text", ["5", "cheap", "0.05 USD", "0.05 / 1M tokens", "0 USD / call", "-1 USD / call", "1..2 USD / call"])  # fmt: skip
+NO_PRICES = ["5", "cheap", "0.05 USD", "0.05 / 1M tokens", "0 USD / call", "-1 USD / call", "1..2 USD / call"]
+
+
+@pytest.mark.parametrize("text", NO_PRICES)
 def test_what_is_not_a_price_is_refused(text: str) -> None:
     with pytest.raises(BudgetError):
         Price.of(text)

@@ -9,9 +9,9 @@ from adacur import Item, Query
 from adacur.core.errors import ScoreCountError
 from adacur.core.money import Price
 from adacur.core.protocols import ScorerCard
+from adacur.data import fetch
 from adacur.scorers import Cached, FunctionScorer, Metered, OnnxCrossEncoder, count_tokens, price_of
 from adacur.scorers.prices import PRICES, units_of
-from adacur.data import fetch
 
 QUERY = Query("q", "how long is this?")
 TEXTS = ["short", "a longer text, with punctuation.", "naïve café ﷺ ½ ǖ", "日本語のテキスト", "🙂" * 9, "word " * 400]
