@@ -56,13 +56,11 @@ class Budget:
             return cls(budget)
         limits: dict[str, int | str] = {}
         for part in filter(None, (one.strip() for one in budget.split(","))):
-            if found := _PART.fullmatch(part):
-                name, value = "tokens" if found["unit"].lower().startswith("token") else "calls", int(found["count"])
-            else:
-                name, value = "cost", part
+            found = _PART.fullmatch(part)
+            name = "cost" if found is None else "tokens" if found["unit"].lower().startswith("token") else "calls"
             if name in limits:
                 raise BudgetError(f"A budget must give each limit once; got {name} twice in {budget!r}.")
-            limits[name] = value
+            limits[name] = part if found is None else int(found["count"])
         return cls(**limits)  # type: ignore[arg-type]
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from adacur.core.budget import is_whole
 from adacur.core.errors import InputError
-from adacur.core.records import Item
+from adacur.core.records import Item, check_item
 from adacur.data.files import joined
 
 _FEWEST_WORDS = 20
@@ -40,9 +40,7 @@ class Passages:
 
     def split(self, item: Item) -> list[Item]:
         """The passages of one item, or the item itself."""
-        if not isinstance(item, Item) or not isinstance(item.text, str):
-            # Refused where it is stored.
-            return [item]
+        check_item(item)
         if len(_WORD.findall(item.text)) <= self.words:
             return [item]
         given = item.metadata.get("title")

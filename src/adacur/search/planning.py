@@ -80,7 +80,7 @@ def search_options(
         if isinstance(first, First):
             raise InputError("Give pool and fuse inside First(…), or beside the name of a first stage; not both.")
         first = First(first, pool, fuse)
-    walls = {"deadline": deadline, "tokens": tokens, "cost": cost, "price": price}
+    walls: dict[str, Any] = {"deadline": deadline, "tokens": tokens, "cost": cost, "price": price}
     if limits := {name: value for name, value in walls.items() if value is not None}:
         if budget is None:
             budget = len(index) if isinstance(method, Exact) else USUAL_CALLS
@@ -148,7 +148,9 @@ def _calls(budget: Budget, spending: Spending | None, snapshot: Snapshot, k: int
         raise BudgetError("In a vector engine a budget must limit calls as well as tokens or cost. Give calls=.")
     items = snapshot.anchors.items
     expected = spending.usual_calls(Query("expected", _USUAL_QUERY), items, len(items))
-    if expected < k and (most := min(n for n in (spending.tokens, spending.units) if n is not None)) < k:
+    # A search, the unit, may have a hundred items.
+    limits = (spending.tokens, None if spending.counts_requests else spending.units)
+    if (most := min((n for n in limits if n is not None), default=k)) < k:
         raise BudgetError(
             f"Only scored items are returned, and k={k} of them take at least {k} tokens and calls; the budget pays "
             f"for {most}. Raise it, or lower k."

@@ -230,8 +230,13 @@ class JoinedSearch:
             self._begin_in_memory(queries)
         self._payments: Payments | None = None
         if plan.spending is not None:
-            options = {"candidates": self._candidates, "items_at": self._items_at, "refuses": not self._finished}
-            self._payments = Payments(plan, self._steps.searches, **options)
+            self._payments = Payments(
+                plan,
+                self._steps.searches,
+                candidates=self._candidates,
+                items_at=self._items_at,
+                refuses=not self._finished,
+            )
         self._first_seconds = time.monotonic() - before
         self._positions: list[IntArray] = []
         self._scores: list[list[float]] = []

@@ -94,7 +94,9 @@ class _Server:
         self.metrics = Metrics()
         self.turns = Turns(concurrency=settings.concurrency, queue=settings.queue)
         self.curves = RecallCurves(settings, is_idle=lambda: not (self.turns.running or self.turns.waiting))
-        scorers = ServedScorers(metrics=self.metrics, price=settings.price and Price.of(settings.price))
+        scorers = ServedScorers(
+            metrics=self.metrics, price=None if settings.price is None else Price.of(settings.price)
+        )
         for name in indexes:
             check_name(name)
         self.served = {name: Served(name, index.with_scorer(scorers.of)) for name, index in indexes.items()}
