@@ -819,7 +819,7 @@ def test_the_help_of_search_names_every_method() -> None:
 
 
 def test_a_budget_may_be_tokens_and_money(shop: Path) -> None:
-    asked = ("search", "shop.adacur", "a red thing", "-k", 2, *SCORED)
+    asked = ("search", "whole.adacur", "a comet", "-k", 2, *SCORED)
     (answer,) = here(*asked, "--budget", "9, 300 tokens", "--price", "1 USD / 1k tokens", "--json", cwd=shop).json()
 
     assert 0 < answer["tokens"] <= 300
@@ -838,17 +838,17 @@ def test_a_dry_run_speaks_of_tokens_and_money(shop: Path) -> None:
     assert "at most" in here(*dry, cwd=shop).out
 
 
-def test_long_items_become_passages_of_documents(tmp_path: Path, shop: Path) -> None:
+def test_long_items_become_passages_of_documents(folder: Path) -> None:
     texts = [f"item {at} " + " ".join(f"word{at} number{n}." for n in range(60)) for at in range(6)]
-    write_lines(shop / "long.jsonl", [{"_id": f"d{at}", "text": text} for at, text in enumerate(texts)])
+    write_lines(folder / "long.jsonl", [{"_id": f"d{at}", "text": text} for at, text in enumerate(texts)])
     built = ("build", "long.jsonl", "long.adacur", "-n", 3, "--passages", 40, *SCORED)
 
-    assert here(*built, cwd=shop).code == 0
-    (facts,) = here("inspect", "long.adacur", "--json", cwd=shop).json()
-    (answer,) = here("search", "long.adacur", "word3", "-k", 6, "--budget", 100, *SCORED, "--json", cwd=shop).json()
+    assert here(*built, cwd=folder).code == 0
+    (facts,) = here("inspect", "long.adacur", "--json", cwd=folder).json()
+    (answer,) = here("search", "long.adacur", "word3", "-k", 6, "--budget", 100, *SCORED, "--json", cwd=folder).json()
     assert (facts["documents"], facts["items"] > 12) == (6, True)
     assert sorted(hit["document"] for hit in answer["hits"]) == [f"d{at}" for at in range(6)]
-    assert "6, of which the items are passages" in here("inspect", "long.adacur", cwd=shop).out
+    assert "6, of which the items are passages" in here("inspect", "long.adacur", cwd=folder).out
 
 
 def test_items_longer_than_the_scorer_takes_are_told_at_the_build_and_by_inspect(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from adacur.core.units import duration, duration_range, megabytes, pace
 from adacur.index.blocks import largest_block
 from adacur.index.workers import On, check_workers, connected_to, workers_and_speed
 from adacur.scorers.calling import score_grid
-from adacur.scorers.prices import count_tokens, counts_exactly, price_of, units_of
+from adacur.scorers.prices import count_tokens, counts_exactly, price_of, units_per_pair
 
 _SECONDS = 4.0
 _ENCODING_SECONDS = 2.0
@@ -192,14 +192,9 @@ def _charged(
         return {"price": known}
     some = [(query, item) for query in queries[:_COUNTED_QUERIES] for item in items]
     counts = count_tokens(scorer, some)
-    per_query = pairs / n_anchors
     cost = None
     if known is not None:
-        units = [
-            units_of(known, scorer, some[at : at + len(items)], counts[at : at + len(items)])
-            for at in range(0, len(some), len(items))
-        ]
-        cost = known.cost(round(float(np.mean(units)) * max(1.0, per_query / len(items)) * n_anchors))
+        cost = known.cost(max(n_anchors, round(units_per_pair(known, scorer, some, counts) * pairs)))
     tokens = round(float(counts.mean()) * pairs)
     return {"tokens": tokens, "tokens_are_bound": not counts_exactly(scorer), "cost": cost, "price": known}
 

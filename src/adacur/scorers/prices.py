@@ -107,16 +107,33 @@ def units_of(price: Price, scorer: Scorer, pairs: Sequence[Pair], tokens: IntArr
     """How many units a price counts for these pairs of one query when they are scored by one call of the scorer."""
     if price.unit != "searches":
         return len(pairs) if price.unit == "calls" else int(tokens.sum())
-    if not pairs:
-        return 0
-    # The query stands in every piece, of which it may take half.
-    in_query = min(_bytes(pairs[0][0].text), _TOKENS_PER_PIECE // 2)
-    pieces = np.where(tokens <= _TOKENS_PER_PIECE, 1, -(-tokens // (_TOKENS_PER_PIECE - in_query)))
     of_text: dict[str, int] = {}
-    for (_, item), n in zip(pairs, pieces.tolist(), strict=True):
+    for (_, item), n in zip(pairs, _pieces(pairs, tokens).tolist(), strict=True):
         of_text[item.text] = max(n, of_text.get(item.text, 0))
-    send = next((layer.requests for layer in _layers(scorer) if callable(getattr(layer, "requests", None))), None)
-    step = _DOCUMENTS_PER_SEARCH
-    requests = [pairs[at : at + step] for at in range(0, len(pairs), step)] if send is None else send(pairs)
-    sizes = (sum(of_text[item.text] for _, item in request) for request in requests)
+    sizes = (sum(of_text[item.text] for _, item in request) for request in _requests(scorer, pairs))
     return sum(-(-size // _DOCUMENTS_PER_SEARCH) for size in sizes)
+
+
+def units_per_pair(price: Price, scorer: Scorer, pairs: Sequence[Pair], tokens: IntArray) -> float:
+    """The same for a pair like these where calls are large: a search is shared by as many as a request takes."""
+    if price.unit != "searches":
+        return units_of(price, scorer, pairs, tokens) / len(pairs)
+    n_requests = len(_requests(scorer, pairs))
+    in_full = float(_pieces(pairs, tokens).mean()) / _DOCUMENTS_PER_SEARCH
+    return max(in_full, n_requests / len(pairs)) if n_requests > 1 else in_full
+
+
+def _pieces(pairs: Sequence[Pair], tokens: IntArray) -> IntArray:
+    """How many documents each counts for. The query stands in every piece, of which it may take half."""
+    in_query = min(_bytes(pairs[0][0].text), _TOKENS_PER_PIECE // 2) if pairs else 0
+    return np.where(tokens <= _TOKENS_PER_PIECE, 1, -(-tokens // (_TOKENS_PER_PIECE - in_query)))
+
+
+def _requests(scorer: Scorer, pairs: Sequence[Pair]) -> Sequence[Sequence[Pair]]:
+    """The pairs of each request of a call: as the scorer says, else in hundreds."""
+    for layer in _layers(scorer):
+        if callable(send := getattr(layer, "requests", None)):
+            requests: Sequence[Sequence[Pair]] = send(pairs)
+            return requests
+    step = _DOCUMENTS_PER_SEARCH
+    return [pairs[at : at + step] for at in range(0, len(pairs), step)]

@@ -68,10 +68,14 @@ class AdaptiveSearch:
 
     def expect_calls(self, n: int) -> None:
         """Divide the rounds for about n calls, which is what tokens and money pay for; before the first round."""
-        affordable = min(self._plan.calls, self.prospects.n_left)
-        if 0 < n < affordable:
-            self.remaining = list(self._plan.batch_sizes(n))
-            self._n_planned = n
+        n, spending = min(n, self._plan.calls, self.prospects.n_left), self._plan.spending
+        if n <= 0 or spending is None:
+            return
+        sizes = list(self._plan.batch_sizes(n))
+        if spending.counts_requests and spending.units is not None and len(sizes) > spending.units:
+            # A round is a request at least: later ones must not find the money spent on small ones.
+            sizes = [*sizes[: spending.units - 1], sum(sizes[spending.units - 1 :])]
+        self.remaining, self._n_planned = sizes, n
 
     def ask(self, predicted: Any = None, *, seconds: Mapping[str, float] | None = None) -> IntArray:
         """Positions to score next, most promising first; none when the search has ended.

@@ -14,7 +14,7 @@ from adacur.core.errors import BudgetError
 from adacur.core.money import Money, Price
 from adacur.core.protocols import Items, Scorer
 from adacur.core.records import Item, Query
-from adacur.scorers.prices import count_tokens, price_of, units_of
+from adacur.scorers.prices import count_tokens, price_of, units_of, units_per_pair
 
 # Items whose tokens tell how many calls a budget pays for.
 PRICED_BEFOREHAND = 32
@@ -160,8 +160,10 @@ class Purse:
 
     def expected_calls(self, query: Query, items: Sequence[Item], n: int) -> int:
         """About how many calls the limits pay for, up to n, where pairs are like those with these items."""
-        counts = self.spending.count(query, items)
-        return self._calls_of(float(counts.mean()), self.spending.charge(query, items, counts) / len(items), n)
+        spending, pairs = self.spending, [(query, item) for item in items]
+        counts, price = count_tokens(spending.scorer, pairs), spending.price
+        units = 0.0 if price is None else units_per_pair(price, spending.scorer, pairs, counts)
+        return self._calls_of(float(counts.mean()), units, n)
 
     def calls_left(self, n: int) -> int:
         """About how many more calls can be paid, up to n, where they are like those before.

@@ -110,9 +110,10 @@ def test_searches_are_counted_by_the_request(index, scorer, deadline) -> None:
 
     hits = index.search(QUERIES[0], 3, budget=budget, method="adacur")
 
-    # Two units are two calls, however small: a deadline takes a small one first.
+    # Two units are two calls, however small: a deadline takes a small one first, and the last takes what it may.
     assert len(scorer.calls) == 2
-    assert (hits.trace.stopped, str(hits.trace.cost)) == ("cost", "0.004 USD")
+    assert hits.trace.calls >= 25 if deadline is None else hits.trace.calls > 5
+    assert str(hits.trace.cost) == "0.004 USD"
     assert hits.trace.calls == sum(map(len, scorer.calls))
 
 
