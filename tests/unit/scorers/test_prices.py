@@ -14,7 +14,15 @@ from adacur.scorers import Cached, FunctionScorer, Metered, OnnxCrossEncoder, co
 from adacur.scorers.prices import PRICES, units_of
 
 QUERY = Query("q", "how long is this?")
-TEXTS = ["short", "a longer text, with punctuation.", "naïve café ﷺ ½ ǖ", "日本語のテキスト", "🙂" * 9, "word " * 400]
+TEXTS = [
+    "short",
+    "a longer text, with punctuation.",
+    "naïve café ﷺ ½ ǖ",
+    "日本語のテキスト",
+    "🙂" * 9,
+    "word " * 400,
+    "!" * 300,
+]
 
 
 def function(pairs):

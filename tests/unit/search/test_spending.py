@@ -164,3 +164,13 @@ def test_awaited_searches_spend_the_same(index, scorer, price) -> None:
 
     assert (here.ids, here.trace.tokens, here.trace.cost) == (there.ids, there.trace.tokens, there.trace.cost)
     assert here.trace.cost.amount <= budget.cost.amount
+
+
+def test_what_a_deadline_splits_is_paid_for_part_by_part(index, scorer) -> None:
+    budget = Budget(30, 60.0, cost="0.002 USD", price="2 USD / 1000 searches")
+
+    hits = index.search(QUERIES[0], 1, budget=budget, method="rerank")
+
+    # The first pair tells how fast the scorer is, and takes the one unit there is.
+    assert (len(scorer.calls), hits.trace.calls, hits.trace.stopped) == (1, 1, "cost")
+    assert str(hits.trace.cost) == "0.002 USD"
