@@ -116,7 +116,7 @@ def plan_search(
     spend = Budget.of(budget)
     # Otherwise the scorer is opened last: it takes the longest.
     spending = Spending.of(spend, index.scorer if scorer is None else scorer) if spend.is_counted else None
-    calls = _calls(spend, spending, snapshot, k) if spend.calls is None else spend.calls
+    calls, most = _calls(spending, snapshot, k) if spend.calls is None else (spend.calls, spend.calls)
     if not isinstance(chosen, Exact):
         start, also_tuned = snapshot.tuned_start(start, k=k, budget=calls, method=chosen.name)
         tuned = (*tuned, *also_tuned)
@@ -138,16 +138,17 @@ def plan_search(
         documents=snapshot.documents(),
     )
     check_k(k, None if isinstance(chosen, Exact) else calls)
-    return chosen.plan(base, snapshot, k=k)
+    plan = chosen.plan(base, snapshot, k=k)
+    return plan if most == calls else replace(plan, calls=most)
 
 
-def _calls(budget: Budget, spending: Spending | None, snapshot: Snapshot, k: int) -> int:
-    """The calls of a budget that limits only tokens or money: somewhat more than it will pay for."""
+def _calls(spending: Spending | None, snapshot: Snapshot, k: int) -> tuple[int, int]:
+    """The calls that a budget of tokens or money alone is expected to pay for, and the most that it could."""
     assert spending is not None
     if snapshot.engine is not None:
         raise BudgetError("In a vector engine a budget must limit calls as well as tokens or cost. Give calls=.")
     items = snapshot.anchors.items
-    expected = spending.usual_calls(Query("expected", _USUAL_QUERY), items, len(items))
+    expected, cheapest = spending.usual_calls(Query("expected", _USUAL_QUERY), items, len(items))
     # A search, the unit, may have a hundred items.
     limits = (spending.tokens, None if spending.counts_requests else spending.units)
     if (most := min((n for n in limits if n is not None), default=k)) < k:
@@ -155,7 +156,7 @@ def _calls(budget: Budget, spending: Spending | None, snapshot: Snapshot, k: int
             f"Only scored items are returned, and k={k} of them take at least {k} tokens and calls; the budget pays "
             f"for {most}. Raise it, or lower k."
         )
-    return min(len(items), max(k, 2 * expected))
+    return min(len(items), max(k, expected)), min(len(items), max(k, 2 * cheapest))
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,12 +72,13 @@ class Spending:
             return 0
         return units_of(self.price, self.scorer, [(query, item) for item in items], tokens)
 
-    def usual_calls(self, query: Query, items: Items, n: int) -> int:
-        """About how many calls of a query the limits pay for, by a few items from all over the collection."""
+    def usual_calls(self, query: Query, items: Items, n: int) -> tuple[int, int]:
+        """About how many calls of a query the limits pay for, by a few items from all over, and by the shortest."""
         some = items.at(
             np.unique(np.linspace(0, len(items) - 1, min(PRICED_BEFOREHAND, len(items))).astype(int)).tolist()
         )
-        return Purse(self).expected_calls(query, some, n)
+        shortest = some[int(np.argmin(self.count(query, some)))]
+        return Purse(self).expected_calls(query, some, n), Purse(self).expected_calls(query, [shortest], n)
 
 
 @dataclass(slots=True, eq=False)
