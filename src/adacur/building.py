@@ -13,9 +13,10 @@ import numpy as np
 
 from adacur import tuning
 from adacur.core.errors import InputError
+from adacur.core.money import Price
 from adacur.core.protocols import FirstStage
 from adacur.core.records import Item, Query, as_queries
-from adacur.data import ItemFile, as_items, pseudo_queries
+from adacur.data import ItemFile, Passages, as_items, pseudo_queries
 from adacur.engines.store_urls import is_store_url
 from adacur.first_stages.encoders import encoder as open_encoder
 from adacur.index import (
@@ -30,6 +31,7 @@ from adacur.index import (
     is_finished,
 )
 from adacur.index.blocks import check_dtype
+from adacur.index.build import note_cut
 from adacur.index.folder import pairs_done
 from adacur.index.object_store import refuse_url
 from adacur.index.sparse import sparse_pairs_done
@@ -64,6 +66,8 @@ class BuildOptions(TypedDict, total=False):
     block_items: int | None
     tune: bool
     progress: bool
+    price: Price | str | None
+    passages: int | None
 
 
 _Items = Iterable[Item | str] | str | Path
@@ -110,6 +114,8 @@ def build(
     tune: bool = True,
     progress: bool = True,
     dry_run: bool = False,
+    price: Price | str | None = None,
+    passages: int | None = None,
 ) -> AnchorIndex | Estimate:
     """Score every item against every anchor query, keep the scores in a folder, and open it.
 
@@ -138,6 +144,9 @@ def build(
       which it would have to hold in memory.
     - progress: show bars.
     - dry_run: return the `Estimate` instead, at the cost of timing the scorer and the encoder on a sample.
+    - price: what the scorer costs, such as "0.05 USD / 1M tokens", for that estimate; by default as far as known.
+    - passages: split items of more words than this into passages of a document, as `adacur.data.Passages` does; edits
+      then do the same.
     """
     records = items_in(items) if isinstance(items, str) and is_store_url(items) else as_items(items)
     dual, stages = open_encoder(encoder), listed_stages(first)
@@ -151,24 +160,29 @@ def build(
         if anchor_queries == 0 or on is not None:
             raise InputError(f"A sparse index must have anchor queries and be built in one process; got on={on!r}.")
     refuse_url(path, "A build")
+    if passages is not None:
+        source, records = records, Passages(records, passages)
+    else:
+        source = records
     opened = open_scorer(scorer)
     check_workers(on, opened)
     if isinstance(anchor_queries, int):
-        records = records if isinstance(records, ItemFile | StoreItems) else list(records)
+        records = records if isinstance(source, ItemFile | StoreItems) else list(records)
         queries = pseudo_queries(records, anchor_queries, seed=seed) if anchor_queries else []
     else:
         queries = list(distinct_anchors(as_queries(anchor_queries)))
     if dry_run:
         encode = [dual.encode_items for stage in stages if needs_encoder([stage])]
         options: dict[str, Any] = {"scorer": opened, "encode": encode, "dtype": dtype, "seed": seed, "on": on}
+        options["price"] = price
         return _estimate(records, queries, path, sparse=share, **options)
     was_finished = is_finished(path)
     origin = None
-    if isinstance(records, ItemFile):
-        origin = Origin(records.id_field, records.text_fields)
-    elif isinstance(records, StoreItems) and records.text_fields:
+    if isinstance(source, ItemFile):
+        origin = Origin(source.id_field, source.text_fields, passages)
+    elif (isinstance(source, StoreItems) and source.text_fields) or passages is not None:
         # Files of later items are read by the same fields.
-        origin = Origin(None, records.text_fields)
+        origin = Origin(None, source.text_fields if isinstance(source, StoreItems) else None, passages)
     with ScoringBar(progress) as report:
         common: dict[str, Any] = {"scorer": opened, "path": path, "dtype": dtype, "seed": seed, "origin": origin}
         if share is not None:
@@ -187,6 +201,8 @@ def build(
             folder = build_scores(records, queries or None, block_items=block_items, on=on, progress=report, **common)
             if not queries and not was_finished:
                 _log.info("%s", Estimate(len(folder.items), n_anchors=0, pairs=0, bytes=0).in_words())
+    if not was_finished:
+        folder = note_cut(folder, opened)
     add_first_stages(stages, items=folder.items, path=folder.path, encoder=dual, progress=progress)
     options = {"check": was_finished, "built": not was_finished, "drift": report.last.drift}
     index = open_folder(folder, scorer=opened, encoder=dual, **options)
@@ -208,9 +224,8 @@ def _estimate(
     size: dict[str, Any] = {"n_items": n_items, "n_anchors": len(queries), "items_per_anchor": per_query}
     limit = max(_FEWEST_TIMED, pairs // 100)
     cost = estimate(sample, queries[:_SAMPLE_QUERIES], most_calls=limit, **size, **options)
-    left = (pairs - done) / pairs if pairs else 1.0
-    times = {name: getattr(cost, name) * left for name in ("seconds", "low", "high")}
-    return replace(cost, pairs_done=done, status="building" if done else status, **times)
+    cost = cost.left_to_do((pairs - done) / pairs if pairs else 1.0)
+    return replace(cost, pairs_done=done, status="building" if done else status)
 
 
 def _sample(items: Iterable[Item]) -> tuple[list[Item], int]:

@@ -816,3 +816,48 @@ def test_only_warnings_meant_for_users_are_notes(capsys: pytest.CaptureFixture[s
 def test_the_help_of_search_names_every_method() -> None:
     helped = here("search", "--help").out
     assert [name for name in METHODS if name not in helped] == []
+
+
+def test_a_budget_may_be_tokens_and_money(shop: Path) -> None:
+    asked = ("search", "whole.adacur", "a comet", "-k", 2, *SCORED)
+    (answer,) = here(*asked, "--budget", "9, 300 tokens", "--price", "1 USD / 1k tokens", "--json", cwd=shop).json()
+
+    assert 0 < answer["tokens"] <= 300
+    assert answer["cost"] == f"{answer['tokens'] / 1000:g} USD"
+    here(*asked, "--budget", "1 EUR", "--price", "1 USD / call", cwd=shop).refused("1 EUR", "1 USD / call")
+    here(*asked, "--budget", "many", cwd=shop).refused("many")
+
+
+def test_a_dry_run_speaks_of_tokens_and_money(shop: Path) -> None:
+    dry = ("build", "items.jsonl", "--dry-run", "-n", 4, *SCORED, "--price", "2 USD / 1k calls")
+    (cost,) = here(*dry, "--json", cwd=shop).json()
+
+    assert cost["tokens"] > cost["pairs"]
+    assert cost["tokens_are_bound"] is True
+    assert float(cost["cost"]["amount"]) == pytest.approx(cost["pairs"] * 0.002)
+    assert "at most" in here(*dry, cwd=shop).out
+
+
+def test_long_items_become_passages_of_documents(folder: Path) -> None:
+    texts = [f"item {at} " + " ".join(f"word{at} number{n}." for n in range(60)) for at in range(6)]
+    write_lines(folder / "long.jsonl", [{"_id": f"d{at}", "text": text} for at, text in enumerate(texts)])
+    built = ("build", "long.jsonl", "long.adacur", "-n", 3, "--passages", 40, *SCORED)
+
+    assert here(*built, cwd=folder).code == 0
+    (facts,) = here("inspect", "long.adacur", "--json", cwd=folder).json()
+    (answer,) = here("search", "long.adacur", "word3", "-k", 6, "--budget", 100, *SCORED, "--json", cwd=folder).json()
+    assert (facts["documents"], facts["items"] > 12) == (6, True)
+    assert sorted(hit["document"] for hit in answer["hits"]) == [f"d{at}" for at in range(6)]
+    assert "6, of which the items are passages" in here("inspect", "long.adacur", cwd=folder).out
+
+
+def test_items_longer_than_the_scorer_takes_are_told_at_the_build_and_by_inspect(tmp_path: Path) -> None:
+    write_lines(
+        tmp_path / "long.jsonl", [{"_id": f"d{at}", "text": "many words " * (3 + 30 * (at % 2))} for at in range(6)]
+    )
+    built = here("build", "long.jsonl", "long.adacur", "-n", 2, "--max-item-tokens", 32, cwd=tmp_path)
+    said = "3 of 6 items are longer than the scorer takes (32 tokens)"
+
+    assert said in built.err
+    assert said in " ".join(here("inspect", "long.adacur", cwd=tmp_path).out.split())
+    assert here("inspect", "long.adacur", "--json", cwd=tmp_path).json()[0]["cut"] == 3

@@ -965,3 +965,24 @@ def test_metadata_that_json_cannot_hold_does_not_break_an_answer():
             response = client.post("/v1/search", json={"query": "a", "k": 1, "budget": 3, "stream": stream})
             assert response.status_code == 200
             assert '"metadata":{"nan":null,"array":[0,1],"odd":{"1":[2]}}' in response.text
+
+
+def test_tokens_and_money_are_walls_over_http_and_are_counted():
+    app = create_app({"world": world_index()}, settings=settings(price="1 USD / 1k tokens"))
+    with TestClient(app) as client:
+        body = {"query": "a river", "k": 2, "budget": 60, "tokens": 900, "cost": "0.8 USD"}
+        (found,) = client.post("/v1/search", json=body).json()["results"]
+        refused = client.post("/v1/search", json=body | {"cost": "0.8 EUR"})
+        text = client.get("/metrics").text
+
+    assert 0 < found["tokens"] <= 800
+    assert found["cost"] == f"{found['tokens'] / 1000:g} USD"
+    assert found["stopped"] == "cost"
+    assert refused.status_code == 422
+    assert "0.8 EUR" in error_message(refused)
+    assert f'adacur_scorer_tokens_total{{scorer="texts"}} {found["tokens"]:.1f}' in text
+    assert 'adacur_scorer_cost_total{currency="USD",scorer="texts"} 0.' in text
+
+
+def error_message(response: httpx.Response) -> str:
+    return response.json()["error"]["message"]

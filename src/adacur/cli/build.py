@@ -60,6 +60,10 @@ def build(
     text_field: Annotated[list[str] | None, Option(help="A field with the item's text; may be repeated.")] = None,
     limit: Annotated[int | None, Option(min=1, help="Take only the first N items, to try things out.")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Time the scorer, print the cost, and write no index.")] = False,
+    price: opt.PriceOfScorer = None,
+    passages: Annotated[
+        int | None, Option(min=20, help="Split items of more than N words into overlapping passages of a document.")
+    ] = None,
     as_json: opt.Json = False,
 ) -> None:
     """Score every item against every anchor query. An interrupted build continues with the same command.
@@ -88,9 +92,12 @@ def build(
         "block_items": block_items,
         "on": opt.on_workers(workers, ray),
         "seed": seed,
+        "passages": passages,
     }
     if dry_run:
-        _show_cost(adacur.build(source, chosen or 0, dry_run=True, **options), items=items, as_json=as_json)
+        _show_cost(
+            adacur.build(source, chosen or 0, dry_run=True, price=price, **options), items=items, as_json=as_json
+        )
         return
     was_finished = is_finished(str(index))
     with log_as_notes("adacur.build"):

@@ -87,6 +87,8 @@ def _facts(folder: IndexFolder) -> dict[str, Any]:
     manifest = folder.manifest
     return {
         "items": manifest.n_items,
+        "documents": manifest.documents,
+        "cut": manifest.cut,
         "anchors": manifest.n_anchors,
         "dtype": manifest.dtype,
         "version": folder.version,
@@ -110,14 +112,18 @@ def _facts(folder: IndexFolder) -> dict[str, Any]:
 
 
 def _show(folder: IndexFolder, facts: Mapping[str, Any]) -> None:
+    from adacur.index.build import cut_in_words
+
     card, n_scores = folder.manifest.scorer, facts["items"] * facts["anchors"]
     exact, sparse, compressed = facts["exact_scores"], facts["sparse"], facts["compressed_bytes"]
     packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
     rows = {
         "items × anchor queries": f"{facts['items']:,} × {facts['anchors']:,} ({facts['dtype']})",
+        "documents": facts["documents"] and f"{facts['documents']:,}, of which the items are passages",
         "scorer": _in_words(card) if card else "",
         "prompt": card and card.prompt and repr(card.prompt),
         "reads": card and card.readout,
+        "cut": facts["cut"] and cut_in_words(facts["cut"], facts["items"], card),
         "sparse": sparse and f"built with {sparse.per_query:,} items per anchor query",
         "searched by": "" if n_scores else "its first stages; `adacur index anchors` adds anchor queries",
         "exact": exact < n_scores and f"{exact:,} of {n_scores:,} scores are exact, the rest predicted",

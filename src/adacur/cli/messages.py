@@ -48,6 +48,8 @@ _STOPPED = {
     "exhausted": " (no item is left to score)",
     "deadline": " (the deadline came first)",
     "settled": " (enough for stop_when or effort)",
+    "tokens": " (what is left of the tokens pays for no more)",
+    "cost": " (what is left of the money pays for no more)",
 }
 
 
@@ -205,4 +207,7 @@ def seconds_line(hits: Hits) -> str:
     # Hits that are not in the order of their scores need an explanation.
     weight = hits.trace.settings.get("fuse")
     order = f"The order blends the first stage in (fuse={weight:g}).\n" if weight else ""
-    return f"{order}{hits.trace.calls} scorer calls{_STOPPED.get(hits.trace.stopped, '')}  {steps}"
+    trace = hits.trace
+    spent = "" if trace.tokens is None else f", {trace.tokens:,} tokens"
+    spent += "" if trace.cost is None else f", {trace.cost}"
+    return f"{order}{hits.trace.calls} scorer calls{spent}{_STOPPED.get(hits.trace.stopped, '')}  {steps}"

@@ -11,6 +11,7 @@ from typer import Argument, Option
 from adacur.cli import options as opt
 from adacur.cli.messages import hits_table, note, notes, print_json, print_table, seconds_line, verdict_line
 from adacur.core.as_json import as_json as to_json
+from adacur.core.budget import Budget
 from adacur.core.errors import InputError
 from adacur.core.records import as_queries
 from adacur.data import read_queries
@@ -26,8 +27,13 @@ def search(
     queries: Annotated[Path | None, Option(help="A file of questions: .jsonl, .csv, .tsv, .txt or BEIR.")] = None,
     k: Annotated[int | None, Option("-k", "--k", help="Items to return; default: 10, or the budget if less.")] = None,
     budget: Annotated[
-        int | None, Option(help="Scorer calls per question; default: as tuned by judgements, or 100.")
+        str | None,
+        Option(
+            help="Scorer calls per question, and more limits: '100', '20000 tokens', '100, 0.02 USD'; default: as "
+            "tuned by judgements, or 100 calls."
+        ),
     ] = None,
+    price: opt.PriceOfScorer = None,
     deadline: Annotated[float | None, Option(help="Seconds for all questions together.")] = None,
     method: Annotated[
         str | None,
@@ -85,8 +91,9 @@ def search(
     questions = as_queries([*(question or ()), *(read_queries(queries) if queries else ())])
     if not questions:
         raise InputError("search needs a question. Give one, or --queries FILE.")
+    spend = None if budget is None else Budget.of(budget)
     if k is None:
-        k = 10 if budget is None else max(1, min(10, budget))
+        k = 10 if spend is None or spend.calls is None else min(10, spend.calls)
     # A deadline is that of all questions together.
     together = len(questions) if deadline is not None else _TOGETHER
     if is_store_url(index) and scorer is None:
@@ -94,7 +101,7 @@ def search(
     with adacur.load(index, scorer=scorer, encoder=encoder, trust=trust, log=log, store=store) as opened:
         if cache is not None:
             opened = opened.with_scorer(lambda named: adacur.Cached(named, cache))
-        limits: dict[str, Any] = {"budget": budget, "deadline": deadline, "method": method}
+        limits: dict[str, Any] = {"budget": spend, "price": price, "deadline": deadline, "method": method}
         limits |= {"first": first, "pool": pool, "fuse": fuse}
         limits |= {"filter": opt.metadata_wanted(where), "min_relevance": min_relevance, "min_score": min_score}
         limits |= {"effort": opt.effort_given(effort)}

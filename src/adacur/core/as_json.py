@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from adacur.core.results import Hits
+from adacur.core.results import Hits, Trace
 
 
 def as_json(value: Any) -> Any:
@@ -25,6 +25,7 @@ def as_json(value: Any) -> Any:
             "hits": hit_rows(value),
             "calls": value.trace.calls,
             "stopped": value.trace.stopped,
+            **spent(value.trace),
             "seconds": as_json(value.trace.seconds),
             "settings": as_json(value.trace.settings),
         }
@@ -39,6 +40,12 @@ def as_json(value: Any) -> Any:
     return str(value)
 
 
+def spent(trace: Trace) -> dict[str, Any]:
+    """Tokens and cost of a search, where its budget counts them."""
+    tokens = {} if trace.tokens is None else {"tokens": trace.tokens}
+    return tokens if trace.cost is None else {**tokens, "cost": str(trace.cost)}
+
+
 def hit_rows(hits: Hits) -> list[dict[str, Any]]:
     """The hits, best first: id, score, rank, round, text, metadata and, where there are any, relevance and fused."""
     return [
@@ -49,6 +56,7 @@ def hit_rows(hits: Hits) -> list[dict[str, Any]]:
             "round": hit.round,
             "text": hit.item.text if hit.item else None,
             "metadata": as_json(hit.item.metadata) if hit.item else {},
+            **({} if hit.document == hit.id else {"document": hit.document}),
             **({} if hit.relevance is None else {"relevance": hit.relevance}),
             **({} if hit.fused is None else {"fused": hit.fused}),
         }

@@ -25,11 +25,20 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A thing that can be found, known by its id."""
+    """A thing that can be found, known by its id.
+
+    An item whose metadata hold a text `document` is a passage of the document of that name.
+    """
 
     id: str
     text: str
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def document(self) -> str:
+        """The document that it belongs to: its own id where it names none."""
+        named = self.metadata.get("document")
+        return named if isinstance(named, str) and named else self.id
 
 
 Pair = tuple[Query, Item]
@@ -78,6 +87,11 @@ class ItemList:
         """A random key per item, computed once."""
         return item_keys(self.ids)
 
+    @cached_property
+    def documents(self) -> IntArray | None:
+        """The number of each item's document; None where every item is one of its own."""
+        return document_numbers(self)
+
     def __len__(self) -> int:
         return len(self._items)
 
@@ -97,6 +111,13 @@ class ItemList:
             return np.fromiter((self._positions[id_] for id_ in ids), dtype=np.intp)
         except KeyError as error:
             raise UnknownName(f"No item has the id {error.args[0]!r}.") from None
+
+
+def document_numbers(items: Iterable[Item]) -> IntArray | None:
+    """A number for the document of each item, in order; None where every item is one of its own."""
+    numbers: dict[str, int] = {}
+    of = np.array([numbers.setdefault(item.document, len(numbers)) for item in items], np.intp)
+    return of if len(numbers) < len(of) else None
 
 
 def check_texts(kind: str, id_: object, text: object) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.money import Money
 from adacur.core.protocols import Items
 from adacur.core.records import Item, Query
 
@@ -28,6 +29,11 @@ class Hit:
     item: Item | None = None
     fused: float | None = None
     relevance: float | None = None
+
+    @property
+    def document(self) -> str:
+        """The document whose best passage this is; the id of the item where it belongs to none."""
+        return self.id if self.item is None else self.item.document
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +62,8 @@ class Round:
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
     """Everything a search did, round by round. `stopped` is "budget", "exhausted" (nothing left), "deadline",
-    "settled" (`stop_when`) or "engine" (a vector engine stopped answering).
+    "settled" (`stop_when`), "tokens" or "cost" (what is left of these pays for no more), or "engine" (a vector engine
+    stopped answering). `tokens` and `cost` were spent, where the budget counts them.
 
     `approximate_scores` (Ŝ for every item, after the last round) is present on request only. Where queries
     share a scorer call, its seconds are shared out by the number of pairs; in an awaited search they count the wait.
@@ -66,6 +73,8 @@ class Trace:
     stopped: str = "budget"
     settings: Mapping[str, Any] = field(default_factory=dict)
     approximate_scores: FloatArray | None = None
+    tokens: int | None = None
+    cost: Money | None = None
 
     @property
     def calls(self) -> int:

@@ -14,6 +14,7 @@ from adacur.data.files import ItemFile, as_items, read_beir, read_items, read_qr
 from adacur.data.from_ir_datasets import from_ir_datasets
 from adacur.data.judged_collection import JudgedCollection
 from adacur.data.lines import DataWarning
+from adacur.data.passages import Passages
 from adacur.data.pseudo_queries import PseudoQueryKind, pseudo_queries
 from adacur.data.splits import QuerySplit, split_queries
 from adacur.data.wheels import Asset
@@ -23,6 +24,7 @@ __all__ = [
     "DataWarning",
     "ItemFile",
     "JudgedCollection",
+    "Passages",
     "PseudoQueryKind",
     "QuerySplit",
     "as_items",

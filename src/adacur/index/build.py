@@ -31,8 +31,15 @@ from adacur.core.protocols import AnchorScores, Items, Scorer, ScorerCard
 from adacur.core.records import Item, Query, as_queries
 from adacur.engines import Engine, InThisProcess, WorkersLost
 from adacur.index.blocks import ScoreBlocks, as_stored, check_dtype, digest_scores, largest_block
-from adacur.index.database import DATABASE_FILES, connect, load, seal
-from adacur.index.estimate import Estimate, block_items_for, blocks_of_small_build, estimate
+from adacur.index.database import DATABASE_FILES, connect, count_documents, load, seal
+from adacur.index.estimate import (
+    MOST_LOOKED_AT,
+    Estimate,
+    block_items_for,
+    blocks_of_small_build,
+    count_cut,
+    estimate,
+)
 from adacur.index.files import (
     LOCK,
     check_no_links,
@@ -44,7 +51,7 @@ from adacur.index.files import (
 )
 from adacur.index.folder import IndexFolder, is_finished
 from adacur.index.items import StoredItems
-from adacur.index.manifest import Manifest, Origin, write_manifest
+from adacur.index.manifest import Manifest, Origin, read_manifest, write_manifest
 from adacur.index.object_store import refuse_url
 from adacur.index.probes import Drift, choose_probes, compare_scores, same_scorer
 from adacur.index.progress import Progress, ProgressReports
@@ -152,6 +159,30 @@ def build_scores(
     return IndexFolder.open(folder)
 
 
+def note_cut(folder: IndexFolder, scorer: Scorer) -> IndexFolder:
+    """Count the items that are longer than the scorer takes, log it, and remember it in the manifest."""
+    n_cut = count_cut(scorer, folder.anchor_queries, folder.items)
+    if n_cut is None:
+        return folder
+    if n_cut:
+        _log.warning("%s", cut_in_words(n_cut, len(folder.items), scorer.card))
+    with locked(folder.path):
+        manifest = replace(read_manifest(folder.path), cut=n_cut)
+        write_manifest(folder.path, manifest)
+    folder.manifest = manifest
+    return folder
+
+
+def cut_in_words(n_cut: int, n_items: int, card: ScorerCard | None) -> str:
+    """How many items are cut, and what to do about it."""
+    about = "about " if n_items > MOST_LOOKED_AT else ""
+    limit = card and (card.max_item_tokens or card.max_tokens)
+    tokens = f" ({limit:,} tokens{'' if card and card.max_item_tokens else ' with the query'})" if limit else ""
+    return (
+        f"{about}{n_cut:,} of {n_items:,} items are longer than the scorer takes{tokens}: the rest of them is not read."
+    )
+
+
 def save_table(
     table: AnchorScores, path: str | Path, *, card: ScorerCard | None = None, origin: Origin | None = None
 ) -> IndexFolder:
@@ -251,6 +282,7 @@ def _begin(folder: Path, source: Source, choose_block_items: Callable[[int], int
     try:
         with contextlib.closing(connect(folder, writable=True)) as connection:
             n_items, items_digest, anchors_digest = load(connection, source.items, source.anchors, check=source.check)
+            documents = count_documents(connection)
     except Exception:
         _remove(folder)
         remove_files(folder, LOCK)
@@ -269,6 +301,7 @@ def _begin(folder: Path, source: Source, choose_block_items: Callable[[int], int
         scorer=source.card,
         seed=source.seed,
         origin=source.origin,
+        documents=documents,
     )
     ScoreBlocks.create(folder, manifest)
     write_manifest(folder, manifest)

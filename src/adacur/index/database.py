@@ -138,6 +138,15 @@ def load(
     return count, digest.hexdigest(), digest_texts((query.id, query.text) for query in anchors)
 
 
+def count_documents(connection: sqlite3.Connection) -> int | None:
+    """How many documents the items belong to; None where no item names one."""
+    named = "CASE WHEN json_type(metadata, '$.document') = 'text' THEN nullif(metadata ->> '$.document', '') END"
+    documents, n_named = connection.execute(
+        f"SELECT count(DISTINCT coalesce({named}, id)), count({named}) FROM items"
+    ).fetchone()
+    return int(documents) if n_named else None
+
+
 def seal(connection: sqlite3.Connection) -> None:
     """Fold the write-ahead log into the database, so that a finished folder can be read from read-only media."""
     try:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import EmptyInput, InputError
-from adacur.core.protocols import Scorer
+from adacur.core.money import Money, Price
+from adacur.core.protocols import Items, Scorer
 from adacur.core.records import Item, Query
 from adacur.core.units import duration, duration_range, megabytes, pace
 from adacur.index.blocks import largest_block
 from adacur.index.workers import On, check_workers, connected_to, workers_and_speed
 from adacur.scorers.calling import score_grid
+from adacur.scorers.prices import count_tokens, counts_exactly, price_of, units_per_pair
 
 _SECONDS = 4.0
 _ENCODING_SECONDS = 2.0
@@ -30,6 +33,9 @@ _BLOCK_SECONDS = 20.0
 _FEWEST_BLOCK_ITEMS = 16
 _BLOCKS_OF_SMALL_BUILD = 16
 _BLOCKS_PER_WORKER = 8
+_COUNTED_QUERIES = 4
+MOST_LOOKED_AT, _TEXTS_AT_ONCE = 50_000, 1024
+_USUAL_QUERY = Query("usual", "what is the usual length of a question?")
 
 Encode = Callable[[Sequence[str]], Any]
 """From texts to their vectors."""
@@ -43,7 +49,8 @@ class Estimate:
     None, "building" or "complete". `bytes` counts the scores, not the texts. `seconds` is for what is left to do, and
     lies between `low` and `high` if the machine stays as busy as while the sample was timed; it includes the
     `encoding_seconds` of first stages. `pairs_per_second` is the pace of all `workers` together, of which one was
-    timed, at the price of `calls_used` scorer calls.
+    timed, at the price of `calls_used` scorer calls. `tokens` and `cost` are those of what is left to score, by the
+    sample: an upper bound where the scorer cannot count its tokens (`tokens_are_bound`). `price` is None where unknown.
     """
 
     n_items: int
@@ -59,6 +66,10 @@ class Estimate:
     calls_used: int = 0
     pairs_done: int = 0
     status: str | None = None
+    tokens: int = 0
+    tokens_are_bound: bool = False
+    cost: Money | None = None
+    price: Price | None = None
 
     def in_words(self) -> str:
         """One sentence: what is scored, in what time and space."""
@@ -78,7 +89,18 @@ class Estimate:
                 f"estimated time {duration_range(self.low, self.high)} at {pace(self.pairs_per_second)}{workers}"
                 f"{encoding} (timed on {self.calls_used:,} pairs, not counted above)"
             )
+        if self.tokens:
+            tokens = f"{'at most' if self.tokens_are_bound else 'about'} {self.tokens:,} tokens"
+            seen = f", as seen in {self.price.seen}" if self.price and self.price.seen else ""
+            money = f", {self.cost} (at {self.price}{seen})" if self.cost else ""
+            parts.append(f"{tokens}{money}")
         return f"{'; '.join(parts)}; {megabytes(self.bytes)} of scores."
+
+    def left_to_do(self, share: float) -> Estimate:
+        """The same where only a share is left to score."""
+        money = self.cost and Money(self.cost.amount * Decimal(share), self.cost.currency)
+        times = {name: getattr(self, name) * share for name in ("seconds", "low", "high")}
+        return replace(self, tokens=round(self.tokens * share), cost=money, **times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +139,15 @@ def estimate(
     seconds: float = _SECONDS,
     most_calls: int | None = None,
     on: On = None,
+    price: Price | str | None = None,
 ) -> Estimate:
-    """Time and space of an index, from a few seconds of scoring a sample.
+    """Time, space, tokens and money of an index, from a few seconds of scoring a sample.
 
     - items_per_anchor: items that a sparse build scores per anchor query.
     - encode: encoders of first stages; all items and anchor queries go through each, and a few items are timed.
     - seconds, most_calls: limits of the timing.
     - on: where the build is to run; the scorer is timed here, and other machines are taken to be like this one.
+    - price: what the scorer costs; by default as `price_of` knows it.
     """
     check_workers(on, scorer)
     pairs = (items_per_anchor or n_items) * n_anchors
@@ -135,6 +159,7 @@ def estimate(
             workers, faster = workers_and_speed(on, scorer)
         limits: dict[str, Any] = {"seconds": seconds, "most_calls": most_calls}
         timing = time_scorer(items_sample, queries_sample, scorer=scorer, seed=seed, **limits)
+    charged = _charged(items_sample, queries_sample, pairs=pairs, n_anchors=n_anchors, scorer=scorer, price=price)
     expected, low, high = (timing.times(pairs) / faster + encoding).tolist()
     return Estimate(
         n_items,
@@ -148,7 +173,49 @@ def estimate(
         pairs_per_second=timing.mean * faster if pairs else 0.0,
         workers=workers,
         calls_used=timing.calls_used,
+        **charged,
     )
+
+
+def _charged(
+    items: Sequence[Item],
+    queries: Sequence[Query],
+    *,
+    pairs: int,
+    n_anchors: int,
+    scorer: Scorer,
+    price: Price | str | None,
+) -> dict[str, Any]:
+    """Tokens and money of so many pairs, by some that were not scored."""
+    known = price_of(scorer) if price is None else Price.of(price)
+    if not pairs or not items or not queries:
+        return {"price": known}
+    some = [(query, item) for query in queries[:_COUNTED_QUERIES] for item in items]
+    counts = count_tokens(scorer, some)
+    cost = None
+    if known is not None:
+        cost = known.cost(max(n_anchors, round(units_per_pair(known, scorer, some, counts) * pairs)))
+    tokens = round(float(counts.mean()) * pairs)
+    return {"tokens": tokens, "tokens_are_bound": not counts_exactly(scorer), "cost": cost, "price": known}
+
+
+def count_cut(scorer: Scorer, queries: Sequence[Query], items: Items) -> int | None:
+    """How many items are longer than the scorer takes beside a usual query; None where it cannot tell.
+
+    Of more than 50,000 items as many are looked at, from all over, and stand for the rest.
+    """
+    layer: Any = scorer
+    while layer is not None and not callable(getattr(layer, "cut", None)):
+        layer = getattr(layer, "scorer", None)
+    if layer is None:
+        return None
+    query = sorted(queries, key=lambda one: len(one.text))[len(queries) // 2] if queries else _USUAL_QUERY
+    n_items = len(items)
+    looked_at = np.unique(np.linspace(0, n_items - 1, min(n_items, MOST_LOOKED_AT)).astype(int)).tolist()
+    n_cut = 0
+    for start in range(0, len(looked_at), _TEXTS_AT_ONCE):
+        n_cut += int(np.count_nonzero(layer.cut(query, items.at(looked_at[start : start + _TEXTS_AT_ONCE]))))
+    return round(n_cut * n_items / len(looked_at))
 
 
 def block_items_for(pairs_per_second: float, *, n_items: int, n_anchors: int, dtype: str, workers: int = 1) -> int:

@@ -46,10 +46,14 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The fields of the file that an index was built from: which was the id, and which the text."""
+    """The fields of the file that an index was built from: which was the id, and which the text.
+
+    `passages` are the most words of a passage, where texts were split.
+    """
 
     id_field: str | None = None
     text_fields: tuple[str, ...] | None = None
+    passages: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,9 @@ def _packages() -> dict[str, str]:
 class Manifest:
     """What was built, from what, by which scorer. `status` is "building" or "complete".
 
-    An index that was changed since its build has `parts`, and each change a new `version`.
+    An index that was changed since its build has `parts`, and each change a new `version`. `documents` counts those
+    that the items belong to, where any item names one; `cut` counts the items that are longer than the scorer takes, at
+    most that many after a removal, and is None where it could not be counted.
     """
 
     status: str
@@ -98,6 +104,8 @@ class Manifest:
     version: int = 1
     parts: tuple[PartRecord, ...] = ()
     origin: Origin | None = None
+    documents: int | None = None
+    cut: int | None = None
 
     @property
     def n_blocks(self) -> int:
@@ -218,8 +226,11 @@ def _as_json(manifest: Manifest) -> str:
     if not manifest.parts:
         # As format 1 has it.
         del data["version"], data["parts"]
-    if manifest.origin is None:
-        del data["origin"]
+    for name in ("origin", "documents", "cut"):
+        if data[name] is None:
+            del data[name]
+    if manifest.origin is not None and manifest.origin.passages is None:
+        del data["origin"]["passages"]
     return json.dumps(data, indent=1)
 
 

@@ -19,8 +19,9 @@ from adacur.core.errors import DuplicateId, EmptyInput, InputError, UnknownName
 from adacur.core.protocols import Items, Scorer, ScorerCard
 from adacur.core.records import Item, ItemList, Query, as_queries, check_item, check_texts, first_repeat
 from adacur.core.scores import check_grid
-from adacur.index.build import build_scores, save_rows
+from adacur.index.build import build_scores, note_cut, save_rows
 from adacur.index.database import digest_items, digest_texts, metadata_as_json
+from adacur.index.documents import items_of_documents, most_cut, whole_documents
 from adacur.index.files import full_disk_reported, locked, sync_path, sync_tree, write_checksums
 from adacur.index.folder import IndexFolder
 from adacur.index.manifest import (
@@ -30,6 +31,7 @@ from adacur.index.manifest import (
     Probe,
     keep_first_manifest,
     point_to,
+    read_manifest,
     write_manifest,
 )
 from adacur.index.object_store import refuse_url
@@ -93,6 +95,7 @@ class Update:
         self._anchors = list(current.anchor_queries)
         self._n_items = len(current.items)
         self._items_changed = False
+        self._has_documents = current.manifest.documents is not None
         self._new_ids: set[str] = set()
         self._card = current.manifest.scorer
         self._last_view: IndexFolder | None = current
@@ -136,6 +139,14 @@ class Update:
                 f"Ids of new items must be new; already in {self._index}: {_shown(known)}. Use replace to change the "
                 "texts of items."
             )
+        named = [item.document for item in items if item.document != item.id]
+        if self._has_documents or named:
+            there = self._documents() if self._has_documents else self._view().items.known_positions(named)
+            if split := sorted({item.document for item in items} & set(there)):
+                raise DuplicateId(
+                    f"All passages of a document must come together, and {self._index} has some of {_shown(split)} "
+                    "already. Replace a document with all its passages."
+                )
         return len(ids)
 
     def check_new_anchors(self, queries: Iterable[Query | str]) -> list[Query]:
@@ -161,6 +172,7 @@ class Update:
         self._parts = [*self._parts, Part.whole(self._index, part, first_row=self._n_items)]
         self._n_items += n_new
         self._new_ids = self._new_ids | {item.id for item in items}
+        self._has_documents = self._has_documents or any(item.document != item.id for item in items)
         self._items_changed = True
         self._last_view = None
 
@@ -207,8 +219,10 @@ class Update:
         self._set_parts(self._parts)
 
     def remove(self, ids: Iterable[str], *, replaced: bool = False) -> None:
-        """Remove items; each must be there, and one must stay, unless they are to be `replaced`."""
+        """Remove items, or documents with all their passages; one item must stay, unless they are `replaced`."""
         names = _distinct(ids, "item")
+        if self._has_documents:
+            names = whole_documents(names, self._documents())
         there = self._view().items.known_positions(names)
         if missing := [id_ for id_ in names if id_ not in there]:
             remedy = " Use add for new items." if replaced else ""
@@ -258,7 +272,9 @@ class Update:
             return next(live_blocks(parts, n_items=stop, n_anchors=n_anchors, first=start))[1]
 
         dtype, items = view.manifest.dtype, view.items
-        part = self._saved(items, self._anchors, rows, dtype=dtype, exact=view.exact_cells())
+        part, cut = self._saved(items, self._anchors, rows, dtype=dtype, exact=view.exact_cells()), self._cut()
+        folder = self._index / part
+        write_manifest(folder, replace(read_manifest(folder), cut=cut))
         self._set_parts([Part.whole(self._index, part)])
 
     def switch(self, first_stages: WriteFirstStages | None = None) -> IndexFolder:
@@ -287,6 +303,8 @@ class Update:
                 version=number,
                 parts=records,
                 format=FORMAT_OF_VERSIONS,
+                documents=len(self._documents()) if self._has_documents else None,
+                cut=self._cut(),
                 first=tuple(sorted(names)),
                 probes=probes,
             ),
@@ -325,6 +343,14 @@ class Update:
         self._last_view = IndexFolder.of_parts(self._index, self._parts, manifest=manifest, home=self._current.home)
         return self._last_view
 
+    def _cut(self) -> int | None:
+        """How many items are longer than the scorer takes, as far as that is known."""
+        return most_cut(self._parts, n_items=self._n_items) if self._items_changed else self._current.manifest.cut
+
+    def _documents(self) -> dict[str, list[str]]:
+        """The ids of the items of every document of the new version so far."""
+        return items_of_documents(self._view().items)
+
     def _append_anchors(self, new: Sequence[Query], part: str) -> None:
         self._parts = [*self._parts, Part.whole(self._index, part, first_column=len(self._anchors))]
         self._anchors = [*self._anchors, *new]
@@ -353,7 +379,9 @@ class Update:
         options: dict[str, Any] = {"dtype": dtype, "seed": self._current.manifest.seed, "on": self._on}
         with ScoringBar(self._progress) as bar:
             try:
-                build_scores(items, anchors, scorer=scorer, path=self._index / path, progress=bar, **options)
+                part = build_scores(items, anchors, scorer=scorer, path=self._index / path, progress=bar, **options)
+                if part.manifest.cut is None:
+                    note_cut(part, scorer)
             finally:
                 self.calls += bar.last.pairs_done - bar.last.resumed_pairs
                 self.recognising += 0 if bar.last.drift is None else bar.last.drift.n_probes

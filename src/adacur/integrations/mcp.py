@@ -25,7 +25,10 @@ _ANSWER = {
             "description": "Best first: id, text, score (higher is nearer), rank, round, metadata.",
         },
         "calls": {"type": "integer", "description": "Scorer calls that were spent."},
-        "stopped": {"type": "string", "description": "Why it ended: budget, exhausted, deadline or settled."},
+        "stopped": {
+            "type": "string",
+            "description": "Why it ended: budget, exhausted, deadline, settled, tokens or cost.",
+        },
     },
     "required": ["hits", "calls", "stopped"],
 }

@@ -14,6 +14,7 @@ Where to change what, from the name of a scorer to its scores:
   that judge. Both over http_address.py (from a URL to a server) and http_requests.py (retries, keys)
 - function.py, matrix.py, sentence_transformers.py; adapters.py: objects of LangChain, PyTerrier and rerankers
 - wrappers: cached.py (over score_file.py; function_code.py recognises functions), metered.py, shared_batches.py
+- prices.py: what pairs are charged for, counted before they are scored, and a dated table of prices
 - event_loop.py: async scorers for callers that are not async
 """
 
@@ -40,6 +41,7 @@ from adacur.scorers.judge import JudgeScorer
 from adacur.scorers.matrix import MatrixScorer
 from adacur.scorers.metered import Metered
 from adacur.scorers.opening import scorer
+from adacur.scorers.prices import count_tokens, price_of
 from adacur.scorers.sentence_transformers import SentenceTransformersScorer
 from adacur.scorers.shared_batches import SharedBatches
 
@@ -64,9 +66,11 @@ __all__ = [
     "SharedBatches",
     "TorchCrossEncoder",
     "ascore",
+    "count_tokens",
     "export_onnx",
     "load_emb_cross_encoder",
     "make_emb_cross_encoder",
+    "price_of",
     "save_emb_cross_encoder",
     "score_grid",
     "scorer",

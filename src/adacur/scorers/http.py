@@ -155,6 +155,10 @@ class HttpScorer:
         await self._requests.each([self._score_batch(batch, scores) for batch in self._batches(pairs)])
         return np.array([scores[query.text, item.text] for query, item in pairs])
 
+    def requests(self, pairs: Sequence[Pair]) -> list[list[Pair]]:
+        """The pairs of each request that a call with these makes: what a price by the request counts."""
+        return self._batches(pairs)
+
     def _batches(self, pairs: Sequence[Pair]) -> list[list[Pair]]:
         """Distinct texts of one query at a time, in batches that the server takes."""
         groups: dict[str, dict[str, Pair]] = {}

@@ -74,6 +74,9 @@ class SentenceTransformersScorer:
         self._max_tokens = _limited(model, max_tokens, may_set=is_ours)
         self._dtype = next((str(weight.dtype).removeprefix("torch.") for weight in model.parameters()), None)
         self._tokens, self._cutting = _only_items_cut(model, self._max_tokens)
+        if self._tokens is not None:
+            # A pair in a chat template is longer than this would count.
+            self.tokens_of, self.cut = self._tokens.lengths, self._tokens.cut
         self._identity = require("torch", extra=_EXTRA).nn.Identity()
         self._model: Any = model
         # Threads that share a tokenizer end in 'Already borrowed'.

@@ -22,6 +22,7 @@ from adacur.core.seeds import stream_key
 from adacur.search.effort import entered, signs
 from adacur.search.methods import Plan
 from adacur.search.prospects import MemoryProspects, Prospects
+from adacur.search.spending import Purse
 
 # Unscored items that decide whether to stop, the most promising first; what lies beyond is rarely what is missing.
 SHORTLIST = 300
@@ -49,6 +50,8 @@ class AdaptiveSearch:
         self.rounds: list[Round] = []
         self.seconds: dict[str, float] = {}
         self.prospects = prospects
+        # What it has spent of tokens and money, where the plan counts them.
+        self.purse = None if plan.spending is None else Purse(plan.spending)
         self._plan = plan
         self._in_scores = in_scores
         self._k = k
@@ -61,8 +64,19 @@ class AdaptiveSearch:
             raise InputError("A search of more than one round needs an approximation and an acquisition.")
         self._batch: IntArray | None = None
         self._predicted: Any = None
-        # What ended it before its budget did: "deadline", "settled" or "engine".
+        # What ended it before its calls did: "deadline", "settled", "tokens", "cost" or "engine".
         self.stopped: str | None = None
+
+    def expect_calls(self, n: int) -> None:
+        """Divide the rounds for about n calls, which is what tokens and money pay for; before the first round."""
+        n, spending = min(n, self._plan.calls, self.prospects.n_left), self._plan.spending
+        if n <= 0 or spending is None:
+            return
+        sizes = list(self._plan.batch_sizes(n))
+        if spending.counts_requests and spending.units is not None and len(sizes) > spending.units:
+            # A round is a request at least: later ones must not find the money spent on small ones.
+            sizes = [*sizes[: spending.units - 1], sum(sizes[spending.units - 1 :])]
+        self.remaining, self._n_planned = sizes, n
 
     def ask(self, predicted: Any = None, *, seconds: Mapping[str, float] | None = None) -> IntArray:
         """Positions to score next, most promising first; none when the search has ended.
@@ -102,7 +116,7 @@ class AdaptiveSearch:
         return chosen
 
     def drop(self, gone: IntArray) -> IntArray:
-        """Take items that are no longer there out of the positions last asked for; those that remain."""
+        """Take items that are no longer there, or cannot be paid, out of the positions last asked for; the others."""
         assert self._batch is not None
         self._batch = batch = self._batch[~np.isin(self._batch, gone)]
         self.prospects.scored(gone)
@@ -122,7 +136,7 @@ class AdaptiveSearch:
         """Exact scores of the positions last asked for, which are returned; after `stop()`, of the first few."""
         if self._batch is None:
             raise InputError("No positions were asked for. Call ask() before tell(scores).")
-        batch = self._batch[: len(scores)] if self.stopped == "deadline" else self._batch
+        batch = self._batch[: len(scores)] if self.stopped in ("deadline", "cost") else self._batch
         if len(scores) != len(batch):
             raise ScoreCountError(f"tell needs one score per position: {len(batch)} positions, {len(scores)} scores.")
         self._batch, predicted = None, self._predicted
@@ -144,10 +158,20 @@ class AdaptiveSearch:
                 )
             )
         del self.remaining[:1]
+        if self.purse is not None and not self.remaining and self.stopped is None:
+            # Pairs may have cost less than expected: what is left pays for another round.
+            n = min(self._plan.calls - self._n_scored, self.prospects.n_left)
+            if (more := self.purse.calls_left(n)) > 0:
+                self.remaining = [more]
+                self._n_planned += more
         return batch
 
+    @property
+    def _n_scored(self) -> int:
+        return sum(len(round_.positions) for round_ in self.rounds)
+
     def stop(self, why: str) -> None:
-        """End here, because time is up ("deadline") or an engine does not answer: nothing more is asked for."""
+        """End here: time is up ("deadline"), no pair can be paid, or an engine does not answer."""
         self.stopped = why
         self.remaining.clear()
 
@@ -159,9 +183,9 @@ class AdaptiveSearch:
         assert self._plan.stop_when is not None
         started = time.perf_counter()
         recall = 0.0
-        exact = np.concatenate([round_.exact for round_ in self.rounds])
+        _, best, _ = self.best(self._k)
         # Fewer than k are no top k.
-        if len(exact) >= self._k:
+        if len(best) >= self._k:
             _, promising = self.prospects.best(
                 min(SHORTLIST, self.prospects.n_left),
                 acquisition=TopK(),
@@ -169,7 +193,6 @@ class AdaptiveSearch:
                 without=_NONE,
                 predicted=predicted,
             )
-            best = np.sort(exact)[: -self._k - 1 : -1]
             recall = expected_recall(lambda some, ranks: chance_above(promising, some, ranks=ranks), best)
             if self._is_enough(recall):
                 self.stop("settled")
@@ -188,23 +211,44 @@ class AdaptiveSearch:
         return bool(rule.expected_loss(told) <= point.loss)
 
     def best(self, k: int) -> tuple[IntArray, FloatArray, IntArray]:
-        """Positions, exact scores and rounds of the best k scored so far, best first."""
+        """Positions, exact scores and rounds of the best k scored so far, best first; of a document its best alone."""
         if not self.rounds:
             return _NONE, np.empty(0), _NONE
         positions = np.concatenate([round_.positions for round_ in self.rounds])
         exact = np.concatenate([round_.exact for round_ in self.rounds])
         numbers = np.repeat([round_.number for round_ in self.rounds], [len(one.positions) for one in self.rounds])
-        order = best_positions(exact, k, keys=self.prospects.keys(positions))
+        keys, by_document = self.prospects.keys(positions), self._documents(positions)
+        if by_document is None:
+            order = best_positions(exact, k, keys=keys)
+        else:
+            order = best_positions(exact, len(exact), keys=keys)
+            # The first of each document is its best passage.
+            _, firsts = np.unique(by_document[order], return_index=True)
+            order = order[np.sort(firsts)[:k]]
         return positions[order], exact[order], numbers[order]
+
+    def _documents(self, positions: IntArray) -> Any:
+        """The documents of these positions, as an array that tells them apart; None where k counts items."""
+        if self._plan.documents is not None:
+            return self._plan.documents[positions]
+        if self._plan.engine is None or not self._plan.engine.by_document:
+            return None
+        return np.array([item.document for item in self.prospects.items(positions)])
 
     def trace(self, *, settings: dict[str, object], approximate_scores: FloatArray | None = None) -> Trace:
         """What was done so far."""
-        n_scored = sum(len(round_.positions) for round_ in self.rounds)
-        stopped = self.stopped
+        stopped, purse, n_scored = self.stopped, self.purse, self._n_scored
         if stopped is None or (stopped == "deadline" and n_scored == self._n_planned):
             stopped = "budget" if self.prospects.n_left else "exhausted"
+            if purse is not None and n_scored < self._plan.calls and (purse.ran_out or self.prospects.n_left):
+                stopped = purse.ending
         return Trace(
-            rounds=tuple(self.rounds), stopped=stopped, settings=settings, approximate_scores=approximate_scores
+            rounds=tuple(self.rounds),
+            stopped=stopped,
+            settings=settings,
+            approximate_scores=approximate_scores,
+            tokens=None if purse is None else purse.tokens,
+            cost=None if purse is None else purse.cost,
         )
 
     def _topped_up(self, chosen: IntArray, size: int, purpose: str) -> IntArray:

@@ -14,7 +14,7 @@ from adacur.core.arrays import BoolArray
 from adacur.core.errors import AdacurError, IndexLocked, InputError
 from adacur.core.protocols import FirstStage, Items, Scorer
 from adacur.core.records import Item, Query, as_queries, check_item
-from adacur.data import ItemFile
+from adacur.data import ItemFile, Passages
 from adacur.index import IndexFolder, On, Origin, Update, check_scorer, prune, updating
 from adacur.index.compressed import is_compressed
 from adacur.index.updates import repeatable
@@ -103,7 +103,10 @@ class Edit:
 
         A path is read by the fields that the index was built with.
         """
-        update, items = self._open(), self._items(items)
+        self._add(self._items(items))
+
+    def _add(self, items: Iterable[Item]) -> None:
+        update = self._open()
         n_new = update.check_new_items(items)
         for stage in _stages(self._index, update.current).values():
             # Asked before anything is paid for.
@@ -113,16 +116,22 @@ class Edit:
         update.add(items, scorer=scorer)
 
     def replace(self, items: Iterable[Item] | str | Path) -> None:
-        """Give items of the index other texts and metadata; costs what adding them does."""
+        """Give items of the index other texts and metadata; costs what adding them does.
+
+        A document is replaced as a whole: all its passages in the index go.
+        """
         update, items = self._open(), self._items(items)
-        for item in items:
-            check_item(item)
+        # An id that comes twice is refused where ids are; passages of a document are no repetition.
+        documents = [check_item(item).document for item in items]
+        names = [item.id for item in items if item.document == item.id]
+        whole = set(names)
+        passages = dict.fromkeys(name for name in documents if name not in whole)
         with update.undone_on_error():
-            update.remove([item.id for item in items], replaced=True)
-            self.add(items)
+            update.remove([*names, *passages], replaced=True)
+            self._add(items)
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Remove items by their ids; calls no scorer."""
+        """Remove items by their ids, or documents with all their passages by theirs; calls no scorer."""
         self._open().remove(ids)
 
     def add_anchors(self, queries: Iterable[Query | str]) -> None:
@@ -155,10 +164,12 @@ class Edit:
         return self._update
 
     def _items(self, items: Iterable[Item] | str | Path) -> Iterable[Item]:
-        if not isinstance(items, str | Path):
-            return repeatable(items)
         origin = self._update.current.manifest.origin or Origin()
-        return ItemFile(items, id_field=origin.id_field, text_fields=origin.text_fields)
+        if isinstance(items, str | Path):
+            items = ItemFile(items, id_field=origin.id_field, text_fields=origin.text_fields)
+        else:
+            items = repeatable(items)
+        return items if origin.passages is None else Passages(items, origin.passages)
 
     def _opened_scorer(self) -> Scorer:
         """The scorer of the index, recognised once; after whatever is refused without it."""

@@ -23,7 +23,8 @@ class EngineItems:
     - `vector`: the one whose rows predictions are made of, as `outline` says, which is None where there is nothing to
       predict from;
     - `where`: the metadata that items must have;
-    - `exact`: False where the engine may use an index that misses some.
+    - `exact`: False where the engine may use an index that misses some;
+    - `by_document`: whether items are passages of documents, which k then counts.
     """
 
     store: VectorStore
@@ -32,6 +33,7 @@ class EngineItems:
     outline: Outline | None = None
     where: Where = None
     exact: bool = True
+    by_document: bool = False
 
     def best(self, questions: Sequence[Nearest]) -> list[Found]:
         """Answers to all questions."""

@@ -156,7 +156,9 @@ def _engine_snapshot(
     if export.dense:
         vectors = open_first_stages(folder.home, encoder=encoder, trust=trust)[DENSE]().vectors()
         embed_queries = vectors.embed_queries if vectors else None
-    engine = EngineItems(target, n_items, FEATURES, outline, exact=exact)
+    engine = EngineItems(
+        target, n_items, FEATURES, outline, exact=exact, by_document=folder.manifest.documents is not None
+    )
     return EngineSnapshot(
         folder,
         engine=engine,

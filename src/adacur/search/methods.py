@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from adacur.approximation import EmbeddingRegression, GaussianModel, PseudoInverse, TopK
 from adacur.approximation.rank_slopes import RankSlopes
-from adacur.core.arrays import KeyArray
+from adacur.core.arrays import IntArray, KeyArray
 from adacur.core.budget import is_whole
 from adacur.core.errors import BudgetError, InputError, UnknownName
 from adacur.core.protocols import Acquisition, AnchorScores, Approximator, Items, Scorer
@@ -25,6 +25,7 @@ from adacur.search.engine_items import EngineFirst, EngineItems
 from adacur.search.filters import Filter
 from adacur.search.fusion import Fusion
 from adacur.search.relevance import Relevance
+from adacur.search.spending import Spending
 from adacur.search.tuned import Tuning, default_settings, first_weight_of
 
 KeepPredictions = Literal[False, "last", "all"]
@@ -70,6 +71,8 @@ class Plan:
     items' random keys, where they need not be made from the ids. `engine` is where the items live, if not here.
     `relevance` reads the scores of hits; those below `min_relevance` or `min_score` are left out. `effort` takes the
     place of `stop_when`: a rule, and the point of its curve at which to stop.
+    `spending` limits tokens and money beside the calls. `documents` numbers the document of each item, where k counts
+    documents and an item is a passage.
     """
 
     method: str
@@ -99,6 +102,8 @@ class Plan:
     min_relevance: float | None = None
     min_score: float | None = None
     effort: tuple[EffortRule, EffortPoint] | None = None
+    spending: Spending | None = None
+    documents: IntArray | None = None
 
     def __post_init__(self) -> None:
         if self.pool is not None and self.first is None:
@@ -142,6 +147,7 @@ class Plan:
             "filtered": self.filter is not None,
             "engine": self.engine.store.name if self.engine else None,
             "deadline": self.deadline,
+            **(self.spending.settings() if self.spending else {}),
             "seed": self.seed,
             "scorer": self.scorer.card.name,
         }
@@ -389,6 +395,11 @@ class Exact:
         """The base plan in one round of every item."""
         if base.pool is not None or (base.first is not None and base.fuse is None):
             raise InputError("Method 'exact' scores every item: it takes a first stage only to fuse, and no pool.")
+        if base.spending is not None and base.spending.is_limited:
+            raise BudgetError(
+                "Method 'exact' scores every item, whatever it costs: it takes no limit of tokens or cost. Leave them "
+                "out, or choose another method."
+            )
         if base.calls < len(base.items):
             raise BudgetError(
                 f"Method 'exact' scores all {len(base.items):,} items, and a budget of {base.calls} does not cover "

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from adacur.approximation import EmbeddingRegression, GaussianModel
 from adacur.approximation.rank_slopes import RankSlopes
-from adacur.core.arrays import BoolArray
+from adacur.core.arrays import BoolArray, IntArray
 from adacur.core.budget import Budget, check_k
-from adacur.core.errors import InputError, UnknownName
+from adacur.core.errors import BudgetError, InputError, UnknownName
+from adacur.core.money import Price
 from adacur.core.protocols import AnchorScores, FirstStage, Scorer, ScorerCard, Vectors
+from adacur.core.records import ItemList, Query, document_numbers
 from adacur.core.spelling import did_you_mean
 from adacur.first_stages import FIRST_STAGES, AnyStage, Dense, Joined, Placed, Retriever, placed
 from adacur.first_stages.joined import SEPARATOR
@@ -30,12 +32,15 @@ from adacur.search.fusion import Fusion
 from adacur.search.learned_slopes import learned_slopes
 from adacur.search.methods import Exact, First, Method, Plan, method_named, with_effort
 from adacur.search.relevance import Relevance, check_floors, read_relevance
+from adacur.search.spending import Spending
 from adacur.search.tuned import JUDGED_METHODS, REACH, Tuning, read_tunings
 
 if TYPE_CHECKING:
     from adacur.search.anchor_index import AnchorIndex
 
 USUAL_CALLS = 100
+# As long as a question usually is.
+_USUAL_QUERY = "what is the usual length of a question?"
 # Words and meaning together are the better start at every budget tried (docs/decisions/0065); then a dual encoder, then
 # whatever the index has; random needs nothing.
 _PREFERRED_FIRST = ("bm25+dense", "dense", "bm25")
@@ -45,7 +50,7 @@ _FARTHEST = math.log(REACH) + 1e-9
 class SearchOptions(TypedDict, total=False):
     """The options of every search of an index; `AnchorIndex.search` explains each."""
 
-    budget: int | Budget | None
+    budget: int | str | Budget | None
     method: str | Method | None
     first: str | AnyStage | First | None
     filter: Filter | None
@@ -57,8 +62,11 @@ class SearchOptions(TypedDict, total=False):
 def search_options(
     index: AnchorIndex,
     *,
-    budget: int | Budget | None = None,
+    budget: int | str | Budget | None = None,
     deadline: float | None = None,
+    tokens: int | None = None,
+    cost: str | float | None = None,
+    price: Price | str | None = None,
     method: str | Method | None = None,
     first: str | AnyStage | First | None = None,
     pool: int | None = None,
@@ -80,11 +88,11 @@ def search_options(
         if isinstance(first, First):
             raise InputError("Give pool and fuse inside First(…), or beside the name of a first stage; not both.")
         first = First(first, pool, fuse)
-    if deadline is not None:
-        calls = budget.calls if isinstance(budget, Budget) else budget
-        if calls is None:
-            calls = len(index) if isinstance(method, Exact) else USUAL_CALLS
-        budget = Budget(calls, deadline)
+    walls: dict[str, Any] = {"deadline": deadline, "tokens": tokens, "cost": cost, "price": price}
+    if limits := {name: value for name, value in walls.items() if value is not None}:
+        if budget is None:
+            budget = len(index) if isinstance(method, Exact) else USUAL_CALLS
+        budget = replace(Budget.of(budget), **limits)
     options: SearchOptions = {"budget": budget, "method": method, "first": first, "filter": filter}
     if min_relevance is not None:
         options["min_relevance"] = min_relevance
@@ -99,7 +107,7 @@ def plan_search(
     index: AnchorIndex,
     k: int = 10,
     *,
-    budget: int | Budget | None = None,
+    budget: int | str | Budget | None = None,
     method: str | Method | None = None,
     first: str | AnyStage | First | None = None,
     filter: Filter | None = None,  # noqa: A002
@@ -123,9 +131,12 @@ def plan_search(
     if budget is None:
         budget = len(index) if isinstance(chosen, Exact) else snapshot.usual_calls(k, method=chosen.name)
         tuned = ("budget",) if budget != USUAL_CALLS and not isinstance(chosen, Exact) else ()
-    spend = budget if isinstance(budget, Budget) else Budget(budget)
+    spend = Budget.of(budget)
+    # Otherwise the scorer is opened last: it takes the longest.
+    spending = Spending.of(spend, index.scorer if scorer is None else scorer) if spend.is_counted else None
+    calls, most = _calls(spending, snapshot, k) if spend.calls is None else (spend.calls, spend.calls)
     if not isinstance(chosen, Exact):
-        start, also_tuned = snapshot.tuned_start(start, k=k, budget=spend.calls, method=chosen.name)
+        start, also_tuned = snapshot.tuned_start(start, k=k, budget=calls, method=chosen.name)
         tuned = (*tuned, *also_tuned)
     snapshot.check(chosen, filter)
     relevance = snapshot.relevance()
@@ -135,7 +146,7 @@ def plan_search(
         method=chosen.name,
         items=snapshot.anchors.items,
         scorer=index.scorer if scorer is None else scorer,
-        calls=spend.calls,
+        calls=calls,
         deadline=spend.deadline,
         first=snapshot.stage(start.stage) if needs_first else None,
         pool=start.pool,
@@ -146,14 +157,33 @@ def plan_search(
         relevance=relevance,
         min_relevance=min_relevance,
         min_score=min_score,
+        spending=spending,
+        documents=snapshot.documents(),
     )
-    check_k(k, None if isinstance(chosen, Exact) else spend.calls)
+    check_k(k, None if isinstance(chosen, Exact) else calls)
     plan = chosen.plan(base, snapshot, k=k)
-    if effort is None:
-        return plan
-    check_effort(effort)
-    tuning = snapshot.tuned(k=k, budget=plan.calls, first=plan.first.name if plan.first else None)
-    return with_effort(plan, effort, tuning)
+    if effort is not None:
+        check_effort(effort)
+        tuning = snapshot.tuned(k=k, budget=plan.calls, first=plan.first.name if plan.first else None)
+        plan = with_effort(plan, effort, tuning)
+    return plan if most == calls else replace(plan, calls=most)
+
+
+def _calls(spending: Spending | None, snapshot: Snapshot, k: int) -> tuple[int, int]:
+    """The calls that a budget of tokens or money alone is expected to pay for, and the most that it could."""
+    assert spending is not None
+    if snapshot.engine is not None:
+        raise BudgetError("In a vector engine a budget must limit calls as well as tokens or cost. Give calls=.")
+    items = snapshot.anchors.items
+    expected, cheapest = spending.usual_calls(Query("expected", _USUAL_QUERY), items, len(items))
+    # A search, the unit, may have a hundred items.
+    limits = (spending.tokens, None if spending.counts_requests else spending.units)
+    if (most := min((n for n in limits if n is not None), default=k)) < k:
+        raise BudgetError(
+            f"Only scored items are returned, and k={k} of them take at least {k} tokens and calls; the budget pays "
+            f"for {most}. Raise it, or lower k."
+        )
+    return min(len(items), max(k, expected)), min(len(items), max(k, 2 * cheapest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +229,7 @@ class Snapshot:
         self._tunings: tuple[Tuning, ...] | None = None
         # Of one that there is none, it is remembered too.
         self._relevance: tuple[Relevance | None] | None = None
+        self._documents: IntArray | None = None
         # Where the items live, if not here: see engine_index.py.
         self.engine: EngineItems | None = None
 
@@ -281,6 +312,18 @@ class Snapshot:
             if name not in self._joined:
                 self._joined[name] = placed(Joined([self.first_stage(part) for part in parts]), self.anchors.items)
             return self._joined[name]
+
+    def documents(self) -> IntArray | None:
+        """The number of each item's document, by position; None where every item is one of its own."""
+        anchors = self.anchors
+        if isinstance(anchors.items, ItemList):
+            return anchors.items.documents
+        if self.engine is not None or not isinstance(anchors, IndexFolder) or not anchors.manifest.documents:
+            return None
+        with self._lock:
+            if self._documents is None:
+                self._documents = document_numbers(anchors.items)
+            return self._documents
 
     def item_vectors(self) -> Vectors | None:
         """The item vectors of the dense first stage, where there is one that has them all."""

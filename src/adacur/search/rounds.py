@@ -38,6 +38,7 @@ from adacur.search.engine_search import begin_in_engine
 from adacur.search.filters import allowed_by
 from adacur.search.fusion import LISTED, listed_by
 from adacur.search.methods import Plan
+from adacur.search.paying import Payments
 from adacur.search.prospects import memory_prospects
 from adacur.search.relevance import NOTHING_FOUND
 from adacur.search.sharing import Sharing
@@ -171,8 +172,9 @@ class Rounds:
         while True:
             self._under_way = [search for search in self._under_way if search.advance()]
             shares = self._sharing.shares(self._under_way)
-            if all(shares):
-                return list(zip(self._under_way, shares, strict=True))
+            paid = [search.payable(n) for search, n in zip(self._under_way, shares, strict=True)]
+            if all(paid):
+                return list(zip(self._under_way, paid, strict=True))
             for search, n in zip(self._under_way, shares, strict=True):
                 if not n:
                     search.stop()
@@ -235,6 +237,15 @@ class JoinedSearch:
             self._first_scores: list[FloatArray] = [one.scores for one in begun.rankings if plan.fuse]
         else:
             self._begin_in_memory(queries)
+        self._payments: Payments | None = None
+        if plan.spending is not None:
+            self._payments = Payments(
+                plan,
+                self._steps.searches,
+                candidates=self._candidates,
+                items_at=self._items_at,
+                refuses=not self._finished,
+            )
         self._first_seconds = time.monotonic() - before
         self._positions: list[IntArray] = []
         self._scores: list[list[float]] = []
@@ -268,6 +279,15 @@ class JoinedSearch:
             prospects=memory_prospects(plan, self._candidates, self._allowed),
             approximation=approximation,
         )
+
+    def payable(self, n: int) -> int:
+        """How many of the next n pairs can be paid where a call has these alone; a query that cannot pay ends here."""
+        if self._payments is not None and (ended := self._payments.unpaid(self.waiting[:n])):
+            n -= sum(query in ended for query, _ in self.waiting[:n])
+            self.waiting = [pair for pair in self.waiting if pair[0] not in ended]
+            if not self.waiting:
+                self.accept(np.empty(0), seconds=0.0)
+        return n
 
     def hits(self) -> list[Hits]:
         """The best k of each query so far; of queries in later groups none yet."""
@@ -316,6 +336,9 @@ class JoinedSearch:
         while not self._has_left:
             if not self.waiting:
                 self._positions = self._steps.ask(seconds=self._first_seconds)
+                if self._payments is not None:
+                    # In place: the steps see what is left of each batch.
+                    self._positions[:] = [self._payments.affordable(*one) for one in enumerate(self._positions)]
                 self._scores = [[] for _ in self._positions]
                 self._round_seconds = 0.0
                 # By rank first: if time runs out, every query has had its most promising items scored.
@@ -402,6 +425,8 @@ class JoinedSearch:
         """Scores of the pairs last handed out."""
         self._round_seconds += seconds
         self._n_scored += len(scores)
+        if self._payments is not None:
+            self._payments.pay(self.waiting[: len(scores)])
         for (query, _), score in zip(self.waiting[: len(scores)], scores.tolist(), strict=True):
             self._scores[query].append(score)
         self.waiting = self.waiting[len(scores) :]

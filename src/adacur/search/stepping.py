@@ -66,7 +66,8 @@ async def asearch_iter(
 
     started = time.monotonic()
     plan = await asyncio.to_thread(plan_search, index, k, **options)
-    if shares_calls(plan.scorer) and not hasattr(plan.scorer, "ascore"):
+    by_requests = plan.spending is not None and plan.spending.counts_requests
+    if shares_calls(plan.scorer) and not hasattr(plan.scorer, "ascore") and not by_requests:
         search_iter = loop_of(plan.scorer).search_iter
         steps = search_iter(plan, query, k, started=started, every_round=every_round, so_far=given_up)
     else:

@@ -18,6 +18,7 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from adacur.core.as_json import as_json
 from adacur.core.errors import AdacurError, InputError, UnknownName
+from adacur.core.money import Price
 from adacur.search import METHODS, AnchorIndex, plan_search
 from adacur.serving import shapes
 from adacur.serving.bodies import Name, search_request
@@ -94,7 +95,9 @@ class _Server:
         self.metrics = Metrics()
         self.turns = Turns(concurrency=settings.concurrency, queue=settings.queue)
         self.curves = RecallCurves(settings, is_idle=lambda: not (self.turns.running or self.turns.waiting))
-        scorers = ServedScorers(metrics=self.metrics)
+        scorers = ServedScorers(
+            metrics=self.metrics, price=None if settings.price is None else Price.of(settings.price)
+        )
         for name in indexes:
             check_name(name)
         self.served = {name: Served(name, index.with_scorer(scorers.of)) for name, index in indexes.items()}

@@ -58,6 +58,8 @@ def search_request(settings: ServerSettings) -> type[BaseModel]:
         "queries": _optional(_list_of(text, most=settings.max_queries), "Several questions, each with the budget."),
         "k": _field(_count(settings.max_k), "How many items to return; at most the budget.", default["k"]),
         "budget": _field(_count(settings.max_budget), "Scorer calls per query: never one more.", default["budget"]),
+        "tokens": _optional(_count(), "The most tokens of queries and items, per query; `budget` counts as well."),
+        "cost": _optional(_text(40), "The most money per query, such as `0.02 USD`, where the scorer has a price."),
         "deadline_ms": _optional(_count(int(settings.seconds * 1000)), "Milliseconds until the best hits so far."),
         "first": _optional(Name, "The first stage, or several: `bm25+dense`; `/v1/indexes` lists them."),
         "pool": _optional(_count(), "Search only the first stage's best N; at least k."),

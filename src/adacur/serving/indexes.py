@@ -17,7 +17,7 @@ from adacur.serving.bodies import METHOD_OPTIONS
 from adacur.serving.failures import Refusal
 from adacur.serving.settings import ServerSettings
 
-_OPTIONS = ("budget", "method", "first", "pool", "fuse", "effort", "min_relevance", "min_score")
+_OPTIONS = ("budget", "tokens", "cost", "method", "first", "pool", "fuse", "effort", "min_relevance", "min_score")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 

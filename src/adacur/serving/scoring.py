@@ -15,9 +15,13 @@ from typing import cast
 
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import ScorerFailed
+from adacur.core.money import Price
 from adacur.core.protocols import AsyncScorer, Items, PositionScorer, Scorer
 from adacur.core.records import Pair, Query
+from adacur.core.scores import PairsAt
 from adacur.scorers.cached import past_cache
+from adacur.scorers.metered import tokens_and_units
+from adacur.scorers.prices import price_of
 from adacur.scorers.shared_batches import shares_calls
 from adacur.serving.metrics import Metrics
 
@@ -25,8 +29,9 @@ from adacur.serving.metrics import Metrics
 class _Counted:
     """A scorer whose calls are counted, and made one after another: a model may not be safe in two threads."""
 
-    def __init__(self, scorer: Scorer, metrics: Metrics) -> None:
+    def __init__(self, scorer: Scorer, metrics: Metrics, price: Price | None = None) -> None:
         self.scorer = scorer
+        self.price = price_of(scorer) if price is None else price
         self.card = scorer.card
         self.shares_calls = shares_calls(scorer)
         self._metrics = metrics
@@ -36,18 +41,24 @@ class _Counted:
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
-        with self._turn, self._counting(len(pairs)):
+        with self._turn, self._counting(pairs):
             return self.scorer.score(pairs)
 
     def _score_at(self, items: Items, queries: Sequence[Query], query_of: IntArray, positions: IntArray) -> FloatArray:
-        with self._turn, self._counting(len(positions)):
+        with self._turn, self._counting(PairsAt(items, queries, query_of, positions)):
             return cast(PositionScorer, self.scorer).score_at(items, queries, query_of, positions)
 
     @contextmanager
-    def _counting(self, n_pairs: int) -> Iterator[None]:
-        name, started = self.card.name, time.perf_counter()
+    def _counting(self, pairs: Sequence[Pair]) -> Iterator[None]:
+        name = self.card.name
+        # Where nothing is paid, items that need not be read for their score are not read to count them.
+        tokens, units = (0, 0) if isinstance(pairs, PairsAt) and self.price is None else tokens_and_units(self, pairs)
+        self._metrics.scorer_tokens.labels(name).inc(tokens)
+        if self.price is not None:
+            self._metrics.scorer_cost.labels(name, self.price.currency).inc(float(self.price.cost(units).amount))
+        started = time.perf_counter()
         self._metrics.scorer_calls.labels(name).inc()
-        self._metrics.scorer_pairs.labels(name).observe(n_pairs)
+        self._metrics.scorer_pairs.labels(name).observe(len(pairs))
         try:
             yield
         except Exception:
@@ -67,15 +78,16 @@ class _CountedAtOnce(_Counted):
     async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
         assert isinstance(self.scorer, AsyncScorer)
-        with self._counting(len(pairs)):
+        with self._counting(pairs):
             return await self.scorer.ascore(pairs)
 
 
 class ServedScorers:
     """One counted scorer per scorer: indexes that have the same one share its calls too."""
 
-    def __init__(self, *, metrics: Metrics) -> None:
+    def __init__(self, *, metrics: Metrics, price: Price | None = None) -> None:
         self._metrics = metrics
+        self._price = price
         self._served: dict[int, Scorer] = {}
         self._lock = threading.Lock()
 
@@ -85,7 +97,7 @@ class ServedScorers:
             # A counted scorer keeps its scorer alive, so that no other object can have its id.
             if id(scorer) not in self._served:
                 kind = _CountedAtOnce if _runs_side_by_side(scorer) else _Counted
-                self._served[id(scorer)] = kind(scorer, self._metrics)
+                self._served[id(scorer)] = kind(scorer, self._metrics, self._price)
             return self._served[id(scorer)]
 
 

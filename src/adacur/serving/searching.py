@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.types import Receive, Scope, Send
 
-from adacur.core.as_json import as_json, hit_rows
+from adacur.core.as_json import as_json, hit_rows, spent
 from adacur.core.budget import Budget
 from adacur.core.errors import AdacurError, EmptyInput
 from adacur.core.protocols import Items
@@ -56,10 +57,10 @@ class Search:
         """Search to the end, or until the time of the request is over."""
         plan, options = self.plan, self.plan.options.copy()
         if plan.deadline is not None:
-            calls = options["budget"] or len(plan.served.index)
-            assert isinstance(calls, int)
+            budget = Budget.of(options["budget"] or len(plan.served.index))
             # Even a late search scores something: an answer that is a little late beats none.
-            options["budget"] = Budget(calls, max(0.001, plan.deadline - (self.seconds - self.seconds_left)))
+            deadline = max(0.001, plan.deadline - (self.seconds - self.seconds_left))
+            options["budget"] = replace(budget, deadline=deadline)
         self.stopped = "unfinished"
         try:
             async with asyncio.timeout(self.seconds_left):
@@ -107,6 +108,7 @@ class Search:
             "relevance_by": self.last.trace.settings.get("relevance"),
             "hits": hits,
             "calls": self.calls,
+            **spent(self.last.trace),
             "stopped": self.stopped,
             "seconds": self.last.trace.seconds,
             "expected_recall": next((one.expected_recall for one in reversed(rounds) if one.expected_recall), None),

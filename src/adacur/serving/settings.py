@@ -9,6 +9,7 @@ from typing import Any
 
 from adacur.core.budget import is_whole
 from adacur.core.errors import InputError
+from adacur.core.money import Price
 from adacur.search.search_log import SearchLog, mask_private
 from adacur.tuning import FEWEST_QUERIES
 
@@ -35,7 +36,8 @@ class ServerSettings:
     - `refuse_drift`: whether searches are refused once it has changed beyond the drift allowed;
     - `log_folder`: where the searches of each index are logged, with the texts of queries, in NAME.sqlite; nowhere by
       default. `log_keep` and `log_days` are the most that is kept; `log_masked` masks addresses, links and numbers;
-    - `learn_every`: refresh each index from its log after this number of searches; 0 for never.
+    - `learn_every`: refresh each index from its log after this number of searches; 0 for never;
+    - `price`: what the scorers cost, such as "0.05 USD / 1M tokens"; by default as far as it is known.
     """
 
     max_body_bytes: int = 4 * 2**20
@@ -62,6 +64,7 @@ class ServerSettings:
     log_days: float = 90.0
     log_masked: bool = False
     learn_every: int = 0
+    price: str | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -80,6 +83,8 @@ class ServerSettings:
             raise InputError(
                 "An index learns from logged searches, so learn_every needs log_folder. Give both, or none."
             )
+        if self.price is not None:
+            Price.of(self.price)
         for host in self.allowed_hosts:
             if not (isinstance(host, str) and _HOST.fullmatch(host)):
                 raise InputError(

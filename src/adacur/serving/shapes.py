@@ -29,6 +29,7 @@ class Hit(BaseModel):
     round: int = Field(description="The round that scored it; 0 where there are no rounds.")
     text: str | None
     metadata: dict[str, Any]
+    document: str | None = Field(None, description="The document whose best passage this is, if it is one.")
     fused: float | None = Field(None, description="What it was ranked by, with `fuse`.")
     relevance: float | None = Field(None, description="From 0 to 1; `relevance_by` says what it is, if known.")
     explanation: dict[str, Any] | None = Field(None, description="Why it is a hit, with `explain`.")
@@ -42,7 +43,11 @@ class QueryAnswer(BaseModel):
     relevance_by: str | None = Field(description="judgements: the chance to be relevant; anchors: a share of them.")
     hits: list[Hit]
     calls: int = Field(description="Scorer calls spent.")
-    stopped: str = Field(description="budget, exhausted (no item left), deadline or settled (stop_when, effort).")
+    tokens: int | None = Field(None, description="Tokens spent, where `tokens` or `cost` is limited.")
+    cost: str | None = Field(None, description="Money spent, such as 0.0123 USD, where the scorer has a price.")
+    stopped: str = Field(
+        description="budget, exhausted (no item left), deadline, settled (stop_when, effort), tokens or cost (spent)."
+    )
     seconds: dict[str, float] = Field(description="Seconds per step; those of the scorer include waiting for it.")
     expected_recall: float | None = Field(description="Expected share of the true top k, with `stop_when`.")
     trace: list[dict[str, Any]] | None = Field(None, description="A record per round, with `trace`.")

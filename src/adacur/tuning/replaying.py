@@ -41,7 +41,8 @@ def replay(index: AnchorIndex, queries: Sequence[Query], k: int = 10, **options:
     check_exact(index, queries)
     plan = plan_search(index, k, **options, scorer=AnchorScorer(index.anchors))
     approximator = None if plan.approximator is None else _LeavingOut(plan.approximator)
-    return search(replace(plan, approximator=approximator), queries, k, started=started)
+    # Recall is that of items, of which the index knows the true best.
+    return search(replace(plan, approximator=approximator, documents=None), queries, k, started=started)
 
 
 def method_of(

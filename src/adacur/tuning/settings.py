@@ -364,7 +364,7 @@ class Replays:
         # What was tuned before must not have a say.
         index.snapshot.tunings = ()
         plan = plan_search(index, self.k, budget=self.budget, method=chosen, first=first)
-        return replace(plan, seed=self.held_out.seed)
+        return replace(plan, seed=self.held_out.seed, documents=None)
 
     def _searched(
         self, plan: Plan, candidates: Sequence[IntArray], lists: Sequence[list[IntArray]]

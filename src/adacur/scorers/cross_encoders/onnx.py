@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from adacur.core.arrays import FloatArray
+from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.budget import is_whole
 from adacur.core.errors import InputError, ScorerFailed
 from adacur.core.extras import require
@@ -125,6 +125,14 @@ class OnnxCrossEncoder:
     def score_grid(self, queries: Sequence[Query], items: Sequence[Item]) -> FloatArray:
         """Scores of shape (queries, items)."""
         return self._scores(self._tokens.texts(queries, items).grid()).reshape(len(queries), len(items))
+
+    def tokens_of(self, pairs: Sequence[Pair]) -> IntArray:
+        """Tokens per pair as the model takes it, counted without scoring."""
+        return self._tokens.lengths(pairs)
+
+    def cut(self, query: Query, items: Sequence[Item]) -> BoolArray:
+        """Which items are cut beside this query."""
+        return self._tokens.cut(query, items)
 
     def reopening(self) -> Reopening:
         """How to open this scorer in another process: on the threads that were given, else on one."""

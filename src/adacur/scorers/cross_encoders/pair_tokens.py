@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from adacur.core.arrays import IntArray
+from adacur.core.arrays import BoolArray, IntArray
 from adacur.core.errors import InputError, TextTooLong
 from adacur.core.records import Item, Pair, Query
 from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead
@@ -297,6 +297,18 @@ class PairTokenizer:
     @property
     def _bridge(self) -> TokenArray:
         return _NO_TOKENS if self._pieces is None else np.asarray(self._pieces.bridge)
+
+    def lengths(self, pairs: Sequence[Pair]) -> IntArray:
+        """Tokens per pair as the model takes it, special ones included."""
+        return self.pairs(pairs).lengths
+
+    def cut(self, query: Query, items: Sequence[Item]) -> BoolArray:
+        """Which items lose tokens beside this query, to their own limit or to the model's."""
+        tokens = self._tokens([item.text for item in items], "item", remember=False)
+        (space,) = self.texts_of([query], ItemTokens([], np.zeros(0, np.intp))).space.tolist()
+        limit = space if self.max_item_tokens is None else self.max_item_tokens + self._around_items
+        most = min(space, limit) - (self._tags is not None)
+        return np.array([len(row) > most for row in tokens], np.bool_)
 
     def _space_beside(self, query: Query, tokens: TokenArray) -> int:
         space = self.max_tokens - self.template.n_special - len(tokens)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import InputError, ScorerFailed
 from adacur.core.extras import require
 from adacur.core.protocols import Items, Reopening, ScorerCard
@@ -178,6 +178,14 @@ class TorchCrossEncoder:
     def explain(self, query: Query | str, item: Item | str) -> Explanation:
         """What the model reads of a pair, and the score that is made of it."""
         return explained(query, item, tokens=self._tokens, scores=self._scores, readout=self.readout)
+
+    def tokens_of(self, pairs: Sequence[Pair]) -> IntArray:
+        """Tokens per pair as the model takes it, counted without scoring."""
+        return self._tokens.lengths(pairs)
+
+    def cut(self, query: Query, items: Sequence[Item]) -> BoolArray:
+        """Which items are cut beside this query."""
+        return self._tokens.cut(query, items)
 
     def reopening(self) -> Reopening:
         """What opens this scorer elsewhere: on one GPU if it is on a GPU here, else on one CPU."""

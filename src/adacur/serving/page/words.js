@@ -34,6 +34,8 @@ const ENDINGS = {
   budget: "The budget is spent.",
   exhausted: "No item is left to ask about.",
   deadline: "The deadline came first.",
+  tokens: "What is left of the tokens pays for no more.",
+  cost: "What is left of the money pays for no more.",
   settled: "Stopped early: the top of the list looks settled.",
 };
 

@@ -1,0 +1,102 @@
+"""What pairs are charged for, before they are scored."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from adacur import Item, Query
+from adacur.core.errors import ScoreCountError
+from adacur.core.money import Price
+from adacur.core.protocols import ScorerCard
+from adacur.data import fetch
+from adacur.scorers import Cached, FunctionScorer, Metered, OnnxCrossEncoder, count_tokens, price_of
+from adacur.scorers.prices import PRICES, units_of
+
+QUERY = Query("q", "how long is this?")
+TEXTS = [
+    "short",
+    "a longer text, with punctuation.",
+    "naïve café ﷺ ½ ǖ",
+    "日本語のテキスト",
+    "🙂" * 9,
+    "word " * 400,
+    "!" * 300,
+]
+
+
+def function(pairs):
+    return [0.0] * len(pairs)
+
+
+class Service:
+    """As much of a service as a price looks at."""
+
+    card = ScorerCard("service", "http")
+
+    def __init__(self, url: str, model: str | None, *, batch_size: int = 100) -> None:
+        self.url, self.model, self._size = url, model, batch_size
+
+    def score(self, pairs):
+        return np.zeros(len(pairs))
+
+    def requests(self, pairs):
+        return [pairs[at : at + self._size] for at in range(0, len(pairs), self._size)]
+
+
+def pairs_of(n: int) -> list:
+    return [(QUERY, Item(str(at), f"text {at}")) for at in range(n)]
+
+
+def test_the_bound_is_never_below_what_a_real_tokenizer_makes() -> None:
+    model = OnnxCrossEncoder(fetch("ms-marco-MiniLM-L-12-v2"))
+    pairs = [(QUERY, Item(str(at), text)) for at, text in enumerate(TEXTS)]
+
+    exact, bound = count_tokens(model, pairs), count_tokens(FunctionScorer(function), pairs)
+
+    assert (exact <= bound).all()
+    assert exact.tolist() == [len(model._tokens.pairs([pair]).texts.pair(0, 0)[0]) for pair in pairs]
+
+
+def test_wrappers_count_as_what_they_wrap(tmp_path) -> None:
+    counted = Metered(FunctionScorer(function), price="1 USD / 100 tokens", tokens_of=lambda pairs: [7] * len(pairs))
+    wrapped = Cached(counted, tmp_path / "scores.sqlite", key="k")
+
+    assert count_tokens(wrapped, pairs_of(3)).tolist() == [7, 7, 7]
+    assert str(price_of(wrapped)) == "1 USD / 100 tokens"
+    wrapped.score(pairs_of(3))
+    assert (counted.tokens, str(counted.cost)) == (21, "0.21 USD")
+
+
+@pytest.mark.parametrize("wrong", [[1, 2], [0, 1, 1], [1.5, 1, 1]])
+def test_a_count_that_is_none_is_refused(wrong: list) -> None:
+    with pytest.raises(ScoreCountError):
+        count_tokens(Metered(FunctionScorer(function), tokens_of=lambda pairs: wrong), pairs_of(3))
+
+
+def test_every_price_in_the_table_says_when_and_where_it_was_seen() -> None:
+    prices = [price for models in PRICES.values() for price in models.values()]
+
+    assert prices
+    assert all(price.seen and price.seen.startswith("20") and price.source for price in prices)
+
+
+def test_a_price_is_that_of_the_host_that_is_called() -> None:
+    known = price_of(Service("https://api.cohere.com/v2/rerank", "rerank-v4.0-fast"))
+
+    assert known is not None
+    assert known.unit == "searches"
+    assert price_of(Service("https://api.cohere.com/v2/rerank", "another")) is None
+    assert price_of(Service("http://localhost:8000/v2/rerank", "rerank-v4.0-fast")) is None
+    assert price_of(Service("https://notcohere.com/v2/rerank", "rerank-v4.0-fast")) is None
+
+
+@pytest.mark.parametrize(
+    ("n", "tokens", "batch_size", "units"),
+    [(1, 50, 100, 1), (100, 50, 100, 1), (101, 50, 100, 2), (100, 600, 100, 2), (10, 50, 5, 2), (0, 50, 100, 0)],
+)
+def test_a_search_is_a_query_with_a_hundred_documents_or_pieces(n, tokens, batch_size, units) -> None:
+    price = Price.of("2 USD / 1000 searches")
+    service = Service("https://api.cohere.com/v2/rerank", "rerank-v4.0-fast", batch_size=batch_size)
+
+    assert units_of(price, service, pairs_of(n), np.full(n, tokens)) == units
