@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
+from adacur.core.arrays import BoolArray, FloatArray
 from adacur.core.protocols import ScorerCard
 from adacur.evaluation.comparison import JUDGED
 from adacur.evaluation.depth_verdict import DepthVerdict, depth_verdict
@@ -27,6 +27,9 @@ from adacur.tuning.settings import best_stage, gains
 
 # Anchor queries that fuse and `adacur tune` need.
 _FEW_ANCHORS = 20
+# A smaller difference of nDCG@10 does not speak against a first stage.
+_MATTERS = 0.01
+_TRAIN = ("qrels/train.tsv", "qrels.train.tsv")
 _DEFAULT_SCORER, _DEFAULT_ENCODER = "ms-marco-MiniLM-L-12-v2", "bge-small-en-v1.5"
 
 
@@ -53,33 +56,38 @@ class Advice:
         self.plan = measured.plan
         self.is_judged = measured.is_judged
 
-    def answers(self) -> Iterator[Answer]:
-        """In the order in which one would ask."""
+    def answers(self, *, anchors: bool = True) -> Iterator[Answer]:
+        """In the order in which one would ask; `anchors` says whether also of anchor queries, which takes searches."""
         yield self._scorer()
         yield self._first()
         yield self._budget()
         if self.is_judged:
             yield self._fuse()
         yield self._method()
-        yield self._anchors()
+        if anchors:
+            yield self._anchors()
         if self.is_judged:
-            yield Answer("deeper", self.depths.kind, f"{str(self.depths)[:1].upper()}{str(self.depths)[1:]}")
+            yield self._depth()
 
     @cached_property
     def first(self) -> str:
-        """The first stage: of those whose judged quality is not visibly below the best, the one that finds most."""
-        largest, stages = self.plan.budget, self.measured.stages
-        usable = list(stages)
+        """The first stage: of those whose judged quality is not certainly below the best, the one that finds most."""
+        largest, usable = self.plan.budget, list(self.measured.stages)
         if self.is_judged:
-            quality = {name: _present(self.measured.reranked(name, largest)) for name in stages}
-            best = max(stages, key=lambda name: float(quality[name].mean()))
-            usable = [name for name in stages if not gains(quality[best] - quality[name])]
+            every = np.ones(len(self.measured.queries), dtype=np.bool_)
+            quality = {
+                name: _present(self.measured.reranked(name, largest, self._weight(name, every))) for name in usable
+            }
+            best = max(usable, key=lambda name: float(quality[name].mean()))
+            losses = {name: _mean(quality[best] - quality[name]) for name in usable}
+            usable = [name for name, (mean, low, _) in losses.items() if low <= 0 or mean < _MATTERS]
         return str(best_stage({name: self.recalls(name, largest) for name in usable}))
 
     @cached_property
     def fuse(self) -> float:
         """The weight of the first stage in the order; 0 where no gain can be seen."""
-        return self._weight(np.ones(len(self.measured.queries), dtype=np.bool_)) if self.is_judged else 0.0
+        every = np.ones(len(self.measured.queries), dtype=np.bool_)
+        return self._weight(self.first, every) if self.is_judged else 0.0
 
     @cached_property
     def budget(self) -> int:
@@ -176,7 +184,7 @@ class Advice:
         # Each half is measured with what the other half would have chosen.
         unseen = plain.copy()
         for half in halves:
-            unseen[half] = self.measured.reranked(self.first, self.plan.budget, self._weight(~half))[half]
+            unseen[half] = self.measured.reranked(self.first, self.plan.budget, self._weight(self.first, ~half))[half]
         gain = _mean(unseen - plain)
         if not self.fuse:
             words = f"None: no weight of {self.first} in the order gained visibly, {_told(gain)}."
@@ -218,12 +226,18 @@ class Advice:
         )
         choice, verdict = "by number of questions", ""
         if self.is_judged and self.depths.kind in ("mend", "stay"):
-            choice, verdict = "no", "Not by judgements, which see nothing in finding more of what the scorer likes. By recall: "
+            choice, verdict = "no", "Not by the judges, who see no gain at greater depth. By recall: "
         return Answer("anchor index", choice, f"{verdict}{by_recall}.", at, early, late)
 
-    def _weight(self, among: Any) -> float:
+    def _depth(self) -> Answer:
+        verdict = str(self.depths)
+        deepest = self.depths.changes[-1]
+        figures = (deepest.difference, deepest.low, deepest.high) if deepest else ()
+        return Answer("depth", self.depths.kind, f"{verdict[:1].upper()}{verdict[1:]}", *figures)
+
+    def _weight(self, first: str, among: BoolArray) -> float:
         def quality(fuse: float) -> FloatArray:
-            return _present(self.measured.reranked(self.first, self.plan.budget, fuse)[among])
+            return _present(self.measured.reranked(first, self.plan.budget, fuse)[among])
 
         best = max(WEIGHTS, key=lambda fuse: float(quality(fuse).mean()))
         return best if is_gain(quality(best) - quality(0.0)) else 0.0
@@ -267,8 +281,10 @@ def commands(advice: Advice, *, card: ScorerCard, encoder: str | None, folder: P
     saved = advice.saving
     if saved is not None and saved.high > 1.02 and not (advice.is_judged and advice.depths.kind in ("mend", "stay")):
         lines.append(f"adacur build {source} {index}{queries} -n {saved.n_anchors}{flags} --dry-run")
-    if advice.is_judged and advice.depths.kind == "unclear":
+    if advice.is_judged and advice.depths.kind == "unclear" and plan.n_judged < material.n_judged:
         lines.append(f"{again}{scorer}{cut} --minutes 30")
+    if advice.is_judged and advice.depths.kind == "mend" and any((folder / file).is_file() for file in _TRAIN):
+        lines.append(f"adacur train cross-encoder {source} {quote(f'{name}-reranker')} --first {parts[0]} --turns 2")
     return tuple(lines)
 
 

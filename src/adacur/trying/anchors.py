@@ -15,10 +15,14 @@ from adacur.search import AnchorIndex
 from adacur.trying.measuring import Measured
 from adacur.tuning import replay
 
-# Of the grid; a search that scores more of it has nothing left to find.
+# The best k of the grid, and the calls to find them: fewer are closer to the top of all items, more are less noisy.
+_CELLS = ((2, 10), (2, 20), (5, 25), (5, 50))
+# A search that scores more of the grid than this share has nothing left to find.
 _SHARE = 0.25
-_BUDGETS, _PER_K = (50, 100), 5
-_MULTIPLES = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0)
+_FEWEST_QUERIES = 10
+# Against searches of whole collections, what a grid tells was off by about this factor (docs/try.md).
+_OFF = 1.25
+_MULTIPLES = (0.5, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0)
 _RESAMPLES = 400
 
 
@@ -40,8 +44,8 @@ class Saving:
 def saving(measured: Measured, first: str) -> Saving | None:
     """How many times the calls searches without anchor queries need; None where there are too few queries or items."""
     grid, queries = measured.plan.grid, measured.queries
-    budgets = [budget for budget in _BUDGETS if budget <= _SHARE * grid] or [int(_SHARE * grid)]
-    if len(queries) < 10 or budgets[0] < 2 * _PER_K:
+    tried = [(k, budget) for k, budget in _CELLS if budget <= _SHARE * grid]
+    if len(queries) < _FEWEST_QUERIES or not tried:
         return None
     items, scores = list(measured.table.items), measured.scores[:, :grid]
     stages: dict[str, Any] = {"bm25": BM25.build(items)}
@@ -54,11 +58,10 @@ def saving(measured: Measured, first: str) -> Saving | None:
     with_anchors = AnchorIndex(measured.table, first=stages)
     methods = ("rerank", "gaussian") if vectors is not None else ("rerank",)
     cells = []
-    for budget in budgets:
-        k = min(10, budget // _PER_K)
+    for k, budget in tried:
         steps = sorted({max(k, round(budget * times)) for times in _MULTIPLES if budget * times < grid})
-        found = top_k_recall(replay(with_anchors, queries, k, budget=budget, first=first), scores, k=k)
-        curves = [
+        by_query = top_k_recall(replay(with_anchors, queries, k, budget=budget, first=first), scores, k=k)
+        found_without = [
             [
                 top_k_recall(without.search(queries, k, budget=step, method=method, first=first), scores, k=k)
                 for step in steps
@@ -66,14 +69,15 @@ def saving(measured: Measured, first: str) -> Saving | None:
             for method in methods
         ]
         # Scoring everything finds everything.
-        cells.append((budget, [*steps, grid], np.array([[*curve, np.ones(len(queries))] for curve in curves]), found))
+        cells.append((budget, [*steps, grid], np.array([[*curve, np.ones(len(queries))] for curve in found_without]), by_query))
     draws = np.random.default_rng(0).integers(len(queries), size=(_RESAMPLES, len(queries)))
     ratios = [_ratio(cells, draw) for draw in draws]
-    low, high = np.quantile(ratios, [0.025, 0.975])
-    budget, steps, curves_, found = cells[0]
-    free = float(curves_[:, steps.index(budget)].mean(axis=1).max())
+    off = 1.0 if grid == measured.plan.n_items else _OFF
+    low, high = np.quantile(ratios, [0.025, 0.975]) * (1 / off, off)
+    found = np.mean([cell[3] for cell in cells])
+    free = np.mean([curves[:, steps.index(budget)].mean(axis=1).max() for budget, steps, curves, _ in cells])
     every = np.arange(len(queries))
-    return Saving(len(queries) - 1, _ratio(cells, every), float(low), float(high), float(found.mean()), free)
+    return Saving(len(queries) - 1, _ratio(cells, every), float(low), float(high), float(found), float(free))
 
 
 def _ratio(cells: list[tuple[int, list[int], FloatArray, FloatArray]], queries: Any) -> float:

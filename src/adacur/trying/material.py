@@ -17,7 +17,7 @@ from adacur.data.files import FORMATS
 from adacur.evaluation.collection import missing_items, plain_text
 from adacur.evaluation.searchability import telling_queries
 
-MOST_QUERIES = 200
+MOST_QUERIES, MOST_PSEUDO = 200, 100
 # Texts that are held at once; of more items, a random sample of as many is.
 _HELD_ITEMS = 50_000
 # With fewer, scoring each of them is the search.
@@ -57,8 +57,8 @@ class Material:
         return replace(self, items=ItemList(drawn), queries=self.queries[:n_queries])
 
 
-def read_material(folder: str | Path, *, seed: int = 0) -> Material:
-    """The items of a folder or file, its queries, else pseudo-queries, and its judgements, if there are any."""
+def read_material(folder: str | Path, *, most: int = MOST_QUERIES, seed: int = 0) -> Material:
+    """The items of a folder or file, at most as many of its queries, else pseudo-queries, and judgements if any."""
     folder = Path(folder)
     source, queries_file = _files(folder)
     asked = list(read_queries(queries_file)) if queries_file else []
@@ -66,10 +66,10 @@ def read_material(folder: str | Path, *, seed: int = 0) -> Material:
     if qrels and not asked:
         raise FileFormatError(f"{folder} has judgements and no queries.jsonl that they could refer to. Add it.")
     judged = [query for query in asked if qrels.get(query.id)]
-    first = _drawn(judged, seed=seed)
+    first = _drawn(judged, most, seed=seed)
     taken = {plain_text(query.text) for query in first}
     rest = [query for query in asked if query.id not in qrels and plain_text(query.text) not in taken]
-    candidates = [*first, *_drawn(rest, seed=seed)][:MOST_QUERIES]
+    candidates = [*first, *_drawn(rest, most, seed=seed)][:most]
     wanted = {id_ for query in candidates for id_ in qrels.get(query.id, ())}
     items, n_items = _held(source, wanted, seed=seed)
     if n_items < _FEWEST_ITEMS:
@@ -79,7 +79,7 @@ def read_material(folder: str | Path, *, seed: int = 0) -> Material:
         )
     pseudo = not candidates
     if pseudo:
-        candidates = _pseudo(items, seed=seed)
+        candidates = _pseudo(items, min(most, MOST_PSEUDO), seed=seed)
     grades = {query.id: qrels[query.id] for query in candidates if query.id in qrels}
     # Checks that ids are unique and that judgements are of these queries.
     collection = JudgedCollection(folder.resolve().name, items, asked or candidates, qrels)
@@ -135,9 +135,9 @@ def _files(folder: Path) -> tuple[Path, Path | None]:
     return corpus[0], queries[0] if queries else None
 
 
-def _drawn(queries: list[Query], *, seed: int) -> list[Query]:
+def _drawn(queries: list[Query], most: int, *, seed: int) -> list[Query]:
     """Queries in random order, each text once."""
-    n = min(MOST_QUERIES, len({plain_text(query.text) for query in queries}))
+    n = min(most, len({plain_text(query.text) for query in queries}))
     return list(split_queries(queries, anchors=n, test=0, seed=seed).anchors)
 
 
@@ -159,8 +159,8 @@ def _held(source: Path, wanted: set[str], *, seed: int) -> tuple[list[Item], int
     return [*order, *(item for item in needed if item.id not in here)], n_items
 
 
-def _pseudo(items: list[Item], *, seed: int) -> list[Query]:
-    n = min(MOST_QUERIES // 2, len(items))
+def _pseudo(items: list[Item], n: int, *, seed: int) -> list[Query]:
+    n = min(n, len(items))
     while True:
         try:
             return pseudo_queries(items, n, seed=seed)

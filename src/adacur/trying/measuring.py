@@ -86,6 +86,7 @@ class Measured:
         judged = telling_queries(self.queries, self.material.items, self.material.qrels)
         self.is_judged = len(judged) >= min(FEWEST_QUERIES, len(self.queries)) and find_spec("ir_measures") is not None
         self._fusions: dict[float, Fusion] = {}
+        self._qualities: dict[tuple[str, int, float], FloatArray] = {}
         drawn = np.arange(self.scores.shape[1]) < grid
         positions = self.material.items.positions
         self._known = []
@@ -131,9 +132,10 @@ class Measured:
 
     def reranked(self, first: str, budget: int, fuse: float = 0.0) -> FloatArray:
         """Judged quality of re-ranking, with a weight of the first stage in the order."""
-        return self._judge(
-            [self._best(row, at, first, fuse) for row, at in enumerate(self.scored_by(first, budget))]
-        )
+        if (key := (first, budget, fuse)) not in self._qualities:
+            scored = self.scored_by(first, budget)
+            self._qualities[key] = self._judge([self._best(row, at, first, fuse) for row, at in enumerate(scored)])
+        return self._qualities[key]
 
     def found(self, first: str, fuse: float = 0.0) -> FloatArray:
         """Judged quality of what a search without anchor queries found."""

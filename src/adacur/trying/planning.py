@@ -22,9 +22,9 @@ _SPARE = 0.9
 # Calls per question and items of the grid, in the order in which they are given up where time is short.
 _CHOICES = ((BUDGET, 300), (BUDGET, 150), (BUDGET // 2, 150), (BUDGET // 2, 60))
 _MOST_QUERIES, _MOST_GRID, _FEWEST_CALLS = 60, 2000, 20
-_PER_STAGE = 0.85
+_PER_STAGE = 0.75
 # What a search without anchor queries scores beyond the lists of the first stages.
-_BEYOND = 0.5
+_BEYOND = 0.3
 
 
 @dataclass(frozen=True, slots=True)
