@@ -76,6 +76,6 @@ def _print_plan(plan: TrialPlan) -> None:
         note(line)
     if plan.share < 1:
         note(
-            f"The best {plan.k} within {plan.budget} calls of the sample stand for the best {plan.whole(plan.k)} within "
-            f"{plan.whole(plan.budget)} of all items; numbers below are of all items."
+            f"The best {plan.k} within {plan.budget} calls of the sample stand for the best {plan.whole(plan.k)} "
+            f"within {plan.whole(plan.budget)} of all items; numbers below are of all items."
         )

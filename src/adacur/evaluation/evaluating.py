@@ -150,9 +150,7 @@ def evaluate(
     exact = _scored(collection, queries_of.test, scorer=scorer, path=scores, progress=progress)
     known = _scored(collection, queries_of.anchors, scorer=scorer, path=scores, progress=progress)
     look_up = MatrixScorer(queries=queries_of.test, items=collection.items, scores=exact)
-    stages = kept_first_stages(
-        collection.items, stages_of, encoder=encoder, folder=output / "first", progress=progress
-    )
+    stages = kept_first_stages(collection.items, stages_of, encoder=encoder, folder=output / "first", progress=progress)
     table = AnchorTable(ItemList(collection.items), tuple(queries_of.anchors), np.ascontiguousarray(known.T))
     index = AnchorIndex(table, scorer=look_up, first=stages)
     made = {"items": len(collection.items), "scorer": str(replace(scorer.card, source=None))}

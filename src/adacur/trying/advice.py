@@ -136,7 +136,9 @@ class Advice:
         if not self.is_judged:
             words = "Whether its order is good cannot be told without judgements (qrels/test.tsv). Everything below "
             return Answer("scorer", "unknown", f"{words}is about finding what it likes best.")
-        alone = max((self.measured.alone(name) for name in self.measured.stages), key=lambda one: float(np.nanmean(one)))
+        alone = max(
+            (self.measured.alone(name) for name in self.measured.stages), key=lambda one: float(np.nanmean(one))
+        )
         reranked = self.measured.reranked(self.first, self.plan.budget, self.fuse)
         change = _mean(reranked - alone)
         choice = "yes" if change[1] > 0 else "no" if change[0] <= 0 else "unclear"
@@ -145,7 +147,9 @@ class Advice:
             "no": "Not worth its calls: no better than the best first stage alone",
             "unclear": "Perhaps worth its calls: too few judged queries to be sure",
         }[choice]
-        words = f"{said}. {JUDGED} {np.nanmean(alone):.3f} without it, {np.nanmean(reranked):.3f} with it: {_told(change)}."
+        words = (
+            f"{said}. {JUDGED} {np.nanmean(alone):.3f} without it, {np.nanmean(reranked):.3f} with it: {_told(change)}."
+        )
         return Answer("scorer", choice, words, *change)
 
     def _first(self) -> Answer:
@@ -200,8 +204,8 @@ class Advice:
         by_judges = "" if judged is None else f", {JUDGED} {_told(_mean(judged))}"
         name = "Searching (predict, score, predict)" if self.searches else "Re-ranking"
         words = (
-            f"{name}: at {self.plan.whole(self.plan.budget)} calls and without anchor queries, searching changes recall "
-            f"by {_told(more)}{by_judges}."
+            f"{name}: at {self.plan.whole(self.plan.budget)} calls and without anchor queries, searching changes "
+            f"recall by {_told(more)}{by_judges}."
         )
         return Answer("method", "gaussian" if self.searches else "rerank", words, *more)
 
@@ -211,8 +215,8 @@ class Advice:
         price = saved.n_anchors * self.plan.n_items
         spend = self.plan.whole(self.budget)
         found = (
-            f"{saved.n_anchors} anchor queries × {self.plan.n_items:,} items = {price:,} calls; {spend} calls with them "
-            f"find what {_rounded(saved.ratio * spend)} ({_rounded(saved.low * spend)} to "
+            f"{saved.n_anchors} anchor queries × {self.plan.n_items:,} items = {price:,} calls; {spend} calls with "
+            f"them find what {_rounded(saved.ratio * spend)} ({_rounded(saved.low * spend)} to "
             f"{_rounded(saved.high * spend)}) find without"
         )
         at, early, late = map(self.questions_to_break_even, (saved.ratio, saved.high, saved.low))
@@ -222,7 +226,7 @@ class Advice:
         by_recall = (
             f"{found}. That pays from about {_rounded(at):,} questions on ({_rounded(early):,} to {until})"
             if math.isfinite(at)
-            else f"{found}: too few queries to tell whether they ever pay ({_rounded(early):,} questions at the earliest)"
+            else f"{found}: they may never pay, or from {_rounded(early):,} questions on: too few queries to tell"
         )
         choice, verdict = "by number of questions", ""
         if self.is_judged and self.depths.kind in ("mend", "stay"):

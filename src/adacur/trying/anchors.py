@@ -69,7 +69,9 @@ def saving(measured: Measured, first: str) -> Saving | None:
             for method in methods
         ]
         # Scoring everything finds everything.
-        cells.append((budget, [*steps, grid], np.array([[*curve, np.ones(len(queries))] for curve in found_without]), by_query))
+        cells.append(
+            (budget, [*steps, grid], np.array([[*curve, np.ones(len(queries))] for curve in found_without]), by_query)
+        )
     draws = np.random.default_rng(0).integers(len(queries), size=(_RESAMPLES, len(queries)))
     ratios = [_ratio(cells, draw) for draw in draws]
     off = 1.0 if grid == measured.plan.n_items else _OFF

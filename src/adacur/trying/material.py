@@ -103,7 +103,7 @@ def read_material(folder: str | Path, *, most: int = MOST_QUERIES, seed: int = 0
         queries_file=queries_file,
         n_items=n_items,
         items=held,
-        queries=tuple([*judged_first, *others]),
+        queries=(*judged_first, *others),
         qrels={query.id: grades[query.id] for query in judged_first},
         n_queries=len(asked),
         n_judged=len(judged),

@@ -11,11 +11,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.errors import InputError
 from adacur.core.protocols import FirstStage, Ranking, Scorer, ScorerCard
 from adacur.core.records import Pair, Query
 from adacur.core.results import Hits
@@ -40,6 +42,7 @@ class Remembering:
     def __init__(self, scorer: Scorer, material: Material, *, bar: tqdm | None = None) -> None:
         self._scorer = scorer
         self._bar = bar
+        self.calls = 0
         self._rows = {query.id: row for row, query in enumerate(material.queries)}
         self._columns = {id_: column for column, id_ in enumerate(material.items.ids)}
         self.scores: FloatArray = np.full((len(self._rows), len(self._columns)), np.nan, dtype=np.float32)
@@ -54,6 +57,7 @@ class Remembering:
         columns = [self._columns[item.id] for _, item in pairs]
         new = np.flatnonzero(np.isnan(self.scores[rows, columns])).tolist()
         if new:
+            self.calls += len(new)
             answers = score_pairs(self._scorer, [pairs[at] for at in new])
             self.scores[[rows[at] for at in new], [columns[at] for at in new]] = answers
             if self._bar is not None:
@@ -76,6 +80,7 @@ class Measured:
     scores: FloatArray
     lists: Mapping[str, list[Ranking]]
     searched: list[IntArray]
+    calls: int
     table: AnchorTable = field(init=False)
     is_judged: bool = field(init=False)
 
@@ -97,7 +102,7 @@ class Measured:
             pool[self.searched[row] if self.searched else []] = True
             pool[judged.get(query, positions([]))] = True
             known = np.flatnonzero(~np.isnan(self.scores[row]))
-            weight = np.count_nonzero(~pool) / max(1, np.count_nonzero(drawn & ~pool))
+            weight = int((~pool).sum()) / max(1, int((drawn & ~pool).sum()))
             weights = np.where(pool[known], 1.0, weight)
             best = np.argsort(-self.scores[row, known], kind="stable")
             self._known.append((known[best], weights[best]))
@@ -179,9 +184,10 @@ def measure(
     scorer: Scorer,
     first: Mapping[str, FirstStage],
     seconds: float,
+    calls: int | None = None,
     progress: bool = False,
 ) -> Measured:
-    """Score what the plan says, query by query; where `seconds` are over, with as many queries as are done."""
+    """Score what the plan says, query by query, until `seconds` are over or the next one could take too many calls."""
     started = time.monotonic()
     items, queries = material.items, material.queries
     with tqdm(total=plan.pairs, desc="scoring", unit=" pairs", unit_scale=True, disable=not progress) as bar:
@@ -192,19 +198,24 @@ def measure(
         lists = {name: index.first_stage(name).search(queries, depth) for name in names}
         relevant = telling_queries(queries, items, material.qrels)
         grid, done = np.arange(plan.grid), 0
+        predicts = index.snapshot.item_vectors() is not None
+        options: dict[str, Any] = {"budget": plan.budget, "method": _PREDICTS, "first": names[-1]}
+        searched: list[IntArray] = []
         for row, query in enumerate(queries):
             parts = [answers[row].positions[: plan.budget] for answers in lists.values()]
             wanted = np.unique(np.concatenate([grid, *parts, relevant.get(query, grid)]))
+            if calls is not None and asked.calls + len(wanted) + plan.budget * predicts > calls:
+                break
             asked.score([(query, item) for item in items.at(wanted.tolist())])
+            if predicts:
+                hits = index.search(query, min(_SHOWN, plan.budget), **options)
+                searched.append(np.concatenate([round_.positions for round_ in hits.trace.rounds]))
             done = row + 1
-            # A slow hour must not make the minutes that were promised an hour.
+            # A slow hour must not make an hour of the minutes that were promised.
             if time.monotonic() - started > seconds and done >= min(FEWEST_QUERIES, len(queries)):
                 break
-        searched: list[IntArray] = []
-        if index.snapshot.item_vectors() is not None:
-            options = {"budget": plan.budget, "method": _PREDICTS, "first": names[-1]}
-            hits = index.search(queries[:done], min(_SHOWN, plan.budget), **options)  # type: ignore[arg-type]
-            searched = [np.concatenate([round_.positions for round_ in one.trace.rounds]) for one in hits]
+        if not done:
+            raise InputError(f"{calls:,} calls do not pay for one query of this trial. Give more.")
         bar.total = bar.n
     return Measured(
         material=material,
@@ -214,4 +225,5 @@ def measure(
         scores=asked.scores[:done],
         lists={name: answers[:done] for name, answers in lists.items()},
         searched=searched,
+        calls=asked.calls,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +33,8 @@ class TrialPlan:
     """What will be done, before it is: the sizes, the pairs to score, and how long that takes.
 
     `n_used` of `n_items` items are used. Each of `n_queries` queries is scored against the first stages' best
-    `budget`, and against `grid` items drawn at random. Quantities of the sample stand for 1 / `share` times as many of
-    all items: its best `k` and its `budget` are those of the whole, cut to the sample.
+    `budget`, and against `grid` items drawn at random. Timing the scorer took `timed` calls. Quantities of the sample
+    stand for 1 / `share` times as many of all items: its best `k` and its `budget` are those of the whole, cut to it.
     """
 
     collection: str
@@ -47,6 +48,7 @@ class TrialPlan:
     grid: int
     pairs: int
     pairs_per_second: float
+    timed: int
     encoding_seconds: float
     low: float
     high: float
@@ -89,14 +91,18 @@ def plan_trial(
         raise InputError(f"minutes must be positive: how long a trial may take; got {minutes}.")
     seconds, texts = 60 * minutes, list(material.items)
     timing = min(_MOST_TIMED, _TIMING * seconds)
+    # A scorer that is paid for is timed on few pairs.
+    most = None if calls is None else max(2, calls // 50)
     encoding = Pace(float("inf"), float("inf"), float("inf"))
     if encoder is not None:
         encoding = time_encoder(texts[:_SAMPLE], encoder.encode_items, seed=seed, seconds=timing)
-    speed = time_scorer(texts[:_SAMPLE], material.queries[:8], scorer=scorer, seed=seed, seconds=timing)
+    speed = time_scorer(
+        texts[:_SAMPLE], material.queries[:8], scorer=scorer, seed=seed, seconds=timing, most_calls=most
+    )
     n_used = min(len(texts), items or len(texts), _steady(_ENCODING * seconds * encoding.mean))
     encoding_seconds = float(encoding.times(n_used)[0])
     affordable = int((seconds - encoding_seconds) * _SPARE * speed.mean)
-    pairs = affordable if calls is None else min(affordable, calls)
+    pairs = affordable if calls is None else min(affordable, calls - speed.calls_used)
     used = n_used / material.n_items
     stages = ("bm25",) if encoder is None else ("bm25", "dense")
     per_budget = 1.0 if encoder is None else 2 * _PER_STAGE + _BEYOND
@@ -110,11 +116,13 @@ def plan_trial(
             break
     else:
         needed = int(fewest * (listed + grid)) + 1
-        wall = needed / speed.mean / _SPARE / (1 - _ENCODING) / 60
-        limit = f"{minutes:g} minutes" if calls is None or affordable < calls else f"{calls:,} calls"
+        can = f"{max(0, pairs):,} can be scored at {pace(speed.mean)}"
+        short = f"the least is {fewest} queries, {needed:,} pairs, and {can}."
+        if calls is not None and calls <= affordable:
+            raise InputError(f"{calls:,} calls are too few to tell anything: {short} Give about {needed + budget:,}.")
+        wall = math.ceil(needed / speed.mean / _SPARE / (1 - _ENCODING) / 60)
         raise InputError(
-            f"{limit} are too few to tell anything: {max(0, pairs):,} pairs at {pace(speed.mean)}, and the least is "
-            f"{fewest} queries, {needed:,} pairs. Give about {max(1, round(wall + 0.5))} minutes (--minutes), shorter "
+            f"{minutes:g} minutes are too few to tell anything: {short} Give about {wall} (--minutes {wall}), shorter "
             "items (--max-item-tokens 64) or a faster scorer."
         )
     if n_queries == min(available, _MOST_QUERIES):
@@ -135,6 +143,7 @@ def plan_trial(
         grid=grid,
         pairs=n_pairs,
         pairs_per_second=speed.mean,
+        timed=speed.calls_used,
         encoding_seconds=encoding_seconds if encoder is not None else 0.0,
         low=low + encoding_seconds,
         high=high + encoding_seconds,
@@ -143,11 +152,9 @@ def plan_trial(
     return plan, chosen
 
 
-
-
 def _steady(n: float) -> int:
     """The next smaller of 1, 2, 3, 4, 6, 8, 12 …: what a second run measures a little differently, it uses again."""
     if n >= 2**62:
         return 2**62
-    power = 2 ** max(0, int(n).bit_length() - 1)
+    power = 1 << max(0, int(n).bit_length() - 1)
     return power * 3 // 2 if 2 * n >= 3 * power else power

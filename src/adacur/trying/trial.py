@@ -25,8 +25,8 @@ from adacur.trying.planning import TrialPlan, plan_trial
 class Trial:
     """What was tried, what it says, and how to go on.
 
-    `n_queries` of the plan's were scored within the time, and `calls` paid for; `known` pairs had been scored by an
-    earlier run. `figures` has all that the answers rest on.
+    `n_queries` of the plan's were scored within the limits. `calls` were paid for, besides timing; `known` pairs had
+    been scored by an earlier run. `figures` has all that the answers rest on.
     """
 
     plan: TrialPlan
@@ -63,7 +63,7 @@ def try_collection(
       Without queries, pseudo-queries are cut from the items.
     - scorer, encoder: what `adacur.scorer` and `adacur.encoder` open; without an encoder, BM25 is the only first stage.
     - minutes: the time that encoding and scoring may take; the sizes follow from the pace measured here.
-    - items, calls: limits besides the time.
+    - items, calls: limits besides the time. Calls count timing and what an earlier run scored, and are never exceeded.
     - seed: draws queries and items. The same seed asks for the same pairs.
     - kept: the folder that keeps scores and vectors, so that a second run goes on; by default in the cache.
     - on_plan: called before anything but the timing is scored.
@@ -88,7 +88,8 @@ def try_collection(
     started = time.monotonic()
     stages = kept_first_stages(list(material.items), plan.first, encoder=dual, folder=keep / "first", progress=progress)
     left = 60 * minutes - (time.monotonic() - started)
-    measured = measure(material, plan, scorer=cached, first=stages, seconds=left, progress=progress)
+    most = None if calls is None else calls - plan.timed
+    measured = measure(material, plan, scorer=cached, first=stages, seconds=left, calls=most, progress=progress)
     advice = Advice(measured)
     answers = tuple(advice.answers())
     source = dual.card.source if dual is not None else None
@@ -96,7 +97,7 @@ def try_collection(
         plan=plan,
         scorer=opened.card,
         n_queries=len(measured.queries),
-        calls=cached.misses if isinstance(cached, Cached) else plan.pairs,
+        calls=cached.misses if isinstance(cached, Cached) else measured.calls,
         known=cached.hits if isinstance(cached, Cached) else 0,
         seconds=time.monotonic() - started,
         answers=answers,

@@ -53,9 +53,7 @@ def write(file: Path, records: Sequence[Item | Query]) -> None:
 
 def overlap(pairs: Sequence[tuple[str, str]]) -> list[float]:
     """Shared words, and a little that is the item's own, so that no two scores are equal."""
-    return [
-        len(set(query.split()) & set(text.split())) + (sum(map(ord, text)) % 997) / 1000 for query, text in pairs
-    ]
+    return [len(set(query.split()) & set(text.split())) + (sum(map(ord, text)) % 997) / 1000 for query, text in pairs]
 
 
 class Topics:
@@ -86,7 +84,7 @@ def measured_world(tmp_path: Path, scores: Any, *, grid: int, seed: int = 0, bud
     items, asked = write_world(tmp_path / "world")
     scorer = MatrixScorer(asked, items, scores)
     plan = TrialPlan(
-        "world", N_ITEMS, N_ITEMS, len(read.queries), len(read.qrels), ("bm25",), 5, budget, grid, 0, 0, 0, 0, 0
+        "world", N_ITEMS, N_ITEMS, len(read.queries), len(read.qrels), ("bm25",), 5, budget, grid, 0, 0, 0, 0, 0, 0
     )
     return measure(read, plan, scorer=scorer, first={"bm25": BM25.build(read.items)}, seconds=1e9)
 
@@ -214,9 +212,25 @@ def test_an_interrupted_trial_goes_on_with_what_it_scored(tmp_path: Path) -> Non
     second = tried(tmp_path, scorer=scorer)
     whole = tried(tmp_path, scorer=scorer, kept=tmp_path / "elsewhere")
 
-    assert 0 < second.known
+    assert second.known > 0
     assert second.calls < whole.calls
     assert second.answers == whole.answers
+
+
+def test_calls_are_a_limit_that_is_never_exceeded(tmp_path: Path) -> None:
+    write_world(tmp_path / "world")
+    paid = 0
+
+    def counted(pairs: Sequence[tuple[str, str]]) -> list[float]:
+        nonlocal paid
+        paid += len(pairs)
+        return overlap(pairs)
+
+    for calls in (3200, 4000, 5000):
+        paid = 0
+        trial = tried(tmp_path, scorer=counted, encoder=Topics(), calls=calls, kept=tmp_path / f"kept-{calls}")
+        assert calls / 2 < paid <= calls
+        assert trial.plan.timed + trial.calls == paid
 
 
 def test_a_sample_of_the_items_keeps_what_is_relevant_and_counts_for_the_whole(tmp_path: Path) -> None:
@@ -257,7 +271,7 @@ def test_anchor_queries_are_worth_nothing_where_the_first_stage_knows_all(tmp_pa
 
 
 def test_anchor_queries_pay_where_they_tell_what_the_first_stage_cannot(tmp_path: Path) -> None:
-    items, asked = write_world(tmp_path / "world")
+    write_world(tmp_path / "world")
     # All queries like the same items, which no word of theirs gives away.
     liked = np.random.default_rng(3).permutation(N_ITEMS).astype(float)
     scores = np.tile(liked, (N_QUERIES, 1)) + np.random.default_rng(4).random((N_QUERIES, N_ITEMS))
