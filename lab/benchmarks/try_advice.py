@@ -36,7 +36,7 @@ from adacur.trying.planning import TrialPlan
 from adacur_lab.experiments import Testbed
 
 NAMES = ("scifact", "wikivital", "mondo")
-STEPS = (50, 70, 100, 140, 200, 280, 400)
+STEPS = (50, 70, 100, 140, 200, 300)
 N_ANCHORS = (20, 60)
 
 
@@ -100,7 +100,7 @@ def truth_of(bed: Testbed, folder: Path, encoder: LookedUp) -> Measured:
 
 def saving_of(bed: Testbed, truth: Measured, first: str) -> dict[int, float]:
     """By number of anchor queries: how many times the calls searches without them need for what they find."""
-    queries, scores = list(bed.test_queries)[:150], bed.exact_scores[:150]
+    queries, scores = list(bed.test_queries)[:100], bed.exact_scores[:100]
     scorer = MatrixScorer(bed.test_queries, bed.items, bed.exact_scores)
     stages = {name: truth.index.first_stage(name).source for name in ("bm25", "dense")}
     without = AnchorIndex.from_items(bed.items, scorer=scorer, first=stages)

@@ -1,8 +1,8 @@
 """What a trial scored, and what follows from it: quality and recall of every way to search within it.
 
-Of each query the scores of a few hundred items are known: the first stages' best, what a search found, everything
-judged relevant, and items drawn at random. A random one stands for all that were not scored otherwise, which estimates
-where the scorer's best of all items lie without scoring them.
+Of each query the scores of a few hundred items are known: the first stages' best, what a search found and everything
+judged relevant are its pool; others were drawn at random, and stand for all that is not in the pool. So it can be
+estimated how many items beyond the pool the scorer would put above one in it, without scoring them all.
 """
 
 from __future__ import annotations
@@ -93,19 +93,35 @@ class Measured:
         self._fusions: dict[float, Fusion] = {}
         self._qualities: dict[tuple[str, int, float], FloatArray] = {}
         drawn = np.arange(self.scores.shape[1]) < grid
-        positions = self.material.items.positions
+        pools, levels, outside, weights = [], [], [], []
         self._known = []
         for row, query in enumerate(self.queries):
             pool = np.zeros(len(drawn), dtype=np.bool_)
             for answers in self.lists.values():
                 pool[answers[row].positions[: self.plan.budget]] = True
             pool[self.searched[row] if self.searched else []] = True
-            pool[judged.get(query, positions([]))] = True
+            pool[judged.get(query, [])] = True
+            # With every item scored there is nothing to estimate.
+            pool |= drawn.all()
+            of_pool = np.flatnonzero(pool)
+            pools.append(of_pool[np.argsort(-self.scores[row, of_pool], kind="stable")])
+            levels.append(float(self.scores[row, pools[-1][self.plan.k - 1]]))
+            outside.append(self.scores[row, drawn & ~pool] - levels[-1])
+            stands_for = int((~pool).sum()) / max(1, len(outside[-1]))
+            weights.append(np.full(len(outside[-1]), stands_for))
             known = np.flatnonzero(~np.isnan(self.scores[row]))
-            weight = int((~pool).sum()) / max(1, int((drawn & ~pool).sum()))
-            weights = np.where(pool[known], 1.0, weight)
-            best = np.argsort(-self.scores[row, known], kind="stable")
-            self._known.append((known[best], weights[best]))
+            known = known[np.argsort(-self.scores[row, known], kind="stable")]
+            self._known.append((known, np.where(pool[known], 1.0, stands_for)))
+        # One query's few random items hardly ever hold one of its best. Those of all queries together, measured from
+        # the k-th best of each query's pool, tell how many items beyond the pool lie above a score.
+        scores = np.concatenate(outside)
+        order = np.argsort(-scores, kind="stable")
+        above = np.concatenate([[0.0], np.cumsum(np.concatenate(weights)[order])]) / len(self.queries)
+        self._ranked = []
+        for row, best in enumerate(pools):
+            beyond = above[np.searchsorted(-scores[order], levels[row] - self.scores[row, best], side="left")]
+            # Rounded up for as many queries as the fraction says.
+            self._ranked.append((best, np.floor(beyond + (row + 0.5) / len(pools)).astype(np.intp)))
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -121,14 +137,18 @@ class Measured:
         return [np.asarray(positions[:budget]) for positions, _ in self.lists[first]]
 
     def recalls(self, scored: Sequence[IntArray]) -> FloatArray:
-        """The share of the scorer's best k of all items that is among these positions, estimated query by query."""
+        """The share of the scorer's best k of all items that is among these positions, estimated query by query.
+
+        A little too high: where a random item is among the best, all that it stands for count as k items at most.
+        """
         k = self.plan.k
         values = []
         for row, positions in enumerate(scored):
             known, weights = self._known[row]
             last = min(int(np.searchsorted(np.cumsum(weights), k - 1e-9)), len(known) - 1)
-            threshold = self.scores[row, known[last]]
-            values.append(min(k, int(np.count_nonzero(self.scores[row, positions] >= threshold))) / k)
+            # Among equal scores any will do.
+            n_found = int(np.count_nonzero(self.scores[row, positions] >= self.scores[row, known[last]]))
+            values.append(min(k, n_found) / k)
         return np.array(values)
 
     def alone(self, first: str) -> FloatArray:
@@ -147,15 +167,14 @@ class Measured:
         return self._judge([self._best(row, at, first, fuse) for row, at in enumerate(self.searched)])
 
     def everything(self) -> FloatArray:
-        """Judged quality if all items were scored, where a random item stands for others like it."""
+        """Judged quality if all items were scored: those beyond the pool push others down, and are not relevant."""
         answers = []
         for row, query in enumerate(self.queries):
-            known, weights = (of_best[:_SHOWN] for of_best in self._known[row])
-            ids = [
-                f"{self.material.items.ids[at]}{like}"
-                for at, weight in zip(known.tolist(), weights.tolist(), strict=True)
-                for like in ("", *(f"\1{n}" for n in range(1, min(_SHOWN, round(weight)))))
-            ]
+            ids: list[str] = []
+            best, beyond = (of_query[:_SHOWN].tolist() for of_query in self._ranked[row])
+            for rank, (at, pushed) in enumerate(zip(best, beyond, strict=True)):
+                ids += [f"\1{len(ids) + n}" for n in range(min(_SHOWN, rank + pushed - len(ids)))]
+                ids.append(self.material.items.ids[at])
             answers.append(Hits(query, tuple(ids[:_SHOWN]), -np.arange(len(ids[:_SHOWN]), dtype=np.float64)))
         return judged_quality(answers, self.material.qrels, measures=[JUDGED])[JUDGED]
 
