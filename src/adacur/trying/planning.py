@@ -21,7 +21,7 @@ _MOST_TIMED = 3.0
 _ENCODING = 0.4
 _SPARE = 0.9
 # Calls per question and items of the grid, in the order in which they are given up where time is short.
-_CHOICES = ((BUDGET, 300), (BUDGET, 150), (BUDGET // 2, 150), (BUDGET // 2, 60))
+_CHOICES = ((BUDGET, 300), (BUDGET, 150), (BUDGET // 2, 150), (BUDGET // 2, 60), (BUDGET // 2, 30))
 _MOST_QUERIES, _MOST_GRID, _FEWEST_CALLS = 60, 2000, 20
 _PER_STAGE = 0.75
 # What a search without anchor queries scores beyond the lists of the first stages.
@@ -122,8 +122,8 @@ def plan_trial(
             raise InputError(f"{calls:,} calls are too few to tell anything: {short} Give about {needed + budget:,}.")
         wall = math.ceil(needed / speed.mean / _SPARE / (1 - _ENCODING) / 60)
         raise InputError(
-            f"{minutes:g} minutes are too few to tell anything: {short} Give about {wall} (--minutes {wall}), shorter "
-            "items (--max-item-tokens 64) or a faster scorer."
+            f"{minutes:g} minutes are too few to tell anything: {short} Give about {wall} (--minutes {wall}), cut "
+            "items to fewer tokens (--max-item-tokens 64), or take a faster scorer or a quieter machine."
         )
     if n_queries == min(available, _MOST_QUERIES):
         grid = min(n_used, _MOST_GRID, int(pairs / n_queries - listed))
