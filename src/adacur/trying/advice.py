@@ -85,9 +85,19 @@ class Advice:
 
     @cached_property
     def fuse(self) -> float:
-        """The weight of the first stage in the order; 0 where no gain can be seen."""
+        """The weight of the first stage in the order; 0 where no gain can be seen, or none on unseen queries."""
         every = np.ones(len(self.measured.queries), dtype=np.bool_)
-        return self._weight(self.first, every) if self.is_judged else 0.0
+        return self._weight(self.first, every) if self.is_judged and self.fuse_gain[0] > 0 else 0.0
+
+    @cached_property
+    def fuse_gain(self) -> tuple[float, float, float]:
+        """What a weight gains: each half of the queries is measured with what the other half would have chosen."""
+        plain = self.measured.reranked(self.first, self.plan.budget)
+        unseen = plain.copy()
+        for half in (np.arange(len(plain)) % 2 == 0, np.arange(len(plain)) % 2 == 1):
+            weight = self._weight(self.first, ~half)
+            unseen[half] = self.measured.reranked(self.first, self.plan.budget, weight)[half]
+        return _mean(unseen - plain)
 
     @cached_property
     def budget(self) -> int:
@@ -182,14 +192,7 @@ class Advice:
         return Answer("budget", spend, words, *(lost or ()))
 
     def _fuse(self) -> Answer:
-        n = len(self.measured.queries)
-        halves = [np.arange(n) % 2 == half for half in (0, 1)]
-        plain = self.measured.reranked(self.first, self.plan.budget)
-        # Each half is measured with what the other half would have chosen.
-        unseen = plain.copy()
-        for half in halves:
-            unseen[half] = self.measured.reranked(self.first, self.plan.budget, self._weight(self.first, ~half))[half]
-        gain = _mean(unseen - plain)
+        gain = self.fuse_gain
         if not self.fuse:
             words = f"None: no weight of {self.first} in the order gained visibly, {_told(gain)}."
         else:

@@ -21,7 +21,7 @@ _CELLS = ((2, 10), (2, 20), (5, 25), (5, 50))
 _SHARE = 0.25
 _FEWEST_QUERIES = 10
 # Against searches of whole collections, what a grid tells was off by about this factor (docs/try.md).
-_OFF = 1.25
+_OFF = 1.5
 _MULTIPLES = (0.5, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0)
 _RESAMPLES = 400
 

@@ -105,7 +105,7 @@ class Measured:
             pool |= drawn.all()
             of_pool = np.flatnonzero(pool)
             pools.append(of_pool[np.argsort(-self.scores[row, of_pool], kind="stable")])
-            levels.append(float(self.scores[row, pools[-1][self.plan.k - 1]]))
+            levels.append(float(self.scores[row, pools[-1][:_SHOWN][-1]]))
             outside.append(self.scores[row, drawn & ~pool] - levels[-1])
             stands_for = int((~pool).sum()) / max(1, len(outside[-1]))
             weights.append(np.full(len(outside[-1]), stands_for))
@@ -113,7 +113,7 @@ class Measured:
             known = known[np.argsort(-self.scores[row, known], kind="stable")]
             self._known.append((known, np.where(pool[known], 1.0, stands_for)))
         # One query's few random items hardly ever hold one of its best. Those of all queries together, measured from
-        # the k-th best of each query's pool, tell how many items beyond the pool lie above a score.
+        # the tenth best of each query's pool, tell how many items beyond the pool lie above a score.
         scores = np.concatenate(outside)
         order = np.argsort(-scores, kind="stable")
         above = np.concatenate([[0.0], np.cumsum(np.concatenate(weights)[order])]) / len(self.queries)

@@ -78,7 +78,9 @@ def tried(tmp_path: Path, **options: Any) -> Trial:
     return try_collection(tmp_path / "world", **(given | options))
 
 
-def measured_world(tmp_path: Path, scores: Any, *, grid: int, seed: int = 0, budget: int = 20) -> Measured:
+def measured_world(
+    tmp_path: Path, scores: Any, *, grid: int, seed: int = 0, budget: int = 20, calls: int | None = None
+) -> Measured:
     """What would be measured with these scores, queries × items in the order of the files."""
     read = read_material(tmp_path / "world", seed=seed)
     items, asked = write_world(tmp_path / "world")
@@ -86,7 +88,7 @@ def measured_world(tmp_path: Path, scores: Any, *, grid: int, seed: int = 0, bud
     plan = TrialPlan(
         "world", N_ITEMS, N_ITEMS, len(read.queries), len(read.qrels), ("bm25",), 5, budget, grid, 0, 0, 0, 0, 0, 0
     )
-    return measure(read, plan, scorer=scorer, first={"bm25": BM25.build(read.items)}, seconds=1e9)
+    return measure(read, plan, scorer=scorer, first={"bm25": BM25.build(read.items)}, seconds=1e9, calls=calls)
 
 
 def noisy_scores(items: list[Item], asked: list[Query]) -> Any:
@@ -231,6 +233,16 @@ def test_calls_are_a_limit_that_is_never_exceeded(tmp_path: Path) -> None:
         trial = tried(tmp_path, scorer=counted, encoder=Topics(), calls=calls, kept=tmp_path / f"kept-{calls}")
         assert calls / 2 < paid <= calls
         assert trial.plan.timed + trial.calls == paid
+
+
+def test_a_query_that_could_cost_more_calls_than_are_left_is_not_begun(tmp_path: Path) -> None:
+    items, asked = write_world(tmp_path / "world")
+    measured = measured_world(tmp_path, noisy_scores(items, asked), grid=60, calls=1000)
+
+    assert 800 < measured.calls <= 1000
+    assert len(measured.queries) < N_QUERIES
+    with pytest.raises(InputError, match="10 calls"):
+        measured_world(tmp_path, noisy_scores(items, asked), grid=60, calls=10)
 
 
 def test_a_sample_of_the_items_keeps_what_is_relevant_and_counts_for_the_whole(tmp_path: Path) -> None:
