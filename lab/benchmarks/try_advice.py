@@ -64,8 +64,8 @@ class LookedUp:
 def open_bed(scores: Path, data: Path) -> Testbed:
     qrels: dict[str, dict[str, int]] = {}
     for file in sorted(data.glob("qrels*.tsv")):
-        for query, items in read_qrels(file).items():
-            qrels.setdefault(query, {}).update(items)
+        for query, grades in read_qrels(file).items():
+            qrels.setdefault(query, {}).update(grades)
     items, queries = read_items(data / "corpus.jsonl.gz"), read_queries(data / "queries.jsonl.gz")
     return Testbed.from_score_folder(scores, items=items, queries=queries, qrels=qrels)
 
@@ -113,7 +113,7 @@ def saving_of(bed: Testbed, truth: Measured, first: str) -> dict[int, float]:
     free = list(np.maximum.accumulate(free) + 1e-9 * np.arange(len(free)))
     ratios = {}
     for n in N_ANCHORS:
-        anchors = {"anchor_queries": bed.anchor_queries[:n], "scores": bed.anchor_scores[:n]}
+        anchors: dict[str, Any] = {"anchor_queries": bed.anchor_queries[:n], "scores": bed.anchor_scores[:n]}
         index = AnchorIndex.from_arrays(items=bed.items, scorer=scorer, first=stages, **anchors)
         needed = [np.interp(recall(index, calls, "gaussian"), free, np.log(STEPS)) for calls in (50, 100)]
         ratios[n] = float(np.exp(np.mean(needed) - np.mean(np.log((50, 100)))))
