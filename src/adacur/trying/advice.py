@@ -151,7 +151,7 @@ class Advice:
         )
         reranked = self.measured.reranked(self.first, self.plan.budget, self.fuse)
         change = _mean(reranked - alone)
-        choice = "yes" if change[1] > 0 else "no" if change[0] <= 0 else "unclear"
+        choice = "yes" if change[1] > 0 else "no" if change[2] < 2 * _MATTERS else "unclear"
         said = {
             "yes": "Worth its calls",
             "no": "Not worth its calls: no better than the best first stage alone",
