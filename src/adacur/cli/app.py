@@ -30,9 +30,10 @@ from adacur.cli.serve import serve
 from adacur.cli.train.cross_encoder import cross_encoder
 from adacur.cli.train.distill import distill
 from adacur.cli.train.dual_encoder import dual_encoder
+from adacur.cli.try_ import try_
 from adacur.cli.tune import tune
 
-_COMMANDS = (build, search, serve, tune, evaluate, inspect, demo, fetch)
+_COMMANDS = (try_, build, search, serve, tune, evaluate, inspect, demo, fetch)
 _INDEX = (add, remove, replace, anchors, compact, compress, copy, export, verify, refresh)
 _TRAIN = (cross_encoder, dual_encoder, distill)
 
@@ -58,7 +59,7 @@ class _Commands(TyperGroup):
 def _group(commands: Iterable[Callable[..., None]], **options: Any) -> typer.Typer:
     group = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False, **options)
     for command in commands:
-        group.command(command.__name__.replace("_", "-"))(command)
+        group.command(command.__name__.rstrip("_").replace("_", "-"))(command)
     return group
 
 

@@ -24,7 +24,7 @@ from adacur.core.results import Hits
 from adacur.data import DataWarning
 
 KEPT = "What is finished is kept: run the same command again to continue."
-_CONTINUED = {"build", "evaluate"}
+_CONTINUED = {"build", "evaluate", "try"}
 
 
 class _PlainConsole(Console):

@@ -17,7 +17,7 @@ from adacur.core.spelling import did_you_mean
 from adacur.data.judged_collection import JudgedCollection
 from adacur.data.lines import DataWarning, existing, json_lines, json_rows, open_text, reading, warn_left_out
 
-_FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".parquet")
+FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".parquet")
 _QRELS = (".tsv", ".txt", ".qrels", ".tsv.gz", ".txt.gz")
 # The csv module's own limit of 131,072 characters is less than some texts have.
 _LONGEST_CELL = 2**31 - 1
@@ -391,8 +391,8 @@ def _find(path: str | Path, stem: str) -> Path:
             raise FileFormatError(f"The folder {path} holds no {stem}.jsonl or {stem}.jsonl.gz, as a BEIR folder does.")
         return found
     existing(path)
-    if _suffix(path) not in _FORMATS:
-        raise FileFormatError(f"{path}: the name ends in none of {', '.join(_FORMATS)} (with or without .gz).")
+    if _suffix(path) not in FORMATS:
+        raise FileFormatError(f"{path}: the name ends in none of {', '.join(FORMATS)} (with or without .gz).")
     return path
 
 

@@ -148,14 +148,14 @@ def split(collection: JudgedCollection, *, n_anchors: int, n_test: int, seed: in
     test = _test_queries(collection, n_test, seed)
     if not n_anchors:
         return Split((), test)
-    taken = {_plain(query.text) for query in test}
-    left = [query for query in collection.queries if _plain(query.text) not in taken]
-    n_left = len({_plain(query.text) for query in left})
+    taken = {plain_text(query.text) for query in test}
+    left = [query for query in collection.queries if plain_text(query.text) not in taken]
+    n_left = len({plain_text(query.text) for query in left})
     if n_left < n_anchors:
         try:
             pseudo = pseudo_queries(collection.items, n_anchors, seed=seed)
             # An anchor with the text of a test query would give the answer away.
-            return Split([query for query in pseudo if _plain(query.text) not in taken], test, pseudo=True)
+            return Split([query for query in pseudo if plain_text(query.text) not in taken], test, pseudo=True)
         except InputError:
             if not n_left:
                 raise
@@ -168,7 +168,8 @@ def _test_queries(collection: JudgedCollection, n: int, seed: int) -> Sequence[Q
     return split_queries(candidates, anchors=0, test=min(n, len(candidates)), seed=seed).test
 
 
-def _plain(text: str) -> str:
+def plain_text(text: str) -> str:
+    """A text without what does not tell questions apart: upper case and spacing."""
     return " ".join(text.casefold().split())
 
 

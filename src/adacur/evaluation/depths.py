@@ -134,10 +134,10 @@ def _commands(
     verdict = curve.verdict
     data, name = quote(str(folder)), folder.resolve().name
     index, model = quote(f"{name}.adacur"), quote(f"{name}-reranker")
-    scorer = f" --scorer {_typed(card.source) or 'SCORER'}"
+    scorer = f" --scorer {typed_source(card.source) or 'SCORER'}"
     cut = f" --max-item-tokens {card.max_item_tokens}" if card.max_item_tokens else ""
     parts = curve.first.split(SEPARATOR)
-    encoded = f" --encoder {_typed(encoder)}" if encoder and "dense" in parts else ""
+    encoded = f" --encoder {typed_source(encoder)}" if encoder and "dense" in parts else ""
     first = f" --first {curve.first}"
     place = "" if output.name == f"{name}-results" else f" -o {quote(str(output))}"
     sizes = f"{f' --items {len(plan.collection.items)}' * plan.all_items} --methods rerank,exact{place}"
@@ -160,7 +160,7 @@ def _commands(
     )
 
 
-def _typed(source: str | None) -> str:
+def typed_source(source: str | None) -> str:
     """How a user would name a model: by its name in the catalogue, where it was fetched from there."""
     if source and Path(source).is_relative_to(cache_folder()):
         name = next(iter(Path(source).relative_to(cache_folder()).parts), "")

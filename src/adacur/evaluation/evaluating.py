@@ -20,7 +20,7 @@ from adacur.core.arrays import FloatArray
 from adacur.core.errors import EmptyInput, InputError, WrongScorer
 from adacur.core.extras import install_command
 from adacur.core.protocols import FirstStage, Scorer
-from adacur.core.records import ItemList, Query
+from adacur.core.records import Item, ItemList, Query
 from adacur.data import JudgedCollection
 from adacur.evaluation.collection import (
     Split,
@@ -150,7 +150,7 @@ def evaluate(
     exact = _scored(collection, queries_of.test, scorer=scorer, path=scores, progress=progress)
     known = _scored(collection, queries_of.anchors, scorer=scorer, path=scores, progress=progress)
     look_up = MatrixScorer(queries=queries_of.test, items=collection.items, scores=exact)
-    stages = _first_stages(collection, list(stages_of), encoder=encoder, folder=output / "first", progress=progress)
+    stages = kept_first_stages(collection.items, stages_of, encoder=encoder, folder=output / "first", progress=progress)
     table = AnchorTable(ItemList(collection.items), tuple(queries_of.anchors), np.ascontiguousarray(known.T))
     index = AnchorIndex(table, scorer=look_up, first=stages)
     made = {"items": len(collection.items), "scorer": str(replace(scorer.card, source=None))}
@@ -169,7 +169,9 @@ def evaluate(
     if depths.first:
         try:
             if not depths.all_items:
-                stages = _first_stages(whole, depths.first, encoder=None, folder=output / "first", progress=progress)
+                stages = kept_first_stages(
+                    whole.items, depths.first, encoder=None, folder=output / "first", progress=progress
+                )
             places = {"folder": Path(folder), "output": output}
             source = encoder and encoder.card.source
             searchable = measure_depths(
@@ -284,19 +286,19 @@ def _scored(
     return np.ascontiguousarray(folder.matrix.T)
 
 
-def _first_stages(
-    collection: JudgedCollection, names: Sequence[str], *, encoder: Any, folder: Path, progress: bool
+def kept_first_stages(
+    items: Sequence[Item], names: Iterable[str], *, encoder: Any, folder: Path, progress: bool
 ) -> dict[str, FirstStage]:
     """The first stages by name; vectors are kept in the folder, since encoding takes long."""
     stages: dict[str, FirstStage] = {
-        name: first_stage_named(name).build(collection.items) for name in names if name not in ("dense", "random")
+        name: first_stage_named(name).build(items) for name in names if name not in ("dense", "random")
     }
     if "dense" in names:
-        target = folder / f"dense-{digest_of(collection.items)}-{_card_digest(encoder)}"
+        target = folder / f"dense-{digest_of(items)}-{_card_digest(encoder)}"
         if not target.exists():
             partial = target.with_name(f".{target.name}.partial")
             partial.parent.mkdir(parents=True, exist_ok=True)
-            Dense.build(collection.items, encoder=encoder, progress=progress).save(partial)
+            Dense.build(items, encoder=encoder, progress=progress).save(partial)
             partial.rename(target)
         stages["dense"] = Dense.load(target, encoder=encoder)
     return stages

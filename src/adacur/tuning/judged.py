@@ -30,7 +30,7 @@ from adacur.tuning.settings import best_stage, gains, stages_of
 FEWEST_JUDGED = 20
 Qrels = Mapping[str, Mapping[str, int]]
 _MEASURE = "nDCG"
-_WEIGHTS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
+WEIGHTS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
 # In budgets: a pool of one is re-ranking.
 _POOLS = (1, 2, 5)
 # Of the largest budget.
@@ -263,8 +263,8 @@ def _started(searches: JudgedSearches, among: BoolArray, *, k: int) -> tuple[str
 
     weights: dict[str, float] = {}
     for first in searches.stages:
-        best = max(_WEIGHTS, key=lambda fuse: float(quality(first, fuse).mean()))
-        weights[first] = best if _gains(quality(first, best) - quality(first, 0.0)) else 0.0
+        best = max(WEIGHTS, key=lambda fuse: float(quality(first, fuse).mean()))
+        weights[first] = best if is_gain(quality(first, best) - quality(first, 0.0)) else 0.0
     chosen = best_stage({name: quality(name, fuse) for name, fuse in weights.items()})
     assert chosen is not None
     return chosen, weights[chosen]
@@ -279,23 +279,25 @@ def _chosen(searches: JudgedSearches, among: BoolArray, *, k: int) -> Choice:
     first, fuse = _started(searches, among, k=k)
     largest = quality(Choice(first, searches.largest, fuse))
     enough = [
-        budget for budget in searches.budgets(first) if _loses_nothing(quality(Choice(first, budget, fuse)) - largest)
+        budget for budget in searches.budgets(first) if loses_nothing(quality(Choice(first, budget, fuse)) - largest)
     ]
     chosen = Choice(first, enough[0], fuse)
     pools = [n * chosen.budget for n in _POOLS if n > 1 or searches.has_reranked(first, chosen.budget)]
     best = max((chosen._replace(pool=pool) for pool in pools), key=lambda one: float(quality(one).mean()))
-    return best if _gains(quality(best) - quality(chosen)) else chosen
+    return best if is_gain(quality(best) - quality(chosen)) else chosen
 
 
 def _smaller_budgets(k: int, largest: int) -> list[int]:
     return sorted({max(k, round(share * largest)) for share in _SHARES} - {largest})
 
 
-def _gains(differences: FloatArray) -> bool:
+def is_gain(differences: FloatArray) -> bool:
+    """Whether a gain of judged quality is worth a setting."""
     return gains(differences) and float(differences.mean()) > _LEAST_GAIN
 
 
-def _loses_nothing(differences: FloatArray) -> bool:
+def loses_nothing(differences: FloatArray) -> bool:
+    """Whether fewer calls lose no more judged quality than the noise."""
     noise = float(differences.std(ddof=1)) / len(differences) ** 0.5
     return bool(differences.mean() >= -min(_MOST_LOST, max(noise, _LEAST_GAIN)))
 

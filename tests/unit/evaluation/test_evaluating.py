@@ -354,7 +354,7 @@ def test_a_scorer_to_be_mended_comes_with_the_command_that_trains_another(places
 
 def test_commands_name_a_fetched_model_by_its_name_and_any_other_by_its_path() -> None:
     fetched = cache_folder() / "ms-marco-MiniLM-L-12-v2" / "model.onnx"
-    assert depths._typed(str(fetched)) == "ms-marco-MiniLM-L-12-v2"
-    assert depths._typed("my models/reranker") == "'my models/reranker'"
-    assert depths._typed(str(cache_folder())) == str(cache_folder())
-    assert depths._typed(None) == ""
+    assert depths.typed_source(str(fetched)) == "ms-marco-MiniLM-L-12-v2"
+    assert depths.typed_source("my models/reranker") == "'my models/reranker'"
+    assert depths.typed_source(str(cache_folder())) == str(cache_folder())
+    assert depths.typed_source(None) == ""

@@ -1,0 +1,81 @@
+"""`adacur try`: whether it is worth it on your data, in a few minutes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from rich.table import Table
+from rich.text import Text
+from typer import Argument, Option
+
+from adacur.cli import options as opt
+from adacur.cli.messages import note, print_table, say
+from adacur.core.as_json import as_json as to_json
+from adacur.core.units import duration
+
+if TYPE_CHECKING:
+    from adacur.trying import TrialPlan
+
+
+def try_(
+    folder: Annotated[
+        Path, Argument(help="Items (corpus.jsonl or one file), and if there are any queries.jsonl and qrels/test.tsv.")
+    ],
+    scorer: opt.ScorerName = opt.DEFAULT_SCORER,
+    max_item_tokens: opt.MaxItemTokens = None,
+    encoder: Annotated[str, Option(help="Encoder of the dense first stage; 'none' leaves it out.")] = (
+        opt.DEFAULT_ENCODER
+    ),
+    minutes: Annotated[float, Option(help="The time that encoding and scoring may take.")] = 5.0,
+    calls: Annotated[int | None, Option(min=1, help="Also make at most N scorer calls.")] = None,
+    seed: opt.Seed = 0,
+    json_file: Annotated[Path | None, Option("--json", metavar="FILE", help="Write all figures to this file.")] = None,
+) -> None:
+    """Say whether searching with a scorer is worth it on your data: a sample is scored, and the advice printed.
+
+    What was scored is kept: after Ctrl-C, or with more --minutes, the same command goes on.
+
+    Example: adacur try my-folder --minutes 5
+    """
+    from adacur.trying import try_collection
+
+    trial = try_collection(
+        folder,
+        scorer=opt.opened_scorer(scorer, max_item_tokens),
+        encoder=None if encoder == "none" else encoder,
+        minutes=minutes,
+        calls=calls,
+        seed=seed,
+        on_plan=_print_plan,
+    )
+    if json_file is not None:
+        json_file.write_text(json.dumps(to_json(trial), indent=1) + "\n", encoding="utf-8")
+        note(f"All figures: {json_file}")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for answer in trial.answers:
+        table.add_row(Text(answer.question), Text(answer.words))
+    print_table(table)
+    plan = trial.plan
+    earlier = f" {trial.known:,} more were known." if trial.known else ""
+    fewer = f" The time was over after {trial.n_queries} of {plan.n_queries} queries." * (
+        trial.n_queries < plan.n_queries
+    )
+    note(f"{trial.calls:,} pairs scored in {duration(trial.seconds)}.{earlier}{fewer} Intervals are of 95 %.")
+    note("Next:")
+    for line in trial.commands:
+        say(f"  {line}")
+
+
+def _print_plan(plan: TrialPlan) -> None:
+    note(f"{plan.collection}: {plan.in_words()}")
+    for line in plan.notes:
+        note(line)
+    if plan.share < 1:
+        note(
+            f"The best {plan.k} within {plan.budget} calls of the sample stand for the best {plan.whole(plan.k)} "
+            f"within {plan.whole(plan.budget)} of all items; numbers below are of all items."
+        )

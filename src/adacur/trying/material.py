@@ -1,0 +1,169 @@
+"""What a folder holds to try on: items, queries, judgements; of large ones a sample, the same each time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from adacur.core.errors import FileFormatError, InputError
+from adacur.core.records import Item, ItemList, Query
+from adacur.core.seeds import item_keys, stream_key, uniform
+from adacur.data import JudgedCollection, pseudo_queries, read_items, read_qrels, read_queries, split_queries
+from adacur.data.files import FORMATS
+from adacur.evaluation.collection import missing_items, plain_text
+from adacur.evaluation.searchability import telling_queries
+
+MOST_QUERIES, MOST_PSEUDO = 200, 100
+# Texts that are held at once; of more items, a random sample of as many is.
+_HELD_ITEMS = 50_000
+# With fewer, scoring each of them is the search.
+_FEWEST_ITEMS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """Items and queries to try on, each in an order of which any first part is a random sample.
+
+    `source` is what `adacur build` reads, `queries_file` what its --anchors does. `n_items` counts all items, of which
+    `items` may be a sample that has everything judged relevant. Judged queries come first. `pseudo` queries were cut
+    from the items. `n_judged` counts all judged queries.
+    """
+
+    name: str
+    source: Path
+    queries_file: Path | None
+    n_items: int
+    items: ItemList
+    queries: tuple[Query, ...]
+    qrels: Mapping[str, Mapping[str, int]]
+    n_queries: int
+    n_judged: int
+    pseudo: bool
+    notes: tuple[str, ...]
+
+    @property
+    def share(self) -> float:
+        """The share of all items that is used."""
+        return len(self.items) / self.n_items
+
+    def cut(self, n: int, *, n_queries: int) -> Material:
+        """With n of the items and all that is judged relevant, whichever queries are used: vectors of it are kept."""
+        needed = {id_ for grades in self.qrels.values() for id_, grade in grades.items() if grade > 0}
+        drawn = (item for at, item in enumerate(self.items) if at < n or item.id in needed)
+        return replace(self, items=ItemList(drawn), queries=self.queries[:n_queries])
+
+
+def read_material(folder: str | Path, *, most: int = MOST_QUERIES, seed: int = 0) -> Material:
+    """The items of a folder or file, at most as many of its queries, else pseudo-queries, and judgements if any."""
+    folder = Path(folder)
+    source, queries_file = _files(folder)
+    asked = list(read_queries(queries_file)) if queries_file else []
+    qrels = read_qrels(folder) if folder.is_dir() and any(folder.glob("qrels*")) else {}
+    if qrels and not asked:
+        raise FileFormatError(f"{folder} has judgements and no queries.jsonl that they could refer to. Add it.")
+    judged = [query for query in asked if qrels.get(query.id)]
+    first = _drawn(judged, most, seed=seed)
+    taken = {plain_text(query.text) for query in first}
+    rest = [query for query in asked if query.id not in qrels and plain_text(query.text) not in taken]
+    candidates = [*first, *_drawn(rest, most, seed=seed)][:most]
+    wanted = {id_ for query in candidates for id_ in qrels.get(query.id, ())}
+    items, n_items = _held(source, wanted, seed=seed)
+    if n_items < _FEWEST_ITEMS:
+        raise InputError(
+            f"{source} has {n_items} items, and there is nothing to choose for fewer than {_FEWEST_ITEMS}: score each "
+            "of them (adacur build … -n 0, then adacur search … --method exact)."
+        )
+    pseudo = not candidates
+    if pseudo:
+        candidates = _pseudo(items, min(most, MOST_PSEUDO), seed=seed)
+    grades = {query.id: qrels[query.id] for query in candidates if query.id in qrels}
+    # Checks that ids are unique and that judgements are of these queries.
+    collection = JudgedCollection(folder.resolve().name, items, asked or candidates, qrels)
+    held = ItemList(items)
+    usable = telling_queries(candidates, held, grades)
+    notes = []
+    if grades and not usable:
+        raise InputError(
+            f"None of the {len(wanted):,} judged items of {len(grades)} queries is in {source} (e.g. "
+            f"{min(wanted)!r}; its items have ids such as {held.ids[0]!r}). Check the ids of the judgements."
+        )
+    if lost := len(missing_items(replace(collection, queries=candidates, qrels=grades))) if grades else 0:
+        notes.append(f"{lost:,} of {len(wanted):,} judged items are not in {source.name}, or have no text.")
+    if pseudo:
+        notes.append("There are no queries, so sentences and titles of the items stand in: real ones may differ.")
+    judged_first = [query for query in candidates if query in usable]
+    others = [query for query in candidates if query.id not in grades]
+    return Material(
+        name=collection.name,
+        source=folder if queries_file and source.name.startswith("corpus.jsonl") else source,
+        queries_file=queries_file,
+        n_items=n_items,
+        items=held,
+        queries=(*judged_first, *others),
+        qrels={query.id: grades[query.id] for query in judged_first},
+        n_queries=len(asked),
+        n_judged=len(judged),
+        pseudo=pseudo,
+        notes=tuple(notes),
+    )
+
+
+def _files(folder: Path) -> tuple[Path, Path | None]:
+    """The file of items and that of queries."""
+    if not folder.is_dir():
+        if not folder.is_file():
+            raise FileFormatError(f"There is no folder or file {folder}. Give a folder that holds corpus.jsonl.")
+        return folder, None
+    known = [
+        file
+        for file in sorted(folder.iterdir())
+        if file.is_file() and Path(file.name.removesuffix(".gz")).suffix.lower() in FORMATS
+    ]
+    queries = [file for file in known if file.name.startswith("queries.")]
+    others = [file for file in known if not file.name.startswith(("queries.", "qrels"))]
+    corpus = [file for file in others if file.name.startswith("corpus.")] or others
+    if len(corpus) != 1 or len(queries) > 1:
+        found = ", ".join(file.name for file in known) or "none"
+        raise FileFormatError(
+            f"Expected one file of items in {folder}, called corpus.jsonl (also {', '.join(FORMATS[1:])}, .gz) or "
+            f"alone in it, and at most one called queries.jsonl; found {found}. Name the file of items instead."
+        )
+    return corpus[0], queries[0] if queries else None
+
+
+def _drawn(queries: list[Query], most: int, *, seed: int) -> list[Query]:
+    """Queries in random order, each text once."""
+    n = min(most, len({plain_text(query.text) for query in queries}))
+    return list(split_queries(queries, anchors=n, test=0, seed=seed).anchors)
+
+
+def _held(source: Path, wanted: set[str], *, seed: int) -> tuple[list[Item], int]:
+    """Items in random order, and how many there are; of more than can be held a sample, and all that are wanted."""
+    draw, n_items = random.Random(seed), 0
+    kept: list[Item] = []
+    needed: list[Item] = []
+    for n_items, item in enumerate(read_items(source), 1):
+        if len(kept) < _HELD_ITEMS:
+            kept.append(item)
+        elif (place := draw.randrange(n_items)) < _HELD_ITEMS:
+            item, kept[place] = kept[place], item
+        if n_items > _HELD_ITEMS and item.id in wanted:
+            needed.append(item)
+    here = {item.id for item in kept}
+    draws = uniform(stream_key(seed, "try"), item_keys(item.id for item in kept))
+    order = [kept[at] for at in np.argsort(draws, kind="stable").tolist()]
+    return [*order, *(item for item in needed if item.id not in here)], n_items
+
+
+def _pseudo(items: list[Item], n: int, *, seed: int) -> list[Query]:
+    n = min(n, len(items))
+    while True:
+        try:
+            return pseudo_queries(items, n, seed=seed)
+        except InputError:
+            if (n := n // 2) < 1:
+                raise

@@ -1,0 +1,248 @@
+"""What a trial scored, and what follows from it: quality and recall of every way to search within it.
+
+Of each query the scores of a few hundred items are known: the first stages' best, what a search found and everything
+judged relevant are its pool; others were drawn at random, and stand for all that is not in the pool. So it can be
+estimated how many items beyond the pool the scorer would put above one in it, without scoring them all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from adacur.core.arrays import FloatArray, IntArray
+from adacur.core.errors import InputError
+from adacur.core.protocols import FirstStage, Ranking, Scorer, ScorerCard
+from adacur.core.records import Pair, Query
+from adacur.core.results import Hits
+from adacur.core.scores import score_pairs
+from adacur.evaluation.comparison import FEWEST_QUERIES, JUDGED
+from adacur.evaluation.judged import judged_quality
+from adacur.evaluation.searchability import telling_queries
+from adacur.first_stages.placing import best_by_id
+from adacur.index import AnchorTable
+from adacur.search import AnchorIndex
+from adacur.search.fusion import LISTED, Fusion, listed_by
+from adacur.trying.material import Material
+from adacur.trying.planning import TrialPlan
+
+_SHOWN = 10
+_PREDICTS = "gaussian"
+
+
+class Remembering:
+    """A scorer that keeps what it said of each query and item of a trial: `scores` is NaN elsewhere."""
+
+    def __init__(self, scorer: Scorer, material: Material, *, bar: tqdm | None = None) -> None:
+        self._scorer = scorer
+        self._bar = bar
+        self.calls = 0
+        self._rows = {query.id: row for row, query in enumerate(material.queries)}
+        self._columns = {id_: column for column, id_ in enumerate(material.items.ids)}
+        self.scores: FloatArray = np.full((len(self._rows), len(self._columns)), np.nan, dtype=np.float32)
+
+    @property
+    def card(self) -> ScorerCard:
+        return self._scorer.card
+
+    def score(self, pairs: Sequence[Pair]) -> FloatArray:
+        """One score per pair, in order."""
+        rows = [self._rows[query.id] for query, _ in pairs]
+        columns = [self._columns[item.id] for _, item in pairs]
+        new = np.flatnonzero(np.isnan(self.scores[rows, columns])).tolist()
+        if new:
+            self.calls += len(new)
+            answers = score_pairs(self._scorer, [pairs[at] for at in new])
+            self.scores[[rows[at] for at in new], [columns[at] for at in new]] = answers
+            if self._bar is not None:
+                self._bar.update(len(new))
+        return self.scores[rows, columns]
+
+
+@dataclass
+class Measured:
+    """The queries that were scored in time, and all that was scored of them.
+
+    `grid` items, the first ones, were drawn at random and are scored for every query. `searched` has the positions
+    that a search without anchor queries scored, and is empty where there was none.
+    """
+
+    material: Material
+    plan: TrialPlan
+    queries: tuple[Query, ...]
+    index: AnchorIndex
+    scores: FloatArray
+    lists: Mapping[str, list[Ranking]]
+    searched: list[IntArray]
+    calls: int
+    table: AnchorTable = field(init=False)
+    is_judged: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        grid = self.plan.grid
+        some = [self.material.items[at] for at in range(grid)]
+        self.table = AnchorTable.from_arrays(items=some, anchor_queries=self.queries, scores=self.scores[:, :grid])
+        judged = telling_queries(self.queries, self.material.items, self.material.qrels)
+        self.is_judged = len(judged) >= min(FEWEST_QUERIES, len(self.queries)) and find_spec("ir_measures") is not None
+        self._fusions: dict[float, Fusion] = {}
+        self._qualities: dict[tuple[str, int, float], FloatArray] = {}
+        drawn = np.arange(self.scores.shape[1]) < grid
+        pools, levels, outside, weights = [], [], [], []
+        self._known = []
+        for row, query in enumerate(self.queries):
+            pool = np.zeros(len(drawn), dtype=np.bool_)
+            for answers in self.lists.values():
+                pool[answers[row].positions[: self.plan.budget]] = True
+            pool[self.searched[row] if self.searched else []] = True
+            pool[judged.get(query, [])] = True
+            # With every item scored there is nothing to estimate.
+            pool |= drawn.all()
+            of_pool = np.flatnonzero(pool)
+            pools.append(of_pool[np.argsort(-self.scores[row, of_pool], kind="stable")])
+            levels.append(float(self.scores[row, pools[-1][:_SHOWN][-1]]))
+            outside.append(self.scores[row, drawn & ~pool] - levels[-1])
+            stands_for = int((~pool).sum()) / max(1, len(outside[-1]))
+            weights.append(np.full(len(outside[-1]), stands_for))
+            known = np.flatnonzero(~np.isnan(self.scores[row]))
+            known = known[np.argsort(-self.scores[row, known], kind="stable")]
+            self._known.append((known, np.where(pool[known], 1.0, stands_for)))
+        # One query's few random items hardly ever hold one of its best. Those of all queries together, measured from
+        # the tenth best of each query's pool, tell how many items beyond the pool lie above a score.
+        scores = np.concatenate(outside)
+        order = np.argsort(-scores, kind="stable")
+        above = np.concatenate([[0.0], np.cumsum(np.concatenate(weights)[order])]) / len(self.queries)
+        self._ranked = []
+        for row, best in enumerate(pools):
+            beyond = above[np.searchsorted(-scores[order], levels[row] - self.scores[row, best], side="left")]
+            # Rounded up for as many queries as the fraction says.
+            self._ranked.append((best, np.floor(beyond + (row + 0.5) / len(pools)).astype(np.intp)))
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """What searches can start from: each first stage, then all together."""
+        return tuple(self.lists)
+
+    def budgets(self) -> tuple[int, ...]:
+        """The calls that are compared, fewest first."""
+        return tuple(sorted({max(self.plan.k, self.plan.budget // part) for part in (4, 2, 1)}))
+
+    def scored_by(self, first: str, budget: int) -> list[IntArray]:
+        """The positions that re-ranking scores for each query."""
+        return [np.asarray(positions[:budget]) for positions, _ in self.lists[first]]
+
+    def recalls(self, scored: Sequence[IntArray]) -> FloatArray:
+        """The share of the scorer's best k of all items that is among these positions, estimated query by query.
+
+        A little too high: where a random item is among the best, all that it stands for count as k items at most.
+        """
+        k = self.plan.k
+        values = []
+        for row, positions in enumerate(scored):
+            known, weights = self._known[row]
+            last = min(int(np.searchsorted(np.cumsum(weights), k - 1e-9)), len(known) - 1)
+            # Among equal scores any will do.
+            n_found = int(np.count_nonzero(self.scores[row, positions] >= self.scores[row, known[last]]))
+            values.append(min(k, n_found) / k)
+        return np.array(values)
+
+    def alone(self, first: str) -> FloatArray:
+        """Judged quality of a first stage's own order; NaN for queries that nobody judged."""
+        return self._judge([np.asarray(positions[:_SHOWN]) for positions, _ in self.lists[first]])
+
+    def reranked(self, first: str, budget: int, fuse: float = 0.0) -> FloatArray:
+        """Judged quality of re-ranking, with a weight of the first stage in the order."""
+        if (key := (first, budget, fuse)) not in self._qualities:
+            scored = self.scored_by(first, budget)
+            self._qualities[key] = self._judge([self._best(row, at, first, fuse) for row, at in enumerate(scored)])
+        return self._qualities[key]
+
+    def found(self, first: str, fuse: float = 0.0) -> FloatArray:
+        """Judged quality of what a search without anchor queries found."""
+        return self._judge([self._best(row, at, first, fuse) for row, at in enumerate(self.searched)])
+
+    def everything(self) -> FloatArray:
+        """Judged quality if all items were scored: those beyond the pool push others down, and are not relevant."""
+        answers = []
+        for row, query in enumerate(self.queries):
+            ids: list[str] = []
+            best, beyond = (of_query[:_SHOWN].tolist() for of_query in self._ranked[row])
+            for rank, (at, pushed) in enumerate(zip(best, beyond, strict=True)):
+                ids += [f"\1{len(ids) + n}" for n in range(min(_SHOWN, rank + pushed - len(ids)))]
+                ids.append(self.material.items.ids[at])
+            answers.append(Hits(query, tuple(ids[:_SHOWN]), -np.arange(len(ids[:_SHOWN]), dtype=np.float64)))
+        return judged_quality(answers, self.material.qrels, measures=[JUDGED])[JUDGED]
+
+    def _best(self, row: int, positions: IntArray, first: str, fuse: float) -> IntArray:
+        values = self.scores[row, positions].astype(np.float64)
+        if fuse:
+            every = np.ones(self.scores.shape[1], dtype=np.bool_)
+            listed, of_stage = listed_by(self.lists[first][row], allowed=every)
+            if fuse not in self._fusions:
+                self._fusions[fuse] = Fusion.fit(self.table, weight=fuse)
+            values = self._fusions[fuse].values(values, positions, listed=listed, listed_scores=of_stage)
+        return positions[best_by_id(values, [self.material.items.ids[at] for at in positions.tolist()], _SHOWN)]
+
+    def _judge(self, best: Sequence[IntArray]) -> FloatArray:
+        answers = [
+            Hits(query, tuple(self.material.items.ids[at] for at in some.tolist()), self.scores[row, some])
+            for row, (query, some) in enumerate(zip(self.queries, best, strict=True))
+        ]
+        return judged_quality(answers, self.material.qrels, measures=[JUDGED])[JUDGED]
+
+
+def measure(
+    material: Material,
+    plan: TrialPlan,
+    *,
+    scorer: Scorer,
+    first: Mapping[str, FirstStage],
+    seconds: float,
+    calls: int | None = None,
+    progress: bool = False,
+) -> Measured:
+    """Score what the plan says, query by query, until `seconds` are over or the next one could take too many calls."""
+    started = time.monotonic()
+    items, queries = material.items, material.queries
+    with tqdm(total=plan.pairs, desc="scoring", unit=" pairs", unit_scale=True, disable=not progress) as bar:
+        asked = Remembering(scorer, material, bar=bar)
+        index = AnchorIndex(AnchorTable.of_items(items), scorer=asked, first=first)
+        names = [name for name in (*first, index.snapshot.all_joined) if name]
+        depth = min(len(items), max(plan.budget, LISTED))
+        lists = {name: index.first_stage(name).search(queries, depth) for name in names}
+        relevant = telling_queries(queries, items, material.qrels)
+        grid, done = np.arange(plan.grid), 0
+        predicts = index.snapshot.item_vectors() is not None
+        options: dict[str, Any] = {"budget": plan.budget, "method": _PREDICTS, "first": names[-1]}
+        searched: list[IntArray] = []
+        for row, query in enumerate(queries):
+            parts = [answers[row].positions[: plan.budget] for answers in lists.values()]
+            wanted = np.unique(np.concatenate([grid, *parts, relevant.get(query, grid)]))
+            if calls is not None and asked.calls + len(wanted) + plan.budget * predicts > calls:
+                break
+            asked.score([(query, item) for item in items.at(wanted.tolist())])
+            if predicts:
+                hits = index.search(query, min(_SHOWN, plan.budget), **options)
+                searched.append(np.concatenate([round_.positions for round_ in hits.trace.rounds]))
+            done = row + 1
+            # A slow hour must not make an hour of the minutes that were promised.
+            if time.monotonic() - started > seconds and done >= min(FEWEST_QUERIES, len(queries)):
+                break
+        if not done:
+            raise InputError(f"{calls:,} calls do not pay for one query of this trial. Give more.")
+        bar.total = bar.n
+    return Measured(
+        material=material,
+        plan=plan,
+        queries=queries[:done],
+        index=index,
+        scores=asked.scores[:done],
+        lists={name: answers[:done] for name, answers in lists.items()},
+        searched=searched,
+        calls=asked.calls,
+    )

@@ -1,0 +1,115 @@
+"""`try_collection`: one sample, scored once, and every answer that it gives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from adacur.core.cache import cache_folder
+from adacur.core.errors import FetchError, InputError, MissingExtra
+from adacur.core.protocols import Scorer, ScorerCard
+from adacur.evaluation.evaluating import kept_first_stages
+from adacur.first_stages.encoders import encoder as open_encoder
+from adacur.scorers import Cached
+from adacur.scorers.opening import scorer as open_scorer
+from adacur.trying.advice import Advice, Answer, commands, table
+from adacur.trying.material import read_material
+from adacur.trying.measuring import measure
+from adacur.trying.planning import TrialPlan, plan_trial
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What was tried, what it says, and how to go on.
+
+    `n_queries` of the plan's were scored within the limits. `calls` were paid for, besides timing; `known` pairs had
+    been scored by an earlier run. `figures` has all that the answers rest on.
+    """
+
+    plan: TrialPlan
+    scorer: ScorerCard
+    n_queries: int
+    calls: int
+    known: int
+    seconds: float
+    answers: tuple[Answer, ...]
+    commands: tuple[str, ...]
+    figures: Mapping[str, Any]
+
+    def answer(self, question: str) -> Answer:
+        """The answer to a question, such as "budget"."""
+        return next(one for one in self.answers if one.question == question)
+
+
+def try_collection(
+    folder: str | Path,
+    *,
+    scorer: Any,
+    encoder: Any = None,
+    minutes: float = 5.0,
+    items: int | None = None,
+    calls: int | None = None,
+    seed: int = 0,
+    kept: str | Path | None = None,
+    progress: bool = True,
+    on_plan: Callable[[TrialPlan], None] | None = None,
+) -> Trial:
+    """Whether searching with this scorer is worth it here, and how: measured on what a few minutes allow.
+
+    - folder: items (corpus.jsonl, or one file of items), and if there are any queries.jsonl and judgements (qrels*).
+      Without queries, pseudo-queries are cut from the items.
+    - scorer, encoder: what `adacur.scorer` and `adacur.encoder` open; without an encoder, BM25 is the only first stage.
+    - minutes: the time that encoding and scoring may take; the sizes follow from the pace measured here.
+    - items, calls: limits besides the time. Calls count timing and what an earlier run scored, and are never exceeded.
+    - seed: draws queries and items. The same seed asks for the same pairs.
+    - kept: the folder that keeps scores and vectors, so that a second run goes on; by default in the cache.
+    - on_plan: called before anything but the timing is scored.
+    """
+    for name, given in (("items", items), ("calls", calls)):
+        if given is not None and given < 1:
+            raise InputError(f"{name} must be at least 1, or None for as many as the time allows; got {given}.")
+    material = read_material(folder, seed=seed)
+    opened, dual, notes = open_scorer(scorer), None, list(material.notes)
+    try:
+        dual = open_encoder(encoder)
+    except (FetchError, MissingExtra) as error:
+        notes.append(f"Without the dense first stage: {error}")
+    material = replace(material, notes=tuple(notes))
+    limits: dict[str, Any] = {"minutes": minutes, "items": items, "calls": calls, "seed": seed}
+    plan, material = plan_trial(material, scorer=opened, encoder=dual, **limits)
+    keep = Path(kept) if kept is not None else cache_folder() / "try"
+    cached, why = _cached(opened, keep)
+    plan = replace(plan, notes=(*plan.notes, *why))
+    if on_plan is not None:
+        on_plan(plan)
+    started = time.monotonic()
+    stages = kept_first_stages(list(material.items), plan.first, encoder=dual, folder=keep / "first", progress=progress)
+    left = 60 * minutes - (time.monotonic() - started)
+    most = None if calls is None else calls - plan.timed
+    measured = measure(material, plan, scorer=cached, first=stages, seconds=left, calls=most, progress=progress)
+    advice = Advice(measured)
+    answers = tuple(advice.answers())
+    source = dual.card.source if dual is not None else None
+    return Trial(
+        plan=plan,
+        scorer=opened.card,
+        n_queries=len(measured.queries),
+        calls=cached.misses if isinstance(cached, Cached) else measured.calls,
+        known=cached.hits if isinstance(cached, Cached) else 0,
+        seconds=time.monotonic() - started,
+        answers=answers,
+        commands=commands(advice, card=opened.card, encoder=source, folder=Path(folder)),
+        figures=table(advice),
+    )
+
+
+def _cached(scorer: Scorer, folder: Path) -> tuple[Scorer, tuple[str, ...]]:
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return Cached(scorer, folder / "scores.sqlite"), ()
+    except InputError as error:
+        # Code that cannot be read in full would mix up two scorers.
+        return scorer, (f"Scores are not kept for a second run: {error}",)
