@@ -166,8 +166,8 @@ def _unwrapped(scorer: Scorer) -> Scorer:
 def _identity(scorer: Scorer, key: str | None) -> str:
     """What distinguishes scorers, as text; fields that a card may get one day count too."""
     card = scorer.card
-    # Caches of before cards had these two fields are still recognised where a card leaves them empty.
-    newer = ("settings", "arithmetic")
+    # Caches of before cards had these fields are still recognised where a card leaves them empty.
+    newer = ("settings", "arithmetic", "prompt", "readout")
     fields: Mapping[str, object] = dataclasses.asdict(card)
     fields = {name: value for name, value in fields.items() if value is not None or name not in newer}
     if not card.weights and key is None:

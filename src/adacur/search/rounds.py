@@ -59,6 +59,7 @@ def search(plan: Plan, queries: Sequence[Query | str], k: int, *, started: float
     `started`: as for `Rounds.join`.
     """
     started = time.monotonic() if started is None else started
+    queries = as_queries(queries)
     if len(queries) >= _WORTH_HALVING and getattr(plan.scorer, "works_aside", False):
         # While the device scores one half's pairs, this processor chooses the other half's.
         halves = queries[: len(queries) // 2], queries[len(queries) // 2 :]

@@ -217,6 +217,8 @@ def test_lone_surrogates_are_texts_too(path) -> None:
         ({"max_item_tokens": 128}, False),
         ({"settings": "other"}, False),
         ({"arithmetic": "saturating products"}, False),
+        ({"prompt": "another {query} {item}"}, False),
+        ({"readout": "odds('Yes', 'No')"}, False),
         ({"weights": None}, False),
     ],
 )
@@ -262,6 +264,8 @@ def test_every_field_of_a_card_was_thought_of() -> None:
         "source",
         "settings",
         "arithmetic",
+        "prompt",
+        "readout",
     }, "decide whether the new field changes scores, and test it above"
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from adacur.core.arrays import IntArray
+from adacur.scorers.cross_encoders.decoder_forward import PackedDecoder
 from adacur.scorers.cross_encoders.pair_tokens import TokenArray, TokenPairs
-
-_PACKED = "adacur.scorers.cross_encoders.decoder_forward"
 
 
 class LastHidden(Protocol):
@@ -80,11 +78,8 @@ class TransformersDecoder:
 
 def decoder_body(model: Any, *, device: Any, dtype: Any) -> LastHidden:
     """The fastest forward pass that can run this body of a transformers model."""
-    if importlib.util.find_spec(_PACKED) is not None:
-        packed = importlib.import_module(_PACKED).PackedDecoder
-        if packed.can_run(model):
-            opened: LastHidden = packed(model, device=device, dtype=dtype)
-            return opened
+    if PackedDecoder.can_run(model):
+        return PackedDecoder(model, device=device, dtype=dtype)
     return TransformersDecoder(model, device=device, dtype=dtype)
 
 

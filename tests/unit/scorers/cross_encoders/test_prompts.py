@@ -12,6 +12,7 @@ from adacur.core.errors import InputError, TextTooLong, WrongScorer
 from adacur.core.records import Item, Query
 from adacur.scorers import PairPrompt, Readout, TorchCrossEncoder, scorer
 from adacur.scorers.cross_encoders.decoder import PromptBatches, TransformersDecoder
+from adacur.scorers.cross_encoders.decoder_forward import PackedDecoder
 from adacur.scorers.cross_encoders.known_rerankers import known_reranker
 from adacur.scorers.cross_encoders.pair_prompt import PromptPieces
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
@@ -299,10 +300,22 @@ class Watched(TransformersDecoder):
         return super().last_hidden_shared(prefixes, continuations, prefix_of, continuation_of=continuation_of)
 
 
+@pytest.mark.parametrize("text", ["w1 {query} w5 {item} w6", "w1 {item} w5 {query} w6"])
+def test_the_packed_pass_scores_as_transformers_does(causal, text, monkeypatch) -> None:
+    with TorchCrossEncoder(causal, prompt=text, device="cpu") as packed:
+        assert isinstance(packed._forward._body, PackedDecoder)
+        scores = packed.score(PAIRS), packed.score_grid(QUERIES, ITEMS)
+    monkeypatch.setattr(PackedDecoder, "can_run", lambda body: False)
+    with TorchCrossEncoder(causal, prompt=text, device="cpu") as plain:
+        np.testing.assert_allclose(scores[0], plain.score(PAIRS), atol=1e-4)
+        np.testing.assert_allclose(scores[1], plain.score_grid(QUERIES, ITEMS), atol=1e-4)
+
+
 @pytest.mark.parametrize("item_first", [False, True])
 @pytest.mark.parametrize("batch_tokens", [60, 4096])
 def test_what_prompts_share_is_handed_over_once(causal, item_first, batch_tokens, monkeypatch) -> None:
     monkeypatch.setattr("adacur.scorers.cross_encoders.decoder.TransformersDecoder", Watched)
+    monkeypatch.setattr(PackedDecoder, "can_run", lambda body: False)
     Watched.tokens = Watched.calls = 0
     text = "w1 w2 {item} w5 {query} w6" if item_first else "w1 w2 {query} w5 {item} w6"
     with TorchCrossEncoder(causal, prompt=text, device="cpu", batch_tokens=batch_tokens) as opened:
