@@ -123,7 +123,7 @@ def plan_trial(
         wall = math.ceil(needed / speed.mean / _SPARE / (1 - _ENCODING) / 60)
         raise InputError(
             f"{minutes:g} minutes are too few to tell anything: {short} Give about {wall} (--minutes {wall}), cut "
-            "items to fewer tokens (--max-item-tokens 64), or take a faster scorer or a quieter machine."
+            "items to fewer tokens (--max-item-tokens), or take a faster scorer or a quieter machine."
         )
     if n_queries == min(available, _MOST_QUERIES):
         grid = min(n_used, _MOST_GRID, int(pairs / n_queries - listed))
