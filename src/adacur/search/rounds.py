@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 import warnings
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,18 +64,31 @@ def search(plan: Plan, queries: Sequence[Query | str], k: int, *, started: float
     if len(queries) >= _WORTH_HALVING and getattr(plan.scorer, "works_aside", False):
         # While the device scores one half's pairs, this processor chooses the other half's.
         halves = queries[: len(queries) // 2], queries[len(queries) // 2 :]
-        with ThreadPoolExecutor(len(halves)) as threads:
-            answers = threads.map(lambda half: _searched(plan, half, k, started=started), halves)
+        with ThreadPoolExecutor(len(halves)) as threads, _setting(given_up := threading.Event()):
+            answers = threads.map(lambda half: _searched(plan, half, k, started=started, given_up=given_up), halves)
             return [hits for of_half in answers for hits in of_half]
-    return _searched(plan, queries, k, started=started)
+    return _searched(plan, queries, k, started=started, given_up=threading.Event())
 
 
-def _searched(plan: Plan, queries: Sequence[Query | str], k: int, *, started: float) -> list[Hits]:
-    rounds = Rounds()
-    joined = rounds.join(plan, queries, k, started=started)
-    while rounds.step():
-        pass
-    return joined.hits()
+def _searched(
+    plan: Plan, queries: Sequence[Query | str], k: int, *, started: float, given_up: threading.Event
+) -> list[Hits]:
+    with _setting(given_up):
+        rounds = Rounds()
+        joined = rounds.join(plan, queries, k, started=started)
+        while not given_up.is_set() and rounds.step():
+            pass
+        return joined.hits()
+
+
+@contextmanager
+def _setting(given_up: threading.Event) -> Iterator[None]:
+    """An error inside, or Ctrl-C, ends the other half too: nobody would read its answer, and its calls cost."""
+    try:
+        yield
+    except BaseException:
+        given_up.set()
+        raise
 
 
 def search_iter(plan: Plan, query: Query | str, k: int, *, started: float | None = None) -> Iterator[Hits]:
