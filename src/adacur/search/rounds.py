@@ -42,7 +42,7 @@ from adacur.search.fusion import LISTED, listed_by
 from adacur.search.methods import Plan
 from adacur.search.paying import Payments
 from adacur.search.prospects import memory_prospects
-from adacur.search.relevance import NOTHING_FOUND
+from adacur.search.relevance import above_floors, verdict_on
 from adacur.search.sharing import Sharing
 
 # Queries that move together share memory: their predictions, the pairs of one scorer call, and what an
@@ -322,7 +322,7 @@ class JoinedSearch:
                 order = best_positions(values, self._k, keys=search.prospects.keys(positions))
                 positions, scores, rounds, fused = positions[order], scores[order], rounds[order], values[order]
             relevance = None if plan.relevance is None else plan.relevance.of(scores)
-            kept = _kept(plan, scores, relevance)
+            kept = above_floors(scores, relevance, min_relevance=plan.min_relevance, min_score=plan.min_score)
             if not kept.all():
                 positions, scores, rounds = positions[kept], scores[kept], rounds[kept]
                 fused, relevance = (None if one is None else one[kept] for one in (fused, relevance))
@@ -337,7 +337,7 @@ class JoinedSearch:
                     trace=search.trace(settings=settings, approximate_scores=predicted[at]),
                     fused=fused,
                     relevance=relevance,
-                    verdict=_verdict(plan, scores),
+                    verdict=verdict_on(scores, plan.relevance),
                 )
             )
         return self._finished + self._hits
@@ -448,22 +448,6 @@ class JoinedSearch:
         if not self.waiting:
             self._steps.tell([np.array(scores) for scores in self._scores], seconds=self._round_seconds)
             self.has_news = True
-
-
-def _kept(plan: Plan, scores: FloatArray, relevance: FloatArray | None) -> BoolArray:
-    """Which hits are above the floors."""
-    kept = np.ones(len(scores), dtype=np.bool_)
-    if plan.min_score is not None:
-        kept &= scores >= plan.min_score
-    if plan.min_relevance is not None and relevance is not None:
-        kept &= relevance >= plan.min_relevance
-    return kept
-
-
-def _verdict(plan: Plan, scores: FloatArray) -> str | None:
-    if plan.relevance is not None:
-        return plan.relevance.verdict(scores)
-    return None if len(scores) else NOTHING_FOUND
 
 
 # A search, and how many of its pairs take part in a call.

@@ -122,7 +122,9 @@ def test_items_that_cannot_be_paid_are_not_found_again() -> None:
     here, there = (index_of(device=device, bm25=True).with_scorer(Charging) for device in (None, "cpu"))
     for tokens in (1000, 2000):
         budget = Budget(200, tokens=tokens)
-        for one, other in zip(here.search(QUERIES, 5, budget=budget), there.search(QUERIES, 5, budget=budget), strict=True):
+        for one, other in zip(
+            here.search(QUERIES, 5, budget=budget), there.search(QUERIES, 5, budget=budget), strict=True
+        ):
             assert rounds_of(one) == rounds_of(other)
 
 
