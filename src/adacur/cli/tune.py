@@ -100,7 +100,7 @@ def _tell_cost(index: AnchorIndex, qrels: Path, queries: int | str | None, *, k:
 
 def _where(index: AnchorIndex, tuning: Tuning) -> str:
     from adacur.index import home_of
-    from adacur.search.planning import USUAL_CALLS
+    from adacur.search.options import USUAL_CALLS
     from adacur.search.tuned import TUNED, reach_of, read_tunings
 
     assert index.path is not None

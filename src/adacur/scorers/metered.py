@@ -95,6 +95,8 @@ class Metered:
 
 def tokens_and_units(scorer: Scorer, pairs: Sequence[Pair]) -> tuple[int, int]:
     """The tokens of the pairs of a call, and the units of its price that it is charged; none without a price."""
+    # Pairs by position are read together; one by one, each is a look-up of its own.
+    pairs = list(pairs)
     counts, price = count_tokens(scorer, pairs), price_of(scorer)
     if price is None:
         return int(counts.sum()), 0

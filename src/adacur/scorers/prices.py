@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +14,7 @@ from adacur.core.arrays import IntArray
 from adacur.core.errors import ScoreCountError
 from adacur.core.money import Price
 from adacur.core.protocols import Scorer
-from adacur.core.records import Pair
+from adacur.core.records import Item, Pair, Query
 
 # Begin, separators, end, and what a service may put around a pair.
 _SPECIAL_TOKENS = 16
@@ -58,8 +58,9 @@ def count_tokens(scorer: Scorer, pairs: Sequence[Pair]) -> IntArray:
     """The tokens that each pair takes, counted without scoring it: what budgets of tokens and of money go by.
 
     A scorer with `tokens_of(pairs)` counts itself, as models in this process do, exactly. For any other, such as a
-    service, it is an upper bound: the bytes of query and item as UTF-8, plus 16. A token of a byte-level or
-    character-level tokenizer stands for at least one byte; English has four or five bytes a token.
+    service, it is an upper bound: the bytes of query, item and instruction as UTF-8, or of the prompt that a judge is
+    sent, plus 16. A token of a byte-level or character-level tokenizer stands for at least one byte; English has four
+    or five bytes a token.
     """
     for layer in _layers(scorer):
         if callable(count := getattr(layer, "tokens_of", None)):
@@ -70,7 +71,18 @@ def count_tokens(scorer: Scorer, pairs: Sequence[Pair]) -> IntArray:
                     f"{scorer.card.name!r} returned shape {tokens.shape}, {tokens.dtype}."
                 )
             return tokens.astype(np.intp)
-    return np.array([_bytes(query.text) + _bytes(item.text) + _SPECIAL_TOKENS for query, item in pairs], np.intp)
+    sent = _sent(scorer)
+    return np.array([sum(map(_bytes, sent(*pair))) + _SPECIAL_TOKENS for pair in pairs], np.intp)
+
+
+def _sent(scorer: Scorer) -> Callable[[Query, Item], tuple[str, ...]]:
+    """What a service reads of a pair: a judge its whole prompt, another the texts and perhaps an instruction."""
+    for layer in _layers(scorer):
+        if callable(render := getattr(layer, "render", None)):
+            return lambda query, item: (render(query, item),)
+        if isinstance(instruction := getattr(layer, "instruction", None), str):
+            return lambda query, item: (instruction, query.text, item.text)
+    return lambda query, item: (query.text, item.text)
 
 
 def counts_exactly(scorer: Scorer) -> bool:

@@ -33,7 +33,8 @@ from adacur.search.methods import (
     method_named,
 )
 from adacur.search.opening import load
-from adacur.search.planning import SearchOptions, plan_search, search_options
+from adacur.search.options import SearchOptions, search_options
+from adacur.search.planning import plan_search
 from adacur.search.refresh import Refreshed, refresh
 from adacur.search.relevance import Calibration, Relevance
 from adacur.search.search_log import Lesson, SearchLog, SearchLogWarning, mask_private

@@ -339,7 +339,9 @@ class LockStep:
     def stop(self) -> None:
         """End here, because time is up: nothing more is asked for, and `tell` takes the first few scores."""
         for search in self.searches:
-            search.stop("deadline")
+            # What ended one before is what ended it.
+            if search.remaining:
+                search.stop("deadline")
 
     def final_predictions(self) -> Sequence[FloatArray | None]:
         """Predicted scores of every item after all rounds, per query; none without an approximation."""
@@ -352,7 +354,8 @@ class LockStep:
         seconds = self._predict()
         assert self._predicted is not None
         for at, (search, row) in enumerate(zip(self.searches, self._predicted, strict=True)):
-            if search.remaining:
+            # One whose first items have all gone from an engine has no round yet.
+            if search.remaining and search.rounds:
                 search.seconds["predict"] = search.seconds.get("predict", 0.0) + seconds
                 search.settle(row, partial(approximation.chance_above, at))
 

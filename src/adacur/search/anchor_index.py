@@ -27,7 +27,8 @@ from adacur.search.explaining import Explanation, explain
 from adacur.search.first_stages import stages_in_memory
 from adacur.search.learning import Learning, check_can_learn
 from adacur.search.methods import Plan
-from adacur.search.planning import Reopen, SearchOptions, Snapshot, plan_search
+from adacur.search.options import SearchOptions
+from adacur.search.planning import Reopen, Snapshot, plan_search
 from adacur.search.refresh import LIMIT
 from adacur.search.search_log import SearchLog
 from adacur.search.tuned import Tuning

@@ -22,7 +22,9 @@ from adacur.search.prospects import ROUNDING, SCORES_THAT_TELL
 
 def chooses_on_device(plan: Plan, approximation: Approximation | None) -> bool:
     """Whether items are chosen where predictions live: not where more of these are needed than of the chosen."""
-    needs_others = plan.keep_predictions or plan.pool is not None or plan.first_share > 0
+    # Items that a budget of tokens or money cannot pay must not be found again, and a device knows scored ones only.
+    may_drop = plan.spending is not None and plan.spending.is_limited
+    needs_others = plan.keep_predictions or plan.pool is not None or plan.first_share > 0 or may_drop
     return isinstance(approximation, SharedPosteriors) and isinstance(plan.acquisition, TopK) and not needs_others
 
 

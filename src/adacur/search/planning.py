@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from adacur.approximation import EmbeddingRegression, GaussianModel
 from adacur.approximation.rank_slopes import RankSlopes
 from adacur.core.arrays import BoolArray, IntArray
 from adacur.core.budget import Budget, check_k
 from adacur.core.errors import BudgetError, InputError, UnknownName
-from adacur.core.money import Price
 from adacur.core.protocols import AnchorScores, FirstStage, Scorer, ScorerCard, Vectors
 from adacur.core.records import ItemList, Query, document_numbers
 from adacur.core.spelling import did_you_mean
@@ -31,6 +30,7 @@ from adacur.search.first_stages import save_first_stage
 from adacur.search.fusion import Fusion
 from adacur.search.learned_slopes import learned_slopes
 from adacur.search.methods import Exact, First, Method, Plan, method_named, with_effort
+from adacur.search.options import USUAL_CALLS
 from adacur.search.relevance import Relevance, check_floors, read_relevance
 from adacur.search.spending import Spending
 from adacur.search.tuned import JUDGED_METHODS, REACH, Tuning, read_tunings
@@ -38,69 +38,12 @@ from adacur.search.tuned import JUDGED_METHODS, REACH, Tuning, read_tunings
 if TYPE_CHECKING:
     from adacur.search.anchor_index import AnchorIndex
 
-USUAL_CALLS = 100
 # As long as a question usually is.
 _USUAL_QUERY = "what is the usual length of a question?"
 # Words and meaning together are the better start at every budget tried (docs/decisions/0065); then a dual encoder, then
 # whatever the index has; random needs nothing.
 _PREFERRED_FIRST = ("bm25+dense", "dense", "bm25")
 _FARTHEST = math.log(REACH) + 1e-9
-
-
-class SearchOptions(TypedDict, total=False):
-    """The options of every search of an index; `AnchorIndex.search` explains each."""
-
-    budget: int | str | Budget | None
-    method: str | Method | None
-    first: str | AnyStage | First | None
-    filter: Filter | None
-    min_relevance: float | None
-    min_score: float | None
-    effort: Effort | None
-
-
-def search_options(
-    index: AnchorIndex,
-    *,
-    budget: int | str | Budget | None = None,
-    deadline: float | None = None,
-    tokens: int | None = None,
-    cost: str | float | None = None,
-    price: Price | str | None = None,
-    method: str | Method | None = None,
-    first: str | AnyStage | First | None = None,
-    pool: int | None = None,
-    fuse: float | None = None,
-    filter: Filter | None = None,  # noqa: A002
-    min_relevance: float | None = None,
-    min_score: float | None = None,
-    effort: Effort | None = None,
-    **method_options: Any,
-) -> SearchOptions:
-    """The options of a search from single values, as command lines and requests give them.
-
-    None stands for what was not given. `method_options` belong to the method, by name.
-    """
-    given = {name: value for name, value in method_options.items() if value is not None}
-    if given or isinstance(method, str):
-        method = method_named(index.snapshot.default_method if method is None else str(method), **given)
-    if pool is not None or fuse is not None:
-        if isinstance(first, First):
-            raise InputError("Give pool and fuse inside First(…), or beside the name of a first stage; not both.")
-        first = First(first, pool, fuse)
-    walls: dict[str, Any] = {"deadline": deadline, "tokens": tokens, "cost": cost, "price": price}
-    if limits := {name: value for name, value in walls.items() if value is not None}:
-        if budget is None:
-            budget = len(index) if isinstance(method, Exact) else USUAL_CALLS
-        budget = replace(Budget.of(budget), **limits)
-    options: SearchOptions = {"budget": budget, "method": method, "first": first, "filter": filter}
-    if min_relevance is not None:
-        options["min_relevance"] = min_relevance
-    if min_score is not None:
-        options["min_score"] = min_score
-    if effort is not None:
-        options["effort"] = effort
-    return options
 
 
 def plan_search(

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from adacur.approximation.item_factors import ScoreScale
-from adacur.core.arrays import FloatArray
+from adacur.core.arrays import BoolArray, FloatArray
 from adacur.core.errors import DamagedIndex, InputError, NewerFormat
 from adacur.core.protocols import AnchorScores
 from adacur.core.records import Query
@@ -151,6 +151,25 @@ def check_floors(min_relevance: float | None, min_score: float | None, relevance
             "anchor queries that every item was scored against, and for a large index `adacur tune`. Use min_score "
             "instead."
         )
+
+
+def above_floors(
+    scores: FloatArray, relevance: FloatArray | None, *, min_relevance: float | None, min_score: float | None
+) -> BoolArray:
+    """Which hits are above the floors."""
+    kept = np.ones(len(scores), dtype=np.bool_)
+    if min_score is not None:
+        kept &= scores >= min_score
+    if min_relevance is not None and relevance is not None:
+        kept &= relevance >= min_relevance
+    return kept
+
+
+def verdict_on(scores: FloatArray, relevance: Relevance | None) -> str | None:
+    """On the hits that are left; None where nothing tells what their scores mean."""
+    if relevance is not None:
+        return relevance.verdict(scores)
+    return None if len(scores) else NOTHING_FOUND
 
 
 def read_relevance(folder: Path | None, anchors: AnchorScores, *, compute: bool = True) -> Relevance | None:

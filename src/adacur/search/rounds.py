@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 import warnings
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,7 +42,7 @@ from adacur.search.fusion import LISTED, listed_by
 from adacur.search.methods import Plan
 from adacur.search.paying import Payments
 from adacur.search.prospects import memory_prospects
-from adacur.search.relevance import NOTHING_FOUND
+from adacur.search.relevance import above_floors, verdict_on
 from adacur.search.sharing import Sharing
 
 # Queries that move together share memory: their predictions, the pairs of one scorer call, and what an
@@ -63,18 +65,31 @@ def search(plan: Plan, queries: Sequence[Query | str], k: int, *, started: float
     if len(queries) >= _WORTH_HALVING and getattr(plan.scorer, "works_aside", False):
         # While the device scores one half's pairs, this processor chooses the other half's.
         halves = queries[: len(queries) // 2], queries[len(queries) // 2 :]
-        with ThreadPoolExecutor(len(halves)) as threads:
-            answers = threads.map(lambda half: _searched(plan, half, k, started=started), halves)
+        with ThreadPoolExecutor(len(halves)) as threads, _setting(given_up := threading.Event()):
+            answers = threads.map(lambda half: _searched(plan, half, k, started=started, given_up=given_up), halves)
             return [hits for of_half in answers for hits in of_half]
-    return _searched(plan, queries, k, started=started)
+    return _searched(plan, queries, k, started=started, given_up=threading.Event())
 
 
-def _searched(plan: Plan, queries: Sequence[Query | str], k: int, *, started: float) -> list[Hits]:
-    rounds = Rounds()
-    joined = rounds.join(plan, queries, k, started=started)
-    while rounds.step():
-        pass
-    return joined.hits()
+def _searched(
+    plan: Plan, queries: Sequence[Query | str], k: int, *, started: float, given_up: threading.Event
+) -> list[Hits]:
+    with _setting(given_up):
+        rounds = Rounds()
+        joined = rounds.join(plan, queries, k, started=started)
+        while not given_up.is_set() and rounds.step():
+            pass
+        return joined.hits()
+
+
+@contextmanager
+def _setting(given_up: threading.Event) -> Iterator[None]:
+    """An error inside, or Ctrl-C, ends the other half too: nobody would read its answer, and its calls cost."""
+    try:
+        yield
+    except BaseException:
+        given_up.set()
+        raise
 
 
 def search_iter(plan: Plan, query: Query | str, k: int, *, started: float | None = None) -> Iterator[Hits]:
@@ -308,7 +323,7 @@ class JoinedSearch:
                 order = best_positions(values, self._k, keys=search.prospects.keys(positions))
                 positions, scores, rounds, fused = positions[order], scores[order], rounds[order], values[order]
             relevance = None if plan.relevance is None else plan.relevance.of(scores)
-            kept = _kept(plan, scores, relevance)
+            kept = above_floors(scores, relevance, min_relevance=plan.min_relevance, min_score=plan.min_score)
             if not kept.all():
                 positions, scores, rounds = positions[kept], scores[kept], rounds[kept]
                 fused, relevance = (None if one is None else one[kept] for one in (fused, relevance))
@@ -323,7 +338,7 @@ class JoinedSearch:
                     trace=search.trace(settings=settings, approximate_scores=predicted[at]),
                     fused=fused,
                     relevance=relevance,
-                    verdict=_verdict(plan, scores),
+                    verdict=verdict_on(scores, plan.relevance),
                 )
             )
         return self._finished + self._hits
@@ -434,22 +449,6 @@ class JoinedSearch:
         if not self.waiting:
             self._steps.tell([np.array(scores) for scores in self._scores], seconds=self._round_seconds)
             self.has_news = True
-
-
-def _kept(plan: Plan, scores: FloatArray, relevance: FloatArray | None) -> BoolArray:
-    """Which hits are above the floors."""
-    kept = np.ones(len(scores), dtype=np.bool_)
-    if plan.min_score is not None:
-        kept &= scores >= plan.min_score
-    if plan.min_relevance is not None and relevance is not None:
-        kept &= relevance >= plan.min_relevance
-    return kept
-
-
-def _verdict(plan: Plan, scores: FloatArray) -> str | None:
-    if plan.relevance is not None:
-        return plan.relevance.verdict(scores)
-    return None if len(scores) else NOTHING_FOUND
 
 
 # A search, and how many of its pairs take part in a call.

@@ -28,7 +28,8 @@ from adacur.core.scores import joined_pairs, score_pairs
 from adacur.scorers.shared_batches import shares_calls
 from adacur.search import rounds
 from adacur.search.methods import Plan
-from adacur.search.planning import SearchOptions, plan_search
+from adacur.search.options import SearchOptions
+from adacur.search.planning import plan_search
 from adacur.search.rounds import JoinedSearch
 from adacur.search.sharing import Sharing
 

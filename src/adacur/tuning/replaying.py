@@ -16,7 +16,8 @@ from adacur.core.records import Query
 from adacur.core.results import Hits
 from adacur.search import AnchorIndex
 from adacur.search.methods import AdaCUR
-from adacur.search.planning import SearchOptions, plan_search
+from adacur.search.options import SearchOptions
+from adacur.search.planning import plan_search
 from adacur.search.rounds import search
 from adacur.search.tuned import GaussianSettings, first_weight_of
 from adacur.tuning.held_out import AnchorScorer, check_anchors, check_exact, columns_of

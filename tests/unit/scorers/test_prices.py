@@ -58,6 +58,23 @@ def test_the_bound_is_never_below_what_a_real_tokenizer_makes() -> None:
     assert exact.tolist() == [len(model._tokens.pairs([pair]).texts.pair(0, 0)[0]) for pair in pairs]
 
 
+def test_the_bound_covers_all_that_is_sent_around_a_pair() -> None:
+    class Instructed(Service):
+        instruction = "Prefer what is recent."
+
+    class Judging(Service):
+        def render(self, query, item):
+            return f"Is this relevant? {query.text} {item.text} Answer Yes or No."
+
+    (pair,) = pairs_of(1)
+    alone, instructed, judging = (
+        int(count_tokens(kind("http://127.0.0.1", None), [pair])[0]) for kind in (Service, Instructed, Judging)
+    )
+
+    assert instructed == alone + len(Instructed.instruction)
+    assert judging >= len(Judging("", None).render(*pair)) > alone
+
+
 def test_wrappers_count_as_what_they_wrap(tmp_path) -> None:
     counted = Metered(FunctionScorer(function), price="1 USD / 100 tokens", tokens_of=lambda pairs: [7] * len(pairs))
     wrapped = Cached(counted, tmp_path / "scores.sqlite", key="k")

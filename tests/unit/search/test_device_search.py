@@ -105,6 +105,29 @@ def test_the_same_items_are_scored_as_on_numpy(n_anchors: int, options: dict[str
             np.testing.assert_allclose(np.sort(ours), np.sort(theirs), rtol=1e-3, atol=1e-3)
 
 
+class Charging:
+    """Every other item takes 400 tokens, the rest 10."""
+
+    def __init__(self, scorer: Any) -> None:
+        self.scorer, self.card = scorer, scorer.card
+
+    def tokens_of(self, pairs: Any) -> np.ndarray:
+        return np.array([400 if item.metadata["parity"] else 10 for _, item in pairs])
+
+    def score(self, pairs: Any) -> np.ndarray:
+        return self.scorer.score(pairs)
+
+
+def test_items_that_cannot_be_paid_are_not_found_again() -> None:
+    here, there = (index_of(device=device, bm25=True).with_scorer(Charging) for device in (None, "cpu"))
+    for tokens in (1000, 2000):
+        budget = Budget(200, tokens=tokens)
+        for one, other in zip(
+            here.search(QUERIES, 5, budget=budget), there.search(QUERIES, 5, budget=budget), strict=True
+        ):
+            assert rounds_of(one) == rounds_of(other)
+
+
 def test_several_first_stages_and_items_that_are_alike_are_no_exception() -> None:
     for options in ({"bm25": True}, {"twins": True}):
         here, there = index_of(**options), index_of(device="cpu", **options)

@@ -14,8 +14,9 @@ from adacur.core.errors import BudgetError, InputError
 from adacur.evaluation import top_k_recall
 from adacur.first_stages import Matrix
 from adacur.scorers import MatrixScorer, Metered
-from adacur.search import method_named
+from adacur.search import method_named, plan_search
 from adacur.search.adaptive import expected_recall
+from adacur.search.rounds import Rounds
 
 
 def easy_and_hard(*, n_items: int = 300, n_anchors: int = 40) -> AnchorIndex:
@@ -179,6 +180,25 @@ def test_a_deadline_that_comes_first_is_what_is_told() -> None:
         QUERIES[0], k=5, budget=Budget(120, deadline=1e-9), method=Gaussian(rounds=10, stop_when=0.95)
     )
     assert hits.trace.stopped == "deadline"
+
+
+def test_a_deadline_says_nothing_of_what_had_ended_before(monkeypatch) -> None:
+    index = easy_and_hard()
+    method = Gaussian(rounds=10, stop_when=0.95)
+    free = index.search(QUERIES, k=5, budget=120, method=method)
+    rounds = Rounds()
+    joined = rounds.join(plan_search(index, 5, budget=Budget(120, 3600.0), method=method), QUERIES, 5)
+    while not any(hits.trace.stopped == "settled" for hits in joined.hits()):
+        assert rounds.step()
+    settled = [hits.trace.stopped == "settled" for hits in joined.hits()]
+    monkeypatch.setattr(type(joined), "seconds_left", 0.0)
+    while rounds.step():
+        pass
+
+    assert 0 < sum(settled) < len(settled)
+    for hits, whole, before in zip(joined.hits(), free, settled, strict=True):
+        assert hits.trace.stopped == ("settled" if before else "deadline")
+        assert not before or hits.ids == whole.ids
 
 
 @pytest.mark.parametrize("method", ["adacur"])
