@@ -42,7 +42,8 @@ _SECONDS_TO_WAIT = 60.0
 _SECONDS_OF_A_DAY = 86_400.0
 _LESSONS = 1000
 _PRIVATE = (
-    (re.compile(r"[^\s@<>,;]+@[^\s@<>,;]+\.[^\s@<>,;]+"), "[address]"),
+    # From the beginning of a word only: from every letter of a long one, it would take the square of its length.
+    (re.compile(r"(?<![^\s@<>,;])[^\s@<>,;]+@(?=[^\s@<>,;]+\.[^\s@<>,;])[^\s@<>,;]+"), "[address]"),
     (re.compile(r"\b(?:https?://|www\.)\S+", re.IGNORECASE), "[link]"),
     (re.compile(r"\+?\d(?:[ ./-]?\d){5,}"), "[number]"),
 )
