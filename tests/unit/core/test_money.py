@@ -62,7 +62,9 @@ def test_what_money_pays_for_is_never_rounded_upwards() -> None:
     almost = Money.of(f"2.{'9' * 40} USD")
 
     assert Price.of("1 USD / call").affords(almost) == 2
-    assert Price.of("0.00000001 USD / call").affords(Money.of("99999999999999999999 USD")) == 99999999999999999999 * 10**8
+    assert (
+        Price.of("0.00000001 USD / call").affords(Money.of("99999999999999999999 USD")) == 99999999999999999999 * 10**8
+    )
 
 
 def test_a_budget_is_read_from_a_text() -> None:
