@@ -11,7 +11,7 @@ from decimal import Decimal
 from adacur.core.errors import BudgetError
 from adacur.core.money import Money, Price, decimal_of
 
-_PART = re.compile(r"(?P<count>\d[\d_]*)\s*(?P<unit>calls?|tokens?|)", re.IGNORECASE)
+_PART = re.compile(r"(?P<count>\d[\d_]{,29})\s*(?P<unit>calls?|tokens?|)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)

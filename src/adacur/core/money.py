@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from fractions import Fraction
 
 from adacur.core.errors import BudgetError
 
@@ -16,6 +17,8 @@ _PRICE = re.compile(
     r"(?P<scale>thousand|million|k|m|)\s*(?P<unit>call|token|search)(?:e?s)?\s*",
     re.IGNORECASE,
 )
+# Digits before and behind the point of an amount: one of a billion digits would take as many to be computed with.
+_MOST_DIGITS, _MOST_DECIMALS = 20, 100
 _HOW_TO_PRICE = "Write it as '0.05 USD / 1M tokens', '2 USD / 1000 searches' or '0.001 EUR / call'."
 
 
@@ -69,6 +72,8 @@ class Price:
         if found is None:
             raise BudgetError(f"{price!r} is not a price. {_HOW_TO_PRICE}")
         count = re.sub(r"\D", "", found["count"]) or "1"
+        if len(count) > _MOST_DIGITS:
+            raise BudgetError(f"A price must be for a count of at most {_MOST_DIGITS} digits; got {len(count)} digits.")
         unit = {"call": "calls", "token": "tokens", "search": "searches"}[found["unit"].lower()]
         amount = decimal_of(found["amount"], f"{price!r} is not a price. {_HOW_TO_PRICE}")
         return cls(amount, found["currency"].upper(), int(count) * _SCALES[found["scale"].lower()], unit)
@@ -80,7 +85,8 @@ class Price:
     def affords(self, money: Money) -> int:
         """The most units that an amount pays for."""
         self.check_currency(money)
-        return int(money.amount * self.per // self.amount)
+        # Decimals are rounded to the digits of their context, perhaps upwards.
+        return Fraction(money.amount) * self.per // Fraction(self.amount)
 
     def check_currency(self, money: Money) -> None:
         """Refuse another currency: nothing is converted."""
@@ -98,10 +104,13 @@ class Price:
 
 def decimal_of(value: object, rule: str) -> Decimal:
     """A finite number as a decimal, of a float the shortest that reads the same; else an error that gives the rule."""
+    rule = rule if rule.endswith(".") else f"{rule}."
     try:
         number = Decimal(str(value))
-    except InvalidOperation:
-        raise BudgetError(rule if rule.endswith(".") else f"{rule}.") from None
+    except (InvalidOperation, ValueError):
+        raise BudgetError(rule) from None
     if not number.is_finite():
-        raise BudgetError(rule if rule.endswith(".") else f"{rule}.")
+        raise BudgetError(rule)
+    if number.adjusted() >= _MOST_DIGITS or int(number.as_tuple().exponent) < -_MOST_DECIMALS:
+        raise BudgetError(f"{rule} It may have {_MOST_DIGITS} digits before the point and {_MOST_DECIMALS} behind it.")
     return number

@@ -17,7 +17,7 @@ from adacur.core.records import Pair, check_texts
 from adacur.core.spelling import did_you_mean
 from adacur.scorers.http_address import JUDGE, Address, find_server, source
 from adacur.scorers.http_dialects import DIALECTS, Dialect
-from adacur.scorers.http_requests import Requests
+from adacur.scorers.http_requests import Requests, json_of
 
 # Half a batch may fit where a whole one does not; and among texts it cannot read, halving finds the one.
 _SPLIT = {413, 422}
@@ -193,16 +193,16 @@ class HttpScorer:
 
     def _read_scores(self, response: Any, batch: list[Pair]) -> FloatArray:
         try:
-            answers = self._dialect.scores_in(response.json())
+            answers = self._dialect.scores_in(json_of(response))
             # bool is a kind of int.
             if any(type(index) is not int or type(score) not in (int, float) for index, score in answers):
                 raise TypeError
-        except (LookupError, TypeError, ValueError) as error:
+            scores = {index: float(score) for index, score in answers}
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise self._requests.failed(
                 f"A {self.kind} server answers with a JSON list of numbers{_fields(self._dialect)}; {self.url} "
                 f"answered {self._requests.in_words(response)} Is the kind right?{where(batch)}"
             ) from error
-        scores = dict(answers)
         if sorted(index for index, _ in answers) != list(range(len(batch))):
             lost = next((f"; none for text {at}" for at in range(len(batch)) if at not in scores), "")
             n_scores = f"{len(answers)} scores for {len(batch)} texts{lost}"

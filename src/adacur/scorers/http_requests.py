@@ -25,6 +25,8 @@ _THREAD = "adacur-http"
 _LONGEST_WAIT = 60.0
 # Beside the usual ones, TEI says 424 where others say 500.
 _TRY_AGAIN = {408, 424, 425, 429}
+# Of an answer, unpacked; the scores of a thousand texts that are sent back with them take a tenth of it.
+_LONGEST_ANSWER = 64 * 2**20
 
 
 class _NoAnswer(Exception):
@@ -93,7 +95,7 @@ class Requests:
         if response.status_code == 401:
             raise self.refused(response)
         try:
-            return response.json() if response.is_success else None
+            return json_of(response) if response.is_success else None
         except ValueError:
             return None
 
@@ -124,8 +126,18 @@ class Requests:
         method, headers = ("POST", {"Content-Type": "application/json"}) if content else ("GET", {})
         try:
             # The client's own timeouts start anew with every byte; a request's must not.
-            async with asyncio.timeout(self._timeout):
-                response = await client.request(method, url, content=content, headers=headers)
+            async with (
+                asyncio.timeout(self._timeout),
+                client.stream(method, url, content=content, headers=headers) as coming,
+            ):
+                response = httpx2.Response(
+                    coming.status_code,
+                    headers=[pair for pair in coming.headers.multi_items() if pair[0] != "content-encoding"],
+                    content=await self._read(coming),
+                    request=coming.request,
+                )
+                # JSON is UTF-8, and a server may name any codec that Python has.
+                response.encoding = "utf-8"
         except TimeoutError as error:
             advice = "Is it overloaded? Raise timeout=, or lower batch_size= or concurrency=."
             raise _NoAnswer(f"{url} gave no answer within {self._timeout:g} s. {advice}") from error
@@ -140,6 +152,18 @@ class Requests:
         wait = _retry_after(response)
         asks = f" It asks to wait for {wait:.0f} s." if wait and wait > _LONGEST_WAIT else ""
         raise _NoAnswer(f"{url} answered {self.in_words(response)}{asks}", wait)
+
+    async def _read(self, coming: Any) -> bytes:
+        """The bytes of an answer, of which a few may unpack to more than the memory holds."""
+        parts, n = [], 0
+        async for part in coming.aiter_bytes():
+            parts.append(part)
+            n += len(part)
+            if n > _LONGEST_ANSWER:
+                raise self.failed(
+                    f"An answer may have up to {_LONGEST_ANSWER >> 20} MiB; that of {coming.request.url} is longer."
+                )
+        return b"".join(parts)
 
     def _wait(self, state: Any) -> float:
         wait: float | None = state.outcome.exception().wait
@@ -177,19 +201,27 @@ class Requests:
     def in_words(self, response: Any) -> str:
         """Its status and the beginning of its text."""
         # The key is hidden before the text is cut, which might leave half of it.
-        text = " ".join(self._without_key(response.text).split())
+        text = " ".join(self.without_key(response.text).split())
         return f"{response.status_code} {response.reason_phrase}: {text[:300]}."
 
     def failed(self, message: str) -> ScorerFailed:
         """An error with this message, the key hidden."""
-        return ScorerFailed(self._without_key(message))
+        return ScorerFailed(self.without_key(message))
 
-    def _without_key(self, text: str) -> str:
-        # A server may repeat the key it was sent.
+    def without_key(self, text: str) -> str:
+        """A text in which a server may repeat the key it was sent; to be called before a text is cut."""
         return text.replace(self.key, "***") if self.key else text
 
     def _has_been_closed(self) -> ScorerFailed:
         return ScorerFailed(f"The scorer {self.name!r} has been closed. Open it again to score.")
+
+
+def json_of(response: Any) -> Any:
+    """The JSON of an answer; ValueError where it cannot be read."""
+    try:
+        return response.json()
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def _breaks_off(response: Any) -> bool:
@@ -197,9 +229,11 @@ def _breaks_off(response: Any) -> bool:
     if not response.text.lstrip().startswith(("{", "[")):
         return False
     try:
-        response.json()
-    except ValueError:
+        json_of(response)
+    except json.JSONDecodeError:
         return True
+    except ValueError:
+        return False
     return False
 
 

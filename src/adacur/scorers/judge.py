@@ -17,7 +17,7 @@ from adacur.core.protocols import ScorerCard
 from adacur.core.records import Item, Pair, Query
 from adacur.scorers.http import checked_extra, distinct_pairs, where
 from adacur.scorers.http_address import CHAT, JUDGE, Address, find_judge, source
-from adacur.scorers.http_requests import Requests
+from adacur.scorers.http_requests import Requests, json_of
 
 YES_NO = ("Yes", "No")
 _PLACES = re.compile(r"\{(instruction|query|item)\}")
@@ -29,6 +29,7 @@ _BATCH_SIZE = 16
 _SPLIT = {400, 413, 422}
 # Services write −9999 or −inf for what cannot be.
 _IMPOSSIBLE = -100.0
+_CERTAIN = 1e-3
 _SHOWN = 5
 
 
@@ -180,8 +181,9 @@ class JudgeScorer:
             advice = f" {_ADVICE}" if "logprobs" in response.text else ""
             raise self._requests.refused(response, advice + where(batch))
         try:
-            choices = {choice["index"]: choice for choice in response.json()["choices"]}
-            if sorted(choices) != list(range(len(batch))):
+            given = json_of(response)["choices"]
+            choices = {choice["index"]: choice for choice in given}
+            if sorted(choices) != list(range(len(batch))) or len(given) > len(batch):
                 raise LookupError
         except (LookupError, TypeError, ValueError) as error:
             raise self._requests.failed(
@@ -192,16 +194,19 @@ class JudgeScorer:
             scores[pair[0].text, pair[1].text] = self._read(choices[at], where([pair]))
 
     def _read(self, choice: Mapping[str, Any], at: str) -> float:
-        message = choice.get("message") or {}
-        said = str(message.get("refusal") or message.get("content") or choice.get("text") or "")
+        given = choice.get("message")
+        message = given if isinstance(given, dict) else {}
+        said = self._requests.without_key(
+            str(message.get("refusal") or message.get("content") or choice.get("text") or "")
+        )
         if message.get("refusal") or choice.get("finish_reason") == "content_filter":
             raise self._requests.failed(f"The judge {self.model!r} refused to judge: {said[:200]!r}.{at}")
         if not isinstance(choice.get("logprobs"), dict):
             raise self._requests.failed(f"{self.url} gave no logprobs for {self.model!r}. {_ADVICE}{at}")
         try:
             listed = _listed(choice["logprobs"])
-        except (LookupError, TypeError, AttributeError) as error:
-            shown = json.dumps(choice["logprobs"])[:200]
+        except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
+            shown = self._requests.without_key(json.dumps(choice["logprobs"]))[:200]
             raise self._requests.failed(f"{self.url} gave logprobs that cannot be read: {shown}.{at}") from error
         found: dict[str, list[float]] = {}
         for token, logprob in listed:
@@ -237,8 +242,10 @@ def _listed(logprobs: Mapping[str, Any]) -> list[tuple[str, float]]:
     else:
         places = logprobs["top_logprobs"]
         entries = list(places[0].items()) if places else []
-    # bool is a kind of int; a NaN is above nothing.
-    return [(str(token), float(at)) for token, at in entries if type(at) in (int, float) and at > _IMPOSSIBLE]
+    # bool is a kind of int, and servers write null or NaN too for what cannot be; a rounded 0 may lie a little above.
+    if any(at is not None and (type(at) not in (int, float) or at > _CERTAIN) for _, at in entries):
+        raise TypeError
+    return [(str(token), float(at)) for token, at in entries if at is not None and at > _IMPOSSIBLE]
 
 
 def _plain(token: str) -> str:

@@ -10,8 +10,9 @@ import sqlite3
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, fields, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from adacur.core.errors import FileFormatError, IndexFolderError, InputError
 from adacur.core.protocols import Items, ScorerCard
 from adacur.core.records import Query
 from adacur.core.results import Hits
+from adacur.data.stored import read_record
 
 _APPLICATION = int.from_bytes(b"ACsl", "big")
 _SCHEMA = (
@@ -42,7 +44,8 @@ _SECONDS_TO_WAIT = 60.0
 _SECONDS_OF_A_DAY = 86_400.0
 _LESSONS = 1000
 _PRIVATE = (
-    (re.compile(r"[^\s@<>,;]+@[^\s@<>,;]+\.[^\s@<>,;]+"), "[address]"),
+    # From the beginning of a word only: from every letter of a long one, it would take the square of its length.
+    (re.compile(r"(?<![^\s@<>,;])[^\s@<>,;]+@(?=[^\s@<>,;]+\.[^\s@<>,;])[^\s@<>,;]+"), "[address]"),
     (re.compile(r"\b(?:https?://|www\.)\S+", re.IGNORECASE), "[link]"),
     (re.compile(r"\+?\d(?:[ ./-]?\d){5,}"), "[number]"),
 )
@@ -94,8 +97,29 @@ def text_digest(text: str) -> bytes:
 
 
 def _read_card(text: str) -> ScorerCard:
-    values = json.loads(text)
-    return ScorerCard(**{field.name: values[field.name] for field in fields(ScorerCard) if field.name in values})
+    return read_record(ScorerCard, json.loads(text))
+
+
+def _read_search(at: Any, card: Any, query: Any, items: Any, digests: Any, scores: Any) -> LoggedSearch:
+    """A row of a log, which may be anybody's."""
+    ids = json.loads(items)
+    if not (isinstance(query, str) and query.strip() and isinstance(at, float) and np.isfinite(at)):
+        raise ValueError("a query or its time is missing")
+    if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
+        raise ValueError("the ids of items are not a list of texts")
+    if not isinstance(digests, bytes) or len(digests) != _DIGEST * len(ids):
+        raise ValueError(f"digests are not {_DIGEST} bytes for each of {len(ids)} items")
+    numbers = np.frombuffer(scores, dtype="<f8").astype(np.float64)
+    if len(numbers) != len(ids) or not np.isfinite(numbers).all():
+        raise ValueError(f"scores are not {len(ids)} finite numbers")
+    return LoggedSearch(
+        query=Query(id=f"{LOGGED}{text_digest(query).hex()}", text=query),
+        card=_read_card(card),
+        at=at,
+        ids=tuple(ids),
+        digests=tuple(digests[start : start + _DIGEST] for start in range(0, len(digests), _DIGEST)),
+        scores=numbers,
+    )
 
 
 class SearchLog:
@@ -179,11 +203,11 @@ class SearchLog:
 
     def newest_card(self) -> ScorerCard | None:
         """The scorer of the newest search; None where there is none."""
-        with self._connected() as connection:
+        with self._reading() as connection:
             row = connection.execute(
                 "SELECT card FROM searches JOIN scorers ON scorer = scorers.id ORDER BY searches.id DESC LIMIT 1"
             ).fetchone()
-        return None if row is None else _read_card(row[0])
+            return None if row is None else _read_card(row[0])
 
     def __iter__(self) -> Iterator[LoggedSearch]:
         """The searches, oldest first."""
@@ -194,26 +218,16 @@ class SearchLog:
         return list(self._searches("ORDER BY searches.id DESC LIMIT ?", n))
 
     def _searches(self, order: str, *values: int) -> Iterator[LoggedSearch]:
-        try:
-            with self._connected() as connection:
-                for at, card, query, ids, digests, scores in connection.execute(
-                    "SELECT at, card, query, items, digests, scores FROM searches JOIN scorers ON scorer = scorers.id "
-                    f"WHERE at >= ? {order}",
-                    (self._oldest(), *values),
-                ):
-                    yield LoggedSearch(
-                        query=Query(id=f"{LOGGED}{text_digest(query).hex()}", text=query),
-                        card=_read_card(card),
-                        at=at,
-                        ids=tuple(json.loads(ids)),
-                        digests=tuple(digests[start : start + _DIGEST] for start in range(0, len(digests), _DIGEST)),
-                        scores=np.frombuffer(scores, dtype="<f8").astype(np.float64),
-                    )
-        except (sqlite3.Error, ValueError, TypeError) as error:
-            raise IndexFolderError(f"The search log {self.path} cannot be read: {error}.") from error
+        with self._reading() as connection:
+            for row in connection.execute(
+                "SELECT at, card, query, items, digests, scores FROM searches JOIN scorers ON scorer = scorers.id "
+                f"WHERE at >= ? {order}",
+                (self._oldest(), *values),
+            ):
+                yield _read_search(*row)
 
     def __len__(self) -> int:
-        with self._connected() as connection:
+        with self._reading() as connection:
             return int(connection.execute("SELECT count(*) FROM searches").fetchone()[0])
 
     def teach(self, lesson: Lesson) -> None:
@@ -229,12 +243,12 @@ class SearchLog:
 
     def lessons(self) -> list[Lesson]:
         """What refreshes of a learning index came to, oldest first, the last thousand of them."""
-        with self._connected() as connection:
+        with self._reading() as connection:
             self._prepare(connection)
             rows = connection.execute(
                 "SELECT at, searches, anchors, early, low, high, error FROM lessons ORDER BY id"
             ).fetchall()
-        return [Lesson(*row) for row in rows]
+            return [Lesson(*row) for row in rows]
 
     def forget(self, queries: Iterable[str]) -> int:
         """Delete every search for one of these texts, and overwrite it on the disk; how many there were."""
@@ -244,6 +258,15 @@ class SearchLog:
             gone = connection.total_changes - before
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return gone
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection; what is not as it was written is an error that names the file."""
+        try:
+            with self._connected() as connection:
+                yield connection
+        except (sqlite3.Error, ValueError, TypeError, RecursionError) as error:
+            raise IndexFolderError(f"The search log {self.path} cannot be read: {error}.") from error
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
@@ -288,6 +311,9 @@ class SearchLog:
         # Counted first: another process may make the log between two looks at the file.
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if connection.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION:
+            # They would run, perhaps for ever, whenever a search is logged or read.
+            if connection.execute("SELECT count(*) FROM sqlite_master WHERE type IN ('view', 'trigger')").fetchone()[0]:
+                raise FileFormatError(f"A search log has neither views nor triggers; {self.path} has some. Delete it.")
             return True
         if tables:
             raise FileFormatError(f"{self.path} is a database of something else. Give another file for the log.")

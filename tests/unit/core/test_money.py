@@ -46,6 +46,27 @@ def test_money_is_exact() -> None:
     assert str(Price.of("0.05 USD / 1M tokens").cost(123_457)) == "0.00617285 USD"
 
 
+@pytest.mark.parametrize("amount", ["1e400", "1e30", "1e999999999", "1e-400", "1e-999999999", "9" * 5000])
+def test_amounts_that_nobody_has_are_refused_and_not_computed_with(amount: str) -> None:
+    for cost in (f"{amount} USD", amount):
+        with pytest.raises(BudgetError, match="20 digits before the point"):
+            Budget(cost=cost, price="0.05 USD / 1M tokens")
+    with pytest.raises(BudgetError):
+        Price.of(f"1 USD / {'9' * 5000} calls")
+    with pytest.raises(BudgetError):
+        Budget.of("9" * 5000)
+
+
+def test_what_money_pays_for_is_never_rounded_upwards() -> None:
+    # A decimal of the usual 28 digits would call it 3.
+    almost = Money.of(f"2.{'9' * 40} USD")
+
+    assert Price.of("1 USD / call").affords(almost) == 2
+    assert (
+        Price.of("0.00000001 USD / call").affords(Money.of("99999999999999999999 USD")) == 99999999999999999999 * 10**8
+    )
+
+
 def test_a_budget_is_read_from_a_text() -> None:
     assert Budget.of("100") == Budget.of(100) == Budget(100)
     assert Budget.of("100 calls, 20_000 tokens, 0.02 USD") == Budget(100, tokens=20_000, cost="0.02 USD")

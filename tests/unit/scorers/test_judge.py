@@ -318,3 +318,55 @@ def test_the_model_is_the_only_one_that_is_served_or_named() -> None:
 def test_options_that_cannot_be_meant_are_refused(options, told) -> None:
     with pytest.raises(InputError, match=told):
         open_judge("http://127.0.0.1/v1", model="m", **options)
+
+
+def changed(**fields):
+    body = chat({"Yes": -0.1, "No": -2.0})
+    body["choices"][0] |= fields
+    return body
+
+
+STRANGE = {
+    "infinite": chat({"Yes": math.inf, "No": -1.0}),
+    "above 0": chat({"Yes": 1e308, "No": -1.0}),
+    "10^400": chat({"Yes": 10**400, "No": -1.0}),
+    "a text": chat({"Yes": "-0.1", "No": -1.0}),
+    "a truth": chat({"Yes": True, "No": -1.0}),
+    "repeated": {"choices": chat({"Yes": -0.1, "No": -2.0})["choices"] * 2},
+    "deep": b'{"choices":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "another codec": b"\xff",
+}
+
+
+@pytest.mark.parametrize("body", STRANGE.values(), ids=STRANGE)
+def test_an_answer_that_cannot_be_is_refused_and_never_a_score(body) -> None:
+    reply = Reply(200, body, {"Content-Type": "application/json; charset=zlib"})
+    with (
+        JudgeServer(reply=lambda asked: reply if asked.method == "POST" else None) as server,
+        open_judge(server.root, attempts=1) as judge,
+        pytest.raises(ScorerFailed),
+    ):
+        judge.score(PAIRS[:1])
+
+
+def test_a_message_that_is_no_object_does_not_hide_the_logprobs() -> None:
+    with answering(changed(message="Yes")) as server, open_judge(server.root) as judge:
+        assert judge.score(PAIRS[:1]) == pytest.approx([1.9])
+
+
+CUT = {
+    "refusal": changed(message={"refusal": "x" * 185 + KEY}),
+    "answer": changed(message={"content": "x" * 45 + KEY}, logprobs={"content": []}),
+    "logprobs": changed(logprobs={"content": "x" * 170 + KEY}),
+}
+
+
+@pytest.mark.parametrize("body", CUT.values(), ids=CUT)
+def test_not_even_half_of_a_key_that_a_judge_repeats_is_shown(body) -> None:
+    with (
+        answering(body) as server,
+        open_judge(server.root, api_key=KEY) as judge,
+        pytest.raises(ScorerFailed) as failed,
+    ):
+        judge.score(PAIRS[:1])
+    assert KEY[:6] not in str(failed.value)

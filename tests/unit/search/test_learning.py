@@ -246,6 +246,18 @@ def test_addresses_links_and_long_numbers_are_masked_and_words_stay():
     assert mask_private(text) == "why does [address], phone [number], link to [link] for 1984 and 50 others"
 
 
+def test_masking_a_long_text_takes_a_time_that_grows_with_its_length():
+    def seconds(n):
+        began = time.process_time()
+        for text in ("a" * n, "a@" + "b" * n, "www." * (n // 4), "1-" * (n // 2), ("a" * 9 + "@") * (n // 10)):
+            mask_private(text)
+        return time.process_time() - began
+
+    seconds(1000)
+    # Twenty times as much text; by the square it would be 400 times as long.
+    assert seconds(20_000) < 100 * max(seconds(1000), 1e-3)
+
+
 def test_a_log_holds_no_more_than_it_may_and_nothing_old(path, tmp_path):
     log = SearchLog(tmp_path / "log", keep=5, days=1)
     index = adacur.load(path, scorer=Scorer(), encoder=Encoder(), log=log, check=False)

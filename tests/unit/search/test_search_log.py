@@ -13,7 +13,7 @@ import pytest
 
 import adacur
 from adacur import Item, Query
-from adacur.core.errors import FileFormatError, InputError, WrongScorer
+from adacur.core.errors import FileFormatError, IndexFolderError, InputError, WrongScorer
 from adacur.core.protocols import ScorerCard
 from adacur.index import IndexFolder, verify
 from adacur.search import SearchLog, SearchLogWarning
@@ -234,3 +234,40 @@ def test_a_card_is_told_by_its_weights_and_limits(folder, tmp_path):
     log.add(hits, items=IndexFolder.open(folder).items, card=card)
     (search,) = log
     assert search.card == ScorerCard(name="truth", backend="function", weights="w")
+
+
+POISON = {
+    "a query of bytes": ("UPDATE searches SET query = ?", b"\xff"),
+    "no query": ("UPDATE searches SET query = ?", " "),
+    "deep items": ("UPDATE searches SET items = ?", "[" * 100_000),
+    "nested items": ("UPDATE searches SET items = ?", "[[1], [2]]"),
+    "more items": ("UPDATE searches SET items = ?", str([f"i{n}" for n in range(400)]).replace("'", '"')),
+    "few digests": ("UPDATE searches SET digests = ?", b"abc"),
+    "few scores": ("UPDATE searches SET scores = ?", np.ones(1).tobytes()),
+    "NaN": ("UPDATE searches SET scores = ?", np.full(40, np.nan).tobytes()),
+    "a time of letters": ("UPDATE searches SET at = ?", "zzz"),
+    "a deep card": ("UPDATE scorers SET card = ?", "[" * 100_000),
+    "a card of a list": ("UPDATE scorers SET card = ?", "[]"),
+}
+
+
+@pytest.mark.parametrize("change", POISON.values(), ids=POISON)
+def test_a_log_that_somebody_else_wrote_is_refused_with_its_name_and_the_index_stays_as_it_is(path, tmp_path, change):
+    load(path, tmp_path / "log").search(NEW, 5, budget=40)
+    with sqlite3.connect(tmp_path / "log") as connection:
+        connection.execute(change[0], (change[1],))
+    connection.close()
+    with pytest.raises(IndexFolderError, match="log cannot be read"):
+        list(SearchLog(tmp_path / "log"))
+    with pytest.raises(IndexFolderError, match="log cannot be read"):
+        refresh(path, tmp_path / "log")
+    assert len(load(path).anchor_queries) == 30
+
+
+def test_a_log_whose_tables_run_something_is_refused(path, tmp_path):
+    load(path, tmp_path / "log").search(NEW, 5, budget=40)
+    with sqlite3.connect(tmp_path / "log") as connection:
+        connection.execute("CREATE TRIGGER t AFTER INSERT ON searches BEGIN DELETE FROM searches; END")
+    connection.close()
+    with pytest.raises(FileFormatError, match="neither views nor triggers"):
+        SearchLog(tmp_path / "log")
