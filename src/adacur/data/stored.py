@@ -22,6 +22,8 @@ def read_json(file: Path) -> Any:
         return json.loads(file.read_bytes())
     except RecursionError as error:
         raise ValueError(f"{file.name} is nested too deeply") from error
+    except IsADirectoryError as error:
+        raise ValueError(f"{file.name} is a folder") from error
 
 
 def read_array(file: Path, *, kind: str, ndim: int | None = 1, mapped: bool = False) -> Any:

@@ -30,6 +30,8 @@ ERRORS = 0.1
 FEWEST_ANCHORS = 20
 _TYPE, _FORMAT = "adacur_relevance", 1
 _MOST_KNOTS = 256
+# Products of these are still finite.
+_LARGEST = 1e100
 # Scores are read through for it once where they were not stored: a second at most.
 _MOST_SCORES = 100_000_000
 _ITEMS_AT_ONCE = 8192
@@ -53,6 +55,9 @@ class Calibration:
 
     def __post_init__(self) -> None:
         """Refuse what would not rise with the score and fall with the rank."""
+        numbers = (*self.scores, *self.rarities, self.constant, self.per_rarity, self.per_log_rank)
+        if max(map(abs, numbers)) > _LARGEST:
+            raise ValueError(f"a number is larger than {_LARGEST:g}, so chances could not be computed")
         knots = np.array(self.scores), np.array(self.rarities)
         rises = len(knots[0]) == len(knots[1]) >= 2 and all(bool((np.diff(one) > 0).all()) for one in knots)
         if not rises or self.per_rarity < 0 or self.per_log_rank > 0:

@@ -153,3 +153,14 @@ def test_a_file_that_says_nonsense_is_refused_by_its_name(tmp_path: Path, change
     file.write_text(json.dumps(change(json.loads(file.read_text()))))
     with pytest.raises(error, match=RELEVANCE):
         adacur.load(tmp_path).snapshot.relevance()
+
+
+def test_a_calibration_whose_chances_would_be_no_numbers_is_refused() -> None:
+    with pytest.raises(ValueError, match="larger than"):
+        Calibration((-1e308, 1e308), (-1e308, 1e308), 1e308, 1e308, -1e308, 5, 0.1)
+
+
+def test_a_folder_in_the_place_of_the_file_is_a_damaged_index(tmp_path: Path) -> None:
+    (tmp_path / RELEVANCE).mkdir()
+    with pytest.raises(DamagedIndex, match="is a folder"):
+        read_relevance(tmp_path, world()[0].anchors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -65,7 +66,7 @@ class Readout:
                     made = {"label": cls.label, "labels": cls.labels, "odds": cls.odds, "token": cls.token}
                     make: Any = (made | {"grades": cls.grades})[call.func.id]
                     return cls._checked(make(*map(ast.literal_eval, call.args)))
-            except (SyntaxError, KeyError, TypeError, ValueError, AttributeError):
+            except (SyntaxError, KeyError, TypeError, ValueError, AttributeError, MemoryError, RecursionError):
                 pass
         elif isinstance(given, Sequence) and len(given) == 2:
             return cls._checked(cls.odds(*given))
@@ -73,7 +74,9 @@ class Readout:
 
     @classmethod
     def _checked(cls, made: Readout) -> Readout:
-        if len(set(made.names)) < len(made.names) or not all(isinstance(name, str | int) for name in made.names):
+        if len(set(made.names)) < len(made.names) or not all(type(name) in (str, int) for name in made.names):
+            raise ValueError
+        if not all(map(math.isfinite, made.weights)):
             raise ValueError
         if made.of_labels and not all(isinstance(name, int) for name in made.names):
             raise ValueError

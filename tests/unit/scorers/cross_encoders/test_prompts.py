@@ -432,3 +432,9 @@ def test_pieces_fall_back_to_parts_with_a_word_where_a_tokenizer_joins_everythin
     pieces = PromptPieces.of(PairPrompt.of_format("x {query} y {item} z"), tokenizer)
     assert "tokenised apart" in caplog.text
     assert pieces.of_query("q") == "x q y "
+
+
+@pytest.mark.parametrize("given", [f"token({'-' * 100_000}1)", "grades({'a': 1e999, 'b': 0})", "token(True)"])
+def test_a_readout_that_a_stranger_wrote_is_refused_as_any_other(given) -> None:
+    with pytest.raises(InputError, match="A readout must be one of"):
+        Readout.of(given)
