@@ -29,6 +29,8 @@ def inspect(
             "of one pair of the index (prompt, tokens, readout) and the score that it gives."
         ),
     ] = None,
+    scorer: opt.ScorerOfIndex = None,
+    trust: opt.Trust = False,
     as_json: opt.Json = False,
 ) -> None:
     """Show what an index folder holds: items, anchor queries, scorer, first stages, versions.
@@ -39,7 +41,7 @@ def inspect(
 
     folder = IndexFolder.open(index)
     if show == "pair":
-        _show_pair(index, folder, as_json=as_json)
+        _show_pair(index, folder, scorer=scorer, trust=trust, as_json=as_json)
         return
     if show == "anchors":
         rows = [{"id": query.id, "text": query.text} for query in folder.anchor_queries]
@@ -56,19 +58,19 @@ def inspect(
         _show(folder, facts)
 
 
-def _show_pair(index: str, folder: IndexFolder, *, as_json: bool) -> None:
+def _show_pair(index: str, folder: IndexFolder, *, scorer: str | None, trust: bool, as_json: bool) -> None:
     """The first pair that the scorer is recognised by, as the scorer reads it now."""
     import adacur
 
     if not folder.manifest.probes:
         raise InputError(f"{index} has no anchor scores, so no pair of it is known. Use scorer.explain(query, item).")
     probe = folder.manifest.probes[0]
-    with adacur.load(index, check=False) as opened:
+    with adacur.load(index, scorer=scorer, trust=trust, check=False) as opened:
         explain = getattr(opened.scorer, "explain", None)
         if explain is None:
             raise InputError(
                 f"What {opened.scorer.card.name!r} ({opened.scorer.card.backend}) reads of a pair is not known here: "
-                "only models that run in adacur itself can be explained."
+                "only models that run in adacur itself can be explained. For a judge use scorer.render(query, item)."
             )
         told = explain(folder.anchor_queries[probe.anchor], folder.items.at([probe.item])[0])
     if as_json:

@@ -12,6 +12,7 @@ from adacur.core.errors import BudgetError
 from adacur.core.money import Money, Price, decimal_of
 
 _PART = re.compile(r"(?P<count>\d[\d_]{,29})\s*(?P<unit>calls?|tokens?|)", re.IGNORECASE)
+_COST = re.compile(r"[-+]?[\d.]\S*(\s+[A-Za-z]{3})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,11 @@ class Budget:
         for part in filter(None, (one.strip() for one in budget.split(","))):
             found = _PART.fullmatch(part)
             name = "cost" if found is None else "tokens" if found["unit"].lower().startswith("token") else "calls"
+            if name == "cost" and not _COST.fullmatch(part):
+                raise BudgetError(
+                    "A budget is calls, tokens and money with commas between, such as '100 calls, 20000 tokens, 0.02 "
+                    f"USD'; got {part!r}."
+                )
             if name in limits:
                 raise BudgetError(f"A budget must give each limit once; got {name} twice in {budget!r}.")
             limits[name] = part if found is None else int(found["count"])

@@ -191,6 +191,8 @@ async def _models(get: Callable[[str], Awaitable[Any]], root: str) -> dict[str, 
 def _one_model(served: list[str], model: str | None, address: Address) -> str:
     if model is None and len(served) == 1:
         return served[0]
+    if model is None and not served:
+        raise UnknownName(f"{address.root} lists no models: name one, model='NAME' or #model=NAME behind the URL.")
     if model is None or model not in served:
         shown = ", ".join(map(repr, served[:_MOST_NAMES])) + (", …" if len(served) > _MOST_NAMES else "")
         raise UnknownName(f"model must be one that {address.root} serves: {shown or 'it lists none'}; got {model!r}.")

@@ -117,7 +117,8 @@ class Requests:
                 return await retrying(self._attempt, client, url, content)
             except _NoAnswer as failure:
                 attempts = retrying.statistics["attempt_number"]
-                raise self.failed(f"{failure} Gave up after {attempts} attempts.{where}") from failure.__cause__
+                tried = "1 attempt" if attempts == 1 else f"{attempts} attempts"
+                raise self.failed(f"{failure} Gave up after {tried}.{where}") from failure.__cause__
 
     async def _attempt(self, client: Any, url: str, content: bytes | None) -> Any:
         httpx2 = require("httpx2", extra="http")

@@ -432,7 +432,7 @@ def method_named(name: str, **options: Any) -> Method:
     return METHODS[name](**options)
 
 
-def with_effort(plan: Plan, effort: Effort, tuning: Tuning | None) -> Plan:
+def with_effort(plan: Plan, effort: Effort, tuning: Tuning | None, *, k: int) -> Plan:
     """The plan of a Gaussian search, in small rounds that end when it has done enough."""
     if plan.method != Gaussian.name or plan.stop_when is not None:
         raise InputError(
@@ -441,9 +441,9 @@ def with_effort(plan: Plan, effort: Effort, tuning: Tuning | None) -> Plan:
         )
     if tuning is None or tuning.effort is None:
         raise InputError(
-            "effort is learned from replayed anchor queries, and this index is not tuned for about this k and budget"
-            f"{f' from {plan.first.name}' if plan.first else ''}. Run `adacur tune INDEX -k K --budget {plan.calls}`, "
-            "or adacur.tune(index, k=…, budget=…)."
+            "effort is learned by `adacur tune`, not by the quick tuning of a build, and this index has not learned it "
+            f"for about this k and budget{f' from {plan.first.name}' if plan.first else ''}. Run `adacur tune INDEX "
+            f"-k {k} --budget {plan.calls}`, or adacur.tune(index, k={k}, budget={plan.calls})."
         )
     sizes = partial(_in_rounds, rounds=ROUNDS, first_batch=FIRST_BATCH)
     return replace(plan, batch_sizes=sizes, stop_when=NEVER, effort=(tuning.effort, tuning.effort.point(effort)))

@@ -108,7 +108,7 @@ def plan_search(
     if effort is not None:
         check_effort(effort)
         tuning = snapshot.tuned(k=k, budget=plan.calls, first=plan.first.name if plan.first else None)
-        plan = with_effort(plan, effort, tuning)
+        plan = with_effort(plan, effort, tuning, k=k)
     return plan if most == calls else replace(plan, calls=most)
 
 

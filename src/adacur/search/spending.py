@@ -39,7 +39,7 @@ class Spending:
         if budget.cost is not None and price is None:
             raise BudgetError(
                 f"A budget of {budget.cost} needs the price of the scorer, and none is known of {scorer.card.name!r}. "
-                "Give it: Budget(cost=…, price='0.05 USD / 1M tokens')."
+                "Give it: Budget(cost=…, price='0.05 USD / 1M tokens'), or --price."
             )
         cost = budget.cost_in(price)
         units = price.affords(cost) if price is not None and cost is not None else None

@@ -158,7 +158,8 @@ class Advice:
             "unclear": "Perhaps worth its calls: too few judged queries to be sure",
         }[choice]
         words = (
-            f"{said}. {JUDGED} {np.nanmean(alone):.3f} without it, {np.nanmean(reranked):.3f} with it: {_told(change)}."
+            f"{said}. {JUDGED} {np.nanmean(alone):.3f} without it, {np.nanmean(reranked):.3f} with it"
+            f"{f' and fuse {self.fuse:g}' if self.fuse else ''}: {_told(change)}."
         )
         return Answer("scorer", choice, words, *change)
 
@@ -173,7 +174,8 @@ class Advice:
         )
         if self.is_judged and len(recalls) > 1:
             quality = {name: self.measured.reranked(name, largest) for name in recalls}
-            words += f" {JUDGED}: {', '.join(f'{name} {np.nanmean(of):.3f}' for name, of in quality.items())}."
+            order = " in the scorer's own order" if self.fuse else ""
+            words += f" {JUDGED}{order}: {', '.join(f'{name} {np.nanmean(of):.3f}' for name, of in quality.items())}."
         return Answer("first stage", self.first, words, mean, low, high)
 
     def _budget(self) -> Answer:
@@ -286,7 +288,8 @@ def commands(advice: Advice, *, card: ScorerCard, encoder: str | None, folder: P
         f"{fuse}{named}",
     ]
     saved = advice.saving
-    if saved is not None and saved.high > 1.02 and not (advice.is_judged and advice.depths.kind in ("mend", "stay")):
+    more = saved is not None and saved.high > 1.02 and saved.n_anchors > (_FEW_ANCHORS if advice.fuse else 0)
+    if saved is not None and more and not (advice.is_judged and advice.depths.kind in ("mend", "stay")):
         lines.append(f"adacur build {source} {index}{queries} -n {saved.n_anchors}{flags} --dry-run")
     if advice.is_judged and advice.depths.kind == "unclear" and plan.n_judged < material.n_judged:
         lines.append(f"{again}{scorer}{cut} --minutes 30")
