@@ -96,8 +96,8 @@ class Hits(Sequence[Hit]):
     """Results of one query, best first. Iterates over `Hit`s; `ids`, `scores`, `rounds` and `fused` are columns.
 
     `scores` are always the scorer's. Where `fuse` blended the first stage in, the hits are ordered by `fused`.
-    `verdict` is "answered", "doubtful" or "nothing found"; it and `relevance` are None where nothing tells what scores
-    mean.
+    `verdict` is "answered", "doubtful" or "nothing found", of the hits that `min_relevance` and `min_score` leave; it
+    and `relevance` are None where nothing tells what scores mean.
     """
 
     query: Query

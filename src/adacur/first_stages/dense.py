@@ -213,14 +213,16 @@ class Dense(FirstStage):
 
     def nearest(self, vectors: FloatArray, k: int) -> list[Ranking]:
         """The k items nearest to each query vector, by their dot products."""
-        if self._on_device is None or not len(vectors):
+        found = None
+        if self._on_device is not None and len(vectors):
+            margins = self._rounding * self._longest * np.linalg.norm(vectors, axis=1)
+            found = self._on_device.nearest(vectors, min(k, len(self._ids)), margins=margins)
+        if found is None:
             return [
                 self._ranked(shortlist, self._exact(vector, shortlist), k)
                 for vector, shortlist in zip(vectors, self._shortlists(vectors, k), strict=True)
             ]
-        positions, scores, sure = self._on_device.nearest(
-            vectors, min(k, len(self._ids)), margins=self._rounding * self._longest * np.linalg.norm(vectors, axis=1)
-        )
+        positions, scores, sure = found
         tied = (scores[:, 1:] == scores[:, :-1]).any(axis=1)
         rankings = [
             self._ranked(some, exact, k) if ties else Ranking(some[:k].astype(np.intp), exact[:k])

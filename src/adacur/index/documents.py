@@ -34,6 +34,18 @@ def whole_documents(names: Sequence[str], documents: Mapping[str, Collection[str
     return ids
 
 
+def check_all_passages(given: Iterable[Item], documents: Mapping[str, Collection[str]]) -> None:
+    """Refuse some of the passages that a document has, and no others: the rest would go without a word."""
+    passages = items_of_documents(item for item in given if item.document != item.id)
+    for document, ids in passages.items():
+        there = documents.get(document, ())
+        if set(ids) < set(there):
+            raise InputError(
+                f"A document is replaced as a whole, and of the {len(there)} passages of {document!r} only {len(ids)} "
+                f"came, such as {ids[0]!r}. Give all of them, or the whole text under the id of the document."
+            )
+
+
 def most_cut(parts: Iterable[Part], *, n_items: int) -> int | None:
     """How many items of these parts are longer than the scorer takes, at most; None where one part does not say."""
     covered, total = np.zeros(n_items, dtype=np.bool_), 0

@@ -21,7 +21,7 @@ from adacur.core.records import Item, ItemList, Query, as_queries, check_item, c
 from adacur.core.scores import check_grid
 from adacur.index.build import build_scores, note_cut, save_rows
 from adacur.index.database import digest_items, digest_texts, metadata_as_json
-from adacur.index.documents import items_of_documents, most_cut, whole_documents
+from adacur.index.documents import check_all_passages, items_of_documents, most_cut, whole_documents
 from adacur.index.files import full_disk_reported, locked, sync_path, sync_tree, write_checksums
 from adacur.index.folder import IndexFolder
 from adacur.index.manifest import (
@@ -346,6 +346,10 @@ class Update:
     def _cut(self) -> int | None:
         """How many items are longer than the scorer takes, as far as that is known."""
         return most_cut(self._parts, n_items=self._n_items) if self._items_changed else self._current.manifest.cut
+
+    def check_replacing(self, items: Iterable[Item]) -> None:
+        """Refuse some of a document's passages in place of all."""
+        check_all_passages(items, self._documents())
 
     def _documents(self) -> dict[str, list[str]]:
         """The ids of the items of every document of the new version so far."""

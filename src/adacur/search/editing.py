@@ -103,7 +103,7 @@ class Edit:
 
         A path is read by the fields that the index was built with.
         """
-        self._add(self._items(items))
+        self._add(self._split(self._given(items)))
 
     def _add(self, items: Iterable[Item]) -> None:
         update = self._open()
@@ -118,9 +118,11 @@ class Edit:
     def replace(self, items: Iterable[Item] | str | Path) -> None:
         """Give items of the index other texts and metadata; costs what adding them does.
 
-        A document is replaced as a whole: all its passages in the index go.
+        A document is replaced as a whole: all its passages in the index go. Some of them in place of all are refused.
         """
-        update, items = self._open(), self._items(items)
+        update, given = self._open(), self._given(items)
+        update.check_replacing(check_item(item) for item in given)
+        items = self._split(given)
         # An id that comes twice is refused where ids are; passages of a document are no repetition.
         documents = [check_item(item).document for item in items]
         names = [item.id for item in items if item.document == item.id]
@@ -163,13 +165,18 @@ class Edit:
             raise InputError("This edit is over. Start another: with index.edit() as edit: …")
         return self._update
 
-    def _items(self, items: Iterable[Item] | str | Path) -> Iterable[Item]:
-        origin = self._update.current.manifest.origin or Origin()
-        if isinstance(items, str | Path):
-            items = ItemFile(items, id_field=origin.id_field, text_fields=origin.text_fields)
-        else:
-            items = repeatable(items)
-        return items if origin.passages is None else Passages(items, origin.passages)
+    def _given(self, items: Iterable[Item] | str | Path) -> Iterable[Item]:
+        if not isinstance(items, str | Path):
+            return repeatable(items)
+        return ItemFile(items, id_field=self._origin.id_field, text_fields=self._origin.text_fields)
+
+    def _split(self, items: Iterable[Item]) -> Iterable[Item]:
+        """Split into passages as the build did, if it did."""
+        return items if self._origin.passages is None else Passages(items, self._origin.passages)
+
+    @property
+    def _origin(self) -> Origin:
+        return self._update.current.manifest.origin or Origin()
 
     def _opened_scorer(self) -> Scorer:
         """The scorer of the index, recognised once; after whatever is refused without it."""

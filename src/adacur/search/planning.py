@@ -107,6 +107,10 @@ def plan_search(
     plan = chosen.plan(base, snapshot, k=k)
     if effort is not None:
         check_effort(effort)
+        if plan.documents is not None:
+            raise InputError(
+                "effort is learned from items, and here k counts documents, of which items are passages. Leave it out."
+            )
         tuning = snapshot.tuned(k=k, budget=plan.calls, first=plan.first.name if plan.first else None)
         plan = with_effort(plan, effort, tuning, k=k)
     return plan if most == calls else replace(plan, calls=most)

@@ -96,6 +96,8 @@ def plan_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: 
         given["budget"] = body.get("budget")
     if filter_.get("ids") is not None and one.index.snapshot.engine is not None:
         raise Refusal(422, "invalid_request", "The items of this index can be filtered by metadata, not by ids.")
+    if given.get("explain") and one.index.snapshot.engine is not None:
+        raise Refusal(422, "invalid_request", "Hits of items that live in a vector engine cannot be explained.")
     options = search_options(
         one.index, filter=_filter(filter_), **{name: given.get(name) for name in (*_OPTIONS, *METHOD_OPTIONS)}
     )

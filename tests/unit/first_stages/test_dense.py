@@ -249,3 +249,16 @@ def test_more_ties_than_a_device_returns_are_ranked_on_the_host() -> None:
     dense.search_on("cpu")
     (ranking,) = dense.nearest(np.ones((1, 4), dtype=np.float32), 3)
     assert [ids[at] for at in ranking.positions.tolist()] == ["i0000", "i0001", "i0002"]
+
+
+def test_a_device_without_memory_leaves_the_search_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    dense = Dense.from_embeddings(["a", "b", "c"], np.eye(3, dtype=np.float32))
+    dense.search_on("cpu")
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr("adacur.first_stages.device_vectors.DeviceVectors._exact", full)
+    (ranking,) = dense.nearest(np.array([[0.1, 3.0, 1.0]], dtype=np.float32), 2)
+    assert ranking.positions.tolist() == [1, 2]

@@ -86,6 +86,11 @@ def test_hits_of_every_round_and_of_batches_count_documents(index) -> None:
     assert [hits.ids for hits in together] == [index.search(hits.query, 4, budget=30).ids for hits in together]
 
 
+def test_effort_is_refused_where_k_counts_documents(index) -> None:
+    with pytest.raises(InputError, match="counts documents"):
+        index.search("w1", 3, effort="auto")
+
+
 def test_tokens_and_documents_go_together(index) -> None:
     hits = index.search("birch delta", 3, budget=Budget(tokens=600))
 
@@ -158,6 +163,7 @@ def test_replacing_a_document_replaces_all_its_passages(editable) -> None:
     [
         (lambda edit: edit.remove(["d3#1"]), "d3"),
         (lambda edit: edit.remove(["d3#0", "d3#1", "d3#2"]), "d3"),
+        (lambda edit: edit.replace([Item("d3#1", "other", {"document": "d3"})]), "d3"),
         (lambda edit: edit.add([Item("d3#7", "more", {"document": "d3"})]), "d3"),
         (lambda edit: edit.add([Item("alone#1", "more", {"document": "alone"})]), "alone"),
     ],

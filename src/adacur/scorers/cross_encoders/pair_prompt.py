@@ -15,6 +15,8 @@ from adacur.core.errors import InputError
 
 _log = logging.getLogger(__name__)
 _PLACE = re.compile(r"\{(query|item)(\|trim)?\}")
+# Some templates say what day it is, and a scorer must be the same tomorrow.
+_ONE_DAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}"
 _SENTINELS = {"query": "qPLACEq7f1e", "item": "iPLACEi7f1e"}
 # Texts whose ends join with what stands beside them, where a tokenizer lets them.
 _ENDS = (
@@ -221,6 +223,9 @@ def _rendered(
     tokenizer: Any, messages: Sequence[Mapping[str, str]], instruction: str | None, options: Mapping[str, Any]
 ) -> str:
     """The format text that a chat template makes of messages."""
+    template = getattr(tokenizer, "chat_template", None)
+    tells_the_day = isinstance(template, str) and "strftime_now" in template
+    on_one_day = {"chat_template": _ONE_DAY + str(template)} if tells_the_day else {}
 
     def render(*, space: str = "", structured: bool = False) -> str:
         filled = []
@@ -229,7 +234,7 @@ def _rendered(
             for name, sentinel in _SENTINELS.items():
                 content = content.replace(f"{{{name}}}", f"{space}{sentinel}{space}")
             filled.append({**message, "content": [{"type": "text", "text": content}] if structured else content})
-        rendered = tokenizer.apply_chat_template(filled, tokenize=False, **options)
+        rendered = tokenizer.apply_chat_template(filled, tokenize=False, **on_one_day, **options)
         return str(rendered)
 
     failure = None

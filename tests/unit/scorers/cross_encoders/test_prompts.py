@@ -165,6 +165,11 @@ def test_a_chat_template_becomes_a_prompt_with_its_last_line_end_and_its_trimmin
     assert text == "<|s|>user\nQ: {query} D: {item} (hm)<|e|>\n<|s|>assistant\n"
 
 
+def test_a_template_that_says_what_day_it_is_says_the_same_every_day() -> None:
+    dated = "{{ strftime_now('%d %b %Y') }} {{ messages[0].content }} {{ messages[1].content }}"
+    assert PairPrompt.of_chat(chat(dated)).text.startswith("26 Jul 2024 ")
+
+
 def test_a_chat_template_of_structured_contents_is_understood() -> None:
     prompt = PairPrompt.of_chat(chat(LOOP.replace("m['content']", "m['content'][0]['text']")))
     assert prompt.text == "<|s|>query\n{query}<|e|>\n<|s|>document\n{item}<|e|>\n"
