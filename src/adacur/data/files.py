@@ -397,7 +397,9 @@ def _find(path: str | Path, stem: str) -> Path:
 
 
 def _find_qrels(folder: Path, split: str | None) -> Path:
-    files = sorted(file for place in ("qrels/*", "qrels*") for file in folder.glob(place) if file.name.endswith(_QRELS))
+    found = (file for place in ("qrels/*", "qrels*") for file in folder.glob(place) if file.name.endswith(_QRELS))
+    # A pipe would be waited for until somebody writes to it.
+    files = sorted(file for file in found if file.is_file())
     if split is not None:
         names = {f"{start}{split}{end}" for start in ("", "qrels.", "qrels_", "qrels-") for end in _QRELS}
         chosen = [file for file in files if file.name in names]

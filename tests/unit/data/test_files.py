@@ -4,6 +4,7 @@ import datetime
 import gzip
 import itertools
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -415,3 +416,11 @@ def test_an_index_given_as_a_collection_is_recognised(tmp_path) -> None:
     write(tmp_path / "manifest.json", '{"type": "adacur_index"}')
     with pytest.raises(FileFormatError, match="an index"):
         list(read_items(tmp_path))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes have names on POSIX only")
+def test_a_pipe_in_the_place_of_judgements_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "qrels").mkdir()
+    os.mkfifo(tmp_path / "qrels" / "test.tsv")
+    with pytest.raises(FileFormatError, match="found none"):
+        read_qrels(tmp_path)
