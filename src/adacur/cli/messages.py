@@ -168,11 +168,12 @@ def print_json(value: Any) -> None:
 def hits_table(hits: Hits, *, title: str, width: int | None = None, ids: bool = False, full: bool = False) -> Table:
     """Hits for people: rank, exact score, the round that scored each, and the item.
 
-    With `ids` the text stands beside the id, whole if `full`; without, the title replaces both where there is one.
+    With `ids` the text stands beside the id, whole if `full`, and relevance where it is known; without, the title
+    replaces them where there is one.
     """
     table = Table(title=Text(title), title_justify="left", width=width, show_edge=False, pad_edge=False, expand=ids)
-    known = hits.relevance is not None
-    for name in ("#", *(("relevance",) if known else ()), "score", "round"):
+    tells_relevance = ids and hits.relevance is not None
+    for name in ("#", *(("relevance",) if tells_relevance else ()), "score", "round"):
         table.add_column(name, justify="right", no_wrap=True)
     if ids:
         table.add_column("id", overflow="fold", max_width=30)
@@ -185,7 +186,7 @@ def hits_table(hits: Hits, *, title: str, width: int | None = None, ids: bool = 
             what = [Text(hit.id), Text.assemble((head, "bold"), text[len(head) :])]
         else:
             what = [Text(name, "bold") if name else Text(f"{hit.id}  {text}")]
-        relevance = () if hit.relevance is None else (f"{hit.relevance:.2f}",)
+        relevance = (f"{hit.relevance:.2f}",) if tells_relevance else ()
         table.add_row(str(hit.rank), *relevance, f"{hit.score:.2f}", str(hit.round or "–"), *what)
     return table
 
