@@ -27,7 +27,7 @@ def _usd(amount: str, per: int, unit: str, seen: str, source: str) -> Price:
 
 
 # By the host of a service and the name of a model. Read second-hand, from the pages named; the services' own pages
-# could not be reached where this was written. Give price= where yours differs.
+# were not consulted. Give price= where yours differs.
 PRICES: dict[str, dict[str, Price]] = {
     "cohere.com": {
         "rerank-v4.0-fast": _usd(
