@@ -79,7 +79,7 @@ class Price:
         return cls(amount, found["currency"].upper(), int(count) * _SCALES[found["scale"].lower()], unit)
 
     def cost(self, units: int) -> Money:
-        """What so many units cost."""
+        """What this number of units costs."""
         return Money(self.amount * units / self.per, self.currency)
 
     def affords(self, money: Money) -> int:

@@ -18,7 +18,7 @@ from adacur.core.records import Item, Pair, Query
 
 # Begin, separators, end, and what a service may put around a pair.
 _SPECIAL_TOKENS = 16
-# Cohere's search: one query with up to so many documents; a longer document counts once per piece.
+# Cohere's search: one query with up to 100 documents; a document of more than 500 tokens counts once per piece of 500.
 _DOCUMENTS_PER_SEARCH, _TOKENS_PER_PIECE = 100, 500
 
 

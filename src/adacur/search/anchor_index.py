@@ -278,7 +278,7 @@ class AnchorIndex:
         return other
 
     def learn(self, every: int, *, limit: int = LIMIT) -> None:
-        """Refresh this index from its log after every so many searches, in the background; as `load(learn_every=…)`.
+        """Refresh this index from its log after every `every` searches, in the background; as `load(learn_every=…)`.
 
         - `limit`: the number of anchor queries that come from the log at most, each of which takes memory.
         """

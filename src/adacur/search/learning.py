@@ -1,4 +1,4 @@
-"""An index that learns from its own searches: a refresh from the log every so many of them, in the background."""
+"""An index that learns from its own searches: a refresh from the log every N of them, in the background."""
 
 from __future__ import annotations
 
