@@ -16,7 +16,6 @@ Needs torch, transformers and sentence-transformers.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gpu_search import records
 from tiny_decoders import check, plain_hidden, smoke_world
 
 from adacur.scorers.cross_encoders import decoder_forward
@@ -466,11 +466,6 @@ def timed(run: Callable[[], Any]) -> float:
 def synchronised() -> None:
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
-
-
-def records(file: Path) -> list[dict[str, Any]]:
-    content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-    return [json.loads(line) for line in content.decode().split("\n") if line]
 
 
 def parsed() -> argparse.Namespace:

@@ -13,6 +13,8 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from adacur.core.errors import NewerFormat
+
 Record = TypeVar("Record")
 
 
@@ -24,6 +26,19 @@ def read_json(file: Path) -> Any:
         raise ValueError(f"{file.name} is nested too deeply") from error
     except IsADirectoryError as error:
         raise ValueError(f"{file.name} is a folder") from error
+
+
+def read_versioned(file: Path, *, type_: str, newest: int, without: str) -> Any:
+    """The content of a JSON file of this type; an error if a newer adacur wrote it, with what happens `without` it."""
+    data = read_json(file)
+    if data["type"] != type_:
+        raise ValueError(f"its type is {data['type']!r}, not {type_!r}")
+    if int(data["format"]) > newest:
+        raise NewerFormat(
+            f"{file} is written in format {data['format']}; this adacur reads formats up to {newest}. Upgrade it: "
+            f"pip install -U adacur, or remove the file: {without}."
+        )
+    return data
 
 
 def read_array(file: Path, *, kind: str, ndim: int | None = 1, mapped: bool = False) -> Any:

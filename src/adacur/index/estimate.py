@@ -186,7 +186,7 @@ def _charged(
     scorer: Scorer,
     price: Price | str | None,
 ) -> dict[str, Any]:
-    """Tokens and money of `n_pairs` pairs, estimated from a sample that was not scored."""
+    """Tokens and money of this number of `pairs`, estimated from a sample that was not scored."""
     known = price_of(scorer) if price is None else Price.of(price)
     if not pairs or not items or not queries:
         return {"price": known}

@@ -54,7 +54,8 @@ def load(
       there, and nothing that grows with the items is held here. `exact=False` lets it use an index that may miss some;
     - `log`: a `SearchLog` or its file, to which every search writes its query and what it paid for;
       `adacur.search.refresh` makes anchor queries of it;
-    - `learn_every`: do so after this number of searches, again and again, in the background; searches move on to the new version.
+    - `learn_every`: do so each time this many searches were logged, in the background; searches move on to the
+      new version.
     """
     if path == "wikivital" and not Path(path).exists():
         path = wikivital_folder()

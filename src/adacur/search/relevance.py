@@ -15,10 +15,10 @@ import numpy as np
 
 from adacur.approximation.item_factors import ScoreScale
 from adacur.core.arrays import BoolArray, FloatArray
-from adacur.core.errors import DamagedIndex, InputError, NewerFormat
+from adacur.core.errors import DamagedIndex, InputError
 from adacur.core.protocols import AnchorScores
 from adacur.core.records import Query
-from adacur.data.stored import read_json, read_record
+from adacur.data.stored import read_record, read_versioned
 from adacur.index import IndexFolder
 from adacur.index.database import digest_texts
 
@@ -195,14 +195,8 @@ def as_stored(relevance: Relevance, *, anchor_queries: Sequence[Query]) -> str:
 
 def _stored(file: Path, anchor_queries: Sequence[Query]) -> Relevance | None:
     try:
-        data = read_json(file)
-        if data["type"] != _TYPE:
-            raise ValueError(f"its type is {data['type']!r}, not {_TYPE!r}")
-        if int(data["format"]) > _FORMAT:
-            raise NewerFormat(
-                f"{file} is written in format {data['format']}; this adacur reads formats up to {_FORMAT}. Upgrade it: "
-                "pip install -U adacur, or remove the file: relevance then follows from the anchor scores."
-            )
+        without = "relevance then follows from the anchor scores"
+        data = read_versioned(file, type_=_TYPE, newest=_FORMAT, without=without)
         relevance = read_record(Relevance, data["relevance"])
         return relevance if str(data["anchors_digest"]) == _digest(anchor_queries) else None
     except FileNotFoundError:

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from adacur.core.errors import DamagedIndex, InputError, NewerFormat
+from adacur.core.errors import DamagedIndex, InputError
 from adacur.core.records import Query
-from adacur.data.stored import read_json, read_record
+from adacur.data.stored import read_record, read_versioned
 from adacur.index.database import digest_texts
 from adacur.search.effort import EffortRule
 
@@ -179,14 +179,7 @@ def read_tunings(folder: Path, *, anchor_queries: Sequence[Query], warn: bool = 
     """The tunings of an index folder; none, and a warning if wanted, if they belong to other anchor queries."""
     file = folder / TUNED
     try:
-        data = read_json(file)
-        if data["type"] != _TYPE:
-            raise ValueError(f"its type is {data['type']!r}, not {_TYPE!r}")
-        if int(data["format"]) > _FORMAT:
-            raise NewerFormat(
-                f"{file} is written in format {data['format']}; this adacur reads formats up to {_FORMAT}. Upgrade it: "
-                "pip install -U adacur, or remove the file: searches then use the defaults."
-            )
+        data = read_versioned(file, type_=_TYPE, newest=_FORMAT, without="searches then use the defaults")
         tunings = tuple(_parsed(entry) for entry in data["tunings"])
         if int(data["format"]) < _RANKS_IN_PREDICTIONS:
             # The weight was chosen for predictions that knew nothing of ranks.

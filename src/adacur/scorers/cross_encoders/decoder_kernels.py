@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-_LOG2_E = 1.4426950408889634
+from adacur.scorers.cross_encoders.gpu_kernels import LOG2_E, fold
 
 
 def attend_on_gpu(torch: Any, query: Any, key: Any, value: Any, spans: Any, answers: Any) -> None:
@@ -34,7 +34,7 @@ def attend_on_gpu(torch: Any, query: Any, key: Any, value: Any, spans: Any, answ
             spans.counts,
             spans.prefix_starts,
             spans.prefix_counts,
-            head_size**-0.5 * _LOG2_E,
+            head_size**-0.5 * LOG2_E,
             query.stride(0),
             key.stride(0),
             value.stride(0),
@@ -59,21 +59,6 @@ def blocks(longest: int, head_size: int) -> tuple[int, int, int, int]:
         return 64, 64 if head_size <= 64 else 32, 4, 2
     # The larger block where it wastes no more rows than the smaller.
     return (128, 64, 4, 2) if triton.cdiv(longest, 64) % 2 == 0 else (64, 64, 4, 2)
-
-
-@triton.jit
-def _fold(
-    rows_read, key, value, place, has_pair, has_column, inner, scale, key_stride, value_stride, highest, total, mixed
-):
-    keys = tl.load(key + place[None, :] * key_stride + inner[:, None], mask=has_column[None, :], other=0.0)
-    values = tl.load(value + place[:, None] * value_stride + inner[None, :], mask=has_column[:, None], other=0.0)
-    logits = tl.where(has_pair, tl.dot(rows_read, keys) * scale, float("-inf"))
-    now_highest = tl.maximum(highest, tl.max(logits, 1))
-    weights = tl.math.exp2(logits - now_highest[:, None])
-    shrink = tl.math.exp2(highest - now_highest)
-    total = total * shrink + tl.sum(weights, 1)
-    mixed = tl.dot(weights.to(values.dtype), values, mixed * shrink[:, None])
-    return now_highest, total, mixed
 
 
 @triton.jit
@@ -123,7 +108,7 @@ def _attend(
     for first in range(0, prefix_count, COLUMNS):
         columns = first + tl.arange(0, COLUMNS)
         has = columns < prefix_count
-        highest, total, mixed = _fold(
+        highest, total, mixed = fold(
             rows_read, key, value, prefix_start + columns, has[None, :], has, own, scale, key_stride, value_stride,
             highest, total, mixed,
         )  # fmt: skip
@@ -132,7 +117,7 @@ def _attend(
         columns = first + tl.arange(0, COLUMNS)
         has = columns < count
         sees = (columns[None, :] <= last[:, None]) & has[None, :]
-        highest, total, mixed = _fold(
+        highest, total, mixed = fold(
             rows_read, key, value, start + columns, sees, has, own, scale, key_stride, value_stride,
             highest, total, mixed,
         )  # fmt: skip

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 
 
 def attend_on_gpu(
@@ -34,7 +34,7 @@ def attend_on_gpu(
             answers,
             query_starts,
             starts,
-            head_size**-0.5 * _LOG2_E,
+            head_size**-0.5 * LOG2_E,
             query.stride(0),
             key.stride(0),
             value.stride(0),
@@ -59,6 +59,22 @@ def _blocks(longest: int, head_size: int) -> tuple[int, int, int]:
         return 64, 32, 4
     # The larger block where it wastes no more rows than the smaller.
     return (128, 32, 2) if triton.cdiv(longest, 64) % 2 == 0 else (64, 32, 1)
+
+
+@triton.jit
+def fold(
+    rows_read, key, value, place, has_pair, has_column, inner, scale, key_stride, value_stride, highest, total, mixed
+):
+    # One step of attention over some keys: what rows have seen of it so far, and what they see with these.
+    keys = tl.load(key + place[None, :] * key_stride + inner[:, None], mask=has_column[None, :], other=0.0)
+    values = tl.load(value + place[:, None] * value_stride + inner[None, :], mask=has_column[:, None], other=0.0)
+    logits = tl.where(has_pair, tl.dot(rows_read, keys) * scale, float("-inf"))
+    now_highest = tl.maximum(highest, tl.max(logits, 1))
+    weights = tl.math.exp2(logits - now_highest[:, None])
+    shrink = tl.math.exp2(highest - now_highest)
+    total = total * shrink + tl.sum(weights, 1)
+    mixed = tl.dot(weights.to(values.dtype), values, mixed * shrink[:, None])
+    return now_highest, total, mixed
 
 
 @triton.jit
@@ -98,16 +114,10 @@ def _attend(
     for first in range(0, n_columns, COLUMNS):
         columns = first + tl.arange(0, COLUMNS)
         has_column = columns < n_columns
-        place = start + columns
-        keys = tl.load(key + place[None, :] * key_stride + inner[:, None], mask=has_column[None, :], other=0.0)
-        values = tl.load(value + place[:, None] * value_stride + inner[None, :], mask=has_column[:, None], other=0.0)
-        logits = tl.where(has_column[None, :], tl.dot(rows_read, keys) * scale, float("-inf"))
-        now_highest = tl.maximum(highest, tl.max(logits, 1))
-        weights = tl.math.exp2(logits - now_highest[:, None])
-        shrink = tl.math.exp2(highest - now_highest)
-        total = total * shrink + tl.sum(weights, 1)
-        mixed = tl.dot(weights.to(values.dtype), values, mixed * shrink[:, None])
-        highest = now_highest
+        highest, total, mixed = fold(
+            rows_read, key, value, start + columns, has_column[None, :], has_column, inner, scale, key_stride,
+            value_stride, highest, total, mixed,
+        )  # fmt: skip
     mixed = mixed / total[:, None]
     tl.store(answers + at * answer_stride + inner[None, :], mixed.to(rows_read.dtype), mask=has_row)
 

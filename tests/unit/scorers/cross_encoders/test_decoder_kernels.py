@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
-
 import pytest
+
+from tests.unit.scorers.cross_encoders.interpreting import run_interpreted
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -15,24 +12,17 @@ pytest.importorskip("triton", reason="Triton has no build for this machine")
 
 
 def interpreted(program: str) -> None:
-    """Run a program in which Triton interprets; it must know that before it is imported."""
-    prelude = """
+    run_interpreted(
+        """
         import numpy as np
         import torch
         from adacur.scorers.cross_encoders import decoder_forward, decoder_kernels
         from adacur.scorers.cross_encoders.decoder_forward import PackedDecoder, attend
         from adacur.scorers.cross_encoders.prefix_batches import PrefixBatches
         torch.manual_seed(0)
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(prelude) + textwrap.dedent(program)],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
+        """,
+        program,
     )
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_attention_kernel_sees_the_prefix_and_what_came_before() -> None:

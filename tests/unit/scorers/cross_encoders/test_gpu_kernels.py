@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
-
 import pytest
 
+from tests.unit.scorers.cross_encoders.interpreting import run_interpreted
 from tests.unit.scorers.cross_encoders.tiny_models import tiny_emb, tiny_transformer
 
 pytest.importorskip("torch")
@@ -16,24 +12,17 @@ pytest.importorskip("triton", reason="Triton has no build for this machine")
 
 
 def interpreted(program: str) -> None:
-    """Run a program in which Triton interprets; it must know that before it is imported."""
-    prelude = """
+    run_interpreted(
+        """
         import torch
         from torch.nn.functional import gelu, linear
         from adacur.scorers.cross_encoders.attention import _padded
         from adacur.approximation.device_kernels import product_of_narrow
         from adacur.scorers.cross_encoders.gpu_kernels import add_norm, attend_on_gpu, linear_gelu
         torch.manual_seed(0)
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(prelude) + textwrap.dedent(program)],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
+        """,
+        program,
     )
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_attention_kernel_attends_within_each_text_alone() -> None:
