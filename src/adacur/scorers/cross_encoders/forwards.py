@@ -31,8 +31,8 @@ class PackedForward:
     def batch_end(self, batches: PairBatches, start: int, *, tokens: int) -> int:
         return batches.packed_end(start, tokens=tokens)
 
-    def logits(self, batches: PairBatches, start: int, end: int, *, tokens: int, compiled: bool) -> Any:
-        return self.of_packed(batches.packed(start, end, rows=batches.tokens(start, end)))
+    def logits(self, batches: PairBatches, start: int, end: int, *, compiled: bool) -> Any:
+        return self.of_packed(batches.packed(start, end))
 
     @property
     def can_be_recorded(self) -> bool:
@@ -57,7 +57,7 @@ class PaddedForward:
     def batch_end(self, batches: PairBatches, start: int, *, tokens: int) -> int:
         return batches.padded_end(start, tokens=tokens)
 
-    def logits(self, batches: PairBatches, start: int, end: int, *, tokens: int, compiled: bool) -> Any:
+    def logits(self, batches: PairBatches, start: int, end: int, *, compiled: bool) -> Any:
         inputs = batches.padded(start, end)
         if not self._takes_types:
             del inputs["token_type_ids"]
@@ -66,7 +66,7 @@ class PaddedForward:
 
     def _compiled_model(self, inputs: dict[str, Any]) -> Any:
         if self._compiled is None:
-            self._compiled = compiled_or_plain(self._torch, self._model, dynamic=True, example=inputs)
+            self._compiled = compiled_or_plain(self._torch, self._model, example=inputs)
         return self._compiled
 
 
@@ -80,23 +80,23 @@ class PromptedForward:
     def batch_end(self, batches: PromptBatches, start: int, *, tokens: int) -> int:
         return batches.end(start, tokens=tokens)
 
-    def logits(self, batches: PromptBatches, start: int, end: int, *, tokens: int, compiled: bool) -> Any:
+    def logits(self, batches: PromptBatches, start: int, end: int, *, compiled: bool) -> Any:
         return self._head(batches.hidden(self._body, start, end))
 
 
-def compiled_or_plain(torch: Any, function: Any, *, dynamic: bool, example: tuple[Any, ...] | dict[str, Any]) -> Any:
-    """A function or module compiled, or as it is where that fails: most often for want of a C compiler."""
+def compiled_or_plain(torch: Any, model: Any, *, example: dict[str, Any]) -> Any:
+    """A model compiled, or as it is where that fails: most often for want of a C compiler."""
     try:
         with warnings.catch_warnings():
             # The compiler's own imports use what torch has deprecated.
             warnings.simplefilter("ignore", DeprecationWarning)
-            compiled = torch.compile(function, dynamic=dynamic)
-            compiled(**example) if isinstance(example, dict) else compiled(*example)
+            compiled = torch.compile(model, dynamic=True)
+            compiled(**example)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         _log.warning("torch.compile failed, so scoring goes on without it, slower: %s", error)
-        return function
+        return model
     return compiled
 
 

@@ -71,8 +71,8 @@ class PairBatches:
         enough = start + max(1, tokens // (8 * longest))
         return min(end, enough + int(np.count_nonzero(self._lengths[enough:end] * 10 >= longest * 9)))
 
-    def packed(self, start: int, end: int, *, rows: int) -> PackedTokens:
-        """These pairs one after another, and filler up to `rows` tokens; a head reads the tags, or the first tokens."""
+    def packed(self, start: int, end: int) -> PackedTokens:
+        """These pairs one after another; a head reads the tags, or the first tokens."""
         torch = self._torch
         query, item, head_length, item_length = self._parts(start, end)
         n_tokens = self.tokens(start, end)
@@ -86,13 +86,11 @@ class PairBatches:
         if self._query_tags is not None:
             item_tags = head_length + torch.minimum(self._item_tags[item], item_length - 1)
             read_rows = read_rows + torch.cat((self._query_tags[query], item_tags[:, None]), 1)
-        filler = (0, rows - n_tokens)
-        pad = torch.nn.functional.pad
         return PackedTokens(
-            ids=pad(self._ids[place], filler, value=self._pad_id),
-            types=pad(self._types[place], filler),
-            positions=pad(place_in_pair, filler),
-            starts=pad(ends, (1, 0)).to(torch.int32),
+            ids=self._ids[place],
+            types=self._types[place],
+            positions=place_in_pair,
+            starts=torch.nn.functional.pad(ends, (1, 0)).to(torch.int32),
             longest=int(self._lengths[start]),
             read_rows=read_rows,
         )

@@ -201,7 +201,7 @@ class TorchCrossEncoder:
         with self._lock:
             self._forward = self._recorded = None
             self._tables.clear()
-            # What was compiled refers to the encoder that holds it, and so to its weights.
+            # A compiled model refers to itself.
             gc.collect()
             if self._device.type == "cuda":
                 self._torch.cuda.empty_cache()
@@ -254,7 +254,7 @@ class TorchCrossEncoder:
         self._tokens_seen += batches.tokens(start, end)
         compiled = self._may_compile and self._tokens_seen > _TOKENS_BEFORE_COMPILING
         try:
-            return self._forward.logits(batches, start, end, tokens=self._batch_tokens, compiled=compiled)
+            return self._forward.logits(batches, start, end, compiled=compiled)
         except self._torch.OutOfMemoryError:
             return None
 

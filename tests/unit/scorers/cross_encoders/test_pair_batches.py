@@ -55,7 +55,7 @@ def test_a_padded_batch_ends_before_it_is_mostly_padding() -> None:
 def test_packed_and_padded_batches_hold_the_pairs_as_tokenised() -> None:
     pairs = TOKENS.pairs(PAIRS)
     batches = PairBatches(torch, pairs, device=torch.device("cpu"), pad_id=0)
-    packed = batches.packed(0, len(PAIRS), rows=batches.tokens(0, len(PAIRS)) + 3)
+    packed = batches.packed(0, len(PAIRS))
     padded = batches.padded(0, len(PAIRS))
     for place, at in enumerate(batches.order.tolist()):
         ids, types = pairs.texts.pair(pairs.query_of[at], pairs.item_of[at])
@@ -67,7 +67,7 @@ def test_packed_and_padded_batches_hold_the_pairs_as_tokenised() -> None:
         assert padded["token_type_ids"][place].tolist()[: len(ids)] == types.tolist()
         assert padded["attention_mask"][place].tolist() == [1] * len(ids) + [0] * (packed.longest - len(ids))
         assert packed.read_rows[place].tolist() == [packed.starts[place]]
-    assert len(packed.ids) == packed.starts[-1] + 3
+    assert len(packed.ids) == packed.starts[-1]
 
 
 def test_batches_know_where_the_tags_of_each_pair_stand() -> None:
@@ -77,7 +77,7 @@ def test_batches_know_where_the_tags_of_each_pair_stand() -> None:
     titled = [(query, Item("t", f"{'w2 ' * before}w39 {'w3 ' * 9}")) for query, _ in plain for before in (0, 3, 15, 30)]
     pairs = tokens.pairs(plain + titled)
     batches = PairBatches(torch, pairs, device=torch.device("cpu"), pad_id=0)
-    packed = batches.packed(0, len(pairs), rows=batches.tokens(0, len(pairs)) + 3)
+    packed = batches.packed(0, len(pairs))
     padded = batches.padded(0, len(pairs))
     start, end, tag = (tokens._tokenizer.token_to_id(word) for word in head.tags)
     for place, at in enumerate(batches.order.tolist()):

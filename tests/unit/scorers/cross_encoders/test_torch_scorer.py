@@ -256,7 +256,7 @@ def test_compiling_that_fails_is_told_and_done_without(caplog) -> None:
     def uncompilable(x):
         raise RuntimeError("no C compiler here") if torch.compiler.is_compiling() else ValueError(x)
 
-    plain = compiled_or_plain(torch, uncompilable, dynamic=False, example=(torch.zeros(1),))
+    plain = compiled_or_plain(torch, uncompilable, example={"x": torch.zeros(1)})
     assert plain is uncompilable
     assert "without it, slower" in caplog.text
 
