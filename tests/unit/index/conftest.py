@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,3 +44,24 @@ def known() -> Known:
         anchors=[Query(f"a{position}", f"anchor {position}") for position in range(7)],
         scores=scores,
     )
+
+
+@dataclass
+class Clock:
+    """A clock that only sleeping moves: what is timed by it does not depend on how busy this machine is."""
+
+    now: float = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the estimate."""
+    clock = Clock()
+    monkeypatch.setattr(importlib.import_module("adacur.index.estimate"), "time", clock)
+    return clock
