@@ -15,15 +15,12 @@ from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Item, Pair, Query
+from adacur.scorers.cross_encoders.pair_prompt import ANSWERS, PAIR_TEXT, TASK, question
 from adacur.scorers.http import checked_extra, distinct_pairs, where
 from adacur.scorers.http_address import CHAT, JUDGE, Address, find_judge, source
 from adacur.scorers.http_requests import Requests, json_of
 
-YES_NO = ("Yes", "No")
 _PLACES = re.compile(r"\{(instruction|query|item)\}")
-_TASK = "Judge whether the document is relevant to the query."
-# What pairs share comes first: servers keep the keys and values of a prefix that they have seen.
-_PROMPT = "{instruction}\n\nQuery: {query}\n\nDocument: {item}\n\n"
 _BATCH_SIZE = 16
 # Half of a batch may be taken where one text in it is too long.
 _SPLIT = {400, 413, 422}
@@ -95,7 +92,7 @@ class JudgeScorer:
         self.url, self.model = server.endpoint, server.model
         self._is_chat = self.url.endswith(CHAT)
         self.batch_size = 1 if self._is_chat else batch_size or _BATCH_SIZE
-        self._instruction = self.instruction or _TASK
+        self._instruction = self.instruction or TASK
         if given_prompt is None:
             self.prompt = _usual_prompt(self.answers, is_graded=self._is_graded, is_chat=self._is_chat)
         else:
@@ -104,7 +101,7 @@ class JudgeScorer:
         self._extra = checked_extra(extra, remembered, taken=frozenset(self._body(["", ""])))
         self._requests.name = name or server.model or address.host
         decides = [self.prompt, self._instruction, list(self.answers.items()), self._is_chat, self._top, self._extra]
-        is_usual = tuple(self.answers) == YES_NO
+        is_usual = tuple(self.answers) == ANSWERS
         self.card = ScorerCard(
             name=self._requests.name,
             backend="judge",
@@ -259,7 +256,7 @@ def _checked_answers(
     """The answers with their grades, which are None where the score is the odds of two."""
     if answers is None:
         try:
-            answers = json.loads(remembered["answers"]) if "answers" in remembered else YES_NO
+            answers = json.loads(remembered["answers"]) if "answers" in remembered else ANSWERS
         except ValueError:
             answers = ()
     grades: dict[str, float | None]
@@ -273,7 +270,7 @@ def _checked_answers(
     distinct = {_plain(answer) for answer in grades if isinstance(answer, str)} - {""}
     if not fits or len(distinct) != len(grades) or len(distinct) < 2:
         raise InputError(
-            f"answers must be two different texts, such as {YES_NO!r}, or a mapping from two texts or more to grades, "
+            f"answers must be two different texts, such as {ANSWERS!r}, or a mapping from two texts or more to grades, "
             f"such as {{'0': 0, '1': 1, '2': 2, '3': 3}}; case and spaces do not count. Got {answers!r}."
         )
     return grades
@@ -294,9 +291,9 @@ def _checked_prompt(prompt: str, *, instruction: str | None) -> str:
 
 
 def _usual_prompt(answers: Mapping[str, float | None], *, is_graded: bool, is_chat: bool) -> str:
-    question = f"Is the document relevant to the query? Answer with one word, {' or '.join(answers)}."
+    asked = question(list(answers))
     if is_graded:
         rising = sorted(answers, key=lambda answer: answers[answer] or 0)
-        question = f"How relevant is it? Answer with one of {', '.join(rising)}, from not at all to perfectly."
+        asked = f"How relevant is it? Answer with one of {', '.join(rising)}, from not at all to perfectly."
     # A chat has its place for the answer; a text that is continued needs one.
-    return _PROMPT + question + ("" if is_chat else "\nAnswer:")
+    return PAIR_TEXT + asked + ("" if is_chat else "\nAnswer:")

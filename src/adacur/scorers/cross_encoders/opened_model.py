@@ -22,7 +22,7 @@ from adacur.scorers.cross_encoders.checkpoints import (
 )
 from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead, load_emb_cross_encoder
 from adacur.scorers.cross_encoders.known_rerankers import known_reranker
-from adacur.scorers.cross_encoders.pair_prompt import PairPrompt, no_place_for
+from adacur.scorers.cross_encoders.pair_prompt import ANSWERS, PairPrompt, knows_pairs, no_place_for
 from adacur.scorers.cross_encoders.pair_tokens import chosen_max_tokens
 from adacur.scorers.cross_encoders.readout import Readout, ReadoutHead
 from adacur.scorers.cross_encoders.weights import json_in
@@ -112,7 +112,7 @@ def _language_model(
     """A decoder in the precision that it was saved in.
 
     The prompt is the one given; else that of its chat template, if modules.json or the template's roles say so; else
-    that of a known reranker of this name.
+    that of a known reranker of this name; else a question to a chat model.
     """
     torch, transformers = require("torch", extra="torch"), require("transformers", extra="torch")
     is_causal = architecture(folder).endswith("ForCausalLM")
@@ -130,7 +130,8 @@ def _language_model(
     check_is_fast(tokenizer, folder)
     # Before the weights: they take longest.
     made = pair_prompt(folder, name, tokenizer, prompt=prompt, instruction=instruction)
-    read = readout or _readout(folder, name, is_causal=is_causal)
+    asks = prompt is None and _is_chat_model(folder, name, tokenizer)
+    read = readout or (Readout.odds(*ANSWERS) if asks else _readout(folder, name, is_causal=is_causal))
     try:
         with quiet(transformers):
             model, loading = kind.from_pretrained(
@@ -174,11 +175,20 @@ def pair_prompt(
             f"The model {name!r} is a language model, {architecture(folder)}, without a chat template for pairs. Give "
             "the prompt that it was made for: prompt='… {query} … {item} …'."
         )
+    if _is_chat_model(folder, name, tokenizer):
+        return PairPrompt.of_question(tokenizer, instruction=instruction)
     settings = json_in(folder, "config_sentence_transformers.json")
     usual = (settings.get("prompts") or {}).get(settings.get("default_prompt_name"))
     options = (json_in(folder, "sentence_bert_config.json").get("processing_kwargs") or {}).get("chat_template") or {}
     options = {option: value for option, value in options.items() if option not in _NOT_OF_TEMPLATES}
     return PairPrompt.of_chat(tokenizer, instruction=instruction or usual, options=options)
+
+
+def _is_chat_model(folder: Path, name: str, tokenizer: Any) -> bool:
+    """Whether this is a causal model for conversations, which nothing in its folder says how to ask about a pair."""
+    is_reranker = bool(st_modules(folder)) or known_reranker(name) is not None
+    is_causal = architecture(folder).endswith("ForCausalLM")
+    return is_causal and not is_reranker and has_chat_template(folder) and not knows_pairs(tokenizer)
 
 
 def _readout(folder: Path, name: str, *, is_causal: bool) -> Readout:

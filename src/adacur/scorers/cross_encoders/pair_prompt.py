@@ -17,6 +17,12 @@ _log = logging.getLogger(__name__)
 _PLACE = re.compile(r"\{(query|item)(\|trim)?\}")
 # Some templates say what day it is, and a scorer must be the same tomorrow.
 _ONE_DAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}"
+# What a chat model that nobody trained on pairs is asked, here and behind an endpoint.
+TASK = "Judge whether the document is relevant to the query."
+ANSWERS = ("Yes", "No")
+# What pairs share comes first: its keys and values are computed once.
+PAIR_TEXT = "{instruction}\n\nQuery: {query}\n\nDocument: {item}\n\n"
+_PAIR_ROLES = ("query", "document")
 _SENTINELS = {"query": "qPLACEq7f1e", "item": "iPLACEi7f1e"}
 # Texts whose ends join with what stands beside them, where a tokenizer lets them.
 _ENDS = (
@@ -81,7 +87,7 @@ class PairPrompt:
         their contents, and the template opens the answer. `options` go to the template.
         """
         if messages is None:
-            plain = [{"role": "query", "content": "{query}"}, {"role": "document", "content": "{item}"}]
+            plain = _pair_messages(*_PAIR_ROLES)
             told = [{"role": "system", "content": "{instruction}"}, *plain]
             rendered = _rendered(tokenizer, told if instruction else plain, instruction, options or {})
             if instruction and rendered == _rendered(tokenizer, plain, None, options or {}):
@@ -95,6 +101,14 @@ class PairPrompt:
             )
         made = cls.of_format(rendered)
         return cls(made.prefix, made.middle, made.suffix, made.item_first, made.trims, instruction)
+
+    @classmethod
+    def of_question(cls, tokenizer: Any, *, instruction: str | None = None) -> PairPrompt:
+        """A question to a chat model, to be answered with one of `ANSWERS`, as its chat template puts it."""
+        message = {"role": "user", "content": PAIR_TEXT + question(ANSWERS)}
+        # Templates of models that may think first take this option; others ignore it.
+        options = {"enable_thinking": False}
+        return cls.of_chat(tokenizer, [message], instruction=instruction or TASK, options=options)
 
     @property
     def text(self) -> str:
@@ -184,6 +198,28 @@ class PromptPieces:
         return f"{self.item_before}{self.prompt.trimmed('item', text)}{self.item_after}"
 
 
+def question(answers: Sequence[str]) -> str:
+    """What is asked behind a query and a document."""
+    return f"Is the document relevant to the query? Answer with one word, {' or '.join(answers)}."
+
+
+def knows_pairs(tokenizer: Any) -> bool:
+    """Whether a chat template has places for a query and a document; others refuse such roles, or print any role."""
+    others = ("roleA7f1e", "roleB7f1e")
+    try:
+        text = _rendered(tokenizer, _pair_messages(*_PAIR_ROLES), None, {})
+    except InputError:
+        return False
+    try:
+        other = _rendered(tokenizer, _pair_messages(*others), None, {})
+    except InputError:
+        return True
+    printed = other
+    for name, role in zip(others, _PAIR_ROLES, strict=True):
+        printed = printed.replace(name, role)
+    return other == text or printed != text
+
+
 def no_place_for(instruction: str, why: str) -> InputError:
     """The error of an instruction that would be lost."""
     return InputError(
@@ -217,6 +253,11 @@ def _always_cut(
 def _edges(text: str, special: str) -> list[int]:
     starts = [found.start() for found in re.finditer(re.escape(special), text)]
     return [edge for start in starts for edge in (start, start + len(special))]
+
+
+def _pair_messages(query: str, document: str) -> list[dict[str, str]]:
+    """A message for each text, with these roles."""
+    return [{"role": query, "content": "{query}"}, {"role": document, "content": "{item}"}]
 
 
 def _rendered(

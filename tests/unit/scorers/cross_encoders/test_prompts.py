@@ -14,7 +14,7 @@ from adacur.scorers import PairPrompt, Readout, TorchCrossEncoder, scorer
 from adacur.scorers.cross_encoders.decoder import PromptBatches, TransformersDecoder
 from adacur.scorers.cross_encoders.decoder_forward import PackedDecoder
 from adacur.scorers.cross_encoders.known_rerankers import known_reranker
-from adacur.scorers.cross_encoders.pair_prompt import PromptPieces
+from adacur.scorers.cross_encoders.pair_prompt import PromptPieces, knows_pairs
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
 from tests.functional.commands import here
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, tiny_decoder, tiny_transformer
@@ -163,6 +163,40 @@ def test_a_chat_template_becomes_a_prompt_with_its_last_line_end_and_its_trimmin
     own = [{"role": "user", "content": "Q: {query} D: {item} ({instruction})"}]
     text = PairPrompt.of_chat(chat(opened), own, instruction="hm").text
     assert text == "<|s|>user\nQ: {query} D: {item} (hm)<|e|>\n<|s|>assistant\n"
+
+
+ALTERNATING = (
+    "{% for m in messages %}{% if m.role != 'user' %}{{ raise_exception('only users') }}{% endif %}<|s|>{{ m.content }}"
+    "<|e|>{% endfor %}{% if add_generation_prompt %}A:{{ '' if enable_thinking is false else ' thinking' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "knows"),
+    [
+        (LOOP, False),
+        (ALTERNATING, False),
+        (PairPrompt.of_format("a {query} b {item} c").chat_template(), True),
+        ("{{ messages[0].content }} {{ messages[1].content }}", True),
+        ("{% for m in messages %}{{ 'Q: ' if m.role == 'query' else 'D: ' }}{{ m.content }}{% endfor %}", True),
+    ],
+)
+def test_a_template_for_conversations_is_told_from_one_for_pairs(template, knows) -> None:
+    assert knows_pairs(chat(template)) is knows
+
+
+@pytest.mark.parametrize("template", [LOOP, ALTERNATING])
+def test_a_chat_model_is_asked_as_a_judge_asks(tmp_path, template) -> None:
+    folder = tiny_decoder(tmp_path / "chat", kind="causal", template=template, positions=128)
+    with scorer(folder, device="cpu") as asked:
+        assert asked.readout == Readout.odds("Yes", "No")
+        assert "Judge whether the document is relevant to the query.\n\nQuery: {query}\n\n" in asked.prompt.text
+        assert asked.prompt.text.rindex("Answer with one word, Yes or No.") > asked.prompt.text.index("{item}")
+        assert "thinking" not in asked.prompt.text
+    with scorer(folder, device="cpu", instruction="Find it.") as asked:
+        assert "Find it.\n\nQuery: {query}" in asked.prompt.text
+    with scorer(folder, device="cpu", prompt="w1 {query} w2 {item}") as given:
+        assert given.readout == Readout.odds("yes", "no")
 
 
 def test_a_template_that_says_what_day_it_is_says_the_same_every_day() -> None:

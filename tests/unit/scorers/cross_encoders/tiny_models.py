@@ -92,11 +92,11 @@ CHAT_TEMPLATE = (
 )
 
 
-def tiny_decoder(folder: Path, *, kind: str = "classifier", template: bool = True, positions: int = 64) -> Path:
-    """A randomly initialised Qwen3 of one label, or a causal one, whose tokenizer writes pairs into a chat template."""
+def tiny_decoder(folder: Path, *, kind: str = "classifier", template: bool | str = True, positions: int = 64) -> Path:
+    """A randomly initialised Qwen3 of one label, or a causal one, whose tokenizer has a chat template: for pairs."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    tokenizer = tiny_tokenizer("bert", unused=("yes", "no"))
+    tokenizer = tiny_tokenizer("bert", unused=("yes", "no", "Yes", "No"))
     config = transformers.Qwen3Config(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=32,
@@ -118,7 +118,7 @@ def tiny_decoder(folder: Path, *, kind: str = "classifier", template: bool = Tru
         tokenizer_object=tokenizer, pad_token="[PAD]", model_input_names=["input_ids", "attention_mask"]
     )
     if template:
-        made.chat_template = CHAT_TEMPLATE
+        made.chat_template = CHAT_TEMPLATE if template is True else template
     made.save_pretrained(folder)
     return folder
 
