@@ -1,12 +1,10 @@
-"""What a search with the Gaussian costs besides the scorer: whole, compressed, and on a GPU.
+"""What a search with the Gaussian costs besides the scorer: whole and compressed. On a GPU: see `five_million.py`.
 
     python lab/benchmarks/gaussian_overhead.py [--items 100000] [--anchors 500] [--budget 200] [--rounds 10]
-    python lab/benchmarks/gaussian_overhead.py --gpu [--device cuda] [--items 5000000] [--dimensions 256]
 
-The first compares seconds per query with the paper's algorithm written literally in numpy (the pseudo-inverse computed
-anew in each round, in float64 as the paper's rule asks, and in float32), one query at a time, in turns in one process;
-looking scores up is not counted, nor is what is done once per index. The second prints milliseconds per round to
-predict and to choose, beside those of reading the same bytes once.
+Compares seconds per query with the paper's algorithm written literally in numpy (the pseudo-inverse computed anew in
+each round, in float64 as the paper's rule asks, and in float32), one query at a time, in turns in one process; looking
+scores up is not counted, nor is what is done once per index.
 """
 
 from __future__ import annotations
@@ -17,16 +15,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from adacur.approximation import Features, GaussianModel, ItemFactors, ScoreScale, TopK
-from adacur.approximation.on_device import DeviceRows
+from adacur.approximation import GaussianModel
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Item, Query
-from adacur.search.adaptive import AdaptiveSearch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -67,7 +62,7 @@ class FixedFirst:
         return [Hits(query=query, ids=ids, scores=np.zeros(len(ids))) for query in queries]
 
 
-def on_the_cpu(
+def measure(
     *, n_items: int, n_anchors: int, budget: int, rounds: int, dimensions: int, repeats: int, clock: Clock
 ) -> None:
     from adacur import AdaCUR, AnchorIndex
@@ -149,106 +144,13 @@ def on_the_cpu(
         print(f"{name:>20} {own:>9.4f} {ratios} {size}".rstrip())
 
 
-def on_a_device(
-    *, device: str, n_items: int, n_anchors: int, budget: int, rounds: int, dimensions: int, repeats: int
-) -> None:
-    import torch
-
-    def synchronised() -> float:
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    def timed(run: Callable[[], object], n: int = 20) -> float:
-        run()
-        times = []
-        for _ in range(n):
-            started = synchronised()
-            run()
-            times.append(synchronised() - started)
-        return 1000 * float(np.median(times))
-
-    torch.manual_seed(0)
-    rng = np.random.default_rng(0)
-    values = torch.empty((n_items, dimensions), dtype=torch.float16, device=device)
-    for block in values.split(500_000):
-        block.copy_(torch.randn(block.shape, device=device))
-    mixing = rng.normal(size=(dimensions, n_anchors)) / dimensions**0.5
-    rows = DeviceRows(values)
-    means = np.zeros(n_items, dtype=np.float32)
-    features = Features(
-        anchors=tuple(str(position) for position in range(n_anchors)),
-        scale=ScoreScale.plain(),
-        means=means,
-        factors=ItemFactors([rows], np.zeros(dimensions), mixing=mixing),
-        anchor_vectors=None,
-        precisions=np.zeros(n_anchors),
-        variance=1.0,
-        embedding_variance=0.0,
-    )
-    gaussian = GaussianModel(features=features, device=device)
-    anchors = SimpleNamespace(
-        items=range(n_items), anchor_queries=[Query(anchor, "anchor") for anchor in features.anchors]
-    )
-    keys = rng.integers(0, 2**63, size=n_items, dtype=np.uint64)
-    times: dict[str, list[float]] = {}
-    for repeat in range(repeats + 1):
-        direction = rng.normal(size=n_anchors)
-        truth = features.factors.product(direction).cpu().numpy()
-        query = Query(f"q{repeat}", "query")
-        search = AdaptiveSearch(
-            [query],
-            candidates=[rng.permutation(n_items)[:1000]],
-            allowed=[np.ones(n_items, dtype=np.bool_)],
-            batch_sizes=[[budget // rounds] * rounds],
-            keys=keys,
-            approximation=gaussian.begin(anchors, [query]),
-            acquisition=TopK(),
-            first_weight=FIRST_WEIGHT,
-        )
-        asked = search.ask()
-        while len(asked[0]):
-            search.tell([truth[asked[0]]])
-            synchronised()
-            started = time.perf_counter()
-            asked = search.ask()
-            if repeat and len(asked[0]):
-                times.setdefault("round", []).append(1000 * (synchronised() - started))
-        if repeat:
-            for round_ in search.trace(0, settings={}, approximate_scores=None).rounds[1:-1]:
-                times.setdefault("solve", []).append(1000 * round_.seconds["solve"])
-    weights = rng.normal(size=dimensions)
-    state = gaussian.begin(anchors, [Query("q", "query")])
-    state.tell([np.arange(budget)], [truth[:budget]])
-    predicted = state.predict()[0]
-    whole = values.view(torch.float32)
-    floor = min(timed(whole.sum), timed(values.clone) / 2)
-    name = torch.cuda.get_device_name() if device.startswith("cuda") else device
-    size = values.numel() * values.element_size()
-    print(
-        f"{name}, torch {torch.__version__}: {n_items:,} items × {dimensions} dimensions, float16, {size / 1e9:.2f} GB"
-    )
-    print(f"{'reading the bytes':>28} {floor:>8.3f} ms  ({size / floor / 1e9:.2f} TB/s)")
-    print(f"{'product with all rows':>28} {timed(lambda: rows.product(weights)):>8.3f} ms")
-    halves = torch.from_numpy(weights).to(device, torch.float16)
-    print(f"{'the same rounded to float16':>28} {timed(lambda: values @ halves):>8.3f} ms")
-    print(f"{'best of a row':>28} {timed(lambda: predicted.among_largest(budget)):>8.3f} ms")
-    rounds_ms = times["round"]
-    print(
-        f"{'predict and choose, a round':>28} {np.median(rounds_ms):>8.3f} ms  (p90 {np.quantile(rounds_ms, 0.9):.3f})"
-    )
-    print(f"{'solve on the host, a round':>28} {np.median(times['solve']):>8.3f} ms")
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpu", action="store_true", help="measure rounds on a device instead")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--items", type=int)
+    parser.add_argument("--items", type=int, default=100_000)
     parser.add_argument("--anchors", type=int, default=500)
     parser.add_argument("--budget", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--dimensions", type=int, help="of the embeddings (384), or of the rows on a device (256)")
+    parser.add_argument("--dimensions", type=int, default=384, help="of the embeddings")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
         "--cpu-time",
@@ -256,17 +158,15 @@ def main(arguments: list[str] | None = None) -> None:
         help="count processor time, which neighbours on a shared machine do not add to",
     )
     given = parser.parse_args(arguments)
-    common = {
-        "n_anchors": given.anchors,
-        "budget": given.budget,
-        "rounds": given.rounds,
-        "repeats": given.repeats,
-    }
-    if given.gpu:
-        on_a_device(device=given.device, n_items=given.items or 5_000_000, dimensions=given.dimensions or 256, **common)
-    else:
-        clock = time.process_time if given.cpu_time else time.perf_counter
-        on_the_cpu(n_items=given.items or 100_000, dimensions=given.dimensions or 384, clock=clock, **common)
+    measure(
+        n_items=given.items,
+        n_anchors=given.anchors,
+        budget=given.budget,
+        rounds=given.rounds,
+        dimensions=given.dimensions,
+        repeats=given.repeats,
+        clock=time.process_time if given.cpu_time else time.perf_counter,
+    )
 
 
 if __name__ == "__main__":

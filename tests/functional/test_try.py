@@ -55,6 +55,9 @@ def test_the_advice_fits_a_screen_and_its_commands_run_as_printed(place: Path) -
     assert full["commands"] == commands
     assert {row["first"] for row in full["figures"]["rerank"]} == {"bm25"}
     build, search, *others = commands
+    assert " -n 20 " in build
+    assert full["build_calls"] == 20 * 200
+    assert "Next (the first makes 4,000 calls for anchor queries, in " in ran.err
     assert build.startswith("adacur build 'my folder' 'my folder.adacur'")
     for line in (build, search):
         done = here(*shlex.split(line)[1:], cwd=place, **cache)

@@ -82,7 +82,7 @@ def _show_pair(index: str, folder: IndexFolder, *, scorer: str | None, trust: bo
 
 def _facts(folder: IndexFolder) -> dict[str, Any]:
     from adacur.index import COMPRESSED
-    from adacur.index.exported import exported_to
+    from adacur.index.exported import exported_to, old_exports
     from adacur.index.sparse import read_sparsity
     from adacur.search.tuned import read_tunings
 
@@ -105,7 +105,8 @@ def _facts(folder: IndexFolder) -> dict[str, Any]:
         "format": manifest.format,
         "packages": dict(manifest.packages),
         "bytes": _size(folder.path),
-        "exported": exported_to(folder.home),
+        "exported": list(exported_to(folder.home)),
+        "old_exports": old_exports(folder.path, folder.home),
         "compressed_bytes": _size(folder.home / COMPRESSED) or None,
         "probes": [probe.score for probe in manifest.probes],
         "anchor_examples": [query.text for query in folder.anchor_queries[:3]],
@@ -115,6 +116,7 @@ def _facts(folder: IndexFolder) -> dict[str, Any]:
 
 def _show(folder: IndexFolder, facts: Mapping[str, Any]) -> None:
     from adacur.index.build import cut_in_words
+    from adacur.index.exported import export_command
 
     card, n_scores = folder.manifest.scorer, facts["items"] * facts["anchors"]
     exact, sparse, compressed = facts["exact_scores"], facts["sparse"], facts["compressed_bytes"]
@@ -134,6 +136,11 @@ def _show(folder: IndexFolder, facts: Mapping[str, Any]) -> None:
         "tuned for": "; ".join(f"k = {one.k}, {one.budget} calls ({one.first or 'random'})" for one in facts["tuned"]),
         "compressed": compressed and f"{megabytes(compressed)} for 'gaussian' searches",
         "exported to": "\n".join(facts["exported"]),
+        "old exports": "\n".join(
+            f"{store}: {counted(len(tags), 'collection', 'collections')} of earlier versions, or unfinished. "
+            f"{export_command(folder.path, store)} --drop-old"
+            for store, tags in facts["old_exports"].items()
+        ),
         "version": f"{facts['version']}, in {counted(facts['parts'], 'part', 'parts')}",
         "on disk": megabytes(facts["bytes"]),
         # Each version has its own manifest, so the time is that of the last change.

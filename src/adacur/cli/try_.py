@@ -65,7 +65,9 @@ def try_(
         trial.n_queries < plan.n_queries
     )
     note(f"{trial.calls:,} pairs scored in {duration(trial.seconds)}.{earlier}{fewer} Intervals are of 95 %.")
-    note("Next:")
+    seconds = trial.build_calls / plan.pairs_per_second
+    build = f" (the first makes {trial.build_calls:,} calls for anchor queries, in {duration(seconds)})"
+    note(f"Next{build if trial.build_calls else ''}:")
     for line in trial.commands:
         say(f"  {line}")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from adacur.core.errors import DuplicateId, EmptyInput, FileFormatError, InputError, MissingExtra
-from adacur.core.records import Item, Query
+from adacur.core.records import Item, Query, check_texts
 from adacur.core.spelling import did_you_mean
 from adacur.data.judged_collection import JudgedCollection
 from adacur.data.lines import DataWarning, existing, json_lines, json_rows, open_text, reading, warn_left_out
@@ -208,6 +208,10 @@ def _records(file: Path, fields: _Fields, *, limit: int | None = None) -> Iterat
                 raise DuplicateId(f"{where}: the id {id_!r} is already on line {line_of[id_]}. Ids must be unique.")
             line_of[id_] = line
             text, used = _text(row, fields, where)
+            try:
+                check_texts("Item" if fields.titled else "Query", id_, text)
+            except InputError as error:
+                raise FileFormatError(f"{where}: {error}") from None
             if not text:
                 without_text.append(id_)
                 continue

@@ -18,6 +18,8 @@ from adacur.core.errors import FileFormatError
 _GZIP = b"\x1f\x8b"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _IDS_NAMED = 5
+# Characters. A file without line ends, of zeros for example, would fill the memory.
+LONGEST_LINE = 2**28
 _REMEDY = "An array, or objects over several lines, can be read from a file called .json, or made lines by jq -c."
 
 
@@ -47,7 +49,22 @@ def existing(path: Path) -> Path:
 def open_text(file: Path) -> IO[str]:
     """A file to read; gzip data are unpacked on the way, whatever the file is called."""
     # csv wants line ends as they are; a byte order mark is no part of the first field.
-    return io.TextIOWrapper(_open_bytes(file), encoding="utf-8-sig", newline="")
+    return _Lines(_open_bytes(file), encoding="utf-8-sig", newline="")
+
+
+class _Lines(io.TextIOWrapper):
+    number = 0
+
+    def __next__(self) -> str:  # type: ignore[override]
+        self.number += 1
+        line = self.readline(LONGEST_LINE + 1)
+        if len(line) > LONGEST_LINE:
+            raise FileFormatError(
+                f"{self.name}, line {self.number}: longer than {LONGEST_LINE:,} characters. Is it a text file?"
+            )
+        if not line:
+            raise StopIteration
+        return line
 
 
 def _open_bytes(file: Path) -> gzip.GzipFile | io.BufferedReader:
@@ -74,7 +91,7 @@ def _not_utf8(file: Path, error: UnicodeDecodeError) -> FileFormatError:
     """Where in the file the first byte is that is not UTF-8: the decoder itself knows only its own buffer."""
     offset = 0
     with _open_bytes(file) as lines:
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE), b""), 1):
             try:
                 line.decode()
             except UnicodeDecodeError as found:

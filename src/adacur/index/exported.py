@@ -109,25 +109,39 @@ def remembered_tags(path: Path, store: str) -> list[str]:
 
     A copy of a folder remembers none: what the original exported is not the copy's to drop.
     """
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        known = read_json(path / _TAGS)
-        if known["folder"] == str(path.resolve()):
-            return [tag for tag in known["stores"][_slug(store)] if isinstance(tag, str) and _TAG.fullmatch(tag)]
-    return []
+    tags = _remembered(path)["stores"].get(_slug(store), ())
+    return [tag for tag in tags if isinstance(tag, str) and _TAG.fullmatch(tag)] if isinstance(tags, list) else []
 
 
 def remember_tags(path: Path, store: str, tags: Sequence[str]) -> None:
     """Remember which collections beside a store are exports of this index: no others may be dropped."""
-    stores: dict[str, Any] = {}
+    known = _remembered(path)
+    known["stores"][_slug(store)] = list(dict.fromkeys(tags))
+    known["names"] = sorted({*known["names"], store})
+    try:
+        write_atomically(path / _TAGS, json.dumps({"folder": str(path.resolve()), **known}, indent=1))
+    except OSError as error:
+        raise DamagedIndex(f"{path / _TAGS} cannot be written ({error}).") from error
+
+
+def old_exports(path: Path, home: Path) -> dict[str, list[str]]:
+    """By store, the tags of this index's exports that are not of this version, or were never finished."""
+    current = exported_to(home).values()
+    old = {
+        store: [tag for tag in remembered_tags(path, store) if tag not in current]
+        for store in _remembered(path)["names"]
+    }
+    return {store: tags for store, tags in old.items() if tags}
+
+
+def _remembered(path: Path) -> dict[str, Any]:
+    """Tags by store, and the names of stores, which earlier versions of adacur did not keep."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         known = read_json(path / _TAGS)
         if known["folder"] == str(path.resolve()) and isinstance(known["stores"], dict):
-            stores = known["stores"]
-    stores[_slug(store)] = list(dict.fromkeys(tags))
-    try:
-        write_atomically(path / _TAGS, json.dumps({"folder": str(path.resolve()), "stores": stores}, indent=1))
-    except OSError as error:
-        raise DamagedIndex(f"{path / _TAGS} cannot be written ({error}).") from error
+            names = [name for name in known.get("names", ()) if isinstance(name, str)]
+            return {"stores": known["stores"], "names": names}
+    return {"stores": {}, "names": []}
 
 
 def write_export(home: Path, export: Export, outline: Outline, *, fusion: ScoreScale | None) -> None:
@@ -192,13 +206,14 @@ def read_export(
     return export, outline, fusion
 
 
-def exported_to(home: Path) -> list[str]:
-    """The names of the stores that this version was exported to, as far as they can be read."""
-    names = []
+def exported_to(home: Path) -> dict[str, str]:
+    """The names of the stores that this version was exported to, as far as they can be read, and the tags there."""
+    tags = {}
     for file in sorted((home / EXPORTED).glob(f"[!.]*/{_SETTINGS}")):
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            names.append(str(read_json(file)["store"]))
-    return names
+            export = read_json(file)
+            tags[str(export["store"])] = str(export["tag"])
+    return tags
 
 
 def _outline(folder: Path, export: Export, anchors: tuple[str, ...]) -> tuple[Outline, ScoreScale | None]:

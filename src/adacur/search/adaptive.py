@@ -63,7 +63,7 @@ class AdaptiveSearch:
         if len(self.remaining) > 1 and (plan.approximator is None or plan.acquisition is None):
             raise InputError("A search of more than one round needs an approximation and an acquisition.")
         self._batch: IntArray | None = None
-        self._predicted: Any = None
+        self.predicted: Any = None
         # What ended it before its calls did: "deadline", "settled", "tokens", "cost" or "engine".
         self.stopped: str | None = None
 
@@ -89,7 +89,7 @@ class AdaptiveSearch:
             return _NONE
         size, number = self.remaining[0], len(self.rounds) + 1
         started = time.perf_counter()
-        self._predicted = predicted
+        self.predicted = predicted
         self.seconds = dict(seconds or {})
         share = 1.0 if predicted is None else self._plan.first_share
         chosen = self.prospects.from_first(round(share * size))
@@ -139,7 +139,7 @@ class AdaptiveSearch:
         batch = self._batch[: len(scores)] if self.stopped in ("deadline", "cost") else self._batch
         if len(scores) != len(batch):
             raise ScoreCountError(f"tell needs one score per position: {len(batch)} positions, {len(scores)} scores.")
-        self._batch, predicted = None, self._predicted
+        self._batch, predicted = None, self.predicted
         self.prospects.scored(batch)
         if len(batch):
             all_predicted = predicted if self._plan.keep_predictions == "all" else None

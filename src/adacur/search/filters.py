@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from adacur.core.arrays import BoolArray
-from adacur.core.errors import EmptyInput, InputError
+from adacur.core.errors import EmptyInput, InputError, UnknownName
 from adacur.core.protocols import Items
 from adacur.core.records import Item
 
 # A function of an item, the ids of items, or metadata: {"lang": "en", "year": [2023, 2024]}, where a list means any of
-# these. A vector engine takes metadata, or what is its own.
+# these. "document" also finds items that are documents by themselves. A vector engine takes metadata, or its own.
 Filter = Callable[[Item], bool] | Collection[str] | Mapping[str, Any]
 _ITEMS_PER_BLOCK = 4096
 
@@ -32,7 +32,10 @@ def allowed_by(filter_: Any, items: Items) -> BoolArray:
             block = items.at(range(start, min(start + _ITEMS_PER_BLOCK, len(items))))
             allowed[start : start + len(block)] = [bool(allows(item)) for item in block]
     else:
-        allowed[items.positions(allows)] = True
+        try:
+            allowed[items.positions(allows)] = True
+        except UnknownName as error:
+            raise UnknownName(f"{error} A filter that names documents is {{'document': ['a', 'b']}}.") from None
     if not allowed.any():
         raise EmptyInput("The filter leaves no item to search. Widen it.")
     return allowed
@@ -47,7 +50,8 @@ def by_metadata(where: Mapping[str, Any]) -> Callable[[Item], bool]:
     }
 
     def allows(item: Item) -> bool:
-        return all(name in item.metadata and _has_one(item.metadata[name], values) for name, values in wanted.items())
+        about = {"document": item.document, **item.metadata}
+        return all(name in about and _has_one(about[name], values) for name, values in wanted.items())
 
     return allows
 

@@ -54,11 +54,11 @@ class Payments:
             pays, tokens = purse.affordable(search.query, items)
             self._priced[at] = [item for item, paid in zip(items, pays, strict=True) if paid], tokens[pays]
             batch = batch if pays.all() else search.drop(batch[~pays])
-            # Before the first call others are tried at once: what cannot be paid at all is refused while nothing is.
+            # Cheaper ones may be behind. Before the first call, what cannot be paid at all is refused while nothing is.
             others = self._plan.engine is None and purse.n_refused < MOST_REFUSED and search.prospects.n_left
-            if len(batch) or search.rounds or not others:
+            if len(batch) or not others:
                 break
-            batch = search.ask(seconds=search.seconds)
+            batch = search.ask(search.predicted, seconds=search.seconds)
         if not len(batch):
             if self._refuses and not search.rounds:
                 raise purse.too_small(search.query)

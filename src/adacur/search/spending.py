@@ -18,7 +18,7 @@ from adacur.scorers.prices import count_tokens, price_of, units_of, units_per_pa
 
 # Items whose tokens tell how many calls a budget pays for.
 PRICED_BEFOREHAND = 32
-# The first stage's best items that a budget may be too small for before it is refused.
+# Items that a budget may be too small for before it is refused, or the search ends.
 MOST_REFUSED = 64
 
 
@@ -122,8 +122,7 @@ class Purse:
         if units is not None and not by_token:
             self._pay_at_once(query, items, counts, pays, units)
         self.n_refused += int(np.count_nonzero(~pays))
-        if not pays.any():
-            self.cheapest = int(counts.min()) if self.cheapest is None else min(self.cheapest, int(counts.min()))
+        self.cheapest = int(counts.min()) if self.cheapest is None else min(self.cheapest, int(counts.min()))
         return pays, counts
 
     def _pay_at_once(self, query: Query, items: Sequence[Item], counts: IntArray, pays: BoolArray, units: int) -> None:
@@ -167,14 +166,17 @@ class Purse:
         return self._calls_of(float(counts.mean()), units, n)
 
     def calls_left(self, n: int) -> int:
-        """About how many more calls can be paid, up to n, where they are like those before.
+        """About how many more calls can be paid, up to n, where they are like those before, or like the cheapest seen.
 
         All n where less is left than those took, but perhaps enough for all: each takes a token at least.
         """
-        n_pairs = max(1, self.n_pairs)
+        n_pairs, cheapest = max(1, self.n_pairs), self.cheapest or 1
+        tokens, units = self.tokens / n_pairs, self.units / n_pairs
         lefts = (self._left("tokens", self.spending.tokens), self._left("units", self.spending.units))
-        return self._calls_of(self.tokens / n_pairs, self.units / n_pairs, n) or (
-            n if self.spending.is_limited and all(left is None or left >= n for left in lefts) else 0
+        return (
+            self._calls_of(tokens, units, n)
+            or self._calls_of(cheapest, min(units, cheapest), n)
+            or (n if self.spending.is_limited and all(left is None or left >= n for left in lefts) else 0)
         )
 
     @property

@@ -218,15 +218,19 @@ class _Server:
 
         @api.post("/v1/indexes/{name}/probe", tags=["indexes"], summary="Is it still the same scorer?")
         async def probe(request: Request, name: str) -> Response:
-            """Ask the scorer for 8 of the scores that the index stores, and tell how far it is from them."""
+            """Ask the scorer for 8 of the scores that the index stores, and tell how far it is from them.
+
+            The answer of a check less than a minute ago is given again: `seconds_ago` says how old it is.
+            """
             one, seconds = named_index(self.served, name), self.settings.seconds
             try:
                 async with asyncio.timeout(seconds):
-                    check = partial(self.watch.check, one)
-                    drift = await self.turns.run(check, receive=request.receive, seconds=seconds)
+                    check = partial(self.watch.on_demand, one)
+                    drift, age = await self.turns.run(check, receive=request.receive, seconds=seconds)
             except TimeoutError as error:
                 raise Refusal(504, "out_of_time", f"The scorer took more than {seconds:g} s.") from error
-            return json_answer({"index": one.name, "allowed": drift.allowed, "drift": as_json(drift)})
+            facts = {"index": one.name, "allowed": drift.allowed, "seconds_ago": round(age, 3)}
+            return json_answer(facts | {"drift": as_json(drift)})
 
         @api.get("/v1/indexes/{name}/recall", tags=["indexes"], summary="Recall against budget", responses=computing)
         async def recall(

@@ -49,7 +49,7 @@ def search_request(settings: ServerSettings) -> type[BaseModel]:
         ids=_optional(_list_of(str, most=n_values), "Only these items."),
         metadata=_optional(
             Annotated[values, Field(min_length=1), _few_values(n_values)],
-            "Only items whose field has this value, or one of these values.",
+            "Only items whose field has this value, or one of these; `document` names documents of passages.",
         ),
     )
     fields: dict[str, Any] = {

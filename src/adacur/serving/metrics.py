@@ -47,7 +47,9 @@ class Metrics:
             ["index"],
             registry=self.registry,
         )
-        self.scorer_tokens = counter("scorer_tokens", "Tokens of pairs sent; for services an upper bound.", "scorer")
+        self.scorer_tokens = counter(
+            "scorer_tokens", "Tokens of pairs sent; of local models only with a price.", "scorer"
+        )
         self.scorer_cost = counter("scorer_cost", "Money for calls, where a price is known.", "scorer", "currency")
         self.search_calls = counter("search_calls", "Scores that searches paid for.", "index", "method")
         self.step_seconds = counter("search_step_seconds", "Seconds of searches in each step.", "index", "step")

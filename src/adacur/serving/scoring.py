@@ -21,7 +21,7 @@ from adacur.core.records import Pair, Query
 from adacur.core.scores import PairsAt
 from adacur.scorers.cached import past_cache
 from adacur.scorers.metered import tokens_and_units
-from adacur.scorers.prices import price_of
+from adacur.scorers.prices import counts_exactly, price_of
 from adacur.scorers.shared_batches import shares_calls
 from adacur.serving.metrics import Metrics
 
@@ -51,8 +51,9 @@ class _Counted:
     @contextmanager
     def _counting(self, pairs: Sequence[Pair]) -> Iterator[None]:
         name = self.card.name
-        # Where nothing is paid, items that need not be read for their score are not read to count them.
-        tokens, units = (0, 0) if isinstance(pairs, PairsAt) and self.price is None else tokens_and_units(self, pairs)
+        # Where nothing is paid, no item is read or tokenised a second time, only to count it.
+        is_free = self.price is None and (isinstance(pairs, PairsAt) or counts_exactly(self.scorer))
+        tokens, units = (0, 0) if is_free else tokens_and_units(self, pairs)
         self._metrics.scorer_tokens.labels(name).inc(tokens)
         if self.price is not None:
             self._metrics.scorer_cost.labels(name, self.price.currency).inc(float(self.price.cost(units).amount))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -16,6 +17,8 @@ from adacur.serving.settings import ServerSettings
 
 # Scorer calls of a check.
 _PAIRS = 8
+# Whoever asks again within this many seconds gets the same answer: asking must not be a way to spend.
+KEPT_SECONDS = 60.0
 
 
 class ScorerWatch:
@@ -35,6 +38,7 @@ class ScorerWatch:
     ) -> None:
         self._served, self._settings, self._metrics, self._log, self._sleep = served, settings, metrics, log, sleep
         self._changed: set[str] = set()
+        self._last: dict[str, tuple[float, Drift]] = {}
         self._turns = {name: asyncio.Lock() for name in served}
 
     async def run(self) -> None:
@@ -47,18 +51,30 @@ class ScorerWatch:
                     if await asyncio.to_thread(_can_change, one):
                         await self.check(one)
 
+    async def on_demand(self, one: Served) -> tuple[Drift, float]:
+        """The last check and how many seconds ago it was, if that is less than a minute; otherwise a new one."""
+        async with self._turns[one.name]:
+            at, drift = self._last.get(one.name, (0.0, None))
+            if drift is None or time.monotonic() - at >= KEPT_SECONDS:
+                return await self._check(one), 0.0
+            return drift, time.monotonic() - at
+
     async def check(self, one: Served) -> Drift:
         """Ask again, for 8 scorer calls; how far the scorer is from the index."""
+        async with self._turns[one.name]:
+            return await self._check(one)
+
+    async def _check(self, one: Served) -> Drift:
         if not one.index.anchor_queries:
             message = "This index stores no scores to compare with: any scorer will do."
             raise Refusal(422, "nothing_to_probe", message)
-        async with self._turns[one.name]:
-            try:
-                drift = await asyncio.to_thread(_measure, one)
-            except Exception as error:
-                self._metrics.scorer_probes.labels(one.name, "failed").inc()
-                self._log.error("scorer not probed", index=one.name, exc_info=error)
-                raise
+        try:
+            drift = await asyncio.to_thread(_measure, one)
+        except Exception as error:
+            self._metrics.scorer_probes.labels(one.name, "failed").inc()
+            self._log.error("scorer not probed", index=one.name, exc_info=error)
+            raise
+        self._last[one.name] = time.monotonic(), drift
         outcome = "same" if drift.same else "near" if drift.allowed else "changed"
         self._metrics.scorer_probes.labels(one.name, outcome).inc()
         self._metrics.scorer_drift.labels(one.name).set(drift.rms_over_std)

@@ -99,6 +99,11 @@ class Advice:
             unseen[half] = self.measured.reranked(self.first, self.plan.budget, weight)[half]
         return _mean(unseen - plain)
 
+    @property
+    def n_anchors(self) -> int:
+        """The anchor queries of the index that the first command builds."""
+        return _FEW_ANCHORS if self.fuse else 0
+
     @cached_property
     def budget(self) -> int:
         """By judgements the fewest calls that lose nothing, else the most that were tried."""
@@ -279,7 +284,7 @@ def commands(advice: Advice, *, card: ScorerCard, encoder: str | None, folder: P
     # An index alone is not trusted to name a function or a service.
     named = "" if card.source and why_consent(card.source, folder=None) is None else f" --scorer {typed}"
     queries = f" --anchors {quote(str(material.queries_file))}" if material.queries_file else ""
-    number = f"{queries} -n {_FEW_ANCHORS}" if advice.fuse else " -n 0"
+    number = f"{queries} -n {advice.n_anchors}" if advice.n_anchors else " -n 0"
     method = "" if advice.searches else " --method rerank"
     fuse = f" --fuse {advice.fuse:g}" if advice.fuse else ""
     lines = [
@@ -288,7 +293,7 @@ def commands(advice: Advice, *, card: ScorerCard, encoder: str | None, folder: P
         f"{fuse}{named}",
     ]
     saved = advice.saving
-    more = saved is not None and saved.high > 1.02 and saved.n_anchors > (_FEW_ANCHORS if advice.fuse else 0)
+    more = saved is not None and saved.high > 1.02 and saved.n_anchors > advice.n_anchors
     if saved is not None and more and not (advice.is_judged and advice.depths.kind in ("mend", "stay")):
         lines.append(f"adacur build {source} {index}{queries} -n {saved.n_anchors}{flags} --dry-run")
     if advice.is_judged and advice.depths.kind == "unclear" and plan.n_judged < material.n_judged:

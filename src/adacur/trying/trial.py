@@ -26,7 +26,8 @@ class Trial:
     """What was tried, what it says, and how to go on.
 
     `n_queries` of the plan's were scored within the limits. `calls` were paid for, besides timing; `known` pairs had
-    been scored by an earlier run. `figures` has all that the answers rest on.
+    been scored by an earlier run. The first of `commands` makes `build_calls`. `figures` has all that the answers rest
+    on.
     """
 
     plan: TrialPlan
@@ -37,6 +38,7 @@ class Trial:
     seconds: float
     answers: tuple[Answer, ...]
     commands: tuple[str, ...]
+    build_calls: int
     figures: Mapping[str, Any]
 
     def answer(self, question: str) -> Answer:
@@ -102,6 +104,7 @@ def try_collection(
         seconds=time.monotonic() - started,
         answers=answers,
         commands=commands(advice, card=opened.card, encoder=source, folder=Path(folder)),
+        build_calls=advice.n_anchors * plan.n_items,
         figures=table(advice),
     )
 

@@ -424,3 +424,32 @@ def test_a_pipe_in_the_place_of_judgements_is_not_waited_for(tmp_path: Path) -> 
     os.mkfifo(tmp_path / "qrels" / "test.tsv")
     with pytest.raises(FileFormatError, match="found none"):
         read_qrels(tmp_path)
+
+
+@pytest.mark.parametrize("bad", [{"_id": "\ud800", "text": "word"}, {"_id": "b", "text": "half \udfff"}])
+@pytest.mark.parametrize("read", [read_items, read_queries])
+def test_half_a_surrogate_pair_is_refused_with_its_line(tmp_path, bad, read) -> None:
+    path = write(tmp_path / "some.jsonl", lines({"_id": "a", "text": "word"}, bad))
+    with pytest.raises(FileFormatError, match=rf"{re.escape(str(path))}, line 2: .*{re.escape(repr(bad['_id']))}"):
+        list(read(path))
+
+
+@pytest.mark.parametrize("name", ["items.jsonl", "items.json", "items.csv", "items.txt", "items.jsonl.gz"])
+def test_a_line_too_long_for_the_memory_is_refused(tmp_path, monkeypatch, name) -> None:
+    monkeypatch.setattr("adacur.data.lines.LONGEST_LINE", 100)
+    path = write(tmp_path / name, "\n" + "\0" * 101)
+    for read in (read_items, read_qrels):
+        with pytest.raises(FileFormatError, match=rf"{re.escape(str(path))}, line 2: longer than 100 characters"):
+            list(read(path))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes have names on POSIX only")
+def test_what_is_no_file_is_never_waited_for(tmp_path) -> None:
+    folder = tmp_path / "pipes"
+    folder.mkdir()
+    for name in ("corpus.jsonl", "queries.jsonl", "qrels.tsv"):
+        os.mkfifo(folder / name)
+    for path in (folder, folder / "corpus.jsonl", Path(os.devnull)):
+        for read in (read_items, read_queries, read_qrels):
+            with pytest.raises(FileFormatError):
+                list(read(path))

@@ -214,3 +214,12 @@ def test_a_compacted_index_keeps_its_documents(editable) -> None:
     assert [hit.document for hit in editable.search("birch delta glade", 3, budget=len(editable))] == [
         document for document, _ in best_documents("birch delta glade", 4) if document != "d0"
     ][:3]
+
+
+def test_a_filter_names_documents_whether_they_have_passages_or_are_one(index) -> None:
+    hits = index.search("amber jetty", 9, budget=len(ITEMS), filter={"document": ["d3", "alone"]})
+
+    assert {hit.document for hit in hits} == {"d3", "alone"}
+    assert hits.trace.calls == 5
+    with pytest.raises(UnknownName, match=r"'d3'.*'document'"):
+        index.search("amber jetty", 9, budget=len(ITEMS), filter={"d3", "alone"})

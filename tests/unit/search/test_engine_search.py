@@ -14,8 +14,11 @@ from adacur import AnchorIndex, Budget, First, Gaussian, Item, Query
 from adacur.core.errors import EmptyInput, EngineUnavailable, IndexMismatch, InputError, UnknownName
 from adacur.engines.memory_store import MemoryStore
 from adacur.engines.vector_store import Found, Nearest
+from adacur.index import IndexFolder
+from adacur.index.exported import old_exports
 from adacur.search import EngineWarning, export, search_in
 from tests.contracts.test_first_stages import LetterPairEncoder as Counts
+from tests.functional.commands import here
 
 
 class LetterPairEncoder(Counts):
@@ -612,6 +615,29 @@ def test_what_a_strange_folder_remembers_of_exports_is_passed_over(tmp_path, con
     )
     (tmp_path / "i" / "exports.json").write_text(content)
     assert export(index, MemoryStore("x"), drop_old=True, progress=False).dropped == ()
+
+
+def test_exports_of_earlier_versions_are_remembered_until_they_are_dropped(tmp_path) -> None:
+    index = adacur.build(
+        ITEMS[:30], ANCHORS[:3], scorer=scorer, path=tmp_path / "i", first=["dense"], encoder=LetterPairEncoder()
+    )
+    shelf: dict[str, Any] = {}
+    first = export(index, MemoryStore("x", shelf=shelf), progress=False)
+
+    def old() -> dict[str, list[str]]:
+        folder = IndexFolder.open(tmp_path / "i")
+        return old_exports(folder.path, folder.home)
+
+    assert old() == {}
+    with index.edit() as edit:
+        edit.add(ITEMS[30:32])
+    assert old() == {"memory://x": [first.collection.rpartition("--")[2]]}
+    shown = here("inspect", tmp_path / "i", width=300)
+    assert f"adacur index export {tmp_path / 'i'} memory://x --drop-old" in shown.out
+    export(index, MemoryStore("x", shelf=shelf), progress=False)
+    assert len(old()["memory://x"]) == 1
+    export(index, MemoryStore("x", shelf=shelf), drop_old=True, progress=False)
+    assert old() == {}
 
 
 def test_texts_in_another_field_are_refused_and_the_fields_named() -> None:

@@ -104,6 +104,16 @@ def test_items_too_dear_are_passed_over_for_cheaper_ones(index, scorer) -> None:
     assert sum(map(sum, scorer.calls)) <= 15
 
 
+@pytest.mark.parametrize("method", ["gaussian", "rerank"])
+def test_what_pays_for_no_dear_item_is_spent_on_cheap_ones(index, scorer, monkeypatch, method) -> None:
+    monkeypatch.setattr(
+        scorer, "tokens_of", lambda pairs: np.array([2 if int(item.id) % 2 else 40 for _, item in pairs])
+    )
+    traces = [index.search(query, 3, budget=Budget(tokens=238), method=method).trace for query in QUERIES]
+
+    assert [trace.tokens for trace in traces] == [238] * len(QUERIES)
+
+
 @pytest.mark.parametrize("deadline", [None, 60.0])
 def test_searches_are_counted_by_the_request(index, scorer, deadline) -> None:
     budget = Budget(30, deadline, cost="0.004 USD", price="2 USD / 1000 searches")

@@ -179,6 +179,7 @@ def test_old_scores_in_a_cache_hide_nothing(tmp_path) -> None:
 
 def test_a_folder_of_a_service_that_swaps_its_model_is_watched_by_its_own_probes(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr("adacur.serving.watching.KEPT_SECONDS", 0.0)
     swapped = []
 
     def reply(asked):
@@ -207,7 +208,17 @@ def test_a_folder_of_a_service_that_swaps_its_model_is_watched_by_its_own_probes
             assert client.post("/v1/indexes/y/probe").status_code == 404
 
 
-def test_a_changed_scorer_goes_on_searching_unless_refusal_is_asked_for() -> None:
+def test_asking_again_within_a_minute_costs_no_calls() -> None:
+    service = Service()
+    with TestClient(create_app({"small": world_index(service)})) as client:
+        first, second = (client.post("/v1/indexes/small/probe").json() for _ in range(2))
+    assert service.calls == [8]
+    assert first.pop("seconds_ago") == 0 <= second.pop("seconds_ago") < 60
+    assert first == second
+
+
+def test_a_changed_scorer_goes_on_searching_unless_refusal_is_asked_for(monkeypatch) -> None:
+    monkeypatch.setattr("adacur.serving.watching.KEPT_SECONDS", 0.0)
     service = Service()
     with TestClient(create_app({"small": world_index(service)})) as client:
         service.version = "other"

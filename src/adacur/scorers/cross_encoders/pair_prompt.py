@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from adacur.core.errors import InputError
+from adacur.scorers.cross_encoders.template_process import rendered_chats
 
 _log = logging.getLogger(__name__)
 _PLACE = re.compile(r"\{(query|item)(\|trim)?\}")
@@ -264,37 +265,34 @@ def _rendered(
     tokenizer: Any, messages: Sequence[Mapping[str, str]], instruction: str | None, options: Mapping[str, Any]
 ) -> str:
     """The format text that a chat template makes of messages."""
-    template = getattr(tokenizer, "chat_template", None)
-    tells_the_day = isinstance(template, str) and "strftime_now" in template
-    on_one_day = {"chat_template": _ONE_DAY + str(template)} if tells_the_day else {}
 
-    def render(*, space: str = "", structured: bool = False) -> str:
-        filled = []
+    def filled(space: str, structured: bool) -> list[dict[str, Any]]:
+        chat = []
         for message in messages:
             content = str(message["content"]).replace("{instruction}", instruction or "")
             for name, sentinel in _SENTINELS.items():
                 content = content.replace(f"{{{name}}}", f"{space}{sentinel}{space}")
-            filled.append({**message, "content": [{"type": "text", "text": content}] if structured else content})
-        rendered = tokenizer.apply_chat_template(filled, tokenize=False, **on_one_day, **options)
-        return str(rendered)
+            chat.append({**message, "content": [{"type": "text", "text": content}] if structured else content})
+        return chat
 
-    failure = None
-    for structured in (False, True):
-        try:
-            text = render(structured=structured)
-        except Exception as error:
-            failure = failure or error
-            continue
-        if all(sentinel in text for sentinel in _SENTINELS.values()):
-            break
-    else:
+    try:
+        template = str(tokenizer.get_chat_template())
+        template = _ONE_DAY + template if "strftime_now" in template else template
+        chats = [filled(space, structured) for structured in (False, True) for space in ("", " ")]
+        answers = rendered_chats(template, chats, {**tokenizer.special_tokens_map, **options})
+    except (OSError, ValueError) as error:
+        answers = [(None, str(error))] * 4
+    # A template that takes no plain contents may take structured ones.
+    found = [(text, spaced) for (text, _), (spaced, _) in (answers[:2], answers[2:]) if text is not None]
+    whole = [pair for pair in found if all(sentinel in pair[0] for sentinel in _SENTINELS.values())]
+    if not whole:
+        places = [f"the {name}" for name, sentinel in _SENTINELS.items() if found and sentinel not in found[0][0]]
+        fault = f"has no place for {' or '.join(places)}" if found else f"cannot be rendered ({answers[0][1]})"
         raise InputError(
-            "The model's chat template has no place for "
-            + " or ".join(f"the {name}" for name, of in _SENTINELS.items() if failure or of not in text)
-            + f"{f' ({failure})' if failure else ''}. Give the model's prompt, prompt='… {{query}} … {{item}} …', or "
+            f"The model's chat template {fault}. Give the model's prompt, prompt='… {{query}} … {{item}} …', or "
             "messages for the template: prompt=[{'role': 'user', 'content': '… {query} … {item} …'}]."
-        ) from failure
-    spaced = render(space=" ", structured=structured)
+        )
+    text, spaced = whole[0][0], whole[0][1] or ""
     for name, sentinel in _SENTINELS.items():
         if text.count(sentinel) > 1:
             raise InputError(f"A prompt must have one place for the {name}; the model's chat template repeats it.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import tokenizers
@@ -220,6 +222,34 @@ def test_a_chat_template_of_structured_contents_is_understood() -> None:
 def test_a_chat_template_without_a_place_for_query_or_item_is_refused(template, missing) -> None:
     with pytest.raises(InputError, match=missing):
         PairPrompt.of_chat(chat(template))
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "more than 3 s"),
+        ("{{ 'word' * 999999 }}", "4,000,055 characters"),
+        pytest.param(
+            "{{ ('word' * 9999999999) | length }}",
+            "MemoryError",
+            marks=pytest.mark.skipif(
+                sys.platform != "linux", reason="the memory of a process is limited on Linux alone"
+            ),
+        ),
+    ],
+)
+def test_a_chat_template_that_never_ends_or_fills_the_memory_is_refused(monkeypatch, body, why) -> None:
+    if "range" in body:
+        monkeypatch.setattr("adacur.scorers.cross_encoders.template_process.SECONDS", 3.0)
+    with pytest.raises(InputError, match=why):
+        PairPrompt.of_chat(chat(LOOP + body))
+
+
+def test_nothing_is_imported_from_the_current_folder_to_render_a_template(tmp_path, monkeypatch) -> None:
+    for name in ("jinja2", "resource", "transformers"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    assert PairPrompt.of_chat(chat(LOOP + "here")).text.endswith("here")
 
 
 def test_a_template_that_drops_system_messages_has_no_place_for_an_instruction() -> None:
