@@ -280,7 +280,7 @@ def _rendered(
         template = _ONE_DAY + template if "strftime_now" in template else template
         chats = [filled(space, structured) for structured in (False, True) for space in ("", " ")]
         answers = rendered_chats(template, chats, {**tokenizer.special_tokens_map, **options})
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         answers = [(None, str(error))] * 4
     # A template that takes no plain contents may take structured ones.
     found = [(text, spaced) for (text, _), (spaced, _) in (answers[:2], answers[2:]) if text is not None]

@@ -21,24 +21,27 @@ Rendered = tuple[str | None, str]
 
 
 def rendered_chats(template: str, chats: Sequence[Any], options: Mapping[str, Any]) -> list[Rendered]:
-    """What a template makes of each chat, with these options; `TimeoutError` where it takes more than half a minute."""
+    """What a template makes of each chat, with these options."""
     asked = {"chats": chats, "options": {**options, "chat_template": template}}
-    return _answers(json.dumps(asked, default=str))
+    answers = _answers(json.dumps(asked, default=str))
+    return [(None, answers)] * len(chats) if isinstance(answers, str) else answers
 
 
+# Failures are remembered too: nobody waits for the same one twice.
 @functools.lru_cache(maxsize=64)
-def _answers(asked: str) -> list[Rendered]:
+def _answers(asked: str) -> list[Rendered] | str:
+    """A text for each chat, or why there is none at all."""
     # -P: nothing is imported from the current folder. One thread: each more takes address space.
     command, single = [sys.executable, "-P", __file__], os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     try:
         done = subprocess.run(
             command, input=asked.encode(), capture_output=True, timeout=SECONDS, env=single, check=False
         )
-    except subprocess.TimeoutExpired as error:
-        raise TimeoutError(f"it takes more than {SECONDS:g} s") from error
+    except subprocess.TimeoutExpired:
+        return f"it takes more than {SECONDS:g} s"
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise ChildProcessError(lines[-1] if lines else f"it ended its process, {done.returncode}")
+        return lines[-1] if lines else f"it ended its process, {done.returncode}"
     return [(text, why) for text, why in json.loads(done.stdout)]
 
 
