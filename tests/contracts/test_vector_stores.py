@@ -12,12 +12,12 @@ import pytest
 from adacur.core.errors import AdacurError, InputError, UnknownName
 from adacur.core.records import Item
 from adacur.engines.lancedb import LanceStore
-from adacur.engines.memory_store import MemoryStore
 from adacur.engines.postgres import PostgresStore
 from adacur.engines.qdrant import QdrantStore
 from adacur.engines.qdrant_edge import QdrantEdgeStore
 from adacur.engines.store_urls import open_store
 from adacur.engines.vector_store import Nearest, VectorStore
+from tests.memory_store import MemoryStore
 from tests.postgres_servers import running_postgres
 
 N, WIDTH = 300, 16

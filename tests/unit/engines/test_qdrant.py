@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from adacur.core.errors import EngineUnavailable, InputError
 from adacur.core.records import Item
-from adacur.engines.memory_store import MemoryStore
 from adacur.engines.vector_store import Nearest, VectorStore
+from tests.memory_store import MemoryStore
 
 qdrant_client = pytest.importorskip("qdrant_client", reason="qdrant-client is not installed")
 qdrant_edge = pytest.importorskip("qdrant_edge", reason="qdrant-edge-py is not installed")

@@ -12,10 +12,10 @@ import pytest
 import adacur
 from adacur import AnchorIndex, Budget, First, Gaussian, Item, Query
 from adacur.core.errors import EmptyInput, EngineUnavailable, IndexMismatch, InputError, UnknownName
-from adacur.engines.memory_store import MemoryStore
 from adacur.engines.vector_store import Found, Nearest
 from adacur.search import EngineWarning, export, search_in
 from tests.contracts.test_first_stages import LetterPairEncoder as Counts
+from tests.memory_store import MemoryStore
 
 
 class LetterPairEncoder(Counts):

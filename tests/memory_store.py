@@ -1,4 +1,4 @@
-"""A vector store in the memory of this process: the contract in its plainest form."""
+"""A vector store in the memory of this process: the contract in its plainest form, to compare the others with."""
 
 from __future__ import annotations
 
