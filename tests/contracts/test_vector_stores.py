@@ -292,7 +292,7 @@ def make_empty(store: Any) -> None:
             "CREATE EXTENSION IF NOT EXISTS vector",
             f"CREATE TABLE {store._place} (id int PRIMARY KEY, text text, features vector({WIDTH}))",
         )
-        store._write(lambda connection: [connection.execute(one) for one in statements])
+        store._execute(*statements)
 
 
 def test_its_name_opens_the_same_collection(store: VectorStore, monkeypatch: pytest.MonkeyPatch) -> None:

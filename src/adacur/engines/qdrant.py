@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 
 from adacur.core.errors import InputError
 from adacur.core.extras import require
-from adacur.engines.qdrant_points import PointStore, Vector, search_params
+from adacur.engines.qdrant_points import Described, PointStore, Vector, search_params
 from adacur.engines.retries import TRIES, NoAnswer, answered
 from adacur.engines.store_urls import check_seconds, is_loopback, parameters, split
 from adacur.engines.vector_store import TEXT_FIELD, Key, beside_name, check_name, suffixes
@@ -105,14 +105,18 @@ class QdrantStore(PointStore):
     def _client(self) -> Any:
         return self._line.client()
 
-    def _vectors(self) -> dict[str, Vector]:
-        params = self._ask("get_collection").config.params
+    def _describe(self) -> Described:
+        about = self._ask("get_collection")
+        params = about.config.params
         dense = params.vectors if isinstance(params.vectors, dict) else {"": params.vectors} if params.vectors else {}
         vectors = {
             name: Vector(one.size, "multivector" if one.multivector_config else str(one.distance.value))
             for name, one in dense.items()
         }
-        return vectors | {name: Vector(0, "sparse") for name in params.sparse_vectors or {}}
+        vectors |= {name: Vector(0, "sparse") for name in params.sparse_vectors or {}}
+        # The imitation in memory has no indexes, and nobody else made what it holds.
+        indexed = self._is_local or TEXT_FIELD in (about.payload_schema or {})
+        return Described(vectors, _MADE in (about.config.metadata or {}), indexed)
 
     def _count(self, filter_: Any) -> int:
         return int(self._ask("count", count_filter=filter_, exact=True).count)
@@ -151,12 +155,10 @@ class QdrantStore(PointStore):
         points, following = self._ask("scroll", offset=start, limit=n, with_payload=payload, with_vectors=False)
         return points, following
 
-    def _point(self, key: int, vectors: dict[str, list[float]], payload: dict[str, Any]) -> Any:
-        vector: Any = vectors[""] if list(vectors) == [""] else vectors
-        return self._models.PointStruct(id=key, vector=vector, payload=payload)
-
-    def _upsert(self, points: list[Any]) -> None:
-        self._ask("upsert", points=points, wait=True)
+    def _upsert(self, points: list[tuple[int, dict[str, list[float]], dict[str, Any]]]) -> None:
+        struct = self._models.PointStruct
+        made = [struct(id=key, vector=rows.get("", rows), payload=payload) for key, rows, payload in points]
+        self._ask("upsert", points=made, wait=True)
 
     def _has_id(self, ids: Collection[Key]) -> Any:
         return self._models.HasIdCondition(has_id=list(ids))
@@ -179,21 +181,13 @@ class QdrantStore(PointStore):
             metadata={_MADE: 1},
             tries=1,
         )
-        self._make_index()
+        self._index_words()
 
     def _index_words(self) -> None:
-        # The imitation in memory has no indexes, and nobody else made what it holds.
-        if not self._is_local and TEXT_FIELD not in (self._ask("get_collection").payload_schema or {}):
-            self._make_index()
-
-    def _make_index(self) -> None:
         # A server before 1.20 does not rank words, and `words` then says so.
         with suppress(InputError):
             index = self._models.TextIndexParams(type=self._models.TextIndexType.TEXT, scoring=True)
             self._ask("create_payload_index", field_name=TEXT_FIELD, field_schema=index, wait=True)
-
-    def _is_made(self) -> bool:
-        return _MADE in (self._ask("get_collection").config.metadata or {})
 
     def _remove(self) -> None:
         self._ask("delete_collection")

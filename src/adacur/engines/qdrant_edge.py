@@ -15,7 +15,7 @@ import numpy as np
 
 from adacur.core.errors import EngineUnavailable, InputError
 from adacur.core.extras import require
-from adacur.engines.qdrant_points import PointStore, Vector, search_params
+from adacur.engines.qdrant_points import Described, PointStore, Vector, search_params
 from adacur.engines.store_urls import parameters, split
 from adacur.engines.vector_store import TEXT_FIELD, Key, beside_name, check_name, suffixes
 
@@ -78,15 +78,16 @@ class QdrantEdgeStore(PointStore):
         if self._owns_shelf:
             self._shelf.close()
 
-    def _vectors(self) -> dict[str, Vector]:
-        # The shard itself does not tell; it writes this file when it is made or opened.
-        self._ask(lambda shard: shard.info())
+    def _describe(self) -> Described:
+        indexed = TEXT_FIELD in self._ask(lambda shard: shard.info()).payload_schema
+        # The shard does not tell its vectors; it writes this file when it is made or opened.
         config = json.loads((self._folder / "edge_config.json").read_text())
         vectors = {
             name: Vector(one["size"], "multivector" if one.get("multivector_config") else one["distance"])
             for name, one in config.get("vectors", {}).items()
         }
-        return vectors | {name: Vector(0, "sparse") for name in config.get("sparse_vectors") or {}}
+        vectors |= {name: Vector(0, "sparse") for name in config.get("sparse_vectors") or {}}
+        return Described(vectors, (self._folder / _MADE).is_file(), indexed)
 
     def _count(self, filter_: Any) -> int:
         request = self._models.CountRequest(exact=True, filter=filter_)
@@ -124,12 +125,9 @@ class QdrantEdgeStore(PointStore):
         points, following = self._ask(lambda shard: shard.scroll(request))
         return points, following
 
-    def _point(self, key: int, vectors: dict[str, list[float]], payload: dict[str, Any]) -> Any:
-        return self._called(lambda: self._models.Point(key, vectors, payload))
-
-    def _upsert(self, points: list[Any]) -> None:
-        self._ask(lambda shard: shard.update(self._models.UpdateOperation.upsert_points(points)))
-        self._ask(lambda shard: shard.flush())
+    def _upsert(self, points: list[tuple[int, dict[str, list[float]], dict[str, Any]]]) -> None:
+        made = self._called(lambda: [self._models.Point(*point) for point in points])
+        self._ask(lambda shard: (shard.update(self._models.UpdateOperation.upsert_points(made)), shard.flush()))
         self._optimized = False
 
     def _has_id(self, ids: Collection[Key]) -> Any:
@@ -163,8 +161,7 @@ class QdrantEdgeStore(PointStore):
         self._ask(lambda shard: shard.info())
 
     def _index_words(self) -> None:
-        if TEXT_FIELD not in self._ask(lambda shard: shard.info()).payload_schema:
-            self._ask(lambda shard: (shard.update(_words_index(self._models)), shard.flush()))
+        self._ask(lambda shard: (shard.update(_words_index(self._models)), shard.flush()))
 
     def _aside(self) -> Path:
         """A free name for a folder that is not yet, or no longer, a collection."""
@@ -172,9 +169,6 @@ class QdrantEdgeStore(PointStore):
         if aside.exists():
             shutil.rmtree(aside)
         return aside
-
-    def _is_made(self) -> bool:
-        return (self._folder / _MADE).is_file()
 
     def _remove(self) -> None:
         self._shelf.close(self._folder)

@@ -20,15 +20,16 @@ from adacur.core.extras import require
 from adacur.core.records import Item
 from adacur.core.spelling import did_you_mean
 from adacur.engines.vector_store import (
+    EngineStore,
     Found,
     Key,
     Nearest,
-    VectorStore,
     Where,
     check_kept,
-    check_name,
+    found,
     has_characters,
     shown,
+    weights_of,
 )
 
 # The payload field that our points have and a user's have not.
@@ -49,7 +50,15 @@ class Vector(NamedTuple):
     metric: str
 
 
-class PointStore(VectorStore):
+class Described(NamedTuple):
+    """A collection: its vectors, whether `create` made it, and whether its text has an index that ranks words."""
+
+    vectors: dict[str, Vector]
+    made: bool
+    indexed: bool
+
+
+class PointStore(EngineStore):
     """A collection of points; what a question looks like to the engine is left to the two that inherit from this.
 
     A point that `put` wrote holds an item's id and text, its metadata under their own names, and under "_adacur" what
@@ -63,13 +72,12 @@ class PointStore(VectorStore):
     def __init__(self, *, text: str | Sequence[str], id_field: str | None, vector: str | None) -> None:
         self._text = self.text_fields = (text,) if isinstance(text, str) else tuple(text)
         self._id_field, self.vector = id_field, vector
-        self._known: dict[str, Vector] | None = None
-        self._made = self._indexed = False
+        self._known: Described | None = None
         if not self._text:
             raise InputError("text must name at least one payload field.")
 
     @abstractmethod
-    def _vectors(self) -> dict[str, Vector]: ...
+    def _describe(self) -> Described: ...
 
     @abstractmethod
     def _count(self, filter_: Any) -> int: ...
@@ -97,10 +105,8 @@ class PointStore(VectorStore):
         """At most n points in order of their ids, and where the next begin."""
 
     @abstractmethod
-    def _upsert(self, points: list[Any]) -> None: ...
-
-    @abstractmethod
-    def _point(self, key: int, vectors: dict[str, list[float]], payload: dict[str, Any]) -> Any: ...
+    def _upsert(self, points: list[tuple[int, dict[str, list[float]], dict[str, Any]]]) -> None:
+        """Write points: key, vectors and payload of each."""
 
     @abstractmethod
     def _has_id(self, ids: Collection[Key]) -> Any: ...
@@ -112,24 +118,11 @@ class PointStore(VectorStore):
     def _between(self, low: float, high: float) -> Any: ...
 
     @abstractmethod
-    def _make(self, dimensions: Mapping[str, int]) -> None: ...
-
-    @abstractmethod
     def _index_words(self) -> None:
-        """Give the text of items an index that ranks words, where there is none yet and the engine has such."""
-
-    @abstractmethod
-    def _is_made(self) -> bool:
-        """Whether `create` made the collection: an empty one has no point that would tell."""
-
-    @abstractmethod
-    def _remove(self) -> None: ...
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r})"
+        """Give the text of items an index that ranks words, where the engine has such."""
 
     def dimensions(self) -> dict[str, int]:
-        return {name: size for name, (size, metric) in self._schema().items() if metric in ("Dot", "Cosine")}
+        return {name: size for name, (size, metric) in self._described.vectors.items() if metric in ("Dot", "Cosine")}
 
     def count(self, where: Where = None) -> int:
         return self._count(self._filter(where))
@@ -139,11 +132,9 @@ class PointStore(VectorStore):
     ) -> list[Found]:
         size, metric = self._searchable(vector)
         requests, waiting = [], []
-        answers = [_NOTHING] * len(questions)
+        answers = [found(self.name, (), 0)] * len(questions)
         for at, question in enumerate(questions):
-            weights = np.asarray(question.weights, dtype=np.float32)
-            if weights.shape != (size,) or not np.isfinite(weights).all():
-                raise InputError(f"Weights for {vector!r} must be {size} finite numbers; got shape {weights.shape}.")
+            weights = weights_of(question, size, vector=vector, store=self.name)
             if question.n > 0 and (question.within is None or len(question.within)):
                 filter_ = self._filter(where, without=question.without, within=question.within)
                 # An index looks where the best are, and the items that a question names may lie elsewhere.
@@ -155,7 +146,7 @@ class PointStore(VectorStore):
         if len(lists) != len(requests):
             raise self._nonsense(f"{len(lists)} lists of points to {len(requests)} questions")
         for (at, length), points in zip(waiting, lists, strict=True):
-            answers[at] = self._found(points, questions[at], length)
+            answers[at] = self._found(points, questions[at].n, length)
         return answers
 
     def rows(self, vector: str, keys: Sequence[Key]) -> dict[Key, FloatArray]:
@@ -165,7 +156,7 @@ class PointStore(VectorStore):
             row = point.vector.get(vector) if isinstance(point.vector, dict) else point.vector
             if row is not None:  # A point need not have all vectors.
                 rows[key] = np.asarray(row, dtype=np.float32)
-                if rows[key].shape != (size,) or not np.isfinite(rows[key]).all():
+                if rows[key].shape != (size,):
                     raise self._nonsense(f"no {size} numbers as vector {vector!r} of {key!r}")
         return rows
 
@@ -174,17 +165,16 @@ class PointStore(VectorStore):
 
     def words(self, text: str, n: int, *, where: Where = None) -> Found:
         if n <= 0 or not text.strip():
-            return _NOTHING
-        text = text.encode(errors="replace").decode()
-        filter_, question = self._filter(where), Nearest(np.empty(0, np.float32), n)
-        for name, (_, metric) in self._schema().items():
+            return found(self.name, (), 0)
+        text, filter_ = text.encode(errors="replace").decode(), self._filter(where)
+        for name, (_, metric) in self._described.vectors.items():
             if metric == "sparse" and "bm25" in name.lower():
                 query = require("qdrant_edge", extra="qdrant").Bm25().embed_query(text)
-                return self._found(self._search_sparse(name, query.indices, query.values, n, filter_), question)
+                return self._found(self._search_sparse(name, query.indices, query.values, n, filter_), n)
         refusals = []
         for field in self._text:
             try:
-                return self._found(self._search_words(_path(field), text, n, filter_), question)
+                return self._found(self._search_words(_path(field), text, n, filter_), n)
             except InputError as error:
                 refusals.append(str(error))
         raise InputError(
@@ -212,55 +202,31 @@ class PointStore(VectorStore):
     def scan(self) -> Iterator[Item]:
         return (self._item(point) for page in self._pages(payload=True) for point in page)
 
-    def create(self, dimensions: Mapping[str, int]) -> None:
-        if self.exists():
-            raise InputError(f"{self.name} exists already. Drop it first, or take another name.")
-        for name, size in dimensions.items():
-            check_name("vector", name)
-            if size < 1:
-                raise InputError(f"Vector {shown(name)} must have at least one number; got {size}.")
-        self._known = None
-        self._make(dimensions)
-        self._indexed = True
+    @property
+    def _described(self) -> Described:
+        if self._known is None:
+            self._known = self._describe()
+        return self._known
 
-    def put(self, keys: Sequence[int], items: Sequence[Item], vectors: Mapping[str, FloatArray]) -> None:
-        for name, rows in vectors.items():
-            if not np.isfinite(rows).all():
-                raise InputError(f"Vectors must be finite numbers; those for {name!r} are not.")
-        self._check_made()
-        if not self._indexed:
+    def _forget(self) -> None:
+        self._known = None
+
+    def _made_with(self) -> dict[str, int] | None:
+        return self.dimensions() if self._described.made else None
+
+    def _write(self, keys: list[int], items: list[Item], vectors: dict[str, FloatArray]) -> None:
+        if not self._described.indexed:
             # Whoever made the collection may have been killed before it had an index.
             self._index_words()
-            self._indexed = True
-        points = [
-            self._point(int(key), {name: rows[at].tolist() for name, rows in vectors.items()}, payload_of(item))
-            for at, (key, item) in enumerate(zip(keys, items, strict=True))
-        ]
-        step = max(1, _NUMBERS // max(1, sum(rows.shape[1] for rows in vectors.values())))
+            self._known = self._described._replace(indexed=True)
+        rows = [{name: array[at].tolist() for name, array in vectors.items()} for at in range(len(keys))]
+        points = list(zip(keys, rows, map(payload_of, items), strict=True))
+        step = max(1, _NUMBERS // max(1, sum(array.shape[1] for array in vectors.values())))
         for start in range(0, len(points), step):
             self._upsert(points[start : start + step])
 
-    def drop(self) -> None:
-        if not self.exists():
-            return
-        self._made = False
-        self._check_made()
-        self._known, self._made, self._indexed = None, False, False
-        self._remove()
-
-    def _check_made(self) -> None:
-        # Asked once for many calls of `put`; a collection that was made does not stop being so.
-        self._made = self._made or self._is_made()
-        if not self._made:
-            raise InputError(f"{self.name} was not made by adacur, which only changes collections that it made itself.")
-
-    def _schema(self) -> dict[str, Vector]:
-        if self._known is None:
-            self._known = self._vectors()
-        return self._known
-
     def _searchable(self, vector: str) -> Vector:
-        vectors = self._schema()
+        vectors = self._described.vectors
         if vector not in vectors:
             known = ", ".join(repr(name) for name in vectors)
             raise InputError(
@@ -273,20 +239,8 @@ class PointStore(VectorStore):
             )
         return vectors[vector]
 
-    def _found(self, points: Any, question: Nearest, length: float = 1.0) -> Found:
-        keys = tuple(_key(point.id) for point in points)
-        values = np.array([point.score for point in points], dtype=np.float32) * np.float32(length)
-        if not np.isfinite(values).all():
-            raise self._nonsense("scores that are no numbers")
-        if len(keys) > question.n or len(set(keys)) < len(keys):
-            raise self._nonsense(
-                f"{len(keys)} points, {len(set(keys))} of them distinct, where {question.n} were asked"
-            )
-        within = None if question.within is None else _ids(question.within)
-        if not set(keys).isdisjoint(_ids(question.without)) or (within is not None and not set(keys) <= within):
-            raise self._nonsense("points that the question excludes")
-        order = np.argsort(-values, kind="stable")
-        return Found(tuple(keys[at] for at in order), values[order])
+    def _found(self, points: Any, n: int, length: float = 1.0) -> Found:
+        return found(self.name, ((_key(point.id), point.score * length) for point in points), n)
 
     def _points(
         self, keys: Sequence[Key], *, payload: bool, vectors: list[str] | None = None
@@ -295,9 +249,8 @@ class PointStore(VectorStore):
         ids = list(wanted)
         for start in range(0, len(ids), _BATCH):
             for point in self._retrieve(ids[start : start + _BATCH], payload=payload, vectors=vectors):
-                if _key(point.id) not in wanted:
-                    raise self._nonsense(f"a point {_key(point.id)!r} that was not asked for")
-                yield wanted[_key(point.id)], point
+                if _key(point.id) in wanted:
+                    yield wanted[_key(point.id)], point
 
     def _pages(self, *, payload: bool, most: float = math.inf) -> Iterator[Any]:
         """All points, a page at a time, and no more than this many pages."""
@@ -411,9 +364,6 @@ class PointStore(VectorStore):
 
     def _nonsense(self, what: str) -> EngineUnavailable:
         return EngineUnavailable(f"{self.name} answered nonsense: {what}.")
-
-
-_NOTHING = Found((), np.empty(0, dtype=np.float32))
 
 
 def search_params(models: Any, exact: bool) -> Any:
