@@ -6,11 +6,8 @@ import contextlib
 import functools
 import json
 import logging
-import os
-import shutil
 import sqlite3
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -44,9 +41,10 @@ from adacur.index.files import (
     LOCK,
     check_no_links,
     full_disk_reported,
+    is_in_use,
     locked,
+    made_whole,
     remove_files,
-    sync_path,
     write_atomically,
 )
 from adacur.index.folder import IndexFolder, is_finished
@@ -66,8 +64,6 @@ _SAMPLE_ITEMS = 512
 _SMALL_BUILD = 20_000
 _PAIRS_TO_RECOGNISE = 8
 _CONTINUES = "Finished blocks are kept: the same call, or command, again goes on from there."
-# Records of finished blocks, written by builds of before 0.2 until they ended.
-_OLD_RECORDS = "finished"
 # Lets PyTerrier recognise the folder as an artifact.
 _PYTERRIER = {"type": "adacur_index", "format": "adacur", "package_hint": "adacur"}
 
@@ -213,7 +209,7 @@ def save_rows(
     """The same from `rows(start, stop)`: scores of items in these positions, (items, anchor queries), read in order."""
     refuse_url(path, "Saving")
     folder = Path(path)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if is_in_use(folder):
         raise IndexMismatch(f"{folder} is in use already. Save to a new folder, or remove that one first.")
     block_items = min(len(items), largest_block(len(anchors), dtype))
 
@@ -223,22 +219,14 @@ def save_rows(
 
     queries = distinct_anchors(anchors) if anchors else ()
     # Saving cannot be resumed, so half a table must never be seen under the folder's name.
-    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
-    try:
+    with made_whole(folder) as unfinished:
         _build(
-            partial,
+            unfinished,
             Source(items, queries, card=card, dtype=dtype, origin=origin, check=lambda item: None),
             choose_engine=lambda *_: InThisProcess(look_up),
             choose_block_items=lambda _: block_items,
             reports=ProgressReports(None),
         )
-        if folder.exists():
-            folder.rmdir()
-        os.replace(partial, folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    sync_path(folder.parent)
     return IndexFolder.open(folder)
 
 
@@ -311,7 +299,6 @@ def _begin(folder: Path, source: Source, choose_block_items: Callable[[int], int
 def _remove(folder: Path) -> None:
     """Remove what a build that never reached its manifest left behind, and nothing else."""
     ScoreBlocks.discard(folder)
-    shutil.rmtree(folder / _OLD_RECORDS, ignore_errors=True)
     remove_files(folder, *DATABASE_FILES)
 
 
@@ -433,7 +420,6 @@ def _finish(folder: Path, manifest: Manifest, blocks: ScoreBlocks, connection: s
     probes = choose_probes(read_back(), seed=manifest.seed)
     blocks.tidy()
     seal(connection)
-    shutil.rmtree(folder / _OLD_RECORDS, ignore_errors=True)
     write_atomically(folder / "pt_meta.json", json.dumps(_PYTERRIER))
     write_manifest(folder, replace(manifest, status="complete", probes=probes))
 

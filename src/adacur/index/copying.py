@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +12,7 @@ from pathlib import Path
 from adacur.core.errors import IncompleteIndex, IndexMismatch, InputError, NotAnIndex
 from adacur.index.blocks import SCORES
 from adacur.index.database import DATABASE
-from adacur.index.files import LOCK
+from adacur.index.files import LOCK, is_in_use, made_whole
 from adacur.index.folder import IndexFolder
 from adacur.index.manifest import FIRST_MANIFEST, MANIFEST, VERSIONS
 from adacur.index.object_store import ObjectStore, copies, index_url
@@ -94,22 +92,15 @@ def _upload(folder: Path, store: ObjectStore) -> None:
 
 
 def _download(store: ObjectStore, folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if is_in_use(folder):
         raise IndexMismatch(f"{folder} is in use already. Choose a new folder.")
     _manifest(store)
-    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
-    try:
-        _each(lambda name: store.download(name, partial / name), filter(_is_copied, store.names()))
-        index = IndexFolder.open(partial)
+    with made_whole(folder) as unfinished:
+        _each(lambda name: store.download(name, unfinished / name), filter(_is_copied, store.names()))
+        index = IndexFolder.open(unfinished)
         # A chunk that is missing in the store would go unnoticed until it is read.
         index.check_chunks()
         index.release()
-        if folder.exists():
-            folder.rmdir()
-        os.replace(partial, folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 def _manifest(store: ObjectStore) -> dict[str, object]:

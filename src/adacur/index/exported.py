@@ -6,8 +6,6 @@ import contextlib
 import hashlib
 import json
 import re
-import shutil
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +19,7 @@ from adacur.approximation.engine_rows import Outline
 from adacur.approximation.rank_slopes import RankSlopes
 from adacur.core.errors import AdacurError, DamagedIndex, IndexMismatch, NewerFormat
 from adacur.data.stored import read_array, read_json, read_record
-from adacur.index.files import sync_tree, write_atomically, write_checksums
+from adacur.index.files import made_whole, sync_tree, write_atomically, write_checksums
 from adacur.index.manifest import read_manifest
 from adacur.index.versions import EXPORTED
 
@@ -135,12 +133,6 @@ def write_export(home: Path, export: Export, outline: Outline, *, fusion: ScoreS
 
     `fusion` is the scale that exact scores are fused on.
     """
-    folder = home / EXPORTED / _slug(export.store)
-    unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.unfinished")
-    try:
-        unfinished.mkdir(parents=True)
-    except OSError as error:
-        raise DamagedIndex(f"{home / EXPORTED} cannot be written to ({error}).") from error
     arrays = {
         "scale_scores": outline.scale.scores,
         "scale_rarities": outline.scale.rarities,
@@ -148,18 +140,17 @@ def write_export(home: Path, export: Export, outline: Outline, *, fusion: ScoreS
         "fusion_scores": None if fusion is None else fusion.scores,
         "fusion_rarities": None if fusion is None else fusion.rarities,
     }
-    try:
+    with made_whole(home / EXPORTED / _slug(export.store), replacing=True) as folder:
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise DamagedIndex(f"{home / EXPORTED} cannot be written to ({error}).") from error
         for name, array in arrays.items():
             if array is not None:
-                np.save(unfinished / f"{name}.npy", array)
-        (unfinished / _SETTINGS).write_text(json.dumps(asdict(export), indent=1), encoding="utf-8")
-        write_checksums(unfinished)
-        sync_tree(unfinished)
-        if folder.exists():
-            shutil.rmtree(folder)
-        unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+                np.save(folder / f"{name}.npy", array)
+        (folder / _SETTINGS).write_text(json.dumps(asdict(export), indent=1), encoding="utf-8")
+        write_checksums(folder)
+        sync_tree(folder)
 
 
 def read_export(

@@ -7,7 +7,9 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import sqlite3
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -50,6 +52,31 @@ def sync_tree(folder: Path) -> None:
     """Make a folder with all files in it survive a power cut."""
     for path in (*folder.rglob("*"), folder):
         sync_path(path)
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether something lies there that a new folder would have to replace."""
+    return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+
+
+@contextlib.contextmanager
+def made_whole(folder: Path, *, replacing: bool = False) -> Iterator[Path]:
+    """Where to write a folder that is seen under its name only when all of it is there.
+
+    An empty folder of this name gives way, and with `replacing` any.
+    """
+    unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.unfinished")
+    try:
+        yield unfinished
+        if folder.exists() and replacing:
+            # Renamed first: a crash leaves the earlier folder whole or gone.
+            shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.unfinished")))
+        elif folder.exists():
+            folder.rmdir()
+        os.replace(unfinished, folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    sync_path(folder.parent)
 
 
 def remove_files(folder: Path, *names: str) -> None:

@@ -30,7 +30,7 @@ from adacur.index.blocks import as_stored
 from adacur.index.build import build_scores, save_rows
 from adacur.index.database import digest_texts
 from adacur.index.estimate import Estimate
-from adacur.index.files import full_disk_reported, locked, sync_path, write_atomically
+from adacur.index.files import full_disk_reported, is_in_use, locked, sync_path, write_atomically
 from adacur.index.folder import IndexFolder, is_finished
 from adacur.index.manifest import CONTINUE, Origin, read_manifest, work_folder, write_manifest
 from adacur.index.probes import Drift, choose_probes, compare_scores, same_scorer
@@ -130,7 +130,7 @@ class SparseBuild:
     def finished(self, items: Iterable[Item], anchors: Sequence[Query], *, sparse: Sparse) -> IndexFolder | None:
         """The index at `path` where it is finished already and was built from the same."""
         if not is_finished(self.path):
-            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            if is_in_use(self.path):
                 raise IndexMismatch(
                     f"{self.path} is in use already, and not by a sparse index. Choose another path for this one."
                 )
