@@ -14,10 +14,10 @@ import numpy as np
 from adacur.approximation import Features, ItemFactors, PackedRows, ScoreScale
 from adacur.approximation.item_factors import Allocate
 from adacur.core.arrays import KeyArray
-from adacur.core.errors import AdacurError, DamagedIndex, IndexMismatch, NewerFormat
+from adacur.core.errors import DamagedIndex, IndexMismatch, NewerFormat
 from adacur.core.protocols import AnchorScores
 from adacur.data.stored import read_array, read_json
-from adacur.index.files import locked, made_whole, write_checksums
+from adacur.index.files import damage_reported, locked, made_whole, write_checksums
 from adacur.index.manifest import read_manifest
 from adacur.index.versions import COMPRESSED
 
@@ -35,20 +35,15 @@ def read_features(home: Path, anchors: AnchorScores) -> Features:
     folder = home / COMPRESSED
     remedy = f"Run `adacur index compress {home}` again, or with --drop to search with the scores."
     now = _belongs_to(home)
-    try:
+    with damage_reported(f"The files in {folder}", remedy):
         settings = read_json(folder / _SETTINGS)
-        newer, other = settings["format"] > _FORMAT, [what for what in now if settings[what] != now[what]]
-        features = None if newer or other else _read(folder, settings, anchors)
-    except AdacurError:
-        raise
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError) as error:
-        raise DamagedIndex(f"The files in {folder} cannot be read ({error}). {remedy}") from error
-    if newer:
-        raise NewerFormat(
-            f"{folder} has format {settings['format']}; this adacur reads up to {_FORMAT}. Upgrade adacur. {remedy}"
-        )
-    if features is None:
-        raise IndexMismatch(f"{folder} was made when the index had another {' and another '.join(other)}. {remedy}")
+        if settings["format"] > _FORMAT:
+            raise NewerFormat(
+                f"{folder} has format {settings['format']}; this adacur reads up to {_FORMAT}. Upgrade adacur. {remedy}"
+            )
+        if other := [what for what in now if settings[what] != now[what]]:
+            raise IndexMismatch(f"{folder} was made when the index had another {' and another '.join(other)}. {remedy}")
+        features = _read(folder, settings, anchors)
     counts = {len(features.means), *(part.shape[0] for part in features.factors.parts)}
     counts |= set() if features.keys is None else {len(features.keys)}
     if counts != {len(anchors.items)} or len(features.precisions) != len(anchors.anchor_queries):

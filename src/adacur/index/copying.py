@@ -8,13 +8,14 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from adacur.core.errors import IncompleteIndex, IndexMismatch, InputError, NotAnIndex
 from adacur.index.blocks import SCORES
 from adacur.index.database import DATABASE
 from adacur.index.files import LOCK, is_in_use, made_whole
 from adacur.index.folder import IndexFolder
-from adacur.index.manifest import FIRST_MANIFEST, MANIFEST, VERSIONS
+from adacur.index.manifest import FIRST_MANIFEST, MANIFEST, VERSIONS, checked_manifest
 from adacur.index.object_store import ObjectStore, copies, index_url
 from adacur.index.versions import AT_HOME, EXACT, PARTS, READERS, places_of
 
@@ -103,16 +104,11 @@ def _download(store: ObjectStore, folder: Path) -> None:
         index.release()
 
 
-def _manifest(store: ObjectStore) -> dict[str, object]:
+def _manifest(store: ObjectStore) -> dict[str, Any]:
     content = store.read(MANIFEST)
     if content is None:
         raise NotAnIndex(f"{store.url} is not an index: it has no {MANIFEST}. Check the URL.")
-    try:
-        manifest = dict(json.loads(content))
-        if manifest["type"] != "adacur_index":
-            raise ValueError(f"its type is {manifest['type']!r}")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise NotAnIndex(f"{store.url} is not an index: {MANIFEST} is not one of adacur's ({error}).") from error
+    manifest = checked_manifest(content, store.url)
     if manifest.get("status") == "building":
         raise IncompleteIndex(f"{store.url} is a build that has not finished. Build it in a folder, and copy that.")
     return manifest

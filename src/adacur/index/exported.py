@@ -17,9 +17,9 @@ import numpy as np
 from adacur.approximation import ScoreScale
 from adacur.approximation.engine_rows import Outline
 from adacur.approximation.rank_slopes import RankSlopes
-from adacur.core.errors import AdacurError, DamagedIndex, IndexMismatch, NewerFormat
+from adacur.core.errors import DamagedIndex, IndexMismatch, NewerFormat
 from adacur.data.stored import read_array, read_json, read_record
-from adacur.index.files import made_whole, sync_tree, write_atomically, write_checksums
+from adacur.index.files import damage_reported, made_whole, sync_tree, write_atomically, write_checksums
 from adacur.index.manifest import read_manifest
 from adacur.index.versions import EXPORTED
 
@@ -107,25 +107,26 @@ def remembered_tags(path: Path, store: str) -> list[str]:
 
     A copy of a folder remembers none: what the original exported is not the copy's to drop.
     """
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        known = read_json(path / _TAGS)
-        if known["folder"] == str(path.resolve()):
-            return [tag for tag in known["stores"][_slug(store)] if isinstance(tag, str) and _TAG.fullmatch(tag)]
+    with contextlib.suppress(LookupError, TypeError):
+        return [tag for tag in _stores(path)[_slug(store)] if isinstance(tag, str) and _TAG.fullmatch(tag)]
     return []
 
 
 def remember_tags(path: Path, store: str, tags: Sequence[str]) -> None:
     """Remember which collections beside a store are exports of this index: no others may be dropped."""
-    stores: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        known = read_json(path / _TAGS)
-        if known["folder"] == str(path.resolve()) and isinstance(known["stores"], dict):
-            stores = known["stores"]
-    stores[_slug(store)] = list(dict.fromkeys(tags))
+    stores = _stores(path) | {_slug(store): list(dict.fromkeys(tags))}
     try:
         write_atomically(path / _TAGS, json.dumps({"folder": str(path.resolve()), "stores": stores}, indent=1))
     except OSError as error:
         raise DamagedIndex(f"{path / _TAGS} cannot be written ({error}).") from error
+
+
+def _stores(path: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        known = read_json(path / _TAGS)
+        if known["folder"] == str(path.resolve()) and isinstance(known["stores"], dict):
+            return known["stores"]
+    return {}
 
 
 def write_export(home: Path, export: Export, outline: Outline, *, fusion: ScoreScale | None) -> None:
@@ -164,7 +165,7 @@ def read_export(
     remedy = export_command(path, store)
     if not folder.exists():
         raise IndexMismatch(f"{path} has not been exported to {store} as it is now. {remedy}")
-    try:
+    with damage_reported(f"The files in {folder}", remedy):
         settings = read_json(folder / _SETTINGS)
         if settings["format"] > _FORMAT:
             raise NewerFormat(f"{folder} has format {settings['format']}; this adacur reads {_FORMAT}. Upgrade adacur.")
@@ -173,10 +174,6 @@ def read_export(
             raise ValueError(f"the tag is {export.tag!r}")
         outline, fusion = _outline(folder, export, anchors)
         export.rank_slopes()
-    except AdacurError:
-        raise
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError) as error:
-        raise DamagedIndex(f"The files in {folder} cannot be read ({error}). {remedy}") from error
     manifest = read_manifest(home)
     if (export.items_digest, export.anchors_digest) != (manifest.items_digest, manifest.anchors_digest):
         raise IndexMismatch(f"{path} has changed since it was exported to {store}. {remedy}")

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from adacur.core.errors import DamagedIndex, IndexFolderError, IndexLocked, StorageFull
+from adacur.core.errors import AdacurError, DamagedIndex, IndexFolderError, IndexLocked, StorageFull
 from adacur.data.stored import read_json
 
 LOCK = "build.lock"
@@ -127,6 +127,17 @@ def full_disk_reported(folder: Path, safe: Callable[[], str], *, what: str = "bu
         if isinstance(error, sqlite3.Error):
             raise IndexFolderError(f"The database of {folder} cannot be used: {error}.") from error
         raise
+
+
+@contextlib.contextmanager
+def damage_reported(what: str, remedy: str = "Restore it from a copy.") -> Iterator[None]:
+    """Report whatever reading damaged files raises as damage to `what`."""
+    try:
+        yield
+    except AdacurError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError) as error:
+        raise DamagedIndex(f"{what} cannot be read ({error}). {remedy}") from error
 
 
 def is_full(error: BaseException | None) -> bool:

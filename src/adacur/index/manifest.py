@@ -191,6 +191,11 @@ def _load(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
         raise NotAnIndex(f"{folder} is not an index folder: it {what}. Check the path.") from None
     except (OSError, ValueError) as error:
         raise NotAnIndex(f"{folder} is not an index folder: {name} cannot be read ({error}).") from error
+    return checked_manifest(text, folder, name)
+
+
+def checked_manifest(text: str | bytes, folder: Path | str, name: str = MANIFEST) -> dict[str, Any]:
+    """The JSON of a manifest, or of a pointer to one, if this adacur can read it; errors name `folder` and `name`."""
     try:
         data: dict[str, Any] = json.loads(text)
         if data["type"] != _TYPE:
@@ -211,7 +216,7 @@ def _is_pointer(data: Mapping[str, Any]) -> bool:
     return "version" in data and "parts" not in data
 
 
-def _foreign(folder: Path, error: Exception, name: str = MANIFEST) -> NotAnIndex:
+def _foreign(folder: Path | str, error: Exception, name: str = MANIFEST) -> NotAnIndex:
     reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
     return NotAnIndex(f"{folder} is not an index folder: {name} is not one of adacur's ({reason}).")
 

@@ -21,7 +21,7 @@ from adacur.core.errors import DamagedIndex, NotAnIndex
 from adacur.data.stored import read_array
 from adacur.index.blocks import SCORES, ScoreBlocks, largest_block
 from adacur.index.database import DATABASE_FILES, check_room
-from adacur.index.files import check_inside, check_no_links, locked, sync_tree, write_checksums
+from adacur.index.files import check_inside, check_no_links, damage_reported, locked, sync_tree, write_checksums
 from adacur.index.manifest import (
     FIRST_MANIFEST,
     VERSIONS,
@@ -92,10 +92,8 @@ def read_parts(index: Path, home: Path, manifest: Manifest) -> list[Part]:
             rows = record.start + np.arange(part.n_items)
         else:
             file = home / ROWS / f"{number}.npy"
-            try:
+            with damage_reported(str(file)):
                 rows = read_array(file, kind="i").astype(np.int64)
-            except (OSError, ValueError) as error:
-                raise DamagedIndex(f"{file} cannot be read ({error}). Restore it from a copy.") from error
         parts.append(Part(record.path, index / record.path, part, rows, np.array(record.columns, dtype=np.int64)))
     _check_tiled(parts, home, manifest)
     return parts
@@ -196,13 +194,11 @@ def write_exact_cells(
 def _cells(part: Part) -> Any:
     """The bits of a part's scores, one row per item, left on the disk."""
     file, shape = part.folder / EXACT / _CELLS, (part.manifest.n_items, -(-part.manifest.n_anchors // 8))
-    try:
+    with damage_reported(str(file)):
         packed = read_array(file, kind="u", ndim=2, mapped=True)
         if packed.shape != shape or packed.dtype != np.uint8:
             raise ValueError(f"it has shape {packed.shape} and not {shape}")
-    except (OSError, ValueError) as error:
-        raise DamagedIndex(f"{file} cannot be read ({error}). Restore it from a copy.") from error
-    return packed
+        return packed
 
 
 class Reading:
