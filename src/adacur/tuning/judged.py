@@ -16,15 +16,14 @@ from adacur.core.records import Pair, Query
 from adacur.core.results import Hits
 from adacur.core.scores import score_pairs
 from adacur.core.seeds import item_keys, stream_key, uniform
-from adacur.evaluation.judged import judged_quality
-from adacur.evaluation.significance import bootstrap_interval
+from adacur.evaluation.measures import judged_quality
+from adacur.evaluation.runs import bootstrap_interval
 from adacur.first_stages import as_hits
 from adacur.search import AnchorIndex, First, Rerank
 from adacur.search.fusion import LISTED, listed_by
 from adacur.search.methods import Method
 from adacur.search.tuned import GaussianSettings, Judged, Mean, default_settings
-from adacur.tuning.held_out import check_anchors, check_exact
-from adacur.tuning.replaying import method_of, replay
+from adacur.tuning.held_out import check_anchors, check_exact, method_of, replay
 from adacur.tuning.settings import best_stage, gains, stages_of
 
 FEWEST_JUDGED = 20
