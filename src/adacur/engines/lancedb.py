@@ -32,7 +32,6 @@ from adacur.engines.vector_store import (
     beside_name,
     check_name,
     found,
-    suffixes,
     weights_of,
 )
 
@@ -235,9 +234,6 @@ class LanceStore(EngineStore):
         beside._table, beside.vector, beside._opened, beside._waiting = name, None, None, 0
         beside._indexed = False
         return beside
-
-    def siblings(self) -> tuple[str, ...]:
-        return suffixes(self._table, self._tables())
 
     def close(self) -> None:
         self._opened = self._database = None

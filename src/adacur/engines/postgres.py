@@ -38,7 +38,6 @@ from adacur.engines.vector_store import (
     check_name,
     found,
     shown,
-    suffixes,
     weights_of,
 )
 
@@ -69,7 +68,7 @@ class PostgresStore(EngineStore):
     - timeout, connect_timeout: seconds that a statement, or connecting, may take.
 
     A filter is a dictionary, which in a table of your own names the id, text and metadata columns alone, or an SQL
-    condition as text: let nobody write one who may not read the whole database. In a table that `create` made, metadata
+    condition as text: take one only from those who may read the whole database. In a table that `create` made, metadata
     are JSON: "(metadata->>'year')::int > 2020". An exact question reads every vector that its filter allows.
     `exact=False` lets Postgres use an HNSW or IVFFlat index for inner products, which goes on until enough items pass
     the filter (from pgvector 0.8). Threads each borrow a connection.
@@ -183,14 +182,6 @@ class PostgresStore(EngineStore):
         beside._known, beside._distinct = None, False
         _check_name(beside._table)
         return beside
-
-    def siblings(self) -> tuple[str, ...]:
-        here, schema = ("n.nspname = %s", [self._schema]) if self._schema else ("pg_table_is_visible(c.oid)", [])
-        statement = (
-            "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-            f"WHERE c.relkind IN ('r', 'p') AND starts_with(c.relname::text, %s) AND {here}"
-        )
-        return suffixes(self._table, (name for (name,) in self._read((statement, [self._table, *schema]))))
 
     def close(self) -> None:
         self._connections.close()

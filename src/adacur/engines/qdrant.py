@@ -1,4 +1,4 @@
-"""Item vectors in a Qdrant server, or in the imitation that its client has in memory."""
+"""Item vectors in a Qdrant server, or in the in-memory mode of its client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from adacur.core.extras import require
 from adacur.engines.qdrant_points import Described, PointStore, Vector, search_params
 from adacur.engines.retries import TRIES, NoAnswer, answered
 from adacur.engines.store_urls import check_seconds, is_loopback, parameters, split
-from adacur.engines.vector_store import TEXT_FIELD, Key, beside_name, check_name, suffixes
+from adacur.engines.vector_store import TEXT_FIELD, Key, beside_name, check_name
 
 _TRY_AGAIN = {408, 425, 429}
 _TRY_AGAIN_GRPC = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "ABORTED", "UNKNOWN"}
@@ -28,7 +28,7 @@ _MADE = "adacur"
 
 
 class QdrantStore(PointStore):
-    """A collection of a Qdrant server, or of the client's own imitation in memory.
+    """A collection of a Qdrant server, or of the client's in-memory mode.
 
     - collection: its name;
     - url: of the server, http:// or https://, or ":memory:";
@@ -93,10 +93,6 @@ class QdrantStore(PointStore):
         name = beside_name(self._collection, suffix)
         return QdrantStore(name, client=self._line, text=self._text, id_field=self._id_field)
 
-    def siblings(self) -> tuple[str, ...]:
-        collections = self._ask("get_collections", of_collection=False).collections
-        return suffixes(self._collection, (one.name for one in collections))
-
     def close(self) -> None:
         if self._owns_client:
             self._line.close()
@@ -114,7 +110,7 @@ class QdrantStore(PointStore):
             for name, one in dense.items()
         }
         vectors |= {name: Vector(0, "sparse") for name in params.sparse_vectors or {}}
-        # The imitation in memory has no indexes, and nobody else made what it holds.
+        # The in-memory mode has no indexes.
         indexed = self._is_local or TEXT_FIELD in (about.payload_schema or {})
         return Described(vectors, _MADE in (about.config.metadata or {}), indexed)
 
@@ -192,10 +188,9 @@ class QdrantStore(PointStore):
     def _remove(self) -> None:
         self._ask("delete_collection")
 
-    def _ask(self, method: str, *, of_collection: bool = True, tries: int = TRIES, **arguments: Any) -> Any:
+    def _ask(self, method: str, *, tries: int = TRIES, **arguments: Any) -> Any:
         """What the client's method answers; tried again where the server does not."""
-        if of_collection:
-            arguments["collection_name"] = self._collection
+        arguments["collection_name"] = self._collection
         return answered(self.name, lambda: self._attempt(method, arguments), extra="qdrant", tries=tries)
 
     def _attempt(self, method: str, arguments: dict[str, Any]) -> Any:
@@ -229,7 +224,7 @@ class QdrantStore(PointStore):
         if isinstance(error, json.JSONDecodeError):
             # The login page of a proxy, say: it was not the server that answered.
             return no_answer
-        # Checks of what is sent, and what the client's imitation in memory has no code for, are refusals.
+        # The client's own checks, and what its in-memory mode does not implement, are refusals.
         return refused if isinstance(error, ValueError | NotImplementedError) else None
 
     def _without_key(self, text: str) -> str:

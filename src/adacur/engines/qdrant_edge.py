@@ -17,7 +17,7 @@ from adacur.core.errors import EngineUnavailable, InputError
 from adacur.core.extras import require
 from adacur.engines.qdrant_points import Described, PointStore, Vector, search_params
 from adacur.engines.store_urls import parameters, split
-from adacur.engines.vector_store import TEXT_FIELD, Key, beside_name, check_name, suffixes
+from adacur.engines.vector_store import TEXT_FIELD, Key, beside_name, check_name
 
 # A file that `create` leaves in the folder of a collection.
 _MADE = "made_by_adacur.json"
@@ -68,11 +68,6 @@ class QdrantEdgeStore(PointStore):
     def beside(self, suffix: str) -> QdrantEdgeStore:
         folder = self._folder.with_name(beside_name(self._folder.name, suffix))
         return QdrantEdgeStore(folder, text=self._text, id_field=self._id_field, shelf=self._shelf)
-
-    def siblings(self) -> tuple[str, ...]:
-        parent = self._folder.parent
-        folders = parent.iterdir() if parent.is_dir() else ()
-        return suffixes(self._folder.name, (one.name for one in folders if _is_collection(one)))
 
     def close(self) -> None:
         if self._owns_shelf:

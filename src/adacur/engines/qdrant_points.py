@@ -32,7 +32,7 @@ from adacur.engines.vector_store import (
     weights_of,
 )
 
-# The payload field that our points have and a user's have not.
+# The payload field that marks the points that `put` wrote.
 OURS = "_adacur"
 _TAKEN = ("id", "text", OURS)
 _INT64 = range(-(2**63), 2**63)
@@ -62,8 +62,8 @@ class PointStore(EngineStore):
     """A collection of points; what a question looks like to the engine is left to the two that inherit from this.
 
     A point that `put` wrote holds an item's id and text, its metadata under their own names, and under "_adacur" what
-    would not come back from there. Of other points, `text` names the field of the text, or several that are joined,
-    and `id_field` that of the id, which is else the point's own; all other fields are metadata.
+    Qdrant would not return unchanged. Of other points, `text` names the field of the text, or several that are joined,
+    and `id_field` that of the id, by default the point's own; all other fields are metadata.
     """
 
     # qdrant_client.models or qdrant_edge, which call most things alike.
@@ -144,7 +144,7 @@ class PointStore(EngineStore):
                 waiting.append((at, float(np.linalg.norm(weights)) if metric == "Cosine" else 1.0))
         lists = self._search(requests) if requests else []
         if len(lists) != len(requests):
-            raise self._nonsense(f"{len(lists)} lists of points to {len(requests)} questions")
+            raise self._invalid(f"{len(lists)} lists of points to {len(requests)} questions")
         for (at, length), points in zip(waiting, lists, strict=True):
             answers[at] = self._found(points, questions[at].n, length)
         return answers
@@ -157,7 +157,7 @@ class PointStore(EngineStore):
             if row is not None:  # A point need not have all vectors.
                 rows[key] = np.asarray(row, dtype=np.float32)
                 if rows[key].shape != (size,):
-                    raise self._nonsense(f"no {size} numbers as vector {vector!r} of {key!r}")
+                    raise self._invalid(f"vector {vector!r} of {key!r} does not have {size} numbers")
         return rows
 
     def items(self, keys: Sequence[Key]) -> dict[Key, Item]:
@@ -186,7 +186,7 @@ class PointStore(EngineStore):
         """Evenly over the ids 0, 1, 2, … of a collection that `put` filled.
 
         Over other ids: runs of neighbours at 64 places spread evenly between the first id and the last, some 80 small
-        requests; where ids lie in lumps, so do these.
+        requests; where ids are clustered, so is the sample.
         """
         n_items = self.count()
         if n >= n_items:
@@ -216,7 +216,7 @@ class PointStore(EngineStore):
 
     def _write(self, keys: list[int], items: list[Item], vectors: dict[str, FloatArray]) -> None:
         if not self._described.indexed:
-            # Whoever made the collection may have been killed before it had an index.
+            # The process that made the collection may have been killed before it made the index.
             self._index_words()
             self._known = self._described._replace(indexed=True)
         rows = [{name: array[at].tolist() for name, array in vectors.items()} for at in range(len(keys))]
@@ -265,14 +265,14 @@ class PointStore(EngineStore):
             try:
                 place = _place(_key(start))
             except InputError:
-                raise self._nonsense(f"that points go on after {shown(start)}, which is no id") from None
+                raise self._invalid(f"points go on after {shown(start)}, which is not an id") from None
             if place <= reached:
-                raise self._nonsense(f"that points go on after {_key(start)!r}, where they came from")
+                raise self._invalid(f"points go on after {_key(start)!r}, where they came from")
             reached = place
 
     def _spread(self, n: int) -> tuple[Key, ...]:
         if not (one := self._scroll(None, 1, payload=False)[0]):
-            raise self._nonsense("no point, where it counts some")
+            raise self._invalid("it counts points and returns none")
         first = _place(_key(one[0].id))
         # How far ids reach, within a factor of two, then nearer.
         reach = bisect_left(range(_UUIDS_BEGIN.bit_length() * 2), True, key=lambda k: not self._from(first + 2**k, 1))
@@ -304,9 +304,7 @@ class PointStore(EngineStore):
                 as_json = {name: json.loads(value) for name, value in rest.get("json", {}).items()}
                 return Item(id_, text, payload | rest.get("metadata", {}) | as_json)
             except (LookupError, TypeError, ValueError, AttributeError):
-                raise self._nonsense(
-                    f"a point {_key(point.id)!r} whose fields id, text or {OURS} are damaged"
-                ) from None
+                raise self._invalid(f"a point {_key(point.id)!r} whose fields id, text or {OURS} are damaged") from None
         texts = [str(payload.pop(field)) for field in self._text if payload.get(field) is not None]
         id_ = payload.pop(self._id_field, None) if self._id_field else None
         return Item(str(_key(point.id) if id_ is None else id_), " ".join(texts), payload)
@@ -362,8 +360,8 @@ class PointStore(EngineStore):
             return m.FieldCondition(key=path, range=near)
         return m.FieldCondition(key=path, match=self._equals(value))
 
-    def _nonsense(self, what: str) -> EngineUnavailable:
-        return EngineUnavailable(f"{self.name} answered nonsense: {what}.")
+    def _invalid(self, what: str) -> EngineUnavailable:
+        return EngineUnavailable(f"{self.name} gave an invalid answer: {what}.")
 
 
 def search_params(models: Any, exact: bool) -> Any:
@@ -394,7 +392,7 @@ def payload_of(item: Item) -> dict[str, Any]:
 
 
 def _fits(value: Any, number: Callable[[float], bool] = math.isfinite) -> bool:
-    """Whether a payload can hold a value: 64 bits of a whole number, no NaN, no half of a character."""
+    """Whether a payload can hold a value: whole numbers of 64 bits, no NaN, no lone surrogate."""
     if isinstance(value, str):
         return not has_characters(value)
     if isinstance(value, list):

@@ -143,7 +143,7 @@ class _Assignment:
 
 
 class _Actor:
-    """The far side of a worker."""
+    """A worker, in the process where it runs."""
 
     def __init__(self, opener: bytes, search_path: list[str]) -> None:
         self._opener = opener

@@ -12,7 +12,7 @@ from adacur.core.as_json import as_json
 from adacur.core.errors import InputError, UnknownName
 from adacur.core.records import Item
 from adacur.core.spelling import did_you_mean
-from adacur.engines.vector_store import HALF_OR_NUL, Key, Where, has_characters, shown
+from adacur.engines.vector_store import SURROGATES_OR_NUL, Key, Where, has_characters, shown
 
 # The columns of a table that `create` makes, beside one per vector.
 OWN_COLUMNS = ("key", "id", "text", "metadata")
@@ -73,8 +73,9 @@ class Layout:
         return self.types[name]
 
     def filterable(self, name: str) -> str:
-        """The type of a column of a user's own table that a filter may name: what answers do not show is no business
-        of those who ask, and neither are the names of such columns.
+        """The type of a column of a user's own table that a filter may name.
+
+        Filters, and this error, reveal neither the values nor the names of columns that answers do not show.
         """
         if name not in self.item_columns:
             shown = ", ".join(map(repr, self.item_columns))
@@ -140,7 +141,7 @@ def wanted(where: Where) -> Iterator[tuple[str, list[Any]]]:
         if not isinstance(name, str):
             raise InputError(f"A filter must be by names of metadata; got {shown(name)}.")
         if has_characters(name) or has_characters(values):
-            raise InputError(f"A filter is Unicode text; that on {shown(name)} has half of a character.")
+            raise InputError(f"A filter must be Unicode text; that on {shown(name)} contains a lone surrogate.")
         yield name, list(values) if isinstance(values, list | tuple | set | frozenset) else [values]
 
 
@@ -152,7 +153,9 @@ def condition(text: str) -> str:
         depth += (sign == "(") - (sign == ")")
         if depth < 0:
             break
-    unfit = has_characters(text, HALF_OR_NUL) or any(sign in bare for sign in ("'", '"', "`", "$", ";", "--", "/*"))
+    unfit = has_characters(text, SURROGATES_OR_NUL) or any(
+        sign in bare for sign in ("'", '"', "`", "$", ";", "--", "/*")
+    )
     if depth or not text.strip() or unfit:
         raise InputError(
             "A filter as text must be one whole SQL condition, without comments, semicolons, escapes (E'…') and dollar "

@@ -29,8 +29,8 @@ Where = Mapping[str, Any] | Any | None
 BESIDE = "--"
 TEXT_FIELD = "text"
 
-# Halves of characters, which no file holds; and NUL, which some engines do not take.
-HALF, HALF_OR_NUL = re.compile("[\ud800-\udfff]"), re.compile("[\0\ud800-\udfff]")
+# Lone surrogates cannot be encoded as UTF-8, and some engines refuse NUL.
+SURROGATES, SURROGATES_OR_NUL = re.compile("[\ud800-\udfff]"), re.compile("[\0\ud800-\udfff]")
 _SHOWN = 60
 _MOST_ITEMS = 2**62
 Answer = TypeVar("Answer")
@@ -123,10 +123,6 @@ class VectorStore(Protocol):
         """
         ...
 
-    def siblings(self) -> tuple[str, ...]:
-        """The suffixes of the collections beside this one."""
-        ...
-
     def create(self, dimensions: Mapping[str, int]) -> None:
         """Make the collection, with vectors of these sizes compared by inner product, exactly as they are.
 
@@ -156,7 +152,7 @@ class VectorStore(Protocol):
 class EngineStore(VectorStore):
     """What our stores have in common: only a collection that `create` made is written to or dropped.
 
-    A store remembers how its collection is made; `_forget` lets it ask anew.
+    A store remembers the description of its collection; after `_forget` it asks for it again.
     """
 
     @abstractmethod
@@ -243,75 +239,72 @@ class CheckedStore(VectorStore):
         return self.store.name
 
     def exists(self) -> bool:
-        return bool(self._asked(self.store.exists))
+        return bool(self._ask(self.store.exists))
 
     def dimensions(self) -> dict[str, int]:
-        sizes = dict(self._asked(self.store.dimensions))
+        sizes = dict(self._ask(self.store.dimensions))
         if not all(isinstance(name, str) and isinstance(size, int) and size > 0 for name, size in sizes.items()):
-            raise self._nonsense(f"it says that its vectors are {sizes!r}")
+            raise self._invalid(f"its vectors are said to be {sizes!r}")
         return sizes
 
     def count(self, where: Where = None) -> int:
-        count = self._asked(self.store.count, where)
+        count = self._ask(self.store.count, where)
         if not isinstance(count, int) or not 0 <= count < _MOST_ITEMS:
-            raise self._nonsense(f"it says that it holds {count!r} items")
+            raise self._invalid(f"it counts {count!r} items")
         return count
 
     def best(
         self, vector: str, questions: Sequence[Nearest], *, where: Where = None, exact: bool = True
     ) -> list[Found]:
-        answers = self._asked(self.store.best, vector, questions, where=where, exact=exact)
+        answers = self._ask(self.store.best, vector, questions, where=where, exact=exact)
         if len(answers) != len(questions):
-            raise self._nonsense(f"it gave {len(answers)} answers to {len(questions)} questions")
+            raise self._invalid(f"{len(answers)} answers to {len(questions)} questions")
         return [self._checked(found, question) for found, question in zip(answers, questions, strict=True)]
 
     def rows(self, vector: str, keys: Sequence[Key]) -> dict[Key, FloatArray]:
         asked = set(keys)
-        rows = {key: np.asarray(row) for key, row in self._asked(self.store.rows, vector, keys).items() if key in asked}
+        rows = {key: np.asarray(row) for key, row in self._ask(self.store.rows, vector, keys).items() if key in asked}
         if len({row.shape for row in rows.values()}) > 1 or any(row.ndim != 1 for row in rows.values()):
-            raise self._nonsense(f"its vectors {vector!r} have different sizes")
+            raise self._invalid(f"its vectors {vector!r} have different sizes")
         wrong = next((key for key, row in rows.items() if not np.isfinite(row).all()), None)
         if wrong is not None:
-            raise self._nonsense(f"the vector {vector!r} of {wrong!r} holds NaN or infinity")
+            raise self._invalid(f"the vector {vector!r} of {wrong!r} holds NaN or infinity")
         return rows
 
     def items(self, keys: Sequence[Key]) -> dict[Key, Item]:
         asked = set(keys)
-        items = {key: item for key, item in self._asked(self.store.items, keys).items() if key in asked}
+        items = {key: item for key, item in self._ask(self.store.items, keys).items() if key in asked}
         for item in items.values():
             check_texts("Item", item.id, item.text)
         return items
 
     def words(self, text: str, n: int, *, where: Where = None) -> Found:
-        # Half of a character cannot be sent, and no text has it.
+        # Lone surrogates cannot be sent, and no stored text has any.
         sent = text.encode(errors="replace").decode().replace("\0", " ")
-        return self._checked(self._asked(self.store.words, sent, n, where=where), Nearest(np.empty(0), n))
+        return self._checked(self._ask(self.store.words, sent, n, where=where), Nearest(np.empty(0), n))
 
     def sample(self, n: int) -> tuple[Key, ...]:
-        return tuple(dict.fromkeys(self._asked(self.store.sample, n)))[:n]
+        return tuple(dict.fromkeys(self._ask(self.store.sample, n)))[:n]
 
     def scan(self) -> Iterator[Item]:
-        return self._asked(self.store.scan)
+        return self._ask(self.store.scan)
 
     def beside(self, suffix: str) -> CheckedStore:
         return CheckedStore(self.store.beside(suffix))
 
-    def siblings(self) -> tuple[str, ...]:
-        return self._asked(self.store.siblings)
-
     def create(self, dimensions: Mapping[str, int]) -> None:
-        self._asked(self.store.create, dimensions)
+        self._ask(self.store.create, dimensions)
 
     def put(self, keys: Sequence[int], items: Sequence[Item], vectors: Mapping[str, FloatArray]) -> None:
-        self._asked(self.store.put, keys, items, vectors)
+        self._ask(self.store.put, keys, items, vectors)
 
     def drop(self) -> None:
-        self._asked(self.store.drop)
+        self._ask(self.store.drop)
 
     def close(self) -> None:
         self.store.close()
 
-    def _asked(self, ask: Callable[..., Answer], *given: Any, **options: Any) -> Answer:
+    def _ask(self, ask: Callable[..., Answer], *given: Any, **options: Any) -> Answer:
         try:
             return ask(*given, **options)
         except EngineUnavailable:
@@ -331,19 +324,19 @@ class CheckedStore(VectorStore):
     def _checked(self, found: Found, question: Nearest) -> Found:
         values = np.asarray(found.values, dtype=np.float64)
         if values.shape != (len(found.keys),) or not np.isfinite(values).all():
-            raise self._nonsense("its values are not finite numbers, one for each key")
+            raise self._invalid("its values are not finite numbers, one for each key")
         without = set(question.without)
         within = None if question.within is None else set(question.within)
         kept: dict[Key, float] = {}
         for key, value in zip(found.keys, values.tolist(), strict=True):
             if key in without or (within is not None and key not in within):
-                raise self._nonsense(f"it answered with {key!r}, which was not asked for")
+                raise self._invalid(f"{key!r}, which was not asked for")
             kept.setdefault(key, value)
         order = sorted(kept.items(), key=lambda one: -one[1])[: question.n]
         return Found(tuple(key for key, _ in order), np.array([value for _, value in order]))
 
-    def _nonsense(self, what: str) -> EngineUnavailable:
-        return EngineUnavailable(f"{self.name} answered nonsense: {what}.")
+    def _invalid(self, what: str) -> EngineUnavailable:
+        return EngineUnavailable(f"{self.name} gave an invalid answer: {what}.")
 
 
 def shown(value: object) -> str:
@@ -352,10 +345,10 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
 
-def has_characters(value: object, unfit: re.Pattern[str] = HALF) -> bool:
-    """Whether a text, or one within lists and dictionaries, has such a character: by default half of one."""
+def has_characters(value: object, unfit: re.Pattern[str] = SURROGATES) -> bool:
+    """Whether a text, or one within lists and dictionaries, has an unfit character: by default a lone surrogate."""
     if isinstance(value, str):
-        return not (value.isascii() and unfit is HALF) and unfit.search(value) is not None
+        return not (value.isascii() and unfit is SURROGATES) and unfit.search(value) is not None
     if isinstance(value, Mapping):
         return any(has_characters(name, unfit) or has_characters(one, unfit) for name, one in value.items())
     return isinstance(value, list | tuple | set | frozenset) and any(has_characters(one, unfit) for one in value)
@@ -363,16 +356,18 @@ def has_characters(value: object, unfit: re.Pattern[str] = HALF) -> bool:
 
 def check_name(what: str, name: str) -> str:
     """The name of a collection, table or vector, if an engine could have it."""
-    if has_characters(name, HALF_OR_NUL):
-        raise InputError(f"The name of a {what} is Unicode text without NUL; got {shown(name)}.")
+    if has_characters(name, SURROGATES_OR_NUL):
+        raise InputError(
+            f"The name of a {what} must be Unicode text without NUL or lone surrogates; got {shown(name)}."
+        )
     return name
 
 
-def check_kept(item: Item, unfit: re.Pattern[str] = HALF) -> None:
+def check_kept(item: Item, unfit: re.Pattern[str] = SURROGATES) -> None:
     """Refuse an item with characters that an engine cannot keep."""
     if any(has_characters(part, unfit) for part in (item.id, item.text, item.metadata)):
-        nul = " or NUL" if unfit is HALF_OR_NUL else ""
-        raise InputError(f"Item {shown(item.id)} has half of a character{nul} in it, which cannot be kept here.")
+        nul = " or NUL" if unfit is SURROGATES_OR_NUL else ""
+        raise InputError(f"Item {shown(item.id)} contains a lone surrogate{nul}, which cannot be stored here.")
     check_texts("Item", item.id, item.text)
 
 
@@ -384,13 +379,6 @@ def beside_name(name: str, suffix: str) -> str:
             f"What follows {name}{BESIDE} must not be empty, hold '{BESIDE}' or begin with '-': {shown(suffix)}."
         )
     return f"{name}{BESIDE}{suffix}"
-
-
-def suffixes(name: str, others: Iterable[str]) -> tuple[str, ...]:
-    """The suffixes of those that lie beside this name; "arts--x--1" lies beside "arts--x", not beside "arts"."""
-    start = name + BESIDE
-    after = (other.removeprefix(start) for other in others if other.startswith(start))
-    return tuple(sorted(one for one in after if one and BESIDE not in one and not one.startswith("-")))
 
 
 def weights_of(question: Nearest, size: int, *, vector: str, store: str) -> FloatArray:

@@ -206,7 +206,8 @@ def count_cut(scorer: Scorer, queries: Sequence[Query], items: Items) -> int | N
 def block_items_for(pairs_per_second: float, *, n_items: int, n_anchors: int, dtype: str, workers: int = 1) -> int:
     """How many items make a block of some 20 s of a worker: short enough to lose, long enough to keep it busy.
 
-    `pairs_per_second` is that of all workers. Several get at least eight blocks each, lest some wait for the last.
+    `pairs_per_second` is that of all workers. Several get at least eight blocks each, so that
+    few of them wait for the last.
     """
     items = int(pairs_per_second / workers * _BLOCK_SECONDS / n_anchors)
     if workers > 1:

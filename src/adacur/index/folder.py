@@ -123,7 +123,7 @@ class IndexFolder:
             return self._matrix
 
     def check_chunks(self) -> None:
-        """Refuse scores that are not all there, before memory is taken for as many as the manifests say."""
+        """Refuse missing or truncated scores, before memory is allocated for all that the manifests count."""
         for folder, manifest in [(part.folder, part.manifest) for part in self.parts] or [(self.path, self.manifest)]:
             ScoreBlocks.open(folder, manifest).check_sizes()
 

@@ -27,7 +27,7 @@ FIRST_MANIFEST = "part.json"
 CONTINUE = "Run the same build again to continue where it stopped."
 DTYPES = ("float32", "float16", "float64")
 _MOST = 2**48
-# A part is the first build, or a folder of this name: a manifest reaches nothing outside its index.
+# A part is the first build, or a folder of this name: a manifest cannot name anything outside its index.
 _PART = re.compile(r"\.|parts/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _TYPE = "adacur_index"
 _STATUSES = ("building", "complete")
@@ -240,7 +240,7 @@ def _as_json(manifest: Manifest) -> str:
 
 
 def _parse(data: Mapping[str, Any]) -> Manifest:
-    # Manifests of before 0.2 call the packages versions.
+    # Old manifests call the packages versions.
     manifest = read_record(Manifest, {"packages": data.get("versions", {})} | dict(data))
     if manifest.status not in _STATUSES:
         raise ValueError(f"status is {manifest.status!r}, and must be one of {_STATUSES}")

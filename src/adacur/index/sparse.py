@@ -108,7 +108,7 @@ def sparse_pairs_done(path: str | Path) -> int:
 
 
 class SparseBuild:
-    """A sparse index in the making, in a hidden folder beside `path`; scores that were paid for are kept there.
+    """The build of a sparse index, in a hidden folder beside `path`, where finished scores are kept.
 
     `stage` stores the items, for the first stage to be built on; `score` fills the rows; `finish` predicts the rest and
     gives the index its name.

@@ -228,7 +228,7 @@ def _without_readers(home: Path) -> Iterator[bool]:
     try:
         descriptor = os.open(_lock_file(home), os.O_RDONLY)
     except OSError as error:
-        # Readers need this file; one that is there and cannot be opened says nothing.
+        # Without this file there is no reader; where it cannot be opened, there may be one.
         yield isinstance(error, FileNotFoundError)
         return
     try:

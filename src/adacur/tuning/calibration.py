@@ -1,4 +1,4 @@
-"""The chance that a hit is judged relevant, fitted to judged hits, and what searches of an index are told of scores."""
+"""The chance that a hit is judged relevant, fitted to judged hits, and how it is stored for searches of an index."""
 
 from __future__ import annotations
 

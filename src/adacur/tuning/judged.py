@@ -45,7 +45,7 @@ class JudgedQueries:
     """Queries to choose by, and what was judged of them among the items of an index.
 
     `known` are those whose text is an anchor query's: they cost no call. `unknown_items` counts the judgements of items
-    that the index does not have, and `left_out` the judged queries that are no use: with nothing relevant in the index,
+    that the index does not have, and `left_out` the judged queries without use: with nothing relevant in the index,
     or with every item relevant.
     """
 
