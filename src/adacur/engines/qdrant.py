@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from urllib.parse import quote, unquote
 
 from adacur.core.errors import InputError
 from adacur.core.extras import require
-from adacur.engines.qdrant_points import Described, PointStore, Vector, search_params
+from adacur.engines.qdrant_points import Described, Opened, PointStore, Vector, search_params
 from adacur.engines.retries import TRIES, NoAnswer, answered
 from adacur.engines.store_urls import check_seconds, is_loopback, parameters, split
 from adacur.engines.vector_store import TEXT_FIELD, Key, beside_name, check_name
@@ -52,15 +51,11 @@ class QdrantStore(PointStore):
         client: Any = None,
         timeout: float = 30.0,
     ) -> None:
-        super().__init__(text=text, id_field=id_field, vector=vector)
+        opened = client if isinstance(client, Opened) else Opened(lambda _: client or _connect(url, api_key, timeout))
+        super().__init__(opened, owns=client is None, text=text, id_field=id_field, vector=vector)
         self._models = require("qdrant_client.models", extra="qdrant")
         self._collection = check_name("collection", collection)
         check_seconds(timeout=timeout)
-        self._owns_client = client is None
-        if client is None:
-            self._line = _Line(lambda: _connect(url, api_key, timeout))
-        else:
-            self._line = client if isinstance(client, _Line) else _Line(lambda: client)
         options = self._client.init_options
         self._key: str | None = options.get("api_key")
         self._is_local = options.get("location") == _IN_MEMORY or options.get("path") is not None
@@ -91,15 +86,11 @@ class QdrantStore(PointStore):
 
     def beside(self, suffix: str) -> QdrantStore:
         name = beside_name(self._collection, suffix)
-        return QdrantStore(name, client=self._line, text=self._text, id_field=self._id_field)
-
-    def close(self) -> None:
-        if self._owns_client:
-            self._line.close()
+        return QdrantStore(name, client=self._opened, text=self._text, id_field=self._id_field)
 
     @property
     def _client(self) -> Any:
-        return self._line.client()
+        return self._opened.get()
 
     def _describe(self) -> Described:
         about = self._ask("get_collection")
@@ -229,27 +220,6 @@ class QdrantStore(PointStore):
 
     def _without_key(self, text: str) -> str:
         return text.replace(self._key, "***") if self._key else text
-
-
-class _Line:
-    """A client that is made when it is first used, and again when it is used after `close`."""
-
-    def __init__(self, connect: Callable[[], Any]) -> None:
-        self._connect = connect
-        self._made: Any = None
-        self._lock = threading.Lock()
-
-    def client(self) -> Any:
-        with self._lock:
-            if self._made is None:
-                self._made = self._connect()
-            return self._made
-
-    def close(self) -> None:
-        with self._lock:
-            if self._made is not None:
-                self._made.close()
-            self._made = None
 
 
 def _connect(url: str, api_key: str | None, timeout: float) -> Any:

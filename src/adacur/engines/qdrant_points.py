@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import threading
 import uuid
 from abc import abstractmethod
 from bisect import bisect_left
@@ -58,6 +59,29 @@ class Described(NamedTuple):
     indexed: bool
 
 
+class Opened:
+    """What a store and those beside it have open, by name: opened when it is first used, and again after `close`."""
+
+    def __init__(self, open_: Callable[[Any], Any]) -> None:
+        self._open = open_
+        self._held: dict[Any, Any] = {}
+        self._lock = threading.Lock()
+
+    def get(self, name: Any = None) -> Any:
+        """What is open under this name."""
+        with self._lock:
+            if name not in self._held:
+                self._held[name] = self._open(name)
+            return self._held[name]
+
+    def close(self, *names: Any) -> None:
+        """Close what is open under these names, or all."""
+        with self._lock:
+            for name in names or list(self._held):
+                if (held := self._held.pop(name, None)) is not None:
+                    held.close()
+
+
 class PointStore(EngineStore):
     """A collection of points; what a question looks like to the engine is left to the two that inherit from this.
 
@@ -69,7 +93,10 @@ class PointStore(EngineStore):
     # qdrant_client.models or qdrant_edge, which call most things alike.
     _models: Any
 
-    def __init__(self, *, text: str | Sequence[str], id_field: str | None, vector: str | None) -> None:
+    def __init__(
+        self, opened: Opened, *, owns: bool, text: str | Sequence[str], id_field: str | None, vector: str | None
+    ) -> None:
+        self._opened, self._owns_opened = opened, owns
         self._text = self.text_fields = (text,) if isinstance(text, str) else tuple(text)
         self._id_field, self.vector = id_field, vector
         self._known: Described | None = None
@@ -120,6 +147,10 @@ class PointStore(EngineStore):
     @abstractmethod
     def _index_words(self) -> None:
         """Give the text of items an index that ranks words, where the engine has such."""
+
+    def close(self) -> None:
+        if self._owns_opened:
+            self._opened.close()
 
     def dimensions(self) -> dict[str, int]:
         return {name: size for name, (size, metric) in self._described.vectors.items() if metric in ("Dot", "Cosine")}
