@@ -93,11 +93,6 @@ def _fact(name: str, value: object) -> str:
     return text if len(text) <= _LONGEST_FACT else hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def both(first: str | None, second: str) -> str:
-    """Both conditions, of which the first may be none."""
-    return f"{first} AND {second}" if first else second
-
-
 def one_of(layout: Layout, keys: Collection[Key]) -> str:
     """That the key is one of these."""
     if "int" in layout.types[layout.key] and (text := next((key for key in keys if isinstance(key, str)), None)):

@@ -6,7 +6,7 @@ import copy
 import functools
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +19,7 @@ from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError
 from adacur.core.extras import require
 from adacur.core.records import Item
-from adacur.engines.lance_sql import both, column, item_columns, one_of, where_sql
+from adacur.engines.lance_sql import column, item_columns, one_of, where_sql
 from adacur.engines.retries import TRIES, NoAnswer, answered
 from adacur.engines.store_urls import check_seconds, parameters, split
 from adacur.engines.tables import OWN_COLUMNS, Layout, check_columns, repeated
@@ -151,14 +151,15 @@ class LanceStore(EngineStore):
             # A query takes one filter for all its vectors. So it is asked for as many more as must be left out, and
             # they are left out here: what remains holds the best, in one pass over the table.
             within = questions[group[0]].within
-            confined = filtered if within is None else both(filtered, one_of(layout, within))
+            conditions = [filtered] if filtered else []
+            conditions += [] if within is None else [one_of(layout, within)]
             limit = max(questions[at].n + len(questions[at].without) for at in group)
             several = [weights[at] * np.float32(scale) for at, scale in zip(group, scales, strict=True)]
             search = table.search(several if len(group) > 1 else several[0], vector_column_name=vector)
             search = search.distance_type("dot").select([layout.key, "_distance"]).limit(limit)
             # An index looks where the best are, and the items that a question names may lie elsewhere.
             search = search.bypass_vector_index() if exact or within is not None else search
-            return self._rows(search.where(confined) if confined else search)
+            return self._rows(search.where(" AND ".join(conditions)) if conditions else search)
 
         # LanceDB plans a query on one core, and a condition with a thousand keys takes long to plan.
         with ThreadPoolExecutor(max(1, min(_AT_ONCE, len(groups)))) as threads:
@@ -168,10 +169,12 @@ class LanceStore(EngineStore):
             keys, distances = rows[layout.key].to_pylist(), rows["_distance"].to_pylist()
             for number, key, distance in zip(numbers, keys, distances, strict=True):
                 answers[group[number]].append((key, (1.0 - distance) / scales[number]))
-        for pairs in answers.values():
-            self._distinct([key for key, _ in pairs])
-        left = [_without(answers[at], question.without) for at, question in enumerate(questions)]
-        return [found(self.name, pairs, question.n) for pairs, question in zip(left, questions, strict=True)]
+        best = []
+        for at, question in enumerate(questions):
+            self._distinct([key for key, _ in answers[at]])
+            left_out = set(question.without)
+            best.append(found(self.name, [pair for pair in answers[at] if pair[0] not in left_out], question.n))
+        return best
 
     def rows(self, vector: str, keys: Sequence[Key]) -> dict[Key, FloatArray]:
         table, layout = self._there
@@ -364,11 +367,6 @@ class LanceStore(EngineStore):
 
 def _arrow() -> Any:
     return require("pyarrow", extra="lancedb")
-
-
-def _without(pairs: list[tuple[Key, float]], keys: Collection[Key]) -> list[tuple[Key, float]]:
-    left_out = set(keys)
-    return [pair for pair in pairs if pair[0] not in left_out]
 
 
 def _scale(weights: FloatArray, kind: str) -> float:
