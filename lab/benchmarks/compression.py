@@ -23,7 +23,7 @@ from adacur.first_stages import placed
 from adacur.index import AnchorTable
 from adacur.search.learned_slopes import learned_slopes
 from adacur.search.tuned import default_settings
-from adacur.tuning.replaying import method_of
+from adacur.tuning.held_out import method_of
 
 BUDGETS, KS = (50, 100, 200, 500), (1, 10, 100)
 

@@ -23,7 +23,7 @@ from score_folders import ScoreFolder, read_score_folder
 from adacur.evaluation import top_k_recall
 from adacur.search.tuned import GaussianSettings, default_settings
 from adacur.tuning import HeldOut
-from adacur.tuning.replaying import method_of
+from adacur.tuning.held_out import method_of
 from adacur.tuning.settings import Replays, choose_settings
 
 

@@ -1,4 +1,4 @@
-"""The table of commands. A command is one function in the file of its name; a new one is one line here."""
+"""The table of commands. A command is a function in the file of its name or of its group; each is one line here."""
 
 from __future__ import annotations
 
@@ -13,23 +13,12 @@ from adacur.cli.build import build
 from adacur.cli.demo import demo
 from adacur.cli.evaluate import evaluate
 from adacur.cli.fetch import fetch
-from adacur.cli.index.add import add
-from adacur.cli.index.anchors import anchors
-from adacur.cli.index.compact import compact
-from adacur.cli.index.compress import compress
-from adacur.cli.index.copy import copy
-from adacur.cli.index.export import export
-from adacur.cli.index.refresh import refresh
-from adacur.cli.index.remove import remove
-from adacur.cli.index.replace import replace
-from adacur.cli.index.verify import verify
+from adacur.cli.index import add, anchors, compact, compress, copy, export, refresh, remove, replace, verify
 from adacur.cli.inspect import inspect
 from adacur.cli.messages import say, warnings_as_notes
 from adacur.cli.search import search
 from adacur.cli.serve import serve
-from adacur.cli.train.cross_encoder import cross_encoder
-from adacur.cli.train.distill import distill
-from adacur.cli.train.dual_encoder import dual_encoder
+from adacur.cli.train import cross_encoder, distill, dual_encoder
 from adacur.cli.try_ import try_
 from adacur.cli.tune import tune
 

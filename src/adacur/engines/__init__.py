@@ -1,15 +1,14 @@
 """Where work runs and where vectors live. What a block of work or a vector means is not known here.
 
 - `engine.py`, `ray.py`: blocks of work, in this process or on a Ray cluster;
-- `vector_store.py`: the contract of an engine that holds items and their vectors; `memory_store.py` is its plainest
-  form, `qdrant.py`, `qdrant_edge.py`, `lancedb.py` and `postgres.py` the others; `store_urls.py` opens one by its URL.
+- `vector_store.py`: the contract of an engine that holds items and their vectors; `qdrant.py`, `qdrant_edge.py`,
+  `lancedb.py` and `postgres.py` fulfil it; `store_urls.py` opens one by its URL.
 """
 
 from __future__ import annotations
 
 from adacur.engines.engine import Engine, InThisProcess, WorkersLost
 from adacur.engines.lancedb import LanceStore
-from adacur.engines.memory_store import MemoryStore
 from adacur.engines.postgres import PostgresStore
 from adacur.engines.qdrant import QdrantStore
 from adacur.engines.qdrant_edge import QdrantEdgeStore
@@ -22,7 +21,6 @@ __all__ = [
     "Found",
     "InThisProcess",
     "LanceStore",
-    "MemoryStore",
     "Nearest",
     "PostgresStore",
     "QdrantEdgeStore",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -43,19 +43,13 @@ class InThisProcess(Generic[Task, Result]):
 
     def run(self, tasks: Iterable[Task]) -> Generator[tuple[Task, Result], None, None]:
         """Each task with its result, in order."""
-        with read_ahead(tasks) as upcoming:
+        with contextlib.closing(read_ahead(tasks)) as upcoming:
             for task in upcoming:
                 yield task, self._work(task)
 
 
-@contextlib.contextmanager
-def read_ahead(tasks: Iterable[Task]) -> Iterator[Iterator[Task]]:
-    """Tasks in order, each read in a separate thread while the one before it is worked on."""
-    with contextlib.closing(_reading_ahead(tasks)) as upcoming:
-        yield upcoming
-
-
-def _reading_ahead(tasks: Iterable[Task]) -> Generator[Task, None, None]:
+def read_ahead(tasks: Iterable[Task]) -> Generator[Task, None, None]:
+    """Tasks in order, each read in a separate thread while the one before it is worked on; to be closed."""
     source = iter(tasks)
     with ThreadPoolExecutor(1, thread_name_prefix="adacur-read-ahead") as reader:
         try:

@@ -19,7 +19,7 @@ from adacur.core.errors import InputError
 from adacur.core.extras import require
 from adacur.core.records import Item
 from adacur.engines.tables import Layout, condition, metadata_json, wanted
-from adacur.engines.vector_store import Key, Where, shown
+from adacur.engines.vector_store import Key, Where, check_kept, shown
 
 _LONGEST_FACT = 200
 
@@ -70,6 +70,7 @@ def _checked_json(item: Item) -> str:
             raise InputError(f"LanceDB keeps whole numbers of 64 bits; the metadata of item {item.id!r} has {digits}.")
         return 0
 
+    check_kept(item)
     text = metadata_json(item)
     json.loads(text, parse_int=whole)
     return text
@@ -90,11 +91,6 @@ def _fact(name: str, value: object) -> str:
     except (TypeError, ValueError) as error:
         raise InputError(f"The value of {name!r} must be one that JSON has: {error}.") from None
     return text if len(text) <= _LONGEST_FACT else hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def both(first: str | None, second: str) -> str:
-    """Both conditions, of which the first may be none."""
-    return f"{first} AND {second}" if first else second
 
 
 def one_of(layout: Layout, keys: Collection[Key]) -> str:

@@ -6,7 +6,7 @@ import copy
 import functools
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -19,11 +19,21 @@ from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError
 from adacur.core.extras import require
 from adacur.core.records import Item
-from adacur.engines.lance_sql import both, column, item_columns, one_of, where_sql
+from adacur.engines.lance_sql import column, item_columns, one_of, where_sql
 from adacur.engines.retries import TRIES, NoAnswer, answered
 from adacur.engines.store_urls import check_seconds, parameters, split
-from adacur.engines.tables import OWN_COLUMNS, Layout, checked_dimensions, found, repeated
-from adacur.engines.vector_store import Found, Key, Nearest, VectorStore, Where, beside_name, check_name, suffixes
+from adacur.engines.tables import OWN_COLUMNS, Layout, check_columns, repeated
+from adacur.engines.vector_store import (
+    EngineStore,
+    Found,
+    Key,
+    Nearest,
+    Where,
+    beside_name,
+    check_name,
+    found,
+    weights_of,
+)
 
 T = TypeVar("T")
 
@@ -38,7 +48,7 @@ _INDEX_AFTER, _PER_WRITE = 50_000, 500
 _REFUSED = ("Invalid input", "Invalid user input", "Schema error", "does not exist", "was not found", "already exists")
 
 
-class LanceStore(VectorStore):
+class LanceStore(EngineStore):
     """A table of LanceDB.
 
     - folder: of the database; or a URL that LanceDB takes, such as s3://bucket/folder;
@@ -95,9 +105,6 @@ class LanceStore(VectorStore):
         place = f"{scheme}://{parts.netloc}{folder}" if scheme else unquote(f"{parts.netloc}{folder}" or "/")
         return cls(place, unquote(table), **options)
 
-    def __repr__(self) -> str:
-        return f"LanceStore({self.name!r})"
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_database": None, "_opened": None, "_writing": None}
 
@@ -126,9 +133,8 @@ class LanceStore(VectorStore):
         self, vector: str, questions: Sequence[Nearest], *, where: Where = None, exact: bool = True
     ) -> list[Found]:
         table, layout = self._there
-        layout.dimension(vector)
-        filtered = where_sql(layout, where)
-        weights = [layout.weights(vector, question) for question in questions]
+        size, filtered = layout.dimension(vector), where_sql(layout, where)
+        weights = [weights_of(question, size, vector=vector, store=self.name) for question in questions]
         answers: dict[int, list[tuple[Key, float]]] = defaultdict(list)
         together = [at for at, question in enumerate(questions) if question.n > 0 and question.within is None]
         apart = [[at] for at, question in enumerate(questions) if question.n > 0 and question.within]
@@ -145,14 +151,15 @@ class LanceStore(VectorStore):
             # A query takes one filter for all its vectors. So it is asked for as many more as must be left out, and
             # they are left out here: what remains holds the best, in one pass over the table.
             within = questions[group[0]].within
-            confined = filtered if within is None else both(filtered, one_of(layout, within))
+            conditions = [filtered] if filtered else []
+            conditions += [] if within is None else [one_of(layout, within)]
             limit = max(questions[at].n + len(questions[at].without) for at in group)
             several = [weights[at] * np.float32(scale) for at, scale in zip(group, scales, strict=True)]
             search = table.search(several if len(group) > 1 else several[0], vector_column_name=vector)
             search = search.distance_type("dot").select([layout.key, "_distance"]).limit(limit)
             # An index looks where the best are, and the items that a question names may lie elsewhere.
             search = search.bypass_vector_index() if exact or within is not None else search
-            return self._rows(search.where(confined) if confined else search)
+            return self._rows(search.where(" AND ".join(conditions)) if conditions else search)
 
         # LanceDB plans a query on one core, and a condition with a thousand keys takes long to plan.
         with ThreadPoolExecutor(max(1, min(_AT_ONCE, len(groups)))) as threads:
@@ -162,10 +169,12 @@ class LanceStore(VectorStore):
             keys, distances = rows[layout.key].to_pylist(), rows["_distance"].to_pylist()
             for number, key, distance in zip(numbers, keys, distances, strict=True):
                 answers[group[number]].append((key, (1.0 - distance) / scales[number]))
-        for pairs in answers.values():
-            self._distinct([key for key, _ in pairs])
-        left = [_without(answers[at], question.without) for at, question in enumerate(questions)]
-        return [found(self.name, pairs, question.n) for pairs, question in zip(left, questions, strict=True)]
+        best = []
+        for at, question in enumerate(questions):
+            self._distinct([key for key, _ in answers[at]])
+            left_out = set(question.without)
+            best.append(found(self.name, [pair for pair in answers[at] if pair[0] not in left_out], question.n))
+        return best
 
     def rows(self, vector: str, keys: Sequence[Key]) -> dict[Key, FloatArray]:
         table, layout = self._there
@@ -229,50 +238,42 @@ class LanceStore(VectorStore):
         beside._indexed = False
         return beside
 
-    def siblings(self) -> tuple[str, ...]:
-        return suffixes(self._table, self._tables())
+    def close(self) -> None:
+        self._opened = self._database = None
 
-    def create(self, dimensions: Mapping[str, int]) -> None:
+    def _forget(self) -> None:
+        self._opened, self._indexed = None, False
+
+    def _made_with(self) -> Mapping[str, int] | None:
+        layout = self._there[1]
+        return layout.vectors if layout.made else None
+
+    def _make(self, dimensions: Mapping[str, int]) -> None:
+        check_columns(dimensions)
         arrow = _arrow()
-        sizes = {column(name): size for name, size in checked_dimensions(dimensions).items()}
-        vectors = [arrow.field(name, arrow.list_(arrow.float32(), size)) for name, size in sizes.items()]
+        vectors = [arrow.field(column(name), arrow.list_(arrow.float32(), size)) for name, size in dimensions.items()]
         own = [("id", arrow.string()), ("text", arrow.string()), ("metadata", arrow.json_())]
         fields = [arrow.field("key", arrow.int64(), nullable=False), *(arrow.field(*field) for field in own)]
         fields.append(arrow.field("facts", arrow.list_(arrow.string())))
         schema = arrow.schema([*fields, *vectors], metadata={_MADE: b"1"})
-        with self._writing:
-            table = self._ask(lambda: self._connected.create_table(self._table, schema=schema), tries=1)
-            self._indexed = False
-            self._ensure_indexes(table)
+        self._ensure_indexes(self._ask(lambda: self._connected.create_table(self._table, schema=schema), tries=1))
 
-    def put(self, keys: Sequence[int], items: Sequence[Item], vectors: Mapping[str, FloatArray]) -> None:
-        table, layout = self._there
-        numbers, written, rows = layout.batch(keys, items, vectors)
-        if not numbers:
-            return
-        content = item_columns(numbers, written, rows)
+    def _write(self, keys: list[int], items: list[Item], vectors: dict[str, FloatArray]) -> None:
+        table, content = self._there[0], item_columns(keys, items, vectors)
         with self._writing:
-            self._ensure_indexes(table)
+            if not self._indexed:
+                self._ensure_indexes(table)
+                self._indexed = True
             upsert = table.merge_insert("key").when_matched_update_all().when_not_matched_insert_all()
             # Written twice is the same as once.
             self._ask(lambda: upsert.execute(content))
-            self._waiting += len(numbers) + _PER_WRITE
+            self._waiting += len(keys) + _PER_WRITE
             if self._waiting >= _INDEX_AFTER:
                 self._ask(table.optimize)
                 self._waiting = 0
 
-    def drop(self) -> None:
-        if not self.exists():
-            return
-        # As it is now: somebody may have put a table of their own in its place.
-        self._opened = None
-        if not self._there[1].made:
-            raise InputError(f"{self.name} was not made by adacur, which only drops tables that it made itself.")
-        self._opened, self._indexed = None, False
+    def _remove(self) -> None:
         self._ask(lambda: self._connected.drop_table(self._table), tries=1)
-
-    def close(self) -> None:
-        self._opened = self._database = None
 
     def _ensure_indexes(self, table: Any) -> None:
         """The indexes of a table that `create` made, or was making when it was killed."""
@@ -284,10 +285,7 @@ class LanceStore(VectorStore):
                 if name not in held:
                     table.create_index(name, config=config)
 
-        with self._writing:
-            if not self._indexed:
-                self._ask(make)
-                self._indexed = True
+        self._ask(make)
 
     def _tables(self) -> list[str]:
         # To connect to a folder is to make it.
@@ -369,11 +367,6 @@ class LanceStore(VectorStore):
 
 def _arrow() -> Any:
     return require("pyarrow", extra="lancedb")
-
-
-def _without(pairs: list[tuple[Key, float]], keys: Collection[Key]) -> list[tuple[Key, float]]:
-    left_out = set(keys)
-    return [pair for pair in pairs if pair[0] not in left_out]
 
 
 def _scale(weights: FloatArray, kind: str) -> float:

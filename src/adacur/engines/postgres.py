@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -27,17 +27,18 @@ from adacur.engines.postgres_sql import (
 )
 from adacur.engines.retries import TRIES, answered
 from adacur.engines.store_urls import parameters, split
-from adacur.engines.tables import OWN_COLUMNS, Layout, checked_dimensions, found, repeated
+from adacur.engines.tables import OWN_COLUMNS, Layout, check_columns, repeated
 from adacur.engines.vector_store import (
+    EngineStore,
     Found,
     Key,
     Nearest,
-    VectorStore,
     Where,
     beside_name,
     check_name,
+    found,
     shown,
-    suffixes,
+    weights_of,
 )
 
 _log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ _OF_A_URL = {"table": str, "language": str, "ef_search": int, "timeout": float, 
 _QUOTED_NAMES = re.compile(r'(?:"((?:[^"]|"")+)"\.)?"((?:[^"]|"")+)"')
 
 
-class PostgresStore(VectorStore):
+class PostgresStore(EngineStore):
     """A table of Postgres with vectors of the pgvector extension.
 
     - dsn: how to connect, as libpq takes it: a URL or "host=… dbname=…". A password may be in it, in PGPASSWORD or in
@@ -67,7 +68,7 @@ class PostgresStore(VectorStore):
     - timeout, connect_timeout: seconds that a statement, or connecting, may take.
 
     A filter is a dictionary, which in a table of your own names the id, text and metadata columns alone, or an SQL
-    condition as text: let nobody write one who may not read the whole database. In a table that `create` made, metadata
+    condition as text: take one only from those who may read the whole database. In a table that `create` made, metadata
     are JSON: "(metadata->>'year')::int > 2020". An exact question reads every vector that its filter allows.
     `exact=False` lets Postgres use an HNSW or IVFFlat index for inner products, which goes on until enough items pass
     the filter (from pgvector 0.8). Threads each borrow a connection.
@@ -110,9 +111,6 @@ class PostgresStore(VectorStore):
         query = urlencode([(name, value) for name, value in given if name in libpq])
         return cls(f"postgresql://{parts.netloc}{parts.path}{query and f'?{query}'}", **options)
 
-    def __repr__(self) -> str:
-        return f"PostgresStore({self.name!r})"
-
     @property
     def name(self) -> str:
         return f"{self._connections.address}?table={quote(_one_name(self._schema, self._table), safe='')}"
@@ -130,9 +128,9 @@ class PostgresStore(VectorStore):
         self, vector: str, questions: Sequence[Nearest], *, where: Where = None, exact: bool = True
     ) -> list[Found]:
         sql = self._sql
-        sql.layout.dimension(vector)
-        asked = [(at, question, sql.layout.weights(vector, question)) for at, question in enumerate(questions)]
-        asked = [(at, question, weights) for at, question, weights in asked if question.n > 0]
+        size = sql.layout.dimension(vector)
+        weights = [weights_of(question, size, vector=vector, store=self.name) for question in questions]
+        asked = [(at, question, weights[at]) for at, question in enumerate(questions) if question.n > 0]
         sizes = [question.n + len(question.without) for question in questions if question.within is None]
         settings = {} if exact or not sizes else self._index_settings(vector, max(sizes))
         answers: list[list[tuple[Key, float]]] = [[] for _ in questions]
@@ -185,32 +183,23 @@ class PostgresStore(VectorStore):
         _check_name(beside._table)
         return beside
 
-    def siblings(self) -> tuple[str, ...]:
-        here, schema = ("n.nspname = %s", [self._schema]) if self._schema else ("pg_table_is_visible(c.oid)", [])
-        statement = (
-            "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-            f"WHERE c.relkind IN ('r', 'p') AND starts_with(c.relname::text, %s) AND {here}"
-        )
-        return suffixes(self._table, (name for (name,) in self._read((statement, [self._table, *schema]))))
+    def close(self) -> None:
+        self._connections.close()
 
-    def create(self, dimensions: Mapping[str, int]) -> None:
-        statements = creation(self._place, checked_dimensions(dimensions, longest=_LONGEST_NAME), self._language)
-        if self.exists():
-            raise InputError(f"There is already a table {self._table!r} in {self._connections.address}.")
+    def _forget(self) -> None:
+        self._known = None
 
-        def make(connection: Any) -> None:
-            for statement in statements:
-                connection.execute(statement, [])
+    def _made_with(self) -> Mapping[str, int] | None:
+        layout = self._sql.layout
+        return layout.vectors if layout.made else None
 
-        self._write(make)
+    def _make(self, dimensions: Mapping[str, int]) -> None:
+        check_columns(dimensions, longest=_LONGEST_NAME)
+        self._execute(*creation(self._place, dimensions, self._language))
 
-    def put(self, keys: Sequence[int], items: Sequence[Item], vectors: Mapping[str, FloatArray]) -> None:
-        sql = self._sql
-        numbers, written, rows = sql.layout.batch(keys, items, vectors)
-        if not numbers:
-            return
-        content = binary_copy(numbers, written, {name: rows[name] for name in sql.layout.vectors})
-        make, upsert = sql.upsert(_INCOMING)
+    def _write(self, keys: list[int], items: list[Item], vectors: dict[str, FloatArray]) -> None:
+        content = binary_copy(keys, items, vectors)
+        make, upsert = self._sql.upsert(_INCOMING)
 
         def write(connection: Any) -> None:
             # A server may be set to answer before a write is durable.
@@ -222,20 +211,10 @@ class PostgresStore(VectorStore):
             connection.execute(upsert, [])
 
         # Written twice is the same as once.
-        self._write(write, tries=TRIES)
+        answered(self.name, lambda: self._connections.write(write), extra="postgres")
 
-    def drop(self) -> None:
-        if not self.exists():
-            return
-        # As it is now: somebody may have put a table of their own in its place.
-        self._known = None
-        if not self._sql.layout.made:
-            raise InputError(f"{self.name} was not made by adacur, which only drops tables that it made itself.")
-        self._write(lambda connection: connection.execute(f"DROP TABLE IF EXISTS {self._place}", []))
-        self._known = None
-
-    def close(self) -> None:
-        self._connections.close()
+    def _remove(self) -> None:
+        self._execute(f"DROP TABLE IF EXISTS {self._place}")
 
     def _read(self, asked: Asked, settings: Mapping[str, str] | None = None, *, tries: int = TRIES) -> list[Any]:
         def read() -> list[Any]:
@@ -248,8 +227,12 @@ class PostgresStore(VectorStore):
             self._known = None
             raise
 
-    def _write(self, work: Callable[[Any], object], *, tries: int = 1) -> None:
-        answered(self.name, lambda: self._connections.write(work), extra="postgres", tries=tries)
+    def _execute(self, *statements: str) -> None:
+        def execute(connection: Any) -> None:
+            for statement in statements:
+                connection.execute(statement, [])
+
+        answered(self.name, lambda: self._connections.write(execute), extra="postgres", tries=1)
 
     def _items(self, asked: Asked) -> list[tuple[Key, Item]]:
         layout = self._sql.layout

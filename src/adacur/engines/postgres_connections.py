@@ -21,7 +21,7 @@ from adacur.core.records import Item
 from adacur.engines.retries import NoAnswer
 from adacur.engines.store_urls import check_seconds, split
 from adacur.engines.tables import metadata_json
-from adacur.engines.vector_store import HALF_OR_NUL, check_kept
+from adacur.engines.vector_store import SURROGATES_OR_NUL, check_kept
 
 T = TypeVar("T")
 _NOT_LET_IN = ("authentication failed", "does not exist", "no pg_hba.conf entry", "no password supplied")
@@ -95,7 +95,7 @@ class Connections:
         except _psycopg().Error as error:
             raise self._in_words(error) from None
         except UnicodeEncodeError:
-            raise InputError(f"{self.address} takes Unicode text alone, without halves of characters.") from None
+            raise InputError(f"{self.address} takes Unicode text only, without lone surrogates.") from None
         finally:
             self._take_back(connection, closings)
         return answer
@@ -183,7 +183,7 @@ def binary_copy(keys: Sequence[int], items: Sequence[Item], vectors: Mapping[str
     rows = [[_vector_sent(row) for row in array] for array in vectors.values()]
     parts = [b"PGCOPY\n\xff\r\n\0" + bytes(8)]
     for at, (key, item) in enumerate(zip(keys, items, strict=True)):
-        check_kept(item, HALF_OR_NUL)
+        check_kept(item, SURROGATES_OR_NUL)
         about = b"\x01" + jsonb_text(metadata_json(item)).encode()
         fields = (struct.pack(">q", key), item.id.encode(), item.text.encode(), about, *(sent[at] for sent in rows))
         parts.append(width)

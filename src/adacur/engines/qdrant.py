@@ -1,12 +1,11 @@
-"""Item vectors in a Qdrant server, or in the imitation that its client has in memory."""
+"""Item vectors in a Qdrant server, or in the in-memory mode of its client."""
 
 from __future__ import annotations
 
 import json
 import os
-import threading
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,10 @@ from urllib.parse import quote, unquote
 
 from adacur.core.errors import InputError
 from adacur.core.extras import require
-from adacur.engines.qdrant_points import PointStore, Vector, search_params
+from adacur.engines.qdrant_points import Described, Opened, PointStore, Vector, search_params
 from adacur.engines.retries import TRIES, NoAnswer, answered
 from adacur.engines.store_urls import check_seconds, is_loopback, parameters, split
-from adacur.engines.vector_store import TEXT_FIELD, Key, beside_name, check_name, suffixes
+from adacur.engines.vector_store import TEXT_FIELD, Key, beside_name, check_name
 
 _TRY_AGAIN = {408, 425, 429}
 _TRY_AGAIN_GRPC = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "ABORTED", "UNKNOWN"}
@@ -28,7 +27,7 @@ _MADE = "adacur"
 
 
 class QdrantStore(PointStore):
-    """A collection of a Qdrant server, or of the client's own imitation in memory.
+    """A collection of a Qdrant server, or of the client's in-memory mode.
 
     - collection: its name;
     - url: of the server, http:// or https://, or ":memory:";
@@ -52,15 +51,11 @@ class QdrantStore(PointStore):
         client: Any = None,
         timeout: float = 30.0,
     ) -> None:
-        super().__init__(text=text, id_field=id_field, vector=vector)
+        opened = client if isinstance(client, Opened) else Opened(lambda _: client or _connect(url, api_key, timeout))
+        super().__init__(opened, owns=client is None, text=text, id_field=id_field, vector=vector)
         self._models = require("qdrant_client.models", extra="qdrant")
         self._collection = check_name("collection", collection)
         check_seconds(timeout=timeout)
-        self._owns_client = client is None
-        if client is None:
-            self._line = _Line(lambda: _connect(url, api_key, timeout))
-        else:
-            self._line = client if isinstance(client, _Line) else _Line(lambda: client)
         options = self._client.init_options
         self._key: str | None = options.get("api_key")
         self._is_local = options.get("location") == _IN_MEMORY or options.get("path") is not None
@@ -91,28 +86,24 @@ class QdrantStore(PointStore):
 
     def beside(self, suffix: str) -> QdrantStore:
         name = beside_name(self._collection, suffix)
-        return QdrantStore(name, client=self._line, text=self._text, id_field=self._id_field)
-
-    def siblings(self) -> tuple[str, ...]:
-        collections = self._ask("get_collections", of_collection=False).collections
-        return suffixes(self._collection, (one.name for one in collections))
-
-    def close(self) -> None:
-        if self._owns_client:
-            self._line.close()
+        return QdrantStore(name, client=self._opened, text=self._text, id_field=self._id_field)
 
     @property
     def _client(self) -> Any:
-        return self._line.client()
+        return self._opened.get()
 
-    def _vectors(self) -> dict[str, Vector]:
-        params = self._ask("get_collection").config.params
+    def _describe(self) -> Described:
+        about = self._ask("get_collection")
+        params = about.config.params
         dense = params.vectors if isinstance(params.vectors, dict) else {"": params.vectors} if params.vectors else {}
         vectors = {
             name: Vector(one.size, "multivector" if one.multivector_config else str(one.distance.value))
             for name, one in dense.items()
         }
-        return vectors | {name: Vector(0, "sparse") for name in params.sparse_vectors or {}}
+        vectors |= {name: Vector(0, "sparse") for name in params.sparse_vectors or {}}
+        # The in-memory mode has no indexes.
+        indexed = self._is_local or TEXT_FIELD in (about.payload_schema or {})
+        return Described(vectors, _MADE in (about.config.metadata or {}), indexed)
 
     def _count(self, filter_: Any) -> int:
         return int(self._ask("count", count_filter=filter_, exact=True).count)
@@ -151,12 +142,10 @@ class QdrantStore(PointStore):
         points, following = self._ask("scroll", offset=start, limit=n, with_payload=payload, with_vectors=False)
         return points, following
 
-    def _point(self, key: int, vectors: dict[str, list[float]], payload: dict[str, Any]) -> Any:
-        vector: Any = vectors[""] if list(vectors) == [""] else vectors
-        return self._models.PointStruct(id=key, vector=vector, payload=payload)
-
-    def _upsert(self, points: list[Any]) -> None:
-        self._ask("upsert", points=points, wait=True)
+    def _upsert(self, points: list[tuple[int, dict[str, list[float]], dict[str, Any]]]) -> None:
+        struct = self._models.PointStruct
+        made = [struct(id=key, vector=rows.get("", rows), payload=payload) for key, rows, payload in points]
+        self._ask("upsert", points=made, wait=True)
 
     def _has_id(self, ids: Collection[Key]) -> Any:
         return self._models.HasIdCondition(has_id=list(ids))
@@ -179,29 +168,20 @@ class QdrantStore(PointStore):
             metadata={_MADE: 1},
             tries=1,
         )
-        self._make_index()
+        self._index_words()
 
     def _index_words(self) -> None:
-        # The imitation in memory has no indexes, and nobody else made what it holds.
-        if not self._is_local and TEXT_FIELD not in (self._ask("get_collection").payload_schema or {}):
-            self._make_index()
-
-    def _make_index(self) -> None:
         # A server before 1.20 does not rank words, and `words` then says so.
         with suppress(InputError):
             index = self._models.TextIndexParams(type=self._models.TextIndexType.TEXT, scoring=True)
             self._ask("create_payload_index", field_name=TEXT_FIELD, field_schema=index, wait=True)
 
-    def _is_made(self) -> bool:
-        return _MADE in (self._ask("get_collection").config.metadata or {})
-
     def _remove(self) -> None:
         self._ask("delete_collection")
 
-    def _ask(self, method: str, *, of_collection: bool = True, tries: int = TRIES, **arguments: Any) -> Any:
+    def _ask(self, method: str, *, tries: int = TRIES, **arguments: Any) -> Any:
         """What the client's method answers; tried again where the server does not."""
-        if of_collection:
-            arguments["collection_name"] = self._collection
+        arguments["collection_name"] = self._collection
         return answered(self.name, lambda: self._attempt(method, arguments), extra="qdrant", tries=tries)
 
     def _attempt(self, method: str, arguments: dict[str, Any]) -> Any:
@@ -235,32 +215,11 @@ class QdrantStore(PointStore):
         if isinstance(error, json.JSONDecodeError):
             # The login page of a proxy, say: it was not the server that answered.
             return no_answer
-        # Checks of what is sent, and what the client's imitation in memory has no code for, are refusals.
+        # The client's own checks, and what its in-memory mode does not implement, are refusals.
         return refused if isinstance(error, ValueError | NotImplementedError) else None
 
     def _without_key(self, text: str) -> str:
         return text.replace(self._key, "***") if self._key else text
-
-
-class _Line:
-    """A client that is made when it is first used, and again when it is used after `close`."""
-
-    def __init__(self, connect: Callable[[], Any]) -> None:
-        self._connect = connect
-        self._made: Any = None
-        self._lock = threading.Lock()
-
-    def client(self) -> Any:
-        with self._lock:
-            if self._made is None:
-                self._made = self._connect()
-            return self._made
-
-    def close(self) -> None:
-        with self._lock:
-            if self._made is not None:
-                self._made.close()
-            self._made = None
 
 
 def _connect(url: str, api_key: str | None, timeout: float) -> Any:

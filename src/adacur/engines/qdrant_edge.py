@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ import numpy as np
 
 from adacur.core.errors import EngineUnavailable, InputError
 from adacur.core.extras import require
-from adacur.engines.qdrant_points import PointStore, Vector, search_params
+from adacur.engines.qdrant_points import Described, Opened, PointStore, Vector, search_params
 from adacur.engines.store_urls import parameters, split
-from adacur.engines.vector_store import TEXT_FIELD, Key, beside_name, check_name, suffixes
+from adacur.engines.vector_store import TEXT_FIELD, Key, beside_name, check_name
 
 # A file that `create` leaves in the folder of a collection.
 _MADE = "made_by_adacur.json"
@@ -39,13 +38,13 @@ class QdrantEdgeStore(PointStore):
         text: str | Sequence[str] = TEXT_FIELD,
         id_field: str | None = None,
         vector: str | None = None,
-        shelf: _Shelf | None = None,
+        opened: Opened | None = None,
     ) -> None:
-        super().__init__(text=text, id_field=id_field, vector=vector)
-        self._models = require("qdrant_edge", extra="qdrant")
+        self._models = models = require("qdrant_edge", extra="qdrant")
+        # A folder can be opened only once: a store shares what is open with those beside it.
+        shards = opened or Opened(lambda folder: models.EdgeShard.load(str(folder)))
+        super().__init__(shards, owns=opened is None, text=text, id_field=id_field, vector=vector)
         self._folder = Path(check_name("folder", os.fspath(folder))).absolute()
-        self._owns_shelf = shelf is None
-        self._shelf = _Shelf(self._models) if shelf is None else shelf
         self._optimized = False
 
     @classmethod
@@ -67,26 +66,18 @@ class QdrantEdgeStore(PointStore):
 
     def beside(self, suffix: str) -> QdrantEdgeStore:
         folder = self._folder.with_name(beside_name(self._folder.name, suffix))
-        return QdrantEdgeStore(folder, text=self._text, id_field=self._id_field, shelf=self._shelf)
+        return QdrantEdgeStore(folder, text=self._text, id_field=self._id_field, opened=self._opened)
 
-    def siblings(self) -> tuple[str, ...]:
-        parent = self._folder.parent
-        folders = parent.iterdir() if parent.is_dir() else ()
-        return suffixes(self._folder.name, (one.name for one in folders if _is_collection(one)))
-
-    def close(self) -> None:
-        if self._owns_shelf:
-            self._shelf.close()
-
-    def _vectors(self) -> dict[str, Vector]:
-        # The shard itself does not tell; it writes this file when it is made or opened.
-        self._ask(lambda shard: shard.info())
+    def _describe(self) -> Described:
+        indexed = TEXT_FIELD in self._ask(lambda shard: shard.info()).payload_schema
+        # The shard does not tell its vectors; it writes this file when it is made or opened.
         config = json.loads((self._folder / "edge_config.json").read_text())
         vectors = {
             name: Vector(one["size"], "multivector" if one.get("multivector_config") else one["distance"])
             for name, one in config.get("vectors", {}).items()
         }
-        return vectors | {name: Vector(0, "sparse") for name in config.get("sparse_vectors") or {}}
+        vectors |= {name: Vector(0, "sparse") for name in config.get("sparse_vectors") or {}}
+        return Described(vectors, (self._folder / _MADE).is_file(), indexed)
 
     def _count(self, filter_: Any) -> int:
         request = self._models.CountRequest(exact=True, filter=filter_)
@@ -124,12 +115,9 @@ class QdrantEdgeStore(PointStore):
         points, following = self._ask(lambda shard: shard.scroll(request))
         return points, following
 
-    def _point(self, key: int, vectors: dict[str, list[float]], payload: dict[str, Any]) -> Any:
-        return self._called(lambda: self._models.Point(key, vectors, payload))
-
-    def _upsert(self, points: list[Any]) -> None:
-        self._ask(lambda shard: shard.update(self._models.UpdateOperation.upsert_points(points)))
-        self._ask(lambda shard: shard.flush())
+    def _upsert(self, points: list[tuple[int, dict[str, list[float]], dict[str, Any]]]) -> None:
+        made = self._called(lambda: [self._models.Point(*point) for point in points])
+        self._ask(lambda shard: (shard.update(self._models.UpdateOperation.upsert_points(made)), shard.flush()))
         self._optimized = False
 
     def _has_id(self, ids: Collection[Key]) -> Any:
@@ -163,8 +151,7 @@ class QdrantEdgeStore(PointStore):
         self._ask(lambda shard: shard.info())
 
     def _index_words(self) -> None:
-        if TEXT_FIELD not in self._ask(lambda shard: shard.info()).payload_schema:
-            self._ask(lambda shard: (shard.update(_words_index(self._models)), shard.flush()))
+        self._ask(lambda shard: (shard.update(_words_index(self._models)), shard.flush()))
 
     def _aside(self) -> Path:
         """A free name for a folder that is not yet, or no longer, a collection."""
@@ -173,17 +160,14 @@ class QdrantEdgeStore(PointStore):
             shutil.rmtree(aside)
         return aside
 
-    def _is_made(self) -> bool:
-        return (self._folder / _MADE).is_file()
-
     def _remove(self) -> None:
-        self._shelf.close(self._folder)
+        self._opened.close(self._folder)
         shutil.rmtree(self._folder.rename(self._aside()))
 
     def _ask(self, call: Callable[[Any], Any]) -> Any:
         if not self.exists():
             raise InputError(f"There is no collection {self.name}.")
-        return self._called(lambda: call(self._shelf.open(self._folder)))
+        return self._called(lambda: call(self._opened.get(self._folder)))
 
     def _called(self, call: Callable[[], Any]) -> Any:
         try:
@@ -200,27 +184,6 @@ class QdrantEdgeStore(PointStore):
                 in_use = " Another process, or another store of this one, has it open." if "WAL" in str(error) else ""
                 raise EngineUnavailable(f"{self.name} cannot be used: {error}.{in_use}") from error
             raise InputError(f"{self.name} refused: {error}.") from error
-
-
-class _Shelf:
-    """The open shards of a store and of those beside it: a folder can be opened only once."""
-
-    def __init__(self, models: Any) -> None:
-        self._models = models
-        self._shards: dict[Path, Any] = {}
-        self._lock = threading.Lock()
-
-    def open(self, folder: Path) -> Any:
-        with self._lock:
-            if folder not in self._shards:
-                self._shards[folder] = self._models.EdgeShard.load(str(folder))
-            return self._shards[folder]
-
-    def close(self, folder: Path | None = None) -> None:
-        with self._lock:
-            for one in [folder] if folder else list(self._shards):
-                if shard := self._shards.pop(one, None):
-                    shard.close()
 
 
 def _is_collection(folder: Path) -> bool:

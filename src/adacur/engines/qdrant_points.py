@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import threading
 import uuid
 from abc import abstractmethod
 from bisect import bisect_left
@@ -20,18 +21,19 @@ from adacur.core.extras import require
 from adacur.core.records import Item
 from adacur.core.spelling import did_you_mean
 from adacur.engines.vector_store import (
+    EngineStore,
     Found,
     Key,
     Nearest,
-    VectorStore,
     Where,
     check_kept,
-    check_name,
+    found,
     has_characters,
     shown,
+    weights_of,
 )
 
-# The payload field that our points have and a user's have not.
+# The payload field that marks the points that `put` wrote.
 OURS = "_adacur"
 _TAKEN = ("id", "text", OURS)
 _INT64 = range(-(2**63), 2**63)
@@ -49,27 +51,60 @@ class Vector(NamedTuple):
     metric: str
 
 
-class PointStore(VectorStore):
+class Described(NamedTuple):
+    """A collection: its vectors, whether `create` made it, and whether its text has an index that ranks words."""
+
+    vectors: dict[str, Vector]
+    made: bool
+    indexed: bool
+
+
+class Opened:
+    """What a store and those beside it have open, by name: opened when it is first used, and again after `close`."""
+
+    def __init__(self, open_: Callable[[Any], Any]) -> None:
+        self._open = open_
+        self._held: dict[Any, Any] = {}
+        self._lock = threading.Lock()
+
+    def get(self, name: Any = None) -> Any:
+        """What is open under this name."""
+        with self._lock:
+            if name not in self._held:
+                self._held[name] = self._open(name)
+            return self._held[name]
+
+    def close(self, *names: Any) -> None:
+        """Close what is open under these names, or all."""
+        with self._lock:
+            for name in names or list(self._held):
+                if (held := self._held.pop(name, None)) is not None:
+                    held.close()
+
+
+class PointStore(EngineStore):
     """A collection of points; what a question looks like to the engine is left to the two that inherit from this.
 
     A point that `put` wrote holds an item's id and text, its metadata under their own names, and under "_adacur" what
-    would not come back from there. Of other points, `text` names the field of the text, or several that are joined,
-    and `id_field` that of the id, which is else the point's own; all other fields are metadata.
+    Qdrant would not return unchanged. Of other points, `text` names the field of the text, or several that are joined,
+    and `id_field` that of the id, by default the point's own; all other fields are metadata.
     """
 
     # qdrant_client.models or qdrant_edge, which call most things alike.
     _models: Any
 
-    def __init__(self, *, text: str | Sequence[str], id_field: str | None, vector: str | None) -> None:
+    def __init__(
+        self, opened: Opened, *, owns: bool, text: str | Sequence[str], id_field: str | None, vector: str | None
+    ) -> None:
+        self._opened, self._owns_opened = opened, owns
         self._text = self.text_fields = (text,) if isinstance(text, str) else tuple(text)
         self._id_field, self.vector = id_field, vector
-        self._known: dict[str, Vector] | None = None
-        self._made = self._indexed = False
+        self._known: Described | None = None
         if not self._text:
             raise InputError("text must name at least one payload field.")
 
     @abstractmethod
-    def _vectors(self) -> dict[str, Vector]: ...
+    def _describe(self) -> Described: ...
 
     @abstractmethod
     def _count(self, filter_: Any) -> int: ...
@@ -97,10 +132,8 @@ class PointStore(VectorStore):
         """At most n points in order of their ids, and where the next begin."""
 
     @abstractmethod
-    def _upsert(self, points: list[Any]) -> None: ...
-
-    @abstractmethod
-    def _point(self, key: int, vectors: dict[str, list[float]], payload: dict[str, Any]) -> Any: ...
+    def _upsert(self, points: list[tuple[int, dict[str, list[float]], dict[str, Any]]]) -> None:
+        """Write points: key, vectors and payload of each."""
 
     @abstractmethod
     def _has_id(self, ids: Collection[Key]) -> Any: ...
@@ -112,24 +145,15 @@ class PointStore(VectorStore):
     def _between(self, low: float, high: float) -> Any: ...
 
     @abstractmethod
-    def _make(self, dimensions: Mapping[str, int]) -> None: ...
-
-    @abstractmethod
     def _index_words(self) -> None:
-        """Give the text of items an index that ranks words, where there is none yet and the engine has such."""
+        """Give the text of items an index that ranks words, where the engine has such."""
 
-    @abstractmethod
-    def _is_made(self) -> bool:
-        """Whether `create` made the collection: an empty one has no point that would tell."""
-
-    @abstractmethod
-    def _remove(self) -> None: ...
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r})"
+    def close(self) -> None:
+        if self._owns_opened:
+            self._opened.close()
 
     def dimensions(self) -> dict[str, int]:
-        return {name: size for name, (size, metric) in self._schema().items() if metric in ("Dot", "Cosine")}
+        return {name: size for name, (size, metric) in self._described.vectors.items() if metric in ("Dot", "Cosine")}
 
     def count(self, where: Where = None) -> int:
         return self._count(self._filter(where))
@@ -139,11 +163,9 @@ class PointStore(VectorStore):
     ) -> list[Found]:
         size, metric = self._searchable(vector)
         requests, waiting = [], []
-        answers = [_NOTHING] * len(questions)
+        answers = [found(self.name, (), 0)] * len(questions)
         for at, question in enumerate(questions):
-            weights = np.asarray(question.weights, dtype=np.float32)
-            if weights.shape != (size,) or not np.isfinite(weights).all():
-                raise InputError(f"Weights for {vector!r} must be {size} finite numbers; got shape {weights.shape}.")
+            weights = weights_of(question, size, vector=vector, store=self.name)
             if question.n > 0 and (question.within is None or len(question.within)):
                 filter_ = self._filter(where, without=question.without, within=question.within)
                 # An index looks where the best are, and the items that a question names may lie elsewhere.
@@ -153,9 +175,9 @@ class PointStore(VectorStore):
                 waiting.append((at, float(np.linalg.norm(weights)) if metric == "Cosine" else 1.0))
         lists = self._search(requests) if requests else []
         if len(lists) != len(requests):
-            raise self._nonsense(f"{len(lists)} lists of points to {len(requests)} questions")
+            raise self._invalid(f"{len(lists)} lists of points to {len(requests)} questions")
         for (at, length), points in zip(waiting, lists, strict=True):
-            answers[at] = self._found(points, questions[at], length)
+            answers[at] = self._found(points, questions[at].n, length)
         return answers
 
     def rows(self, vector: str, keys: Sequence[Key]) -> dict[Key, FloatArray]:
@@ -165,8 +187,8 @@ class PointStore(VectorStore):
             row = point.vector.get(vector) if isinstance(point.vector, dict) else point.vector
             if row is not None:  # A point need not have all vectors.
                 rows[key] = np.asarray(row, dtype=np.float32)
-                if rows[key].shape != (size,) or not np.isfinite(rows[key]).all():
-                    raise self._nonsense(f"no {size} numbers as vector {vector!r} of {key!r}")
+                if rows[key].shape != (size,):
+                    raise self._invalid(f"vector {vector!r} of {key!r} does not have {size} numbers")
         return rows
 
     def items(self, keys: Sequence[Key]) -> dict[Key, Item]:
@@ -174,17 +196,16 @@ class PointStore(VectorStore):
 
     def words(self, text: str, n: int, *, where: Where = None) -> Found:
         if n <= 0 or not text.strip():
-            return _NOTHING
-        text = text.encode(errors="replace").decode()
-        filter_, question = self._filter(where), Nearest(np.empty(0, np.float32), n)
-        for name, (_, metric) in self._schema().items():
+            return found(self.name, (), 0)
+        text, filter_ = text.encode(errors="replace").decode(), self._filter(where)
+        for name, (_, metric) in self._described.vectors.items():
             if metric == "sparse" and "bm25" in name.lower():
                 query = require("qdrant_edge", extra="qdrant").Bm25().embed_query(text)
-                return self._found(self._search_sparse(name, query.indices, query.values, n, filter_), question)
+                return self._found(self._search_sparse(name, query.indices, query.values, n, filter_), n)
         refusals = []
         for field in self._text:
             try:
-                return self._found(self._search_words(_path(field), text, n, filter_), question)
+                return self._found(self._search_words(_path(field), text, n, filter_), n)
             except InputError as error:
                 refusals.append(str(error))
         raise InputError(
@@ -196,7 +217,7 @@ class PointStore(VectorStore):
         """Evenly over the ids 0, 1, 2, … of a collection that `put` filled.
 
         Over other ids: runs of neighbours at 64 places spread evenly between the first id and the last, some 80 small
-        requests; where ids lie in lumps, so do these.
+        requests; where ids are clustered, so is the sample.
         """
         n_items = self.count()
         if n >= n_items:
@@ -212,55 +233,31 @@ class PointStore(VectorStore):
     def scan(self) -> Iterator[Item]:
         return (self._item(point) for page in self._pages(payload=True) for point in page)
 
-    def create(self, dimensions: Mapping[str, int]) -> None:
-        if self.exists():
-            raise InputError(f"{self.name} exists already. Drop it first, or take another name.")
-        for name, size in dimensions.items():
-            check_name("vector", name)
-            if size < 1:
-                raise InputError(f"Vector {shown(name)} must have at least one number; got {size}.")
-        self._known = None
-        self._make(dimensions)
-        self._indexed = True
+    @property
+    def _described(self) -> Described:
+        if self._known is None:
+            self._known = self._describe()
+        return self._known
 
-    def put(self, keys: Sequence[int], items: Sequence[Item], vectors: Mapping[str, FloatArray]) -> None:
-        for name, rows in vectors.items():
-            if not np.isfinite(rows).all():
-                raise InputError(f"Vectors must be finite numbers; those for {name!r} are not.")
-        self._check_made()
-        if not self._indexed:
-            # Whoever made the collection may have been killed before it had an index.
+    def _forget(self) -> None:
+        self._known = None
+
+    def _made_with(self) -> dict[str, int] | None:
+        return self.dimensions() if self._described.made else None
+
+    def _write(self, keys: list[int], items: list[Item], vectors: dict[str, FloatArray]) -> None:
+        if not self._described.indexed:
+            # The process that made the collection may have been killed before it made the index.
             self._index_words()
-            self._indexed = True
-        points = [
-            self._point(int(key), {name: rows[at].tolist() for name, rows in vectors.items()}, payload_of(item))
-            for at, (key, item) in enumerate(zip(keys, items, strict=True))
-        ]
-        step = max(1, _NUMBERS // max(1, sum(rows.shape[1] for rows in vectors.values())))
+            self._known = self._described._replace(indexed=True)
+        rows = [{name: array[at].tolist() for name, array in vectors.items()} for at in range(len(keys))]
+        points = list(zip(keys, rows, map(payload_of, items), strict=True))
+        step = max(1, _NUMBERS // max(1, sum(array.shape[1] for array in vectors.values())))
         for start in range(0, len(points), step):
             self._upsert(points[start : start + step])
 
-    def drop(self) -> None:
-        if not self.exists():
-            return
-        self._made = False
-        self._check_made()
-        self._known, self._made, self._indexed = None, False, False
-        self._remove()
-
-    def _check_made(self) -> None:
-        # Asked once for many calls of `put`; a collection that was made does not stop being so.
-        self._made = self._made or self._is_made()
-        if not self._made:
-            raise InputError(f"{self.name} was not made by adacur, which only changes collections that it made itself.")
-
-    def _schema(self) -> dict[str, Vector]:
-        if self._known is None:
-            self._known = self._vectors()
-        return self._known
-
     def _searchable(self, vector: str) -> Vector:
-        vectors = self._schema()
+        vectors = self._described.vectors
         if vector not in vectors:
             known = ", ".join(repr(name) for name in vectors)
             raise InputError(
@@ -273,20 +270,8 @@ class PointStore(VectorStore):
             )
         return vectors[vector]
 
-    def _found(self, points: Any, question: Nearest, length: float = 1.0) -> Found:
-        keys = tuple(_key(point.id) for point in points)
-        values = np.array([point.score for point in points], dtype=np.float32) * np.float32(length)
-        if not np.isfinite(values).all():
-            raise self._nonsense("scores that are no numbers")
-        if len(keys) > question.n or len(set(keys)) < len(keys):
-            raise self._nonsense(
-                f"{len(keys)} points, {len(set(keys))} of them distinct, where {question.n} were asked"
-            )
-        within = None if question.within is None else _ids(question.within)
-        if not set(keys).isdisjoint(_ids(question.without)) or (within is not None and not set(keys) <= within):
-            raise self._nonsense("points that the question excludes")
-        order = np.argsort(-values, kind="stable")
-        return Found(tuple(keys[at] for at in order), values[order])
+    def _found(self, points: Any, n: int, length: float = 1.0) -> Found:
+        return found(self.name, ((_key(point.id), point.score * length) for point in points), n)
 
     def _points(
         self, keys: Sequence[Key], *, payload: bool, vectors: list[str] | None = None
@@ -295,9 +280,8 @@ class PointStore(VectorStore):
         ids = list(wanted)
         for start in range(0, len(ids), _BATCH):
             for point in self._retrieve(ids[start : start + _BATCH], payload=payload, vectors=vectors):
-                if _key(point.id) not in wanted:
-                    raise self._nonsense(f"a point {_key(point.id)!r} that was not asked for")
-                yield wanted[_key(point.id)], point
+                if _key(point.id) in wanted:
+                    yield wanted[_key(point.id)], point
 
     def _pages(self, *, payload: bool, most: float = math.inf) -> Iterator[Any]:
         """All points, a page at a time, and no more than this many pages."""
@@ -312,14 +296,14 @@ class PointStore(VectorStore):
             try:
                 place = _place(_key(start))
             except InputError:
-                raise self._nonsense(f"that points go on after {shown(start)}, which is no id") from None
+                raise self._invalid(f"points go on after {shown(start)}, which is not an id") from None
             if place <= reached:
-                raise self._nonsense(f"that points go on after {_key(start)!r}, where they came from")
+                raise self._invalid(f"points go on after {_key(start)!r}, where they came from")
             reached = place
 
     def _spread(self, n: int) -> tuple[Key, ...]:
         if not (one := self._scroll(None, 1, payload=False)[0]):
-            raise self._nonsense("no point, where it counts some")
+            raise self._invalid("it counts points and returns none")
         first = _place(_key(one[0].id))
         # How far ids reach, within a factor of two, then nearer.
         reach = bisect_left(range(_UUIDS_BEGIN.bit_length() * 2), True, key=lambda k: not self._from(first + 2**k, 1))
@@ -351,9 +335,7 @@ class PointStore(VectorStore):
                 as_json = {name: json.loads(value) for name, value in rest.get("json", {}).items()}
                 return Item(id_, text, payload | rest.get("metadata", {}) | as_json)
             except (LookupError, TypeError, ValueError, AttributeError):
-                raise self._nonsense(
-                    f"a point {_key(point.id)!r} whose fields id, text or {OURS} are damaged"
-                ) from None
+                raise self._invalid(f"a point {_key(point.id)!r} whose fields id, text or {OURS} are damaged") from None
         texts = [str(payload.pop(field)) for field in self._text if payload.get(field) is not None]
         id_ = payload.pop(self._id_field, None) if self._id_field else None
         return Item(str(_key(point.id) if id_ is None else id_), " ".join(texts), payload)
@@ -409,11 +391,8 @@ class PointStore(VectorStore):
             return m.FieldCondition(key=path, range=near)
         return m.FieldCondition(key=path, match=self._equals(value))
 
-    def _nonsense(self, what: str) -> EngineUnavailable:
-        return EngineUnavailable(f"{self.name} answered nonsense: {what}.")
-
-
-_NOTHING = Found((), np.empty(0, dtype=np.float32))
+    def _invalid(self, what: str) -> EngineUnavailable:
+        return EngineUnavailable(f"{self.name} gave an invalid answer: {what}.")
 
 
 def search_params(models: Any, exact: bool) -> Any:
@@ -444,7 +423,7 @@ def payload_of(item: Item) -> dict[str, Any]:
 
 
 def _fits(value: Any, number: Callable[[float], bool] = math.isfinite) -> bool:
-    """Whether a payload can hold a value: 64 bits of a whole number, no NaN, no half of a character."""
+    """Whether a payload can hold a value: whole numbers of 64 bits, no NaN, no lone surrogate."""
     if isinstance(value, str):
         return not has_characters(value)
     if isinstance(value, list):

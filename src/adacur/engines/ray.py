@@ -118,7 +118,7 @@ class RayActors(Generic[Task, Result]):
         """Each task with its result, as they finish."""
         with (
             connected(self._on.address),
-            read_ahead(tasks) as upcoming,
+            contextlib.closing(read_ahead(tasks)) as upcoming,
             _Pool(self._opener, upcoming, workers=self._on.workers, size=self._size) as pool,
         ):
             self._pool = pool
@@ -143,7 +143,7 @@ class _Assignment:
 
 
 class _Actor:
-    """The far side of a worker."""
+    """A worker, in the process where it runs."""
 
     def __init__(self, opener: bytes, search_path: list[str]) -> None:
         self._opener = opener

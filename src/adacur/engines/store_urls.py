@@ -130,7 +130,7 @@ def parameters(
 
 
 def check_seconds(**options: float) -> None:
-    """Refuse a time to wait that is none."""
+    """Refuse times to wait that are not positive, or too long."""
     for name, seconds in options.items():
         if not 0 < seconds <= _LONGEST_WAIT:
             raise InputError(f"{name} must be above 0 and at most {_LONGEST_WAIT:,} seconds; got {seconds}.")

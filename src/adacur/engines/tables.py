@@ -1,4 +1,4 @@
-"""What stores share that keep items in the rows of a table: its layout, filters, and what is written."""
+"""What stores share that keep items in the rows of a table: its layout, and filters."""
 
 from __future__ import annotations
 
@@ -8,24 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from adacur.core.arrays import FloatArray
 from adacur.core.as_json import as_json
-from adacur.core.errors import EngineUnavailable, InputError, UnknownName
+from adacur.core.errors import InputError, UnknownName
 from adacur.core.records import Item
 from adacur.core.spelling import did_you_mean
-from adacur.engines.vector_store import (
-    HALF_OR_NUL,
-    Found,
-    Key,
-    Nearest,
-    Where,
-    check_kept,
-    check_name,
-    has_characters,
-    shown,
-)
+from adacur.engines.vector_store import SURROGATES_OR_NUL, Key, Where, has_characters, shown
 
 # The columns of a table that `create` makes, beside one per vector.
 OWN_COLUMNS = ("key", "id", "text", "metadata")
@@ -86,8 +73,9 @@ class Layout:
         return self.types[name]
 
     def filterable(self, name: str) -> str:
-        """The type of a column of a user's own table that a filter may name: what answers do not show is no business
-        of those who ask, and neither are the names of such columns.
+        """The type of a column of a user's own table that a filter may name.
+
+        Filters, and this error, reveal neither the values nor the names of columns that answers do not show.
         """
         if name not in self.item_columns:
             shown = ", ".join(map(repr, self.item_columns))
@@ -109,15 +97,6 @@ class Layout:
             raise InputError(f"Vector {vector!r} of {self.store} has no size yet: no item has one.")
         return self.vectors[vector]
 
-    def weights(self, vector: str, question: Nearest) -> FloatArray:
-        """The weights of a question as float32, of the size of the vector."""
-        weights = np.asarray(question.weights, dtype=np.float32)
-        if weights.shape != (size := self.dimension(vector),):
-            raise InputError(f"Vector {vector!r} of {self.store} has {size} numbers; got weights of {weights.shape}.")
-        if not np.isfinite(weights).all():
-            raise InputError(f"Weights must be finite; those for vector {vector!r} of {self.store} are not.")
-        return weights
-
     def item(self, row: Mapping[str, Any]) -> tuple[Key, Item]:
         """The key and the item in a row."""
         if self.made:
@@ -128,28 +107,6 @@ class Layout:
         about = {name: as_json(row[name]) for name in self.metadata if row[name] is not None}
         return key, Item(str(key), text, about)
 
-    def batch(
-        self, keys: Sequence[int], items: Sequence[Item], vectors: Mapping[str, FloatArray]
-    ) -> tuple[list[int], list[Item], dict[str, FloatArray]]:
-        """What `put` writes, checked; of a key that occurs twice, what comes last."""
-        if not self.made:
-            raise InputError(f"{self.store} was not made by adacur, which only writes to tables that it made itself.")
-        if set(vectors) != set(self.vectors):
-            raise InputError(f"Every item of {self.store} has the vectors {list(self.vectors)}; got {list(vectors)}.")
-        last = {_whole(key): at for at, key in enumerate(keys)}
-        if len(items) != len(keys):
-            raise InputError(f"There must be one item for each key; got {len(keys)} keys and {len(items)} items.")
-        for item in items:
-            check_kept(item)
-        rows = {name: np.asarray(array, dtype=np.float32) for name, array in vectors.items()}
-        for name, array in rows.items():
-            if array.shape != (shape := (len(keys), self.vectors[name])):
-                raise InputError(f"Vectors {name!r} of {self.store} must be {shape}; got {array.shape}.")
-            if not np.isfinite(array).all():
-                raise InputError(f"Vectors {name!r} must be finite; got a NaN or an infinity.")
-        places = list(last.values())
-        return list(last), [items[at] for at in places], {name: array[places] for name, array in rows.items()}
-
 
 def repeated(store: str, key: Key) -> InputError:
     """What is said of a table in which two rows have the same id."""
@@ -159,15 +116,11 @@ def repeated(store: str, key: Key) -> InputError:
     )
 
 
-def checked_dimensions(dimensions: Mapping[str, int], *, longest: int = 1000) -> dict[str, int]:
-    """Vectors to create: each becomes a column, whose name must be free."""
-    for name, size in dimensions.items():
-        check_name("vector", name)
+def check_columns(vectors: Iterable[str], *, longest: int = 1000) -> None:
+    """Refuse vectors that cannot become columns: their names must be free."""
+    for name in vectors:
         if not name or len(name.encode()) > longest or name in (*OWN_COLUMNS, "words", "facts"):
             raise InputError(f"A vector becomes a column of a table, which cannot be called {shown(name)} here.")
-        if size < 1:
-            raise InputError(f"Vector {name!r} must have at least one number; got {size}.")
-    return dict(dimensions)
 
 
 def metadata_json(item: Item) -> str:
@@ -188,7 +141,7 @@ def wanted(where: Where) -> Iterator[tuple[str, list[Any]]]:
         if not isinstance(name, str):
             raise InputError(f"A filter must be by names of metadata; got {shown(name)}.")
         if has_characters(name) or has_characters(values):
-            raise InputError(f"A filter is Unicode text; that on {shown(name)} has half of a character.")
+            raise InputError(f"A filter must be Unicode text; that on {shown(name)} contains a lone surrogate.")
         yield name, list(values) if isinstance(values, list | tuple | set | frozenset) else [values]
 
 
@@ -200,28 +153,12 @@ def condition(text: str) -> str:
         depth += (sign == "(") - (sign == ")")
         if depth < 0:
             break
-    unfit = has_characters(text, HALF_OR_NUL) or any(sign in bare for sign in ("'", '"', "`", "$", ";", "--", "/*"))
+    unfit = has_characters(text, SURROGATES_OR_NUL) or any(
+        sign in bare for sign in ("'", '"', "`", "$", ";", "--", "/*")
+    )
     if depth or not text.strip() or unfit:
         raise InputError(
             "A filter as text must be one whole SQL condition, without comments, semicolons, escapes (E'…') and dollar "
             f"quotes; got {shown(text)}."
         )
     return f"({text})"
-
-
-def found(store: str, pairs: Iterable[tuple[Key, float]], n: int) -> Found:
-    """The best n of these keys and values, best first; of a key that occurs twice, the better."""
-    distinct: dict[Key, float] = {}
-    for key, value in sorted(pairs, key=lambda pair: -pair[1]):
-        distinct.setdefault(key, value)
-    best = list(distinct.items())[: max(0, n)]
-    values = np.array([value for _, value in best], dtype=np.float32)
-    if not np.isfinite(values).all():
-        raise EngineUnavailable(f"{store} answered with a value that is not finite.")
-    return Found(tuple(key for key, _ in best), values)
-
-
-def _whole(key: object) -> int:
-    if isinstance(key, bool) or not isinstance(key, int | np.integer) or not -(2**63) <= key < 2**63:
-        raise InputError(f"Keys to write under are whole numbers of 64 bits; got {key!r}.")
-    return int(key)

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from adacur.evaluation.runs import Run
-from adacur.evaluation.significance import PairedDifference, bootstrap_interval, paired_difference, paired_values
+from adacur.evaluation.runs import PairedDifference, Run, bootstrap_interval, paired_difference, paired_values
 
 JUDGED = "nDCG@10"
 # Fewer queries cannot tell a usual difference from none.

@@ -11,7 +11,7 @@ import numpy as np
 
 from adacur.core.arrays import FloatArray
 from adacur.evaluation.comparison import FEWEST_QUERIES, JUDGED
-from adacur.evaluation.significance import PairedDifference, bootstrap_interval
+from adacur.evaluation.runs import PairedDifference, bootstrap_interval
 
 # Changes of nDCG@10: a smaller one is not worth a training or an index, and a larger one must not be overlooked.
 _MATTERS, _OVERLOOKED = 0.01, 0.05

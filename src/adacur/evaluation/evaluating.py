@@ -34,14 +34,14 @@ from adacur.evaluation.collection import (
 )
 from adacur.evaluation.comparison import JUDGED
 from adacur.evaluation.depths import measure_depths, plan_depths
-from adacur.evaluation.judged import judged_quality
-from adacur.evaluation.recall import top_k_recall
+from adacur.evaluation.measures import judged_quality, top_k_recall
 from adacur.evaluation.runs import Run
 from adacur.evaluation.searchability import Searchability
 from adacur.first_stages import Dense, first_stage_named
 from adacur.first_stages.encoders import encoder as open_encoder
 from adacur.first_stages.joined import SEPARATOR
 from adacur.index import AnchorTable, Estimate, build_scores, check_scorer, is_finished
+from adacur.index.files import made_whole
 from adacur.index.progress import ScoringBar
 from adacur.scorers import MatrixScorer
 from adacur.scorers import scorer as open_scorer
@@ -296,10 +296,9 @@ def kept_first_stages(
     if "dense" in names:
         target = folder / f"dense-{digest_of(items)}-{_card_digest(encoder)}"
         if not target.exists():
-            partial = target.with_name(f".{target.name}.partial")
-            partial.parent.mkdir(parents=True, exist_ok=True)
-            Dense.build(items, encoder=encoder, progress=progress).save(partial)
-            partial.rename(target)
+            folder.mkdir(parents=True, exist_ok=True)
+            with made_whole(target) as unfinished:
+                Dense.build(items, encoder=encoder, progress=progress).save(unfinished)
         stages["dense"] = Dense.load(target, encoder=encoder)
     return stages
 

@@ -19,8 +19,8 @@ from adacur.core.results import Hits
 from adacur.core.scores import score_pairs
 from adacur.evaluation.comparison import JUDGED, Mean
 from adacur.evaluation.depth_verdict import DepthVerdict, depth_verdict
-from adacur.evaluation.judged import judged_quality
-from adacur.evaluation.significance import PairedDifference, bootstrap_interval
+from adacur.evaluation.measures import judged_quality
+from adacur.evaluation.runs import PairedDifference, bootstrap_interval
 from adacur.first_stages import Matrix, placed
 from adacur.first_stages.placing import AnyStage, Placed, best_by_id
 from adacur.scorers.calling import score_grid

@@ -10,21 +10,12 @@ version, `versions` puts one together from parts, and deletes old ones, `updates
 from __future__ import annotations
 
 from adacur.index.build import build_scores, save_table
-from adacur.index.estimate import Estimate, block_items_for, estimate
+from adacur.index.estimate import Estimate, estimate
 from adacur.index.files import locked, write_checksums
 from adacur.index.folder import IndexFolder, build_status, first_stage_folders, is_finished
-from adacur.index.items import StoredItems
-from adacur.index.manifest import (
-    FORMAT_OF_VERSIONS,
-    Manifest,
-    Origin,
-    Probe,
-    home_of,
-    read_manifest,
-    write_manifest,
-)
+from adacur.index.manifest import Manifest, Origin, home_of, read_manifest, write_manifest
 from adacur.index.object_store import index_url
-from adacur.index.probes import Drift, DriftWarning, check_scorer, choose_probes, drift_now
+from adacur.index.probes import Drift, DriftWarning, check_scorer, drift_now
 from adacur.index.progress import Progress, ScoringBar
 from adacur.index.sparse import Sparse
 from adacur.index.table import AnchorTable
@@ -35,7 +26,6 @@ from adacur.index.workers import On
 
 __all__ = [
     "COMPRESSED",
-    "FORMAT_OF_VERSIONS",
     "AnchorTable",
     "Drift",
     "DriftWarning",
@@ -44,17 +34,13 @@ __all__ = [
     "Manifest",
     "On",
     "Origin",
-    "Probe",
     "Progress",
     "ScoringBar",
     "Sparse",
-    "StoredItems",
     "Update",
-    "block_items_for",
     "build_scores",
     "build_status",
     "check_scorer",
-    "choose_probes",
     "drift_now",
     "estimate",
     "first_stage_folders",

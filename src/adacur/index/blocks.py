@@ -32,8 +32,8 @@ class ScoreBlocks:
     """The scores of a folder, block by block, shape (items of the block, anchor queries), as stored."""
 
     def __init__(self, folder: Path, manifest: Manifest, array: zarr.Array[Any]) -> None:
-        self._folder = folder
-        self._manifest = manifest
+        self.folder = folder
+        self.manifest = manifest
         self._array = array
 
     @classmethod
@@ -80,8 +80,8 @@ class ScoreBlocks:
 
     def write(self, block: int, values: FloatArray) -> None:
         """Store a block; on return it is on the disk."""
-        rows = self._manifest.block(block)
-        chunk = self._folder / self.chunk(block)
+        rows = self.manifest.block(block)
+        chunk = self.folder / self.chunk(block)
         # The last chunk is not full, so zarr would read what an interrupted run left there, and might fail on it.
         chunk.unlink(missing_ok=True)
         self._array[rows.start : rows.stop] = values
@@ -90,7 +90,7 @@ class ScoreBlocks:
 
     def read(self, block: int) -> FloatArray:
         """A block, or an error that names it: missing, unreadable, or with a score that is not a number."""
-        rows = self._manifest.block(block)
+        rows = self.manifest.block(block)
         self._check_size(block)
         try:
             values: FloatArray = np.asarray(self._array[rows.start : rows.stop])
@@ -102,30 +102,30 @@ class ScoreBlocks:
 
     def check_sizes(self) -> None:
         """Refuse a chunk that is missing or cut short, without reading any."""
-        for block in range(self._manifest.n_blocks):
+        for block in range(self.manifest.n_blocks):
             self._check_size(block)
 
     def _check_size(self, block: int) -> None:
         # Zarr allocates a whole chunk, as large as the metadata say, before it looks for the file.
-        manifest = self._manifest
+        manifest = self.manifest
         expected = manifest.block_items * manifest.n_anchors * np.dtype(manifest.dtype).itemsize
         try:
-            size = (self._folder / self.chunk(block)).stat().st_size
+            size = (self.folder / self.chunk(block)).stat().st_size
         except OSError:
             raise self._damaged(block, "its chunk is missing") from None
         if size < expected:
             raise self._damaged(block, f"its chunk cannot be read (it has {size} bytes, fewer than {expected})")
 
     def _damaged(self, block: int, what: str) -> DamagedIndex:
-        rows = self._manifest.block(block)
+        rows = self.manifest.block(block)
         return DamagedIndex(
-            f"Block {block} (items {rows.start} to {rows.stop - 1}) of {self._folder} is damaged: {what}, "
+            f"Block {block} (items {rows.start} to {rows.stop - 1}) of {self.folder} is damaged: {what}, "
             f"file {self.chunk(block)}. {_REMEDY}"
         )
 
     def tidy(self) -> None:
         """Remove half-written files beside the chunks; only while nothing else writes."""
-        for left_over in (self._folder / SCORES / "c").glob("*/*.partial"):
+        for left_over in (self.folder / SCORES / "c").glob("*/*.partial"):
             left_over.unlink(missing_ok=True)
 
     @staticmethod
@@ -135,7 +135,7 @@ class ScoreBlocks:
 
     def __iter__(self) -> Iterator[tuple[int, FloatArray]]:
         """Every block with the position of its first item."""
-        return ((self._manifest.block(block).start, self.read(block)) for block in range(self._manifest.n_blocks))
+        return ((self.manifest.block(block).start, self.read(block)) for block in range(self.manifest.n_blocks))
 
 
 def largest_block(n_anchors: int, dtype: Any) -> int:

@@ -6,15 +6,13 @@ import contextlib
 import functools
 import json
 import logging
-import os
-import shutil
 import sqlite3
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,9 +42,10 @@ from adacur.index.files import (
     LOCK,
     check_no_links,
     full_disk_reported,
+    is_in_use,
     locked,
+    made_whole,
     remove_files,
-    sync_path,
     write_atomically,
 )
 from adacur.index.folder import IndexFolder, is_finished
@@ -66,8 +65,6 @@ _SAMPLE_ITEMS = 512
 _SMALL_BUILD = 20_000
 _PAIRS_TO_RECOGNISE = 8
 _CONTINUES = "Finished blocks are kept: the same call, or command, again goes on from there."
-# Records of finished blocks, written by builds of before 0.2 until they ended.
-_OLD_RECORDS = "finished"
 # Lets PyTerrier recognise the folder as an artifact.
 _PYTERRIER = {"type": "adacur_index", "format": "adacur", "package_hint": "adacur"}
 
@@ -137,14 +134,19 @@ def build_scores(
         )
 
     def choose_block_items(n_items: int) -> int:
-        cost = _cost(folder, n_items, anchors, scorer=scorer, dtype=dtype, seed=seed, on=on, timed=block_items is None)
+        pairs = n_items * len(anchors)
+        size: dict[str, Any] = {"n_items": n_items, "n_anchors": len(anchors)}
+        cost = Estimate(**size, pairs=pairs, bytes=pairs * np.dtype(dtype).itemsize)
+        if block_items is None and pairs > _SMALL_BUILD:
+            sample = StoredItems(folder).at(np.linspace(0, n_items - 1, min(n_items, _SAMPLE_ITEMS)).astype(int))
+            limits: dict[str, Any] = {"seconds": 1.0, "most_calls": pairs // 200}
+            cost = estimate(sample, anchors, scorer=scorer, **size, dtype=dtype, seed=seed, **limits, on=on)
         reports.timed = cost.calls_used
         if anchors:
             _log.info("%s", cost.in_words())
         if block_items or not cost.calls_used:
             return block_items or blocks_of_small_build(n_items)
-        size = {"n_items": n_items, "n_anchors": len(anchors), "workers": cost.workers}
-        return block_items_for(cost.pairs_per_second, dtype=dtype, **size)
+        return block_items_for(cost.pairs_per_second, **size, dtype=dtype, workers=cost.workers)
 
     # A cluster takes seconds to start, and a finished index has no use for it.
     with contextlib.nullcontext() if is_finished(folder) else connected_to(on):
@@ -183,21 +185,14 @@ def cut_in_words(n_cut: int, n_items: int, card: ScorerCard | None) -> str:
     )
 
 
-def save_table(
-    table: AnchorScores, path: str | Path, *, card: ScorerCard | None = None, origin: Origin | None = None
-) -> IndexFolder:
-    """Write anchor scores from memory as a finished folder; `card` names their scorer, `origin` how they came."""
+def save_table(table: AnchorScores, path: str | Path, *, card: ScorerCard | None = None) -> IndexFolder:
+    """Write anchor scores from memory as a finished folder; `card` names their scorer."""
     matrix = table.matrix
-    anchors, dtype = table.anchor_queries, str(matrix.dtype)
-    return save_rows(
-        table.items,
-        anchors,
-        lambda start, stop: matrix[start:stop],
-        dtype=dtype,
-        path=path,
-        card=card,
-        origin=origin,
-    )
+
+    def rows(start: int, stop: int) -> FloatArray:
+        return matrix[start:stop]
+
+    return save_rows(table.items, table.anchor_queries, rows, dtype=str(matrix.dtype), path=path, card=card)
 
 
 def save_rows(
@@ -213,7 +208,7 @@ def save_rows(
     """The same from `rows(start, stop)`: scores of items in these positions, (items, anchor queries), read in order."""
     refuse_url(path, "Saving")
     folder = Path(path)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if is_in_use(folder):
         raise IndexMismatch(f"{folder} is in use already. Save to a new folder, or remove that one first.")
     block_items = min(len(items), largest_block(len(anchors), dtype))
 
@@ -223,22 +218,14 @@ def save_rows(
 
     queries = distinct_anchors(anchors) if anchors else ()
     # Saving cannot be resumed, so half a table must never be seen under the folder's name.
-    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
-    try:
+    with made_whole(folder) as unfinished:
         _build(
-            partial,
+            unfinished,
             Source(items, queries, card=card, dtype=dtype, origin=origin, check=lambda item: None),
             choose_engine=lambda *_: InThisProcess(look_up),
             choose_block_items=lambda _: block_items,
             reports=ProgressReports(None),
         )
-        if folder.exists():
-            folder.rmdir()
-        os.replace(partial, folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    sync_path(folder.parent)
     return IndexFolder.open(folder)
 
 
@@ -271,9 +258,9 @@ def _build(
             blocks = ScoreBlocks.open(folder, manifest, writable=True)
             # A name proves little where there are no weights to compare.
             if scorer is not None and not same_scorer(manifest.scorer, scorer.card):
-                reports.drift = _recognise(folder, manifest, blocks, connection, source.anchors, scorer)
-            _score_blocks(folder, manifest, blocks, connection, choose_engine=choose_engine, reports=reports)
-            _finish(folder, manifest, blocks, connection)
+                reports.drift = _recognise(blocks, connection, source.anchors, scorer)
+            _score_blocks(blocks, connection, choose_engine=choose_engine, reports=reports)
+            _finish(blocks, connection)
 
 
 def _begin(folder: Path, source: Source, choose_block_items: Callable[[int], int], *, created: bool) -> Manifest:
@@ -311,27 +298,21 @@ def _begin(folder: Path, source: Source, choose_block_items: Callable[[int], int
 def _remove(folder: Path) -> None:
     """Remove what a build that never reached its manifest left behind, and nothing else."""
     ScoreBlocks.discard(folder)
-    shutil.rmtree(folder / _OLD_RECORDS, ignore_errors=True)
     remove_files(folder, *DATABASE_FILES)
 
 
 def _recognise(
-    folder: Path,
-    manifest: Manifest,
-    blocks: ScoreBlocks,
-    connection: sqlite3.Connection,
-    anchors: Sequence[Query],
-    scorer: Scorer,
+    blocks: ScoreBlocks, connection: sqlite3.Connection, anchors: Sequence[Query], scorer: Scorer
 ) -> Drift | None:
     """Compare a few scores of a finished block, so that one index never holds the scores of two scorers."""
     finished = connection.execute("SELECT min(block) FROM blocks").fetchone()[0]
     if finished is None:
         return None
-    values, items = blocks.read(finished), _block_items(connection, manifest.block(finished))
+    values, items = blocks.read(finished), _block_items(connection, blocks.manifest.block(finished))
     rows, columns = (np.linspace(0, n - 1, _PAIRS_TO_RECOGNISE).astype(int) for n in (len(items), len(anchors)))
     rows, columns = np.unique([rows, columns], axis=1)
     pairs = [(anchors[column], items[row]) for row, column in zip(rows, columns, strict=True)]
-    return compare_scores(scorer, pairs, values[rows, columns], manifest, where=folder)
+    return compare_scores(scorer, pairs, values[rows, columns], blocks.manifest, where=blocks.folder)
 
 
 def _scoring(scorer: Scorer, *, anchors: Sequence[Query], dtype: str) -> _ScoreBlock:
@@ -364,19 +345,14 @@ def _scoring_elsewhere(
 
 
 def _score_blocks(
-    folder: Path,
-    manifest: Manifest,
-    blocks: ScoreBlocks,
-    connection: sqlite3.Connection,
-    *,
-    choose_engine: _ChooseEngine,
-    reports: ProgressReports,
+    blocks: ScoreBlocks, connection: sqlite3.Connection, *, choose_engine: _ChooseEngine, reports: ProgressReports
 ) -> None:
     """Read the next block and write the last one while a block is scored.
 
     The scorer runs in this thread, or in other processes; reading and writing each have a thread and a connection of
     their own. Only one finished block may wait to be written.
     """
+    manifest = blocks.manifest
     done = {block for (block,) in connection.execute("SELECT block FROM blocks")}
     left = [block for block in range(manifest.n_blocks) if block not in done]
     pairs = manifest.n_items * manifest.n_anchors
@@ -396,7 +372,7 @@ def _score_blocks(
     # However this ends, the engine is stopped first and what was scored is then still written.
     with (
         ThreadPoolExecutor(1, thread_name_prefix="adacur-write") as writer,
-        contextlib.closing(engine.run(_read_blocks(folder, manifest, left))) as scoring,
+        contextlib.closing(engine.run(_read_blocks(blocks, left))) as scoring,
     ):
         writing: Future[None] | None = None
         try:
@@ -416,7 +392,8 @@ def _score_blocks(
             writing.result()
 
 
-def _finish(folder: Path, manifest: Manifest, blocks: ScoreBlocks, connection: sqlite3.Connection) -> None:
+def _finish(blocks: ScoreBlocks, connection: sqlite3.Connection) -> None:
+    folder, manifest = blocks.folder, blocks.manifest
     digests: dict[int, str] = dict(connection.execute("SELECT block, digest FROM blocks"))
 
     def read_back() -> Iterator[tuple[int, FloatArray]]:
@@ -433,45 +410,14 @@ def _finish(folder: Path, manifest: Manifest, blocks: ScoreBlocks, connection: s
     probes = choose_probes(read_back(), seed=manifest.seed)
     blocks.tidy()
     seal(connection)
-    shutil.rmtree(folder / _OLD_RECORDS, ignore_errors=True)
     write_atomically(folder / "pt_meta.json", json.dumps(_PYTERRIER))
     write_manifest(folder, replace(manifest, status="complete", probes=probes))
 
 
-def _cost(
-    folder: Path,
-    n_items: int,
-    anchors: Sequence[Query],
-    *,
-    scorer: Scorer,
-    dtype: str,
-    seed: int,
-    on: On,
-    timed: bool,
-) -> Estimate:
-    """What the build will cost; small builds, and those whose block size is given, are not timed."""
-    pairs = n_items * len(anchors)
-    if not timed or pairs <= _SMALL_BUILD:
-        return Estimate(n_items, len(anchors), pairs=pairs, bytes=pairs * np.dtype(dtype).itemsize)
-    sample = StoredItems(folder).at(np.linspace(0, n_items - 1, min(n_items, _SAMPLE_ITEMS)).astype(int))
-    return estimate(
-        sample,
-        anchors,
-        scorer=scorer,
-        n_items=n_items,
-        n_anchors=len(anchors),
-        dtype=dtype,
-        seed=seed,
-        seconds=1.0,
-        most_calls=pairs // 200,
-        on=on,
-    )
-
-
-def _read_blocks(folder: Path, manifest: Manifest, numbers: Iterable[int]) -> Iterator[_Block]:
-    with contextlib.closing(connect(folder)) as connection:
+def _read_blocks(blocks: ScoreBlocks, numbers: Iterable[int]) -> Iterator[_Block]:
+    with contextlib.closing(connect(blocks.folder)) as connection:
         for number in numbers:
-            yield _Block(number, _block_items(connection, manifest.block(number)))
+            yield _Block(number, _block_items(connection, blocks.manifest.block(number)))
 
 
 def _block_items(connection: sqlite3.Connection, positions: range) -> list[Item]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ import numpy as np
 from adacur.approximation import Features, ItemFactors, PackedRows, ScoreScale
 from adacur.approximation.item_factors import Allocate
 from adacur.core.arrays import KeyArray
-from adacur.core.errors import AdacurError, DamagedIndex, IndexMismatch, NewerFormat
+from adacur.core.errors import DamagedIndex, IndexMismatch, NewerFormat
 from adacur.core.protocols import AnchorScores
 from adacur.data.stored import read_array, read_json
-from adacur.index.files import locked, write_checksums
+from adacur.index.files import damage_reported, locked, made_whole, write_checksums
 from adacur.index.manifest import read_manifest
 from adacur.index.versions import COMPRESSED
 
@@ -36,20 +35,15 @@ def read_features(home: Path, anchors: AnchorScores) -> Features:
     folder = home / COMPRESSED
     remedy = f"Run `adacur index compress {home}` again, or with --drop to search with the scores."
     now = _belongs_to(home)
-    try:
+    with damage_reported(f"The files in {folder}", remedy):
         settings = read_json(folder / _SETTINGS)
-        newer, other = settings["format"] > _FORMAT, [what for what in now if settings[what] != now[what]]
-        features = None if newer or other else _read(folder, settings, anchors)
-    except AdacurError:
-        raise
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError) as error:
-        raise DamagedIndex(f"The files in {folder} cannot be read ({error}). {remedy}") from error
-    if newer:
-        raise NewerFormat(
-            f"{folder} has format {settings['format']}; this adacur reads up to {_FORMAT}. Upgrade adacur. {remedy}"
-        )
-    if features is None:
-        raise IndexMismatch(f"{folder} was made when the index had another {' and another '.join(other)}. {remedy}")
+        if settings["format"] > _FORMAT:
+            raise NewerFormat(
+                f"{folder} has format {settings['format']}; this adacur reads up to {_FORMAT}. Upgrade adacur. {remedy}"
+            )
+        if other := [what for what in now if settings[what] != now[what]]:
+            raise IndexMismatch(f"{folder} was made when the index had another {' and another '.join(other)}. {remedy}")
+        features = _read(folder, settings, anchors)
     counts = {len(features.means), *(part.shape[0] for part in features.factors.parts)}
     counts |= set() if features.keys is None else {len(features.keys)}
     if counts != {len(anchors.items)} or len(features.precisions) != len(anchors.anchor_queries):
@@ -69,9 +63,8 @@ def store_features(
     The caller holds the lock of the folder.
     """
     _remove_unfinished(home)
-    folder = home / f".{COMPRESSED}.{uuid.uuid4().hex}.unfinished"
-    folder.mkdir()
-    try:
+    with made_whole(home / COMPRESSED, replacing=True) as folder:
+        folder.mkdir()
         features = make(_on_disk(folder))
         np.save(folder / "keys.npy", keys)
         reported = report(features)
@@ -79,10 +72,6 @@ def store_features(
         write_checksums(folder)
         # The mapping goes first: a file that is mapped cannot be renamed everywhere.
         del features
-        _remove(home)
-        folder.rename(home / COMPRESSED)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return reported
 
 
@@ -90,7 +79,11 @@ def drop_features(home: Path) -> bool:
     """Remove compressed features from an index folder; False where there were none."""
     with locked(home):
         _remove_unfinished(home)
-        return _remove(home)
+        if not is_compressed(home):
+            return False
+        # Renamed first: a crash leaves the folder whole or gone.
+        shutil.rmtree((home / COMPRESSED).rename(home / f".{COMPRESSED}.dropped.unfinished"))
+        return True
 
 
 def _belongs_to(home: Path) -> dict[str, Any]:
@@ -109,16 +102,6 @@ def _remove_unfinished(home: Path) -> None:
     """An interrupted compression leaves files as large as those that it would have made."""
     for left_over in home.glob(f".{COMPRESSED}.*.unfinished"):
         shutil.rmtree(left_over)
-
-
-def _remove(home: Path) -> bool:
-    if not is_compressed(home):
-        return False
-    # Renamed first: a crash leaves the folder whole or gone.
-    going = home / f".{COMPRESSED}.{uuid.uuid4().hex}.unfinished"
-    (home / COMPRESSED).rename(going)
-    shutil.rmtree(going)
-    return True
 
 
 def _on_disk(folder: Path) -> Allocate:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from adacur.core.errors import IncompleteIndex, IndexMismatch, InputError, NotAnIndex
 from adacur.index.blocks import SCORES
 from adacur.index.database import DATABASE
-from adacur.index.files import LOCK
+from adacur.index.files import LOCK, is_in_use, made_whole
 from adacur.index.folder import IndexFolder
-from adacur.index.manifest import FIRST_MANIFEST, MANIFEST, VERSIONS
+from adacur.index.manifest import FIRST_MANIFEST, MANIFEST, VERSIONS, checked_manifest
 from adacur.index.object_store import ObjectStore, copies, index_url
 from adacur.index.versions import AT_HOME, EXACT, PARTS, READERS, places_of
 
@@ -94,34 +93,22 @@ def _upload(folder: Path, store: ObjectStore) -> None:
 
 
 def _download(store: ObjectStore, folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if is_in_use(folder):
         raise IndexMismatch(f"{folder} is in use already. Choose a new folder.")
     _manifest(store)
-    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
-    try:
-        _each(lambda name: store.download(name, partial / name), filter(_is_copied, store.names()))
-        index = IndexFolder.open(partial)
+    with made_whole(folder) as unfinished:
+        _each(lambda name: store.download(name, unfinished / name), filter(_is_copied, store.names()))
+        index = IndexFolder.open(unfinished)
         # A chunk that is missing in the store would go unnoticed until it is read.
         index.check_chunks()
         index.release()
-        if folder.exists():
-            folder.rmdir()
-        os.replace(partial, folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
-def _manifest(store: ObjectStore) -> dict[str, object]:
+def _manifest(store: ObjectStore) -> dict[str, Any]:
     content = store.read(MANIFEST)
     if content is None:
         raise NotAnIndex(f"{store.url} is not an index: it has no {MANIFEST}. Check the URL.")
-    try:
-        manifest = dict(json.loads(content))
-        if manifest["type"] != "adacur_index":
-            raise ValueError(f"its type is {manifest['type']!r}")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise NotAnIndex(f"{store.url} is not an index: {MANIFEST} is not one of adacur's ({error}).") from error
+    manifest = checked_manifest(content, store.url)
     if manifest.get("status") == "building":
         raise IncompleteIndex(f"{store.url} is a build that has not finished. Build it in a folder, and copy that.")
     return manifest

@@ -159,7 +159,14 @@ def estimate(
             workers, faster = workers_and_speed(on, scorer)
         limits: dict[str, Any] = {"seconds": seconds, "most_calls": most_calls}
         timing = time_scorer(items_sample, queries_sample, scorer=scorer, seed=seed, **limits)
-    charged = _charged(items_sample, queries_sample, pairs=pairs, n_anchors=n_anchors, scorer=scorer, price=price)
+    known = price_of(scorer) if price is None else Price.of(price)
+    charged: dict[str, Any] = {"price": known}
+    if pairs and items_sample and queries_sample:
+        some = [(query, item) for query in queries_sample[:_COUNTED_QUERIES] for item in items_sample]
+        counts = count_tokens(scorer, some)
+        charged |= {"tokens": round(float(counts.mean()) * pairs), "tokens_are_bound": not counts_exactly(scorer)}
+        if known is not None:
+            charged["cost"] = known.cost(max(n_anchors, round(units_per_pair(known, scorer, some, counts) * pairs)))
     expected, low, high = (timing.times(pairs) / faster + encoding).tolist()
     return Estimate(
         n_items,
@@ -175,28 +182,6 @@ def estimate(
         calls_used=timing.calls_used,
         **charged,
     )
-
-
-def _charged(
-    items: Sequence[Item],
-    queries: Sequence[Query],
-    *,
-    pairs: int,
-    n_anchors: int,
-    scorer: Scorer,
-    price: Price | str | None,
-) -> dict[str, Any]:
-    """Tokens and money of this number of `pairs`, estimated from a sample that was not scored."""
-    known = price_of(scorer) if price is None else Price.of(price)
-    if not pairs or not items or not queries:
-        return {"price": known}
-    some = [(query, item) for query in queries[:_COUNTED_QUERIES] for item in items]
-    counts = count_tokens(scorer, some)
-    cost = None
-    if known is not None:
-        cost = known.cost(max(n_anchors, round(units_per_pair(known, scorer, some, counts) * pairs)))
-    tokens = round(float(counts.mean()) * pairs)
-    return {"tokens": tokens, "tokens_are_bound": not counts_exactly(scorer), "cost": cost, "price": known}
 
 
 def count_cut(scorer: Scorer, queries: Sequence[Query], items: Items) -> int | None:
@@ -221,7 +206,8 @@ def count_cut(scorer: Scorer, queries: Sequence[Query], items: Items) -> int | N
 def block_items_for(pairs_per_second: float, *, n_items: int, n_anchors: int, dtype: str, workers: int = 1) -> int:
     """How many items make a block of some 20 s of a worker: short enough to lose, long enough to keep it busy.
 
-    `pairs_per_second` is that of all workers. Several get at least eight blocks each, lest some wait for the last.
+    `pairs_per_second` is that of all workers. Several get at least eight blocks each, so that
+    few of them wait for the last.
     """
     items = int(pairs_per_second / workers * _BLOCK_SECONDS / n_anchors)
     if workers > 1:

@@ -6,8 +6,6 @@ import contextlib
 import hashlib
 import json
 import re
-import shutil
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,9 +17,9 @@ import numpy as np
 from adacur.approximation import ScoreScale
 from adacur.approximation.engine_rows import Outline
 from adacur.approximation.rank_slopes import RankSlopes
-from adacur.core.errors import AdacurError, DamagedIndex, IndexMismatch, NewerFormat
+from adacur.core.errors import DamagedIndex, IndexMismatch, NewerFormat
 from adacur.data.stored import read_array, read_json, read_record
-from adacur.index.files import sync_tree, write_atomically, write_checksums
+from adacur.index.files import damage_reported, made_whole, sync_tree, write_atomically, write_checksums
 from adacur.index.manifest import read_manifest
 from adacur.index.versions import EXPORTED
 
@@ -149,12 +147,6 @@ def write_export(home: Path, export: Export, outline: Outline, *, fusion: ScoreS
 
     `fusion` is the scale that exact scores are fused on.
     """
-    folder = home / EXPORTED / _slug(export.store)
-    unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.unfinished")
-    try:
-        unfinished.mkdir(parents=True)
-    except OSError as error:
-        raise DamagedIndex(f"{home / EXPORTED} cannot be written to ({error}).") from error
     arrays = {
         "scale_scores": outline.scale.scores,
         "scale_rarities": outline.scale.rarities,
@@ -162,18 +154,17 @@ def write_export(home: Path, export: Export, outline: Outline, *, fusion: ScoreS
         "fusion_scores": None if fusion is None else fusion.scores,
         "fusion_rarities": None if fusion is None else fusion.rarities,
     }
-    try:
+    with made_whole(home / EXPORTED / _slug(export.store), replacing=True) as folder:
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise DamagedIndex(f"{home / EXPORTED} cannot be written to ({error}).") from error
         for name, array in arrays.items():
             if array is not None:
-                np.save(unfinished / f"{name}.npy", array)
-        (unfinished / _SETTINGS).write_text(json.dumps(asdict(export), indent=1), encoding="utf-8")
-        write_checksums(unfinished)
-        sync_tree(unfinished)
-        if folder.exists():
-            shutil.rmtree(folder)
-        unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+                np.save(folder / f"{name}.npy", array)
+        (folder / _SETTINGS).write_text(json.dumps(asdict(export), indent=1), encoding="utf-8")
+        write_checksums(folder)
+        sync_tree(folder)
 
 
 def read_export(
@@ -187,7 +178,7 @@ def read_export(
     remedy = export_command(path, store)
     if not folder.exists():
         raise IndexMismatch(f"{path} has not been exported to {store} as it is now. {remedy}")
-    try:
+    with damage_reported(f"The files in {folder}", remedy):
         settings = read_json(folder / _SETTINGS)
         if settings["format"] > _FORMAT:
             raise NewerFormat(f"{folder} has format {settings['format']}; this adacur reads {_FORMAT}. Upgrade adacur.")
@@ -196,10 +187,6 @@ def read_export(
             raise ValueError(f"the tag is {export.tag!r}")
         outline, fusion = _outline(folder, export, anchors)
         export.rank_slopes()
-    except AdacurError:
-        raise
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError) as error:
-        raise DamagedIndex(f"The files in {folder} cannot be read ({error}). {remedy}") from error
     manifest = read_manifest(home)
     if (export.items_digest, export.anchors_digest) != (manifest.items_digest, manifest.anchors_digest):
         raise IndexMismatch(f"{path} has changed since it was exported to {store}. {remedy}")

@@ -7,11 +7,13 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import sqlite3
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from adacur.core.errors import DamagedIndex, IndexFolderError, IndexLocked, StorageFull
+from adacur.core.errors import AdacurError, DamagedIndex, IndexFolderError, IndexLocked, StorageFull
 from adacur.data.stored import read_json
 
 LOCK = "build.lock"
@@ -50,6 +52,31 @@ def sync_tree(folder: Path) -> None:
     """Make a folder with all files in it survive a power cut."""
     for path in (*folder.rglob("*"), folder):
         sync_path(path)
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether something lies there that a new folder would have to replace."""
+    return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+
+
+@contextlib.contextmanager
+def made_whole(folder: Path, *, replacing: bool = False) -> Iterator[Path]:
+    """Where to write a folder that is seen under its name only when all of it is there.
+
+    An empty folder of this name gives way, and with `replacing` any.
+    """
+    unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.unfinished")
+    try:
+        yield unfinished
+        if folder.exists() and replacing:
+            # Renamed first: a crash leaves the earlier folder whole or gone.
+            shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.unfinished")))
+        elif folder.exists():
+            folder.rmdir()
+        os.replace(unfinished, folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    sync_path(folder.parent)
 
 
 def remove_files(folder: Path, *names: str) -> None:
@@ -100,6 +127,17 @@ def full_disk_reported(folder: Path, safe: Callable[[], str], *, what: str = "bu
         if isinstance(error, sqlite3.Error):
             raise IndexFolderError(f"The database of {folder} cannot be used: {error}.") from error
         raise
+
+
+@contextlib.contextmanager
+def damage_reported(what: str, remedy: str = "Restore it from a copy.") -> Iterator[None]:
+    """Report whatever reading damaged files raises as damage to `what`."""
+    try:
+        yield
+    except AdacurError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError) as error:
+        raise DamagedIndex(f"{what} cannot be read ({error}). {remedy}") from error
 
 
 def is_full(error: BaseException | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ from adacur.index.versions import (
 _PARTS_KEPT_OPEN = 32
 
 
+@dataclass(eq=False, repr=False)
 class IndexFolder:
     """Items, anchor queries and anchor scores of one version, which stays as it is when the index changes.
 
@@ -39,26 +41,15 @@ class IndexFolder:
     hold its items and scores, none where the index is as its build left it.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        manifest: Manifest,
-        items: StoredItems | PartItems,
-        anchor_queries: tuple[Query, ...],
-        home: Path | None = None,
-        parts: Sequence[Part] = (),
-        held: Reading | None = None,
-    ) -> None:
-        self.path = path
-        self.home = home or path
-        self.manifest = manifest
-        self.items = items
-        self.anchor_queries = anchor_queries
-        self.parts = tuple(parts)
-        self._held = held
-        self._reading = threading.Lock()
-        self._matrix: FloatArray | None = None
+    path: Path
+    home: Path
+    manifest: Manifest
+    items: StoredItems | PartItems
+    anchor_queries: tuple[Query, ...]
+    held: Reading | None
+    parts: Sequence[Part] = ()
+    _reading: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _matrix: FloatArray | None = field(default=None, init=False)
 
     @classmethod
     def open(cls, path: str | Path) -> IndexFolder:
@@ -80,7 +71,7 @@ class IndexFolder:
         check_room(folder, manifest)
         items, anchors = StoredItems(folder), _anchors_of(folder)
         _check_counts(folder, manifest, n_items=len(items), n_anchors=len(anchors))
-        return cls(folder, manifest=manifest, items=items, anchor_queries=anchors, held=held)
+        return cls(folder, home, manifest, items, anchors, held)
 
     @classmethod
     def of_parts(
@@ -109,15 +100,8 @@ class IndexFolder:
             raise DamagedIndex(
                 f"The parts of {home} lack an item or an anchor query of the version. Restore the folder from a copy."
             )
-        return cls(
-            path,
-            manifest=manifest,
-            items=PartItems(stores, rows),
-            anchor_queries=tuple(anchors[column] for column in range(manifest.n_anchors)),
-            home=home,
-            parts=parts,
-            held=held,
-        )
+        queries = tuple(anchors[column] for column in range(manifest.n_anchors))
+        return cls(path, home, manifest, PartItems(stores, rows), queries, held, tuple(parts))
 
     @property
     def version(self) -> int:
@@ -139,7 +123,7 @@ class IndexFolder:
             return self._matrix
 
     def check_chunks(self) -> None:
-        """Refuse scores that are not all there, before memory is taken for as many as the manifests say."""
+        """Refuse missing or truncated scores, before memory is allocated for all that the manifests count."""
         for folder, manifest in [(part.folder, part.manifest) for part in self.parts] or [(self.path, self.manifest)]:
             ScoreBlocks.open(folder, manifest).check_sizes()
 
@@ -177,8 +161,8 @@ class IndexFolder:
 
     def release(self) -> None:
         """Let the version be deleted once it is no longer the current one; nothing more may be read from this."""
-        if self._held is not None:
-            self._held.release()
+        if self.held is not None:
+            self.held.release()
 
 
 def first_stage_folders(path: Path) -> list[Path]:

@@ -19,8 +19,7 @@ from adacur.core.errors import UnknownName
 from adacur.core.protocols import Items
 from adacur.core.records import Item
 from adacur.core.seeds import item_keys
-from adacur.index.database import connect, damaged
-from adacur.index.files import is_full
+from adacur.index.database import connect, damaged, reading
 
 # Below SQLite's smallest default limit of bound parameters, 999.
 _PARAMETERS = 900
@@ -108,14 +107,10 @@ class StoredItems(Items):
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
+        with self._lock, reading(self._folder):
             connection = self._connection or connect(self._folder)
             try:
                 yield connection
-            except sqlite3.DatabaseError as error:
-                if is_full(error):
-                    raise
-                raise damaged(self._folder, str(error)) from error
             finally:
                 if self._connection is None:
                     connection.close()

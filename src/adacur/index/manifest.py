@@ -27,7 +27,7 @@ FIRST_MANIFEST = "part.json"
 CONTINUE = "Run the same build again to continue where it stopped."
 DTYPES = ("float32", "float16", "float64")
 _MOST = 2**48
-# A part is the first build, or a folder of this name: a manifest reaches nothing outside its index.
+# A part is the first build, or a folder of this name: a manifest cannot name anything outside its index.
 _PART = re.compile(r"\.|parts/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _TYPE = "adacur_index"
 _STATUSES = ("building", "complete")
@@ -191,6 +191,11 @@ def _load(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
         raise NotAnIndex(f"{folder} is not an index folder: it {what}. Check the path.") from None
     except (OSError, ValueError) as error:
         raise NotAnIndex(f"{folder} is not an index folder: {name} cannot be read ({error}).") from error
+    return checked_manifest(text, folder, name)
+
+
+def checked_manifest(text: str | bytes, folder: Path | str, name: str = MANIFEST) -> dict[str, Any]:
+    """The JSON of a manifest, or of a pointer to one, if this adacur can read it; errors name `folder` and `name`."""
     try:
         data: dict[str, Any] = json.loads(text)
         if data["type"] != _TYPE:
@@ -211,7 +216,7 @@ def _is_pointer(data: Mapping[str, Any]) -> bool:
     return "version" in data and "parts" not in data
 
 
-def _foreign(folder: Path, error: Exception, name: str = MANIFEST) -> NotAnIndex:
+def _foreign(folder: Path | str, error: Exception, name: str = MANIFEST) -> NotAnIndex:
     reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
     return NotAnIndex(f"{folder} is not an index folder: {name} is not one of adacur's ({reason}).")
 
@@ -235,7 +240,7 @@ def _as_json(manifest: Manifest) -> str:
 
 
 def _parse(data: Mapping[str, Any]) -> Manifest:
-    # Manifests of before 0.2 call the packages versions.
+    # Old manifests call the packages versions.
     manifest = read_record(Manifest, {"packages": data.get("versions", {})} | dict(data))
     if manifest.status not in _STATUSES:
         raise ValueError(f"status is {manifest.status!r}, and must be one of {_STATUSES}")

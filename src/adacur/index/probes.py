@@ -169,8 +169,8 @@ def same_scorer(built: ScorerCard | None, given: ScorerCard | None) -> bool:
     """Whether two cards are surely of one scorer, so that it need not be measured."""
     if built is None or given is None or built.weights is None:
         return False
-    # Where it lies and what it is called says nothing. All else does: texts cut at another length, for one, are scored
-    # differently by the same weights. A model's card of before has no settings, and so is never the same.
+    # Its path and name do not matter. All else does: texts cut at another length, for one, are scored differently by
+    # the same weights. An old card of a model has no settings, and so is never the same.
     return replace(built, name="", source=None) == replace(given, name="", source=None)
 
 

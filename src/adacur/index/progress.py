@@ -15,8 +15,8 @@ class Progress:
     """How far a build is. `seconds` and `pairs_per_second` are of this run; `resumed_blocks` and
     `resumed_pairs` were done before it.
 
-    `workers` are those at work now. Beside these pairs, `drift` was measured where the scorer had to be recognised by
-    scores of before, and `timed` pairs were scored to choose the size of a block.
+    `workers` are those at work now. Not counted in these pairs: `drift` was measured where the scorer had to be
+    recognised by earlier scores, and `timed` pairs were scored to choose the size of a block.
     """
 
     blocks_done: int = 0

@@ -30,7 +30,7 @@ from adacur.index.blocks import as_stored
 from adacur.index.build import build_scores, save_rows
 from adacur.index.database import digest_texts
 from adacur.index.estimate import Estimate
-from adacur.index.files import full_disk_reported, locked, sync_path, write_atomically
+from adacur.index.files import damage_reported, full_disk_reported, is_in_use, locked, sync_path, write_atomically
 from adacur.index.folder import IndexFolder, is_finished
 from adacur.index.manifest import CONTINUE, Origin, read_manifest, work_folder, write_manifest
 from adacur.index.probes import Drift, choose_probes, compare_scores, same_scorer
@@ -96,14 +96,9 @@ class Sparsity:
 
 def read_sparsity(home: Path) -> Sparsity | None:
     """How an index was scored; None where every pair was."""
-    try:
-        return read_record(Sparsity, read_json(home / EXACT / ABOUT_CELLS))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise IndexFolderError(
-            f"{home / EXACT / ABOUT_CELLS} cannot be read ({error}). Restore it from a copy."
-        ) from error
+    file = home / EXACT / ABOUT_CELLS
+    with damage_reported(str(file)):
+        return read_record(Sparsity, read_json(file)) if file.exists() else None
 
 
 def sparse_pairs_done(path: str | Path) -> int:
@@ -113,7 +108,7 @@ def sparse_pairs_done(path: str | Path) -> int:
 
 
 class SparseBuild:
-    """A sparse index in the making, in a hidden folder beside `path`; scores that were paid for are kept there.
+    """The build of a sparse index, in a hidden folder beside `path`, where finished scores are kept.
 
     `stage` stores the items, for the first stage to be built on; `score` fills the rows; `finish` predicts the rest and
     gives the index its name.
@@ -130,7 +125,7 @@ class SparseBuild:
     def finished(self, items: Iterable[Item], anchors: Sequence[Query], *, sparse: Sparse) -> IndexFolder | None:
         """The index at `path` where it is finished already and was built from the same."""
         if not is_finished(self.path):
-            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            if is_in_use(self.path):
                 raise IndexMismatch(
                     f"{self.path} is in use already, and not by a sparse index. Choose another path for this one."
                 )

@@ -17,7 +17,7 @@ from adacur.core.scores import check_grid
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnchorTable:
-    """R_anc at hand: `matrix` is item-major, (items, anchor queries), float32 or float64."""
+    """R_anc in memory: `matrix` is item-major, (items, anchor queries), float32 or float64."""
 
     items: Items
     anchor_queries: tuple[Query, ...]

@@ -68,7 +68,7 @@ def updating(path: str | Path, *, on: On = None, progress: bool = False) -> Iter
     """
     refuse_url(path, "A change of an index")
     index = Path(path)
-    # First: the lock would make a folder of a path that is none.
+    # Before locking, which would create a folder at a path where there is no index.
     IndexFolder.open(index).release()
     with locked(index):
         prune_locked(index)
@@ -83,7 +83,7 @@ def updating(path: str | Path, *, on: On = None, progress: bool = False) -> Iter
 
 
 class Update:
-    """A new version in the making, by any number of changes; nothing is visible to readers before `switch`."""
+    """A new version that is being made, by any number of changes; readers see nothing of it before `switch`."""
 
     def __init__(self, current: IndexFolder, *, on: On = None, progress: bool = False) -> None:
         self._current = current

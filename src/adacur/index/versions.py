@@ -21,7 +21,7 @@ from adacur.core.errors import DamagedIndex, NotAnIndex
 from adacur.data.stored import read_array
 from adacur.index.blocks import SCORES, ScoreBlocks, largest_block
 from adacur.index.database import DATABASE_FILES, check_room
-from adacur.index.files import check_inside, check_no_links, locked, sync_tree, write_checksums
+from adacur.index.files import check_inside, check_no_links, damage_reported, locked, sync_tree, write_checksums
 from adacur.index.manifest import (
     FIRST_MANIFEST,
     VERSIONS,
@@ -92,10 +92,8 @@ def read_parts(index: Path, home: Path, manifest: Manifest) -> list[Part]:
             rows = record.start + np.arange(part.n_items)
         else:
             file = home / ROWS / f"{number}.npy"
-            try:
+            with damage_reported(str(file)):
                 rows = read_array(file, kind="i").astype(np.int64)
-            except (OSError, ValueError) as error:
-                raise DamagedIndex(f"{file} cannot be read ({error}). Restore it from a copy.") from error
         parts.append(Part(record.path, index / record.path, part, rows, np.array(record.columns, dtype=np.int64)))
     _check_tiled(parts, home, manifest)
     return parts
@@ -132,30 +130,44 @@ def live_blocks(
 
 def exact_cells(parts: Sequence[Part], *, n_items: int, n_anchors: int) -> BoolArray | None:
     """Which scores the scorer gave, (items, anchor queries); None where it gave them all."""
-    cells: BoolArray | None = None
-    for part in parts:
-        file = part.folder / EXACT / _CELLS
-        if not file.exists():
-            continue
-        if cells is None:
-            cells = np.ones((n_items, n_anchors), dtype=np.bool_)
-        known = np.unpackbits(_cells(part), axis=1, count=part.manifest.n_anchors).astype(np.bool_)
-        rows, columns = np.flatnonzero(part.rows >= 0), np.flatnonzero(part.columns >= 0)
-        cells[np.ix_(part.rows[rows], part.columns[columns])] = known[np.ix_(rows, columns)]
+    if not any(_is_partly_predicted(part) for part in parts):
+        return None
+    cells = np.ones((n_items, n_anchors), dtype=np.bool_)
+    for part, rows, exact in _exact_rows(parts):
+        cells[np.ix_(rows, part.columns[part.columns >= 0])] = exact
     return cells
 
 
 def exact_anchors(parts: Sequence[Part], *, n_anchors: int) -> BoolArray:
     """For each anchor query, whether the scorer gave all its scores; read in blocks, whatever the number of items."""
-    exact = np.ones(n_anchors, dtype=np.bool_)
-    for part in parts:
-        if not (part.folder / EXACT / _CELLS).exists():
-            continue
+    anchors = np.ones(n_anchors, dtype=np.bool_)
+    for part, _, exact in _exact_rows(parts):
+        anchors[part.columns[part.columns >= 0]] &= exact.all(axis=0)
+    return anchors
+
+
+def n_exact_cells(parts: Sequence[Part]) -> int:
+    """How many of the scores that count the scorer gave; read in blocks, whatever the number of items."""
+    whole = [part for part in parts if not _is_partly_predicted(part)]
+    given = sum(np.count_nonzero(part.rows >= 0) * np.count_nonzero(part.columns >= 0) for part in whole)
+    return int(given) + sum(int(np.count_nonzero(exact)) for _, _, exact in _exact_rows(parts))
+
+
+def _is_partly_predicted(part: Part) -> bool:
+    return (part.folder / EXACT / _CELLS).exists()
+
+
+def _exact_rows(parts: Sequence[Part]) -> Iterator[tuple[Part, IntArray, BoolArray]]:
+    """Parts with predicted scores: places of some items in the version, and which of their scores that count are exact.
+
+    Read in blocks of items.
+    """
+    for part in filter(_is_partly_predicted, parts):
         rows, columns, packed = np.flatnonzero(part.rows >= 0), np.flatnonzero(part.columns >= 0), _cells(part)
         for start in range(0, len(rows), _ROWS_AT_ONCE):
-            given = np.bitwise_and.reduce(packed[rows[start : start + _ROWS_AT_ONCE]], axis=0)
-            exact[part.columns[columns]] &= np.unpackbits(given)[columns] > 0
-    return exact
+            some = rows[start : start + _ROWS_AT_ONCE]
+            bits = np.unpackbits(packed[some], axis=1, count=part.manifest.n_anchors)
+            yield part, part.rows[some], bits[:, columns].astype(np.bool_)
 
 
 def write_exact_cells(
@@ -179,31 +191,14 @@ def write_exact_cells(
     sync_tree(folder / EXACT)
 
 
-def n_exact_cells(parts: Sequence[Part]) -> int:
-    """How many of the scores that count the scorer gave; read in blocks, whatever the number of items."""
-    total = 0
-    for part in parts:
-        rows, columns = np.flatnonzero(part.rows >= 0), part.columns >= 0
-        file = part.folder / EXACT / _CELLS
-        if not file.exists():
-            total += len(rows) * int(columns.sum())
-            continue
-        packed, counts = _cells(part), np.packbits(columns)
-        for start in range(0, len(rows), _ROWS_AT_ONCE):
-            total += int(np.unpackbits(packed[rows[start : start + _ROWS_AT_ONCE]] & counts).sum(dtype=np.int64))
-    return total
-
-
 def _cells(part: Part) -> Any:
     """The bits of a part's scores, one row per item, left on the disk."""
     file, shape = part.folder / EXACT / _CELLS, (part.manifest.n_items, -(-part.manifest.n_anchors // 8))
-    try:
+    with damage_reported(str(file)):
         packed = read_array(file, kind="u", ndim=2, mapped=True)
         if packed.shape != shape or packed.dtype != np.uint8:
             raise ValueError(f"it has shape {packed.shape} and not {shape}")
-    except (OSError, ValueError) as error:
-        raise DamagedIndex(f"{file} cannot be read ({error}). Restore it from a copy.") from error
-    return packed
+        return packed
 
 
 class Reading:
@@ -233,7 +228,7 @@ def _without_readers(home: Path) -> Iterator[bool]:
     try:
         descriptor = os.open(_lock_file(home), os.O_RDONLY)
     except OSError as error:
-        # Readers need this file; one that is there and cannot be opened says nothing.
+        # Without this file there is no reader; where it cannot be opened, there may be one.
         yield isinstance(error, FileNotFoundError)
         return
     try:

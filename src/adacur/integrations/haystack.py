@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from adacur.core.records import Item
 from adacur.core.results import Hit
 from adacur.integrations import bridge
 from adacur.scorers import scorer as open_scorer
-from adacur.search import AnchorIndex, load
+from adacur.search import AnchorIndex
 
 require("haystack", extra="haystack")
 
@@ -79,7 +78,7 @@ class AdacurRetriever(_Opened):
         filter_policy: str | FilterPolicy = "replace",
         **options: Any,
     ) -> None:
-        # Haystack makes the class anew: super() would look for the one written here.
+        # Haystack recreates the class: super() would look for the one written here.
         _Opened.__init__(self, self._open_index)
         check_k(top_k)
         self.path = str(path)
@@ -87,9 +86,8 @@ class AdacurRetriever(_Opened):
         self.filters = filters
         self.filter_policy = FilterPolicy.from_str(str(filter_policy))
         self._given = {name: value for name, value in options.items() if value is not None}
-        loading = inspect.signature(load).parameters.keys()
-        self._loading = {name: value for name, value in self._given.items() if name in loading}
-        self._options = {name: value for name, value in self._given.items() if name not in loading}
+        # Those for searches, known once the index is open.
+        self._options: dict[str, Any] = {}
 
     def to_dict(self) -> dict[str, Any]:
         """This component as a pipeline file holds it."""
@@ -116,7 +114,7 @@ class AdacurRetriever(_Opened):
         return {"documents": [_document(hit) for hit in hits]}
 
     def _open_index(self) -> AnchorIndex:
-        index = load(self.path, **self._loading)
+        index, self._options = bridge.load_with(self.path, self._given)
         # Otherwise a scorer that the manifest names would be opened, and perhaps refused, in the first search.
         _ = index.scorer
         return index

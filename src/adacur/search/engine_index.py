@@ -21,9 +21,8 @@ from adacur.core.protocols import AnchorScores, Items, ScorerCard
 from adacur.core.records import Item, Query
 from adacur.core.spelling import did_you_mean
 from adacur.data import DataWarning
-from adacur.engines.checked import CheckedStore
 from adacur.engines.store_urls import open_store
-from adacur.engines.vector_store import Key, VectorStore
+from adacur.engines.vector_store import CheckedStore, Key, VectorStore
 from adacur.first_stages import AnyStage
 from adacur.first_stages.dense import RememberedQueries
 from adacur.first_stages.encoders import Encoder

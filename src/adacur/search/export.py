@@ -16,9 +16,8 @@ from adacur.approximation.engine_rows import Outline, rows_of
 from adacur.approximation.rank_slopes import RankSlopes
 from adacur.core.errors import EngineUnavailable, IndexMismatch
 from adacur.core.protocols import BlockedScores, Vectors
-from adacur.engines.checked import CheckedStore
 from adacur.engines.store_urls import open_store
-from adacur.engines.vector_store import VectorStore
+from adacur.engines.vector_store import CheckedStore, VectorStore
 from adacur.index import IndexFolder, locked
 from adacur.index.exported import (
     Export,

@@ -17,7 +17,7 @@ from adacur.core.protocols import ScorerCard
 from adacur.evaluation.comparison import JUDGED
 from adacur.evaluation.depth_verdict import DepthVerdict, depth_verdict
 from adacur.evaluation.depths import typed_source
-from adacur.evaluation.significance import bootstrap_interval
+from adacur.evaluation.runs import bootstrap_interval
 from adacur.first_stages.joined import SEPARATOR
 from adacur.scorers.consent import why_consent
 from adacur.trying.anchors import Saving, saving

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from adacur.core.arrays import FloatArray
-from adacur.evaluation.recall import top_k_recall
+from adacur.evaluation.measures import top_k_recall
 from adacur.first_stages import BM25, Dense
 from adacur.scorers import MatrixScorer
 from adacur.search import AnchorIndex

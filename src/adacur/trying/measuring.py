@@ -23,7 +23,7 @@ from adacur.core.records import Pair, Query
 from adacur.core.results import Hits
 from adacur.core.scores import score_pairs
 from adacur.evaluation.comparison import FEWEST_QUERIES, JUDGED
-from adacur.evaluation.judged import judged_quality
+from adacur.evaluation.measures import judged_quality
 from adacur.evaluation.searchability import telling_queries
 from adacur.first_stages.placing import best_by_id
 from adacur.index import AnchorTable

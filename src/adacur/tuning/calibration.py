@@ -1,8 +1,7 @@
-"""The chance that a hit is judged relevant, fitted to judged hits, and what searches of an index are told of scores."""
+"""The chance that a hit is judged relevant, fitted to judged hits, and how it is stored for searches of an index."""
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -16,6 +15,7 @@ from adacur.index.files import write_atomically
 from adacur.search import AnchorIndex
 from adacur.search.relevance import RELEVANCE, Calibration, Relevance, as_stored
 from adacur.tuning.judged import Qrels
+from adacur.tuning.settings import where_writable
 
 _BINS = 10
 _STORED_KNOTS = 64
@@ -75,14 +75,9 @@ def store_relevance(index: AnchorIndex, relevance: Relevance | None) -> None:
     snapshot.set_relevance(relevance)
     if snapshot.home is None or index.is_read_only:
         return
-    try:
-        with locked(snapshot.home, wait=10.0):
-            text = as_stored(relevance, anchor_queries=snapshot.anchors.anchor_queries)
-            write_atomically(snapshot.home / RELEVANCE, text)
-    except OSError as error:
-        # An index may be served from a folder that cannot be written to.
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
+    with where_writable(), locked(snapshot.home, wait=10.0):
+        text = as_stored(relevance, anchor_queries=snapshot.anchors.anchor_queries)
+        write_atomically(snapshot.home / RELEVANCE, text)
 
 
 def _fewer_knots(scale: ScoreScale) -> ScoreScale:

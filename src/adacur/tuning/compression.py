@@ -24,8 +24,7 @@ from adacur.search import AnchorIndex
 from adacur.search.editing import writable_home
 from adacur.search.learned_slopes import learned_slopes
 from adacur.search.tuned import default_settings
-from adacur.tuning.held_out import AnchorScorer, HeldOut, check_anchors, check_exact
-from adacur.tuning.replaying import method_of
+from adacur.tuning.held_out import AnchorScorer, HeldOut, check_anchors, check_exact, method_of
 
 _FEWEST_ANCHORS = 20
 _QUERIES = 100

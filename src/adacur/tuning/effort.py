@@ -95,7 +95,7 @@ def _fitted(courses: Sequence[Course]) -> FloatArray:
 
 
 def _rising(curve: Sequence[EffortPoint]) -> tuple[EffortPoint, ...]:
-    """The points that no cheaper one beats, cheapest first; dearer ones that find no more are of no use."""
+    """The points that no cheaper one beats, cheapest first; more expensive ones that find no more are left out."""
     best: list[EffortPoint] = []
     for point in sorted(curve, key=lambda one: (one.calls, -one.recall)):
         if not best or point.recall > best[-1].recall:

@@ -1,21 +1,32 @@
-"""Held-out anchor queries: their exact scores are in the index, so searching for them calls no scorer."""
+"""Anchor queries searched for as if they were new: their exact scores are in the index, so no scorer is called."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
+from typing import Any, Unpack
 
 import numpy as np
 
+from adacur.approximation import GaussianModel
 from adacur.approximation.acquisition import best_positions
+from adacur.approximation.rank_slopes import RankSlopes
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import InputError, UnknownName
-from adacur.core.protocols import AnchorScores, ScorerCard
+from adacur.core.protocols import AnchorScores, Approximation, Approximator, ScorerCard
 from adacur.core.records import Pair, Query
+from adacur.core.results import Hits
 from adacur.core.seeds import item_keys, stream_key, uniform
-from adacur.evaluation.recall import kth_best
-from adacur.index import AnchorTable
+from adacur.evaluation.measures import kth_best
+from adacur.index import AnchorTable, IndexFolder
 from adacur.search import AnchorIndex
+from adacur.search.methods import AdaCUR
+from adacur.search.options import SearchOptions
+from adacur.search.planning import plan_search
+from adacur.search.rounds import search
+from adacur.search.tuned import GaussianSettings, first_weight_of
 
 
 class HeldOut:
@@ -82,8 +93,9 @@ def columns_of(anchors: AnchorScores, queries: Sequence[Query]) -> IntArray:
 
 def exact_anchors(index: AnchorIndex) -> BoolArray:
     """For each anchor query, whether the scorer gave all its scores; in a sparse index most are predicted."""
-    cells = index.snapshot.exact_cells()
-    return np.ones(len(index.anchor_queries), dtype=np.bool_) if cells is None else np.asarray(cells.all(axis=0))
+    anchors = index.anchors
+    every = np.ones(len(index.anchor_queries), dtype=np.bool_)
+    return anchors.exact_anchors() if isinstance(anchors, IndexFolder) else every
 
 
 def check_exact(index: AnchorIndex, queries: Sequence[Query] | None = None) -> None:
@@ -109,3 +121,71 @@ def check_anchors(index: AnchorIndex, purpose: str, *, fewest: int = 1) -> None:
             f"{purpose} needs anchor queries, at least {fewest}; this index has {there}. Add some: adacur index "
             f"anchors {where} QUERIES, or edit.add_anchors(queries) in Python."
         )
+
+
+def replay(index: AnchorIndex, queries: Sequence[Query], k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]:
+    """Search for anchor queries of an index, each as if it were new; no scorer is called.
+
+    `options` are those of `AnchorIndex.search`.
+    """
+    started = time.monotonic()
+    check_anchors(index, "Replaying")
+    check_exact(index, queries)
+    plan = plan_search(index, k, **options, scorer=AnchorScorer(index.anchors))
+    approximator = None if plan.approximator is None else _LeavingOut(plan.approximator)
+    # Recall is that of items, of which the index knows the true best.
+    return search(replace(plan, approximator=approximator, documents=None), queries, k, started=started)
+
+
+def method_of(
+    settings: GaussianSettings,
+    model: GaussianModel,
+    *,
+    n_anchors: int,
+    slopes: RankSlopes | None = None,
+    seed: int = 0,
+) -> AdaCUR:
+    """The method that searches with these settings of "gaussian" and this model."""
+    return AdaCUR(
+        rounds=settings.rounds,
+        seed=seed,
+        approximator=model.adjusted(
+            noise=settings.noise,
+            embedding_weight=settings.embedding_weight,
+            locality=settings.locality,
+            slopes=slopes,
+        ),
+        first_batch=settings.first_batch,
+        first_share=settings.first_share,
+        first_weight=first_weight_of(settings, n_anchors),
+    )
+
+
+def replayed(approximator: Approximator, anchors: AnchorScores, positions: IntArray, **ranks: Any) -> Approximation:
+    """The approximation of these anchor queries, each left out; `ranks` go to one that takes them."""
+    replay: Callable[..., Approximation] | None = getattr(approximator, "replay", None)
+    if replay is None:
+        raise InputError(f"{approximator!r} cannot leave a query out, so anchor queries cannot be replayed.")
+    return replay(anchors, positions, **ranks)
+
+
+class _LeavingOut:
+    """An approximator that leaves each anchor query out of its own predictions."""
+
+    def __init__(self, approximator: Approximator) -> None:
+        self._approximator: Any = approximator
+
+    @property
+    def slopes(self) -> RankSlopes | None:
+        """What it makes of ranks."""
+        return getattr(self._approximator, "slopes", None)
+
+    def begin(self, anchors: AnchorScores, queries: Sequence[Query], **ranks: Any) -> Approximation:
+        """A fresh approximation for these queries."""
+        if not anchors.anchor_queries:
+            approximation: Approximation = self._approximator.begin(anchors, queries, **ranks)
+            return approximation
+        return replayed(self._approximator, anchors, columns_of(anchors, queries), **ranks)
+
+    def __repr__(self) -> str:
+        return repr(self._approximator)

@@ -16,15 +16,14 @@ from adacur.core.records import Pair, Query
 from adacur.core.results import Hits
 from adacur.core.scores import score_pairs
 from adacur.core.seeds import item_keys, stream_key, uniform
-from adacur.evaluation.judged import judged_quality
-from adacur.evaluation.significance import bootstrap_interval
+from adacur.evaluation.measures import judged_quality
+from adacur.evaluation.runs import bootstrap_interval
 from adacur.first_stages import as_hits
 from adacur.search import AnchorIndex, First, Rerank
 from adacur.search.fusion import LISTED, listed_by
 from adacur.search.methods import Method
 from adacur.search.tuned import GaussianSettings, Judged, Mean, default_settings
-from adacur.tuning.held_out import check_anchors, check_exact
-from adacur.tuning.replaying import method_of, replay
+from adacur.tuning.held_out import check_anchors, check_exact, method_of, replay
 from adacur.tuning.settings import best_stage, gains, stages_of
 
 FEWEST_JUDGED = 20
@@ -46,7 +45,7 @@ class JudgedQueries:
     """Queries to choose by, and what was judged of them among the items of an index.
 
     `known` are those whose text is an anchor query's: they cost no call. `unknown_items` counts the judgements of items
-    that the index does not have, and `left_out` the judged queries that are no use: with nothing relevant in the index,
+    that the index does not have, and `left_out` the judged queries without use: with nothing relevant in the index,
     or with every item relevant.
     """
 

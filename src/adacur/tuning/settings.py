@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,7 @@ from adacur.search.tuned import (
     read_tunings,
 )
 from adacur.tuning.effort import Course, course_of, learned_effort
-from adacur.tuning.held_out import AnchorScorer, HeldOut, exact_anchors
-from adacur.tuning.replaying import method_of, replayed
+from adacur.tuning.held_out import AnchorScorer, HeldOut, exact_anchors, method_of, replayed
 
 # With fewer, the noise of a mean recall is larger than anything that a setting could gain.
 FEWEST_QUERIES = 20
@@ -137,7 +137,22 @@ def choose_settings(
         return best_stage({stage: replays.recalls(method, stage)[among] for stage in stages})
 
     def chosen(stage: str | None, among: BoolArray) -> GaussianSettings:
-        return _descend(lambda settings: replays.recalls(settings, stage)[among], usual, choices, passes=passes)
+        """One setting after another is changed to its best value, until no change gains."""
+
+        def recalls(settings: GaussianSettings) -> FloatArray:
+            return replays.recalls(settings, stage)[among]
+
+        current = usual
+        for _ in range(passes):
+            before = current
+            for name, values in choices.items():
+                rivals = [replace(current, **{name: value}) for value in values if value != getattr(current, name)]
+                best = max(rivals, key=lambda rival: float(recalls(rival).mean()))
+                if gains(recalls(best) - recalls(current)):
+                    current = best
+            if current == before:
+                break
+        return current
 
     every, one_half = np.ones(len(queries), dtype=np.bool_), np.arange(len(queries)) % 2 == 0
     start, rerank_first = first or best_first(usual, every), best_first("rerank", every)
@@ -271,32 +286,18 @@ def store(index: AnchorIndex, tuning: Tuning) -> None:
     snapshot.tunings = _with(snapshot.tunings, tuning)
     if snapshot.home is None or index.is_read_only:
         return
-    try:
+    with where_writable():
         snapshot.tunings = store_tuning(snapshot.home, tuning, anchor_queries=snapshot.anchors.anchor_queries)
+
+
+@contextlib.contextmanager
+def where_writable() -> Iterator[None]:
+    """Write to an index, or leave it: it may be served from a folder that cannot be written to."""
+    try:
+        yield
     except OSError as error:
-        # An index may be served from a folder that cannot be written to.
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
-
-
-def _descend(
-    recalls: Callable[[GaussianSettings], FloatArray],
-    start: GaussianSettings,
-    choices: Mapping[str, tuple[Any, ...]],
-    *,
-    passes: int,
-) -> GaussianSettings:
-    current = start
-    for _ in range(passes):
-        before = current
-        for name, values in choices.items():
-            rivals = [replace(current, **{name: value}) for value in values if value != getattr(current, name)]
-            best = max(rivals, key=lambda rival: float(recalls(rival).mean()))
-            if gains(recalls(best) - recalls(current)):
-                current = best
-        if current == before:
-            break
-    return current
 
 
 def _gain(differences: FloatArray) -> Gain:
@@ -305,28 +306,22 @@ def _gain(differences: FloatArray) -> Gain:
     return Gain(recall=mean, low=mean - reach, high=mean + reach)
 
 
+@dataclass(eq=False)
 class Replays:
-    """Top-k-Recall of held-out anchor queries within a budget, by method and first stage; each is replayed once."""
+    """Top-k-Recall of held-out anchor queries within a budget, by method and first stage; each is replayed once.
 
-    def __init__(
-        self,
-        held_out: HeldOut,
-        stages: Mapping[str | None, Placed | None],
-        model: GaussianModel,
-        *,
-        k: int,
-        budget: int,
-        slopes: Callable[[Placed | None], RankSlopes | None] = lambda first: None,
-    ) -> None:
-        self.held_out = held_out
-        self.stages = stages
-        self.k = k
-        self.budget = budget
-        self.report: Callable[[int], None] | None = None
-        self._model = model
-        self._slopes = slopes
-        self._candidates: dict[str | None, tuple[list[IntArray], list[list[IntArray]]]] = {}
-        self._recalls: dict[tuple[str | GaussianSettings, str | None], FloatArray] = {}
+    `report` is called after each replay with the number done.
+    """
+
+    held_out: HeldOut
+    stages: Mapping[str | None, Placed | None]
+    model: GaussianModel
+    k: int
+    budget: int
+    slopes: Callable[[Placed | None], RankSlopes | None] = lambda first: None
+    report: Callable[[int], None] | None = None
+    _candidates: dict[str | None, tuple[list[IntArray], list[list[IntArray]]]] = field(default_factory=dict)
+    _recalls: dict[tuple[str | GaussianSettings, str | None], FloatArray] = field(default_factory=dict)
 
     @property
     def n_items(self) -> int:
@@ -358,7 +353,7 @@ class Replays:
         chosen: str | AdaCUR = (
             method
             if isinstance(method, str)
-            else method_of(method, self._model, n_anchors=len(anchors.anchor_queries), slopes=self._slopes(first))
+            else method_of(method, self.model, n_anchors=len(anchors.anchor_queries), slopes=self.slopes(first))
         )
         index = AnchorIndex(anchors, scorer=AnchorScorer(anchors))
         # What was tuned before must not have a say.

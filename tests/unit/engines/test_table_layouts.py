@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from adacur.core.errors import EngineUnavailable
-from adacur.engines.tables import found
+from adacur.engines.vector_store import found
 
 
 def test_no_key_is_found_twice() -> None:

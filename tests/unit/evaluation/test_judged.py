@@ -9,7 +9,7 @@ import pytest
 
 from adacur import Hits, Query
 from adacur.core.errors import DuplicateId, InputError, UnknownName
-from adacur.evaluation import judged, judged_quality
+from adacur.evaluation import judged_quality, measures
 
 
 def hits(query: str, *ids: str) -> Hits:
@@ -75,7 +75,7 @@ def test_measures_are_read_as_ir_measures_reads_them_and_on_python_3_14_too(name
         known = ir_measures.parse_measure(name) if hasattr(ast, "Num") else None
         for gone in ("Num", "Str", "NameConstant"):
             monkeypatch.delattr(ast, gone, raising=False)
-    read = judged._parse(ir_measures, name)
+    read = measures._parse(ir_measures, name)
     assert str(read) == name
     assert known is None or read == known
 

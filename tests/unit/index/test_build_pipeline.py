@@ -11,10 +11,10 @@ import pytest
 
 from adacur.core.errors import IncompleteIndex, ScorerFailed, StorageFull
 from adacur.core.records import Item, Query
-from adacur.index import IndexFolder, block_items_for, verify
+from adacur.index import IndexFolder, verify
 from adacur.index import build as building
 from adacur.index.blocks import ScoreBlocks
-from adacur.index.estimate import time_scorer
+from adacur.index.estimate import block_items_for, time_scorer
 
 PATIENCE = 60.0
 

@@ -7,8 +7,8 @@ import pytest
 
 from adacur.core.errors import IndexFolderError, NewerFormat, NotAnIndex
 from adacur.core.protocols import ScorerCard
-from adacur.index import FORMAT_OF_VERSIONS, IndexFolder, Manifest, Origin, Probe, read_manifest
-from adacur.index.manifest import write_manifest
+from adacur.index import IndexFolder, Manifest, Origin, read_manifest
+from adacur.index.manifest import FORMAT_OF_VERSIONS, Probe, write_manifest
 
 
 def manifest(**changed) -> Manifest:

@@ -177,7 +177,7 @@ def test_what_is_not_a_finished_index_is_refused(s3_url, tmp_path) -> None:
     for content, error in (
         ({"type": "something"}, NotAnIndex),
         ([], NotAnIndex),
-        ({"type": "adacur_index", "status": "building"}, IncompleteIndex),
+        ({"type": "adacur_index", "format": 1, "status": "building"}, IncompleteIndex),
     ):
         manifest.write_text(json.dumps(content))
         store.upload(manifest, "manifest.json")

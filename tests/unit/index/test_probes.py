@@ -9,7 +9,8 @@ import pytest
 from adacur.core.errors import NonFiniteScore, ScorerFailed, WrongScorer
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Item, Query
-from adacur.index import AnchorTable, DriftWarning, check_scorer, choose_probes, save_table
+from adacur.index import AnchorTable, DriftWarning, check_scorer, save_table
+from adacur.index.probes import choose_probes
 from adacur.scorers.matrix import MatrixScorer
 from adacur.scorers.metered import Metered
 

@@ -8,7 +8,8 @@ import pytest
 from adacur.core.errors import DamagedIndex, UnknownName
 from adacur.core.records import Item, ItemList, Query
 from adacur.core.seeds import item_keys
-from adacur.index import AnchorTable, IndexFolder, StoredItems, save_table
+from adacur.index import AnchorTable, IndexFolder, save_table
+from adacur.index.items import StoredItems
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import adacur
 from adacur import AnchorIndex, Budget, Gaussian, Item
 from adacur.core.as_json import as_json
 from adacur.core.errors import DuplicateId, InputError, UnknownName
-from adacur.engines.memory_store import MemoryStore
 from adacur.index import IndexFolder, read_manifest
 from adacur.search import export, plan_search
 from adacur.search.rounds import search_iter
+from tests.memory_store import MemoryStore
 
 WORDS = ["amber", "birch", "cedar", "delta", "ember", "fjord", "glade", "heath", "islet", "jetty"]
 DOCUMENTS = {

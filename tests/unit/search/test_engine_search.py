@@ -12,13 +12,13 @@ import pytest
 import adacur
 from adacur import AnchorIndex, Budget, First, Gaussian, Item, Query
 from adacur.core.errors import EmptyInput, EngineUnavailable, IndexMismatch, InputError, UnknownName
-from adacur.engines.memory_store import MemoryStore
 from adacur.engines.vector_store import Found, Nearest
 from adacur.index import IndexFolder
 from adacur.index.exported import old_exports
 from adacur.search import EngineWarning, export, search_in
 from tests.contracts.test_first_stages import LetterPairEncoder as Counts
 from tests.functional.commands import here
+from tests.memory_store import MemoryStore
 
 
 class LetterPairEncoder(Counts):

@@ -21,7 +21,7 @@ from adacur.search import plan_search, rounds
 from adacur.search.first_stages import FirstStageWarning
 from adacur.search.learned_slopes import learned_slopes
 from adacur.search.tuned import GaussianSettings
-from adacur.tuning.replaying import method_of
+from adacur.tuning.held_out import method_of
 
 N_ITEMS, N_ANCHORS, N_TEST = 400, 30, 40
 ITEMS = [Item(f"i{position}", f"item {position}") for position in range(N_ITEMS)]

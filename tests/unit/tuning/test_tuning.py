@@ -31,8 +31,7 @@ from adacur.search.tuned import (
     default_settings,
 )
 from adacur.tuning import tune, verdict
-from adacur.tuning.held_out import HeldOut
-from adacur.tuning.replaying import method_of
+from adacur.tuning.held_out import HeldOut, method_of
 from adacur.tuning.settings import Replays, best_stage, choose_settings, stages_of, store_tuning
 
 SETTINGS = GaussianSettings(rounds=4, first_batch=0.5, first_weight=0.1)

@@ -9,7 +9,7 @@ import numpy as np
 
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError
-from adacur.evaluation.recall import check_score_matrix
+from adacur.evaluation.measures import check_score_matrix
 
 __all__ = ["Spectrum", "spectrum"]
 

@@ -10,7 +10,7 @@ from adacur.core.arrays import FloatArray
 from adacur.core.budget import check_k
 from adacur.core.errors import InputError, UnknownName
 from adacur.core.results import Hits
-from adacur.evaluation.recall import check_score_matrix, kth_best
+from adacur.evaluation.measures import check_score_matrix, kth_best
 
 __all__ = ["first_stage_ceiling", "phantom_share"]
 

@@ -10,7 +10,7 @@ from adacur.core.arrays import FloatArray
 from adacur.core.budget import check_k
 from adacur.core.errors import InputError
 from adacur.core.results import Hits
-from adacur.evaluation.recall import check_score_matrix
+from adacur.evaluation.measures import check_score_matrix
 
 __all__ = ["approximation_error", "predictions"]
 

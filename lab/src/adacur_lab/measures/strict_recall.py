@@ -9,7 +9,7 @@ import numpy as np
 from adacur.core.arrays import FloatArray
 from adacur.core.budget import check_k
 from adacur.core.results import Hits
-from adacur.evaluation.recall import check_score_matrix, kth_best
+from adacur.evaluation.measures import check_score_matrix, kth_best
 
 __all__ = ["strict_recall"]
 

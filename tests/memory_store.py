@@ -1,4 +1,4 @@
-"""A vector store in the memory of this process: the contract in its plainest form."""
+"""A vector store in the memory of this process: the contract in its plainest form, to compare the others with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from adacur.engines.vector_store import (
     beside_name,
     check_name,
     shown,
-    suffixes,
 )
 
 
@@ -86,7 +85,9 @@ class MemoryStore(VectorStore):
         return MemoryStore(beside_name(self._collection, suffix), shelf=self._shelf)
 
     def siblings(self) -> tuple[str, ...]:
-        return suffixes(self._collection, self._shelf)
+        """The suffixes of the collections beside this one; "arts--x--1" lies beside "arts--x", not beside "arts"."""
+        after = (name.removeprefix(f"{self._collection}--") for name in self._shelf)
+        return tuple(sorted(one for one in after if f"{self._collection}--{one}" in self._shelf and "--" not in one))
 
     def create(self, dimensions: Mapping[str, int]) -> None:
         if self.exists():

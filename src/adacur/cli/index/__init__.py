@@ -1,1 +1,0 @@
-"""Commands that change an index, copy it or check it."""
