@@ -26,7 +26,7 @@ from adacur.first_stages import (
 from adacur.index import first_stage_folders, locked, read_manifest, write_checksums, write_manifest
 from adacur.index.files import full_disk_reported
 
-# Kinds that indexes were built with before they left the library, which other packages may register again.
+# Kinds that have left the library; other packages may register them again.
 _FORMER = ("tfidf", "multi-vector", "random")
 
 
@@ -35,7 +35,7 @@ class FirstStageWarning(UserWarning):
 
 
 def listed_stages(first: Any) -> list[Any]:
-    """First stages as they may be given: one or several, names or objects."""
+    """The first stages given as one or several, by name or as objects."""
     if isinstance(first, str | Retriever):
         return [first]
     if isinstance(first, Mapping) or not isinstance(first, Iterable):
@@ -44,22 +44,22 @@ def listed_stages(first: Any) -> list[Any]:
 
 
 def check_first_stages(stages: Sequence[Any], *, encoder: Any, saved: bool = True) -> None:
-    """Refuse first stages that could not be built, or `saved`, before anything is paid for."""
+    """Refuse first stages that cannot be built, or `saved`, before anything is paid for."""
     for stage in stages:
         if isinstance(stage, str):
             if stage != "random" and first_stage_named(stage).needs_encoder and encoder is None:
                 raise InputError(f"A {stage} first stage needs an encoder; give encoder=…, e.g. 'bge-small-en-v1.5'.")
         elif saved and not isinstance(stage, FirstStage):
             raise InputError(
-                f"A first stage that is stored with an index must speak adacur.core.protocols.FirstStage; "
+                f"A first stage that is stored with an index must implement adacur.core.protocols.FirstStage; "
                 f"{type(stage).__name__} does not. Got {stage!r}."
             )
         elif not isinstance(stage, Retriever):
-            raise InputError(f"A first stage must have search(queries, k); {type(stage).__name__} has not.")
+            raise InputError(f"A first stage must have search(queries, k); {type(stage).__name__} does not.")
 
 
 def check_leads(stages: Sequence[Any]) -> None:
-    """Refuse an index without anchor queries and first stage: it would search at random."""
+    """Refuse an index with neither anchor queries nor a first stage: it would search at random."""
     if not stages:
         raise InputError(
             f"An index without anchor queries needs a first stage to start from: {', '.join(FIRST_STAGES)} or an "
@@ -68,23 +68,16 @@ def check_leads(stages: Sequence[Any]) -> None:
 
 
 def needs_encoder(stages: Sequence[str | FirstStage]) -> bool:
-    """Whether a stage that is to be built by name encodes texts."""
-    return any(
-        FIRST_STAGES[stage].needs_encoder for stage in stages if isinstance(stage, str) and stage in FIRST_STAGES
-    )
+    """Whether a stage to be built by name needs an encoder."""
+    named = [FIRST_STAGES[stage] for stage in stages if isinstance(stage, str) and stage in FIRST_STAGES]
+    return any(stage.needs_encoder for stage in named)
 
 
 def stages_in_memory(
     first: Any, items: ItemList, *, encoder: Any, progress: bool
 ) -> dict[str, FirstStage | Retriever | Callable[[], FirstStage]]:
-    """First stages for items in memory; what needs no encoder is built when first used."""
-    if isinstance(first, Mapping):
-        named = dict(first)
-    else:
-        named = {
-            one if isinstance(one, str) else getattr(one, "name", type(one).__name__): one
-            for one in listed_stages(first)
-        }
+    """First stages for items in memory, by name; those without an encoder are built at their first use."""
+    named = dict(first) if isinstance(first, Mapping) else {_name_of(one): one for one in listed_stages(first)}
     check_leads(list(named.values()))
     check_first_stages(list(named.values()), encoder=encoder, saved=False)
 
@@ -97,12 +90,16 @@ def stages_in_memory(
     return {name: opened(stage) for name, stage in named.items() if stage != "random"}
 
 
+def _name_of(stage: Any) -> str:
+    return stage if isinstance(stage, str) else getattr(stage, "name", type(stage).__name__)
+
+
 def add_first_stages(
     stages: Sequence[str | FirstStage], *, items: Items, path: Path, encoder: Any = None, progress: bool = False
 ) -> None:
-    """Build the first stages that the folder lacks, and keep them in it."""
+    """Build the first stages that the folder lacks, and save them in it."""
     for stage in stages:
-        name = stage if isinstance(stage, str) else stage.name
+        name = _name_of(stage)
         if name == "random" or (path / "first" / name).exists():
             continue
         if not isinstance(stage, str):
@@ -120,7 +117,7 @@ def save_first_stage(stage: FirstStage, path: Path, *, name: str | None = None) 
 def update_first_stages(
     stages: Mapping[str, FirstStage], *, home: Path, items: Items, new: Collection[str], progress: bool
 ) -> list[str]:
-    """Write the first stages of a version, given those of the one before it and the ids that are new; the names."""
+    """Write the first stages of a new version, given those of the last one and the new ids; returns their names."""
     added = np.flatnonzero([id_ in new for id_ in items.ids])
     for name, stage in stages.items():
         folder = home / "first" / name
@@ -142,7 +139,7 @@ def update_first_stages(
 def open_first_stages(
     path: Path, *, encoder: Any = None, trust: bool = False
 ) -> Mapping[str, Callable[[], FirstStage]]:
-    """How to open each first stage of an index folder; `trust` lets it name an encoder that takes consent."""
+    """How to open each first stage of an index folder; `trust` lets it name an encoder that needs consent."""
     folders = first_stage_folders(path)
     former = [folder.name for folder in folders if folder.name in _FORMER and folder.name not in FIRST_STAGES]
     if former:
