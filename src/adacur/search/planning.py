@@ -27,9 +27,8 @@ from adacur.index.compressed import is_compressed, read_features
 from adacur.search.effort import Effort, check_effort
 from adacur.search.engine_items import EngineItems
 from adacur.search.filters import Filter
-from adacur.search.first_stages import save_first_stage
+from adacur.search.first_stages import learned_slopes, save_first_stage
 from adacur.search.fusion import Fusion
-from adacur.search.learned_slopes import learned_slopes
 from adacur.search.methods import Exact, First, Method, Plan, method_named, with_effort
 from adacur.search.options import USUAL_CALLS
 from adacur.search.relevance import Relevance, check_floors, read_relevance

@@ -200,8 +200,8 @@ class Rounds:
 class JoinedSearch:
     """A search that takes part in `Rounds`. Its queries move in groups that fit into memory, one after another.
 
-    `waiting` are the unscored pairs of this round, as (query, rank). `has_news`: a round has ended since `hits` were
-    last read.
+    `steps` are the searches of the current group. `waiting` are the unscored pairs of this round, as (query, rank).
+    `has_news`: a round has ended since `hits` were last read.
     """
 
     def __init__(self, plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None) -> None:
@@ -237,14 +237,14 @@ class JoinedSearch:
     def _begin(self, queries: list[Query]) -> None:
         """Ask the first stage for the candidates of a group, and begin its searches."""
         before = time.monotonic()
-        self._steps: LockStep
+        self.steps: LockStep
         if self._plan.engine is not None:
-            self._steps, self._first_scores = begin_in_engine(self._plan, queries, self._k)
+            self.steps, self._first_scores = begin_in_engine(self._plan, queries, self._k)
         else:
-            self._steps, self._first_scores = _begin_in_memory(self._plan, queries, self._k, self._allowed)
+            self.steps, self._first_scores = _begin_in_memory(self._plan, queries, self._k, self._allowed)
         self._payments: Payments | None = None
         if self._plan.spending is not None:
-            self._payments = Payments(self._plan, self._steps, refuses=not self._finished)
+            self._payments = Payments(self._plan, self.steps, refuses=not self._finished)
         self._first_seconds = time.monotonic() - before
         self._positions: list[IntArray] = []
         self._scores: list[list[float]] = []
@@ -252,7 +252,7 @@ class JoinedSearch:
         self._round_seconds = 0.0
         self.waiting: list[tuple[int, int]] = []
         # A search that scores nothing has an answer all the same.
-        self.has_news = not self._steps.goes_on
+        self.has_news = not self.steps.goes_on
 
     def payable(self, n: int) -> int:
         """How many of the next n pairs can be paid if a call has only these; a query that cannot pay ends here."""
@@ -268,8 +268,8 @@ class JoinedSearch:
         if not self.has_news:
             return self._finished + self._hits
         self.has_news = False
-        plan, searches, settings = self._plan, self._steps.searches, self._plan.settings()
-        predicted = self._steps.final_predictions() if plan.keep_predictions else [None] * len(searches)
+        plan, searches, settings = self._plan, self.steps.searches, self._plan.settings()
+        predicted = self.steps.final_predictions() if plan.keep_predictions else [None] * len(searches)
         self._hits = []
         for at, search in enumerate(searches):
             positions, scores, rounds = search.best(self._k if plan.fuse is None else len(plan.items))
@@ -284,7 +284,7 @@ class JoinedSearch:
             if not kept.all():
                 positions, scores, rounds = positions[kept], scores[kept], rounds[kept]
                 fused, relevance = (None if one is None else one[kept] for one in (fused, relevance))
-            items = tuple(self._steps.items_at(positions.tolist()))
+            items = tuple(self.steps.items_at(positions.tolist()))
             self._hits.append(
                 Hits(
                     query=search.query,
@@ -304,7 +304,7 @@ class JoinedSearch:
         """Choose the next round's items where the last round has ended; False when the search has ended."""
         while not self._has_ended:
             if not self.waiting:
-                self._positions = self._steps.ask(seconds=self._first_seconds)
+                self._positions = self.steps.ask(seconds=self._first_seconds)
                 if self._payments is not None:
                     # In place, because the steps share this list.
                     self._positions[:] = [self._payments.affordable(*one) for one in enumerate(self._positions)]
@@ -315,11 +315,11 @@ class JoinedSearch:
                     ((query, rank) for query, batch in enumerate(self._positions) for rank in range(len(batch))),
                     key=lambda at: (at[1], at[0]),
                 )
-            if not self.waiting and self._steps.goes_on:
+            if not self.waiting and self.steps.goes_on:
                 # All items of this round have gone from an engine.
                 continue
             if not self.waiting:
-                if self._steps.ended_early or not any(search.rounds for search in self._steps.searches):
+                if self.steps.ended_early or not any(search.rounds for search in self.steps.searches):
                     self.has_news = True
                 if not self._groups:
                     return False
@@ -329,14 +329,9 @@ class JoinedSearch:
             return True
         return False
 
-    @property
-    def is_on_device(self) -> bool:
-        """Whether items are chosen on a device."""
-        return self._steps.is_on_device
-
     def wanted(self) -> SharedPosteriors | None:
         """What the next `advance` needs from a device, so that it can be computed with others'; None for nothing."""
-        return None if self.waiting else self._steps.wanted()
+        return None if self.waiting else self.steps.wanted()
 
     def _begin_next_group(self) -> None:
         queries = self._groups.popleft()
@@ -352,7 +347,7 @@ class JoinedSearch:
 
     def stop(self) -> None:
         """End this group here, because its deadline affords no more."""
-        self._steps.stop()
+        self.steps.stop()
         self.waiting = []
         self.accept(np.empty(0), seconds=0.0)
 
@@ -364,7 +359,7 @@ class JoinedSearch:
     @property
     def n_queries(self) -> int:
         """How many queries move together now."""
-        return len(self._steps.searches)
+        return len(self.steps.searches)
 
     @property
     def least(self) -> int:
@@ -380,14 +375,14 @@ class JoinedSearch:
 
     def next_pairs(self, n: int, *, by_position: bool = False) -> Sequence[Pair]:
         """The next n pairs to score; `by_position` avoids looking up texts, where possible."""
-        now, searches = self.waiting[:n], self._steps.searches
+        now, searches = self.waiting[:n], self.steps.searches
         positions = [int(self._positions[query][rank]) for query, rank in now]
         # In an engine, positions are numbers of this group alone.
         if by_position and self._plan.engine is None:
             query_of = np.array([query for query, _ in now], np.intp)
             queries = [search.query for search in searches]
             return PairsAt(self._plan.items, queries, query_of, np.array(positions, np.intp))
-        items = self._steps.items_at(positions)
+        items = self.steps.items_at(positions)
         return [(searches[query].query, item) for (query, _), item in zip(now, items, strict=True)]
 
     def accept(self, scores: FloatArray, *, seconds: float) -> None:
@@ -400,7 +395,7 @@ class JoinedSearch:
             self._scores[query].append(score)
         self.waiting = self.waiting[len(scores) :]
         if not self.waiting:
-            self._steps.tell([np.array(scores) for scores in self._scores], seconds=self._round_seconds)
+            self.steps.tell([np.array(scores) for scores in self._scores], seconds=self._round_seconds)
             self.has_news = True
 
 

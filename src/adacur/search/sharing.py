@@ -40,7 +40,8 @@ class Sharing:
         others' pairs: a search that cannot wait for that much ends with what it has.
         """
         pace = self._seconds_per_pair()
-        limit = min(self._pairs, self._pairs_in_time(pace))
+        in_time = max(_SMALL_CALL, self._seconds / pace) if pace else _FIRST_CALL
+        limit = min(self._pairs, math.inf if math.isinf(self._seconds) else in_time)
         n_waiting = sum(search.n_waiting for search in searches)
         wanted = [search.n_waiting for search in searches]
         for at, search in enumerate(searches):
@@ -56,11 +57,6 @@ class Sharing:
             else:
                 wanted[at] = min(search.n_waiting, search.least)
         return _fair(wanted, [max(1, search.least) for search in searches], limit)
-
-    def _pairs_in_time(self, pace: float | None) -> float:
-        if pace is None:
-            return math.inf if math.isinf(self._seconds) else _FIRST_CALL
-        return max(_SMALL_CALL, self._seconds / pace)
 
     def _seconds_per_pair(self) -> float | None:
         """The mean over the last calls; None before the first."""

@@ -128,7 +128,7 @@ class RoundsLoop:
                     raise news
                 yield news
         except BaseException:
-            search.leave()
+            search.has_left = True
             # Whatever else fails, the reader gets the error that ended the search.
             with suppress(Exception):
                 if so_far is not None and (hits := await asyncio.to_thread(search.unseen)) is not None:
@@ -203,7 +203,7 @@ class RoundsLoop:
                 search.accept(scores)
                 with self._changed:
                     self._ready.append(search)
-            elif search.joined.is_on_device:
+            elif search.joined.steps.is_on_device:
                 together.append((search, scores))
             else:
                 tasks.append([(search, scores)])
@@ -243,7 +243,7 @@ class RoundsLoop:
 class _Stepped:
     """A search under way and its reader, who awaits `news`: hits after each round, then an error or None.
 
-    `pairs` are the unscored pairs of this round.
+    `pairs` are the unscored pairs of this round. A search that `has_left` takes no part in further calls.
     """
 
     def __init__(self, joined: JoinedSearch, *, every_round: bool, by_position: bool) -> None:
@@ -258,17 +258,13 @@ class _Stepped:
         # Held while the search computes, which is when it changes.
         self._computing = threading.Lock()
 
-    def leave(self) -> None:
-        """Take no part in further calls."""
-        self.has_left = True
-
     def tell(self, news: Hits | BaseException | None) -> None:
         """Pass news to the reader."""
         try:
             self._events.call_soon_threadsafe(self.news.put_nowait, news)
         except RuntimeError:
             # The reader's event loop has been closed.
-            self.leave()
+            self.has_left = True
 
     def unseen(self) -> Hits | None:
         """The hits so far, if the reader has not had them."""
