@@ -320,8 +320,9 @@ class LockStep:
         spent = {"first": seconds / n_queries}
         if self._approximation is not None and self.goes_on and any(search.rounds for search in self.searches):
             # Predictions that decided whether to stop serve the next round too.
-            spent = {} if self._predicted is not None else {"predict": self._predict()}
-            rows = self._predicted or rows
+            spent, rows = {}, self._predicted or rows
+            if self._predicted is None:
+                spent["predict"], rows = self._predict(self._approximation)
         self._batches = [search.ask(row, seconds=spent) for search, row in zip(self.searches, rows, strict=True)]
         return self._batches
 
@@ -350,17 +351,15 @@ class LockStep:
             if search.remaining:
                 search.stop("deadline")
 
-    def final_predictions(self) -> Sequence[FloatArray | None]:
-        """Predicted scores of every item after all rounds, per query; none without an approximation."""
-        if self._approximation is None:
-            return [None] * len(self.searches)
+    def final_predictions(self) -> Sequence[FloatArray]:
+        """Predicted scores of every item after all rounds, per query."""
+        assert self._approximation is not None
         return [self._approximation.in_scores(np.asarray(row)) for row in self._approximation.predict()]
 
     def _settle(self, approximation: Approximation) -> None:
         assert isinstance(approximation, UncertainApproximation)
-        seconds = self._predict()
-        assert self._predicted is not None
-        for at, (search, row) in enumerate(zip(self.searches, self._predicted, strict=True)):
+        seconds, predicted = self._predict(approximation)
+        for at, (search, row) in enumerate(zip(self.searches, predicted, strict=True)):
             # A search whose first items have all gone from an engine has no round yet.
             if search.remaining and search.rounds:
                 search.seconds["predict"] = search.seconds.get("predict", 0.0) + seconds
@@ -370,12 +369,11 @@ class LockStep:
         """The predictions of every query, as its prospects read them."""
         return list(approximation.predict())
 
-    def _predict(self) -> float:
-        """Predict for all queries; returns the seconds per query."""
-        assert self._approximation is not None
+    def _predict(self, approximation: Approximation) -> tuple[float, Sequence[Any]]:
+        """Predict for all queries; the seconds per query, and the predictions."""
         started = time.perf_counter()
-        self._predicted = self._predictions(self._approximation)
-        return (time.perf_counter() - started) / len(self.searches)
+        self._predicted = self._predictions(approximation)
+        return (time.perf_counter() - started) / len(self.searches), self._predicted
 
 
 def expected_recall(chance_above: Callable[[FloatArray, IntArray], FloatArray], best: FloatArray) -> float:

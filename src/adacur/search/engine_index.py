@@ -308,26 +308,24 @@ def engine_stages(
 def _vector_of(store: VectorStore, vector: str | None, encoder: Encoder | None) -> str | None:
     """The name of the vector to search by; None if the collection has none."""
     sizes = store.dimensions()
+    seen = ", ".join(f"{name!r} with {size} numbers" for name, size in sizes.items()) or "none"
     if vector is not None and vector not in sizes:
-        known = ", ".join(f"{name!r} ({size})" for name, size in sizes.items()) or "none"
-        raise UnknownName(f"{store.name} has no vector {vector!r} that can be searched. It has: {known}.")
+        raise UnknownName(f"{store.name} has no vector {vector!r} that can be searched. It has: {seen}.")
     fitting = [
         name
         for name, size in sizes.items()
         if (vector is None or name == vector) and (encoder is None or size == encoder.dimension)
     ]
-    if len(fitting) == 1 or (not sizes and encoder is None):
-        return fitting[0] if fitting else None
-    seen = ", ".join(f"{name!r} with {size} numbers" for name, size in sizes.items()) or "none"
-    if not fitting:
-        assert encoder is not None
+    if len(fitting) > 1:
+        raise InputError(
+            f"{store.name} has several vectors that would do: {seen}. Name one: vector=…, or ?vector= in its URL."
+        )
+    if not fitting and encoder is not None:
         raise InputError(
             f"The encoder's vectors have {encoder.dimension} numbers, and no vector of {store.name} has as many: "
             f"{seen}. Give the encoder that made them."
         )
-    raise InputError(
-        f"{store.name} has several vectors that would do: {seen}. Name one: vector=…, or ?vector= in its URL."
-    )
+    return fitting[0] if fitting else None
 
 
 def _recognise(encoder: Encoder, store: VectorStore, keys: Sequence[Key], rows: Mapping[Key, FloatArray]) -> None:

@@ -92,7 +92,7 @@ class EngineProspects(Prospects):
     """The prospects of one query: the engine's best items by the last prediction, and those that first stages rank."""
 
     def __init__(self, touched: Touched, candidates: IntArray, plan: Plan) -> None:
-        self._touched = touched
+        self.touched = touched
         self._engine = engine = touched.engine
         self._first_weight = plan.first_weight
         self._first_share = plan.first_share
@@ -116,18 +116,18 @@ class EngineProspects(Prospects):
         assert self._engine.outline is not None
         share = self.from_first(round(self._first_share * n))
         weights, listed = self._engine.outline.weights(prediction), self._listed(prediction, share)
-        keys = self._touched.keys(listed)
+        keys = self.touched.keys(listed)
         within = [Nearest(weights, len(keys), within=keys)]
         if self._pool is not None:
             return within
-        scored = self._touched.keys(np.array(sorted(self._scored - set(listed.tolist())), dtype=np.intp))
+        scored = self.touched.keys(np.array(sorted(self._scored - set(listed.tolist())), dtype=np.intp))
         return [*within, Nearest(weights, n, without=[*keys, *scored])]
 
     def answered(self, prediction: Affine, found: Sequence[Found]) -> None:
         """Take the engine's answers to the questions."""
         outline = self._engine.outline
         assert outline is not None
-        known = [self._touched.positions(some.keys) for some in found]
+        known = [self.touched.positions(some.keys) for some in found]
         values = np.concatenate([some.values for some in found]).astype(np.float64) + prediction.constant
         self._known = np.concatenate(known)
         place = {position: at for at, position in enumerate(self._known.tolist())}
@@ -140,7 +140,9 @@ class EngineProspects(Prospects):
         deviation = outline.deviation(prediction, values[:n_listed], rises[:n_listed])
         self._values = values + rises
         self._raised = self._values.copy()
-        ranked = [(rank, place[at]) for rank, at in enumerate(self._ranked().tolist()) if at in place]
+        ranked = [
+            (rank, place[at]) for rank, at in enumerate(self.candidates[:RANKS_THAT_COUNT].tolist()) if at in place
+        ]
         if ranked:
             ranks, places = (np.array(column, dtype=np.intp) for column in zip(*ranked, strict=True))
             rise = raised_by(
@@ -167,7 +169,7 @@ class EngineProspects(Prospects):
         positions = self._known[np.argsort(-self._raised, kind="stable")]
         if not len(positions) and self._engine.where is None and self._pool is None:
             keys = self._engine.store.sample(n + len(left_out) + len(self._scored))
-            positions = self._touched.positions(keys)
+            positions = self.touched.positions(keys)
         left = [at for at in positions.tolist() if self._may_score(at) and at not in left_out]
         return np.array(left[:n], dtype=np.intp)
 
@@ -179,21 +181,18 @@ class EngineProspects(Prospects):
         self._scored.update(positions.tolist())
 
     def keys(self, positions: IntArray) -> KeyArray:
-        return item_keys([item.id for item in self._touched.at(positions.tolist())])
+        return item_keys([item.id for item in self.touched.at(positions.tolist())])
 
     def items(self, positions: IntArray) -> tuple[Item, ...]:
-        return tuple(self._touched.at(positions.tolist()))
+        return tuple(self.touched.at(positions.tolist()))
 
     def _may_score(self, position: int) -> bool:
         return position not in self._scored and (self._pool is None or position in self._pool)
 
-    def _ranked(self) -> IntArray:
-        return self.candidates[:RANKS_THAT_COUNT]
-
     def _listed(self, prediction: Affine, share: IntArray) -> IntArray:
         """The items whose values are always needed: ranked ones, the first stage's share, and the pool."""
         pool = np.array([] if self._pool is None else sorted(self._pool), dtype=np.intp)
-        return np.unique(np.concatenate([self._ranked(), prediction.listed, share, pool]))
+        return np.unique(np.concatenate([self.candidates[:RANKS_THAT_COUNT], prediction.listed, share, pool]))
 
 
 class EngineLockStep(LockStep):
@@ -207,11 +206,10 @@ class EngineLockStep(LockStep):
         *,
         prospects: Sequence[EngineProspects],
         approximation: Approximation | None,
-        touched: Touched,
     ) -> None:
         super().__init__(plan, queries, k, prospects=prospects, approximation=approximation)
         self._prospects = prospects
-        self._touched = touched
+        self._touched = prospects[0].touched
 
     def items_at(self, positions: Sequence[int]) -> list[Item]:
         return self._touched.at(positions)
@@ -296,12 +294,6 @@ def begin_in_engine(plan: Plan, queries: Sequence[Query], k: int) -> tuple[Engin
         ranks = {"ranks": lists} if plan.uses_ranks else {}
         features = engine.outline.features(touched.rows)
         approximation = plan.approximator.begin(plan.anchors, queries, features=features, **ranks)  # type: ignore[call-arg]
-    steps = EngineLockStep(
-        plan,
-        queries,
-        k,
-        prospects=[EngineProspects(touched, ranking.positions, plan) for ranking in rankings],
-        approximation=approximation,
-        touched=touched,
-    )
+    prospects = [EngineProspects(touched, ranking.positions, plan) for ranking in rankings]
+    steps = EngineLockStep(plan, queries, k, prospects=prospects, approximation=approximation)
     return steps, [ranking.scores for ranking in rankings if plan.fuse]

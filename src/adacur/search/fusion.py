@@ -29,12 +29,6 @@ class Fusion:
     weight: float
     scale: ScoreScale
 
-    def __post_init__(self) -> None:
-        if not 0 < self.weight < float("inf"):
-            raise InputError(
-                f"fuse is the first stage's weight in the final order, a number from 0 (none) up; got {self.weight}."
-            )
-
     @classmethod
     def fit(cls, anchors: AnchorScores, *, weight: float) -> Fusion:
         """A fusion on the scale of these anchor scores, so that a weight means the same on every index."""

@@ -269,7 +269,7 @@ class JoinedSearch:
             return self._finished + self._hits
         self.has_news = False
         plan, searches, settings = self._plan, self.steps.searches, self._plan.settings()
-        predicted = self.steps.final_predictions() if plan.keep_predictions else [None] * len(searches)
+        predicted = self.steps.final_predictions() if plan.keep_predictions else None
         self._hits = []
         for at, search in enumerate(searches):
             positions, scores, rounds = search.best(self._k if plan.fuse is None else len(plan.items))
@@ -292,7 +292,9 @@ class JoinedSearch:
                     scores=scores,
                     rounds=tuple(rounds.tolist()),
                     items=items,
-                    trace=search.trace(settings=settings, approximate_scores=predicted[at]),
+                    trace=search.trace(
+                        settings=settings, approximate_scores=None if predicted is None else predicted[at]
+                    ),
                     fused=fused,
                     relevance=relevance,
                     verdict=verdict_on(scores, plan.relevance),
@@ -315,18 +317,17 @@ class JoinedSearch:
                     ((query, rank) for query, batch in enumerate(self._positions) for rank in range(len(batch))),
                     key=lambda at: (at[1], at[0]),
                 )
-            if not self.waiting and self.steps.goes_on:
+            if self.waiting:
+                return True
+            if self.steps.goes_on:
                 # All items of this round have gone from an engine.
                 continue
-            if not self.waiting:
-                if self.steps.ended_early or not any(search.rounds for search in self.steps.searches):
-                    self.has_news = True
-                if not self._groups:
-                    return False
-                self._finished, self._hits = self.hits(), []
-                self._begin_next_group()
-                continue
-            return True
+            if self.steps.ended_early or not any(search.rounds for search in self.steps.searches):
+                self.has_news = True
+            if not self._groups:
+                return False
+            self._finished, self._hits = self.hits(), []
+            self._begin_next_group()
         return False
 
     def wanted(self) -> SharedPosteriors | None:

@@ -163,9 +163,8 @@ class Purse:
 
     def expected_calls(self, query: Query, items: Sequence[Item], n: int) -> int:
         """About how many calls the limits pay for, up to n, if pairs are like those with these items."""
-        spending, pairs = self.spending, [(query, item) for item in items]
-        counts, price = count_tokens(spending.scorer, pairs), spending.price
-        units = 0.0 if price is None else units_per_pair(price, spending.scorer, pairs, counts)
+        counts, price, scorer = self.spending.count(query, items), self.spending.price, self.spending.scorer
+        units = 0.0 if price is None else units_per_pair(price, scorer, [(query, item) for item in items], counts)
         return self._calls_of(float(counts.mean()), units, n)
 
     def calls_left(self, n: int) -> int:
@@ -182,8 +181,9 @@ class Purse:
     @property
     def ending(self) -> str:
         """The limit that ends the search: the one that refused a pair, or else the nearer one."""
-        by_tokens = _share(self.tokens, self.spending.tokens)
-        return self.ran_out or ("tokens" if by_tokens >= _share(self.units, self.spending.units) else "cost")
+        limits = (self.tokens, self.spending.tokens), (self.units, self.spending.units)
+        tokens, cost = (0.0 if limit is None else spent / limit for spent, limit in limits)
+        return self.ran_out or ("tokens" if tokens >= cost else "cost")
 
     def _calls_of(self, tokens: float, units: float, n: int) -> int:
         shares = zip(self._lefts, (tokens, units), strict=True)
@@ -207,10 +207,6 @@ class Purse:
         )
 
 
-def _share(spent: int, limit: int | None) -> float:
-    return 0.0 if limit is None else spent / limit
-
-
 # A query's place among those that move together, and the rank of an item in its batch.
 Waiting = tuple[int, int]
 
@@ -227,18 +223,18 @@ class Payments:
         self._refuses = refuses
         # Of each query's batch: the items, and the tokens of the pairs.
         self._priced: dict[int, tuple[list[Item], IntArray]] = {}
-        for search in steps.searches:
+        self._purses = [search.purse for search in steps.searches if search.purse is not None]
+        for search, purse in zip(steps.searches, self._purses, strict=True):
             few = search.prospects.candidates[:_PRICED_BEFOREHAND]
             # An engine's items have not been fetched yet.
-            if search.purse is not None and len(few) and plan.engine is None:
+            if len(few) and plan.engine is None:
                 items = steps.items_at(few.tolist())
-                search.expect_calls(max(1, search.purse.expected_calls(search.query, items, plan.calls)))
+                search.expect_calls(max(1, purse.expected_calls(search.query, items, plan.calls)))
 
     def affordable(self, at: int, batch: IntArray) -> IntArray:
         """The part of a query's next batch that it can pay, as one call; the search ends if there is none."""
-        search = self._steps.searches[at]
-        purse = search.purse
-        if purse is None or not len(batch):
+        search, purse = self._steps.searches[at], self._purses[at]
+        if not len(batch):
             return batch
         while True:
             items = self._steps.items_at(batch.tolist())
@@ -264,7 +260,7 @@ class Payments:
         ended = set()
         for at, (items, tokens) in self._of_queries(waiting).items():
             search = self._steps.searches[at]
-            if search.purse is not None and not search.purse.can_pay(search.query, items, tokens):
+            if not self._purses[at].can_pay(search.query, items, tokens):
                 search.stop("cost")
                 ended.add(at)
         return ended
@@ -272,9 +268,7 @@ class Payments:
     def pay(self, waiting: Sequence[Waiting]) -> None:
         """Charge a call with these pairs."""
         for at, (items, tokens) in self._of_queries(waiting).items():
-            search = self._steps.searches[at]
-            if search.purse is not None:
-                search.purse.pay(search.query, items, tokens)
+            self._purses[at].pay(self._steps.searches[at].query, items, tokens)
 
     def _of_queries(self, waiting: Sequence[Waiting]) -> dict[int, tuple[list[Item], IntArray]]:
         """The items and tokens of these pairs, by query."""
