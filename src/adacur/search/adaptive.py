@@ -27,7 +27,7 @@ from adacur.search.spending import Purse
 
 # Unscored items that decide whether to stop, the most promising first; what lies beyond is rarely what is missing.
 SHORTLIST = 300
-_NONE: IntArray = np.empty(0, dtype=np.intp)
+NONE: IntArray = np.empty(0, dtype=np.intp)
 
 
 class AdaptiveSearch:
@@ -87,7 +87,7 @@ class AdaptiveSearch:
         if self._batch is not None:
             raise InputError("The last positions asked for have no scores yet. Call tell(scores) first.")
         if not self.remaining:
-            return _NONE
+            return NONE
         size, number = self.remaining[0], len(self.rounds) + 1
         started = time.perf_counter()
         self._predicted = predicted
@@ -110,7 +110,7 @@ class AdaptiveSearch:
         if not len(chosen):
             # No item left is known: an engine's search for words may find none.
             self.remaining.clear()
-            return _NONE
+            return NONE
         self._spend_later(size - len(chosen))
         self._batch = chosen
         self.seconds["choose"] = time.perf_counter() - started
@@ -188,7 +188,7 @@ class AdaptiveSearch:
                 min(SHORTLIST, self.prospects.n_left),
                 acquisition=TopK(),
                 stream=0,
-                without=_NONE,
+                without=NONE,
                 predicted=predicted,
             )
             recall = expected_recall(lambda some, ranks: chance_above(promising, some, ranks=ranks), best)
@@ -211,7 +211,7 @@ class AdaptiveSearch:
     def best(self, k: int) -> tuple[IntArray, FloatArray, IntArray]:
         """Positions, exact scores and rounds of the best k so far, best first; of each document only the best item."""
         if not self.rounds:
-            return _NONE, np.empty(0), _NONE
+            return NONE, np.empty(0), NONE
         positions = np.concatenate([round_.positions for round_ in self.rounds])
         exact = np.concatenate([round_.exact for round_ in self.rounds])
         numbers = np.repeat([round_.number for round_ in self.rounds], [len(one.positions) for one in self.rounds])

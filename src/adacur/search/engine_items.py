@@ -34,14 +34,6 @@ class EngineItems:
     exact: bool = True
     by_document: bool = False
 
-    def best(self, questions: Sequence[Nearest]) -> list[Found]:
-        """Answers to all questions."""
-        return self.store.best(self.vector, questions, where=self.where, exact=self.exact)
-
-    def counted(self) -> EngineItems:
-        """The same items, counted again."""
-        return replace(self, n_items=self.store.count(self.where))
-
     def filtered(self, where: Where) -> EngineItems:
         """The items that have this metadata."""
         if where is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -22,13 +23,11 @@ from adacur.core.records import Item, Query
 from adacur.core.seeds import item_keys
 from adacur.engines.vector_store import Found, Key, Nearest
 from adacur.first_stages.joined import reciprocal_ranks
-from adacur.search.adaptive import SHORTLIST, LockStep
+from adacur.search.adaptive import NONE, SHORTLIST, LockStep
 from adacur.search.engine_items import EngineFirst, EngineItems, EngineWarning
 from adacur.search.fusion import LISTED
 from adacur.search.methods import Plan
 from adacur.search.prospects import Prospects, raised_by
-
-_NONE: IntArray = np.empty(0, dtype=np.intp)
 
 
 class Touched:
@@ -101,7 +100,7 @@ class EngineProspects(Prospects):
         self._n_items = engine.n_items if self._pool is None else len(self._pool)
         self._scored: set[int] = set()
         # The last prediction: the items, their values, and the values as raised by the first stage.
-        self._known, self._values, self._raised = _NONE, np.empty(0), np.empty(0)
+        self._known, self._values, self._raised = NONE, np.empty(0), np.empty(0)
 
     @property
     def n_left(self) -> int:
@@ -224,12 +223,12 @@ class EngineLockStep(LockStep):
                     # The first stage found too little: the rest of the first round is chosen by the prior.
                     self._predictions(self._approximation)
             batches = super().ask(seconds=seconds)
-            gone = set(self._touched.fetch(np.unique(np.concatenate([*batches, _NONE]))).tolist())
+            gone = set(self._touched.fetch(np.unique(np.concatenate([*batches, NONE]))).tolist())
         except (EngineUnavailable, EngineRefused) as error:
             if not begun:
                 raise
             self._end(error)
-            self._batches = [_NONE for _ in self.searches]
+            self._batches = [NONE for _ in self.searches]
             return self._batches
         if gone:
             for at, search in enumerate(self.searches):
@@ -259,7 +258,8 @@ class EngineLockStep(LockStep):
                 some = prospects.questions(n, prediction)
                 asked.append((prospects, prediction, len(some)))
                 questions += some
-        found = self._touched.engine.best(questions)
+        engine = self._touched.engine
+        found = engine.store.best(engine.vector, questions, where=engine.where, exact=engine.exact)
         for prospects, prediction, n_questions in asked:
             prospects.answered(prediction, found[:n_questions])
             found = found[n_questions:]
@@ -273,7 +273,7 @@ def begin_in_engine(plan: Plan, queries: Sequence[Query], k: int) -> tuple[Engin
     assert isinstance(first, EngineFirst)
     if plan.calls >= engine.n_items:
         # All items can be afforded, and some may have been added since the collection was opened.
-        engine = engine.counted()
+        engine = replace(engine, n_items=engine.store.count(engine.where))
     touched = Touched(engine)
     ranks_count = plan.first_weight or plan.uses_ranks or first.n_stages > 1
     depth = max(plan.pool or plan.calls, RANKS_THAT_COUNT if ranks_count else 0, LISTED if plan.fuse else 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +11,7 @@ from adacur.approximation.rank_slopes import RANKS_THAT_COUNT
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import InputError
 from adacur.core.records import Query
-from adacur.core.results import Hits, Round
+from adacur.core.results import Hits
 from adacur.index import IndexFolder
 from adacur.search.planning import Snapshot
 
@@ -73,7 +72,12 @@ def explain(snapshot: Snapshot, hits: Hits, *, n_anchors: int = 3) -> list[Expla
     places = snapshot.anchors.items.positions(hits.ids)
     if not np.isin(places, np.concatenate([round_.positions for round_ in rounds])).all():
         raise InputError("The index has been changed since this search. Search again, and explain those hits.")
-    predicted = _predicted(rounds)
+    predicted = {
+        place: value
+        for round_ in rounds
+        if round_.predicted is not None
+        for place, value in zip(round_.positions.tolist(), np.asarray(round_.predicted).tolist(), strict=True)
+    }
     first = _first_stages(snapshot, hits, places)
     anchors = _nearest_anchors(snapshot, hits, places, n=n_anchors)
     return [
@@ -89,14 +93,6 @@ def explain(snapshot: Snapshot, hits: Hits, *, n_anchors: int = 3) -> list[Expla
         )
         for at, (hit, place) in enumerate(zip(hits, places, strict=True))
     ]
-
-
-def _predicted(rounds: Sequence[Round]) -> dict[int, float]:
-    known: dict[int, float] = {}
-    for round_ in rounds:
-        if round_.predicted is not None:
-            known |= zip(round_.positions.tolist(), np.asarray(round_.predicted).tolist(), strict=True)
-    return known
 
 
 def _first_stages(snapshot: Snapshot, hits: Hits, places: IntArray) -> list[list[FirstStageSaid]]:

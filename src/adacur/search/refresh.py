@@ -194,7 +194,7 @@ def _together(
         n_assumed = min(n_left, max(1, round(_ASSUMED * len(where))))
         draws = uniform(stream_key(0, "logged", query.id), items.keys)
         draws[where] = -np.inf
-        drawn = best_positions(draws, n_assumed, keys=items.keys) if n_assumed else np.empty(0, dtype=np.intp)
+        drawn = best_positions(draws, n_assumed, keys=items.keys)
         weights = np.append(np.ones(len(where)), np.full(n_assumed, n_left / max(1, n_assumed)))
         worst = np.full(n_assumed, exact.min())
         scored.append(ScoredItems(np.append(where, drawn), np.append(exact, worst), weights))

@@ -190,11 +190,9 @@ class Rounds:
 
     def _accept(self, shares: Sequence[_Share], scores: FloatArray, seconds: float) -> None:
         self._sharing.note(len(scores), seconds)
-        start = 0
-        for search, n in shares:
-            end = start + n
-            search.accept(scores[start:end], seconds=seconds * n / len(scores))
-            start = end
+        parts = np.split(scores, np.cumsum([n for _, n in shares])[:-1])
+        for (search, n), part in zip(shares, parts, strict=True):
+            search.accept(part, seconds=seconds * n / len(scores))
 
 
 class JoinedSearch:

@@ -39,7 +39,9 @@ class Sharing:
         A deadline limits the whole call, since all of it is waited for, but never to less than a small call of the
         others' pairs: a search that cannot wait for that much ends with what it has.
         """
-        pace = self._seconds_per_pair()
+        # Seconds per pair of the last calls; None before the first.
+        n_pairs = sum(n for n, _ in self._calls)
+        pace = max(sum(seconds for _, seconds in self._calls) / n_pairs, 1e-9) if n_pairs else None
         in_time = max(_SMALL_CALL, self._seconds / pace) if pace else _FIRST_CALL
         limit = min(self._pairs, math.inf if math.isinf(self._seconds) else in_time)
         n_waiting = sum(search.n_waiting for search in searches)
@@ -57,12 +59,6 @@ class Sharing:
             else:
                 wanted[at] = min(search.n_waiting, search.least)
         return _fair(wanted, [max(1, search.least) for search in searches], limit)
-
-    def _seconds_per_pair(self) -> float | None:
-        """The mean over the last calls; None before the first."""
-        if not self._calls:
-            return None
-        return max(sum(seconds for _, seconds in self._calls) / sum(n for n, _ in self._calls), 1e-9)
 
 
 def _fair(wanted: Sequence[int], least: Sequence[int], limit: float) -> list[int]:

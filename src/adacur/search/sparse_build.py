@@ -102,6 +102,5 @@ def _chosen(queries: Sequence[Query], *, dense: Placed, items: Items, sparsity: 
         draws = uniform(stream_key(sparsity.seed, "sparse", query.id), items.keys)
         # The best are not drawn a second time.
         draws[best] = -np.inf
-        drawn = best_positions(draws, n_random, keys=items.keys) if n_random else np.empty(0, dtype=np.intp)
-        chosen[number] = np.concatenate([best, drawn])
+        chosen[number] = np.concatenate([best, best_positions(draws, n_random, keys=items.keys)])
     return chosen
