@@ -21,7 +21,7 @@ from adacur.approximation import GaussianModel
 from adacur.evaluation import top_k_recall
 from adacur.first_stages import placed
 from adacur.index import AnchorTable
-from adacur.search.learned_slopes import learned_slopes
+from adacur.search.first_stages import learned_slopes
 from adacur.search.tuned import default_settings
 from adacur.tuning.held_out import method_of
 

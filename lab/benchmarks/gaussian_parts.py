@@ -18,7 +18,7 @@ from adacur import AdaCUR, AnchorIndex
 from adacur.approximation import GaussianModel
 from adacur.evaluation import top_k_recall
 from adacur.first_stages import placed
-from adacur.search.learned_slopes import learned_slopes
+from adacur.search.first_stages import learned_slopes
 from adacur.search.tuned import GaussianSettings, first_weight_of
 
 # name: (left out of the approximator, spending, whether the first stage's ranks are part of predictions)

@@ -86,7 +86,7 @@ def test_eight_threads_search_a_folder_with_the_real_model_like_one_and_open_eve
         return called
 
     for module, function in (
-        ("adacur.search.opening", "scorer"),
+        ("adacur.search.opening", "open_scorer"),
         ("adacur.search.first_stages", "load_first_stage"),
         ("adacur.first_stages.dense", "reopen_encoder"),
         ("adacur.index.folder", "ScoreBlocks"),
@@ -102,7 +102,7 @@ def test_eight_threads_search_a_folder_with_the_real_model_like_one_and_open_eve
     with adacur.load(folder) as index:
         first = in_threads(lambda _: answer(index.search(QUESTIONS[0], k=2, budget=3, first="dense")))
         assert all(found == first[0] for found in first)
-        assert sorted(opened) == ["ScoreBlocks", "load_first_stage", "reopen_encoder", "scorer"]
+        assert sorted(opened) == ["ScoreBlocks", "load_first_stage", "open_scorer", "reopen_encoder"]
         searches = [
             {
                 "query": f"{QUESTIONS[n % 7]} {n}",

@@ -3,10 +3,11 @@
 Where to change what, in the order in which a search meets it: `anchor_index` is the face; `planning` puts an index
 version, a method, a budget and a first stage together; `methods` is the one table of methods, a class each; `rounds` is
 the loop that calls the scorer, and `adaptive` one search of it (ask, tell, stop); `prospects` says which items are
-promising, `engine_search` the same where a vector engine holds them. `export` writes an index into an engine, and
-`engine_index` opens one there, or a collection as it is. `editing` changes an index, `opening`
-loads one, `search_log`, `refresh` and `learning` learn from searches, `tuned` reads tunings. `relevance` says what
-scores mean, `effort` when a search has done enough, and `explaining` why an item is a hit.
+promising, `device_search` and `engine_search` where a device or a vector engine holds them. `stepping` runs the
+searches of a server, `spending` keeps to budgets of tokens and money. `export` writes an index into an engine, and
+`engine_index` opens one there, or a collection as it is. `editing` changes an index, `opening` loads one, `search_log`,
+`refresh` and `learning` learn from searches, `tuned` reads tunings. `relevance` says what scores mean, `effort` when a
+search has done enough, and `explaining` why an item is a hit.
 """
 
 from adacur.search.adaptive import AdaptiveSearch

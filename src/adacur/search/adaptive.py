@@ -1,4 +1,4 @@
-"""Searches by asking and telling: of one query, and of several that share an approximation. No scorer is called."""
+"""Ask-and-tell searches: of one query, and of several that share an approximation. No scorer is called."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import numpy as np
 
 from adacur.approximation import TopK
 from adacur.approximation.acquisition import best_positions
+from adacur.approximation.shared_posteriors import SharedPosteriors
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import InputError, ScoreCountError
 from adacur.core.protocols import Approximation, UncertainApproximation
-from adacur.core.records import Query
+from adacur.core.records import Item, Query
 from adacur.core.results import Round, Trace
 from adacur.core.seeds import stream_key
 from adacur.search.effort import entered, signs
@@ -26,15 +27,16 @@ from adacur.search.spending import Purse
 
 # Unscored items that decide whether to stop, the most promising first; what lies beyond is rarely what is missing.
 SHORTLIST = 300
-_NONE: IntArray = np.empty(0, dtype=np.intp)
+NONE: IntArray = np.empty(0, dtype=np.intp)
 
 
 class AdaptiveSearch:
     """The search of a plan for one query: `ask()` for positions, score them, `tell()` the scores.
 
-    `prospects` are the items that may be scored; what they lack is topped up at random. Predictions are handed in;
-    `in_scores` turns them into scores of the scorer. `remaining` holds the calls of each round to come: none when the
-    search has ended. `seconds` are those of the round, by step.
+    `prospects` are the items that may be scored. Predictions are passed to `ask`; `in_scores` turns them into the
+    scorer's units. `remaining` holds the calls of each round to come, none when the search has ended. `seconds` are
+    those of the current round, by step; `stopped` says what ended the search before its calls did: "deadline",
+    "settled", "tokens", "cost" or "engine".
     """
 
     def __init__(
@@ -50,7 +52,8 @@ class AdaptiveSearch:
         self.rounds: list[Round] = []
         self.seconds: dict[str, float] = {}
         self.prospects = prospects
-        # What it has spent of tokens and money, where the plan counts them.
+        self.stopped: str | None = None
+        # The tokens and money spent, where the plan counts them.
         self.purse = None if plan.spending is None else Purse(plan.spending)
         self._plan = plan
         self._in_scores = in_scores
@@ -64,17 +67,15 @@ class AdaptiveSearch:
             raise InputError("A search of more than one round needs an approximation and an acquisition.")
         self._batch: IntArray | None = None
         self.predicted: Any = None
-        # What ended it before its calls did: "deadline", "settled", "tokens", "cost" or "engine".
-        self.stopped: str | None = None
 
     def expect_calls(self, n: int) -> None:
-        """Divide the rounds for about n calls, which is what tokens and money pay for; before the first round."""
+        """Plan the rounds for about n calls, as many as tokens and money pay for; before the first round."""
         n, spending = min(n, self._plan.calls, self.prospects.n_left), self._plan.spending
         if n <= 0 or spending is None:
             return
         sizes = list(self._plan.batch_sizes(n))
         if spending.counts_requests and spending.units is not None and len(sizes) > spending.units:
-            # A round is a request at least: later ones must not find the money spent on small ones.
+            # A round is at least one request: small early rounds must not use up the money of later ones.
             sizes = [*sizes[: spending.units - 1], sum(sizes[spending.units - 1 :])]
         self.remaining, self._n_planned = sizes, n
 
@@ -86,7 +87,7 @@ class AdaptiveSearch:
         if self._batch is not None:
             raise InputError("The last positions asked for have no scores yet. Call tell(scores) first.")
         if not self.remaining:
-            return _NONE
+            return NONE
         size, number = self.remaining[0], len(self.rounds) + 1
         started = time.perf_counter()
         self.predicted = predicted
@@ -104,19 +105,19 @@ class AdaptiveSearch:
             )
             chosen = np.concatenate([chosen, more])
         if len(chosen) < size:
-            # Scores beyond the range of floats make predictions that cannot be ranked; the budget is spent anyway.
+            # Scores beyond the range of floats give predictions that cannot be ranked; the budget is spent anyway.
             chosen = self._topped_up(chosen, size, "first")
         if not len(chosen):
-            # Nothing is left that could be named: an engine's search for words may find none.
+            # No item left is known: an engine's search for words may find none.
             self.remaining.clear()
-            return _NONE
+            return NONE
         self._spend_later(size - len(chosen))
         self._batch = chosen
         self.seconds["choose"] = time.perf_counter() - started
         return chosen
 
     def drop(self, gone: IntArray) -> IntArray:
-        """Take items that are no longer there, or cannot be paid, out of the positions last asked for; the others."""
+        """Remove items that are gone or cannot be paid from the positions last asked for; returns the others."""
         assert self._batch is not None
         self._batch = batch = self._batch[~np.isin(self._batch, gone)]
         self.prospects.scored(gone)
@@ -128,12 +129,12 @@ class AdaptiveSearch:
         return batch
 
     def _spend_later(self, calls: int) -> None:
-        """Calls that this round cannot spend are the next one's."""
+        """Move calls that this round cannot spend to the next one."""
         if len(self.remaining) > 1:
             self.remaining[1] += calls
 
     def tell(self, scores: FloatArray) -> IntArray:
-        """Exact scores of the positions last asked for, which are returned; after `stop()`, of the first few."""
+        """Take the exact scores of the positions last asked for, after `stop()` of the first few; returns these."""
         if self._batch is None:
             raise InputError("No positions were asked for. Call ask() before tell(scores).")
         batch = self._batch[: len(scores)] if self.stopped in ("deadline", "cost") else self._batch
@@ -142,24 +143,23 @@ class AdaptiveSearch:
         self._batch, predicted = None, self.predicted
         self.prospects.scored(batch)
         if len(batch):
-            all_predicted = predicted if self._plan.keep_predictions == "all" else None
+            keeps_all = predicted is not None and self._plan.keep_predictions == "all"
+            values = None if predicted is None else self._in_scores(self.prospects.predictions(predicted, batch))
             self.rounds.append(
                 Round(
                     number=len(self.rounds) + 1,
                     positions=batch,
                     exact=scores,
-                    predicted=None
-                    if predicted is None
-                    else self._in_scores(self.prospects.predictions(predicted, batch)),
-                    # What is counted after this, such as the solve, belongs to the round as well.
+                    predicted=values,
+                    # Shared, so that later steps such as the solve are counted to this round as well.
                     seconds=self.seconds,
                     items=self.prospects.items(batch),
-                    all_predicted=None if all_predicted is None else self._in_scores(all_predicted.copy()),
+                    all_predicted=self._in_scores(predicted.copy()) if keeps_all else None,
                 )
             )
         del self.remaining[:1]
         if self.purse is not None and not self.remaining and self.stopped is None:
-            # Pairs may have cost less than expected: what is left pays for another round.
+            # Pairs may have cost less than expected; then the rest pays for another round.
             n = min(self._plan.calls - self._n_scored, self.prospects.n_left)
             if (more := self.purse.calls_left(n)) > 0:
                 self.remaining = [more]
@@ -176,28 +176,26 @@ class AdaptiveSearch:
         self.remaining.clear()
 
     def settle(self, predicted: Any, chance_above: Callable[..., FloatArray]) -> None:
-        """End here if the best k are expected to have the recall that is enough; the last round remembers it.
+        """End here if the expected recall of the best k is enough; it is noted in the last round.
 
         `chance_above(predicted, best, ranks=…)` is that of an `UncertainApproximation`, for this query.
         """
-        assert self._plan.stop_when is not None
         started = time.perf_counter()
         recall = 0.0
         _, best, _ = self.best(self._k)
-        # Fewer than k are no top k.
         if len(best) >= self._k:
             _, promising = self.prospects.best(
                 min(SHORTLIST, self.prospects.n_left),
                 acquisition=TopK(),
                 stream=0,
-                without=_NONE,
+                without=NONE,
                 predicted=predicted,
             )
             recall = expected_recall(lambda some, ranks: chance_above(promising, some, ranks=ranks), best)
             if self._is_enough(recall):
                 self.stop("settled")
         self.rounds[-1] = replace(self.rounds[-1], expected_recall=recall)
-        # Counted to the round that has just ended, since the next one may never be.
+        # Counted to the round that has just ended, since there may be no next one.
         self.seconds["settle"] = time.perf_counter() - started
 
     def _is_enough(self, recall: float) -> bool:
@@ -207,13 +205,13 @@ class AdaptiveSearch:
         rule, point = self._plan.effort
         exact = [round_.exact for round_ in self.rounds]
         spent = sum(map(len, exact)) / self._n_planned
-        told = signs([recall], entered(exact, k=self._k), k=self._k, spent=spent)
-        return bool(rule.expected_loss(told) <= point.loss)
+        values = signs([recall], entered(exact, k=self._k), k=self._k, spent=spent)
+        return bool(rule.expected_loss(values) <= point.loss)
 
     def best(self, k: int) -> tuple[IntArray, FloatArray, IntArray]:
-        """Positions, exact scores and rounds of the best k scored so far, best first; of a document its best alone."""
+        """Positions, exact scores and rounds of the best k so far, best first; of each document only the best item."""
         if not self.rounds:
-            return _NONE, np.empty(0), _NONE
+            return NONE, np.empty(0), NONE
         positions = np.concatenate([round_.positions for round_ in self.rounds])
         exact = np.concatenate([round_.exact for round_ in self.rounds])
         numbers = np.repeat([round_.number for round_ in self.rounds], [len(one.positions) for one in self.rounds])
@@ -228,7 +226,7 @@ class AdaptiveSearch:
         return positions[order], exact[order], numbers[order]
 
     def _documents(self, positions: IntArray) -> Any:
-        """The documents of these positions, as an array that tells them apart; None where k counts items."""
+        """The documents of these positions, as numbers or ids; None where k counts items."""
         if self._plan.documents is not None:
             return self._plan.documents[positions]
         if self._plan.engine is None or not self._plan.engine.by_document:
@@ -236,7 +234,7 @@ class AdaptiveSearch:
         return np.array([item.document for item in self.prospects.items(positions)])
 
     def trace(self, *, settings: dict[str, object], approximate_scores: FloatArray | None = None) -> Trace:
-        """What was done so far."""
+        """The rounds so far, and what ended them."""
         stopped, purse, n_scored = self.stopped, self.purse, self._n_scored
         if stopped is None or (stopped == "deadline" and n_scored == self._n_planned):
             stopped = "budget" if self.prospects.n_left else "exhausted"
@@ -264,9 +262,11 @@ class AdaptiveSearch:
 class LockStep:
     """Searches of a plan for several queries that share an approximation and move round by round together.
 
-    `ask()` for positions of every query, score them, `tell()` the scores. How queries are grouped never changes what
-    is asked for.
+    `ask()` for positions of every query, score them, `tell()` the scores. How queries are grouped never changes an
+    answer.
     """
+
+    is_on_device = False
 
     def __init__(
         self,
@@ -299,8 +299,16 @@ class LockStep:
 
     @property
     def ended_early(self) -> bool:
-        """Whether an engine's silence ended a search after its last round was told."""
+        """Whether an engine failed after a search's last round was told."""
         return any(search.stopped == "engine" for search in self.searches)
+
+    def items_at(self, positions: Sequence[int]) -> list[Item]:
+        """The items at these positions."""
+        return self._plan.items.at(positions)
+
+    def wanted(self) -> SharedPosteriors | None:
+        """What the next `ask` needs from a device, so that it can be computed with others'; None for nothing."""
+        return None
 
     def ask(self, *, seconds: float = 0.0) -> list[IntArray]:
         """Positions to score next, per query, most promising first; all empty when every search has ended.
@@ -312,8 +320,9 @@ class LockStep:
         spent = {"first": seconds / n_queries}
         if self._approximation is not None and self.goes_on and any(search.rounds for search in self.searches):
             # Predictions that decided whether to stop serve the next round too.
-            spent = {} if self._predicted is not None else {"predict": self._predict()}
-            rows = self._predicted or rows
+            spent, rows = {}, self._predicted or rows
+            if self._predicted is None:
+                spent["predict"], rows = self._predict(self._approximation)
         self._batches = [search.ask(row, seconds=spent) for search, row in zip(self.searches, rows, strict=True)]
         return self._batches
 
@@ -339,36 +348,32 @@ class LockStep:
     def stop(self) -> None:
         """End here, because time is up: nothing more is asked for, and `tell` takes the first few scores."""
         for search in self.searches:
-            # What ended one before is what ended it.
             if search.remaining:
                 search.stop("deadline")
 
-    def final_predictions(self) -> Sequence[FloatArray | None]:
-        """Predicted scores of every item after all rounds, per query; none without an approximation."""
-        if self._approximation is None:
-            return [None] * len(self.searches)
+    def final_predictions(self) -> Sequence[FloatArray]:
+        """Predicted scores of every item after all rounds, per query."""
+        assert self._approximation is not None
         return [self._approximation.in_scores(np.asarray(row)) for row in self._approximation.predict()]
 
     def _settle(self, approximation: Approximation) -> None:
         assert isinstance(approximation, UncertainApproximation)
-        seconds = self._predict()
-        assert self._predicted is not None
-        for at, (search, row) in enumerate(zip(self.searches, self._predicted, strict=True)):
-            # One whose first items have all gone from an engine has no round yet.
+        seconds, predicted = self._predict(approximation)
+        for at, (search, row) in enumerate(zip(self.searches, predicted, strict=True)):
+            # A search whose first items have all gone from an engine has no round yet.
             if search.remaining and search.rounds:
                 search.seconds["predict"] = search.seconds.get("predict", 0.0) + seconds
                 search.settle(row, partial(approximation.chance_above, at))
 
     def _predictions(self, approximation: Approximation) -> list[Any]:
-        """Of every query, what its prospects read."""
+        """The predictions of every query, as its prospects read them."""
         return list(approximation.predict())
 
-    def _predict(self) -> float:
-        """Predict all items for all queries; each query's share of the seconds that it took."""
-        assert self._approximation is not None
+    def _predict(self, approximation: Approximation) -> tuple[float, Sequence[Any]]:
+        """Predict for all queries; the seconds per query, and the predictions."""
         started = time.perf_counter()
-        self._predicted = self._predictions(self._approximation)
-        return (time.perf_counter() - started) / len(self.searches)
+        self._predicted = self._predictions(approximation)
+        return (time.perf_counter() - started) / len(self.searches), self._predicted
 
 
 def expected_recall(chance_above: Callable[[FloatArray, IntArray], FloatArray], best: FloatArray) -> float:
@@ -380,8 +385,8 @@ def expected_recall(chance_above: Callable[[FloatArray, IntArray], FloatArray], 
         E[D] = Σ_d P(N(s_{k−d+1}) ≥ d),    expected recall = 1 − E[D] / k
 
     The first term alone, with N's mean in place of its probability, would count every unscored item above s_k as a
-    miss, though each that comes in moves the bar up for the next. N is a sum of rare events that hardly depend on one
-    another, so it is taken as Poisson.
+    miss, though each that comes in raises the bar for the next. N is a sum of rare, nearly independent events, so it is
+    taken as Poisson.
 
     `chance_above(scores, ranks)` gives the chances of unscored items to lie above the best scored of these ranks, shape
     (items, scores). Ties with the last of them are not misses.

@@ -37,10 +37,10 @@ from adacur.search.tuned import Tuning
 class AnchorIndex:
     """Items, their anchor scores, the scorer they came from and the first stages: what searches run on.
 
-    Made by `adacur.build`, `adacur.load`, `from_arrays` or `from_items`. `first` maps names to first stages, `scorer`
-    is one, or functions that open them when they are first used. `reopen` lets the index follow its edits; `recognised`
-    says that the scorer is the one that built it. What searches paid for is written to `log`, which `learn` refreshes
-    the index from. A `snapshot` takes the place of `first` and `device`, where the items live in an engine.
+    Made by `adacur.build`, `adacur.load`, `from_arrays` or `from_items`. `first` maps names to first stages; these and
+    `scorer` may be functions that open them at their first use. `reopen` lets the index follow its edits; `recognised`
+    says that the scorer is the one that built it. Searches are written to `log`, which `learn` refreshes the index
+    from. A `snapshot` replaces `first` and `device` where the items live in an engine.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class AnchorIndex:
         self._scorer = scorer
         self._log = log
         self.learning: Learning | None = None
-        # Entered again where one scorer wraps that of another index.
+        # Re-entered where one scorer wraps that of another index.
         self._opening = threading.RLock()
 
     @classmethod
@@ -130,7 +130,7 @@ class AnchorIndex:
         - `filter`: metadata that items must have ({"lang": "en", "year": [2023, 2024]}), a function of an item, or a
           collection of ids: only these items are scored. In a vector engine, metadata or a filter of its own;
         - `effort`: "auto" spends what a question needs, on average as good as the whole budget (.005 of recall less);
-          a number is the mean recall to reach. For an index that is tuned;
+          a number is the mean recall to reach. The index must be tuned;
         - `min_relevance`, `min_score`: leave out hits below; there may be none. `hits.verdict` says how good they are.
         """
         started = time.monotonic()
@@ -158,9 +158,9 @@ class AnchorIndex:
     async def asearch(
         self, query: Query | str | Sequence[Query | str], k: int = 10, **options: Unpack[SearchOptions]
     ) -> Hits | list[Hits]:
-        """Like `search`, without holding up the event loop; searches that are awaited together share scorer calls.
+        """Like `search`, without blocking the event loop; searches awaited together share scorer calls.
 
-        The trace's seconds of the scorer are then the time waited for it.
+        The trace's scorer seconds then count the wait for the scores.
         """
         started = time.monotonic()
         # The first search opens the scorer and the first stage, which may take seconds.
@@ -173,7 +173,7 @@ class AnchorIndex:
     async def asearch_iter(
         self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]
     ) -> AsyncGenerator[Hits, None]:
-        """Like `search_iter`, without holding up the event loop."""
+        """Like `search_iter`, without blocking the event loop."""
         started = time.monotonic()
         plan = await asyncio.to_thread(plan_search, self, k, **options)
         with self._searching(plan) as answers:
@@ -182,25 +182,25 @@ class AnchorIndex:
                 yield hits
 
     def explain(self, hits: Hits) -> list[Explanation]:
-        """Why each hit of a search is one; no scorer is called.
+        """Why each item of a search is a hit; no scorer is called.
 
-        Ranks and scores of the first stage, the score predicted, and what the scorer said of the item to the anchor
-        queries most like this one.
+        The ranks and scores of the first stage, the predicted score, and the item's scores for the anchor queries most
+        like this one.
         """
         return explain(self.snapshot, hits)
 
     def edit(self, *, on: On = None, progress: bool = True) -> AbstractContextManager[Edit]:
         """Change the index: `with index.edit() as edit:`, then edit.add, replace, remove, add_anchors and the like.
 
-        All changes of the block become one new version of the folder, at its end; this index moves on to it. Searches
-        under way, and others that have the folder open, stay on theirs. An error in the block changes nothing.
+        At the end of the block all changes become one new version of the folder, and this index moves on to it.
+        Searches under way, and others that have the folder open, stay on theirs. An error in the block changes nothing.
 
         - `on`: where new pairs are scored, as for `adacur.build`; `progress`: show bars.
         """
         return edit_index(self, on=on, progress=progress)
 
     def close(self) -> None:
-        """Close the scorer, given or opened here, and refuse searches from now on; those under way end with an error.
+        """Close the scorer, and refuse searches from now on; those under way end with an error.
 
         Items and anchor scores can still be read.
         """
@@ -214,7 +214,7 @@ class AnchorIndex:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The version that searches begin on, with its first stages and models; an error once the index is closed."""
+        """The version that new searches use, with its first stages and models; an error once the index is closed."""
         snapshot = self._snapshot
         if snapshot is None:
             raise InputError("This index has been closed. Open it again with adacur.load(path).")
@@ -222,7 +222,7 @@ class AnchorIndex:
 
     @property
     def scorer(self) -> Scorer:
-        """The scorer that searches call, opened when first used."""
+        """The scorer that searches call, opened at its first use."""
         with self._opening:
             _ = self.snapshot
             if self._scorer is None:
@@ -248,7 +248,7 @@ class AnchorIndex:
 
     @property
     def version(self) -> int:
-        """Which version of its folder this index is; 1 as it was built, or where there is none."""
+        """The version of the folder; 1 as it was built, or in memory."""
         return self.anchors.version if isinstance(self.anchors, IndexFolder) else 1
 
     @property
@@ -262,7 +262,7 @@ class AnchorIndex:
         return self.snapshot.tunings
 
     def first_stage(self, name: str) -> Placed:
-        """The first stage of this name, opened when first used."""
+        """The first stage of this name, opened at its first use."""
         return self.snapshot.first_stage(name)
 
     def save(self, path: str | Path) -> None:
@@ -270,7 +270,7 @@ class AnchorIndex:
         self.snapshot.save(Path(path), card=self.card)
 
     def with_scorer(self, wrap: Callable[[Scorer], Scorer]) -> AnchorIndex:
-        """The same index searching with `wrap(scorer)`, called when the scorer is first used; all else is shared."""
+        """The same index with the scorer `wrap(scorer)`, made at its first use; all else is shared."""
         other = copy.copy(self)
         other._scorer = lambda: (wrap(self.scorer), self.drift)
         if self.learning is not None:
@@ -280,7 +280,7 @@ class AnchorIndex:
     def learn(self, every: int, *, limit: int = LIMIT) -> None:
         """Refresh this index from its log after every `every` searches, in the background; as `load(learn_every=…)`.
 
-        - `limit`: the number of anchor queries that come from the log at most, each of which takes memory.
+        - `limit`: the largest number of anchor queries from the log; each takes memory.
         """
         if self._log is None:
             raise InputError("An index learns from the searches in its log. Open it with one: load(path, log=…).")
@@ -303,12 +303,12 @@ class AnchorIndex:
 
     @contextmanager
     def _searching(self, plan: Plan) -> Iterator[list[Hits]]:
-        """Takes the hits of a search, and logs them at its end, also where it was given up."""
+        """Collects the hits of a search, and logs them at its end, even if it was cancelled."""
         answers: list[Hits] = []
         try:
             yield answers
         except Exception as error:
-            # What a scorer says that is freed in mid-call depends on where it was.
+            # A scorer that is closed in mid-call may raise anything.
             if self._snapshot is None and not isinstance(error, InputError):
                 raise ScorerFailed(
                     "This index was closed while the search was under way. Close it when all searches have ended."

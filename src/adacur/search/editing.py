@@ -31,11 +31,11 @@ _log = logging.getLogger("adacur.change")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an edit made of an index: its `version` now, what it holds, and the scorer `calls` paid for new scores.
+    """The result of an edit: the new `version`, its items and anchor queries, and the scorer `calls` for new scores.
 
-    Beside these, `recognising` calls went into recognising the scorer and `timing` into choosing the size of a block.
-    `lost` names what belonged to the version before and must be made again: "compressed features", "tunings"; those
-    were for the pairs of k and budget in `tuned_for`.
+    Further calls went into `recognising` the scorer and `timing` it to choose the size of a block. `lost` names what
+    the old version had and must be made again: "compressed features", "tunings"; the latter were for the pairs of k
+    and budget in `tuned_for`.
     """
 
     version: int
@@ -50,20 +50,17 @@ class Change:
 
 @contextlib.contextmanager
 def edit_index(index: AnchorIndex, *, on: On = None, progress: bool = True) -> Iterator[Edit]:
-    """Hold an index against other writers while its changes are made; at the end it moves on to the new version.
+    """Lock an index against other writers while it is changed; at the end it moves on to the new version.
 
     New scores are paid for where a change is requested, and stored at once: after an interruption or an error the
-    index is as it was, and the same edit again continues where it stopped. First stages follow at the end; compressed
-    features and tunings do not, and must be made again.
-
-    - on: where new pairs are scored, as for `adacur.build`.
-    - progress: show bars.
+    index is as it was, and the same edit again continues where it stopped. First stages are updated at the end;
+    compressed features and tunings must be made again.
     """
     writable_home(index)
     path = index.path
     assert path is not None
     if index.learning is not None:
-        # A refresh in the background is a writer too, but none that a user should hear of.
+        # A refresh in the background is a writer too, but not one to report to a user.
         index.learning.wait()
     with updating(path, on=on, progress=progress) as update:
         edit = Edit(index, update, on=on, progress=progress)
@@ -74,13 +71,13 @@ def edit_index(index: AnchorIndex, *, on: On = None, progress: bool = True) -> I
             edit._is_over = True
     if folder is not None:
         _move(index, folder)
-        # The version before could not be deleted while this index had it open.
+        # The old version could not be deleted while this index had it open.
         with contextlib.suppress(IndexLocked):
             prune(path)
 
 
 class Edit:
-    """The changes of an index that are made together; `change` says after the `with` block what they came to."""
+    """The changes of an index that are made together; `change` describes the result after the `with` block."""
 
     def __init__(self, index: AnchorIndex, update: Update, *, on: On, progress: bool) -> None:
         self._index = index
@@ -93,7 +90,7 @@ class Edit:
 
     @property
     def change(self) -> Change:
-        """What the edit did and what it cost; after the `with` block."""
+        """The result and its cost; after the `with` block."""
         if self._change is None:
             raise InputError("edit.change is known after the `with` block, where no error ended it.")
         return self._change
@@ -109,21 +106,21 @@ class Edit:
         update = self._open()
         n_new = update.check_new_items(items)
         for stage in _stages(self._index, update.current).values():
-            # Asked before anything is paid for.
+            # Before anything is paid for.
             stage.check_can_grow()
         scorer = self._opened_scorer() if update.n_anchors else None
         _log_calls(n_new, update.n_anchors)
         update.add(items, scorer=scorer)
 
     def replace(self, items: Iterable[Item] | str | Path) -> None:
-        """Give items of the index other texts and metadata; costs what adding them does.
+        """Give items of the index new texts and metadata, at the cost of adding them.
 
-        A document is replaced as a whole: all its passages in the index go. Some of them in place of all are refused.
+        A document is replaced as a whole, with all its passages; replacing only some of them is refused.
         """
         update, given = self._open(), self._given(items)
         update.check_replacing(check_item(item) for item in given)
         items = self._split(given)
-        # An id that comes twice is refused where ids are; passages of a document are no repetition.
+        # Repeated ids are refused by the update; passages of one document are not repetitions.
         documents = [check_item(item).document for item in items]
         names = [item.id for item in items if item.document == item.id]
         whole = set(names)
@@ -157,7 +154,7 @@ class Edit:
         self._open().drop_anchors(ids)
 
     def compact(self) -> None:
-        """Copy what counts into one part and delete what no version in use needs; tunings and the like stay."""
+        """Copy the live scores into one part and delete what no version in use needs; tunings and the like stay."""
         self._open().compact()
 
     def _open(self) -> Update:
@@ -179,14 +176,14 @@ class Edit:
         return self._update.current.manifest.origin or Origin()
 
     def _opened_scorer(self) -> Scorer:
-        """The scorer of the index, recognised once; after whatever is refused without it."""
+        """The scorer of the index, recognised once; called last, when all else has been checked."""
         if self._scorer is None:
             self._scorer, calls = _recognised_scorer(self._index, self._update.current, self._on)
             self._update.recognising += calls
         return self._scorer
 
     def _finish(self) -> IndexFolder | None:
-        """Switch to the new version, if there is a change."""
+        """Write the new version, if there is a change."""
         update, old = self._update, self._update.current
         if not update.is_changed:
             self._change = Change(old.version, len(old.items), len(old.anchor_queries), calls=0)
@@ -215,7 +212,7 @@ class Edit:
 
 
 def _tuned_for(folder: IndexFolder) -> tuple[tuple[int, int], ...]:
-    # A file that cannot be read is no reason to fail: the change is made by now.
+    # An unreadable file must not fail an edit that has been made.
     with contextlib.suppress(AdacurError):
         tunings = read_tunings(folder.home, anchor_queries=folder.anchor_queries, warn=False)
         return tuple((one.k, one.budget) for one in tunings)
@@ -227,7 +224,7 @@ def _log_calls(n_items: int, n_anchors: int) -> None:
 
 
 def writable_home(index: AnchorIndex) -> Path:
-    """The folder of this version to write to; refused where there is none, or where it must stay as it is."""
+    """The folder of this version; refused where there is none, or where it must not be written to."""
     home = index.snapshot.home
     if index.snapshot.engine is not None:
         raise InputError(
@@ -245,18 +242,18 @@ def writable_home(index: AnchorIndex) -> Path:
 
 
 def _move(index: AnchorIndex, folder: IndexFolder) -> None:
-    """Let searches of the index begin on another version from now on."""
+    """Let new searches of the index use another version."""
     assert index.reopen is not None
     with index._opening:
         index.anchors = folder
         index._snapshot = Snapshot(folder, first=index.reopen.first(folder), device=index._device)
         if index._scorer is not None and not isinstance(index._scorer, Scorer):
-            # Opened later, it is recognised by the scores of this version; and the old one can be let go.
+            # Opened later, it is recognised by the scores of this version, and the old version is released.
             index._scorer = functools.partial(index.reopen.scorer, folder)
 
 
 def _recognised_scorer(index: AnchorIndex, version: IndexFolder, on: On) -> tuple[Scorer, int]:
-    """The scorer, known to be the one that built the index, and the calls that took."""
+    """The scorer, recognised as the one that built the index, and the number of calls that took."""
     was_open = isinstance(index._scorer, Scorer)
     check_workers(on, index.scorer)
     drifts = [None if was_open else index.drift]
@@ -267,7 +264,7 @@ def _recognised_scorer(index: AnchorIndex, version: IndexFolder, on: On) -> tupl
 
 
 def _stages(index: AnchorIndex, version: IndexFolder) -> Mapping[str, FirstStage]:
-    """The first stages of a version, opened; those at hand where it is the index's."""
+    """The first stages of a version, opened; the index's own if it is on that version."""
     if version.version == index.version:
         stages = {name: index.first_stage(name).stage for name in index.snapshot.named_stages}
         return {name: stage for name, stage in stages.items() if stage is not None}

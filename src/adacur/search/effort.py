@@ -1,6 +1,6 @@
 """How much to spend on a question: many small rounds, until going on is expected to find little more.
 
-What "little" is follows from replayed anchor queries: `tuning/effort.py` learns it, tunings store it.
+How little is learned from replayed anchor queries by `tuning/effort.py`, and stored in tunings.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from adacur.core.errors import InputError
 
 # "auto", or the mean recall to reach.
 Effort = float | Literal["auto"]
-# Small rounds: a search that can stop after any of them stops sooner.
+# Small rounds, so that a search can stop sooner.
 ROUNDS = 20
 FIRST_BATCH = 0.1
-# Recall that "auto" gives up on average, of what the whole budget finds.
+# The mean recall that "auto" may lose against the whole budget.
 LOST = 0.005
-# So near 1 that expected recall alone ends only a search that cannot be wrong.
+# So near 1 that expected recall ends a search only where it cannot be wrong.
 NEVER = 1 - 1e-15
 _ROUNDS_THAT_TELL = 3
 
 
 @dataclass(frozen=True, slots=True)
 class EffortPoint:
-    """Searches that end where they expect to lose no more than `loss`: the mean calls, and the mean recall.
+    """The mean calls and recall of searches that end once they expect to lose no more than `loss`.
 
-    `low` is the recall less one standard error of its difference from that of the whole budget.
+    `low` is the recall minus one standard error of its difference from that of the whole budget.
     """
 
     loss: float
@@ -41,10 +41,10 @@ class EffortPoint:
 
 @dataclass(frozen=True, slots=True)
 class EffortRule:
-    """The recall that a search expects to lose by ending now: logistic, with these weights (`signs`).
+    """The recall that a search expects to lose by ending now: logistic in `signs`, with these weights.
 
-    `curve` is what it came to on replayed anchor queries, cheapest first, each half of them by weights of the other;
-    `whole` the recall of searches that spend the whole budget as usual.
+    `curve` is measured on replayed anchor queries, cheapest point first, each half with weights of the other; `whole`
+    is the recall of searches that spend the whole budget.
     """
 
     weights: tuple[float, ...]
@@ -52,16 +52,15 @@ class EffortRule:
     whole: float
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be followed."""
         numbers = [self.whole, *(value for one in self.curve for value in (one.loss, one.calls, one.recall))]
         if len(self.weights) != 3 + _ROUNDS_THAT_TELL or not self.curve or min(numbers) < 0:
             raise ValueError(f"effort has {len(self.weights)} weights and {len(self.curve)} points")
 
     def point(self, effort: Effort) -> EffortPoint:
-        """The cheapest of the curve that is enough."""
+        """The cheapest point of the curve that is enough."""
         if effort == "auto":
             least = self.whole - LOST
-            # With the whole budget in small rounds, if nothing less will do.
+            # The last point spends the whole budget, in small rounds.
             return next((one for one in self.curve if one.low >= least), self.curve[-1])
         found = next((one for one in self.curve if one.recall >= effort), None)
         if found is None:
@@ -73,15 +72,15 @@ class EffortRule:
         return found
 
     def expected_loss(self, signs: FloatArray) -> FloatArray:
-        """Of searches with these signs, a row each."""
+        """The expected losses of searches with these signs, a row each."""
         return np.asarray(1 / (1 + np.exp(-np.clip(signs @ np.array(self.weights), -500, 500))))
 
 
 def signs(expected: Sequence[float], entered: Sequence[int], *, k: int, spent: float) -> FloatArray:
-    """What tells how much a search would still find, after a round.
+    """The features, after a round, that tell how much a search would still find.
 
-    1, the log-odds of the recall expected then, the share of the top k that is new, in each of the last rounds, and the
-    logarithm of the share of the budget that is spent.
+    1, the log-odds of the expected recall, the share of the top k that is new in each of the last rounds, and the
+    logarithm of the share of the budget spent.
     """
     now = min(max(expected[-1], 1e-4), 1 - 1e-4)
     recent = [n / k for n in reversed(entered[-_ROUNDS_THAT_TELL:])]
@@ -100,7 +99,7 @@ def entered(exact: Sequence[FloatArray], *, k: int) -> list[int]:
 
 
 def check_effort(effort: object) -> None:
-    """Refuse what is neither "auto" nor a recall."""
+    """Refuse anything but "auto" or a recall."""
     is_share = isinstance(effort, int | float) and not isinstance(effort, bool) and 0 < effort < 1
     if effort != "auto" and not is_share:
         raise InputError(

@@ -1,9 +1,10 @@
-"""An index whose items live in a vector engine: on a collection as it is, or on what an index was exported to."""
+"""An index whose items live in a vector engine: a collection as it is, or one that an index was exported to."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -38,18 +39,19 @@ from adacur.search.methods import Method
 from adacur.search.planning import Snapshot
 from adacur.search.search_log import SearchLog
 
-# Enough to tell the mean and the variance of vectors.
+# Enough to estimate the mean and the variance of vectors.
 _SAMPLE = 2048
-# Texts that tell whether an encoder made the vectors of a collection; how alike its vectors must be, and should be.
-_TEXTS_TO_RECOGNISE, _LEAST_ALIKE, _USUALLY_ALIKE = 8, 0.5, 0.9
-_TEXTS_TO_LOOK_AT = 32
+# Texts that show whether an encoder made the vectors of a collection, and the cosines below which it is refused, or
+# warned of.
+_TEXTS_TO_RECOGNISE, _LEAST_COSINE, _USUAL_COSINE = 8, 0.5, 0.9
+_TEXTS_TO_CHECK = 32
 METHODS_IN_ENGINES = ("gaussian", "rerank")
 
 
 class StoreItems(Items):
-    """The items of a collection: they can be counted and read in turn. They have no positions.
+    """The items of a collection: they can be counted and iterated, and have no positions.
 
-    Those without a word are passed over when they are read, with a `DataWarning`.
+    Iterating skips items without a word, with a `DataWarning`.
     """
 
     def __init__(self, store: VectorStore, *, limit: int | None = None) -> None:
@@ -58,7 +60,7 @@ class StoreItems(Items):
 
     @property
     def text_fields(self) -> tuple[str, ...] | None:
-        """The fields that an item's text is made of, where the store says so."""
+        """The fields that an item's text is made of, if the store knows them."""
         return getattr(self._store, "text_fields", None)
 
     @cached_property
@@ -93,15 +95,13 @@ class StoreItems(Items):
         return self._refused()
 
     def at(self, positions: Iterable[int]) -> list[Item]:
-        """Refused: only the engine knows its items."""
         return self._refused()
 
     def positions(self, ids: Iterable[str]) -> IntArray:
-        """Refused: only the engine knows its items."""
         return self._refused()
 
     def _refused(self) -> NoReturn:
-        raise InputError(f"The items are in {self._store.name}, where they have no positions. Read them in turn.")
+        raise InputError(f"The items are in {self._store.name}, where they have no positions. Iterate over them.")
 
 
 def items_in(url: str, *, limit: int | None = None) -> StoreItems:
@@ -112,8 +112,8 @@ def items_in(url: str, *, limit: int | None = None) -> StoreItems:
 
 
 def _check_texts(store: VectorStore) -> None:
-    """Refuse a collection most of whose items have no text: its field has another name."""
-    items = list(store.items(list(store.sample(_TEXTS_TO_LOOK_AT))).values())
+    """Refuse a collection most of whose items have no text: the field must have another name."""
+    items = list(store.items(list(store.sample(_TEXTS_TO_CHECK))).values())
     wordless = sum(not item.text.strip() for item in items)
     if items and 2 * wordless > len(items):
         fields = ", ".join(repr(name) for name in dict.fromkeys(name for item in items for name in item.metadata))
@@ -127,8 +127,8 @@ def _check_texts(store: VectorStore) -> None:
 class EngineSnapshot(Snapshot):
     """A snapshot whose first stages and rows live in an engine.
 
-    `slopes` are what the ranks of its first stages tell of scores, by name, as far as that was learned; `fusion` is the
-    scale of `fuse`, and `owned` a store that ends with this.
+    `slopes` are the learned rank slopes by first stage, `fusion` is the scale of `fuse`, and `owned` a store to close
+    with the snapshot.
     """
 
     def __init__(
@@ -144,56 +144,48 @@ class EngineSnapshot(Snapshot):
     ) -> None:
         super().__init__(anchors, first={stage.name: stage for stage in stages})
         self.engine = engine
-        self._stages = {stage.name: stage for stage in stages}
         self._embed_queries = embed_queries
         self._exported_slopes = dict(slopes or {})
         self._fusion_scale = fusion
         self._owned = owned
 
     def close(self) -> None:
-        """Let go of the store, where it was opened for this."""
         if self._owned is not None:
             self._owned.close()
 
     def fusion(self, weight: float) -> Fusion:
-        """How to blend the first stage into the final order with this weight, as exported."""
         if self._fusion_scale is None:
             raise InputError("fuse weighs exact scores by how rare they are among anchor scores; there are none here.")
         return Fusion(weight, self._fusion_scale)
 
     def save(self, path: Path, *, card: ScorerCard | None) -> None:
-        """Refused: rows and first stages are in the engine."""
         raise InputError(f"The items of this index are in {self._name}. Copy its folder instead.")
 
     def first_stage(self, name: str) -> NoReturn:
-        """Refused: it lives in the engine."""
         raise InputError(f"The first stages of this index are in {self._name}, and search there.")
 
     @property
     def first_stages(self) -> tuple[str, ...]:
-        """Names that `first=` accepts; others join some of them, such as "dense+words"."""
-        return (*self._stages, *((self.all_joined,) if self.all_joined else ()))
+        return (*self._first, *((self.all_joined,) if self.all_joined else ()))
 
     @property
     def default_first(self) -> str:
-        """All that there are."""
-        return self.all_joined or next(iter(self._stages))
+        return self.all_joined or next(iter(self._first))
 
     @property
     def default_method(self) -> str:
-        """The method of searches where none is named."""
         assert self.engine is not None
         return "rerank" if self.engine.outline is None else "gaussian"
 
     def check(self, method: Method, filter_: Filter | None) -> None:
-        """Refuse what would need a value of every item."""
+        """Refuse what would need a value for every item."""
         if method.name not in METHODS_IN_ENGINES:
             raise EngineRefused(
-                f"Method {method.name!r} needs a prediction of every item, and these are in {self._name}. Search with "
+                f"Method {method.name!r} needs a prediction for every item, and these are in {self._name}. Search with "
                 f"method='gaussian' or 'rerank', or open the index without store=."
             )
         if getattr(method, "keep_predictions", False):
-            raise EngineRefused(f"keep_predictions needs a value of every item, and these are in {self._name}.")
+            raise EngineRefused(f"keep_predictions needs a value for every item, and these are in {self._name}.")
         if callable(filter_):
             raise EngineRefused(
                 f"{self._name} cannot run a function on its items. Filter by metadata, filter={{'lang': 'en'}}, or by "
@@ -201,22 +193,20 @@ class EngineSnapshot(Snapshot):
             )
 
     def stage(self, first: str | AnyStage | None) -> Any:
-        """A first stage by name, or several joined; the default for None."""
         if first is None:
             first = self.default_first
         names = first.split(SEPARATOR) if isinstance(first, str) else [""]
-        if len(set(names)) < len(names) or not set(names) <= set(self._stages):
+        if len(set(names)) < len(names) or not set(names) <= set(self._first):
             near, there = did_you_mean(str(first), self.first_stages), ", ".join(self.first_stages)
             raise UnknownName(f"This index has no first stage {str(first)[:60]!r}.{near} It has: {there}.")
         names = sorted(names)
-        return EngineFirst(SEPARATOR.join(names), tuple(self._stages[name] for name in names))
+        return EngineFirst(SEPARATOR.join(names), tuple(self._first[name] for name in names))
 
     def gaussian_model(self) -> GaussianModel:
-        """The Gaussian of rows that the engine has."""
         return GaussianModel(embed_queries=self._embed_queries)
 
     def rank_slopes(self, first: Any) -> RankSlopes | None:
-        """What the ranks of this first stage tell of scores: as learned before the export, or as one assumes."""
+        """The slopes learned before the export, or the assumed ones."""
         if first is None or not self.anchors.anchor_queries:
             return None
         return self._exported_slopes.get(first.name, RankSlopes.assumed(first.n_stages))
@@ -225,6 +215,20 @@ class EngineSnapshot(Snapshot):
     def _name(self) -> str:
         assert self.engine is not None
         return self.engine.store.name
+
+
+@contextmanager
+def opened_store(store: VectorStore | str) -> Iterator[tuple[CheckedStore, CheckedStore | None]]:
+    """A store or its URL, opened and checked. If it was opened here it is given twice, and closed after an error."""
+    if not isinstance(store, str):
+        yield CheckedStore.of(store), None
+        return
+    opened = CheckedStore(open_store(store))
+    try:
+        yield opened, opened
+    except BaseException:
+        opened.close()
+        raise
 
 
 def search_in(
@@ -251,52 +255,30 @@ def search_in(
     - `log`: a `SearchLog` or its file, to which every search writes its query and what it paid for.
     """
     search_log = SearchLog(log) if isinstance(log, str | Path) else log
-    if not isinstance(store, str):
-        return _search_in(
-            CheckedStore.of(store), scorer, encoder, vector, exact=exact, check=check, log=search_log, owned=None
-        )
-    opened = CheckedStore(open_store(store))
-    try:
-        return _search_in(opened, scorer, encoder, vector, exact=exact, check=check, log=search_log, owned=opened)
-    except BaseException:
-        opened.close()
-        raise
-
-
-def _search_in(
-    opened: CheckedStore,
-    scorer: Any,
-    encoder: Any,
-    vector: str | None,
-    *,
-    exact: bool,
-    check: bool,
-    log: SearchLog | None,
-    owned: VectorStore | None,
-) -> AnchorIndex:
-    dual = open_encoder(encoder)
-    chosen = _vector_of(opened, opened.vector if vector is None else vector, dual)
-    n_items = opened.count()
-    if not n_items:
-        raise InputError(f"{opened.name} has no items.")
-    _check_texts(opened)
-    outline, embed_queries = None, None
-    if chosen is not None:
-        sample = opened.sample(_SAMPLE)
-        rows = opened.rows(chosen, sample)
-        if not rows:
-            raise InputError(f"None of {len(sample)} items of {opened.name} has the vector {chosen!r}.")
-        outline = Outline.of_vectors(np.stack(list(rows.values())), n_items=n_items)
-        if dual is not None:
-            if check:
-                _recognise(dual, opened, sample[:: max(1, len(sample) // _TEXTS_TO_RECOGNISE)], rows)
-            embed_queries = RememberedQueries(lambda: dual).embed
-    engine = EngineItems(opened, n_items, chosen or "", outline, exact=exact)
-    stages = engine_stages(engine, embed_queries)
-    table = AnchorTable.of_items(StoreItems(opened))
-    snapshot = EngineSnapshot(table, engine=engine, stages=stages, embed_queries=embed_queries, owned=owned)
-    scoring = open_scorer(scorer)
-    return AnchorIndex(table, scorer=scoring, card=scoring.card, snapshot=snapshot, log=log)
+    with opened_store(store) as (opened, owned):
+        dual = open_encoder(encoder)
+        chosen = _vector_of(opened, opened.vector if vector is None else vector, dual)
+        n_items = opened.count()
+        if not n_items:
+            raise InputError(f"{opened.name} has no items.")
+        _check_texts(opened)
+        outline, embed_queries = None, None
+        if chosen is not None:
+            sample = opened.sample(_SAMPLE)
+            rows = opened.rows(chosen, sample)
+            if not rows:
+                raise InputError(f"None of {len(sample)} items of {opened.name} has the vector {chosen!r}.")
+            outline = Outline.of_vectors(np.stack(list(rows.values())), n_items=n_items)
+            if dual is not None:
+                if check:
+                    _recognise(dual, opened, sample[:: max(1, len(sample) // _TEXTS_TO_RECOGNISE)], rows)
+                embed_queries = RememberedQueries(lambda: dual).embed
+        engine = EngineItems(opened, n_items, chosen or "", outline, exact=exact)
+        stages = engine_stages(engine, embed_queries)
+        table = AnchorTable.of_items(StoreItems(opened))
+        snapshot = EngineSnapshot(table, engine=engine, stages=stages, embed_queries=embed_queries, owned=owned)
+        scoring = open_scorer(scorer)
+        return AnchorIndex(table, scorer=scoring, card=scoring.card, snapshot=snapshot, log=search_log)
 
 
 def engine_stages(
@@ -323,28 +305,26 @@ def engine_stages(
 
 
 def _vector_of(store: VectorStore, vector: str | None, encoder: Encoder | None) -> str | None:
-    """The vector to search by; None where there is none."""
+    """The name of the vector to search by; None if the collection has none."""
     sizes = store.dimensions()
+    seen = ", ".join(f"{name!r} with {size} numbers" for name, size in sizes.items()) or "none"
     if vector is not None and vector not in sizes:
-        known = ", ".join(f"{name!r} ({size})" for name, size in sizes.items()) or "none"
-        raise UnknownName(f"{store.name} has no vector {vector!r} that can be searched. It has: {known}.")
+        raise UnknownName(f"{store.name} has no vector {vector!r} that can be searched. It has: {seen}.")
     fitting = [
         name
         for name, size in sizes.items()
         if (vector is None or name == vector) and (encoder is None or size == encoder.dimension)
     ]
-    if len(fitting) == 1 or (not sizes and encoder is None):
-        return fitting[0] if fitting else None
-    seen = ", ".join(f"{name!r} with {size} numbers" for name, size in sizes.items()) or "none"
-    if not fitting:
-        assert encoder is not None
+    if len(fitting) > 1:
+        raise InputError(
+            f"{store.name} has several vectors that would do: {seen}. Name one: vector=…, or ?vector= in its URL."
+        )
+    if not fitting and encoder is not None:
         raise InputError(
             f"The encoder's vectors have {encoder.dimension} numbers, and no vector of {store.name} has as many: "
             f"{seen}. Give the encoder that made them."
         )
-    raise InputError(
-        f"{store.name} has several vectors that would do: {seen}. Name one: vector=…, or ?vector= in its URL."
-    )
+    return fitting[0] if fitting else None
 
 
 def _recognise(encoder: Encoder, store: VectorStore, keys: Sequence[Key], rows: Mapping[Key, FloatArray]) -> None:
@@ -355,17 +335,17 @@ def _recognise(encoder: Encoder, store: VectorStore, keys: Sequence[Key], rows: 
     made = np.asarray(encoder.encode_items([item.text for item in items.values()]), dtype=np.float64)
     there = np.stack([rows[key] for key in items]).astype(np.float64)
     lengths = np.linalg.norm(made, axis=1) * np.linalg.norm(there, axis=1)
-    alike = float(np.median((made * there).sum(axis=1) / np.where(lengths > 0, lengths, 1.0)))
-    if alike < _LEAST_ALIKE:
+    cosine = float(np.median((made * there).sum(axis=1) / np.where(lengths > 0, lengths, 1.0)))
+    if cosine < _LEAST_COSINE:
         raise InputError(
             f"The encoder did not make the vectors of {store.name}: of {len(items)} items its own have a cosine of "
-            f"{alike:.2f} with those stored. Give the one that did, or the field of the text that it was given; "
+            f"{cosine:.2f} with those stored. Give the one that did, or the field of the text that it was given; "
             "check=False goes on all the same."
         )
-    if alike < _USUALLY_ALIKE:
+    if cosine < _USUAL_COSINE:
         warnings.warn(
-            f"Of {len(items)} items of {store.name}, the encoder's vectors have a cosine of {alike:.2f} with those "
+            f"Of {len(items)} items of {store.name}, the encoder's vectors have a cosine of {cosine:.2f} with those "
             "stored. Were they made of another text, or by another encoder?",
             EngineWarning,
-            stacklevel=4,
+            stacklevel=3,
         )

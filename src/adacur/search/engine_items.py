@@ -1,4 +1,4 @@
-"""What a plan says of items that live in a vector engine, and of first stages that live there too."""
+"""Items and first stages that live in a vector engine, as plans name them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from adacur.engines.vector_store import Found, Nearest, VectorStore, Where
 
 
 class EngineWarning(UserWarning):
-    """A vector engine stopped answering, or holds something else than it seems to."""
+    """A vector engine stopped answering, or its content is not what it seems to be."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineItems:
     """The items of a collection, as a search uses them.
 
-    - `vector`: the one whose rows predictions are made of, as `outline` says, which is None where there is nothing to
-      predict from;
+    - `vector`, `outline`: the vector that predictions are made from, and how; no outline if there is none;
     - `where`: the metadata that items must have;
     - `exact`: False where the engine may use an index that misses some;
-    - `by_document`: whether items are passages of documents, which k then counts.
+    - `by_document`: whether items are passages, and k counts documents.
     """
 
     store: VectorStore
@@ -35,16 +34,8 @@ class EngineItems:
     exact: bool = True
     by_document: bool = False
 
-    def best(self, questions: Sequence[Nearest]) -> list[Found]:
-        """Answers to all questions."""
-        return self.store.best(self.vector, questions, where=self.where, exact=self.exact)
-
-    def counted(self) -> EngineItems:
-        """The same, counted again."""
-        return replace(self, n_items=self.store.count(self.where))
-
     def filtered(self, where: Where) -> EngineItems:
-        """Those that have this metadata."""
+        """The items that have this metadata."""
         if where is None:
             return self
         n_items = self.store.count(where)
@@ -55,7 +46,7 @@ class EngineItems:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineStage:
-    """A first stage in an engine: by a vector of the items and an encoder of queries, or by words where it has none."""
+    """A first stage in an engine: by a vector and an encoder of queries, or, without an encoder, by words."""
 
     name: str
     store: VectorStore
@@ -80,5 +71,5 @@ class EngineFirst:
 
     @property
     def n_stages(self) -> int:
-        """How many it is made of."""
+        """How many stages it joins."""
         return len(self.stages)

@@ -1,15 +1,15 @@
-"""Searches over items that live in a vector engine: nothing in this process grows with them.
+"""Searches over items that live in a vector engine: nothing in this process grows with their number.
 
 A round asks the engine for the best unscored items by the prediction's weights, and for the values of those that first
-stages rank, whose predictions are raised. Items are numbered as a search meets them: a position means nothing outside
-of it.
+stages rank, whose predictions are raised. A search numbers the items as it meets them: these positions mean nothing
+outside of it.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -23,20 +23,18 @@ from adacur.core.records import Item, Query
 from adacur.core.seeds import item_keys
 from adacur.engines.vector_store import Found, Key, Nearest
 from adacur.first_stages.joined import reciprocal_ranks
-from adacur.search.adaptive import SHORTLIST, LockStep
+from adacur.search.adaptive import NONE, SHORTLIST, LockStep
 from adacur.search.engine_items import EngineFirst, EngineItems, EngineWarning
 from adacur.search.fusion import LISTED
 from adacur.search.methods import Plan
-from adacur.search.prospects import raised_by
-
-_NONE: IntArray = np.empty(0, dtype=np.intp)
+from adacur.search.prospects import Prospects, raised_by
 
 
 class Touched:
-    """The items that a search has met, numbered as they came, and texts and rows of those that it scores."""
+    """The items that a search has met, numbered in that order, with texts and rows of those that it scores."""
 
     def __init__(self, engine: EngineItems) -> None:
-        self._engine = engine
+        self.engine = engine
         self._keys: list[Key] = []
         self._number: dict[Key, int] = {}
         self._items: dict[int, Item] = {}
@@ -44,7 +42,7 @@ class Touched:
         self._tie_breakers: KeyArray = np.empty(0, dtype=np.uint64)
 
     def positions(self, keys: Sequence[Key]) -> IntArray:
-        """The numbers of these items; new ones get the next."""
+        """The numbers of these items; new items get the next ones."""
         for key in keys:
             if key not in self._number:
                 self._number[key] = len(self._keys)
@@ -52,18 +50,18 @@ class Touched:
         return np.array([self._number[key] for key in keys], dtype=np.intp)
 
     def tie_breakers(self) -> KeyArray:
-        """A random key per item met. It follows from the engine's key, so it does not depend on other queries."""
+        """A random key per item met, derived from the engine's key: it does not depend on other queries."""
         new = item_keys([str(key) for key in self._keys[len(self._tie_breakers) :]])
         self._tie_breakers = np.concatenate([self._tie_breakers, new])
         return self._tie_breakers
 
     def keys(self, positions: IntArray) -> list[Key]:
-        """What the engine calls these items."""
+        """The engine's keys of these items."""
         return [self._keys[position] for position in positions.tolist()]
 
     def fetch(self, positions: IntArray) -> IntArray:
-        """Read the texts and rows of these items; the numbers of those that are no longer there."""
-        engine, new = self._engine, [position for position in positions.tolist() if position not in self._items]
+        """Read the texts and rows of these items; returns the numbers of those that are gone."""
+        engine, new = self.engine, [position for position in positions.tolist() if position not in self._items]
         keys = [self._keys[position] for position in new]
         items = engine.store.items(keys)
         rows = {} if engine.outline is None else engine.store.rows(engine.vector, keys)
@@ -71,7 +69,7 @@ class Touched:
             width = engine.outline.width
             raise EngineUnavailable(f"{engine.store.name} answered with rows of another size than {width} numbers.")
         for position, key in zip(new, keys, strict=True):
-            # One without a word is as good as gone: its score would say nothing.
+            # An item without a word counts as gone: its score would say nothing.
             has_words = key in items and bool(items[key].text.strip())
             if has_words and (engine.outline is None or key in rows):
                 self._items[position] = items[key]
@@ -85,52 +83,50 @@ class Touched:
 
     def rows(self, positions: IntArray) -> FloatArray:
         """The rows of these items, which were fetched."""
-        assert self._engine.outline is not None
-        return np.reshape([self._rows[at] for at in positions.tolist()], (len(positions), self._engine.outline.width))
+        assert self.engine.outline is not None
+        return np.reshape([self._rows[at] for at in positions.tolist()], (len(positions), self.engine.outline.width))
 
 
-class EngineProspects:
-    """The prospects of one query: what the engine said is most promising, beside what first stages rank."""
+class EngineProspects(Prospects):
+    """The prospects of one query: the engine's best items by the last prediction, and those that first stages rank."""
 
-    def __init__(self, touched: Touched, candidates: IntArray, plan: Plan, engine: EngineItems) -> None:
-        self._touched = touched
-        self._engine = engine
+    def __init__(self, touched: Touched, candidates: IntArray, plan: Plan) -> None:
+        self.touched = touched
+        self._engine = engine = touched.engine
         self._first_weight = plan.first_weight
         self._first_share = plan.first_share
         self.candidates = candidates
         self._pool = None if plan.pool is None else set(candidates[: plan.pool].tolist())
         self._n_items = engine.n_items if self._pool is None else len(self._pool)
         self._scored: set[int] = set()
-        # Of the last prediction: what it is about, the values, and what the first stage makes of them.
-        self._known, self._values, self._raised = _NONE, np.empty(0), np.empty(0)
+        # The last prediction: the items, their values, and the values as raised by the first stage.
+        self._known, self._values, self._raised = NONE, np.empty(0), np.empty(0)
 
     @property
     def n_left(self) -> int:
-        """How many items may still be scored."""
         return max(0, self._n_items - len(self._scored))
 
     def from_first(self, n: int) -> IntArray:
-        """The first stage's best n that may still be scored, best first."""
         left = (at for at in self.candidates.tolist() if self._may_score(at))
         return np.array(list(islice(left, n)), dtype=np.intp)
 
     def questions(self, n: int, prediction: Affine) -> list[Nearest]:
-        """What to ask the engine for the best n by a prediction: the values of ranked items, and the best others."""
+        """What to ask the engine to find the best n: the values of ranked items, and the best of the others."""
         assert self._engine.outline is not None
         share = self.from_first(round(self._first_share * n))
         weights, listed = self._engine.outline.weights(prediction), self._listed(prediction, share)
-        keys = self._touched.keys(listed)
+        keys = self.touched.keys(listed)
         within = [Nearest(weights, len(keys), within=keys)]
         if self._pool is not None:
             return within
-        scored = self._touched.keys(np.array(sorted(self._scored - set(listed.tolist())), dtype=np.intp))
+        scored = self.touched.keys(np.array(sorted(self._scored - set(listed.tolist())), dtype=np.intp))
         return [*within, Nearest(weights, n, without=[*keys, *scored])]
 
     def answered(self, prediction: Affine, found: Sequence[Found]) -> None:
         """Take the engine's answers to the questions."""
         outline = self._engine.outline
         assert outline is not None
-        known = [self._touched.positions(some.keys) for some in found]
+        known = [self.touched.positions(some.keys) for some in found]
         values = np.concatenate([some.values for some in found]).astype(np.float64) + prediction.constant
         self._known = np.concatenate(known)
         place = {position: at for at, position in enumerate(self._known.tolist())}
@@ -143,7 +139,9 @@ class EngineProspects:
         deviation = outline.deviation(prediction, values[:n_listed], rises[:n_listed])
         self._values = values + rises
         self._raised = self._values.copy()
-        ranked = [(rank, place[at]) for rank, at in enumerate(self._ranked().tolist()) if at in place]
+        ranked = [
+            (rank, place[at]) for rank, at in enumerate(self.candidates[:RANKS_THAT_COUNT].tolist()) if at in place
+        ]
         if ranked:
             ranks, places = (np.array(column, dtype=np.intp) for column in zip(*ranked, strict=True))
             rise = raised_by(
@@ -159,53 +157,45 @@ class EngineProspects:
     def best(
         self, n: int, *, acquisition: Acquisition, stream: int, without: IntArray, predicted: Affine
     ) -> tuple[IntArray, FloatArray]:
-        """The n best of those that the engine was asked about."""
         left_out = set(without.tolist())
         may = np.array([self._may_score(at) and at not in left_out for at in self._known.tolist()], dtype=np.bool_)
         order = np.argsort(-self._raised[may], kind="stable")[:n]
         return self._known[may][order], self._raised[may][order]
 
     def at_random(self, n: int, *, stream: int, without: IntArray) -> IntArray:
-        """Nobody can draw from an engine by our seed: the best by the last prediction, or items from all over it."""
+        """An engine cannot draw by our seed, so: the best by the last prediction, or a sample of the engine's own."""
         left_out = set(without.tolist())
         positions = self._known[np.argsort(-self._raised, kind="stable")]
         if not len(positions) and self._engine.where is None and self._pool is None:
             keys = self._engine.store.sample(n + len(left_out) + len(self._scored))
-            positions = self._touched.positions(keys)
+            positions = self.touched.positions(keys)
         left = [at for at in positions.tolist() if self._may_score(at) and at not in left_out]
         return np.array(left[:n], dtype=np.intp)
 
     def predictions(self, predicted: Affine, positions: IntArray) -> FloatArray:
-        """The values of those that the engine was asked about."""
         values = dict(zip(self._known.tolist(), self._values.tolist(), strict=True))
         return np.array([values.get(position, np.nan) for position in positions.tolist()])
 
     def scored(self, positions: IntArray) -> None:
-        """These were scored or have gone, and must not be asked for again."""
         self._scored.update(positions.tolist())
 
     def keys(self, positions: IntArray) -> KeyArray:
-        """The random keys of these items, which were fetched."""
-        return item_keys([item.id for item in self._touched.at(positions.tolist())])
+        return item_keys([item.id for item in self.touched.at(positions.tolist())])
 
     def items(self, positions: IntArray) -> tuple[Item, ...]:
-        """These items, which were fetched."""
-        return tuple(self._touched.at(positions.tolist()))
+        return tuple(self.touched.at(positions.tolist()))
 
     def _may_score(self, position: int) -> bool:
         return position not in self._scored and (self._pool is None or position in self._pool)
 
-    def _ranked(self) -> IntArray:
-        return self.candidates[:RANKS_THAT_COUNT]
-
     def _listed(self, prediction: Affine, share: IntArray) -> IntArray:
-        """The items whose values are needed, whatever they are: ranked ones, the first stage's share, and the pool."""
+        """The items whose values are always needed: ranked ones, the first stage's share, and the pool."""
         pool = np.array([] if self._pool is None else sorted(self._pool), dtype=np.intp)
-        return np.unique(np.concatenate([self._ranked(), prediction.listed, share, pool]))
+        return np.unique(np.concatenate([self.candidates[:RANKS_THAT_COUNT], prediction.listed, share, pool]))
 
 
 class EngineLockStep(LockStep):
-    """Searches that step together, with one question to the engine a step for all of them."""
+    """Searches that step together, with one request to the engine per step for all of them."""
 
     def __init__(
         self,
@@ -215,30 +205,30 @@ class EngineLockStep(LockStep):
         *,
         prospects: Sequence[EngineProspects],
         approximation: Approximation | None,
-        engine: EngineItems,
-        touched: Touched,
     ) -> None:
         super().__init__(plan, queries, k, prospects=prospects, approximation=approximation)
         self._prospects = prospects
-        self._engine = engine
-        self._touched = touched
+        self._touched = prospects[0].touched
+
+    def items_at(self, positions: Sequence[int]) -> list[Item]:
+        return self._touched.at(positions)
 
     def ask(self, *, seconds: float = 0.0) -> list[IntArray]:
-        """As in memory; where the engine does not answer, searches that have scored something end with that."""
+        """As in memory; if the engine fails, searches that have scored something end with what they have."""
         begun = any(search.rounds for search in self.searches)
         try:
             if not begun and self._approximation is not None:
                 sizes = [search.remaining[0] if search.remaining else 0 for search in self.searches]
                 if any(len(one.from_first(n)) < n for one, n in zip(self._prospects, sizes, strict=True)):
-                    # The first stage found too little: the rest of the first round goes by the prior.
+                    # The first stage found too little: the rest of the first round is chosen by the prior.
                     self._predictions(self._approximation)
             batches = super().ask(seconds=seconds)
-            gone = set(self._touched.fetch(np.unique(np.concatenate([*batches, _NONE]))).tolist())
+            gone = set(self._touched.fetch(np.unique(np.concatenate([*batches, NONE]))).tolist())
         except (EngineUnavailable, EngineRefused) as error:
             if not begun:
                 raise
             self._end(error)
-            self._batches = [_NONE for _ in self.searches]
+            self._batches = [NONE for _ in self.searches]
             return self._batches
         if gone:
             for at, search in enumerate(self.searches):
@@ -247,7 +237,7 @@ class EngineLockStep(LockStep):
         return batches
 
     def tell(self, scores: Sequence[FloatArray], *, seconds: float = 0.0) -> None:
-        """As in memory; where the engine cannot say whether to stop, searches end with what they have."""
+        """As in memory; if the engine fails, searches end with what they have."""
         try:
             super().tell(scores, seconds=seconds)
         except (EngineUnavailable, EngineRefused) as error:
@@ -268,31 +258,22 @@ class EngineLockStep(LockStep):
                 some = prospects.questions(n, prediction)
                 asked.append((prospects, prediction, len(some)))
                 questions += some
-        found = self._engine.best(questions)
+        engine = self._touched.engine
+        found = engine.store.best(engine.vector, questions, where=engine.where, exact=engine.exact)
         for prospects, prediction, n_questions in asked:
             prospects.answered(prediction, found[:n_questions])
             found = found[n_questions:]
         return predictions
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BegunInEngine:
-    """Searches that have begun: their steps, the first stage's candidates with scores, and the items met."""
-
-    steps: EngineLockStep
-    candidates: list[IntArray]
-    rankings: list[Ranking]
-    items: Touched
-
-
-def begin_in_engine(plan: Plan, queries: Sequence[Query], k: int) -> BegunInEngine:
-    """Ask the first stages, and begin a search of each query."""
+def begin_in_engine(plan: Plan, queries: Sequence[Query], k: int) -> tuple[EngineLockStep, list[FloatArray]]:
+    """Ask the first stages, and begin a search of each query; also the first stage's scores, where these are fused."""
     engine, first = plan.engine, plan.first
     assert isinstance(engine, EngineItems)
     assert isinstance(first, EngineFirst)
     if plan.calls >= engine.n_items:
-        # Items may have come since the collection was opened, and all of them can be afforded.
-        engine = engine.counted()
+        # All items can be afforded, and some may have been added since the collection was opened.
+        engine = replace(engine, n_items=engine.store.count(engine.where))
     touched = Touched(engine)
     ranks_count = plan.first_weight or plan.uses_ranks or first.n_stages > 1
     depth = max(plan.pool or plan.calls, RANKS_THAT_COUNT if ranks_count else 0, LISTED if plan.fuse else 0)
@@ -306,7 +287,6 @@ def begin_in_engine(plan: Plan, queries: Sequence[Query], k: int) -> BegunInEngi
             rankings.append(Ranking(positions[0], of_query[0].values))
         else:
             rankings.append(reciprocal_ranks(positions, depth, keys=touched.tie_breakers()))
-    candidates = [ranking.positions for ranking in rankings]
     approximation = None
     if plan.approximator is not None:
         if engine.outline is None or plan.anchors is None:
@@ -314,13 +294,6 @@ def begin_in_engine(plan: Plan, queries: Sequence[Query], k: int) -> BegunInEngi
         ranks = {"ranks": lists} if plan.uses_ranks else {}
         features = engine.outline.features(touched.rows)
         approximation = plan.approximator.begin(plan.anchors, queries, features=features, **ranks)  # type: ignore[call-arg]
-    steps = EngineLockStep(
-        plan,
-        queries,
-        k,
-        prospects=[EngineProspects(touched, some, plan, engine) for some in candidates],
-        approximation=approximation,
-        engine=engine,
-        touched=touched,
-    )
-    return BegunInEngine(steps, candidates, rankings, touched)
+    prospects = [EngineProspects(touched, ranking.positions, plan) for ranking in rankings]
+    steps = EngineLockStep(plan, queries, k, prospects=prospects, approximation=approximation)
+    return steps, [ranking.scores for ranking in rankings if plan.fuse]

@@ -1,8 +1,7 @@
-"""Why an item is among the hits: what the first stage, the predictions and the scorer said of it."""
+"""Why an item is a hit: its rank in the first stage, its predicted score, and its scores for similar anchor queries."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +11,7 @@ from adacur.approximation.rank_slopes import RANKS_THAT_COUNT
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import InputError
 from adacur.core.records import Query
-from adacur.core.results import Hits, Round
+from adacur.core.results import Hits
 from adacur.index import IndexFolder
 from adacur.search.planning import Snapshot
 
@@ -21,7 +20,7 @@ _FEWEST_SCORES = 3
 
 @dataclass(frozen=True, slots=True)
 class FirstStageSaid:
-    """What a first stage said of an item: its rank, from 1, and its score; None beyond its best thousand."""
+    """An item's rank in a first stage, from 1, and its score there; None beyond the best thousand."""
 
     name: str
     rank: int | None
@@ -30,10 +29,10 @@ class FirstStageSaid:
 
 @dataclass(frozen=True, slots=True)
 class AnchorSaid:
-    """What the scorer said of an item to an anchor query.
+    """An item's score for an anchor query, and its rank there among all items.
 
-    `likeness` is the cosine of the two queries' vectors where the index has a dual encoder, else the correlation of
-    their exact scores over what the search scored; `rank` the place of the item among all items for the anchor query.
+    `likeness` of the two queries is the cosine of their vectors where the index has a dual encoder, else the
+    correlation of their scores over the items that the search scored.
     """
 
     query: Query
@@ -44,10 +43,10 @@ class AnchorSaid:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a hit is one.
+    """Why an item is a hit.
 
-    `predicted` is what its score was predicted to be before `round` scored it: None in a round that nothing was
-    predicted for, such as the first. `anchors` are the anchor queries most like this one.
+    `predicted` is its predicted score before `round` scored it; None in a round without predictions, such as the first.
+    `anchors` are the anchor queries most like this one.
     """
 
     id: str
@@ -73,7 +72,12 @@ def explain(snapshot: Snapshot, hits: Hits, *, n_anchors: int = 3) -> list[Expla
     places = snapshot.anchors.items.positions(hits.ids)
     if not np.isin(places, np.concatenate([round_.positions for round_ in rounds])).all():
         raise InputError("The index has been changed since this search. Search again, and explain those hits.")
-    predicted = _predicted(rounds)
+    predicted = {
+        place: value
+        for round_ in rounds
+        if round_.predicted is not None
+        for place, value in zip(round_.positions.tolist(), np.asarray(round_.predicted).tolist(), strict=True)
+    }
     first = _first_stages(snapshot, hits, places)
     anchors = _nearest_anchors(snapshot, hits, places, n=n_anchors)
     return [
@@ -91,16 +95,8 @@ def explain(snapshot: Snapshot, hits: Hits, *, n_anchors: int = 3) -> list[Expla
     ]
 
 
-def _predicted(rounds: Sequence[Round]) -> dict[int, float]:
-    known: dict[int, float] = {}
-    for round_ in rounds:
-        if round_.predicted is not None:
-            known |= zip(round_.positions.tolist(), np.asarray(round_.predicted).tolist(), strict=True)
-    return known
-
-
 def _first_stages(snapshot: Snapshot, hits: Hits, places: IntArray) -> list[list[FirstStageSaid]]:
-    """Per first stage that the search started from, and per part of it, what it said of each hit."""
+    """What the search's first stage, and each part of a joined one, says of each hit."""
     name = hits.trace.settings.get("first")
     if name is None or name not in snapshot.first_stages:
         return []
@@ -110,13 +106,13 @@ def _first_stages(snapshot: Snapshot, hits: Hits, places: IntArray) -> list[list
         positions, scores = snapshot.first_stage(stage).search([hits.query], RANKS_THAT_COUNT)[0]
         ranks = {place: rank for rank, place in enumerate(positions.tolist(), start=1)}
         values = np.asarray(scores).tolist()
-        found = [ranks.get(place) for place in places.tolist()]
-        said.append([FirstStageSaid(stage, rank, None if rank is None else values[rank - 1]) for rank in found])
+        of_hits = [ranks.get(place) for place in places.tolist()]
+        said.append([FirstStageSaid(stage, rank, None if rank is None else values[rank - 1]) for rank in of_hits])
     return said
 
 
 def _nearest_anchors(snapshot: Snapshot, hits: Hits, places: IntArray, *, n: int) -> list[list[AnchorSaid]]:
-    """Per anchor query, the most alike first, what the scorer said of each hit to it."""
+    """The scores of each hit for the anchor queries most like this query, best first."""
     anchors, rounds = snapshot.anchors, hits.trace.rounds
     positions = np.concatenate([round_.positions for round_ in rounds])
     exact = np.concatenate([round_.exact for round_ in rounds])
@@ -125,24 +121,22 @@ def _nearest_anchors(snapshot: Snapshot, hits: Hits, places: IntArray, *, n: int
         return []
     order = np.argsort(positions)
     scores = rows_at(anchors, positions[order]) if snapshot.is_compressed else anchors.matrix[positions[order]]
-    alike = _cosines(snapshot, hits.query)
-    if alike is None:
-        alike = _correlations(np.asarray(scores, dtype=np.float64), exact[order])
-    likeness = np.where(known, alike, -np.inf)
+    likeness = _cosines(snapshot, hits.query)
+    if likeness is None:
+        likeness = _correlations(np.asarray(scores, dtype=np.float64), exact[order])
+    likeness = np.where(known, likeness, -np.inf)
     nearest = [at for at in np.argsort(-likeness, kind="stable")[:n].tolist() if known[at]]
     rows = dict(zip(positions[order].tolist(), range(len(order)), strict=True))
     said = []
     for at in nearest:
-        own = [float(scores[rows[place], at]) for place in places.tolist()]
-        column = anchors.matrix[:, at]
-        above = [1 + int(np.count_nonzero(column > score)) for score in own]
-        query, like = anchors.anchor_queries[at], float(likeness[at])
-        said.append([AnchorSaid(query, like, score, rank) for score, rank in zip(own, above, strict=True)])
+        query, column, like = anchors.anchor_queries[at], anchors.matrix[:, at], float(likeness[at])
+        of_hits = [float(scores[rows[place], at]) for place in places.tolist()]
+        said.append([AnchorSaid(query, like, one, 1 + int(np.count_nonzero(column > one))) for one in of_hits])
     return said
 
 
 def _cosines(snapshot: Snapshot, query: Query) -> FloatArray | None:
-    """Of each anchor query's vector with this query's; None without a dual encoder."""
+    """The cosines of the anchor queries' vectors with this query's; None without a dual encoder."""
     model = snapshot.gaussian_model()
     known = model.features_of(snapshot.anchors).anchor_vectors
     vectors = None if known is None else unit_vectors(model.embed_queries, [query])
@@ -150,7 +144,7 @@ def _cosines(snapshot: Snapshot, query: Query) -> FloatArray | None:
 
 
 def _correlations(scores: FloatArray, exact: FloatArray) -> FloatArray:
-    """Of each column with these scores; 0 where one of them does not vary."""
+    """The correlations of each column with these scores; 0 where one does not vary."""
     ours, theirs = exact - exact.mean(), scores - scores.mean(axis=0)
     spreads = np.sqrt((ours**2).sum() * (theirs**2).sum(axis=0))
     return np.asarray(np.where(spreads > 0, ours @ theirs / np.where(spreads > 0, spreads, 1.0), 0.0))

@@ -13,7 +13,6 @@ from tqdm import tqdm
 
 from adacur.approximation import Features, PackedRows
 from adacur.approximation.engine_rows import Outline, rows_of
-from adacur.approximation.rank_slopes import RankSlopes
 from adacur.core.errors import EngineUnavailable, IndexMismatch
 from adacur.core.protocols import BlockedScores, Vectors
 from adacur.engines.store_urls import open_store
@@ -30,7 +29,7 @@ from adacur.index.exported import (
 )
 from adacur.search.anchor_index import AnchorIndex
 from adacur.search.editing import writable_home
-from adacur.search.engine_index import EngineSnapshot, engine_stages
+from adacur.search.engine_index import EngineSnapshot, engine_stages, opened_store
 from adacur.search.engine_items import EngineItems
 from adacur.search.first_stages import open_first_stages
 
@@ -41,9 +40,9 @@ FEATURES, DENSE = "features", "dense"
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export wrote: items under `collection`, rows of `columns` numbers, and how many were `there` before.
+    """What an export wrote: items in `collection`, with rows of `columns` numbers; `there` of them were there before.
 
-    `dropped` are collections of earlier exports.
+    `dropped` are the collections of earlier exports that it removed.
     """
 
     collection: str
@@ -56,9 +55,9 @@ class Exported:
 def export(index: AnchorIndex, store: VectorStore | str, *, drop_old: bool = False, progress: bool = True) -> Exported:
     """Write an index into a vector engine: texts, metadata, item vectors, and the rows that predictions are made of.
 
-    They become a new collection beside `store`, named after what the index holds: an export that was interrupted goes
-    on, and one of a changed index leaves the earlier collection to searches under way. Searches move to it when all is
-    there. `adacur.load(path, store=…)` then opens the index without reading what grows with its items.
+    They become a new collection beside `store`, named after the content of the index. An interrupted export is
+    continued; that of a changed index leaves the earlier collection to searches under way. Searches move to the new one
+    when it is complete. `adacur.load(path, store=…)` then opens the index without reading what grows with its items.
 
     - `store`: a store, or its URL;
     - `drop_old`: afterwards, remove the collections of earlier exports of this index to this store;
@@ -79,7 +78,7 @@ def export(index: AnchorIndex, store: VectorStore | str, *, drop_old: bool = Fal
     sizes = {FEATURES: outline.width} | ({DENSE: vectors.shape[1]} if vectors else {})
 
     def write(begin: int) -> bool:
-        """Write the items from this one on, in order; whether the collection then holds as many as the index."""
+        """Write all items from this one on; whether the collection then holds as many as the index."""
         with tqdm(total=n_items, initial=begin, desc="export", unit="item", disable=not progress) as bar:
             for start in range(begin, n_items, _ITEMS_PER_CALL):
                 positions = np.arange(start, min(start + _ITEMS_PER_CALL, n_items))
@@ -91,28 +90,23 @@ def export(index: AnchorIndex, store: VectorStore | str, *, drop_old: bool = Fal
         return target.count() == n_items
 
     with locked(home):
-        # Remembered first: what is begun and never ended can be dropped later.
+        # Noted first, so that an export that never ends can be dropped later.
         remember_tags(path, store.name, [*before, tag])
         if not target.exists():
             target.create(sizes)
         there = min(target.count(), n_items)
-        # Calls are made in order, and the last one may have been cut off. Where rows before it are missing, all are
-        # written; where there are others, the collection is made anew.
+        # Items are written in order, and the last call may have been cut off. If earlier items are missing, all are
+        # written again; if there are others, the collection is created anew.
         if not (write(there // _ITEMS_PER_CALL * _ITEMS_PER_CALL) or write(0)):
             target.drop()
             target.create(sizes)
             if not write(0):
                 raise EngineUnavailable(f"{target.name} holds {target.count():,} items, and {n_items:,} were written.")
-        slopes: dict[str, RankSlopes] = {}
-        if vectors is not None and (learned := snapshot.rank_slopes(snapshot.stage(DENSE))) is not None:
-            slopes[DENSE] = learned
+        learned = None if vectors is None else snapshot.rank_slopes(snapshot.stage(DENSE))
+        slopes = {} if learned is None else {DENSE: learned}
         fusion = snapshot.fusion(1.0).scale if index.anchor_queries else None
-        write_export(
-            home,
-            Export.of(home, outline, store=store.name, tag=tag, dense=vectors is not None, slopes=slopes),
-            outline,
-            fusion=fusion,
-        )
+        exported = Export.of(home, outline, store=store.name, tag=tag, dense=vectors is not None, slopes=slopes)
+        write_export(home, exported, outline, fusion=fusion)
     old = [store.beside(other) for other in before if other != tag] if drop_old else []
     for other in old:
         other.drop()
@@ -124,53 +118,41 @@ def export(index: AnchorIndex, store: VectorStore | str, *, drop_old: bool = Fal
 def engine_snapshot(
     folder: IndexFolder, store: VectorStore | str, *, encoder: Any = None, trust: bool = False, exact: bool = True
 ) -> EngineSnapshot:
-    """The snapshot of an index whose items are searched where they were exported to."""
-    opened = CheckedStore.of(open_store(store) if isinstance(store, str) else store)
-    try:
-        return _engine_snapshot(folder, opened, encoder=encoder, trust=trust, exact=exact, owns=isinstance(store, str))
-    except BaseException:
-        if isinstance(store, str):
-            opened.close()
-        raise
-
-
-def _engine_snapshot(
-    folder: IndexFolder, store: VectorStore, *, encoder: Any, trust: bool, exact: bool, owns: bool
-) -> EngineSnapshot:
-    anchors = tuple(query.id for query in folder.anchor_queries)
-    export, outline, fusion = read_export(folder.home, store.name, anchors=anchors, path=folder.path)
-    target = store.beside(export.tag)
-    remedy = export_command(folder.path, store.name)
-    if not target.exists():
-        raise IndexMismatch(f"{target.name} is gone. {remedy}")
-    sizes, n_items = target.dimensions(), target.count()
-    if sizes.get(FEATURES) != outline.width or n_items != export.n_items:
-        raise IndexMismatch(
-            f"{target.name} has {n_items:,} items and vectors {sizes}; exported were {export.n_items:,} items with "
-            f"{outline.width} columns. {remedy}"
+    """The snapshot of an index that is searched where it was exported to."""
+    with opened_store(store) as (checked, owned):
+        anchors = tuple(query.id for query in folder.anchor_queries)
+        export, outline, fusion = read_export(folder.home, checked.name, anchors=anchors, path=folder.path)
+        target = checked.beside(export.tag)
+        remedy = export_command(folder.path, checked.name)
+        if not target.exists():
+            raise IndexMismatch(f"{target.name} is gone. {remedy}")
+        sizes, n_items = target.dimensions(), target.count()
+        if sizes.get(FEATURES) != outline.width or n_items != export.n_items:
+            raise IndexMismatch(
+                f"{target.name} has {n_items:,} items and vectors {sizes}; exported were {export.n_items:,} items with "
+                f"{outline.width} columns. {remedy}"
+            )
+        if outline.anchor_vectors is not None and outline.anchor_vectors.shape[1] != sizes.get(DENSE):
+            raise IndexMismatch(f"{target.name} has vectors {sizes}, and not those of the anchor queries. {remedy}")
+        embed_queries = None
+        if export.dense:
+            vectors = open_first_stages(folder.home, encoder=encoder, trust=trust)[DENSE]().vectors()
+            embed_queries = vectors.embed_queries if vectors else None
+        by_document = folder.manifest.documents is not None
+        engine = EngineItems(target, n_items, FEATURES, outline, exact=exact, by_document=by_document)
+        return EngineSnapshot(
+            folder,
+            engine=engine,
+            stages=engine_stages(engine, embed_queries, vector=DENSE),
+            embed_queries=embed_queries,
+            slopes=export.rank_slopes(),
+            fusion=fusion,
+            owned=owned,
         )
-    if outline.anchor_vectors is not None and outline.anchor_vectors.shape[1] != sizes.get(DENSE):
-        raise IndexMismatch(f"{target.name} has vectors {sizes}, and not those of the anchor queries. {remedy}")
-    embed_queries = None
-    if export.dense:
-        vectors = open_first_stages(folder.home, encoder=encoder, trust=trust)[DENSE]().vectors()
-        embed_queries = vectors.embed_queries if vectors else None
-    engine = EngineItems(
-        target, n_items, FEATURES, outline, exact=exact, by_document=folder.manifest.documents is not None
-    )
-    return EngineSnapshot(
-        folder,
-        engine=engine,
-        stages=engine_stages(engine, embed_queries, vector=DENSE),
-        embed_queries=embed_queries,
-        slopes=export.rank_slopes(),
-        fusion=fusion,
-        owned=store if owns else None,
-    )
 
 
 def _digest(index: AnchorIndex, features: Features, vectors: Vectors | None) -> str:
-    """Of all that is exported, as it is stored: two indexes must never share a collection."""
+    """A hash of all that is exported: two indexes must never share a collection."""
     digest = hashlib.blake2b(digest_size=16)
     for start in range(0, len(index), _ITEMS_PER_CALL):
         positions = range(start, min(start + _ITEMS_PER_CALL, len(index)))
@@ -179,7 +161,7 @@ def _digest(index: AnchorIndex, features: Features, vectors: Vectors | None) -> 
         if vectors is not None:
             digest.update(vectors.rows(np.array(positions)).astype("<f4").tobytes())
     if index.snapshot.is_compressed:
-        # What is exported follows from these alone, and they are smaller than the scores.
+        # All that is exported follows from these, and they are smaller than the scores.
         for part in features.factors.parts:
             assert isinstance(part, PackedRows)
             for array in (part.values, *([] if part.scales is None else [part.scales])):

@@ -1,4 +1,4 @@
-"""Which items may be scored, by what a search was given: a function, ids, or metadata."""
+"""Which items may be scored: by a function, by ids, or by metadata."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from adacur.core.protocols import Items
 from adacur.core.records import Item
 
 # A function of an item, the ids of items, or metadata: {"lang": "en", "year": [2023, 2024]}, where a list means any of
-# these. "document" also finds items that are documents by themselves. A vector engine takes metadata, or its own.
+# these. "document" also finds items that are documents by themselves. A vector engine takes metadata, or a filter of
+# its own.
 Filter = Callable[[Item], bool] | Collection[str] | Mapping[str, Any]
 _ITEMS_PER_BLOCK = 4096
 
 
 def allowed_by(filter_: Any, items: Items) -> BoolArray:
-    """Which items may be scored."""
+    """Which items pass the filter."""
     if isinstance(filter_, str) or not (callable(filter_) or isinstance(filter_, Collection)):
         raise InputError(
             "A filter must be a function of an item, a collection of ids, or a dictionary of metadata; got "
@@ -42,8 +43,8 @@ def allowed_by(filter_: Any, items: Items) -> BoolArray:
 
 
 def by_metadata(where: Mapping[str, Any]) -> Callable[[Item], bool]:
-    """Whether an item has this metadata; of a list, any value will do."""
-    # Sets: there may be thousands of values, and each item is compared with all of them.
+    """A function: whether an item has this metadata; a list stands for any of its values."""
+    # Sets, because there may be thousands of values to compare each item with.
     wanted = {
         name: frozenset(map(_as_in_json, values if isinstance(values, list) else [values]))
         for name, values in where.items()

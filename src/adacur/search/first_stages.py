@@ -1,4 +1,4 @@
-"""First stages in index folders: built by name, written whole or not at all, opened when used, updated by edits."""
+"""First stages of an index: built by name, stored in its folder, updated by edits; and the worth of their ranks."""
 
 from __future__ import annotations
 
@@ -13,20 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from adacur.approximation import GaussianModel
+from adacur.approximation.rank_slopes import MOST_QUERIES, RANKS_THAT_COUNT, RankSlopes
 from adacur.core.arrays import IntArray
-from adacur.core.errors import InputError
-from adacur.core.protocols import FirstStage, Items
+from adacur.core.errors import AdacurError, InputError
+from adacur.core.protocols import AnchorScores, FirstStage, Items
 from adacur.core.records import Item, ItemList
-from adacur.first_stages import (
-    FIRST_STAGES,
-    Retriever,
-    first_stage_named,
-    load_first_stage,
-)
-from adacur.index import first_stage_folders, locked, read_manifest, write_checksums, write_manifest
+from adacur.first_stages import FIRST_STAGES, Placed, Retriever, first_stage_named, load_first_stage
+from adacur.index import IndexFolder, first_stage_folders, locked, read_manifest, write_checksums, write_manifest
 from adacur.index.files import full_disk_reported
 
-# Kinds that indexes were built with before they left the library, which other packages may register again.
+# Kinds that have left the library; other packages may register them again.
 _FORMER = ("tfidf", "multi-vector", "random")
 
 
@@ -35,7 +32,7 @@ class FirstStageWarning(UserWarning):
 
 
 def listed_stages(first: Any) -> list[Any]:
-    """First stages as they may be given: one or several, names or objects."""
+    """The first stages given as one or several, by name or as objects."""
     if isinstance(first, str | Retriever):
         return [first]
     if isinstance(first, Mapping) or not isinstance(first, Iterable):
@@ -44,22 +41,22 @@ def listed_stages(first: Any) -> list[Any]:
 
 
 def check_first_stages(stages: Sequence[Any], *, encoder: Any, saved: bool = True) -> None:
-    """Refuse first stages that could not be built, or `saved`, before anything is paid for."""
+    """Refuse first stages that cannot be built, or `saved`, before anything is paid for."""
     for stage in stages:
         if isinstance(stage, str):
             if stage != "random" and first_stage_named(stage).needs_encoder and encoder is None:
                 raise InputError(f"A {stage} first stage needs an encoder; give encoder=…, e.g. 'bge-small-en-v1.5'.")
         elif saved and not isinstance(stage, FirstStage):
             raise InputError(
-                f"A first stage that is stored with an index must speak adacur.core.protocols.FirstStage; "
+                f"A first stage that is stored with an index must implement adacur.core.protocols.FirstStage; "
                 f"{type(stage).__name__} does not. Got {stage!r}."
             )
         elif not isinstance(stage, Retriever):
-            raise InputError(f"A first stage must have search(queries, k); {type(stage).__name__} has not.")
+            raise InputError(f"A first stage must have search(queries, k); {type(stage).__name__} does not.")
 
 
 def check_leads(stages: Sequence[Any]) -> None:
-    """Refuse an index without anchor queries and first stage: it would search at random."""
+    """Refuse an index with neither anchor queries nor a first stage: it would search at random."""
     if not stages:
         raise InputError(
             f"An index without anchor queries needs a first stage to start from: {', '.join(FIRST_STAGES)} or an "
@@ -68,23 +65,16 @@ def check_leads(stages: Sequence[Any]) -> None:
 
 
 def needs_encoder(stages: Sequence[str | FirstStage]) -> bool:
-    """Whether a stage that is to be built by name encodes texts."""
-    return any(
-        FIRST_STAGES[stage].needs_encoder for stage in stages if isinstance(stage, str) and stage in FIRST_STAGES
-    )
+    """Whether a stage to be built by name needs an encoder."""
+    named = [FIRST_STAGES[stage] for stage in stages if isinstance(stage, str) and stage in FIRST_STAGES]
+    return any(stage.needs_encoder for stage in named)
 
 
 def stages_in_memory(
     first: Any, items: ItemList, *, encoder: Any, progress: bool
 ) -> dict[str, FirstStage | Retriever | Callable[[], FirstStage]]:
-    """First stages for items in memory; what needs no encoder is built when first used."""
-    if isinstance(first, Mapping):
-        named = dict(first)
-    else:
-        named = {
-            one if isinstance(one, str) else getattr(one, "name", type(one).__name__): one
-            for one in listed_stages(first)
-        }
+    """First stages for items in memory, by name; those without an encoder are built at their first use."""
+    named = dict(first) if isinstance(first, Mapping) else {_name_of(one): one for one in listed_stages(first)}
     check_leads(list(named.values()))
     check_first_stages(list(named.values()), encoder=encoder, saved=False)
 
@@ -97,12 +87,16 @@ def stages_in_memory(
     return {name: opened(stage) for name, stage in named.items() if stage != "random"}
 
 
+def _name_of(stage: Any) -> str:
+    return stage if isinstance(stage, str) else getattr(stage, "name", type(stage).__name__)
+
+
 def add_first_stages(
     stages: Sequence[str | FirstStage], *, items: Items, path: Path, encoder: Any = None, progress: bool = False
 ) -> None:
-    """Build the first stages that the folder lacks, and keep them in it."""
+    """Build the first stages that the folder lacks, and save them in it."""
     for stage in stages:
-        name = stage if isinstance(stage, str) else stage.name
+        name = _name_of(stage)
         if name == "random" or (path / "first" / name).exists():
             continue
         if not isinstance(stage, str):
@@ -120,7 +114,7 @@ def save_first_stage(stage: FirstStage, path: Path, *, name: str | None = None) 
 def update_first_stages(
     stages: Mapping[str, FirstStage], *, home: Path, items: Items, new: Collection[str], progress: bool
 ) -> list[str]:
-    """Write the first stages of a version, given those of the one before it and the ids that are new; the names."""
+    """Write the first stages of a new version, given those of the last one and the new ids; returns their names."""
     added = np.flatnonzero([id_ in new for id_ in items.ids])
     for name, stage in stages.items():
         folder = home / "first" / name
@@ -142,7 +136,7 @@ def update_first_stages(
 def open_first_stages(
     path: Path, *, encoder: Any = None, trust: bool = False
 ) -> Mapping[str, Callable[[], FirstStage]]:
-    """How to open each first stage of an index folder; `trust` lets it name an encoder that takes consent."""
+    """How to open each first stage of an index folder; `trust` lets it name an encoder that needs consent."""
     folders = first_stage_folders(path)
     former = [folder.name for folder in folders if folder.name in _FORMER and folder.name not in FIRST_STAGES]
     if former:
@@ -157,6 +151,37 @@ def open_first_stages(
         for folder in folders
         if folder.name not in former
     }
+
+
+def learned_slopes(model: GaussianModel, anchors: AnchorScores, first: Placed) -> RankSlopes:
+    """The slopes of this first stage's ranks; assumed ones where it cannot be asked about anchor queries."""
+    queries, assumed = anchors.anchor_queries, RankSlopes.assumed(first.n_stages)
+    if not first.can_be_asked:
+        return assumed
+    # Predicted scores may come from the very embeddings that a dense first stage ranks by.
+    exact = np.flatnonzero(anchors.exact_anchors()) if isinstance(anchors, IndexFolder) else np.arange(len(queries))
+    if len(exact) < 2:
+        return assumed
+    columns = exact[np.unique(np.linspace(0, len(exact) - 1, MOST_QUERIES).round().astype(np.intp))]
+    try:
+        depth = min(RANKS_THAT_COUNT, len(anchors.items))
+        _, lists = first.search_parts([queries[at] for at in columns.tolist()], depth)
+    except AdacurError:
+        # A table of answers to other queries, for example.
+        return assumed
+    except Exception as error:
+        # It may still answer the queries of users.
+        warnings.warn(
+            f"The first stage {first.name!r} failed when asked about anchor queries ({type(error).__name__}: {error}), "
+            "so what its ranks are worth is assumed and not learned. Let it answer every query, if only with nothing.",
+            FirstStageWarning,
+            stacklevel=2,
+        )
+        return assumed
+    features = model.features_of(anchors)
+    # Keys stored with the features save reading all ids.
+    keys = anchors.items.keys if model.keys is None else model.keys
+    return RankSlopes.fitted(features, columns, lists, keys=keys, ridge=model.query_noise)
 
 
 def _write(make: Callable[[Path], FirstStage], path: Path, *, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The final order: what the scorer says of an item, and what the first stage says of it."""
+"""The final order: exact scores and the first stage's scores, blended."""
 
 from __future__ import annotations
 
@@ -20,24 +20,18 @@ _RAREST = 1e-6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fusion:
-    """Exact scores, by how rare they are among the anchor scores, plus `weight` × the first stage's scores.
+    """The rarity of exact scores among the anchor scores, plus `weight` × the first stage's scores.
 
     One standard deviation among the first stage's best 100 for the query counts as much as an exact score that is
-    exp(`weight`) times as rare; what is not among them counts as their lowest.
+    exp(`weight`) times as rare; an item that is not among them counts as their lowest.
     """
 
     weight: float
     scale: ScoreScale
 
-    def __post_init__(self) -> None:
-        if not 0 < self.weight < float("inf"):
-            raise InputError(
-                f"fuse is the first stage's weight in the final order, a number from 0 (none) up; got {self.weight}."
-            )
-
     @classmethod
     def fit(cls, anchors: AnchorScores, *, weight: float) -> Fusion:
-        """The scale is that of these anchor scores, so that a weight means the same on every index."""
+        """A fusion on the scale of these anchor scores, so that a weight means the same on every index."""
         n_anchors = len(anchors.anchor_queries)
         if not n_anchors:
             raise InputError(
@@ -50,7 +44,7 @@ class Fusion:
     def values(
         self, exact: FloatArray, positions: IntArray, *, listed: IntArray, listed_scores: FloatArray
     ) -> FloatArray:
-        """What to order these positions by, given the first stage's list for the query, best first."""
+        """The values to order these positions by, given the first stage's list for the query, best first."""
         return np.asarray(self.scale.rarity(exact) + self.weight * _standing(positions, listed, listed_scores))
 
 

@@ -1,4 +1,4 @@
-"""An index that learns from its own searches: a refresh from the log every N of them, in the background."""
+"""An index that learns from its own searches: a refresh from the log after every N of them, in the background."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("adacur.refresh")
 
 _TOP = 10
-# Of fewer, half the calls are hardly more than the top itself.
+# Half of fewer calls would be hardly more than the top itself.
 _FEWEST_CALLS = 4 * _TOP
 _FEWEST_SEARCHES = 10
 
@@ -39,8 +39,8 @@ class Learning:
     """Refreshes an index from its log after every `every` searches, one refresh at a time, in a thread of its own.
 
     At most `limit` anchor queries come from the log. Indexes that `follow` move on to the new version together when it
-    is ready to be searched; searches under way end on theirs. What fails is logged and noted as a `Lesson`: no search
-    hears of it. `heard` is called with each lesson.
+    is ready; searches under way stay on theirs. A failure is logged and noted as a `Lesson`, and affects no search.
+    `heard` is called with each lesson.
     """
 
     def __init__(self, log: SearchLog, *, every: int, limit: int = LIMIT) -> None:
@@ -56,27 +56,27 @@ class Learning:
         self._thread: threading.Thread | None = None
 
     def follow(self, index: AnchorIndex) -> None:
-        """Let an index move on with the refreshes."""
+        """Let an index move on to each new version."""
         with self._lock:
             self._followers.add(index)
 
     def note(self, n_searches: int) -> None:
-        """Count searches that were logged; the one that completes their number begins a refresh."""
+        """Count logged searches; every `every` of them begin a refresh."""
         with self._lock:
             self._since += n_searches
             if self._since < self.every or self._thread is not None or not self._open():
                 return
             n_new, self._since = self._since, 0
-            # A refresh that the end of the process interrupts leaves the old version or the new one.
+            # A daemon: a refresh that the end of the process interrupts leaves the old version or the new one.
             self._thread = threading.Thread(target=self._refresh, args=(n_new,), name="adacur-refresh", daemon=True)
             self._thread.start()
 
     def as_dict(self) -> dict[str, Any]:
-        """How often it refreshes, and what that came to so far: the curve against searches served."""
+        """How often it refreshes, and the lessons so far: a curve over the searches served."""
         return {"every": self.every, "lessons": [asdict(lesson) for lesson in self.log.lessons()]}
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for a refresh under way; whether there is none any more."""
+        """Wait for a refresh under way; whether it has ended."""
         with self._lock:
             thread = self._thread
         if thread is not None:
@@ -99,28 +99,27 @@ class Learning:
                 self._thread = None
 
     def _lesson(self, n_new: int) -> Lesson:
-        told: dict[str, Any] = {}
+        early: dict[str, Any] = {}
         with contextlib.suppress(Exception):
-            told = _early(self.log, n_new)
-        n_anchors = 0
+            early = _early(self.log, n_new)
+        n_anchors, error = 0, None
         with self._lock:
             indexes = self._open()
         try:
             n_anchors = self._refreshed(indexes) if indexes else 0
-            error = None
         except Exception as failure:
-            # Whatever it is, searches go on with the version they have, and the next refresh tries again.
-            # Its message stays out of logs: it may hold what somebody asked.
+            # Searches go on with the version they have, and the next refresh tries again.
+            # The message stays out of logs: it may hold the text of a query.
             error = type(failure).__name__
             frame = traceback.extract_tb(failure.__traceback__)[-1]
             _log.warning("%s is not refreshed: %s, %s:%s.", indexes[0].path, error, frame.filename, frame.lineno)
         before = 0
         with contextlib.suppress(Exception):
             before = next((one.searches for one in reversed(self.log.lessons())), 0)
-        return Lesson(time.time(), before + n_new, n_anchors, **told, error=error)
+        return Lesson(time.time(), before + n_new, n_anchors, **early, error=error)
 
     def _refreshed(self, indexes: Sequence[AnchorIndex]) -> int:
-        """Refresh the folder and move everyone on; the number of anchor queries now."""
+        """Refresh the folder and move all indexes on; returns the number of anchor queries."""
         index = indexes[0]
         path, snapshot = index.path, index.snapshot
         assert path is not None
@@ -128,7 +127,7 @@ class Learning:
         done = refresh(path, self.log, limit=self.limit, card=index.scorer.card, mirror=True, first=first)
         if done.added or done.updated or done.dropped:
             move(indexes, IndexFolder.open(path), first=first)
-            # The version before could not be deleted while these had it open; a search under way still may.
+            # The old version could not be deleted while these had it open, and a search may still have it.
             with contextlib.suppress(IndexLocked):
                 prune(path)
         return done.anchors
@@ -137,7 +136,7 @@ class Learning:
 def move(
     indexes: Iterable[AnchorIndex], folder: IndexFolder, *, first: Callable[[IndexFolder], Mapping[str, Any]]
 ) -> None:
-    """Let searches of these indexes begin on another version from now on, once it is as quick as the one before."""
+    """Let new searches of these indexes use another version, once its models are ready."""
     indexes = list(indexes)
     snapshot = Snapshot(folder, first=first(folder), device=indexes[0]._device)
     if snapshot.default_method == "gaussian":
@@ -145,13 +144,13 @@ def move(
         snapshot.rank_slopes(snapshot.stage(None))
     for index in indexes:
         with index._opening:
-            # Closed meanwhile, it stays closed.
+            # An index that was closed meanwhile stays closed.
             if index._snapshot is not None:
                 index.anchors, index._snapshot, index.card = folder, snapshot, folder.manifest.scorer
 
 
 def check_can_learn(index: AnchorIndex) -> None:
-    """Refuse an index that a refresh would take something from, or that has no folder of its own."""
+    """Refuse an index that a refresh would take something from, or that has no writable folder."""
     refuse_url(writable_home(index), "Learning from searches")
     snapshot = index.snapshot
     lost = {"tunings": bool(snapshot.tunings), "compressed features": snapshot.is_compressed}
@@ -164,7 +163,7 @@ def check_can_learn(index: AnchorIndex) -> None:
 
 
 def _stages(index: AnchorIndex, snapshot: Snapshot) -> Callable[[IndexFolder], Mapping[str, Any]]:
-    """First stages of a version: those that are open already, where the items are still the same."""
+    """A function that opens the first stages of a version; those already open serve if the items are the same."""
     reopen, before = index.reopen, snapshot.anchors
     assert reopen is not None
     assert isinstance(before, IndexFolder)
@@ -178,7 +177,7 @@ def _stages(index: AnchorIndex, snapshot: Snapshot) -> Callable[[IndexFolder], M
 
 
 def _early(log: SearchLog, n_new: int) -> dict[str, float]:
-    """Of the best ten of the newest searches, the share that half of their calls had found, and its interval."""
+    """The share of the newest searches' best ten that half of their calls had found, with its interval."""
     shares = []
     for search in log.newest(n_new):
         if len(search.scores) >= _FEWEST_CALLS:

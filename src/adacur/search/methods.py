@@ -1,7 +1,6 @@
 """The search methods, in one table, and the plans that they make.
 
-A method owns its options and completes a plan; a name is short for a method with defaults. A plan is a search with all
-its choices made: how it splits the budget, where it starts, and how it goes on.
+A method owns its options and completes a plan; a name is short for a method with defaults.
 """
 
 from __future__ import annotations
@@ -9,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from adacur.approximation import EmbeddingRegression, GaussianModel, PseudoInverse, TopK
-from adacur.approximation.rank_slopes import RankSlopes
+from adacur.approximation import PseudoInverse, TopK
 from adacur.core.arrays import IntArray, KeyArray
 from adacur.core.budget import is_whole
 from adacur.core.errors import BudgetError, InputError, UnknownName
@@ -27,6 +25,9 @@ from adacur.search.fusion import Fusion
 from adacur.search.relevance import Relevance
 from adacur.search.spending import Spending
 from adacur.search.tuned import Tuning, default_settings, first_weight_of
+
+if TYPE_CHECKING:
+    from adacur.search.planning import Snapshot
 
 KeepPredictions = Literal[False, "last", "all"]
 
@@ -61,18 +62,20 @@ def _at_once(affordable: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One search method with all its choices made. Every method is a plan, and one loop runs them all.
+    """A search with all its choices made. Every method makes a plan, and one loop runs them all.
 
-    `batch_sizes(n)` gives the calls of each round when n calls can be afforded. The first round takes the best of
-    `first`, or a uniform sample; later rounds take what `acquisition` chooses from the predictions, which
-    `first_weight` raises for what the first stage ranks high. `fuse` orders what was scored. `tuned_for` names the k
-    and the budget that the settings were tuned for, `tuned` what else a tuning chose (budget, first, fuse, pool).
-    `stop_when` is the expected recall of a query's top k that ends its search before the budget does. `keys` are the
-    items' random keys, where they need not be made from the ids. `engine` is where the items live, if not here.
-    `relevance` reads the scores of hits; those below `min_relevance` or `min_score` are left out. `effort` takes the
-    place of `stop_when`: a rule, and the point of its curve at which to stop.
-    `spending` limits tokens and money beside the calls. `documents` numbers the document of each item, where k counts
-    documents and an item is a passage.
+    - `batch_sizes(n)`: the calls of each round when n calls can be afforded. The first round takes the best of `first`,
+      or a uniform sample; later rounds take what `acquisition` chooses from the predictions, which `first_weight`
+      raises for the items that the first stage ranks high;
+    - `fuse`: how the first stage enters the final order;
+    - `tuned_for`: the k and budget that the settings were tuned for; `tuned`: which other options a tuning chose;
+    - `stop_when`: the expected recall at which a query's search ends; `effort` replaces it: a rule, and the point of
+      its curve at which to stop;
+    - `keys`: the items' random keys, where they are stored and need not be made from the ids;
+    - `engine`: the vector engine that holds the items, if they are not here;
+    - `relevance`: reads the scores of hits; those below `min_relevance` or `min_score` are left out;
+    - `spending`: limits of tokens and money beside the calls;
+    - `documents`: the document number of each item, where items are passages and k counts documents.
     """
 
     method: str
@@ -127,7 +130,7 @@ class Plan:
         return {
             "method": self.method,
             "budget": self.calls,
-            # Of a budget beyond all items no more than these can be spent, in as many rounds at most.
+            # A budget beyond all items is spent on them alone, in at most as many rounds.
             "batch_sizes": self.batch_sizes(min(self.calls, len(self.items))),
             "first": self.first.name if self.first else None,
             "anchors": len(self.anchors.anchor_queries) if self.anchors else 0,
@@ -153,36 +156,13 @@ class Plan:
         }
 
 
-class Source(Protocol):
-    """What methods take from an index to make a plan."""
-
-    @property
-    def anchors(self) -> AnchorScores: ...
-
-    def gaussian_model(self) -> GaussianModel:
-        """The Gaussian of this index's anchor scores and item vectors."""
-        ...
-
-    def embedding_regression(self) -> EmbeddingRegression:
-        """The regression on the dense first stage's vectors; an error where there are none."""
-        ...
-
-    def rank_slopes(self, first: Placed | EngineFirst | None) -> RankSlopes | None:
-        """What the ranks of this first stage tell of scores; None where there is nothing to learn it from."""
-        ...
-
-    def tuned(self, *, k: int, budget: int, first: str | None) -> Tuning | None:
-        """The tuning for about this k and budget, where there is one."""
-        ...
-
-
 class Method(Protocol):
-    """How a search spends its calls. `needs` are what it can predict from, "anchors" or "vectors"; one is enough."""
+    """How a search spends its calls. `needs` names what it can predict from, "anchors" or "vectors"; one is enough."""
 
     name: ClassVar[str]
     needs: ClassVar[tuple[str, ...]]
 
-    def plan(self, base: Plan, source: Source, *, k: int) -> Plan:
+    def plan(self, base: Plan, source: Snapshot, *, k: int) -> Plan:
         """The base plan (items, scorer, budget, first stage, filter) with this method's choices."""
         ...
 
@@ -200,7 +180,7 @@ _RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 class _Checked:
-    """Refuses options that break a rule."""
+    """Refuses options that break one of `_RULES`."""
 
     __slots__ = ()
 
@@ -237,7 +217,7 @@ class Gaussian(_Checked):
     stop_when: float | None = None
     keep_predictions: KeepPredictions = False
 
-    def plan(self, base: Plan, source: Source, *, k: int) -> Plan:
+    def plan(self, base: Plan, source: Snapshot, *, k: int) -> Plan:
         """The base plan with settings tuned or chosen for k."""
         tuning = source.tuned(k=k, budget=base.calls, first=base.first.name if base.first else None)
         settings = tuning.settings if tuning else default_settings(k)
@@ -267,50 +247,8 @@ class Gaussian(_Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdaCUR(_Checked):
-    """Algorithm 1 of the paper: score a batch, predict the rest, score the most promising next, over some rounds.
-
-    - `rounds`, `seed`: how many rounds, and the seed of the random draws;
-    - `approximator`: how the scores of all items follow from a few exact ones; the paper's pseudo-inverse by default;
-    - `acquisition`: which items to score next: `TopK()`, `Softmax(…)` or `Uniform()`;
-    - `first_batch`, `first_share`, `first_weight`, `stop_when`, `keep_predictions`: as for `Gaussian`. The paper has
-      none of these.
-    """
-
-    name: ClassVar[str] = "adacur"
-    needs: ClassVar[tuple[str, ...]] = ("anchors",)
-
-    rounds: int = 5
-    seed: int = 0
-    approximator: Approximator = field(default_factory=PseudoInverse)
-    acquisition: Acquisition = field(default_factory=TopK)
-    first_batch: float | None = None
-    first_share: float = 0.0
-    first_weight: float = 0.0
-    stop_when: float | None = None
-    keep_predictions: KeepPredictions = False
-
-    def plan(self, base: Plan, source: Source, *, k: int) -> Plan:
-        """The base plan in rounds of predictions."""
-        _check_anchors(self, source)
-        return replace(
-            base,
-            anchors=source.anchors,
-            batch_sizes=partial(_in_rounds, rounds=self.rounds, first_batch=self.first_batch),
-            **_adaptive(self),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AXN(_Checked):
-    """Like `AdaCUR`, predicting from the dual encoder's item vectors alone: no anchor scores are used.
-
-    - `approximator`: an `EmbeddingRegression`; by default one on the vectors of the dense first stage;
-    - the other options: as for `AdaCUR`.
-    """
-
-    name: ClassVar[str] = "axn"
-    needs: ClassVar[tuple[str, ...]] = ("vectors",)
+class _Adaptive(_Checked):
+    """The options of `AdaCUR` and `AXN`."""
 
     rounds: int = 5
     seed: int = 0
@@ -322,15 +260,54 @@ class AXN(_Checked):
     stop_when: float | None = None
     keep_predictions: KeepPredictions = False
 
-    def plan(self, base: Plan, source: Source, *, k: int) -> Plan:
-        """The base plan in rounds of predictions from item vectors."""
-        choices = _adaptive(self)
+    def _in_rounds(self, base: Plan, anchors: AnchorScores, approximator: Approximator) -> Plan:
+        names = ("seed", "acquisition", "first_share", "first_weight", "stop_when", "keep_predictions")
         return replace(
             base,
-            anchors=AnchorTable.of_items(source.anchors.items),
+            anchors=anchors,
+            approximator=approximator,
             batch_sizes=partial(_in_rounds, rounds=self.rounds, first_batch=self.first_batch),
-            **choices | {"approximator": self.approximator or source.embedding_regression()},
+            **{name: getattr(self, name) for name in names},
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaCUR(_Adaptive):
+    """Algorithm 1 of the paper: score a batch, predict the rest, score the most promising next, over several rounds.
+
+    - `rounds`, `seed`: how many rounds, and the seed of the random draws;
+    - `approximator`: how the scores of all items follow from a few exact ones; the paper's pseudo-inverse by default;
+    - `acquisition`: which items to score next: `TopK()`, `Softmax(…)` or `Uniform()`;
+    - `first_batch`, `first_share`, `first_weight`, `stop_when`, `keep_predictions`: as for `Gaussian`. The paper has
+      none of these.
+    """
+
+    name: ClassVar[str] = "adacur"
+    needs: ClassVar[tuple[str, ...]] = ("anchors",)
+
+    approximator: Approximator = field(default_factory=PseudoInverse)
+
+    def plan(self, base: Plan, source: Snapshot, *, k: int) -> Plan:
+        """The base plan in rounds of predictions."""
+        _check_anchors(self, source)
+        return self._in_rounds(base, source.anchors, self.approximator)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AXN(_Adaptive):
+    """Like `AdaCUR`, predicting from the dual encoder's item vectors alone: no anchor scores are used.
+
+    - `approximator`: an `EmbeddingRegression`; by default one on the vectors of the dense first stage;
+    - the other options: as for `AdaCUR`.
+    """
+
+    name: ClassVar[str] = "axn"
+    needs: ClassVar[tuple[str, ...]] = ("vectors",)
+
+    def plan(self, base: Plan, source: Snapshot, *, k: int) -> Plan:
+        """The base plan in rounds of predictions from item vectors."""
+        approximator = self.approximator or source.embedding_regression()
+        return self._in_rounds(base, AnchorTable.of_items(source.anchors.items), approximator)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,7 +329,7 @@ class ANNCUR(_Checked):
     approximator: Approximator = field(default_factory=PseudoInverse)
     keep_predictions: KeepPredictions = False
 
-    def plan(self, base: Plan, source: Source, *, k: int) -> Plan:
+    def plan(self, base: Plan, source: Snapshot, *, k: int) -> Plan:
         """The base plan in two rounds."""
         _check_anchors(self, source)
         return replace(
@@ -379,7 +356,7 @@ class Rerank(_Checked):
 
     seed: int = 0
 
-    def plan(self, base: Plan, source: Source, *, k: int) -> Plan:
+    def plan(self, base: Plan, source: Snapshot, *, k: int) -> Plan:
         """The base plan in one round."""
         return replace(base, seed=self.seed)
 
@@ -391,7 +368,7 @@ class Exact:
     name: ClassVar[str] = "exact"
     needs: ClassVar[tuple[str, ...]] = ()
 
-    def plan(self, base: Plan, source: Source, *, k: int) -> Plan:
+    def plan(self, base: Plan, source: Snapshot, *, k: int) -> Plan:
         """The base plan in one round of every item."""
         if base.pool is not None or (base.first is not None and base.fuse is None):
             raise InputError("Method 'exact' scores every item: it takes a first stage only to fuse, and no pool.")
@@ -449,12 +426,7 @@ def with_effort(plan: Plan, effort: Effort, tuning: Tuning | None, *, k: int) ->
     return replace(plan, batch_sizes=sizes, stop_when=NEVER, effort=(tuning.effort, tuning.effort.point(effort)))
 
 
-def _adaptive(method: AdaCUR | AXN) -> dict[str, Any]:
-    names = ("seed", "approximator", "acquisition", "first_share", "first_weight", "stop_when", "keep_predictions")
-    return {name: getattr(method, name) for name in names}
-
-
-def _check_anchors(method: AdaCUR | ANNCUR, source: Source) -> None:
+def _check_anchors(method: AdaCUR | ANNCUR, source: Snapshot) -> None:
     if not source.anchors.anchor_queries and method.approximator == PseudoInverse():
         raise InputError(
             f"Method {method.name!r} predicts from anchor queries, and this index has none. Use 'gaussian' or 'axn' "

@@ -12,10 +12,11 @@ from adacur.core.errors import InputError, UnknownOption
 from adacur.core.protocols import FirstStage, Scorer, ScorerCard
 from adacur.data import names
 from adacur.engines.store_urls import is_store_url, without_credentials
-from adacur.first_stages.encoders import encoder
+from adacur.first_stages.encoders import encoder as open_encoder
 from adacur.index import Drift, IndexFolder, check_scorer
 from adacur.scorers.consent import check_consent, check_not_from_here
-from adacur.scorers.opening import is_function_name, scorer
+from adacur.scorers.opening import is_function_name
+from adacur.scorers.opening import scorer as open_scorer
 from adacur.search.anchor_index import AnchorIndex
 from adacur.search.engine_index import search_in
 from adacur.search.export import engine_snapshot
@@ -53,9 +54,8 @@ def load(
     - `store`: the vector engine that the index was exported to (`adacur.search.export`), or its URL: searches run
       there, and nothing that grows with the items is held here. `exact=False` lets it use an index that may miss some;
     - `log`: a `SearchLog` or its file, to which every search writes its query and what it paid for;
-      `adacur.search.refresh` makes anchor queries of it;
-    - `learn_every`: do so each time this many searches were logged, in the background; searches move on to the
-      new version.
+      `adacur.search.refresh` makes anchor queries from it;
+    - `learn_every`: do so after every N logged searches, in the background; searches move on to the new version.
     """
     if path == "wikivital" and not Path(path).exists():
         path = wikivital_folder()
@@ -68,13 +68,10 @@ def load(
             raise InputError("A collection of an engine cannot learn from its searches; leave learn_every out.")
         return search_in(path, scorer=scorer, encoder=encoder, exact=exact, check=check, log=log)
     folder = IndexFolder.open(path)
-    # A file of something else is refused before a search is paid for.
+    # A file that is not a log is refused before a search is paid for.
     search_log = SearchLog(log) if isinstance(log, str | Path) else log
     opened = None if scorer is None else _open_as_built(scorer, folder.manifest.scorer)
-    dual = _open_encoder(encoder)
-    snapshot = None
-    if store is not None:
-        snapshot = engine_snapshot(folder, store, encoder=dual, trust=trust, exact=exact)
+    dual = open_encoder(encoder)
     index = open_folder(
         folder,
         scorer=opened,
@@ -83,16 +80,11 @@ def load(
         device=device,
         log=search_log,
         trust=trust,
-        snapshot=snapshot,
+        snapshot=None if store is None else engine_snapshot(folder, store, encoder=dual, trust=trust, exact=exact),
     )
     if learn_every is not None:
         index.learn(learn_every)
     return index
-
-
-# `build` and `load` take arguments of these names.
-_open_scorer = scorer
-_open_encoder = encoder
 
 
 def open_folder(
@@ -108,7 +100,7 @@ def open_folder(
     trust: bool = False,
     snapshot: Snapshot | None = None,
 ) -> AnchorIndex:
-    """An index on an opened folder; `built` says that the scorer is known to be the one that built it."""
+    """An index on an opened folder; `built` says that the scorer is the one that built it."""
     if scorer is not None and check:
         drift = check_scorer(folder, scorer)
 
@@ -134,16 +126,16 @@ def open_folder(
 
 
 def _open_as_built(source: Any, card: ScorerCard | None) -> Scorer:
-    """A scorer by its name cuts items as the one that built the index did: else it would be taken for another."""
+    """A scorer given by its name gets the options of the one that built the index, or it would not be recognised."""
     if card is not None and isinstance(source, str | Path) and (options := _as_built(card)):
-        # Functions and services cut nothing.
+        # Functions and services take none of these options.
         with contextlib.suppress(UnknownOption):
-            return _open_scorer(source, **options)
-    return _open_scorer(source)
+            return open_scorer(source, **options)
+    return open_scorer(source)
 
 
 def _as_built(card: ScorerCard) -> dict[str, Any]:
-    """The options of a scorer by its name that decide its scores, as its card has them."""
+    """The options on a card that decide the scores."""
     options = {"max_item_tokens": card.max_item_tokens, "prompt": card.prompt, "readout": card.readout}
     return {name: value for name, value in options.items() if value is not None}
 
@@ -156,18 +148,18 @@ def _named_scorer(folder: IndexFolder, *, check: bool, trust: bool) -> tuple[Sco
             f"{f' {card.name!r}' if card else ''}. Give it: adacur.load(path, scorer=…), or --scorer."
         )
     limit = {} if card.max_tokens is None else {"max_tokens": card.max_tokens}
-    # A service cuts texts by its own limit and takes none from us.
+    # A service has its own limit and takes none from us.
     options = {} if card.backend == "http" else limit | _as_built(card)
     source = card.name if card.source is None else card.source
     if source not in names():
         check_consent(source, what="scorer", folder=folder.path, trust=trust)
     try:
-        # A path of another machine is no help, but a name that everybody can fetch is.
+        # The path may be of another machine; a name of the catalogue can be fetched anywhere.
         if card.name in names() and Path(source).is_absolute() and not Path(source).exists():
             source = card.name
         if is_function_name(source):
             check_not_from_here(source)
-        opened = scorer(source, **options)
+        opened = open_scorer(source, **options)
     except (LookupError, OSError, ValueError) as error:
         raise InputError(
             f"The scorer of {str(folder.path)!r}, {card.name!r} from {card.source!r}, cannot be opened here. {error} "

@@ -1,9 +1,9 @@
-"""The options of a search, and how they follow from single values."""
+"""The options of a search, and how to make them from single values."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from adacur.core.budget import Budget
 from adacur.core.errors import InputError
@@ -51,7 +51,7 @@ def search_options(
 ) -> SearchOptions:
     """The options of a search from single values, as command lines and requests give them.
 
-    None stands for what was not given. `method_options` belong to the method, by name.
+    None means not given. `method_options` are those of the method, by name.
     """
     given = {name: value for name, value in method_options.items() if value is not None}
     if given or isinstance(method, str):
@@ -60,16 +60,11 @@ def search_options(
         if isinstance(first, First):
             raise InputError("Give pool and fuse inside First(…), or beside the name of a first stage; not both.")
         first = First(first, pool, fuse)
-    walls: dict[str, Any] = {"deadline": deadline, "tokens": tokens, "cost": cost, "price": price}
-    if limits := {name: value for name, value in walls.items() if value is not None}:
+    beside_calls: dict[str, Any] = {"deadline": deadline, "tokens": tokens, "cost": cost, "price": price}
+    if limits := {name: value for name, value in beside_calls.items() if value is not None}:
         if budget is None:
             budget = len(index) if isinstance(method, Exact) else USUAL_CALLS
         budget = replace(Budget.of(budget), **limits)
-    options: SearchOptions = {"budget": budget, "method": method, "first": first, "filter": filter}
-    if min_relevance is not None:
-        options["min_relevance"] = min_relevance
-    if min_score is not None:
-        options["min_score"] = min_score
-    if effort is not None:
-        options["effort"] = effort
-    return options
+    options = {"budget": budget, "method": method, "first": first, "filter": filter}
+    optional = {"min_relevance": min_relevance, "min_score": min_score, "effort": effort}
+    return cast("SearchOptions", options | {name: value for name, value in optional.items() if value is not None})

@@ -1,7 +1,8 @@
-"""From an index and the options of a search to a plan: the snapshot that plans are made of, and their making."""
+"""From an index and the options of a search to a plan, and the snapshot of an index that plans are made from."""
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import weakref
@@ -9,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from adacur.approximation import EmbeddingRegression, GaussianModel
 from adacur.approximation.rank_slopes import RankSlopes
@@ -26,9 +27,8 @@ from adacur.index.compressed import is_compressed, read_features
 from adacur.search.effort import Effort, check_effort
 from adacur.search.engine_items import EngineItems
 from adacur.search.filters import Filter
-from adacur.search.first_stages import save_first_stage
+from adacur.search.first_stages import learned_slopes, save_first_stage
 from adacur.search.fusion import Fusion
-from adacur.search.learned_slopes import learned_slopes
 from adacur.search.methods import Exact, First, Method, Plan, method_named, with_effort
 from adacur.search.options import USUAL_CALLS
 from adacur.search.relevance import Relevance, check_floors, read_relevance
@@ -38,6 +38,7 @@ from adacur.search.tuned import JUDGED_METHODS, REACH, Tuning, read_tunings
 if TYPE_CHECKING:
     from adacur.search.anchor_index import AnchorIndex
 
+_Value = TypeVar("_Value")
 # As long as a question usually is.
 _USUAL_QUERY = "what is the usual length of a question?"
 # Words and meaning together are the better start at every budget tried (docs/decisions/0065); then a dual encoder, then
@@ -61,24 +62,25 @@ def plan_search(
 ) -> Plan:
     """What a search with these options does; `plan.settings()` names it as traces do. Calls no scorer.
 
-    Refuses what the search would refuse before its first call, its query and filter aside. `scorer` takes the place
-    of the index's.
+    Refuses whatever the search would refuse before its first call, except for its query and filter. `scorer` replaces
+    that of the index.
     """
     # One version throughout: an edit may move the index on to another at any time.
     snapshot = index.snapshot
     chosen = method_named(method) if isinstance(method, str) else method or method_named(snapshot.default_method)
+    is_exact = isinstance(chosen, Exact)
     start = first if isinstance(first, First) else First(first)
-    # Exact search needs no first stage but to fuse its scores in.
-    needs_first = not isinstance(chosen, Exact) or bool(start.fuse) or start.stage is not None
+    # An exact search needs a first stage only to fuse its scores in.
+    needs_first = not is_exact or bool(start.fuse) or start.stage is not None
     tuned: tuple[str, ...] = ()
     if budget is None:
-        budget = len(index) if isinstance(chosen, Exact) else snapshot.usual_calls(k, method=chosen.name)
-        tuned = ("budget",) if budget != USUAL_CALLS and not isinstance(chosen, Exact) else ()
+        budget = len(index) if is_exact else snapshot.usual_calls(k, method=chosen.name)
+        tuned = ("budget",) if budget != USUAL_CALLS and not is_exact else ()
     spend = Budget.of(budget)
     # Otherwise the scorer is opened last: it takes the longest.
     spending = Spending.of(spend, index.scorer if scorer is None else scorer) if spend.is_counted else None
     calls, most = _calls(spending, snapshot, k) if spend.calls is None else (spend.calls, spend.calls)
-    if not isinstance(chosen, Exact):
+    if not is_exact:
         start, also_tuned = snapshot.tuned_start(start, k=k, budget=calls, method=chosen.name)
         tuned = (*tuned, *also_tuned)
     snapshot.check(chosen, filter)
@@ -103,7 +105,7 @@ def plan_search(
         spending=spending,
         documents=snapshot.documents(),
     )
-    check_k(k, None if isinstance(chosen, Exact) else calls)
+    check_k(k, None if is_exact else calls)
     plan = chosen.plan(base, snapshot, k=k)
     if effort is not None:
         check_effort(effort)
@@ -123,7 +125,7 @@ def _calls(spending: Spending | None, snapshot: Snapshot, k: int) -> tuple[int, 
         raise BudgetError("In a vector engine a budget must limit calls as well as tokens or cost. Give calls=.")
     items = snapshot.anchors.items
     expected, cheapest = spending.usual_calls(Query("expected", _USUAL_QUERY), items, len(items))
-    # A search, the unit, may have a hundred items.
+    # Where the price is per search, one unit may pay for a hundred items.
     limits = (spending.tokens, None if spending.counts_requests else spending.units)
     if (most := min((n for n in limits if n is not None), default=k)) < k:
         raise BudgetError(
@@ -141,8 +143,22 @@ class Reopen:
     first: Callable[[IndexFolder], Mapping[str, Callable[[], FirstStage]]]
 
 
+def _cached(make: Callable[[Any], _Value]) -> Callable[[Any], _Value]:
+    """A method of a snapshot that runs at its first call; its value is cached, None too."""
+
+    @functools.wraps(make)
+    def method(snapshot: Snapshot) -> _Value:
+        with snapshot._lock:
+            if make.__name__ not in snapshot._cache:
+                snapshot._cache[make.__name__] = make(snapshot)
+            value: _Value = snapshot._cache[make.__name__]
+            return value
+
+    return method
+
+
 class Snapshot:
-    """Anchor scores and first stages of one version; models and tunings are made or read when first used, once.
+    """Anchor scores and first stages of one version; models and tunings are made or read at their first use, once.
 
     - `first`: first stages by name, or functions that open them;
     - `home`: the folder of this version with its tunings and compressed features, where there is one;
@@ -165,26 +181,20 @@ class Snapshot:
         self._device = device
         # Entered again by a model that needs a first stage.
         self._lock = threading.RLock()
-        # Taken before the other, never after it: a first stage may be asked for long, and other searches go on.
+        # Taken before the other, never after it. Learning asks a first stage, which may take long; searches go on.
         self._learning = threading.RLock()
-        self._gaussian: GaussianModel | None = None
-        self._regression: EmbeddingRegression | None = None
-        self._fusion: Fusion | None = None
-        # By what answers: a first stage that is handed in is placed anew at every search.
+        self._cache: dict[str, Any] = {}
+        # By the stage itself, since one that is passed to a search is placed anew each time.
         self._slopes: weakref.WeakKeyDictionary[Any, RankSlopes] = weakref.WeakKeyDictionary()
         self._joined: dict[str, Placed] = {}
-        self._tunings: tuple[Tuning, ...] | None = None
-        # Of one that there is none, it is remembered too.
-        self._relevance: tuple[Relevance | None] | None = None
-        self._documents: IntArray | None = None
-        # Where the items live, if not here: see engine_index.py.
+        # The vector engine that holds the items, if they are not here: see engine_index.py.
         self.engine: EngineItems | None = None
 
     def close(self) -> None:
-        """Let go of what was opened for this version."""
+        """Close what was opened for this version."""
 
     def check(self, method: Method, filter_: Filter | None) -> None:
-        """Refuse what cannot be done where the items are: here, nothing."""
+        """Refuse what cannot be done where the items are: in memory, nothing is refused."""
 
     @property
     def named_stages(self) -> tuple[str, ...]:
@@ -212,12 +222,12 @@ class Snapshot:
         return "gaussian" if self.anchors.anchor_queries or "dense" in self._first else "rerank"
 
     def stage(self, first: str | AnyStage | None) -> Any:
-        """A first stage by name or as given; the default for None. None where a search starts at random."""
+        """A first stage by name, or the object placed here; the default for None. None for a random start."""
         if first is None:
             first = self.default_first
         if not isinstance(first, str):
             return placed(first, self.anchors.items)
-        # No first stage is needed to start at random: a search without candidates draws its own.
+        # A search without candidates draws its own at random.
         return None if first == "random" and "random" not in self._first else self.first_stage(first)
 
     def first_stage(self, name: str) -> Placed:
@@ -244,7 +254,7 @@ class Snapshot:
             return entry
 
     def opened_stages(self) -> dict[str, Any]:
-        """The first stages that are open, by name: for another version with the same items."""
+        """The first stages that are open, by name, for another version with the same items."""
         with self._lock:
             return {name: stage for name, stage in self._first.items() if isinstance(stage, Retriever)}
 
@@ -254,42 +264,37 @@ class Snapshot:
         if name in self._first or len(parts) < 2 or len(set(parts)) < len(parts) or not set(parts) <= set(self._first):
             return None
         with self._lock:
-            # In one order, whichever they are named in: a tuning knows them by one name.
+            # Sorted, since a tuning knows them by one name.
             name = SEPARATOR.join(parts)
             if name not in self._joined:
                 self._joined[name] = placed(Joined([self.first_stage(part) for part in parts]), self.anchors.items)
             return self._joined[name]
 
+    @_cached
     def documents(self) -> IntArray | None:
-        """The number of each item's document, by position; None where every item is one of its own."""
+        """The number of each item's document, by position; None where every item is its own document."""
         anchors = self.anchors
         if isinstance(anchors.items, ItemList):
             return anchors.items.documents
         if self.engine is not None or not isinstance(anchors, IndexFolder) or not anchors.manifest.documents:
             return None
-        with self._lock:
-            if self._documents is None:
-                self._documents = document_numbers(anchors.items)
-            return self._documents
+        return document_numbers(anchors.items)
 
     def item_vectors(self) -> Vectors | None:
         """The item vectors of the dense first stage, where there is one that has them all."""
         return self.first_stage("dense").vectors() if "dense" in self._first else None
 
+    @_cached
     def gaussian_model(self) -> GaussianModel:
         """The Gaussian of the anchor scores and item vectors: from compressed features where there are any."""
-        with self._lock:
-            if self._gaussian is None:
-                if self.is_compressed and self.home is not None:
-                    vectors, features = self.item_vectors(), read_features(self.home, self.anchors)
-                    embed_queries = vectors.embed_queries if vectors else None
-                    self._gaussian = GaussianModel(embed_queries=embed_queries, features=features, device=self._device)
-                else:
-                    self._gaussian = self.uncompressed_model(device=self._device)
-            return self._gaussian
+        if not self.is_compressed or self.home is None:
+            return self.uncompressed_model(device=self._device)
+        vectors, features = self.item_vectors(), read_features(self.home, self.anchors)
+        embed_queries = vectors.embed_queries if vectors else None
+        return GaussianModel(embed_queries=embed_queries, features=features, device=self._device)
 
     def rank_slopes(self, first: Any) -> RankSlopes | None:
-        """What the ranks of this first stage tell of scores, by the anchor queries; None without them or a stage."""
+        """How scores depend on the ranks of this first stage, learned from anchor queries; None without either."""
         if first is None or not self.anchors.anchor_queries:
             return None
         if (slopes := self._known_slopes(first)) is not None:
@@ -303,7 +308,7 @@ class Snapshot:
             return slopes
 
     def _known_slopes(self, first: Placed) -> RankSlopes | None:
-        # What cannot be a weak key is asked about its anchor queries again.
+        # Slopes of a stage that cannot be a weak key are learned anew for each search.
         with suppress(TypeError):
             return self._slopes.get(first.source)
         return None
@@ -315,59 +320,56 @@ class Snapshot:
             return GaussianModel(device=device)
         return GaussianModel(embeddings=vectors.all_rows(), embed_queries=vectors.embed_queries, device=device)
 
+    @_cached
     def embedding_regression(self) -> EmbeddingRegression:
         """The regression on the dense first stage's vectors; an error where there are none."""
-        with self._lock:
-            if self._regression is None:
-                vectors = self.item_vectors()
-                if vectors is None or vectors.embed_queries is None:
-                    raise InputError(
-                        "Method 'axn' predicts from a dual encoder's vectors of all items, and this index has no such "
-                        f"first stage; it has: {', '.join(self.first_stages)}. Build it with first=['dense'] and an "
-                        "encoder, or pass approximator=EmbeddingRegression(…)."
-                    )
-                # One copy for both; compressed features hold none.
-                shared = None if self.is_compressed else self.gaussian_model().embeddings
-                embeddings = vectors.all_rows() if shared is None else shared
-                self._regression = EmbeddingRegression(embeddings, embed_queries=vectors.embed_queries)
-            return self._regression
+        vectors = self.item_vectors()
+        if vectors is None or vectors.embed_queries is None:
+            raise InputError(
+                "Method 'axn' predicts from a dual encoder's vectors of all items, and this index has no such "
+                f"first stage; it has: {', '.join(self.first_stages)}. Build it with first=['dense'] and an "
+                "encoder, or pass approximator=EmbeddingRegression(…)."
+            )
+        # Both models share one copy; compressed features hold none.
+        shared = None if self.is_compressed else self.gaussian_model().embeddings
+        embeddings = vectors.all_rows() if shared is None else shared
+        return EmbeddingRegression(embeddings, embed_queries=vectors.embed_queries)
 
     def fusion(self, weight: float) -> Fusion:
         """How to blend the first stage into the final order with this weight."""
-        with self._lock:
-            # What is learned from the anchor scores is the same for every weight.
-            if self._fusion is None:
-                self._fusion = Fusion.fit(self.anchors, weight=1.0)
-            return replace(self._fusion, weight=weight)
+        return replace(self._unit_fusion(), weight=weight)
 
+    @_cached
+    def _unit_fusion(self) -> Fusion:
+        # What is learned from the anchor scores is the same for every weight.
+        return Fusion.fit(self.anchors, weight=1.0)
+
+    @_cached
     def relevance(self) -> Relevance | None:
-        """How to read the scores of this version: as stored with it, or by its anchor scores where that is quick."""
-        with self._lock:
-            if self._relevance is None:
-                here = self.engine is None and not self.is_compressed
-                self._relevance = (read_relevance(self.home, self.anchors, compute=here),)
-            return self._relevance[0]
+        """How to read the scores of this version: as stored with it, or from its anchor scores where that is quick."""
+        return read_relevance(self.home, self.anchors, compute=self.engine is None and not self.is_compressed)
 
     def set_relevance(self, relevance: Relevance) -> None:
         """Read the scores of this version like this from now on."""
         with self._lock:
-            self._relevance = (relevance,)
+            self._cache["relevance"] = relevance
 
     @property
     def tunings(self) -> tuple[Tuning, ...]:
         """What this version is tuned for, by k and budget."""
-        with self._lock:
-            if self._tunings is None:
-                queries = self.anchors.anchor_queries
-                self._tunings = () if self.home is None else read_tunings(self.home, anchor_queries=queries)
-            return self._tunings
+        return self._tunings()
 
     @tunings.setter
     def tunings(self, tunings: tuple[Tuning, ...]) -> None:
-        self._tunings = tunings
+        with self._lock:
+            self._cache["_tunings"] = tunings
+
+    @_cached
+    def _tunings(self) -> tuple[Tuning, ...]:
+        return () if self.home is None else read_tunings(self.home, anchor_queries=self.anchors.anchor_queries)
 
     def tuned(self, *, k: int, budget: int, first: str | None) -> Tuning | None:
-        """The tuning to search with: the nearest from the same first stage."""
+        """The tuning for about this k and budget from this first stage, the nearest; None where there is none."""
         return next((tuning for tuning in self._near(k, budget) if tuning.first == first), None)
 
     def chosen_first(self, *, k: int, budget: int, method: str) -> str:
@@ -376,9 +378,9 @@ class Snapshot:
         return next((first for first in near if first is not None and self._has(first)), self.default_first)
 
     def usual_calls(self, k: int, *, method: str) -> int:
-        """The budget of a search that names none: as judgements chose it for about this k, and never above the usual.
+        """The budget of a search that names none: the one that judgements chose for about this k, at most the usual.
 
-        A folder may come from anybody: it can lower what a search costs, and not raise it.
+        A folder may come from anybody: it can lower the cost of a search, and not raise it.
         """
         judged = [tuning for tuning in self.tunings if tuning.judged and method in JUDGED_METHODS]
         near = [one for one in judged if abs(math.log(one.k / k)) <= _FARTHEST]
@@ -386,15 +388,14 @@ class Snapshot:
         return min(max(k, chosen), USUAL_CALLS)
 
     def tuned_start(self, start: First, *, k: int, budget: int, method: str) -> tuple[First, tuple[str, ...]]:
-        """The start of a search, with what it leaves open as it is tuned; and the names of what was taken from there.
+        """The start of a search with its open options filled in from the tuning, and the names of these.
 
-        Judgements choose `fuse` and `pool` of searches from one first stage; these serve no other.
+        Judgements choose `fuse` and `pool` for one first stage, and no other uses them.
         """
+        taken: tuple[str, ...] = ()
         if start.stage is None:
             start = replace(start, stage=self.chosen_first(k=k, budget=budget, method=method))
             taken = ("first",) if start.stage != self.default_first else ()
-        else:
-            taken = ()
         if not isinstance(start.stage, str) or method not in JUDGED_METHODS:
             return start, taken
         stage = self.stage(start.stage)
@@ -404,7 +405,7 @@ class Snapshot:
         if start.fuse is None and tuning.judged.fuse:
             start, taken = replace(start, fuse=tuning.judged.fuse), (*taken, "fuse")
         if start.pool is None and tuning.judged.pool and method != "rerank":
-            # As many budgets as when it was chosen.
+            # In the same proportion to the budget as when it was chosen.
             pool = min(len(self.anchors.items), max(k, round(tuning.judged.pool * budget / tuning.budget)))
             start, taken = replace(start, pool=pool), (*taken, "pool")
         return start, taken
@@ -412,7 +413,7 @@ class Snapshot:
     def _near(self, k: int, budget: int) -> list[Tuning]:
         """The tunings whose k and budget are each within a factor of two, by |log k ratio| + |log budget ratio|.
 
-        One by judgements also serves the budgets between the one that it chose and the largest that it tried.
+        A tuning by judgements also serves the budgets between the one that it chose and the largest that it tried.
         """
         near = []
         for tuning in self.tunings:
@@ -439,7 +440,7 @@ class Snapshot:
         """Write this version to a new folder, with the first stages that can be saved."""
         cells = self.exact_cells()
         if cells is not None and not cells.all():
-            # In a new folder predicted scores would pass for the scorer's.
+            # In a new folder, predicted scores would be taken for the scorer's.
             raise InputError(f"Some scores of this index are predicted; copy its folder {self.home} instead.")
         save_table(self.anchors, path, card=card)
         for name in self._first:
@@ -448,7 +449,7 @@ class Snapshot:
                 save_first_stage(stage, path, name=name)
 
     def reread(self) -> None:
-        """Forget what was read from the folder, which has been written to."""
+        """Drop all caches, because the folder has been written to."""
         with self._learning, self._lock:
-            self._gaussian = self._regression = self._tunings = self._relevance = None
+            self._cache.clear()
             self._slopes.clear()

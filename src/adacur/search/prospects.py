@@ -19,10 +19,8 @@ from adacur.search.methods import Plan
 # Predictions in float32 that differ by less, relative to their height, differ by how they were rounded.
 ROUNDING = 1e-6
 
-# After as many scores of a query a first stage's weight of 1 is halved; larger weights fade sooner, smaller later.
+# After this many scores of a query, a first stage's weight of 1 is halved; larger weights fade sooner, smaller later.
 SCORES_THAT_TELL = 300
-
-
 # BLAS starts threads for longer vectors, which cost more than they save.
 _AT_A_TIME = 8192
 
@@ -30,9 +28,11 @@ _AT_A_TIME = 8192
 class Prospects(Protocol):
     """The items that may still be scored for one query, and which of them are the most promising.
 
-    The one place that asks about all items: arrays in memory, or an engine that holds their rows (`engine_search.py`).
-    A prediction is what the search was handed, whatever stands for a value per item there.
+    The one place that asks about all items: arrays in memory, a device, or an engine that holds their rows.
+    `candidates` are the first stage's positions, best first; `predicted` is what the approximation predicts.
     """
+
+    candidates: IntArray
 
     @property
     def n_left(self) -> int:
@@ -50,11 +50,11 @@ class Prospects(Protocol):
         ...
 
     def at_random(self, n: int, *, stream: int, without: IntArray) -> IntArray:
-        """At most n positions that nothing speaks for or against."""
+        """At most n positions, regardless of predictions."""
         ...
 
     def predictions(self, predicted: Any, positions: IntArray) -> FloatArray:
-        """What is predicted of these positions, before the first stage raises it."""
+        """The predictions for these positions, before the first stage raises them."""
         ...
 
     def scored(self, positions: IntArray) -> None:
@@ -66,8 +66,8 @@ class Prospects(Protocol):
         ...
 
     def items(self, positions: IntArray) -> tuple[Item, ...]:
-        """These items where positions mean nothing outside of this search; else none."""
-        ...
+        """These items, where positions mean nothing outside of this search; else none."""
+        return ()
 
 
 def raised_by(
@@ -75,26 +75,25 @@ def raised_by(
 ) -> FloatArray | None:
     """What a first stage adds to the predictions `values` of the items that it ranks; None for nothing.
 
-    The logarithm of the rank, in units of the predictions' standard deviation; less as a query's own scores come in.
+    The logarithm of the rank, in units of the predictions' standard deviation, fading as the query is scored.
     """
     if not first_weight or not len(values):
         return None
     with np.errstate(over="ignore", invalid="ignore"):
         height = abs(float(values[0]))
     if deviation <= ROUNDING * height:
-        # Predictions that are all alike say nothing: the first stage alone leads.
+        # Equal predictions say nothing: the first stage alone decides.
         deviation = max(1.0, height)
     unit = deviation / (1 / first_weight + n_scored / SCORES_THAT_TELL)
     return np.asarray(unit * RISE[ranks]) if np.isfinite(unit) else None
 
 
 @dataclass(slots=True, eq=False)
-class MemoryProspects:
-    """Prospects over a row of predictions per query, in memory or on a device.
+class MemoryProspects(Prospects):
+    """Prospects over a row of predictions in memory.
 
-    `unscored` marks the items that may still be scored, by `item_keys` they are told apart. `candidates` are the first
-    stage's positions, best first; `first_weight` is its weight beside the predictions, which fades as the query's own
-    scores come in, `n_scored` so far.
+    `unscored` marks the items that may still be scored. `first_weight` is the weight of the first stage beside the
+    predictions; it fades with `n_scored`.
     """
 
     unscored: BoolArray
@@ -105,22 +104,19 @@ class MemoryProspects:
 
     @property
     def n_left(self) -> int:
-        """How many items may still be scored."""
         return int(self.unscored.sum())
 
     def confine(self, pool: IntArray) -> None:
-        """Leave only these."""
+        """Only these may be scored."""
         self.unscored[:] = False
         self.unscored[pool] = True
 
     def from_first(self, n: int) -> IntArray:
-        """The first stage's best n that may still be scored, best first."""
         return self.candidates[self.unscored[self.candidates]][:n]
 
     def best(
         self, n: int, *, acquisition: Acquisition, stream: int, without: IntArray, predicted: FloatArray
     ) -> tuple[IntArray, FloatArray]:
-        """At most n unscored positions as `acquisition` chooses them, and the raised predictions."""
         raised = self._raised(predicted)
         positions = acquisition.choose(
             raised, unscored=self._left_without(without), n=n, keys=self.item_keys, stream=stream
@@ -128,26 +124,18 @@ class MemoryProspects:
         return positions, raised[positions]
 
     def at_random(self, n: int, *, stream: int, without: IntArray) -> IntArray:
-        """A uniform sample."""
         unscored = self._left_without(without)
         return Uniform().choose(np.empty(0), unscored=unscored, n=n, keys=self.item_keys, stream=stream)
 
     def predictions(self, predicted: FloatArray, positions: IntArray) -> FloatArray:
-        """The values there."""
         return np.asarray(predicted[positions])
 
     def scored(self, positions: IntArray) -> None:
-        """These were scored, and must not be again."""
         self.unscored[positions] = False
         self.n_scored += len(positions)
 
     def keys(self, positions: IntArray) -> KeyArray:
-        """The random keys of these items."""
         return self.item_keys[positions]
-
-    def items(self, positions: IntArray) -> tuple[Item, ...]:
-        """None: positions are those of the index."""
-        return ()
 
     def _left_without(self, without: IntArray) -> BoolArray:
         if len(without):
@@ -160,7 +148,6 @@ class MemoryProspects:
         return unscored
 
     def _raised(self, predicted: FloatArray) -> FloatArray:
-        """Predictions, with what the first stage adds to them."""
         known = self.candidates[:RANKS_THAT_COUNT]
         if not self.first_weight or not len(known):
             return predicted
@@ -191,6 +178,10 @@ def _deviation(values: FloatArray) -> float:
 
 
 def memory_prospects(plan: Plan, candidates: Sequence[IntArray], allowed: BoolArray) -> list[MemoryProspects]:
-    """The prospects of several queries, of whose items `allowed` may be scored."""
-    keys = plan.items.keys if plan.keys is None else plan.keys
-    return [MemoryProspects(allowed.copy(), keys, some, plan.first_weight) for some in candidates]
+    """The prospects of several queries; only the `allowed` items may be scored."""
+    return [MemoryProspects(allowed.copy(), keys_of(plan), some, plan.first_weight) for some in candidates]
+
+
+def keys_of(plan: Plan) -> KeyArray:
+    """The random keys of a plan's items."""
+    return plan.items.keys if plan.keys is None else plan.keys

@@ -1,4 +1,4 @@
-"""Logged searches as further anchor queries: what they scored is exact, the rest is predicted."""
+"""Logged searches as further anchor queries: their scores are exact, the rest is predicted."""
 
 from __future__ import annotations
 
@@ -26,19 +26,24 @@ from adacur.search.search_log import LOGGED, SearchLog, text_digest
 LIMIT = 500
 # With fewer scores, nearly all of a query's column would be predicted.
 _FEWEST_SCORED = 20
-# Unseen items that a search's lowest score is assumed of, per scored item: as many as a sparse build draws.
+# Unseen items that are assumed to have a search's lowest score, per scored item: as many as a sparse build draws.
 _ASSUMED = 0.1
-# Complete anchor queries that tell more of unseen items than such an assumption.
+# With this many complete anchor queries, no such assumption is needed.
 _ENOUGH = 20
 _AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Refreshed:
-    """What became of a log. Of its `queries`, each counted once, `added` are anchor queries now; `known` were already,
-    `updated` of these with other scores than now, `too_few` had too few scores for items that are still as they were,
-    `beyond_limit` were left out, and `other_scorer` were scored only by others than that of the index. `new_ids` are
-    those of the anchor queries added. `dropped` were made of searches before, and are no anchor queries any more.
+    """What a refresh did with a log. Its `queries`, each counted once, are divided into:
+
+    - `added`: anchor queries now, with the ids `new_ids`;
+    - `known`: anchor queries before, of which `updated` got more scores;
+    - `too_few`: too few scores for items that are still unchanged;
+    - `beyond_limit`: left out by `limit`;
+    - `other_scorer`: scored only by scorers other than that of the index.
+
+    `dropped` anchor queries were made from earlier searches and removed; `anchors` counts those there are now.
     """
 
     queries: int
@@ -55,7 +60,7 @@ class Refreshed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Paid:
-    """The scores that were paid for a query, all its searches together, by position."""
+    """The paid scores of a query, from all its searches, by position."""
 
     query: Query
     at: float
@@ -76,16 +81,16 @@ def refresh(
 ) -> Refreshed:
     """Turn logged searches into anchor queries of the index in a folder; no scorer is called.
 
-    At most `limit` anchor queries come from logs: those with most scores first, then the newest. What others leave
-    unscored is predicted anew for all of them. Scores are used only for items whose text is still the one that was
-    scored. Searches by another scorer are left out; a log of nothing else is refused. An index without anchor queries
-    becomes that of the scorer with this `card`, by default the one of the newest search.
+    At most `limit` anchor queries come from logs: those with most scores first, then the newest. Their missing scores
+    are predicted anew. Scores count only for items whose text is unchanged. Searches by another scorer are left out; a
+    log of nothing else is refused. An index without anchor queries becomes that of the scorer with this `card`, by
+    default that of the newest search.
 
-    - `mirror`: drop anchor queries made of searches that the log holds no more;
-    - `encoder`, `trust`: those of `load`; `first` gives the first stages of a version in their place.
+    - `mirror`: drop anchor queries made from searches that the log no longer holds;
+    - `encoder`, `trust`: those of `load`; `first` gives the first stages of a version instead.
     """
     if limit < 1 or fewest_scored < 1:
-        raise InputError(f"limit and fewest_scored count from 1; got {limit} and {fewest_scored}.")
+        raise InputError(f"limit and fewest_scored must be at least 1; got {limit} and {fewest_scored}.")
     if not isinstance(log, SearchLog):
         if not Path(log).is_file():
             raise InputError(f"There is no search log {log}. Searches write one with log=FILE, or --log FILE.")
@@ -94,7 +99,7 @@ def refresh(
         folder = update.current
         of_index = folder.manifest.scorer
         if not folder.anchor_queries:
-            # It holds nobody's scores.
+            # It holds no scores, so any scorer's will do.
             of_index = card or log.newest_card() or of_index
         paid, others = _paid_for(log, of_index, folder.items)
         if others and not paid:
@@ -106,14 +111,13 @@ def refresh(
         before = _made_before(folder)
         given = [query for query in folder.anchor_queries if query.id not in before]
         there = {query.text for query in given} | {query.id for query in given}
-        own = {one.query.id: one for one in paid if one.query.text not in there and one.query.id not in there}
-        known = len(paid) - len(own) + len(own.keys() & before.keys())
+        logged = {one.query.id: one for one in paid if one.query.text not in there and one.query.id not in there}
+        known = len(paid) - len(logged) + len(logged.keys() & before.keys())
         if not mirror:
-            own = {
-                id_: replace(one, scores={**one.scores, **own[id_].scores}, at=own[id_].at) if id_ in own else one
-                for id_, one in before.items()
-            } | {id_: one for id_, one in own.items() if id_ not in before}
-        enough = [one for one in own.values() if len(one.scores) >= fewest_scored or one.query.id in before]
+            for id_, old in before.items():
+                new = logged.get(id_, old)
+                logged[id_] = replace(old, scores=old.scores | new.scores, at=new.at)
+        enough = [one for one in logged.values() if len(one.scores) >= fewest_scored or one.query.id in before]
         chosen = sorted(enough, key=lambda one: (-len(one.scores), -one.at, one.query.id))[:limit]
         ids = {one.query.id for one in chosen}
         new_ids = tuple(one.query.id for one in chosen if one.query.id not in before)
@@ -137,7 +141,7 @@ def refresh(
             queries=len(paid) + len(others),
             added=len(new_ids),
             known=known,
-            too_few=len(own) - len(enough),
+            too_few=len(logged) - len(enough),
             beyond_limit=len(enough) - len(chosen),
             other_scorer=len(others),
             anchors=len(given) + len(chosen),
@@ -152,8 +156,8 @@ def complete_searches(
 ) -> tuple[FloatArray, BoolArray]:
     """Scores of every item for queries that were scored at some positions, and which of them are exact.
 
-    Both have shape (queries, items). Where the index has enough anchor queries that are `complete`, the others are what
-    a search predicts from these and its scores; else all queries are completed together, from the items' vectors.
+    Both have shape (queries, items). With enough `complete` anchor queries, missing scores are predicted as a search
+    would from these and its scores; else all queries are completed together, from the items' vectors.
     """
     if len(complete.anchors.anchor_queries) >= _ENOUGH:
         values = _as_searches_predict(complete, queries, positions, scores)
@@ -181,8 +185,8 @@ def _as_searches_predict(
 def _together(
     complete: Snapshot, queries: Sequence[Query], positions: Sequence[IntArray], scores: Sequence[FloatArray]
 ) -> FloatArray:
-    """As a sparse index is completed. A search scores the best that it can find, so that nothing it scored stands for
-    the rest: some of these, drawn at random, are taken to score as its worst.
+    """As a sparse index is completed. A search scores the best items that it can find, which do not represent the rest:
+    some of the rest, drawn at random, are assumed to score as low as its worst.
     """
     items, scored = complete.anchors.items, []
     for query, where, exact in zip(queries, positions, scores, strict=True):
@@ -190,7 +194,7 @@ def _together(
         n_assumed = min(n_left, max(1, round(_ASSUMED * len(where))))
         draws = uniform(stream_key(0, "logged", query.id), items.keys)
         draws[where] = -np.inf
-        drawn = best_positions(draws, n_assumed, keys=items.keys) if n_assumed else np.empty(0, dtype=np.intp)
+        drawn = best_positions(draws, n_assumed, keys=items.keys)
         weights = np.append(np.ones(len(where)), np.full(n_assumed, n_left / max(1, n_assumed)))
         worst = np.full(n_assumed, exact.min())
         scored.append(ScoredItems(np.append(where, drawn), np.append(exact, worst), weights))
@@ -203,36 +207,34 @@ def _together(
 
 
 def _complete(folder: IndexFolder, logged: Collection[str]) -> AnchorTable:
-    """The index without the anchor queries that were made of logged searches."""
+    """The index without the anchor queries made from logged searches."""
     columns = [column for column, query in enumerate(folder.anchor_queries) if query.id not in logged]
     if not columns:
         return AnchorTable.of_items(folder.items)
     queries = tuple(folder.anchor_queries[column] for column in columns)
-    # As it is where it can be: the whole matrix is read for the model anyway.
+    # No copy if none is left out: the model reads the whole matrix anyway.
     matrix = folder.matrix if not logged else np.ascontiguousarray(folder.matrix[:, columns])
     return AnchorTable(folder.items, queries, matrix)
 
 
 def _made_before(folder: IndexFolder) -> dict[str, _Paid]:
-    """The anchor queries that were made of logged searches, with their exact scores, by their ids."""
+    """The anchor queries made from logged searches, with their exact scores, by id."""
     complete = folder.exact_anchors()
-    columns = {
-        query.id: column
+    columns = [
+        column
         for column, query in enumerate(folder.anchor_queries)
         if query.id.startswith(LOGGED) and not complete[column]
-    }
-    cells = folder.exact_cells() if columns else None
-    made = {}
-    for id_, column in columns.items():
+    ]
+    cells, made = folder.exact_cells() if columns else None, {}
+    for column in columns:
         assert cells is not None
-        rows = np.flatnonzero(cells[:, column])
-        scores = dict(zip(rows.tolist(), folder.matrix[rows, column].tolist(), strict=True))
-        made[id_] = _Paid(folder.anchor_queries[column], 0.0, scores)
+        rows, query = np.flatnonzero(cells[:, column]), folder.anchor_queries[column]
+        made[query.id] = _Paid(query, 0.0, dict(zip(rows.tolist(), folder.matrix[rows, column].tolist(), strict=True)))
     return made
 
 
 def _described(card: ScorerCard | None, other: ScorerCard | None) -> str:
-    """The name of a scorer, and wherein it differs from another."""
+    """The name of a scorer, and how it differs from another."""
     if card is None:
         return "an unknown scorer"
     others = asdict(other) if other else {}
@@ -242,24 +244,19 @@ def _described(card: ScorerCard | None, other: ScorerCard | None) -> str:
 
 
 def _may_be_one(card: ScorerCard, other: ScorerCard) -> bool:
-    """Whether nothing on two cards tells their scorers apart."""
-    # A name says little where there are weights, and everything where there are none.
-    names = (None, None) if card.weights else (card.name, other.name)
-    cards = [replace(of, name=name or "", source=None) for of, name in zip((card, other), names, strict=True)]
-    # Cards of before say nothing of these.
-    if None in (card.settings, other.settings):
-        cards = [replace(of, settings=None) for of in cards]
-    if None in (card.arithmetic, other.arithmetic):
-        cards = [replace(of, arithmetic=None) for of in cards]
-    return cards[0] == cards[1]
+    """Whether two cards may belong to the same scorer."""
+    # Cards of earlier versions lack some fields. The name counts only where there are no weights to compare.
+    lacking = [what for what in ("settings", "arithmetic") if None in (getattr(card, what), getattr(other, what))]
+    left_out = {"source", *lacking, *(["name"] if card.weights else [])}
+    return all(value == getattr(other, what) for what, value in asdict(card).items() if what not in left_out)
 
 
 def _paid_for(
     log: SearchLog, card: ScorerCard | None, items: StoredItems | PartItems
 ) -> tuple[list[_Paid], dict[str, ScorerCard]]:
-    """What this scorer scored for each query, and the texts of queries that only others scored, with their cards.
+    """The scores by this scorer for each query, and the texts of queries that only others scored, with their cards.
 
-    Scores count for items that are still there with the text that was scored.
+    Scores count only for items that still have the text that was scored.
     """
     paid: dict[str, _Paid] = {}
     others: dict[str, ScorerCard] = {}

@@ -1,7 +1,7 @@
-"""What a score says of an answer: its place among the anchor queries' best scores, or what judges thought of such hits.
+"""What a score says about an answer: its rank among the anchor queries' best scores, or how judges saw such hits.
 
-Both are stored in the index folder, and read from there. Without judgements nobody knows what is relevant: `relevance`
-is then the share of anchor queries whose best item scores lower, which is a place and not a probability.
+Both are stored in the index folder. Without judgements `relevance` is the share of anchor queries whose best item
+scores lower, which is a rank and not a probability.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from adacur.core.protocols import AnchorScores
 from adacur.core.records import Query
 from adacur.data.stored import read_record, read_versioned
 from adacur.index import IndexFolder
-from adacur.index.database import digest_texts
+from adacur.search.tuned import anchors_digest
 
 RELEVANCE = "relevance.json"
 ANSWERED, DOUBTFUL, NOTHING_FOUND = "answered", "doubtful", "nothing found"
-# Of questions that have no answer this share may pass for answered, and of those that have one, for nothing found.
+# The share of questions without an answer that may pass for answered, and of others that may pass for nothing found.
 ERRORS = 0.1
-# With fewer anchor queries, a share of them says next to nothing.
+# A share of fewer anchor queries says next to nothing.
 FEWEST_ANCHORS = 20
 _TYPE, _FORMAT = "adacur_relevance", 1
 _MOST_KNOTS = 256
 # Products of these are still finite.
 _LARGEST = 1e100
-# Scores are read through for it once where they were not stored: a second at most.
+# Where relevance is not stored, it is computed from at most this many scores, which takes a second.
 _MOST_SCORES = 100_000_000
 _ITEMS_AT_ONCE = 8192
 
@@ -42,7 +42,7 @@ class Calibration:
     """The chance that a hit is judged relevant: logistic in the rarity of its score and the logarithm of its rank.
 
     `scores` and `rarities` are the knots of the index's `ScoreScale`. It was fitted to the hits of `queries` judged
-    queries; `error` is the expected calibration error on those that did not fit it, each half by the other.
+    queries; `error` is the expected calibration error, each half of them by a fit to the other.
     """
 
     scores: tuple[float, ...]
@@ -54,7 +54,6 @@ class Calibration:
     error: float
 
     def __post_init__(self) -> None:
-        """Refuse what would not rise with the score and fall with the rank."""
         numbers = (*self.scores, *self.rarities, self.constant, self.per_rarity, self.per_log_rank)
         if max(map(abs, numbers)) > _LARGEST:
             raise ValueError(f"a number is larger than {_LARGEST:g}, so chances could not be computed")
@@ -64,7 +63,7 @@ class Calibration:
             raise ValueError("the chance of being relevant must rise with the score and fall with the rank")
 
     def chances(self, scores: FloatArray, ranks: FloatArray) -> FloatArray:
-        """Of hits with these scores at these ranks, counted from 1."""
+        """The chances of hits with these scores at these ranks, counted from 1."""
         rarities = ScoreScale(np.array(self.scores), np.array(self.rarities)).rarity(scores)
         odds = self.constant + self.per_rarity * rarities + self.per_log_rank * np.log(ranks)
         return np.asarray(1 / (1 + np.exp(-np.clip(odds, -500, 500))))
@@ -74,10 +73,10 @@ class Calibration:
 class Relevance:
     """How to read the scores of an index.
 
-    `best` are the best scores of its anchor queries, ascending; of a pseudo-query, leaving its own item out. From the
-    score `answered` up, a question counts as answered, below `nothing` as one without an answer: `ERRORS` of the
-    queries without their relevant items (without judgements, without their best item) reach the one, and as many of
-    those that have them stay below the other.
+    `best` are the best scores of its anchor queries, ascending, without a pseudo-query's own item. A question whose
+    best score reaches `answered` counts as answered, one below `nothing` as without an answer. They are chosen so that
+    a share of `ERRORS` is wrong: of queries without their relevant items (lacking judgements, without their best item)
+    for the one, of queries with them for the other.
     """
 
     best: tuple[float, ...]
@@ -86,13 +85,12 @@ class Relevance:
     calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be read off."""
         if len(self.best) < 2 or bool((np.diff(self.best) < 0).any()) or self.nothing > self.answered:
             raise ValueError("best scores must ascend, and nothing must not exceed answered")
 
     @classmethod
     def of_anchors(cls, anchors: AnchorScores) -> Relevance | None:
-        """By the scores that anchor queries have; None where too few were scored against every item."""
+        """From the anchor scores; None where too few anchor queries were scored against every item."""
         exact = anchors.exact_anchors() if isinstance(anchors, IndexFolder) else None
         columns = np.arange(len(anchors.anchor_queries)) if exact is None else np.flatnonzero(exact)
         if len(columns) < FEWEST_ANCHORS or len(anchors.items) < 3:
@@ -101,17 +99,17 @@ class Relevance:
         for block in _blocks(anchors):
             both = np.concatenate([top, block[:, columns]])
             top = np.partition(both, (-3, -2, -1), axis=0)[-3:]
-        # Nobody asks in the very words of an item, as pseudo-queries do: theirs is left out.
+        # Nobody asks in the very words of an item, as pseudo-queries do: their own item is left out.
         best = np.array([1 if anchors.anchor_queries[at].id.startswith("pq-") else 2 for at in columns.tolist()])
         every = np.arange(len(columns))
         return cls.by(best=top[best, every], without=top[best - 1, every])
 
     @classmethod
     def by(cls, *, best: FloatArray, without: FloatArray, calibration: Calibration | None = None) -> Relevance:
-        """By the best scores of queries, and by what these are without the items that answer them."""
+        """From the best scores of queries, with and `without` the items that answer them."""
         answered, nothing = float(np.quantile(without, 1 - ERRORS)), float(np.quantile(best, ERRORS))
         if answered < nothing:
-            # The two are told apart so well that nothing is doubtful.
+            # The two are so far apart that nothing is doubtful.
             answered = nothing = (answered + nothing) / 2
         ascending = np.sort(np.asarray(best, dtype=np.float64))
         if len(ascending) > _MOST_KNOTS:
@@ -120,14 +118,13 @@ class Relevance:
 
     @property
     def source(self) -> str:
-        """What `of` goes by: "judgements" (a probability) or "anchors" (a share of anchor queries)."""
+        """What `of` is based on: "judgements" (a probability) or "anchors" (a share of anchor queries)."""
         return "anchors" if self.calibration is None else "judgements"
 
     def of(self, scores: FloatArray) -> FloatArray:
-        """Between 0 and 1, for hits with these scores, best first.
+        """The relevance of hits with these scores, best first, from 0 to 1.
 
-        By judgements: the chance to be judged relevant. By anchors: the share of anchor queries whose best item scores
-        lower.
+        By judgements the chance to be judged relevant, else the share of anchor queries whose best item scores lower.
         """
         scores = np.asarray(scores, dtype=np.float64)
         if self.calibration is not None:
@@ -135,13 +132,13 @@ class Relevance:
         return np.asarray(np.searchsorted(self.best, scores, side="left") / len(self.best))
 
     def verdict(self, scores: FloatArray) -> str:
-        """On a question whose hits have these scores."""
+        """Whether a question whose hits have these scores is answered."""
         best = float(np.max(scores)) if len(scores) else -np.inf
         return ANSWERED if best >= self.answered else NOTHING_FOUND if best < self.nothing else DOUBTFUL
 
 
 def check_floors(min_relevance: float | None, min_score: float | None, relevance: Relevance | None) -> None:
-    """Refuse floors that mean nothing."""
+    """Refuse floors that cannot be applied."""
     for name, value in (("min_relevance", min_relevance), ("min_score", min_score)):
         is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
         if value is not None and not (is_number and np.isfinite(value)):
@@ -161,7 +158,7 @@ def check_floors(min_relevance: float | None, min_score: float | None, relevance
 def above_floors(
     scores: FloatArray, relevance: FloatArray | None, *, min_relevance: float | None, min_score: float | None
 ) -> BoolArray:
-    """Which hits are above the floors."""
+    """Which hits reach the floors."""
     kept = np.ones(len(scores), dtype=np.bool_)
     if min_score is not None:
         kept &= scores >= min_score
@@ -171,16 +168,15 @@ def above_floors(
 
 
 def verdict_on(scores: FloatArray, relevance: Relevance | None) -> str | None:
-    """On the hits that are left; None where nothing tells what their scores mean."""
+    """The verdict on the hits that are left; None where nothing tells what their scores mean."""
     if relevance is not None:
         return relevance.verdict(scores)
     return None if len(scores) else NOTHING_FOUND
 
 
 def read_relevance(folder: Path | None, anchors: AnchorScores, *, compute: bool = True) -> Relevance | None:
-    """As stored in an index folder for these anchor queries; else computed where that is quick, or None."""
-    stored = None if folder is None else _stored(folder / RELEVANCE, anchors.anchor_queries)
-    if stored is not None:
+    """The relevance stored in an index folder for these anchor queries; else computed where that is quick, or None."""
+    if folder is not None and (stored := _stored(folder / RELEVANCE, anchors.anchor_queries)) is not None:
         return stored
     if not compute or len(anchors.items) * len(anchors.anchor_queries) > _MOST_SCORES:
         return None
@@ -189,7 +185,7 @@ def read_relevance(folder: Path | None, anchors: AnchorScores, *, compute: bool 
 
 def as_stored(relevance: Relevance, *, anchor_queries: Sequence[Query]) -> str:
     """The text of the file that `read_relevance` reads."""
-    data = {"type": _TYPE, "format": _FORMAT, "anchors_digest": _digest(anchor_queries)}
+    data = {"type": _TYPE, "format": _FORMAT, "anchors_digest": anchors_digest(anchor_queries)}
     return json.dumps(data | {"relevance": asdict(relevance)}, indent=1)
 
 
@@ -198,7 +194,7 @@ def _stored(file: Path, anchor_queries: Sequence[Query]) -> Relevance | None:
         without = "relevance then follows from the anchor scores"
         data = read_versioned(file, type_=_TYPE, newest=_FORMAT, without=without)
         relevance = read_record(Relevance, data["relevance"])
-        return relevance if str(data["anchors_digest"]) == _digest(anchor_queries) else None
+        return relevance if str(data["anchors_digest"]) == anchors_digest(anchor_queries) else None
     except FileNotFoundError:
         return None
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
@@ -206,10 +202,6 @@ def _stored(file: Path, anchor_queries: Sequence[Query]) -> Relevance | None:
             f"{file} does not hold what adacur writes ({error}). Remove it: relevance then follows from the anchor "
             f"scores, until `adacur tune {file.parent}` has been run again."
         ) from error
-
-
-def _digest(anchor_queries: Sequence[Query]) -> str:
-    return digest_texts((query.id, query.text) for query in anchor_queries)
 
 
 def _blocks(anchors: AnchorScores) -> Iterator[FloatArray]:

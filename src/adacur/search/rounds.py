@@ -1,4 +1,4 @@
-"""The loop of rounds: any number of searches step together, with one scorer call a step.
+"""The loop of rounds: any number of searches step together, with one scorer call per step.
 
 rounds = Rounds()
 search = rounds.join(plan, queries, k)
@@ -34,24 +34,24 @@ from adacur.core.scores import PairsAt, joined_pairs, score_pairs
 from adacur.first_stages import Placed
 from adacur.scorers.calling import ascore
 from adacur.search.adaptive import LockStep
-from adacur.search.device_search import DeviceLockStep, chooses_on_device
+from adacur.search.device_search import DeviceLockStep, chooses_on_device, device_prospects
 from adacur.search.engine_items import EngineWarning
 from adacur.search.engine_search import begin_in_engine
 from adacur.search.filters import allowed_by
 from adacur.search.fusion import LISTED, listed_by
 from adacur.search.methods import Plan
-from adacur.search.paying import Payments
 from adacur.search.prospects import memory_prospects
 from adacur.search.relevance import above_floors, verdict_on
 from adacur.search.sharing import Sharing
+from adacur.search.spending import Payments
 
-# Queries that move together share memory: their predictions, the pairs of one scorer call, and what an
-# approximation holds of the covariance of the scored items and of the first stages' ranks.
+# Limits of what queries that move together hold in memory: predictions, the pairs of one scorer call, covariances of
+# scored items, and the first stages' ranks.
 _PREDICTIONS_AT_ONCE = 50_000_000
 _PAIRS_AT_ONCE = 200_000
 _SQUARES_AT_ONCE = 25_000_000
 _RANKS_AT_ONCE = 5_000_000
-# With fewer queries a device has too little to do for half of them.
+# Half of fewer queries would not keep a device busy.
 _WORTH_HALVING = 64
 
 
@@ -62,29 +62,27 @@ def search(plan: Plan, queries: Sequence[Query | str], k: int, *, started: float
     """
     started = time.monotonic() if started is None else started
     queries = as_queries(queries)
-    if len(queries) >= _WORTH_HALVING and getattr(plan.scorer, "works_aside", False):
-        # While the device scores one half's pairs, this processor chooses the other half's.
-        halves = queries[: len(queries) // 2], queries[len(queries) // 2 :]
-        with ThreadPoolExecutor(len(halves)) as threads, _setting(given_up := threading.Event()):
-            answers = threads.map(lambda half: _searched(plan, half, k, started=started, given_up=given_up), halves)
-            return [hits for of_half in answers for hits in of_half]
-    return _searched(plan, queries, k, started=started, given_up=threading.Event())
+    given_up = threading.Event()
 
+    def answers(some: Sequence[Query | str]) -> list[Hits]:
+        with _setting(given_up):
+            rounds = Rounds()
+            joined = rounds.join(plan, some, k, started=started)
+            while not given_up.is_set() and rounds.step():
+                pass
+            return joined.hits()
 
-def _searched(
-    plan: Plan, queries: Sequence[Query | str], k: int, *, started: float, given_up: threading.Event
-) -> list[Hits]:
-    with _setting(given_up):
-        rounds = Rounds()
-        joined = rounds.join(plan, queries, k, started=started)
-        while not given_up.is_set() and rounds.step():
-            pass
-        return joined.hits()
+    if len(queries) < _WORTH_HALVING or not getattr(plan.scorer, "works_aside", False):
+        return answers(queries)
+    # While the device scores one half's pairs, this processor chooses the other half's.
+    half = len(queries) // 2
+    with ThreadPoolExecutor(2) as threads, _setting(given_up):
+        return [hits for some in threads.map(answers, (queries[:half], queries[half:])) for hits in some]
 
 
 @contextmanager
 def _setting(given_up: threading.Event) -> Iterator[None]:
-    """An error inside, or Ctrl-C, ends the other half too: nobody would read its answer, and its calls cost."""
+    """An error or Ctrl-C ends the other half too: nobody would read its answer, and its calls cost."""
     try:
         yield
     except BaseException:
@@ -104,10 +102,7 @@ def search_iter(plan: Plan, query: Query | str, k: int, *, started: float | None
 
 
 async def asearch(plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None) -> list[Hits]:
-    """Like `search`, without holding up the event loop: all but waiting happens in threads.
-
-    The trace's scorer seconds are then the time waited for the scores, in a batch shared with others too.
-    """
+    """Like `search`, without blocking the event loop. The trace's scorer seconds then count the wait for the scores."""
     rounds = Rounds()
     joined = await asyncio.to_thread(rounds.join, plan, queries, k, started=started)
     while await rounds.astep():
@@ -118,7 +113,7 @@ async def asearch(plan: Plan, queries: Sequence[Query | str], k: int, *, started
 async def asearch_iter(
     plan: Plan, query: Query | str, k: int, *, started: float | None = None
 ) -> AsyncGenerator[Hits, None]:
-    """Like `search_iter`, without holding up the event loop."""
+    """Like `search_iter`, without blocking the event loop."""
     rounds = Rounds()
     joined = await asyncio.to_thread(rounds.join, plan, [query], k, started=started)
     goes_on = True
@@ -130,9 +125,9 @@ async def asearch_iter(
 
 @dataclass(slots=True, eq=False)
 class Rounds:
-    """Searches that step together. They may join at any time, from any thread, and take part in the next step.
+    """Searches with one scorer that step together. They may join at any time, from any thread.
 
-    All must have the same scorer. `step` and `astep` are called by one caller at a time.
+    `step` and `astep` must be called by one caller at a time.
     """
 
     _scorer: Scorer | None = None
@@ -143,8 +138,7 @@ class Rounds:
     def join(self, plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None) -> JoinedSearch:
         """Begin a search for these queries: asks the first stage, and calls no scorer.
 
-        `started` is when, by `time.monotonic()`, the plan's deadline began to run: by default, now. A plan may be
-        joined many times.
+        `started` is the `time.monotonic()` at which the plan's deadline began to run: by default, now.
         """
         if self._scorer is not None and plan.scorer is not self._scorer:
             raise InputError("Searches that step together must have the same scorer; this one has another.")
@@ -155,19 +149,18 @@ class Rounds:
 
     def step(self) -> bool:
         """Score the next pairs of every search in one call; False when all searches have ended."""
-        shares = self._next_shares()
+        shares, pairs = self._next_pairs()
         if not shares:
             return False
         assert self._scorer is not None
-        pairs = _pairs(shares, self._scorer)
         started = time.monotonic()
         scores = score_pairs(self._scorer, pairs)
         self._accept(shares, scores, time.monotonic() - started)
         return True
 
     async def astep(self) -> bool:
-        """Like `step`, without holding up the event loop."""
-        # A round of a large collection takes many milliseconds: it never pays to ask whether a hop to a thread does.
+        """Like `step`, without blocking the event loop."""
+        # Always in a thread: a round of a large collection takes many milliseconds.
         shares, pairs = await asyncio.to_thread(self._next_pairs)
         if not shares:
             return False
@@ -178,11 +171,11 @@ class Rounds:
         return True
 
     def _next_pairs(self) -> tuple[list[_Share], Sequence[Pair]]:
-        shares = self._next_shares()
-        return shares, _pairs(shares, self._scorer)
+        shares, by_position = self._next_shares(), hasattr(self._scorer, "score_at")
+        return shares, joined_pairs([search.next_pairs(n, by_position=by_position) for search, n in shares])
 
     def _next_shares(self) -> list[_Share]:
-        """How many pairs of each search the next call has: all that wait, or what the tightest deadline affords."""
+        """How many pairs of each search are in the next call: all that wait, or what the tightest deadline affords."""
         while self._arriving:
             self._under_way.append(self._arriving.popleft())
         while True:
@@ -197,18 +190,16 @@ class Rounds:
 
     def _accept(self, shares: Sequence[_Share], scores: FloatArray, seconds: float) -> None:
         self._sharing.note(len(scores), seconds)
-        start = 0
-        for search, n in shares:
-            end = start + n
-            search.accept(scores[start:end], seconds=seconds * n / len(scores))
-            start = end
+        parts = np.split(scores, np.cumsum([n for _, n in shares])[:-1])
+        for (search, n), part in zip(shares, parts, strict=True):
+            search.accept(part, seconds=seconds * n / len(scores))
 
 
 class JoinedSearch:
     """A search that takes part in `Rounds`. Its queries move in groups that fit into memory, one after another.
 
-    `waiting` are the pairs of this round that have no score yet, as (query, rank). `has_news` says that a round has
-    ended since `hits` were last read.
+    `steps` are the searches of the current group. `waiting` are the unscored pairs of this round, as (query, rank).
+    `has_news`: a round has ended since `hits` were last read.
     """
 
     def __init__(self, plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None) -> None:
@@ -220,11 +211,10 @@ class JoinedSearch:
         self._plan = plan
         self._k = k
         everyone, n_items = as_queries(queries), len(plan.items)
-        # Without a filter one value seen many times: it takes no memory. An engine filters by itself.
-        unfiltered = np.broadcast_to(np.True_, n_items)
-        unfiltered_here = plan.filter is None or plan.engine is not None
-        self._allowed = unfiltered if unfiltered_here else allowed_by(plan.filter, plan.items)
-        self._items_at = plan.items.at
+        # A broadcast value takes no memory. An engine filters by itself.
+        self._allowed: BoolArray = np.broadcast_to(np.True_, n_items)
+        if plan.filter is not None and plan.engine is None:
+            self._allowed = allowed_by(plan.filter, plan.items)
         calls = min(plan.calls, n_items)
         limits = [_PAIRS_AT_ONCE // calls]
         if plan.engine is None:
@@ -235,7 +225,7 @@ class JoinedSearch:
             limits.append(_RANKS_AT_ONCE // (plan.first.n_stages * min(RANKS_THAT_COUNT, n_items)))
         together = max(1, min(limits))
         self._groups = deque(everyone[start : start + together] for start in range(0, len(everyone), together))
-        self._has_left = not everyone
+        self._has_ended = not everyone
         self._finished: list[Hits] = []
         self._hits: list[Hits] = []
         self.has_news = False
@@ -243,25 +233,16 @@ class JoinedSearch:
             self._begin(self._groups.popleft())
 
     def _begin(self, queries: list[Query]) -> None:
-        """Ask the first stage for the candidates of a group, and let its searches begin."""
-        plan = self._plan
+        """Ask the first stage for the candidates of a group, and begin its searches."""
         before = time.monotonic()
-        if plan.engine is not None:
-            begun = begin_in_engine(plan, queries, self._k)
-            self._steps: LockStep = begun.steps
-            self._candidates, self._items_at = begun.candidates, begun.items.at
-            self._first_scores: list[FloatArray] = [one.scores for one in begun.rankings if plan.fuse]
+        self.steps: LockStep
+        if self._plan.engine is not None:
+            self.steps, self._first_scores = begin_in_engine(self._plan, queries, self._k)
         else:
-            self._begin_in_memory(queries)
+            self.steps, self._first_scores = _begin_in_memory(self._plan, queries, self._k, self._allowed)
         self._payments: Payments | None = None
-        if plan.spending is not None:
-            self._payments = Payments(
-                plan,
-                self._steps.searches,
-                candidates=self._candidates,
-                items_at=self._items_at,
-                refuses=not self._finished,
-            )
+        if self._plan.spending is not None:
+            self._payments = Payments(self._plan, self.steps, refuses=not self._finished)
         self._first_seconds = time.monotonic() - before
         self._positions: list[IntArray] = []
         self._scores: list[list[float]] = []
@@ -269,35 +250,10 @@ class JoinedSearch:
         self._round_seconds = 0.0
         self.waiting: list[tuple[int, int]] = []
         # A search that scores nothing has an answer all the same.
-        self.has_news = not self._steps.goes_on
-
-    def _begin_in_memory(self, queries: list[Query]) -> None:
-        plan, approximation = self._plan, None
-        self._candidates, answers, lists = _candidates(plan, queries, self._allowed)
-        self._first_scores = [listed_by(answer, allowed=self._allowed)[1] for answer in answers if plan.fuse]
-        if plan.approximator is not None and plan.anchors is not None:
-            ranks = {"ranks": lists} if plan.uses_ranks else {}
-            approximation = plan.approximator.begin(plan.anchors, queries, **ranks)
-        if approximation is not None and chooses_on_device(plan, approximation):
-            self._steps = DeviceLockStep(
-                plan,
-                queries,
-                self._k,
-                candidates=self._candidates,
-                allowed=self._allowed,
-                approximation=approximation,
-            )
-            return
-        self._steps = LockStep(
-            plan,
-            queries,
-            self._k,
-            prospects=memory_prospects(plan, self._candidates, self._allowed),
-            approximation=approximation,
-        )
+        self.has_news = not self.steps.goes_on
 
     def payable(self, n: int) -> int:
-        """How many of the next n pairs can be paid where a call has these alone; a query that cannot pay ends here."""
+        """How many of the next n pairs can be paid if a call has only these; a query that cannot pay ends here."""
         if self._payments is not None and (ended := self._payments.unpaid(self.waiting[:n])):
             n -= sum(query in ended for query, _ in self.waiting[:n])
             self.waiting = [pair for pair in self.waiting if pair[0] not in ended]
@@ -306,20 +262,19 @@ class JoinedSearch:
         return n
 
     def hits(self) -> list[Hits]:
-        """The best k of each query so far; of queries in later groups none yet."""
+        """The best k of each query so far; queries of later groups are missing."""
         if not self.has_news:
             return self._finished + self._hits
         self.has_news = False
-        plan, searches, settings = self._plan, self._steps.searches, self._plan.settings()
-        predicted = self._steps.final_predictions() if plan.keep_predictions else [None] * len(searches)
+        plan, searches, settings = self._plan, self.steps.searches, self._plan.settings()
+        predicted = self.steps.final_predictions() if plan.keep_predictions else None
         self._hits = []
         for at, search in enumerate(searches):
             positions, scores, rounds = search.best(self._k if plan.fuse is None else len(plan.items))
             fused = None
             if plan.fuse is not None:
-                values = plan.fuse.values(
-                    scores, positions, listed=self._candidates[at], listed_scores=self._first_scores[at]
-                )
+                listed, listed_scores = search.prospects.candidates, self._first_scores[at]
+                values = plan.fuse.values(scores, positions, listed=listed, listed_scores=listed_scores)
                 order = best_positions(values, self._k, keys=search.prospects.keys(positions))
                 positions, scores, rounds, fused = positions[order], scores[order], rounds[order], values[order]
             relevance = None if plan.relevance is None else plan.relevance.of(scores)
@@ -327,7 +282,7 @@ class JoinedSearch:
             if not kept.all():
                 positions, scores, rounds = positions[kept], scores[kept], rounds[kept]
                 fused, relevance = (None if one is None else one[kept] for one in (fused, relevance))
-            items = tuple(self._items_at(positions.tolist()))
+            items = tuple(self.steps.items_at(positions.tolist()))
             self._hits.append(
                 Hits(
                     query=search.query,
@@ -335,7 +290,9 @@ class JoinedSearch:
                     scores=scores,
                     rounds=tuple(rounds.tolist()),
                     items=items,
-                    trace=search.trace(settings=settings, approximate_scores=predicted[at]),
+                    trace=search.trace(
+                        settings=settings, approximate_scores=None if predicted is None else predicted[at]
+                    ),
                     fused=fused,
                     relevance=relevance,
                     verdict=verdict_on(scores, plan.relevance),
@@ -343,17 +300,13 @@ class JoinedSearch:
             )
         return self._finished + self._hits
 
-    def leave(self) -> None:
-        """Take no part in further steps."""
-        self._has_left = True
-
     def advance(self) -> bool:
         """Choose the next round's items where the last round has ended; False when the search has ended."""
-        while not self._has_left:
+        while not self._has_ended:
             if not self.waiting:
-                self._positions = self._steps.ask(seconds=self._first_seconds)
+                self._positions = self.steps.ask(seconds=self._first_seconds)
                 if self._payments is not None:
-                    # In place: the steps see what is left of each batch.
+                    # In place, because the steps share this list.
                     self._positions[:] = [self._payments.affordable(*one) for one in enumerate(self._positions)]
                 self._scores = [[] for _ in self._positions]
                 self._round_seconds = 0.0
@@ -362,28 +315,22 @@ class JoinedSearch:
                     ((query, rank) for query, batch in enumerate(self._positions) for rank in range(len(batch))),
                     key=lambda at: (at[1], at[0]),
                 )
-            if not self.waiting and self._steps.goes_on:
-                # All items of a round have gone from an engine.
+            if self.waiting:
+                return True
+            if self.steps.goes_on:
+                # All items of this round have gone from an engine.
                 continue
-            if not self.waiting:
-                if self._steps.ended_early or not any(search.rounds for search in self._steps.searches):
-                    self.has_news = True
-                if not self._groups:
-                    return False
-                self._finished, self._hits = self.hits(), []
-                self._begin_next_group()
-                continue
-            return True
+            if self.steps.ended_early or not any(search.rounds for search in self.steps.searches):
+                self.has_news = True
+            if not self._groups:
+                return False
+            self._finished, self._hits = self.hits(), []
+            self._begin_next_group()
         return False
 
-    @property
-    def is_on_device(self) -> bool:
-        """Whether items are chosen on a device."""
-        return isinstance(self._steps, DeviceLockStep)
-
     def wanted(self) -> SharedPosteriors | None:
-        """What the next `advance` reads of a device, so that it can be computed with others'; None for nothing."""
-        return None if self.waiting or not isinstance(self._steps, DeviceLockStep) else self._steps.wanted()
+        """What the next `advance` needs from a device, so that it can be computed with others'; None for nothing."""
+        return None if self.waiting else self.steps.wanted()
 
     def _begin_next_group(self) -> None:
         queries = self._groups.popleft()
@@ -395,11 +342,11 @@ class JoinedSearch:
             left = [*queries, *(query for group in self._groups for query in group)]
             self._finished += [Hits(query, ids=(), scores=np.empty(0), trace=trace) for query in left]
             self._groups.clear()
-            self._has_left = True
+            self._has_ended = True
 
     def stop(self) -> None:
         """End this group here, because its deadline affords no more."""
-        self._steps.stop()
+        self.steps.stop()
         self.waiting = []
         self.accept(np.empty(0), seconds=0.0)
 
@@ -411,34 +358,34 @@ class JoinedSearch:
     @property
     def n_queries(self) -> int:
         """How many queries move together now."""
-        return len(self._steps.searches)
+        return len(self.steps.searches)
 
     @property
     def least(self) -> int:
-        """Pairs to score however late the deadline makes it: one per query, so that there is an answer."""
+        """Pairs to score even past the deadline: one per query, so that there is an answer; 0 once there is one."""
         return 0 if self._n_scored or self._plan.deadline is None else self.n_queries
 
     @property
     def seconds_left(self) -> float:
-        """Until the deadline; infinite without one."""
+        """Seconds until the deadline; infinite without one."""
         if self._plan.deadline is None:
             return math.inf
         return self._plan.deadline - (time.monotonic() - self._started)
 
     def next_pairs(self, n: int, *, by_position: bool = False) -> Sequence[Pair]:
-        """The next n pairs to score; `by_position` where that is possible, so that no text is looked up."""
-        now, searches = self.waiting[:n], self._steps.searches
+        """The next n pairs to score; `by_position` avoids looking up texts, where possible."""
+        now, searches = self.waiting[:n], self.steps.searches
         positions = [int(self._positions[query][rank]) for query, rank in now]
-        # In an engine each group of queries has items of its own.
+        # In an engine, positions are numbers of this group alone.
         if by_position and self._plan.engine is None:
             query_of = np.array([query for query, _ in now], np.intp)
             queries = [search.query for search in searches]
             return PairsAt(self._plan.items, queries, query_of, np.array(positions, np.intp))
-        items = self._items_at(positions)
+        items = self.steps.items_at(positions)
         return [(searches[query].query, item) for (query, _), item in zip(now, items, strict=True)]
 
     def accept(self, scores: FloatArray, *, seconds: float) -> None:
-        """Scores of the pairs last handed out."""
+        """Take the scores of the next pairs."""
         self._round_seconds += seconds
         self._n_scored += len(scores)
         if self._payments is not None:
@@ -447,7 +394,7 @@ class JoinedSearch:
             self._scores[query].append(score)
         self.waiting = self.waiting[len(scores) :]
         if not self.waiting:
-            self._steps.tell([np.array(scores) for scores in self._scores], seconds=self._round_seconds)
+            self.steps.tell([np.array(scores) for scores in self._scores], seconds=self._round_seconds)
             self.has_news = True
 
 
@@ -455,9 +402,21 @@ class JoinedSearch:
 _Share = tuple[JoinedSearch, int]
 
 
-def _pairs(shares: Sequence[_Share], scorer: Scorer | None) -> Sequence[Pair]:
-    by_position = hasattr(scorer, "score_at")
-    return joined_pairs([search.next_pairs(n, by_position=by_position) for search, n in shares])
+def _begin_in_memory(plan: Plan, queries: list[Query], k: int, allowed: BoolArray) -> tuple[LockStep, list[FloatArray]]:
+    """Ask the first stage, and begin a search of each query; also the first stage's scores, where these are fused."""
+    candidates, answers, lists = _candidates(plan, queries, allowed)
+    approximation = None
+    if plan.approximator is not None and plan.anchors is not None:
+        ranks = {"ranks": lists} if plan.uses_ranks else {}
+        approximation = plan.approximator.begin(plan.anchors, queries, **ranks)
+    steps: LockStep
+    if chooses_on_device(plan, approximation):
+        device = device_prospects(plan, candidates, allowed)
+        steps = DeviceLockStep(plan, queries, k, prospects=device, approximation=approximation)
+    else:
+        memory = memory_prospects(plan, candidates, allowed)
+        steps = LockStep(plan, queries, k, prospects=memory, approximation=approximation)
+    return steps, [listed_by(answer, allowed=allowed)[1] for answer in answers if plan.fuse]
 
 
 def _candidates(
@@ -465,7 +424,7 @@ def _candidates(
 ) -> tuple[list[IntArray], list[Ranking], list[list[IntArray]]]:
     """The first stage's best allowed positions per query, best first, as many as a search needs.
 
-    Also its answers, and the positions that each of the stages it is made of answered with.
+    Also its answers, and the answers of each of the stages that it joins, as positions.
     """
     if not isinstance(plan.first, Placed):
         return [np.empty(0, dtype=np.intp) for _ in queries], [], []
@@ -476,7 +435,7 @@ def _candidates(
         n = max(n, min(RANKS_THAT_COUNT, n_allowed))
     if plan.fuse:
         n = max(n, min(LISTED, n_allowed))
-    # Ranks count among all items, whatever the filter leaves.
+    # Ranks are among all items, filtered or not.
     k = max(n, min(RANKS_THAT_COUNT, len(allowed))) if plan.uses_ranks else n
     while True:
         answers, lists = plan.first.search_parts(queries, k)
@@ -486,5 +445,5 @@ def _candidates(
         )
         if not short or k >= len(allowed):
             return candidates, answers, lists
-        # The filter has left too few: ask for more.
+        # The filter leaves too few: ask for more.
         k = min(4 * k, len(allowed))

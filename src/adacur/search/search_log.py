@@ -1,4 +1,4 @@
-"""What searches paid for, in a file where `log=` names one: the query, the items scored and their scores."""
+"""A log of searches: the query, the items scored and their scores, in the file that `log=` names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sqlite3
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +31,20 @@ _SCHEMA = (
     "items TEXT NOT NULL, digests BLOB NOT NULL, scores BLOB NOT NULL)",
     f"PRAGMA application_id = {_APPLICATION}",
 )
-# Logs of before have none of these.
+# Logs of earlier versions lack these.
 _SINCE = (
     "CREATE INDEX IF NOT EXISTS by_time ON searches (at)",
     "CREATE TABLE IF NOT EXISTS lessons (id INTEGER PRIMARY KEY, at REAL NOT NULL, searches INTEGER NOT NULL, "
     "anchors INTEGER NOT NULL, early REAL, low REAL, high REAL, error TEXT)",
 )
-# Ids of queries from a log begin so.
+# The prefix of the ids of logged queries.
 LOGGED = "log-"
 _DIGEST = 8
 _SECONDS_TO_WAIT = 60.0
 _SECONDS_OF_A_DAY = 86_400.0
 _LESSONS = 1000
 _PRIVATE = (
-    # From the beginning of a word only: from every letter of a long one, it would take the square of its length.
+    # Only from the beginning of a word: from every letter, a long word would take quadratic time.
     (re.compile(r"(?<![^\s@<>,;])[^\s@<>,;]+@(?=[^\s@<>,;]+\.[^\s@<>,;])[^\s@<>,;]+"), "[address]"),
     (re.compile(r"\b(?:https?://|www\.)\S+", re.IGNORECASE), "[link]"),
     (re.compile(r"\+?\d(?:[ ./-]?\d){5,}"), "[number]"),
@@ -57,7 +57,7 @@ class SearchLogWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoggedSearch:
-    """A search that was paid for. `digests` tell the items' texts as they were scored; `at` is in Unix seconds."""
+    """A logged search. `digests` are hashes of the items' texts as they were scored; `at` is in Unix seconds."""
 
     query: Query
     card: ScorerCard
@@ -69,10 +69,10 @@ class LoggedSearch:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What a refresh of a learning index came to, `at` Unix seconds, after how many `searches` in all.
+    """The result of a refresh of a learning index, `at` Unix seconds, after a total of `searches`.
 
-    `early` is the share of the best ten found by searches since the last one that half of their calls had found, with
-    its 95 % interval from `low` to `high`; None where too few could tell. `error` is what made the refresh fail.
+    `early` is the share of the best ten, of searches since the last refresh, that half of their calls had found, with
+    its 95 % interval from `low` to `high`; None if there were too few. `error` names what made the refresh fail.
     """
 
     at: float
@@ -84,6 +84,9 @@ class Lesson:
     error: str | None = None
 
 
+_LESSON = tuple(field.name for field in fields(Lesson))
+
+
 def mask_private(text: str) -> str:
     """A text without e-mail addresses, links and numbers of six digits or more; names of people stay."""
     for pattern, instead in _PRIVATE:
@@ -92,16 +95,12 @@ def mask_private(text: str) -> str:
 
 
 def text_digest(text: str) -> bytes:
-    """Tells an item whose text has changed from the one that was scored."""
+    """A hash that shows whether the text of an item has changed."""
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST).digest()
 
 
-def _read_card(text: str) -> ScorerCard:
-    return read_record(ScorerCard, json.loads(text))
-
-
 def _read_search(at: Any, card: Any, query: Any, items: Any, digests: Any, scores: Any) -> LoggedSearch:
-    """A row of a log, which may be anybody's."""
+    """A row of a log, checked: the file may come from anybody."""
     ids = json.loads(items)
     if not (isinstance(query, str) and query.strip() and isinstance(at, float) and np.isfinite(at)):
         raise ValueError("a query or its time is missing")
@@ -114,7 +113,7 @@ def _read_search(at: Any, card: Any, query: Any, items: Any, digests: Any, score
         raise ValueError(f"scores are not {len(ids)} finite numbers")
     return LoggedSearch(
         query=Query(id=f"{LOGGED}{text_digest(query).hex()}", text=query),
-        card=_read_card(card),
+        card=read_record(ScorerCard, json.loads(card)),
         at=at,
         ids=tuple(ids),
         digests=tuple(digests[start : start + _DIGEST] for start in range(0, len(digests), _DIGEST)),
@@ -123,13 +122,13 @@ def _read_search(at: Any, card: Any, query: Any, items: Any, digests: Any, score
 
 
 class SearchLog:
-    """An SQLite file of searches, made if there is none; many threads and processes may write to it at once.
+    """An SQLite file of searches, created if missing; many threads and processes may write to it at once.
 
     It holds the texts of the queries. Delete the file to forget them all, or `forget` one.
 
-    - `keep`: the number of searches that it holds at most, the newest; `days`: the age at which they are deleted;
-    - `redact`: makes of a query's text the one that is stored, such as `mask_private`; None for a query that must not
-      be logged. An anchor query made of it has the stored text.
+    - `keep`: the largest number of searches that it holds, the newest; `days`: the age at which they are deleted;
+    - `redact`: turns a query's text into the one to store, such as `mask_private`; None for a query that must not be
+      logged. An anchor query made from it has the stored text.
     """
 
     def __init__(
@@ -141,7 +140,7 @@ class SearchLog:
         redact: Callable[[str], str | None] | None = None,
     ) -> None:
         if not (is_whole(keep) and keep >= 1):
-            raise InputError(f"keep counts the searches that a log holds, from 1; got {keep!r}.")
+            raise InputError(f"keep, the number of searches that a log holds, must be at least 1; got {keep!r}.")
         if not days > 0:
             raise InputError(f"days, the age at which logged searches are deleted, must be positive; got {days!r}.")
         self.path = Path(path)
@@ -155,12 +154,12 @@ class SearchLog:
             raise FileFormatError(f"{self.path} cannot be used as a search log: {error}.") from error
 
     def add(self, answers: Sequence[Hits], *, items: Items, card: ScorerCard) -> int:
-        """Log searches over these items, and say how many: what cannot be written is a warning; no search fails."""
+        """Log searches over these items; returns how many. A failure is a warning, so that no search fails."""
         rows = []
         for hits in answers:
             if not hits.trace.calls:
                 continue
-            # A function of somebody else's: that it fails must neither fail a search nor let a text through.
+            # If the user's function fails, the search must not fail, and its text must not be logged.
             try:
                 text = hits.query.text if self._redact is None else self._redact(hits.query.text)
             except Exception as error:
@@ -182,7 +181,7 @@ class SearchLog:
         card_json = json.dumps(asdict(replace(card, source=None)), sort_keys=True)
         try:
             with self._connected() as connection:
-                # Somebody may have deleted the file, which is how a log is forgotten.
+                # The file may have been deleted, which is how a log is forgotten.
                 self._prepare(connection)
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute("INSERT OR IGNORE INTO scorers (card) VALUES (?)", (card_json,))
@@ -192,7 +191,10 @@ class SearchLog:
                     f"VALUES ({scorer}, ?, ?, ?, ?, ?)",
                     rows,
                 )
-                self._prune(connection)
+                connection.execute(
+                    "DELETE FROM searches WHERE at < ? OR id <= (SELECT max(id) FROM searches) - ?",
+                    (self._oldest(), self.keep),
+                )
                 connection.execute("COMMIT")
         except (sqlite3.Error, FileFormatError) as error:
             warnings.warn(
@@ -202,12 +204,12 @@ class SearchLog:
         return len(rows)
 
     def newest_card(self) -> ScorerCard | None:
-        """The scorer of the newest search; None where there is none."""
+        """The card of the newest search's scorer; None for an empty log."""
         with self._reading() as connection:
             row = connection.execute(
                 "SELECT card FROM searches JOIN scorers ON scorer = scorers.id ORDER BY searches.id DESC LIMIT 1"
             ).fetchone()
-            return None if row is None else _read_card(row[0])
+            return None if row is None else read_record(ScorerCard, json.loads(row[0]))
 
     def __iter__(self) -> Iterator[LoggedSearch]:
         """The searches, oldest first."""
@@ -231,27 +233,21 @@ class SearchLog:
             return int(connection.execute("SELECT count(*) FROM searches").fetchone()[0])
 
     def teach(self, lesson: Lesson) -> None:
-        """Note what a refresh came to."""
+        """Store the result of a refresh."""
         with self._connected() as connection:
             self._prepare(connection)
-            values = astuple(lesson)
-            connection.execute(
-                "INSERT INTO lessons (at, searches, anchors, early, low, high, error) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                values,
-            )
+            names, marks = ", ".join(_LESSON), ", ".join("?" * len(_LESSON))
+            connection.execute(f"INSERT INTO lessons ({names}) VALUES ({marks})", astuple(lesson))
             connection.execute("DELETE FROM lessons WHERE id <= (SELECT max(id) FROM lessons) - ?", (_LESSONS,))
 
     def lessons(self) -> list[Lesson]:
-        """What refreshes of a learning index came to, oldest first, the last thousand of them."""
+        """The results of the last thousand refreshes of a learning index, oldest first."""
         with self._reading() as connection:
             self._prepare(connection)
-            rows = connection.execute(
-                "SELECT at, searches, anchors, early, low, high, error FROM lessons ORDER BY id"
-            ).fetchall()
-            return [Lesson(*row) for row in rows]
+            return [Lesson(*row) for row in connection.execute(f"SELECT {', '.join(_LESSON)} FROM lessons ORDER BY id")]
 
     def forget(self, queries: Iterable[str]) -> int:
-        """Delete every search for one of these texts, and overwrite it on the disk; how many there were."""
+        """Delete every search for one of these texts, and overwrite it on the disk; returns how many."""
         with self._connected() as connection:
             before = connection.total_changes
             connection.executemany("DELETE FROM searches WHERE query = ?", ((text,) for text in queries))
@@ -261,7 +257,7 @@ class SearchLog:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection; what is not as it was written is an error that names the file."""
+        """A connection; whatever cannot be read is an error that names the file."""
         try:
             with self._connected() as connection:
                 yield connection
@@ -270,30 +266,22 @@ class SearchLog:
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
-        # A connection of its own for each use: safe among threads, and in a process that was forked.
-        # It holds the texts of queries.
+        # A new connection for each use is safe with threads and forks. Others must not read the texts of queries.
         with contextlib.suppress(OSError):
             self.path.touch(mode=0o600)
         connection = sqlite3.connect(self.path, timeout=_SECONDS_TO_WAIT, isolation_level=None)
         try:
-            # What is deleted, by age too, is overwritten.
+            # Deleted rows are overwritten.
             connection.execute("PRAGMA secure_delete = ON")
             yield connection
         finally:
             connection.close()
 
-    def _prune(self, connection: sqlite3.Connection) -> None:
-        """Delete what is too old, and what is too much."""
-        connection.execute(
-            "DELETE FROM searches WHERE at < ? OR id <= (SELECT max(id) FROM searches) - ?",
-            (self._oldest(), self.keep),
-        )
-
     def _oldest(self) -> float:
         return time.time() - self.days * _SECONDS_OF_A_DAY
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Make the tables of a new file; a file of something else is refused, and not written to."""
+        """Create the tables of a new file; any other file is refused, and not written to."""
         if self._is_log(connection):
             if not connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'lessons'").fetchone()[0]:
                 for statement in _SINCE:
@@ -301,17 +289,17 @@ class SearchLog:
             return
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("BEGIN IMMEDIATE")
-        # Another process may have made them while this one waited.
+        # Another process may have created them while this one waited.
         if not self._is_log(connection):
             for statement in (*_SCHEMA, *_SINCE):
                 connection.execute(statement)
         connection.execute("COMMIT")
 
     def _is_log(self, connection: sqlite3.Connection) -> bool:
-        # Counted first: another process may make the log between two looks at the file.
+        # Counted first, because another process may create the log between the two statements.
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if connection.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION:
-            # They would run, perhaps for ever, whenever a search is logged or read.
+            # These would run, perhaps for ever, whenever a search is logged or read.
             if connection.execute("SELECT count(*) FROM sqlite_master WHERE type IN ('view', 'trigger')").fetchone()[0]:
                 raise FileFormatError(f"A search log has neither views nor triggers; {self.path} has some. Delete it.")
             return True

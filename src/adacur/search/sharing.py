@@ -5,40 +5,23 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from adacur.search.rounds import JoinedSearch
 
 _CALLS_THAT_COUNT = 8
 _SHARE_OF_TIME_LEFT = 0.8
 # A call of fewer pairs hardly takes less time on a model; no deadline makes the calls of others smaller than this.
 _SMALL_CALL = 64
-# Until the pace is known, where calls have a limit of time.
+# The pairs of the first call, while the pace is unknown, where calls have a time limit.
 _FIRST_CALL = 256
 
 
-class Sharer(Protocol):
-    """A search that has pairs to score.
-
-    `seconds_left` is infinite without a deadline; `least` are the pairs it takes at any price, so that there is an
-    answer, and 0 once it has one.
-    """
-
-    @property
-    def n_waiting(self) -> int: ...
-
-    @property
-    def n_queries(self) -> int: ...
-
-    @property
-    def least(self) -> int: ...
-
-    @property
-    def seconds_left(self) -> float: ...
-
-
 class Sharing:
-    """Shares of the next call, by the pace of the last ones.
+    """Divides the next call between searches, by the pace of the last calls.
 
-    A call holds at most `pairs`, and about as many as take `seconds`, so that nobody waits long for the next.
+    A call holds at most `pairs`, and about as many as take `seconds`, so that no search waits long for the next.
     """
 
     def __init__(self, *, pairs: float = math.inf, seconds: float = math.inf) -> None:
@@ -50,14 +33,17 @@ class Sharing:
         """A call of this many pairs took these seconds."""
         self._calls.append((n_pairs, seconds))
 
-    def shares(self, searches: Sequence[Sharer]) -> list[int]:
-        """How many of its pairs each search has scored in the next call; 0 for one whose deadline affords no more.
+    def shares(self, searches: Sequence[JoinedSearch]) -> list[int]:
+        """How many pairs of each search the next call scores; 0 for a search whose deadline affords no more.
 
         A deadline limits the whole call, since all of it is waited for, but never to less than a small call of the
         others' pairs: a search that cannot wait for that much ends with what it has.
         """
-        pace = self._seconds_per_pair()
-        limit = min(self._pairs, self._pairs_in_time(pace))
+        # Seconds per pair of the last calls; None before the first.
+        n_pairs = sum(n for n, _ in self._calls)
+        pace = max(sum(seconds for _, seconds in self._calls) / n_pairs, 1e-9) if n_pairs else None
+        in_time = max(_SMALL_CALL, self._seconds / pace) if pace else _FIRST_CALL
+        limit = min(self._pairs, math.inf if math.isinf(self._seconds) else in_time)
         n_waiting = sum(search.n_waiting for search in searches)
         wanted = [search.n_waiting for search in searches]
         for at, search in enumerate(searches):
@@ -74,20 +60,9 @@ class Sharing:
                 wanted[at] = min(search.n_waiting, search.least)
         return _fair(wanted, [max(1, search.least) for search in searches], limit)
 
-    def _pairs_in_time(self, pace: float | None) -> float:
-        if pace is None:
-            return math.inf if math.isinf(self._seconds) else _FIRST_CALL
-        return max(_SMALL_CALL, self._seconds / pace)
-
-    def _seconds_per_pair(self) -> float | None:
-        """Of the last calls together; None before the first."""
-        if not self._calls:
-            return None
-        return max(sum(seconds for _, seconds in self._calls) / sum(n for n, _ in self._calls), 1e-9)
-
 
 def _fair(wanted: Sequence[int], least: Sequence[int], limit: float) -> list[int]:
-    """What each gets of a limited number: all it wants, or no less than any other gets."""
+    """Divide a limited number: each gets all that it wants, or no less than any other gets."""
     if sum(wanted) <= limit:
         return list(wanted)
     shares = [0] * len(wanted)

@@ -1,4 +1,4 @@
-"""Building an index of which each anchor query scores only some items: its dense best, and a few at random."""
+"""A sparse build: each anchor query scores only its best items by the dense first stage, and a few at random."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from adacur.search.first_stages import add_first_stages, open_first_stages
 
 
 def dense_among(stages: Sequence[str | FirstStage]) -> str | FirstStage:
-    """The dense first stage, by which a sparse index chooses items and predicts scores."""
+    """The dense first stage among these, which a sparse index needs."""
     dense = next((stage for stage in stages if (stage if isinstance(stage, str) else stage.name) == "dense"), None)
     if dense is None:
         raise InputError(
@@ -35,7 +35,7 @@ def dense_among(stages: Sequence[str | FirstStage]) -> str | FirstStage:
 
 
 def check_not_sparse(path: str | Path) -> None:
-    """Refuse to take a sparse index for one in which every pair is to be scored."""
+    """Refuse a path that holds a sparse index where a complete one is to be built."""
     if is_finished(path) and (about := read_sparsity(Path(path))) is not None:
         raise IndexMismatch(
             f"{path} is a sparse index, with {about.per_query} items scored per anchor query. Choose another path for "
@@ -58,10 +58,9 @@ def build_sparse(
     show_encoding: bool = False,
     origin: Origin | None = None,
 ) -> IndexFolder:
-    """Score each anchor query against some items and predict the rest.
+    """Score each anchor query against `sparse` items, at that many calls, and predict the rest.
 
-    Costs exactly that many calls per anchor query. The same call again continues a stopped build, with a loss of a few
-    anchor queries at most.
+    The same call again continues a stopped build; at most the scores of a few anchor queries are lost.
     """
     refuse_url(path, "A sparse build")
     stage = dense_among(first)
@@ -78,7 +77,7 @@ def build_sparse(
     if vectors is None or vectors.embed_queries is None:
         raise InputError(
             "A sparse index needs a dense first stage of all its items with an encoder for queries; this one has "
-            "other items, or no encoder."
+            "other items, or no encoder. Build it from these items, with encoder=…."
         )
 
     choose = functools.partial(_chosen, dense=dense, items=staged.items, sparsity=sparsity)
@@ -93,7 +92,7 @@ def build_sparse(
 
 
 def _chosen(queries: Sequence[Query], *, dense: Placed, items: Items, sparsity: Sparsity) -> IntArray:
-    """Each query's best items, and after them others drawn at random, (queries, items per anchor query)."""
+    """Each query's best items, then others drawn at random; shape (queries, items per anchor query)."""
     n_random = sparsity.n_random
     n_best = sparsity.per_query - n_random
     results = dense.search(queries, n_best) if n_best else None
@@ -103,6 +102,5 @@ def _chosen(queries: Sequence[Query], *, dense: Placed, items: Items, sparsity: 
         draws = uniform(stream_key(sparsity.seed, "sparse", query.id), items.keys)
         # The best are not drawn a second time.
         draws[best] = -np.inf
-        drawn = best_positions(draws, n_random, keys=items.keys) if n_random else np.empty(0, dtype=np.intp)
-        chosen[number] = np.concatenate([best, drawn])
+        chosen[number] = np.concatenate([best, best_positions(draws, n_random, keys=items.keys)])
     return chosen

@@ -1,10 +1,10 @@
-"""Budgets of tokens and money: what a query may spend beside its calls, and what it has spent."""
+"""Budgets of tokens and money: what a query may spend beside its calls, what it has spent, and what a call may hold."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,10 +16,14 @@ from adacur.core.protocols import Items, Scorer
 from adacur.core.records import Item, Query
 from adacur.scorers.prices import count_tokens, price_of, units_of, units_per_pair
 
+if TYPE_CHECKING:
+    from adacur.search.adaptive import LockStep
+    from adacur.search.methods import Plan
+
 # Items whose tokens tell how many calls a budget pays for.
-PRICED_BEFOREHAND = 32
-# Items that a budget may be too small for before it is refused, or the search ends.
-MOST_REFUSED = 64
+_PRICED_BEFOREHAND = 32
+# A budget that pays for none of this many items is refused, or ends the search.
+_MOST_REFUSED = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +38,7 @@ class Spending:
 
     @classmethod
     def of(cls, budget: Budget, scorer: Scorer) -> Spending:
-        """What a budget says of tokens and money."""
+        """The limits of a budget, in the units of the scorer's price."""
         price = budget.price if isinstance(budget.price, Price) else price_of(scorer)
         if budget.cost is not None and price is None:
             raise BudgetError(
@@ -49,16 +53,16 @@ class Spending:
 
     @property
     def is_limited(self) -> bool:
-        """Whether there is a limit, beside a price that is only counted."""
+        """Whether there is a limit, and not only a price to count."""
         return self.tokens is not None or self.units is not None
 
     @property
     def counts_requests(self) -> bool:
-        """Whether money is limited and the price depends on which pairs a call has together."""
+        """Whether money is limited and the price depends on which pairs share a call."""
         return self.units is not None and self.price is not None and self.price.unit == "searches"
 
     def settings(self) -> dict[str, Any]:
-        """What a result should name."""
+        """The limits that a result should name."""
         named = {"tokens": self.tokens, "cost": self.cost, "price": self.price}
         return {name: value if name == "tokens" else str(value) for name, value in named.items() if value is not None}
 
@@ -73,17 +77,16 @@ class Spending:
         return units_of(self.price, self.scorer, [(query, item) for item in items], tokens)
 
     def usual_calls(self, query: Query, items: Items, n: int) -> tuple[int, int]:
-        """About how many calls of a query the limits pay for, by a few items from all over, and by the shortest."""
-        some = items.at(
-            np.unique(np.linspace(0, len(items) - 1, min(PRICED_BEFOREHAND, len(items))).astype(int)).tolist()
-        )
+        """About how many calls of a query the limits pay for: by a sample of items, and by the shortest of these."""
+        positions = np.linspace(0, len(items) - 1, min(_PRICED_BEFOREHAND, len(items)))
+        some = items.at(np.unique(positions.astype(int)).tolist())
         shortest = some[int(np.argmin(self.count(query, some)))]
         return Purse(self).expected_calls(query, some, n), Purse(self).expected_calls(query, [shortest], n)
 
 
 @dataclass(slots=True, eq=False)
 class Purse:
-    """What one query has spent of its tokens and units. `ran_out` names the limit that refused a pair, if any did."""
+    """The tokens and units that one query has spent. `ran_out` names the limit that refused a pair, if any did."""
 
     spending: Spending
     tokens: int = 0
@@ -101,16 +104,15 @@ class Purse:
     def affordable(self, query: Query, items: Sequence[Item]) -> tuple[BoolArray, IntArray]:
         """Which of these items can be scored by one call, the first ones first, and the tokens of all.
 
-        One that cannot be paid is passed over: a cheaper one behind it may be.
+        An item that cannot be paid is skipped, since a cheaper one may follow.
         """
         spending, counts = self.spending, self.spending.count(query, items)
         if not spending.is_limited or not len(items):
             return np.ones(len(items), np.bool_), counts
         pays = np.zeros(len(items), np.bool_)
         by_token = spending.units is not None and spending.price is not None and spending.price.unit == "tokens"
-        left = self._left("tokens", spending.tokens)
-        units = self._left("units", spending.units)
-        limits = [("tokens", left)] + ([("cost", units)] if by_token else [])
+        tokens, units = self._lefts
+        limits = [("tokens", tokens), ("cost", units if by_token else None)]
         most = {name: limit for name, limit in limits if limit is not None}
         for at, n in enumerate(counts.tolist()):
             short = next((name for name, limit in most.items() if n > limit), None)
@@ -126,7 +128,7 @@ class Purse:
         return pays, counts
 
     def _pay_at_once(self, query: Query, items: Sequence[Item], counts: IntArray, pays: BoolArray, units: int) -> None:
-        """Leave as many of the first items as one call can pay whose price is not by the token."""
+        """Keep as many of the first items as one call can pay for, where the price is not per token."""
 
         def charge(n: int) -> int:
             some = chosen[:n]
@@ -137,7 +139,7 @@ class Purse:
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if charge(middle) <= units else (low, middle - 1)
-        # How a service's requests are filled need not grow evenly.
+        # The charge need not grow evenly with n: it depends on how a service's requests are filled.
         while low and charge(low) > units:
             low -= 1
         if low < len(chosen):
@@ -146,54 +148,52 @@ class Purse:
 
     def can_pay(self, query: Query, items: Sequence[Item], tokens: IntArray) -> bool:
         """Whether one call with exactly these pairs can be paid."""
-        units = self._left("units", self.spending.units)
+        _, units = self._lefts
         if units is not None and self.spending.charge(query, items, tokens) > units:
             self.ran_out = "cost"
             return False
         return True
 
     def pay(self, query: Query, items: Sequence[Item], tokens: IntArray) -> None:
-        """A call was made with these pairs."""
+        """Charge a call with these pairs."""
         self.tokens += int(tokens.sum())
         self.units += self.spending.charge(query, items, tokens)
         self.n_pairs += len(items)
 
     def expected_calls(self, query: Query, items: Sequence[Item], n: int) -> int:
-        """About how many calls the limits pay for, up to n, where pairs are like those with these items."""
-        spending, pairs = self.spending, [(query, item) for item in items]
-        counts, price = count_tokens(spending.scorer, pairs), spending.price
-        units = 0.0 if price is None else units_per_pair(price, spending.scorer, pairs, counts)
+        """About how many calls the limits pay for, up to n, if pairs are like those with these items."""
+        counts, price, scorer = self.spending.count(query, items), self.spending.price, self.spending.scorer
+        units = 0.0 if price is None else units_per_pair(price, scorer, [(query, item) for item in items], counts)
         return self._calls_of(float(counts.mean()), units, n)
 
     def calls_left(self, n: int) -> int:
-        """About how many more calls can be paid, up to n, where they are like those before, or like the cheapest seen.
+        """About how many more calls can be paid, up to n, if they are like those before, or like the cheapest seen.
 
-        All n where less is left than those took, but perhaps enough for all: each takes a token at least.
+        All n if that gives none but a token or unit is left for each: they may be cheaper.
         """
         n_pairs, cheapest = max(1, self.n_pairs), self.cheapest or 1
         tokens, units = self.tokens / n_pairs, self.units / n_pairs
-        lefts = (self._left("tokens", self.spending.tokens), self._left("units", self.spending.units))
-        return (
-            self._calls_of(tokens, units, n)
-            or self._calls_of(cheapest, min(units, cheapest), n)
-            or (n if self.spending.is_limited and all(left is None or left >= n for left in lefts) else 0)
-        )
+        expected = self._calls_of(tokens, units, n) or self._calls_of(cheapest, min(units, cheapest), n)
+        if expected or not self.spending.is_limited:
+            return expected
+        return n if all(left is None or left >= n for left in self._lefts) else 0
 
     @property
     def ending(self) -> str:
-        """Which limit ends the search: the one that refused a pair, or else the one that is nearer."""
-        by_tokens = _share(self.tokens, self.spending.tokens)
-        return self.ran_out or ("tokens" if by_tokens >= _share(self.units, self.spending.units) else "cost")
+        """The limit that ends the search: the one that refused a pair, or else the nearer one."""
+        limits = (self.tokens, self.spending.tokens), (self.units, self.spending.units)
+        tokens, cost = (0.0 if limit is None else spent / limit for spent, limit in limits)
+        return self.ran_out or ("tokens" if tokens >= cost else "cost")
 
     def _calls_of(self, tokens: float, units: float, n: int) -> int:
-        shares = (
-            (self._left("tokens", self.spending.tokens), tokens),
-            (self._left("units", self.spending.units), units),
-        )
+        shares = zip(self._lefts, (tokens, units), strict=True)
         return min([n, *(int(left / each) for left, each in shares if left is not None and each)])
 
-    def _left(self, name: str, limit: int | None) -> int | None:
-        return None if limit is None else limit - int(getattr(self, name))
+    @property
+    def _lefts(self) -> tuple[int | None, int | None]:
+        """The tokens and the units that are left; None without a limit."""
+        tokens, units = self.spending.tokens, self.spending.units
+        return None if tokens is None else tokens - self.tokens, None if units is None else units - self.units
 
     def too_small(self, query: Query) -> BudgetError:
         """The error of a budget that pays for no call."""
@@ -207,5 +207,73 @@ class Purse:
         )
 
 
-def _share(spent: int, limit: int | None) -> float:
-    return 0.0 if limit is None else spent / limit
+# A query's place among those that move together, and the rank of an item in its batch.
+Waiting = tuple[int, int]
+
+
+class Payments:
+    """Decides which pairs of searches that move together are paid, before each call.
+
+    `refuses`: a query that can pay for nothing is an error; else it ends without hits.
+    """
+
+    def __init__(self, plan: Plan, steps: LockStep, *, refuses: bool) -> None:
+        self._plan = plan
+        self._steps = steps
+        self._refuses = refuses
+        # Of each query's batch: the items, and the tokens of the pairs.
+        self._priced: dict[int, tuple[list[Item], IntArray]] = {}
+        self._purses = [search.purse for search in steps.searches if search.purse is not None]
+        for search, purse in zip(steps.searches, self._purses, strict=True):
+            few = search.prospects.candidates[:_PRICED_BEFOREHAND]
+            # An engine's items have not been fetched yet.
+            if len(few) and plan.engine is None:
+                items = steps.items_at(few.tolist())
+                search.expect_calls(max(1, purse.expected_calls(search.query, items, plan.calls)))
+
+    def affordable(self, at: int, batch: IntArray) -> IntArray:
+        """The part of a query's next batch that it can pay, as one call; the search ends if there is none."""
+        search, purse = self._steps.searches[at], self._purses[at]
+        if not len(batch):
+            return batch
+        while True:
+            items = self._steps.items_at(batch.tolist())
+            pays, tokens = purse.affordable(search.query, items)
+            self._priced[at] = [item for item, paid in zip(items, pays, strict=True) if paid], tokens[pays]
+            batch = batch if pays.all() else search.drop(batch[~pays])
+            # Cheaper items may follow. A budget that pays for nothing must be refused before anything is paid.
+            others = self._plan.engine is None and purse.n_refused < _MOST_REFUSED and search.prospects.n_left
+            if len(batch) or not others:
+                break
+            batch = search.ask(search.predicted, seconds=search.seconds)
+        if not len(batch):
+            if self._refuses and not search.rounds:
+                raise purse.too_small(search.query)
+            search.stop(purse.ending)
+        return batch
+
+    def unpaid(self, waiting: Sequence[Waiting]) -> set[int]:
+        """The queries that cannot pay their share of a call with these pairs alone; they end here."""
+        spending = self._plan.spending
+        if spending is None or not spending.counts_requests:
+            return set()
+        ended = set()
+        for at, (items, tokens) in self._of_queries(waiting).items():
+            search = self._steps.searches[at]
+            if not self._purses[at].can_pay(search.query, items, tokens):
+                search.stop("cost")
+                ended.add(at)
+        return ended
+
+    def pay(self, waiting: Sequence[Waiting]) -> None:
+        """Charge a call with these pairs."""
+        for at, (items, tokens) in self._of_queries(waiting).items():
+            self._purses[at].pay(self._steps.searches[at].query, items, tokens)
+
+    def _of_queries(self, waiting: Sequence[Waiting]) -> dict[int, tuple[list[Item], IntArray]]:
+        """The items and tokens of these pairs, by query."""
+        ranks: dict[int, list[int]] = {}
+        for query, rank in waiting:
+            ranks.setdefault(query, []).append(rank)
+        priced = self._priced
+        return {at: ([priced[at][0][rank] for rank in some], priced[at][1][some]) for at, some in ranks.items()}

@@ -1,7 +1,7 @@
 """One loop for all searches that are awaited with one scorer, as on a server.
 
-A thread calls the scorer, again and again, with the pairs of every search that has some by then. What a search computes
-by itself (its first stage, predictions, choices, hits) happens in other threads meanwhile: it holds up nobody else.
+One thread calls the scorer, again and again, with the pairs of all searches that have some by then. First stages,
+predictions, choices and hits are computed in other threads meanwhile, so that no search holds up another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from adacur.approximation.shared_posteriors import SharedPosteriors, compute_together
+from adacur.approximation.shared_posteriors import compute_together
 from adacur.core.arrays import FloatArray
 from adacur.core.protocols import Scorer
 from adacur.core.records import Pair, Query
@@ -36,10 +36,10 @@ from adacur.search.sharing import Sharing
 if TYPE_CHECKING:
     from adacur.search.anchor_index import AnchorIndex
 
-# Of one call: what arrives meanwhile waits for its end.
+# Limits of one call, because pairs that arrive meanwhile wait for its end.
 _PAIRS_PER_CALL = 4096
 _SECONDS_PER_CALL = 0.1
-# As many as asyncio has for work that is awaited.
+# As many as asyncio's default executor has.
 _THREADS = min(32, (os.cpu_count() or 1) + 4)
 
 
@@ -57,7 +57,7 @@ async def asearch_iter(
     The search does not wait for its reader between rounds; closing the generator ends it.
 
     - `every_round`: False makes hits only at the end, which saves some time;
-    - `so_far`: given the hits so far of a search that fails or is given up, if the reader has not had them.
+    - `so_far`: called with the hits so far of a search that fails or is cancelled, if the reader has not had them.
     """
 
     def given_up(hits: Hits) -> None:
@@ -74,7 +74,7 @@ async def asearch_iter(
     else:
         steps = rounds.asearch_iter(plan, query, k, started=started)
     with index._searching(plan) as answers:
-        # Closed here, not when it is garbage collected: a search whose client has gone makes no more calls.
+        # Closed here, not by the garbage collector: a search whose client has gone must make no more calls.
         async with aclosing(steps):
             async for hits in steps:
                 answers[:] = [hits]
@@ -84,9 +84,9 @@ async def asearch_iter(
 class RoundsLoop:
     """Steps the searches of one scorer. They may join at any time, from any event loop, and leave at any time.
 
-    A call holds the pairs of all searches that wait when the last one ends; `Sharing` says how many of each. When it
-    fails, each search's pairs are sent once more on their own, so that an error reaches only the search it belongs to;
-    no budget counts that, so the scorer must not be one that charges.
+    A call holds pairs of all searches that wait when the last call ends; `Sharing` says how many of each. When a call
+    fails, the pairs of each search are sent again on their own, so that only the search at fault sees the error; no
+    budget counts that, so the scorer must not be one that charges.
     """
 
     def __init__(self, scorer: Scorer) -> None:
@@ -119,30 +119,30 @@ class RoundsLoop:
         if self._process != os.getpid():
             # A forked child inherits the searches but not the threads that work on them.
             self._begin()
-        search = _Stepped(every_round=every_round, by_position=hasattr(self.scorer, "score_at"))
+        joined = await asyncio.to_thread(JoinedSearch, plan, [query], k, started=started)
+        search = _Stepped(joined, every_round=every_round, by_position=hasattr(self.scorer, "score_at"))
         try:
-            await asyncio.to_thread(self._join, search, plan, query, k, started)
+            await asyncio.to_thread(self._join, search)
             while (news := await search.news.get()) is not None:
                 if isinstance(news, BaseException):
                     raise news
                 yield news
         except BaseException:
-            search.leave()
-            # Whatever else fails, what ended the search is what its reader is told.
+            search.has_left = True
+            # Whatever else fails, the reader gets the error that ended the search.
             with suppress(Exception):
                 if so_far is not None and (hits := await asyncio.to_thread(search.unseen)) is not None:
                     so_far(hits)
             raise
 
-    def _join(self, search: _Stepped, plan: Plan, query: Query | str, k: int, started: float | None) -> None:
-        """Begin a search: its first stage and its first choice are made in the caller's thread."""
-        search.joined = JoinedSearch(plan, [query], k, started=started)
+    def _join(self, search: _Stepped) -> None:
+        """Make the first choice of a search, in the caller's thread, and see to it that a thread calls the scorer."""
         with self._changed:
             self._n_computing += 1
         self._go_on([(search, None)])
         with self._changed:
             if self._ready and self._thread is None:
-                # A thread while there is work, not one for ever: nothing is left to stop when a loop or index closes.
+                # It ends when there is no more work, so that nothing is left to stop when a loop or index closes.
                 thread = threading.Thread(target=self._work, name="adacur-rounds")
                 thread.start()
                 self._thread = thread
@@ -156,7 +156,7 @@ class RoundsLoop:
                     search.tell(error)
 
     def _next(self) -> list[_Stepped]:
-        """All searches that have pairs to score; waits for those that compute, and is empty when there are none."""
+        """All searches that have pairs to score; waits while searches compute. Empty when there are none left."""
         with self._changed:
             while not self._ready and self._n_computing:
                 self._changed.wait()
@@ -166,13 +166,13 @@ class RoundsLoop:
         return searches
 
     def _step(self, searches: Sequence[_Stepped]) -> None:
-        shares = self._sharing.shares([search.joined for search in searches if search.joined is not None])
+        shares = self._sharing.shares([search.joined for search in searches])
         ended = [search for search, n in zip(searches, shares, strict=True) if not n]
         self._compute([(search, None) for search in ended])
         self._score([(search, n) for search, n in zip(searches, shares, strict=True) if n])
 
     def _score(self, shares: Sequence[tuple[_Stepped, int]]) -> None:
-        """Score these numbers of the searches' pairs in one call."""
+        """Score the next n pairs of each search in one call."""
         shares = [(search, n) for search, n in shares if not search.has_left]
         pairs = joined_pairs([search.pairs[:n] for search, n in shares])
         if not pairs:
@@ -192,9 +192,9 @@ class RoundsLoop:
         self._compute([(search, some) for (search, _), some in zip(shares, given, strict=True)])
 
     def _compute(self, scored: Sequence[_Scored]) -> None:
-        """Let searches go on with these scores: elsewhere, unless nothing waits for this thread.
+        """Let searches go on with these scores: in other threads, unless nothing waits for this one.
 
-        Those that choose on a device go on together; the others each by itself.
+        Searches that choose on a device go on together, the others on their own.
         """
         together: list[_Scored] = []
         tasks: list[list[_Scored]] = []
@@ -203,7 +203,7 @@ class RoundsLoop:
                 search.accept(scores)
                 with self._changed:
                     self._ready.append(search)
-            elif search.is_on_device:
+            elif search.joined.steps.is_on_device:
                 together.append((search, scores))
             else:
                 tasks.append([(search, scores)])
@@ -217,7 +217,7 @@ class RoundsLoop:
     def _submit(self, task: Sequence[_Scored], *, here: bool) -> None:
         if not here:
             self._workers = self._workers or ThreadPoolExecutor(_THREADS, thread_name_prefix="adacur-round")
-            # An interpreter that is about to end starts no more threads.
+            # An interpreter that shuts down starts no more threads.
             with suppress(RuntimeError):
                 self._workers.submit(self._go_on, task)
                 return
@@ -227,9 +227,9 @@ class RoundsLoop:
         waiting: list[_Stepped] = []
         try:
             taken = [search for search, scores in task if search.tries(partial(search.take, scores))]
-            wanted = [one for search in taken if (one := search.wanted()) is not None]
+            wanted = [one for search in taken if (one := search.joined.wanted()) is not None]
             if len(wanted) > 1:
-                # What fails for all is tried for each alone, and fails for those it belongs to.
+                # On failure each search computes alone, and only the one at fault fails.
                 with suppress(Exception):
                     compute_together(wanted)
             waiting = [search for search in taken if search.tries(search.choose)]
@@ -241,14 +241,13 @@ class RoundsLoop:
 
 
 class _Stepped:
-    """A search on its way, and the reader who awaits its news: hits after each round, then an error or None.
+    """A search under way and its reader, who awaits `news`: hits after each round, then an error or None.
 
-    `pairs` are those of this round that have no scores yet.
+    `pairs` are the unscored pairs of this round. A search that `has_left` takes no part in further calls.
     """
 
-    joined: JoinedSearch | None = None
-
-    def __init__(self, *, every_round: bool, by_position: bool) -> None:
+    def __init__(self, joined: JoinedSearch, *, every_round: bool, by_position: bool) -> None:
+        self.joined = joined
         self.news: asyncio.Queue[Hits | BaseException | None] = asyncio.Queue()
         self.pairs: Sequence[Pair] = []
         self.has_left = False
@@ -256,41 +255,35 @@ class _Stepped:
         self._by_position = by_position
         self._events = asyncio.get_running_loop()
         self._since = 0.0
-        # Held while it computes: only then does it change.
+        # Held while the search computes, which is when it changes.
         self._computing = threading.Lock()
 
-    def leave(self) -> None:
-        """Take no part in further calls."""
-        self.has_left = True
-
     def tell(self, news: Hits | BaseException | None) -> None:
-        """Give the reader news."""
+        """Pass news to the reader."""
         try:
             self._events.call_soon_threadsafe(self.news.put_nowait, news)
         except RuntimeError:
             # The reader's event loop has been closed.
-            self.leave()
+            self.has_left = True
 
     def unseen(self) -> Hits | None:
-        """The hits so far, if they have not been told."""
+        """The hits so far, if the reader has not had them."""
         with self._computing:
-            return self.joined.hits()[0] if self.joined is not None and self.joined.has_news else None
+            return self.joined.hits()[0] if self.joined.has_news else None
 
     def accept(self, scores: FloatArray) -> None:
-        """Scores of the first pairs. The trace's seconds are those waited for them, in company too."""
-        assert self.joined is not None
+        """Take the scores of the first pairs. The trace counts the seconds waited for them, shared calls included."""
         now = time.monotonic()
         self.joined.accept(scores, seconds=now - self._since)
         self._since = now
         self.pairs = self.pairs[len(scores) :]
 
     def take(self, scores: FloatArray | None) -> bool:
-        """Take the last scores of a round, or stop without them; False if it goes no further."""
+        """Take the last scores of a round, or stop without them; False if the search has left."""
         with self._computing:
             if self.has_left:
                 return False
             joined = self.joined
-            assert joined is not None
             if scores is not None:
                 self.accept(scores)
             elif self.pairs:
@@ -299,20 +292,10 @@ class _Stepped:
                 self.tell(joined.hits()[0])
             return True
 
-    @property
-    def is_on_device(self) -> bool:
-        """Whether its items are chosen on a device."""
-        return self.joined is not None and self.joined.is_on_device
-
-    def wanted(self) -> SharedPosteriors | None:
-        """What `choose` needs of a device."""
-        return None if self.joined is None else self.joined.wanted()
-
     def choose(self) -> bool:
         """Choose the next pairs; False at the end."""
         with self._computing:
             joined = self.joined
-            assert joined is not None
             if joined.advance():
                 self.pairs = joined.next_pairs(joined.n_waiting, by_position=self._by_position)
                 self._since = time.monotonic()
@@ -323,7 +306,7 @@ class _Stepped:
             return False
 
     def tries(self, compute: Callable[[], bool]) -> bool:
-        """What this computes; False after an error, which is told."""
+        """The result of `compute`; False after an error, which the reader gets."""
         try:
             return compute()
         except BaseException as error:
@@ -331,18 +314,15 @@ class _Stepped:
             return False
 
 
-# A search, and the scores of its next pairs; None where its deadline affords no more, or it has just joined.
+# A search, and the scores of its next pairs: None if its deadline affords no more, or it has just joined.
 _Scored = tuple[_Stepped, FloatArray | None]
 
 
 def loop_of(scorer: Scorer) -> RoundsLoop:
-    """The loop of all searches that are awaited with this scorer now."""
+    """The loop of all searches that are awaited with this scorer."""
     with _loops_lock:
-        # A loop keeps its scorer alive, so that while it is in use no other object can have the scorer's id.
-        loop = _loops.get(id(scorer))
-        if loop is None:
-            loop = _loops[id(scorer)] = RoundsLoop(scorer)
-        return loop
+        # A loop keeps its scorer alive, so no other object can have the same id meanwhile.
+        return _loops.get(id(scorer)) or _loops.setdefault(id(scorer), RoundsLoop(scorer))
 
 
 _loops: WeakValueDictionary[int, RoundsLoop] = WeakValueDictionary()

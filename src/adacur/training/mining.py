@@ -24,7 +24,8 @@ from adacur.first_stages import AnyStage
 from adacur.index import AnchorTable
 from adacur.scorers.calling import score_grid
 from adacur.search import AnchorIndex, Gaussian
-from adacur.search.methods import Plan, Source
+from adacur.search.methods import Plan
+from adacur.search.planning import Snapshot
 from adacur.training.judged_queries import JudgedQueries
 
 _log = logging.getLogger(__name__)
@@ -209,7 +210,7 @@ def found_by_search(
 class Together(Gaussian):
     """Searches that predict for all queries in one product, which is many times faster and rounds by their number."""
 
-    def plan(self, base: Plan, source: Source, *, k: int) -> Plan:
+    def plan(self, base: Plan, source: Snapshot, *, k: int) -> Plan:
         plan = Gaussian.plan(self, base, source, k=k)
         assert isinstance(plan.approximator, GaussianModel)
         return replace(plan, approximator=plan.approximator.in_one_product())

@@ -22,7 +22,7 @@ from adacur.index import AnchorTable, locked
 from adacur.index.compressed import drop_features, store_features
 from adacur.search import AnchorIndex
 from adacur.search.editing import writable_home
-from adacur.search.learned_slopes import learned_slopes
+from adacur.search.first_stages import learned_slopes
 from adacur.search.tuned import default_settings
 from adacur.tuning.held_out import AnchorScorer, HeldOut, check_anchors, check_exact, method_of
 

@@ -152,9 +152,9 @@ def test_searches_that_time_out_at_different_places_hold_their_scores(monkeypatc
 def test_items_are_chosen_on_the_device_where_that_is_enough() -> None:
     there = index_of(device="cpu")
     joined = Rounds().join(plan_search(there, 5, budget=40), QUERIES, 5)
-    assert isinstance(joined._steps, DeviceLockStep)
+    assert isinstance(joined.steps, DeviceLockStep)
     joined = Rounds().join(plan_search(there, 5, budget=40, method=Gaussian(first_share=0.2)), QUERIES, 5)
-    assert not isinstance(joined._steps, DeviceLockStep)
+    assert not isinstance(joined.steps, DeviceLockStep)
 
 
 def test_a_device_that_runs_out_of_memory_goes_on_with_fewer_queries(

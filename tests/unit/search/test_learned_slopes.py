@@ -18,8 +18,7 @@ from adacur.evaluation import top_k_recall
 from adacur.first_stages import Joined, Matrix, as_hits, placed
 from adacur.scorers import MatrixScorer
 from adacur.search import plan_search, rounds
-from adacur.search.first_stages import FirstStageWarning
-from adacur.search.learned_slopes import learned_slopes
+from adacur.search.first_stages import FirstStageWarning, learned_slopes
 from adacur.search.tuned import GaussianSettings
 from adacur.tuning.held_out import method_of
 

@@ -94,19 +94,6 @@ def test_a_search_joins_between_steps_and_waits_for_no_other_s_last_round(index,
     ]
 
 
-def test_a_search_that_leaves_is_asked_for_no_more(index, world) -> None:
-    plan = plan_search(index, 5, budget=40)
-    together = Rounds()
-    gone, stays = together.join(plan, world.test[:1], 5), together.join(plan, world.test[1:2], 5)
-    together.step()
-    gone.leave()
-    while together.step():
-        pass
-    assert all(world.test[0].id not in call for call in index.scorer.calls[1:])
-    assert stays.hits()[0].trace.calls == 40
-    assert 0 < gone.hits()[0].trace.calls < 40
-
-
 def test_searches_that_step_together_have_one_scorer(index, world) -> None:
     together = Rounds()
     together.join(plan_search(index, 5, budget=40), world.test[:1], 5)

@@ -288,7 +288,7 @@ async def test_an_error_while_a_search_chooses_is_its_alone(index, scorer, world
     advance = stepping.JoinedSearch.advance
 
     def breaks(self):
-        if self._steps.searches[0].query.id == "t1" and self._steps.searches[0].rounds:
+        if self.steps.searches[0].query.id == "t1" and self.steps.searches[0].rounds:
             raise MemoryError("no room for a prediction")
         return advance(self)
 

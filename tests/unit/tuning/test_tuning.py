@@ -21,7 +21,7 @@ from adacur.evaluation import top_k_recall
 from adacur.first_stages import Matrix
 from adacur.index import AnchorTable, locked
 from adacur.scorers import MatrixScorer
-from adacur.search.learned_slopes import learned_slopes
+from adacur.search.first_stages import learned_slopes
 from adacur.search.planning import Snapshot, plan_search
 from adacur.search.tuned import (
     Gain,
