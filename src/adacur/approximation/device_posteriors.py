@@ -15,13 +15,14 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from adacur.approximation.gaussian_features import Features
-from adacur.approximation.rank_slopes import RANKS_THAT_COUNT, RISE, RankSlopes
+from adacur.approximation.posteriors import FEWEST_RESIDUALS, Posterior, Priors, chance_above
+from adacur.approximation.rank_slopes import RANKS_THAT_COUNT, RISE
 from adacur.approximation.recorded_choice import Shape
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.extras import require
@@ -30,42 +31,12 @@ _log = logging.getLogger(__name__)
 _loading = threading.Lock()
 # Beyond those wanted, so that what ties with the last of them is seen, and its order can follow the items' keys.
 _SLACK = 32
-# Fewer residuals than these say nothing of their standard deviation.
-FEWEST_RESIDUALS = 10
 # What a batch holds of each query.
 _PER_QUERY = (
     *("_prior", "_variances", "_trusts", "_weights", "_levels", "_offsets"),
     *("_at", "_filled", "_inverse", "_targets", "_solved"),
 )
 _PER_QUERY_WITH_RANKS = ("_listed", "_rises", "_in_order", "_rises_in_order", "_slope")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Priors:
-    """What is known of several queries before any score: arrays with an axis of queries.
-
-    `weights` and `variances` are those of the features, `trusts` those of the items' means.
-    """
-
-    weights: FloatArray
-    variances: FloatArray
-    trusts: FloatArray
-    level_variance: float
-    noise: float
-    slopes: RankSlopes | None
-    # Per query, what each first stage ranks, best first; none where slopes are not used.
-    lists: Sequence[Sequence[IntArray]]
-
-    @classmethod
-    def joined(cls, parts: Sequence[Priors]) -> Priors:
-        """Those of all these queries; what they have in common is the first's."""
-        return replace(
-            parts[0],
-            weights=np.concatenate([part.weights for part in parts]),
-            variances=np.concatenate([part.variances for part in parts]),
-            trusts=np.concatenate([part.trusts for part in parts]),
-            lists=[of_query for part in parts for of_query in part.lists],
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,32 +48,8 @@ class Promising:
     raised: FloatArray
 
 
-class OnHost(Protocol):
-    """The posterior of one query, by numpy."""
-
-    weights: FloatArray
-    level: float
-    trust: float
-    lists: Sequence[IntArray]
-
-    @property
-    def scored(self) -> IntArray: ...
-
-    @property
-    def slope(self) -> FloatArray: ...
-
-    @property
-    def residual_deviation(self) -> float: ...
-
-    def tell(self, positions: IntArray, scores: FloatArray) -> None: ...
-
-    def expect(self, positions: IntArray, rows: FloatArray) -> None: ...
-
-    def copied(self) -> Self: ...
-
-
 class DevicePosteriors:
-    """The approximation of a batch of queries on a torch device; `in_scores` turns predictions into scores.
+    """The approximation of a batch of queries on a torch device.
 
     Of few queries the posteriors may be given `on_host`: numpy solves a small system sooner than a device begins. The
     device then predicts and chooses.
@@ -113,13 +60,9 @@ class DevicePosteriors:
         features: Features,
         priors: Callable[[], Priors],
         *,
-        in_scores: Callable[[FloatArray], FloatArray],
-        chance: Callable[[float, FloatArray, FloatArray, IntArray], FloatArray],
-        on_host: Sequence[OnHost] = (),
+        on_host: Sequence[Posterior] = (),
     ) -> None:
         self._torch = require("torch", extra="torch")
-        self.in_scores = in_scores
-        self._chance = chance
         self._features = features
         self._on_host = on_host
         self._is_behind = False
@@ -378,7 +321,7 @@ class DevicePosteriors:
 
     def chance_above(self, query: int, predicted: FloatArray, best: FloatArray, *, ranks: IntArray) -> FloatArray:
         """How likely unscored items are to score above the best scored, shape (predicted, best)."""
-        return self._chance(self._residual_deviation(query), predicted, best, ranks)
+        return chance_above(self._features.scale, self._residual_deviation(query), predicted, best, ranks)
 
     def _residual_deviation(self, query: int) -> float:
         if self._on_host:

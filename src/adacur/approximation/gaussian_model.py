@@ -25,11 +25,9 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 
-from adacur.approximation.device_posteriors import Priors
 from adacur.approximation.gaussian_features import (
     QUERY_SCALE,
     EmbedQueries,
@@ -40,7 +38,7 @@ from adacur.approximation.gaussian_features import (
 )
 from adacur.approximation.item_factors import Allocate, PackedRows, RowSource, Storage, in_memory
 from adacur.approximation.leave_one_out import LeaveOneOut
-from adacur.approximation.posteriors import Posterior, Posteriors, chance_above
+from adacur.approximation.posteriors import Posterior, Posteriors, Priors
 from adacur.approximation.rank_slopes import RISE, RankSlopes
 from adacur.approximation.recorded_choice import RecordedChoices
 from adacur.approximation.shared_posteriors import SharedPosteriors
@@ -194,23 +192,15 @@ class GaussianModel:
         """
         features = self.features_of(anchors) if features is None else features
         vectors = unit_vectors(self.embed_queries, queries) if features.anchor_vectors is not None else None
+        nobody, lists = [None] * len(queries), self._lists(ranks)
         if features.device_means is not None and not self._together:
-            if ranks is not None and self.slopes is not None:
-                _check_stages(ranks, len(self.slopes.means))
             return SharedPosteriors(
                 features,
-                lambda: self._priors(features, vectors, len(queries), ranks),
+                lambda: self._priors(features, vectors, len(queries), lists),
+                on_host=lambda: self._posteriors(features, vectors, nobody, lists, keeps_rows=True),
                 n_queries=len(queries),
-                in_scores=features.scale.score,
-                chance=partial(chance_above, features.scale),
-                on_host=lambda: self._posteriors(features, vectors, [None] * len(queries), ranks, keeps_rows=True),
             )
-        return Posteriors(
-            features,
-            self._posteriors(features, vectors, [None] * len(queries), ranks),
-            in_scores=features.scale.score,
-            together=self._together,
-        )
+        return Posteriors(features, self._posteriors(features, vectors, nobody, lists), together=self._together)
 
     def replay(self, anchors: AnchorScores, positions: IntArray, ranks: Ranks | None = None) -> Posteriors:
         """An approximation for the anchor queries at these positions, each as if it were new.
@@ -235,12 +225,7 @@ class GaussianModel:
             for position in positions.tolist()
         ]
         replayed = None if vectors is None else vectors[positions]
-        return Posteriors(
-            features,
-            self._posteriors(features, replayed, left_out, ranks),
-            in_scores=features.scale.score,
-            together=True,
-        )
+        return Posteriors(features, self._posteriors(features, replayed, left_out, self._lists(ranks)), together=True)
 
     def compressed(
         self, anchors: AnchorScores, *, rank: int, storage: Storage = "int8", allocate: Allocate = in_memory
@@ -283,96 +268,78 @@ class GaussianModel:
             whole=whole,
         )
 
-    def _priors(self, features: Features, vectors: FloatArray | None, n_queries: int, ranks: Ranks | None) -> Priors:
-        """What `_posteriors` makes of queries one by one, for all in one product: rounded by their number."""
-        if ranks is not None and self.slopes is not None:
-            _check_stages(ranks, len(self.slopes.means))
-        n_anchors, n_features = len(features.precisions), features.factors.n_features
-        share, locality, noise = self._shared(features, ranks)
-        variance = features.variance or 1.0
-        weights = np.zeros((n_queries, n_features))
-        variances = np.full((n_queries, n_features), share * variance / features.embedding_variance if share else 0.0)
-        variances[:, :n_anchors] = 1 / max(1, n_anchors)
-        trusts = np.full(n_queries, features.trust)
-        if features.anchor_vectors is not None and vectors is not None:
-            likeness = vectors @ features.anchor_vectors.T
-            nearness = np.exp((likeness - likeness.max(axis=1, keepdims=True)) / locality)
-            variances[:, :n_anchors] = nearness / nearness.sum(axis=1, keepdims=True)
-            kernel = np.exp((likeness - 1) / QUERY_SCALE)
-            weights[:, :n_anchors] = kernel * features.precisions
-            if features.trust < 1:
-                trusts += (1 - trusts) * np.clip(kernel @ features.sums(self.query_noise), 0, 1)
-        return Priors(
-            weights=weights,
-            variances=variances,
-            trusts=trusts,
-            level_variance=_LEVEL * variance if self.centre else 0.0,
-            noise=noise,
-            slopes=self.slopes,
-            lists=() if ranks is None or self.slopes is None else ranks,
-        )
-
-    def _shared(self, features: Features, ranks: Ranks | None) -> tuple[float, float, float]:
-        """What all queries have in common: the embeddings' share of covariance, the locality, and the noise."""
-        share, locality = self._by_anchors(len(features.precisions), features.embedding_variance)
-        # An index whose scores never vary says nothing of scale; the embeddings then stand alone.
-        usual = (features.variance or 1.0) * (1 + share)
-        # Where all anchor queries agree, ranks may be all that scores can vary by.
-        from_ranks = 0.0 if ranks is None or self.slopes is None else self.slopes.variance * RISE[0] ** 2
-        return share, locality, max(self.noise * usual, _LEAST_NOISE * (usual + from_ranks))
-
     def _posteriors(
         self,
         features: Features,
         vectors: FloatArray | None,
         left_out: Sequence[LeaveOneOut | None],
-        ranks: Ranks | None,
+        lists: Ranks,
         *,
         keeps_rows: bool = False,
     ) -> list[Posterior]:
-        """The prior of each query, given its vector and the anchor query that it must not know."""
-        if ranks is not None and self.slopes is not None:
-            _check_stages(ranks, len(self.slopes.means))
-        n_anchors, n_features = len(features.precisions), features.factors.n_features
-        share, locality, noise = self._shared(features, ranks)
-        variance = features.variance or 1.0
-        sums = features.sums(self.query_noise) if features.trust < 1 else np.zeros(n_anchors)
+        """The posterior of each query before it has scores: one by one, since a product rounds by their number."""
         posteriors = []
         for query, without in enumerate(left_out):
-            weights, trust = np.zeros(n_features), features.trust
-            variances = np.full(n_features, share * variance / features.embedding_variance if share else 0.0)
-            variances[:n_anchors] = 1 / max(1, n_anchors)
-            if features.anchor_vectors is not None and vectors is not None:
-                likeness = features.anchor_vectors @ vectors[query]
-                if without is not None:
-                    likeness[without.position] = -np.inf
-                nearness = np.exp((likeness - likeness.max()) / locality)
-                variances[:n_anchors] = nearness / nearness.sum()
-                precisions = features.precisions if without is None else without.precisions
-                kernel = np.exp((likeness - 1) / QUERY_SCALE)
-                weights[:n_anchors] = kernel * precisions
-                # What the means lack, the regression makes up for, as far as it knows queries like this one.
-                made_up = float(np.clip(kernel @ (sums if without is None else without.sums), 0, 1))
-                trust += (1 - trust) * made_up
-            elif without is not None:
-                variances[:n_anchors] = 1 / max(1, n_anchors - 1)
-                variances[without.position] = 0.0
-            posteriors.append(
-                Posterior(
-                    features,
-                    prior=weights,
-                    weights=weights if without is None else without.weights(weights, trust=trust),
-                    trust=trust,
-                    variances=variances,
-                    level_variance=_LEVEL * variance if self.centre else 0.0,
-                    noise=noise,
-                    left_out=without,
-                    keeps_rows=keeps_rows,
-                    slopes=self.slopes,
-                    lists=() if ranks is None or self.slopes is None else ranks[query],
-                )
-            )
+            only = slice(query, query + 1)
+            priors = self._priors(features, None if vectors is None else vectors[only], 1, lists[only], without)
+            posteriors.append(Posterior(features, priors, left_out=without, keeps_rows=keeps_rows))
         return posteriors
+
+    def _priors(
+        self,
+        features: Features,
+        vectors: FloatArray | None,
+        n_queries: int,
+        lists: Ranks,
+        left_out: LeaveOneOut | None = None,
+    ) -> Priors:
+        """The priors of some queries, given their vectors and the anchor query that none of them must know."""
+        n_anchors, n_features = len(features.precisions), features.factors.n_features
+        share, locality = self._by_anchors(n_anchors, features.embedding_variance)
+        # An index whose scores never vary says nothing of scale; the embeddings then stand alone.
+        variance = features.variance or 1.0
+        usual = variance * (1 + share)
+        # Where all anchor queries agree, ranks may be all that scores can vary by.
+        from_ranks = self.slopes.variance * RISE[0] ** 2 if self.slopes is not None and lists else 0.0
+        weights, trusts = np.zeros((n_queries, n_features)), np.full(n_queries, features.trust)
+        variances = np.full((n_queries, n_features), share * variance / features.embedding_variance if share else 0.0)
+        variances[:, :n_anchors] = 1 / max(1, n_anchors - (left_out is not None))
+        if left_out is not None:
+            variances[:, left_out.position] = 0.0
+        if features.anchor_vectors is not None and vectors is not None:
+            likeness = vectors @ features.anchor_vectors.T
+            if left_out is not None:
+                likeness[:, left_out.position] = -np.inf
+            nearness = np.exp((likeness - likeness.max(axis=1, keepdims=True)) / locality)
+            variances[:, :n_anchors] = nearness / nearness.sum(axis=1, keepdims=True)
+            kernel = np.exp((likeness - 1) / QUERY_SCALE)
+            weights[:, :n_anchors] = kernel * (features.precisions if left_out is None else left_out.precisions)
+            if features.trust < 1:
+                # What the means lack, the regression makes up for, as far as it knows queries like this one.
+                sums = features.sums(self.query_noise) if left_out is None else left_out.sums
+                trusts += (1 - trusts) * np.clip(kernel @ sums, 0, 1)
+        return Priors(
+            weights=weights,
+            variances=variances,
+            trusts=trusts,
+            level_variance=_LEVEL * variance if self.centre else 0.0,
+            noise=max(self.noise * usual, _LEAST_NOISE * (usual + from_ranks)),
+            slopes=self.slopes,
+            lists=lists,
+        )
+
+    def _lists(self, ranks: Ranks | None) -> Ranks:
+        """The ranks that the slopes are applied to; none without slopes."""
+        if ranks is None or self.slopes is None:
+            return ()
+        n_stages = len(self.slopes.means)
+        if others := {len(of_query) for of_query in ranks} - {n_stages}:
+            raise InputError(
+                f"There must be a slope for each first stage that ranks items; got {n_stages} slopes for the ranks of "
+                f"{min(others)} stages. Learn the slopes from the first stage that searches start from, or give "
+                "slopes=None."
+            )
+        return ranks
 
     def _by_anchors(self, n_anchors: int, embedding_variance: float) -> tuple[float, float]:
         """The embeddings' share of covariance relative to the residuals', and the locality; both are higher for few."""
@@ -398,12 +365,3 @@ def _placed(features: Features, device: str | None) -> Features:
             device,
         )
         return features
-
-
-def _check_stages(ranks: Ranks, n_stages: int) -> None:
-    """Refuse ranks that the slopes are not of."""
-    if others := {len(of_query) for of_query in ranks} - {n_stages}:
-        raise InputError(
-            f"Ranks must be those of the first stages that the slopes are of; there are slopes of {n_stages} and ranks "
-            f"of {min(others)}. Learn the slopes from the first stage that searches start from, or give slopes=None."
-        )

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from adacur.approximation.device_posteriors import DevicePosteriors, OnHost, Priors, Promising
+from adacur.approximation.device_posteriors import DevicePosteriors, Promising
 from adacur.approximation.gaussian_features import Features
+from adacur.approximation.posteriors import Posterior, Priors
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import DeviceFailed
 from adacur.core.extras import require
@@ -35,14 +36,10 @@ class SharedPosteriors:
         features: Features,
         priors: Callable[[], Priors],
         *,
+        on_host: Callable[[], Sequence[Posterior]],
         n_queries: int,
-        in_scores: Callable[[FloatArray], FloatArray],
-        chance: Callable[[float, FloatArray, FloatArray, IntArray], FloatArray],
-        on_host: Callable[[], Sequence[OnHost]] | None = None,
     ) -> None:
-        self.in_scores = in_scores
-        self._on_host = on_host
-        self._features, self._make_priors, self._chance = features, priors, chance
+        self._features, self._make_priors, self._on_host = features, priors, on_host
         self._batch: DevicePosteriors | None = None
         self._rows = range(n_queries)
         self._told: tuple[Sequence[IntArray], Sequence[FloatArray]] | None = None
@@ -80,15 +77,14 @@ class SharedPosteriors:
         with _device_of(self):
             return _told([self]).predict()
 
+    def in_scores(self, predicted: FloatArray) -> FloatArray:
+        """Predictions as scores of the scorer."""
+        return self._features.scale.score(predicted)
+
     def chance_above(self, query: int, predicted: FloatArray, best: FloatArray, *, ranks: IntArray) -> FloatArray:
         """How likely unscored items are to score above the best scored, shape (predicted, best)."""
         with _device_of(self):
             return _told([self]).chance_above(query, predicted, best, ranks=ranks)
-
-    def _begun(self, on_host: Sequence[OnHost]) -> DevicePosteriors:
-        return DevicePosteriors(
-            self._features, lambda: self._priors, in_scores=self.in_scores, chance=self._chance, on_host=on_host
-        )
 
     def _point(self) -> Hashable:
         """Searches for which this is the same can be computed together."""
@@ -112,8 +108,8 @@ def compute_together(searches: Sequence[SharedPosteriors]) -> None:
     groups: dict[Hashable, list[SharedPosteriors]] = {}
     are_few = sum(len(search._rows) for search in searches) <= _FEW_QUERIES
     for search in searches:
-        if are_few and search._batch is None and search._on_host is not None:
-            search._batch = search._begun(search._on_host())
+        if are_few and search._batch is None:
+            search._batch = DevicePosteriors(search._features, search._make_priors, on_host=search._on_host())
         groups.setdefault(search._point(), []).append(search)
     for group in groups.values():
         with _device_of(group[0]):
@@ -131,7 +127,7 @@ def _told(group: Sequence[SharedPosteriors]) -> DevicePosteriors:
     first = group[0]
     if first._batch is None:
         priors = Priors.joined([search._priors for search in group])
-        batch = DevicePosteriors(first._features, lambda: priors, in_scores=first.in_scores, chance=first._chance)
+        batch = DevicePosteriors(first._features, lambda: priors)
     else:
         parts: list[tuple[DevicePosteriors, list[int]]] = []
         for search in group:
