@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adacur.approximation.gaussian_features import EmbedQueries, unit_vectors
+from adacur.approximation.gaussian_features import EmbedQueries, checked_embeddings, unit_vectors
 from adacur.approximation.pseudo_inverse import Weights, linear_predictions
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import InputError
@@ -39,17 +39,13 @@ class EmbeddingRegression:
         blend: float = 0.6,
         ridge: float = 0.3,
     ) -> None:
-        embeddings = np.asarray(embeddings)
-        if embeddings.ndim != 2 or not np.isfinite(embeddings).all():
-            raise InputError(f"Embeddings must be finite numbers, a row per item; got shape {embeddings.shape}.")
         if not 0 <= blend <= 1:
             raise InputError(f"blend must be between 0 and 1; got {blend}.")
         if blend and embed_queries is None:
             raise InputError(f"blend={blend} mixes in the query's own embedding; give embed_queries=…, or blend=0.")
         if not ridge > 0:
             raise InputError(f"ridge must be positive; got {ridge}. A small one, such as 1e-6, comes close to none.")
-        # Query vectors are cast to the embeddings' type, and whole numbers or halves would lose them.
-        self.embeddings = embeddings if embeddings.dtype in (np.float32, np.float64) else embeddings.astype(np.float32)
+        self.embeddings = checked_embeddings(embeddings)
         self.embed_queries = embed_queries
         self.blend = blend
         self.ridge = ridge

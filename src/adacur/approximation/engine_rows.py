@@ -19,6 +19,8 @@ from adacur.core.arrays import FloatArray, IntArray
 
 # Rows of the items at these positions, float32, one behind the other.
 ReadRows = Callable[[IntArray], FloatArray]
+# What an outline has in common with the features it was made of.
+_SHARED = ("anchors", "scale", "anchor_vectors", "precisions", "variance", "embedding_variance", "trust", "centre")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,14 +71,7 @@ class Outline:
         mean = total / n_items
         return cls(
             n_items=n_items,
-            anchors=features.anchors,
-            scale=features.scale,
-            anchor_vectors=features.anchor_vectors,
-            precisions=features.precisions,
-            variance=features.variance,
-            embedding_variance=features.embedding_variance,
-            trust=features.trust,
-            centre=features.centre,
+            **{name: getattr(features, name) for name in _SHARED},
             stored_centre=features.factors.centre,
             mixing=features.factors.mixing,
             row_mean=mean,
@@ -124,17 +119,10 @@ class Outline:
             return rows[:, :n_stored], rows[:, -1] if self.has_means else np.zeros(len(rows))
 
         return Features(
-            anchors=self.anchors,
-            scale=self.scale,
+            **{name: getattr(self, name) for name in _SHARED},
             means=np.empty(0),
             factors=ItemFactors([], self.stored_centre, mixing=self.mixing),
-            anchor_vectors=self.anchor_vectors,
-            precisions=self.precisions,
-            variance=self.variance,
-            embedding_variance=self.embedding_variance,
             read=split,
-            trust=self.trust,
-            centre=self.centre,
             known_sums=self._sums,
         )
 

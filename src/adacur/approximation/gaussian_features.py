@@ -82,13 +82,18 @@ class Features:
         object.__setattr__(self, "trust", trust if trust < _ALMOST else 1.0)
         object.__setattr__(self, "centre", float(means.mean(dtype=np.float64)) if len(means) else 0.0)
 
+    def kernel(self, noise: float) -> FloatArray:
+        """K + noise I; the identity without vectors."""
+        identity = np.eye(len(self.precisions))
+        vectors = self.anchor_vectors
+        return identity if vectors is None else query_kernel(vectors, vectors) + noise * identity
+
     def sums(self, noise: float) -> FloatArray:
         """The sums of the rows of (K + noise I)⁻¹, solved once; zeros without vectors."""
         if self.anchor_vectors is None:
             return np.zeros(len(self.precisions))
         if noise not in self.known_sums:
-            kernel = query_kernel(self.anchor_vectors, self.anchor_vectors)
-            self.known_sums[noise] = np.linalg.solve(kernel + noise * np.eye(len(kernel)), np.ones(len(kernel)))
+            self.known_sums[noise] = np.linalg.solve(self.kernel(noise), np.ones(len(self.precisions)))
         return self.known_sums[noise]
 
     @property
@@ -283,8 +288,22 @@ def unit_vectors(embed_queries: EmbedQueries | None, queries: Sequence[Query]) -
         raise InputError(
             f"embed_queries must give a finite vector per query; got shape {vectors.shape} for {len(queries)} queries."
         )
+    return normalised(vectors)
+
+
+def normalised(vectors: FloatArray) -> FloatArray:
+    """Rows at length 1; zeros stay zeros."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.asarray(vectors / np.where(lengths > 0, lengths, 1.0))
+
+
+def checked_embeddings(embeddings: FloatArray) -> FloatArray:
+    """Embeddings as float32 or float64, refused unless they are finite and two-dimensional."""
+    embeddings = np.asarray(embeddings)
+    if embeddings.ndim != 2 or not np.isfinite(embeddings).all():
+        raise InputError(f"Embeddings must be finite numbers, a row per item; got shape {embeddings.shape}.")
+    # Weights are cast to the embeddings' type, and whole numbers or halves would lose them.
+    return embeddings if embeddings.dtype in (np.float32, np.float64) else embeddings.astype(np.float32)
 
 
 def _score_blocks(anchors: AnchorScores) -> Iterator[FloatArray]:

@@ -33,7 +33,7 @@ from adacur.approximation.gaussian_features import (
     EmbedQueries,
     Extraction,
     Features,
-    query_kernel,
+    checked_embeddings,
     unit_vectors,
 )
 from adacur.approximation.item_factors import Allocate, PackedRows, RowSource, Storage, in_memory
@@ -111,11 +111,7 @@ class GaussianModel:
         if embeddings is not None and hasattr(embeddings, "rows"):
             self._item_vectors, embeddings = embeddings, None
         if embeddings is not None:
-            embeddings = np.asarray(embeddings)
-            if embeddings.ndim != 2 or not np.isfinite(embeddings).all():
-                raise InputError(f"Embeddings must be finite numbers, a row per item; got shape {embeddings.shape}.")
-            # Weights are cast to the embeddings' type, and whole numbers or halves would lose them.
-            embeddings = embeddings if embeddings.dtype in (np.float32, np.float64) else embeddings.astype(np.float32)
+            embeddings = checked_embeddings(embeddings)
             self._item_vectors = PackedRows(embeddings)
         self.embeddings: FloatArray | None = embeddings
         self.embed_queries = embed_queries
@@ -216,9 +212,7 @@ class GaussianModel:
             )
         features = self.features_of(anchors)
         vectors = features.anchor_vectors
-        kernel = np.eye(len(features.precisions))
-        if vectors is not None:
-            kernel = query_kernel(vectors, vectors) + self.query_noise * kernel
+        kernel = features.kernel(self.query_noise)
         inverse = np.linalg.inv(kernel)
         left_out = [
             LeaveOneOut.of(position, kernel, inverse, n_features=features.factors.n_features, centre=self.centre)

@@ -70,7 +70,7 @@ class ScoreScale:
         values = np.sort(np.asarray(scores, dtype=np.float64), axis=None)
         steps = np.unique(values)
         if len(steps) < 2:
-            return cls(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
+            return cls.plain()
         if len(steps) > KNOTS:
             # Dense where scores are rare: the top decides, and the bulk needs few knots.
             share = np.concatenate([np.linspace(0, 1, KNOTS // 2), 1 - np.geomspace(1 / len(values), 1, KNOTS // 2)])

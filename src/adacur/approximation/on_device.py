@@ -47,9 +47,7 @@ class DeviceRows:
 
     def rows(self, positions: IntArray) -> FloatArray:
         """These rows, float64, on the host."""
-        at = _moved(positions, self._values, dtype="int64")
-        rows = np.asarray(self._values[at].cpu().numpy(), dtype=np.float64)
-        return rows if self._scales is None else rows * self._scales[at, None].cpu().numpy()
+        return self.on_host(self.rows_here, positions)
 
     def on_host(self, read: Callable[[Any], Any], positions: IntArray) -> FloatArray:
         """What `read` makes of these positions on the device, here."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adacur.approximation.gaussian_features import Features, query_kernel
+from adacur.approximation.gaussian_features import Features
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
 
 # Beyond this rank a first stage says nothing.
@@ -56,12 +56,9 @@ class RankSlopes:
         Each is predicted by the others, of which there must be some; its slopes are those of what they leave
         unexplained. `ridge` is the noise of the regression on query vectors, `keys` are the items' random keys.
         """
-        n_anchors, n_stages = len(features.precisions), len(lists[0])
+        n_stages = len(lists[0])
         sample = np.sort(np.argsort(keys, kind="stable")[:_AT_RANDOM])
-        kernel = np.eye(n_anchors)
-        if features.anchor_vectors is not None:
-            kernel = query_kernel(features.anchor_vectors, features.anchor_vectors) + ridge * kernel
-        sums = features.sums(ridge)
+        kernel, sums = features.kernel(ridge), features.sums(ridge)
         squares, products = [], []
         for column, of_query in zip(columns.tolist(), lists, strict=True):
             best = np.unique(np.concatenate([some[:_BEST] for some in of_query]))
