@@ -4,7 +4,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -21,7 +21,7 @@ from adacur.core.errors import AdacurError, InputError, UnknownName
 from adacur.core.money import Price
 from adacur.search import METHODS, AnchorIndex, plan_search
 from adacur.serving import shapes
-from adacur.serving.bodies import Name, search_request
+from adacur.serving.bodies import Name, rerank_request, search_request
 from adacur.serving.door import Door, notes_of
 from adacur.serving.failures import Refusal, as_refusal, json_answer
 from adacur.serving.indexes import Served, check_name, named_index, plan_of
@@ -33,7 +33,7 @@ from adacur.serving.reranking import DIALECTS, Dialect, Reranking
 from adacur.serving.scoring import ServedScorers
 from adacur.serving.searching import Search, SearchStream, search_all
 from adacur.serving.settings import ServerSettings
-from adacur.serving.turns import Turns
+from adacur.serving.turns import Answer, Turns
 from adacur.serving.watching import ScorerWatch
 from adacur.tuning import replay
 
@@ -171,16 +171,17 @@ class _Server:
                 planned = await asyncio.to_thread(plan_search, plan.served.index, plan.k, **plan.options)
                 ended = partial(self._count, request, searches)
                 return SearchStream(searches[0], turns=self.turns, settings=planned.settings(), ended=ended)
-            work = partial(search_all, searches)
             try:
-                results = await self.turns.run(work, receive=request.receive, seconds=self.settings.seconds)
+                results = await self.turns.run(
+                    partial(search_all, searches), receive=request.receive, seconds=self.settings.seconds
+                )
             finally:
                 self._count(request, searches)
             return json_answer({"index": plan.served.name, "results": results})
 
     def add_rerank(self, api: APIRouter, dialect: Dialect) -> None:
         """The rerank route of a service."""
-        RerankRequest = dialect.body(self.settings)
+        RerankRequest = rerank_request(self.settings)
 
         @api.post(
             dialect.path,
@@ -194,13 +195,8 @@ class _Server:
             notes_of(request.scope).update({"index": reranking.served.name, "documents": len(reranking.texts)})
             if self.settings.log_queries:
                 notes_of(request.scope)["query"] = reranking.query
-            seconds = self.settings.seconds
-            try:
-                async with asyncio.timeout(seconds):
-                    best = await self.turns.run(reranking.ranked, receive=request.receive, seconds=seconds)
-            except TimeoutError as error:
-                message = f"It took more than {seconds:g} s. Send fewer documents at a time."
-                raise Refusal(504, "out_of_time", message) from error
+            late = f"Scoring took more than {self.settings.seconds:g} s. Send fewer documents at a time."
+            best = await self._in_time(request, reranking.ranked, late=late)
             return json_answer(dialect.answer(reranking, best))
 
     def add_indexes(self, api: APIRouter) -> None:
@@ -219,13 +215,9 @@ class _Server:
         @api.post("/v1/indexes/{name}/probe", tags=["indexes"], summary="Is it still the same scorer?")
         async def probe(request: Request, name: str) -> Response:
             """Ask the scorer for 8 of the scores that the index stores, and tell how far it is from them."""
-            one, seconds = named_index(self.served, name), self.settings.seconds
-            try:
-                async with asyncio.timeout(seconds):
-                    check = partial(self.watch.check, one)
-                    drift = await self.turns.run(check, receive=request.receive, seconds=seconds)
-            except TimeoutError as error:
-                raise Refusal(504, "out_of_time", f"The scorer took more than {seconds:g} s.") from error
+            one = named_index(self.served, name)
+            late = f"The scorer took more than {self.settings.seconds:g} s."
+            drift = await self._in_time(request, partial(self.watch.check, one), late=late)
             return json_answer({"index": one.name, "allowed": drift.allowed, "drift": as_json(drift)})
 
         @api.get("/v1/indexes/{name}/recall", tags=["indexes"], summary="Recall against budget", responses=computing)
@@ -267,6 +259,15 @@ class _Server:
             if not self.is_ready:
                 return json_answer({"status": "starting"}, status=503, headers={"Retry-After": "1"})
             return json_answer({"status": "ready"})
+
+    async def _in_time(self, request: Request, work: Callable[[], Awaitable[Answer]], *, late: str) -> Answer:
+        """The result of some work, in its turn; 504 with the message `late` where that takes too long."""
+        seconds = self.settings.seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.turns.run(work, receive=request.receive, seconds=seconds)
+        except TimeoutError as error:
+            raise Refusal(504, "out_of_time", late) from error
 
     def _count(self, request: Request, searches: list[Search], error: Exception | None = None) -> None:
         """Count what was spent; `error` is what ended a stream after its status had been sent."""

@@ -21,21 +21,11 @@ _SECONDS_FOR_THREADS = 5
 def listening(host: str, port: int) -> socket.socket:
     """A socket that listens there; port 0 is any free one."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
-        )[0]
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        at = socket.create_server(address, family=family, backlog=2048, dualstack_ipv6=both)
         # Only where the protocol is named does asyncio send small answers at once; else each waits some 40 ms.
-        at = socket.socket(family, kind, protocol)
-        try:
-            if os.name == "posix":
-                # Elsewhere this would let two servers have one port.
-                at.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            at.bind(address)
-            at.listen(2048)
-        except BaseException:
-            at.close()
-            raise
-        return at
+        return socket.socket(at.family, at.type, socket.IPPROTO_TCP, fileno=at.detach())
     except (OSError, OverflowError) as error:
         in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
         reason = f"Port {port} of {host} is in use" if in_use else f"Cannot listen at {host} port {port}: {error}"

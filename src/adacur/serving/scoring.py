@@ -61,13 +61,12 @@ class _Counted:
         self._metrics.scorer_pairs.labels(name).observe(len(pairs))
         try:
             yield
-        except Exception:
+        except (Exception, SystemExit) as error:
             self._metrics.scorer_failures.labels(name).inc()
+            if isinstance(error, SystemExit):
+                # The server goes on.
+                raise ScorerFailed(f"Scorer {name!r} tried to end the process: exit({error.code!r}).") from error
             raise
-        except SystemExit as error:
-            # A scorer may try to end the process; the server goes on.
-            self._metrics.scorer_failures.labels(name).inc()
-            raise ScorerFailed(f"Scorer {name!r} tried to end the process: exit({error.code!r}).") from error
         finally:
             self._metrics.scorer_seconds.labels(name).observe(time.perf_counter() - started)
 
