@@ -81,15 +81,12 @@ def plan_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: 
     """The searches that a body asks for, which holds only the fields that the client gave."""
     one = named_index(served, body.get("index"))
     given: dict[str, Any] = {**settings.defaults(), **body}
+    method = given.get("method") or one.index.snapshot.default_method
     if "budget" not in body:
-        usual = one.index.snapshot.usual_calls(
-            given["k"], method=given.get("method") or one.index.snapshot.default_method
-        )
-        given["budget"] = min(usual, settings.max_budget)
+        given["budget"] = min(one.index.snapshot.usual_calls(given["k"], method=method), settings.max_budget)
     if "k" not in body:
         # A small budget is not a reason to refuse the default k.
         given["k"] = min(given["k"], given["budget"])
-    method = given.get("method") or one.index.snapshot.default_method
     filter_ = given.get("filter") or {}
     if method == "exact":
         _check_exact(one, filter_, settings)

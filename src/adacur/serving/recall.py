@@ -75,11 +75,10 @@ class RecallCurves:
             raise Refusal(422, "unknown_name", f"This index has no first stage {first!r}. It has: {stages}.") from error
         most, n_anchors = min(self._settings.max_budget, len(index)), len(index.anchor_queries)
         if index.snapshot.engine is not None:
-            raise Refusal(404, "no_recall", "Recall is measured on the folder of an index; this one is in an engine.")
-        cells = index.snapshot.exact_cells()
-        if n_anchors < FEWEST_QUERIES:
+            reason = "Recall is measured on the folder of an index; this one is in an engine."
+        elif n_anchors < FEWEST_QUERIES:
             reason = f"Recall is measured on at least {FEWEST_QUERIES} anchor queries; this index has {n_anchors}."
-        elif cells is not None and not cells.all():
+        elif (cells := index.snapshot.exact_cells()) is not None and not cells.all():
             reason = "Some scores of this index are predicted; recall cannot be measured against those."
         elif k > most:
             reason = f"k={k} is more than the largest budget or the number of items, {most}."

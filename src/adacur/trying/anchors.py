@@ -61,17 +61,12 @@ def saving(measured: Measured, first: str) -> Saving | None:
     for k, budget in tried:
         steps = sorted({max(k, round(budget * times)) for times in _MULTIPLES if budget * times < grid})
         by_query = top_k_recall(replay(with_anchors, queries, k, budget=budget, first=first), scores, k=k)
-        found_without = [
-            [
-                top_k_recall(without.search(queries, k, budget=step, method=method, first=first), scores, k=k)
-                for step in steps
-            ]
-            for method in methods
-        ]
-        # Scoring everything finds everything.
-        cells.append(
-            (budget, [*steps, grid], np.array([[*curve, np.ones(len(queries))] for curve in found_without]), by_query)
-        )
+        curves = []
+        for method in methods:
+            hits = [without.search(queries, k, budget=step, method=method, first=first) for step in steps]
+            # Scoring everything finds everything.
+            curves.append([*(top_k_recall(one, scores, k=k) for one in hits), np.ones(len(queries))])
+        cells.append((budget, [*steps, grid], np.array(curves), by_query))
     draws = np.random.default_rng(0).integers(len(queries), size=(_RESAMPLES, len(queries)))
     ratios = [_ratio(cells, draw) for draw in draws]
     off = 1.0 if grid == measured.plan.n_items else _OFF

@@ -37,7 +37,7 @@ _PREDICTS = "gaussian"
 
 
 class Remembering:
-    """A scorer that keeps what it said of each query and item of a trial: `scores` is NaN elsewhere."""
+    """A scorer that keeps the scores of a trial, queries × items; those not asked for are NaN."""
 
     def __init__(self, scorer: Scorer, material: Material, *, bar: tqdm | None = None) -> None:
         self._scorer = scorer
@@ -162,9 +162,9 @@ class Measured:
             self._qualities[key] = self._judge([self._best(row, at, first, fuse) for row, at in enumerate(scored)])
         return self._qualities[key]
 
-    def found(self, first: str, fuse: float = 0.0) -> FloatArray:
+    def found(self, first: str) -> FloatArray:
         """Judged quality of what a search without anchor queries found."""
-        return self._judge([self._best(row, at, first, fuse) for row, at in enumerate(self.searched)])
+        return self._judge([self._best(row, at, first, 0.0) for row, at in enumerate(self.searched)])
 
     def everything(self) -> FloatArray:
         """Judged quality if all items were scored: those beyond the pool push others down, and are not relevant."""
