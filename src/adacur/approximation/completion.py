@@ -1,8 +1,8 @@
 """Anchor scores of which only some were paid for: the others are predicted from embeddings.
 
 Each anchor query has scores for some items. On the `ScoreScale`, its scores are regressed on the items' embeddings, and
-the residual at an item is shared with anchor queries that are like it. An item drawn at random stands for
-all the items that it was drawn from, so that the many items that no first stage would name count as what they are.
+the residual at an item is shared with similar anchor queries. An item drawn at random stands for all the items that it
+was drawn from, so that the many items that no first stage would name get their due weight.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Gaussian's posterior for many queries at once, in torch: predictions, and the choice of items, on the device.
 
-Everything has a first axis of queries. Queries may have any number of scores: what a query lacks is filled with rows
-that tell nothing. Only chosen positions and their predictions come back to the host.
+Everything has a first axis of queries. Queries may have different numbers of scores: shorter ones are padded with rows
+that carry no information. Only chosen positions and their predictions come back to the host.
 
 Memory on the device, beside the features: queries × (12 bytes an item + 16 bytes × scores × features + 24 bytes ×
 scores²), of which the first two are taken for fewer queries at a time where there is too little.
@@ -29,7 +29,7 @@ from adacur.core.extras import require
 
 _log = logging.getLogger(__name__)
 _loading = threading.Lock()
-# Beyond those wanted, so that what ties with the last of them is seen, and its order can follow the items' keys.
+# Items found beyond those wanted, so that ties with the last of them are seen, and are broken by the items' keys.
 _SLACK = 32
 # What a batch holds of each query.
 _PER_QUERY = (
@@ -51,8 +51,8 @@ class Promising:
 class DevicePosteriors:
     """The approximation of a batch of queries on a torch device.
 
-    Of few queries the posteriors may be given `on_host`: numpy solves a small system sooner than a device begins. The
-    device then predicts and chooses.
+    For few queries, posteriors may be given `on_host`: numpy solves a small system before a device has begun. The
+    device then only predicts and chooses.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class DevicePosteriors:
             setattr(together, name, chosen[0] if len(chosen) == 1 else torch.cat(chosen))
         together._n_queries = sum(len(at) for _, at in parts)
         together._raised_at = None
-        # What was too much for one batch is too much for all.
+        # What did not fit for one batch will not fit for all.
         limits = [batch._at_once for batch, _ in parts if batch._at_once < batch._n_queries]
         together._at_once = max(1, min([together._n_queries, *limits]))
         return together
@@ -157,7 +157,7 @@ class DevicePosteriors:
         known = self._at.shape[1]
         self._at, self._filled = torch.cat([self._at, at], 1), torch.cat([self._filled, filled], 1)
         covariance, residuals = self._in_parts(lambda part: self._related(part, at[part], exact_rarities[part]))
-        # What is not there is independent of all else, and of variance 1: it changes nothing.
+        # Padding is independent of all else, with variance 1: it changes nothing.
         covariance = torch.where(filled[:, :, None] & self._filled[:, None, :], covariance, 0.0)
         among = covariance[:, :, known:] + torch.diag_embed(torch.where(filled, self._noise, 1.0))
         self._append(covariance[:, :, :known], among, torch.where(filled, residuals, 0.0))
@@ -168,7 +168,7 @@ class DevicePosteriors:
         self._levels = self._offsets + self._level_variance * self._solved.sum(1)
 
     def _catch_up(self) -> None:
-        """Send what numpy has solved for to the device."""
+        """Send to the device what numpy has solved."""
         if not self._is_placed:
             self._place()
         if not self._is_behind:
@@ -183,7 +183,7 @@ class DevicePosteriors:
         self._at, self._filled = self._padded([query.scored for query in self._on_host])
 
     def _recorded_best(self, n: int, candidates: IntArray, *, first_weight: float, rounding: float) -> Any:
-        """The choice of a lone query by one launch; None where it cannot be recorded."""
+        """The choice for a single query by one launch; None where it cannot be recorded."""
         (query,), recorded = self._on_host, self._features.recorded
         lists = query.lists if len(query.slope) else ()
         raises = bool(first_weight and len(candidates))
@@ -225,7 +225,7 @@ class DevicePosteriors:
         return (self._prior[part] + self._variances[part] * (rows * self._solved[part, :, None]).sum(1),)
 
     def _in_parts(self, compute: Callable[[slice], tuple[Any, ...]]) -> tuple[Any, ...]:
-        """What is computed for all queries, some at a time: fewer where the device runs out of memory."""
+        """Compute for all queries, some at a time: fewer where the device runs out of memory."""
         torch, answers, start = self._torch, [], 0
         while start < self._n_queries:
             try:
@@ -275,7 +275,7 @@ class DevicePosteriors:
             self._raised_at = at, filled, self._sent(RISE[: at.shape[1]]).float()
         at, filled, rise = self._raised_at
         may = None if allowed is None else self._torch.from_numpy(np.array(allowed)).to(self._device)
-        # After as many scores of a query a weight of 1 is halved.
+        # After `scores_that_tell` scores of a query, a weight of 1 is halved.
         weights = 1 / (1 / first_weight + self._filled.sum(1) / scores_that_tell) if first_weight else None
 
         def choose(part: slice) -> tuple[Any]:
@@ -301,7 +301,7 @@ class DevicePosteriors:
         ]
 
     def _units(self, predicted: Any, candidates: Any, rounding: float) -> Any:
-        """The standard deviations of predictions, or what stands for them where they are all alike."""
+        """The standard deviations of predictions, or a substitute where predictions are all alike."""
         deviations = predicted.std(1, correction=0)
         heights = predicted.gather(1, candidates[:, :1])[:, 0].abs()
         # Predictions that are all alike say nothing: the first stage alone leads.
@@ -313,7 +313,7 @@ class DevicePosteriors:
         at, filled = self._at[part], self._filled[part]
         if not at.shape[1]:
             return
-        # A place that is not filled names an item that is scored, or the first of all: that one is kept.
+        # Padding names a scored item, or item 0: that one is kept unless it is scored itself.
         first = raised[:, :1].clone()
         raised.scatter_(1, at, -math.inf)
         is_scored = (filled & (at == 0)).any(1, keepdim=True)
@@ -377,9 +377,9 @@ class DevicePosteriors:
         return self._torch.where(found, rises.gather(2, places), 0.0).transpose(1, 2)
 
     def _ranked(self, lists: Sequence[Sequence[IntArray]]) -> tuple[Any, Any]:
-        """What the stages rank, (queries, stages, ranks), and how high; what is not there rises by nothing.
+        """What the stages rank, (queries, stages, ranks), and how high; padding rises by 0.
 
-        A short list is filled up with its first, which comes first among equals when they are sorted.
+        A short list is padded with its first item, which comes first among equals when they are sorted.
         """
         n_stages = len(lists[0])
         flat, filled = self._padded([some[:RANKS_THAT_COUNT] for of_query in lists for some in of_query])
@@ -388,12 +388,10 @@ class DevicePosteriors:
         return flat.view(shape), self._torch.where(filled, rise, 0.0).view(shape)
 
     def _padded(self, positions: Sequence[IntArray], width: int | None = None) -> tuple[Any, Any]:
-        """Positions of several queries, filled up with their first or with 0, and which of them are meant."""
+        """Positions of several queries, padded with their first or with 0, and which of them are not padding."""
         width = max((len(some) for some in positions), default=0) if width is None else width
-        at, filled = (
-            np.zeros((len(positions), width), dtype=np.int64),
-            np.zeros((len(positions), width), dtype=np.bool_),
-        )
+        shape = (len(positions), width)
+        at, filled = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.bool_)
         for row, marks, some in zip(at, filled, positions, strict=True):
             row[: len(some)], marks[: len(some)] = some, True
             row[len(some) :] = some[0] if len(some) else 0

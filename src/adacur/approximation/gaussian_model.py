@@ -1,4 +1,4 @@
-"""The conditional mean of a Gaussian: what anchor queries, embeddings and exact scores let one expect.
+"""Predict scores by the conditional mean of a Gaussian, given anchor queries, embeddings and exact scores.
 
 Anchor queries are draws from the population of queries, so they estimate the prior mean m and covariance K of a query's
 scores over the items. Given scores s at items A, the posterior mean is
@@ -11,9 +11,9 @@ What goes into m and K, each part of which can be left out:
 - m is what anchor queries like this one scored: a kernel regression on the query embeddings, or the plain mean;
 - K is the covariance of that regression's residuals, each anchor query's taken without its own help, with more weight
   on anchor queries like this one;
-- means over few anchor queries are shrunk towards what they have in common, as far as they are noise;
+- means over few anchor queries are shrunk towards their own mean, as far as they are noise;
 - items that embed alike share evidence, where anchor queries are too few to show that they are alike;
-- items that a first stage ranks high are expected to score higher, by slopes that anchor queries and scores tell.
+- items that a first stage ranks high are expected to score higher, by slopes learned from anchor queries and scores.
 
 With every part left out this is the paper's pseudo-inverse.
 """
@@ -65,7 +65,7 @@ _LOCALITY = 0.07
 
 @dataclass(slots=True, eq=False)
 class _Extracted:
-    """The features of the index searched last, shared by models that differ only in their settings."""
+    """Cached features of the index searched last, shared by models that differ only in their settings."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     anchors: AnchorScores | None = None
@@ -75,19 +75,19 @@ class _Extracted:
 class GaussianModel:
     """Predict by the mean and covariance of the anchor queries' scores and, where given, embeddings.
 
-    - `embeddings`: of the items, in the order of the index, as an array, or as rows that only `compressed` reads, a
-      block at a time; `embedding_weight` is their share of covariance relative to the anchor scores' (default: 1 at 500
-      anchor queries, more with fewer; 0 for none).
+    - `embeddings`: of the items, in the order of the index: an array, or rows that `compressed` reads a block at a
+      time; `embedding_weight` is their share of covariance relative to the anchor scores' (default: 1 at 500 anchor
+      queries, more with fewer; 0 for none).
     - `embed_queries`: the dual encoder's query vectors, as `Dense.embed_queries` gives them. `query_noise` regularises
       the regression of anchor scores on them; `locality` is the temperature at which anchor queries count by their
       likeness (default: .07 at 500 anchor queries, more with fewer; infinity for all alike).
-    - `noise` (λ) is relative to the mean variance of an item's score.
+    - `noise` (λ): relative to the mean variance of an item's score.
     - `rescale=False` models scores as they are, `centre=False` leaves the mean out.
-    - `features` (`compressed`, or read from a file) spare reading the scores of the index they came from.
-    - `slopes` say what the ranks of first stages, where a search has them, tell of scores; None to make no use of them.
-    - `device` is torch's name of where features lie and predictions are made, e.g. "cuda"; by default numpy makes them.
+    - `features` (`compressed`, or read from a file) replace those computed from the scores of the index.
+    - `slopes`: how much predictions rise with ranks in first stages; None to ignore ranks.
+    - `device`: the torch device that holds the features and predicts, e.g. "cuda"; numpy by default.
 
-    Features depend on the index alone; they are computed once, and kept for the index searched last.
+    Features depend on the index alone; they are computed once, and cached for the index searched last.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class GaussianModel:
         return other
 
     def in_one_product(self) -> GaussianModel:
-        """The same model, which predicts for all queries of a batch at once: faster, and rounded by their number."""
+        """The same model, predicting for all queries of a batch at once: faster, but rounded by the batch's size."""
         other = copy.copy(self)
         other._together = True
         return other
@@ -201,14 +201,14 @@ class GaussianModel:
     def replay(self, anchors: AnchorScores, positions: IntArray, ranks: Ranks | None = None) -> Posteriors:
         """An approximation for the anchor queries at these positions, each as if it were new.
 
-        Only the score scale, the mean variance, the slopes, and what means are shrunk towards and how far have seen
-        them. All are predicted in one product, which is fast, but rounds differently with the size of the batch: for
-        statistics, not for answers.
+        They still count in the score scale, the mean variance, the slopes, and how far means are shrunk. All are
+        predicted in one product, which is fast, but rounds differently with the size of the batch: for statistics, not
+        for answers.
         """
         if len(anchors.anchor_queries) < 2:
             # The mean of one is its own scores.
             raise InputError(
-                f"Leaving an anchor query out takes two anchor queries or more; got {len(anchors.anchor_queries)}."
+                f"Replaying an anchor query needs at least one other; got {len(anchors.anchor_queries)} in all."
             )
         features = self.features_of(anchors)
         vectors = features.anchor_vectors
@@ -232,7 +232,7 @@ class GaussianModel:
         if rank < 1:
             raise InputError(f"rank must be at least 1; got {rank}.")
         if not anchors.anchor_queries:
-            raise InputError("There are no anchor scores to compress: this index has no anchor queries.")
+            raise InputError("An index without anchor queries has no scores to compress. Add some first.")
         extraction = self._extraction(anchors, whole=False)
         share, _ = self._by_anchors(len(anchors.anchor_queries), extraction.embedding_variance)
         return extraction.compressed(rank=rank, storage=storage, embedding_share=share, allocate=allocate)
@@ -271,7 +271,7 @@ class GaussianModel:
         *,
         keeps_rows: bool = False,
     ) -> list[Posterior]:
-        """The posterior of each query before it has scores: one by one, since a product rounds by their number."""
+        """The posterior of each query before any score; one by one, since a batch rounds by its size."""
         posteriors = []
         for query, without in enumerate(left_out):
             only = slice(query, query + 1)
@@ -287,7 +287,7 @@ class GaussianModel:
         lists: Ranks,
         left_out: LeaveOneOut | None = None,
     ) -> Priors:
-        """The priors of some queries, given their vectors and the anchor query that none of them must know."""
+        """The priors of some queries, given their vectors; as if the anchor query `left_out` were not in the index."""
         n_anchors, n_features = len(features.precisions), features.factors.n_features
         share, locality = self._by_anchors(n_anchors, features.embedding_variance)
         # An index whose scores never vary says nothing of scale; the embeddings then stand alone.
@@ -336,14 +336,14 @@ class GaussianModel:
         return ranks
 
     def _by_anchors(self, n_anchors: int, embedding_variance: float) -> tuple[float, float]:
-        """The embeddings' share of covariance relative to the residuals', and the locality; both are higher for few."""
+        """The embeddings' share of covariance relative to the residuals', and the locality; more for few anchors."""
         shortage = float(np.clip(_USUAL_ANCHORS / max(1, n_anchors), 1, 16))
         share = shortage**0.3 if self.embedding_weight is None else self.embedding_weight
         return share if embedding_variance else 0.0, self.locality or _LOCALITY * shortage**0.5
 
 
 def _placed(features: Features, device: str | None) -> Features:
-    """The features on a device, or here where it has no room for them."""
+    """The features on a device; where they do not fit there, they stay in memory."""
     if device is None:
         return features
     torch = require("torch", extra="torch")
