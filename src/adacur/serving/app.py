@@ -37,8 +37,6 @@ from adacur.serving.turns import Answer, Turns
 from adacur.serving.watching import ScorerWatch
 from adacur.tuning import replay
 
-_SECONDS_UNTIL_RECALL = 2
-
 # Threads cost little while they wait.
 _THREADS = 256
 
@@ -66,8 +64,8 @@ def create_app(
         Door, settings=server.settings, metrics=server.metrics, log=server.log, policy=content_security_policy()
     )
     for kind in (HTTPException, RequestValidationError):
-        app.add_exception_handler(kind, _leave_it_to_the_door)
-    # The door checks keys, at unknown addresses too; here they are described.
+        app.add_exception_handler(kind, _raise_to_the_door)
+    # The door checks keys, at unknown addresses too; these only describe them in OpenAPI.
     keys = (HTTPBearer(auto_error=False), APIKeyHeader(name="X-API-Key", auto_error=False))
     api = APIRouter(
         responses=shapes.ERRORS, dependencies=[Security(key) for key in keys] if server.settings.api_keys else None
@@ -82,7 +80,7 @@ def create_app(
     return app
 
 
-async def _leave_it_to_the_door(request: Request, error: Exception) -> Response:
+async def _raise_to_the_door(request: Request, error: Exception) -> Response:
     raise error
 
 
@@ -111,9 +109,9 @@ class _Server:
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        """Open everything in the background, and end with it."""
-        # A request holds a thread while an engine keeps silent, longer than its client waits: asyncio's own dozen or
-        # two would soon be gone, and with them every other index.
+        """Open everything in the background, and stop the background work in the end."""
+        # A request holds a thread while an engine does not answer, longer than its client waits: asyncio's default of a
+        # dozen or two would soon be used up, and with it every other index.
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="adacur-serve")
         asyncio.get_running_loop().set_default_executor(threads)
         tasks = [asyncio.ensure_future(self._open()), asyncio.ensure_future(self.watch.run())]
@@ -200,7 +198,7 @@ class _Server:
             return json_answer(dialect.answer(reranking, best))
 
     def add_indexes(self, api: APIRouter) -> None:
-        """What is served, and how well it searches."""
+        """Facts about the indexes, their scorers' drift, and their recall."""
         Method = Literal[*(name for name in METHODS if name != "exact")]  # type: ignore[valid-type]
         computing: dict[int | str, dict[str, Any]] = {
             202: {"description": "It is being computed: ask again after `Retry-After` seconds."}
@@ -214,7 +212,7 @@ class _Server:
 
         @api.post("/v1/indexes/{name}/probe", tags=["indexes"], summary="Is it still the same scorer?")
         async def probe(request: Request, name: str) -> Response:
-            """Ask the scorer for 8 of the scores that the index stores, and tell how far it is from them."""
+            """Compare the scorer with 8 scores that the index stores, and say how far it has drifted."""
             one = named_index(self.served, name)
             late = f"The scorer took more than {self.settings.seconds:g} s."
             drift = await self._in_time(request, partial(self.watch.check, one), late=late)
@@ -227,12 +225,11 @@ class _Server:
             method: Annotated[Method, Query(description="The search method.")] = "gaussian",  # type: ignore[valid-type]
             first: Annotated[Name | None, Query(description="The first stage to start from.")] = None,
         ) -> Response:
-            """The recall to expect, measured on anchor queries as if they were new; no scorer is called."""
+            """The expected recall, measured on anchor queries as if they were new; no scorer is called."""
             one = named_index(self.served, name)
             curve = self.curves.curve(one.name, one.index, k=k, method=method, first=first)
             if curve is None:
-                wait = {"Retry-After": str(_SECONDS_UNTIL_RECALL)}
-                return json_answer({"state": "computing"}, status=202, headers=wait)
+                return json_answer({"state": "computing"}, status=202, headers={"Retry-After": "2"})
             return json_answer(curve)
 
     def add_health(self, app: FastAPI, api: APIRouter) -> None:
@@ -255,7 +252,7 @@ class _Server:
             "/readyz", tags=["health"], summary="Ready", responses={503: {"description": "Models are being opened."}}
         )
         async def ready() -> Response:
-            """Whether searches are taken and can be answered at once."""
+            """Whether everything is open, so that searches are answered without delay."""
             if not self.is_ready:
                 return json_answer({"status": "starting"}, status=503, headers={"Retry-After": "1"})
             return json_answer({"status": "ready"})
@@ -270,7 +267,7 @@ class _Server:
             raise Refusal(504, "out_of_time", late) from error
 
     def _count(self, request: Request, searches: list[Search], error: Exception | None = None) -> None:
-        """Count what was spent; `error` is what ended a stream after its status had been sent."""
+        """Count the calls of searches; `error` ended a stream after its status had been sent."""
         notes = notes_of(request.scope)
         notes["calls"] = sum(search.calls for search in searches)
         for search in searches:
@@ -305,10 +302,10 @@ class _Server:
 def _warm(one: Served) -> None:
     index = one.index
     _ = index.scorer
-    # A search that names none may start from any that a tuning chose.
+    # A search that names no first stage may start from any that a tuning chose.
     for first in {index.snapshot.default_first, *(tuning.first for tuning in index.tunings)}:
         if first not in (None, "random"):
-            # One that the folder was tuned for need not be in the engine that it is searched in.
+            # A stage that the folder was tuned for may be missing from the engine it is searched in.
             with suppress(UnknownName):
                 index.snapshot.stage(first)
     if index.anchor_queries and index.snapshot.engine is None:

@@ -1,4 +1,4 @@
-"""Errors as clients see them: a status, a code for programs and a message for people, never a traceback."""
+"""Errors as clients see them: a status, a code for programs and a message for people; never a traceback."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ClientGone(Exception):
 
 
 class Refusal(Exception):
-    """A request that is answered with an error; `more` stands beside it in the answer."""
+    """A request that is answered with an error; `more` holds further fields of the answer."""
 
     def __init__(self, status: int, code: str, message: str, *, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -87,7 +87,7 @@ def as_refusal(error: Exception) -> Refusal:
 
 
 def _invalid(error: RequestValidationError) -> Refusal:
-    """A body or a parameter that does not have its shape; `loc` begins with the part of the request."""
+    """A body or parameter that failed validation; a fault's `loc` begins with the part of the request."""
     if isinstance(error.body, bytes):
         # This also keeps foreign web pages from posting here: browsers ask before they send JSON to another origin.
         return Refusal(415, "not_json", "The body must be JSON, with the header Content-Type: application/json.")
@@ -119,5 +119,5 @@ def json_answer(content: Any, *, status: int = 200, headers: Mapping[str, str] |
 
 
 def json_text(content: Any) -> bytes:
-    """JSON that every reader takes: no NaN, and no half of a character, which an item's text may hold."""
+    """JSON that every reader accepts: no NaN, and no lone surrogates, which an item's text may hold."""
     return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(errors="replace")

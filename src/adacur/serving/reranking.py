@@ -94,7 +94,7 @@ def _by_model(served: Mapping[str, Served], model: str | None) -> Served:
 
 
 def _probabilities(scores: FloatArray) -> FloatArray:
-    """The logistic function, which clients of rerank services expect: between 0 and 1, in the same order."""
+    """The logistic function of scores: clients of rerank services expect values between 0 and 1."""
     # exp of a large number would overflow; of minus its absolute value it cannot.
     small = np.exp(-np.abs(scores.astype(np.float64)))
     return np.asarray(np.where(scores >= 0, 1 / (1 + small), small / (1 + small)))

@@ -1,4 +1,4 @@
-"""A server process: where it listens, and how it ends."""
+"""The server process: its socket, and how it stops."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SECONDS_FOR_THREADS = 5
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there; port 0 is any free one."""
+    """A socket that listens at this host and port; port 0 takes any that is free."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
@@ -58,12 +58,12 @@ class _Process(uvicorn.Server):
         self._log = log
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal ends the server when requests under way are done, a second one without them."""
+        """Stop when requests under way are done; at a second signal, at once."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve, and leave a while after the end."""
+        """Serve; a few seconds after the end, exit even if threads still run."""
         try:
             await super().serve(sockets=sockets)
         finally:

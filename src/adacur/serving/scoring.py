@@ -1,4 +1,4 @@
-"""The scorers of a server: each is one object for all indexes, and counted.
+"""The scorers of a server: one object per scorer for all indexes, with its calls counted.
 
 Searches share calls in the loop of their scorer (`adacur.search.stepping`), documents to rerank in its queue
 (`adacur.scorers.calling.ascore`); both come before the counter.
@@ -27,7 +27,7 @@ from adacur.serving.metrics import Metrics
 
 
 class _Counted:
-    """A scorer whose calls are counted, and made one after another: a model may not be safe in two threads."""
+    """A scorer whose calls are counted, and made one at a time: a model may not be thread-safe."""
 
     def __init__(self, scorer: Scorer, metrics: Metrics, price: Price | None = None) -> None:
         self.scorer = scorer
@@ -51,7 +51,7 @@ class _Counted:
     @contextmanager
     def _counting(self, pairs: Sequence[Pair]) -> Iterator[None]:
         name = self.card.name
-        # Where nothing is paid, items that need not be read for their score are not read to count them.
+        # Items that need not be read to be scored are not read to count tokens, unless these are paid for.
         tokens, units = (0, 0) if isinstance(pairs, PairsAt) and self.price is None else tokens_and_units(self, pairs)
         self._metrics.scorer_tokens.labels(name).inc(tokens)
         if self.price is not None:
@@ -72,7 +72,7 @@ class _Counted:
 
 
 class _CountedAtOnce(_Counted):
-    """One that runs calls side by side by itself, such as a service: all requests call it at once."""
+    """A counted scorer that handles concurrent calls itself, such as a service."""
 
     async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
@@ -82,7 +82,7 @@ class _CountedAtOnce(_Counted):
 
 
 class ServedScorers:
-    """One counted scorer per scorer: indexes that have the same one share its calls too."""
+    """One counted scorer per scorer, shared by all indexes that have it."""
 
     def __init__(self, *, metrics: Metrics, price: Price | None = None) -> None:
         self._metrics = metrics
@@ -101,7 +101,7 @@ class ServedScorers:
 
 
 def uncached(scorer: Scorer) -> Scorer:
-    """A counted scorer without its cache, in the same turns: old scores do not say who answers today."""
+    """A counted scorer without its cache, with the same lock: cached scores do not show whether it has changed."""
     if not isinstance(scorer, _Counted):
         return scorer
     other = copy.copy(scorer)
@@ -110,10 +110,10 @@ def uncached(scorer: Scorer) -> Scorer:
 
 
 def _runs_side_by_side(scorer: Scorer) -> bool:
-    """Whether calls of this scorer, or of the one that it is wrapped around, are made at once when awaited at once."""
+    """Whether this scorer, and the innermost one that it wraps, handle concurrent calls when awaited."""
     inner = scorer
     while isinstance(wrapped := getattr(inner, "scorer", None), Scorer):
         inner = wrapped
-    # A plain function can be awaited too, but then its callers share a queue.
+    # A plain function can be awaited too, but its callers then share a queue.
     awaited = isinstance(scorer, AsyncScorer) and isinstance(inner, AsyncScorer)
     return awaited and bool(getattr(inner, "is_async", True))

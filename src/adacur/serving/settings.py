@@ -1,4 +1,4 @@
-"""What a server allows, and how it behaves: every limit has a default that works."""
+"""Limits, keys and switches of a server; every default works."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEY = re.compile(r"[!-~]([ -~]*[!-~])?")
 class ServerSettings:
     """Limits, keys and switches of a server.
 
-    - `max_…`: the most of one request;
+    - `max_…`: limits of one request;
     - `concurrency`, `queue`: requests that run and that wait at a time; further ones are refused with 429;
     - `seconds`: the most that a request may take, waiting included;
     - `grace_seconds`: the time that requests under way have to finish when the server stops;

@@ -1,4 +1,4 @@
-"""Whether scorers are still those that the served indexes were built with: a service may change its model any day."""
+"""Checks that scorers are still those the served indexes were built with: a service may change its model any day."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _PAIRS = 8
 
 
 class ScorerWatch:
-    """Asks the scorer of each index for a few of its stored scores again, every so often and on demand.
+    """Compares the scorer of each index with a few of the stored scores, periodically and on demand.
 
-    `sleep` is how it waits. A check counts in `metrics` and is one line of the `log`.
+    Each check is counted in `metrics` and logged as one line. `sleep` waits between checks.
     """
 
     def __init__(
@@ -38,23 +38,26 @@ class ScorerWatch:
         self._turns = {name: asyncio.Lock() for name in served}
 
     async def run(self) -> None:
-        """Check all that can change, for ever."""
+        """Check all scorers that can change, until cancelled."""
         while self._settings.probe_seconds:
             await self._sleep(self._settings.probe_seconds)
             for one in self._served.values():
-                # What failed has been counted and logged, and may pass.
+                # A failure has been counted and logged, and may be temporary.
                 with suppress(Exception):
                     if await asyncio.to_thread(_can_change, one):
                         await self.check(one)
 
     async def check(self, one: Served) -> Drift:
-        """Ask again, for 8 scorer calls; how far the scorer is from the index."""
+        """How far the scorer has drifted from the index, for 8 scorer calls."""
         if not one.index.anchor_queries:
-            message = "This index stores no scores to compare with: any scorer will do."
+            message = "This index stores no scores to compare with, so any scorer fits it."
             raise Refusal(422, "nothing_to_probe", message)
         async with self._turns[one.name]:
             try:
-                drift = await asyncio.to_thread(_measure, one)
+                # In a thread, since the scorer may have to be opened first.
+                drift = await asyncio.to_thread(
+                    lambda: drift_now(one.index.anchors, uncached(one.index.scorer), n=_PAIRS)
+                )
             except Exception as error:
                 self._metrics.scorer_probes.labels(one.name, "failed").inc()
                 self._log.error("scorer not probed", index=one.name, exc_info=error)
@@ -71,16 +74,12 @@ class ScorerWatch:
         """Refuse a search whose scorer has changed, where the settings ask for it."""
         if self._settings.refuse_drift and one.name in self._changed:
             message = (
-                "The scorer of this index has changed since the index was built. Searches are refused until it is "
-                "again as it was, or the index is built anew."
+                "The scorer of this index has changed since the index was built. Searches are refused until the "
+                "scorer is restored or the index is rebuilt."
             )
             raise Refusal(503, "scorer_changed", message)
 
 
 def _can_change(one: Served) -> bool:
-    """Whether the scorer is not a model whose weights are known and in this process."""
+    """Whether the scorer has no known weights, as a service has none."""
     return bool(one.index.anchor_queries) and one.index.scorer.card.weights is None
-
-
-def _measure(one: Served) -> Drift:
-    return drift_now(one.index.anchors, uncached(one.index.scorer), n=_PAIRS)
