@@ -1,4 +1,4 @@
-"""What a trial advises: a choice, why in a sentence, how certain that is, and the commands to go on with."""
+"""What a trial advises: a choice, the reason in a sentence, its certainty, and the commands to go on with."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class Advice:
         return self.measured.reranked(self.first, budget, self.fuse)
 
     def questions_to_break_even(self, ratio: float) -> float:
-        """From how many questions on anchor queries cost less than they save; infinite where they save nothing."""
+        """The number of questions from which anchor queries pay off; infinite where they save nothing."""
         saved = (ratio - 1) * self.plan.whole(self.budget)
         return self.saving.n_anchors * self.plan.n_items / saved if self.saving and saved > 0 else math.inf
 

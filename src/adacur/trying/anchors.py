@@ -1,4 +1,4 @@
-"""What anchor queries save: the grid of random items is searched with each query left out of the anchors in turn."""
+"""What anchor queries save: the random items are searched with each query left out of the anchors in turn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CELLS = ((2, 10), (2, 20), (5, 25), (5, 50))
 # A search that scores more of the grid than this share has nothing left to find.
 _SHARE = 0.25
 _FEWEST_QUERIES = 10
-# Against searches of whole collections, what a grid tells was off by about this factor (docs/try.md).
+# Compared with searches of whole collections, estimates from a grid were off by about this factor (docs/try.md).
 _OFF = 1.5
 _MULTIPLES = (0.5, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0)
 _RESAMPLES = 400

@@ -1,4 +1,4 @@
-"""What a folder holds to try on: items, queries, judgements; of large ones a sample, the same each time."""
+"""The items, queries and judgements of a folder; of large ones a sample, the same each time."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from adacur.evaluation.collection import missing_items, plain_text
 from adacur.evaluation.searchability import telling_queries
 
 MOST_QUERIES, MOST_PSEUDO = 200, 100
-# Texts that are held at once; of more items, a random sample of as many is.
+# The most items held in memory; of more, a random sample is.
 _HELD_ITEMS = 50_000
-# With fewer, scoring each of them is the search.
+# With fewer items, a search may as well score all of them.
 _FEWEST_ITEMS = 30
 
 
@@ -66,8 +66,8 @@ def read_material(folder: str | Path, *, most: int = MOST_QUERIES, seed: int = 0
     items, n_items = _held(source, wanted, seed=seed)
     if n_items < _FEWEST_ITEMS:
         raise InputError(
-            f"{source} has {n_items} items, and there is nothing to choose for fewer than {_FEWEST_ITEMS}: score each "
-            "of them (adacur build … -n 0, then adacur search … --method exact)."
+            f"A trial needs at least {_FEWEST_ITEMS} items; {source} has {n_items}. Score each of them instead (adacur "
+            "build … -n 0, then adacur search … --method exact)."
         )
     notes = []
     if not candidates:

@@ -1,8 +1,8 @@
 """What a trial scored, and what follows from it: quality and recall of every way to search within it.
 
-Of each query the scores of a few hundred items are known: the first stages' best, what a search found and everything
-judged relevant are its pool; others were drawn at random, and stand for all that is not in the pool. So it can be
-estimated how many items beyond the pool the scorer would put above one in it, without scoring them all.
+For each query the scores of a few hundred items are known. Its pool is the first stages' best, what a search found, and
+everything judged relevant; other items were drawn at random and stand for all that is not in the pool. They show how
+many items beyond the pool the scorer would rank above one in it, without scoring them all.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class Measured:
             known = np.flatnonzero(~np.isnan(self.scores[row]))
             known = known[np.argsort(-self.scores[row, known], kind="stable")]
             self._known.append((known, np.where(pool[known], 1.0, stands_for)))
-        # One query's few random items hardly ever hold one of its best. Those of all queries together, measured from
-        # the tenth best of each query's pool, tell how many items beyond the pool lie above a score.
+        # One query's few random items hardly ever include one of its best. Pooled over all queries, with scores taken
+        # relative to the tenth best of each query's pool, they show how many items beyond the pool lie above a score.
         scores = np.concatenate(outside)
         order = np.argsort(-scores, kind="stable")
         above = np.concatenate([[0.0], np.cumsum(np.concatenate(weights)[order])]) / len(self.queries)
@@ -206,7 +206,7 @@ def measure(
     calls: int | None = None,
     progress: bool = False,
 ) -> Measured:
-    """Score what the plan says, query by query, until `seconds` are over or the next one could take too many calls."""
+    """Score what the plan says, query by query, until `seconds` have passed or the next one could exceed `calls`."""
     started = time.monotonic()
     items, queries = material.items, material.queries
     with tqdm(total=plan.pairs, desc="scoring", unit=" pairs", unit_scale=True, disable=not progress) as bar:
@@ -230,11 +230,11 @@ def measure(
                 hits = index.search(query, min(_SHOWN, plan.budget), **options)
                 searched.append(np.concatenate([round_.positions for round_ in hits.trace.rounds]))
             done = row + 1
-            # A slow hour must not make an hour of the minutes that were promised.
+            # The time promised holds even where the scorer has become slower than it was timed.
             if time.monotonic() - started > seconds and done >= min(FEWEST_QUERIES, len(queries)):
                 break
         if not done:
-            raise InputError(f"{calls:,} calls do not pay for one query of this trial. Give more.")
+            raise InputError(f"{calls:,} calls are not enough for one query of this trial. Give more.")
         bar.total = bar.n
     return Measured(
         material=material,
