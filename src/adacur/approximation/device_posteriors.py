@@ -187,9 +187,8 @@ class DevicePosteriors:
         (query,), recorded = self._on_host, self._features.recorded
         lists = query.lists if len(query.slope) else ()
         raises = bool(first_weight and len(candidates))
-        shape = Shape.of(
-            n_stages=len(lists), raises=raises, n_scored=len(query.scored), n=n + _SLACK, n_items=self._n_items
-        )
+        sizes = {"n_scored": len(query.scored), "n": n + _SLACK, "n_items": self._n_items}
+        shape = Shape.of(stages=len(lists), raises=raises, **sizes)
         choice = recorded.of(self._features, shape, rounding=rounding) if recorded and len(query.scored) else None
         if choice is None:
             return None

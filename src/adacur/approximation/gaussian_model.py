@@ -37,8 +37,7 @@ from adacur.approximation.gaussian_features import (
     unit_vectors,
 )
 from adacur.approximation.item_factors import Allocate, PackedRows, RowSource, Storage, in_memory
-from adacur.approximation.leave_one_out import LeaveOneOut
-from adacur.approximation.posteriors import Posterior, Posteriors, Priors
+from adacur.approximation.posteriors import LeaveOneOut, Posterior, Posteriors, Priors
 from adacur.approximation.rank_slopes import RISE, RankSlopes
 from adacur.approximation.recorded_choice import RecordedChoices
 from adacur.approximation.shared_posteriors import SharedPosteriors
@@ -108,12 +107,12 @@ class GaussianModel:
         if not query_noise > 0:
             raise InputError(f"query_noise must be positive; got {query_noise}.")
         self._item_vectors: RowSource | None = None
+        self.embeddings: FloatArray | None = None
         if embeddings is not None and hasattr(embeddings, "rows"):
-            self._item_vectors, embeddings = embeddings, None
-        if embeddings is not None:
-            embeddings = checked_embeddings(embeddings)
-            self._item_vectors = PackedRows(embeddings)
-        self.embeddings: FloatArray | None = embeddings
+            self._item_vectors = embeddings
+        elif embeddings is not None:
+            self.embeddings = checked_embeddings(embeddings)
+            self._item_vectors = PackedRows(self.embeddings)
         self.embed_queries = embed_queries
         self.query_noise = query_noise
         self._set(noise=noise, embedding_weight=embedding_weight, locality=locality)

@@ -38,15 +38,10 @@ class Shape:
     top: int
 
     @classmethod
-    def of(cls, *, n_stages: int, raises: bool, n_scored: int, n: int, n_items: int) -> Shape:
+    def of(cls, *, stages: int, raises: bool, n_scored: int, n: int, n_items: int) -> Shape:
         """The smallest that holds these."""
-        return cls(
-            stages=n_stages,
-            ranks=min(RANKS_THAT_COUNT, n_items),
-            raises=raises,
-            scored=-(-n_scored // _SCORED_STEP) * _SCORED_STEP,
-            top=min(n_items, 1 << (n - 1).bit_length()),
-        )
+        scored, top = -(-n_scored // _SCORED_STEP) * _SCORED_STEP, min(n_items, 1 << (n - 1).bit_length())
+        return cls(stages=stages, ranks=min(RANKS_THAT_COUNT, n_items), raises=raises, scored=scored, top=top)
 
     @property
     def lists(self) -> int:

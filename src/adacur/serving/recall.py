@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from adacur.core.errors import AdacurError, UnknownName
+from adacur.core.errors import AdacurError
 from adacur.core.results import Hits
 from adacur.evaluation import top_k_recall
 from adacur.search import AnchorIndex, First
@@ -68,11 +68,8 @@ class RecallCurves:
 
     def _budgets(self, index: AnchorIndex, k: int, first: str) -> list[int]:
         """The budgets to measure, from the smallest that a search may have up to the limits."""
-        try:
-            index.snapshot.stage(first)
-        except UnknownName as error:
-            stages = ", ".join(index.first_stages)
-            raise Refusal(422, "unknown_name", f"This index has no first stage {first!r}. It has: {stages}.") from error
+        # Refuses an unknown first stage.
+        index.snapshot.stage(first)
         most, n_anchors = min(self._settings.max_budget, len(index)), len(index.anchor_queries)
         if index.snapshot.engine is not None:
             reason = "Recall is measured on the folder of an index; this one is in an engine."
