@@ -55,7 +55,7 @@ _FEWEST_TIMED = 64
 
 
 class BuildOptions(TypedDict, total=False):
-    """The options of `build` beside scorer and path."""
+    """The options of `build` besides scorer and path."""
 
     first: str | FirstStage | Sequence[str | FirstStage]
     encoder: Any

@@ -3,7 +3,7 @@
 Everything has a first axis of queries. Queries may have different numbers of scores: shorter ones are padded with rows
 that carry no information. Only chosen positions and their predictions come back to the host.
 
-Memory on the device, beside the features: queries × (12 bytes an item + 16 bytes × scores × features + 24 bytes ×
+Memory on the device, besides the features: queries × (12 bytes an item + 16 bytes × scores × features + 24 bytes ×
 scores²), of which the first two are taken for fewer queries at a time where there is too little.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from adacur.approximation.gaussian_features import Features
 from adacur.approximation.posteriors import FEWEST_RESIDUALS, Posterior, Priors, chance_above
-from adacur.approximation.rank_slopes import RANKS_THAT_COUNT, RISE
+from adacur.approximation.rank_slopes import RANKS_THAT_COUNT, RISE, RankSlopes
 from adacur.approximation.recorded_choice import Shape
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.extras import require
@@ -31,12 +31,13 @@ _log = logging.getLogger(__name__)
 _loading = threading.Lock()
 # Items found beyond those wanted, so that ties with the last of them are seen, and are broken by the items' keys.
 _SLACK = 32
-# What a batch holds of each query.
+# The tensors with a row per query.
 _PER_QUERY = (
     *("_prior", "_variances", "_trusts", "_weights", "_levels", "_offsets"),
     *("_at", "_filled", "_inverse", "_targets", "_solved"),
+    *("_listed", "_rises", "_in_order", "_rises_in_order", "_slope"),
 )
-_PER_QUERY_WITH_RANKS = ("_listed", "_rises", "_in_order", "_rises_in_order", "_slope")
+_NO_SLOPES = RankSlopes(np.empty(0), np.empty((0, 0)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,14 +89,12 @@ class DevicePosteriors:
         self._level_variance, self._noise = priors.level_variance, priors.noise
         self._weights = self._prior
         self._levels = self._offsets = torch.zeros(self._n_queries, dtype=torch.float64, device=self._device)
-        self._slopes = priors.slopes if priors.lists else None
-        if self._slopes is not None:
-            self._listed, self._rises = self._ranked(priors.lists)
-            self._in_order, order = self._listed.sort(dim=2, stable=True)
-            self._rises_in_order = self._rises.gather(2, order)
-            self._slope_means = self._sent(self._slopes.means)
-            self._slope_covariance = self._sent(self._slopes.covariance)
-            self._slope = self._slope_means.expand(self._n_queries, -1)
+        slopes = (priors.slopes if priors.lists else None) or _NO_SLOPES
+        self._listed, self._rises = self._ranked(priors.lists or [()] * self._n_queries)
+        self._in_order, order = self._listed.sort(dim=2, stable=True)
+        self._rises_in_order = self._rises.gather(2, order)
+        self._slope_means, self._slope_covariance = self._sent(slopes.means), self._sent(slopes.covariance)
+        self._slope = self._slope_means.expand(self._n_queries, -1)
         # Of the scored items: where they are, which of these places are filled, L⁻¹ of their covariance, the targets.
         self._at = torch.zeros((self._n_queries, 0), dtype=torch.int64, device=self._device)
         self._filled = torch.zeros((self._n_queries, 0), dtype=torch.bool, device=self._device)
@@ -111,7 +110,7 @@ class DevicePosteriors:
     @property
     def widths(self) -> tuple[int, int]:
         """How many scores, and how many ranks, there is room for: batches that are joined must agree in both."""
-        return self._at.shape[1], 0 if self._slopes is None else self._listed.shape[2]
+        return self._at.shape[1], self._listed.shape[2]
 
     @classmethod
     def joined(cls, parts: Sequence[tuple[DevicePosteriors, Sequence[int]]]) -> DevicePosteriors:
@@ -121,7 +120,7 @@ class DevicePosteriors:
             return first
         torch, together = first._torch, copy.copy(first)
         rows = [torch.tensor(at, dtype=torch.int64, device=first._device) for _, at in parts]
-        for name in _PER_QUERY if first._slopes is None else _PER_QUERY + _PER_QUERY_WITH_RANKS:
+        for name in _PER_QUERY:
             chosen = [getattr(batch, name)[at] for (batch, _), at in zip(parts, rows, strict=True)]
             setattr(together, name, chosen[0] if len(chosen) == 1 else torch.cat(chosen))
         together._n_queries = sum(len(at) for _, at in parts)
@@ -162,9 +161,8 @@ class DevicePosteriors:
         among = covariance[:, :, known:] + torch.diag_embed(torch.where(filled, self._noise, 1.0))
         self._append(covariance[:, :, :known], among, torch.where(filled, residuals, 0.0))
         (self._weights,) = self._in_parts(self._moved)
-        if self._slopes is not None:
-            moved = (self._steps(slice(None), self._at) * self._solved[:, :, None]).sum(1)
-            self._slope = self._slope_means + moved @ self._slope_covariance.T
+        moved = (self._steps(slice(None), self._at) * self._solved[:, :, None]).sum(1)
+        self._slope = self._slope_means + moved @ self._slope_covariance.T
         self._levels = self._offsets + self._level_variance * self._solved.sum(1)
 
     def _catch_up(self) -> None:
@@ -177,9 +175,7 @@ class DevicePosteriors:
         # All in one transfer.
         told = [np.concatenate([query.weights, [query.level], query.slope]) for query in self._on_host]
         sent, n_features = self._sent(np.stack(told)), self._prior.shape[1]
-        self._weights, self._levels = sent[:, :n_features], sent[:, n_features]
-        if self._slopes is not None:
-            self._slope = sent[:, n_features + 1 :]
+        self._weights, self._levels, self._slope = sent[:, :n_features], sent[:, n_features], sent[:, n_features + 1 :]
         self._at, self._filled = self._padded([query.scored for query in self._on_host])
 
     def _recorded_best(self, n: int, candidates: IntArray, *, first_weight: float, rounding: float) -> Any:
@@ -212,11 +208,9 @@ class DevicePosteriors:
         means = features.centre + self._trusts[part, None] * (self._means[at].double() - features.centre)
         covariance = (new * self._variances[part, None, :]) @ rows.transpose(1, 2) + self._level_variance
         residuals = rarities - means - (new @ self._prior[part, :, None])[:, :, 0] - self._offsets[part, None]
-        if self._slopes is not None:
-            steps, all_steps = self._steps(part, at), self._steps(part, self._at[part])
-            covariance += steps @ self._slope_covariance @ all_steps.transpose(1, 2)
-            residuals -= steps @ self._slope_means
-        return covariance, residuals
+        steps, all_steps = self._steps(part, at), self._steps(part, self._at[part])
+        covariance += steps @ self._slope_covariance @ all_steps.transpose(1, 2)
+        return covariance, residuals - steps @ self._slope_means
 
     def _moved(self, part: slice) -> tuple[Any]:
         """The weights of some queries, given their scores."""
@@ -338,10 +332,9 @@ class DevicePosteriors:
         predicted = features.factors.products_here(self._weights[part])
         constants = self._levels[part] + (1 - trusts) * features.centre
         predicted.addcmul_(trusts.float()[:, None], self._means[None, :]).add_(constants.float()[:, None])
-        if self._slopes is not None:
-            for stage in range(self._listed.shape[1]):
-                rise = self._slope[part, stage, None] * self._rises[part, stage]
-                predicted.scatter_add_(1, self._listed[part, stage], rise.float())
+        for stage in range(self._listed.shape[1]):
+            rise = self._slope[part, stage, None] * self._rises[part, stage]
+            predicted.scatter_add_(1, self._listed[part, stage], rise.float())
         return predicted
 
     def _append(self, across: Any, among: Any, targets: Any) -> None:

@@ -187,15 +187,15 @@ class GaussianModel:
         """
         features = self.features_of(anchors) if features is None else features
         vectors = unit_vectors(self.embed_queries, queries) if features.anchor_vectors is not None else None
-        nobody, lists = [None] * len(queries), self._lists(ranks)
+        with_all, lists = [None] * len(queries), self._lists(ranks)
         if features.device_means is not None and not self._together:
             return SharedPosteriors(
                 features,
                 lambda: self._priors(features, vectors, len(queries), lists),
-                on_host=lambda: self._posteriors(features, vectors, nobody, lists, keeps_rows=True),
+                on_host=lambda: self._posteriors(features, vectors, with_all, lists, keeps_rows=True),
                 n_queries=len(queries),
             )
-        return Posteriors(features, self._posteriors(features, vectors, nobody, lists), together=self._together)
+        return Posteriors(features, self._posteriors(features, vectors, with_all, lists), together=self._together)
 
     def replay(self, anchors: AnchorScores, positions: IntArray, ranks: Ranks | None = None) -> Posteriors:
         """An approximation for the anchor queries at these positions, each as if it were new.

@@ -93,11 +93,11 @@ class DeviceRows:
         return rows if self._scales is None else rows * self._scales[at, None]
 
 
-def _moved(values: Any, beside: Any, *, dtype: str | None = None) -> Any:
+def _moved(values: Any, like: Any, *, dtype: str | None = None) -> Any:
     """A tensor of these values on the device of another."""
     # A copy, since torch does not take arrays that it may not write to, such as mapped files. `new_tensor` takes six
     # times as long, and indices left on the host are copied one by one by some versions of torch.
-    return require("torch", extra="torch").from_numpy(np.array(values, dtype=dtype)).to(beside.device)
+    return require("torch", extra="torch").from_numpy(np.array(values, dtype=dtype)).to(like.device)
 
 
 @functools.cache

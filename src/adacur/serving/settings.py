@@ -27,7 +27,7 @@ class ServerSettings:
     - `seconds`: the most that a request may take, waiting included;
     - `grace_seconds`: the time that requests under way have to finish when the server stops;
     - `api_keys`: if given, every request that searches needs one of them;
-    - `allowed_hosts`: names, without ports, that a request's Host header may have beside localhost and loopback
+    - `allowed_hosts`: names, without ports, that a request's Host header may have besides localhost and loopback
       addresses. Without any, only requests that arrive at a loopback address are held to these;
     - `log_queries`: whether texts of queries go into the log;
     - `recall_queries`: anchor queries that a curve of recall is measured on;
