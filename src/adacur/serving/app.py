@@ -30,11 +30,10 @@ from adacur.serving.metrics import METRICS_TYPE, Metrics
 from adacur.serving.page import add_page, content_security_policy
 from adacur.serving.recall import RecallCurves
 from adacur.serving.reranking import DIALECTS, Dialect, Reranking
-from adacur.serving.scoring import ServedScorers
+from adacur.serving.scoring import ScorerWatch, ServedScorers
 from adacur.serving.searching import Search, SearchStream, search_all
 from adacur.serving.settings import ServerSettings
 from adacur.serving.turns import Answer, Turns
-from adacur.serving.watching import ScorerWatch
 from adacur.tuning import replay
 
 # Threads cost little while they wait.

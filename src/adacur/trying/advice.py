@@ -20,8 +20,7 @@ from adacur.evaluation.depths import typed_source
 from adacur.evaluation.significance import bootstrap_interval
 from adacur.first_stages.joined import SEPARATOR
 from adacur.scorers.consent import why_consent
-from adacur.trying.anchors import Saving, saving
-from adacur.trying.measuring import Measured
+from adacur.trying.measuring import Measured, Saving, saving
 from adacur.tuning.judged import WEIGHTS, is_gain, loses_nothing
 from adacur.tuning.settings import best_stage, gains
 

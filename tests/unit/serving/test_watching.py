@@ -18,7 +18,7 @@ from adacur.scorers import HttpScorer
 from adacur.serving import ServerSettings, create_app
 from adacur.serving.app import _Server
 from adacur.serving.logs import server_log
-from adacur.serving.watching import ScorerWatch
+from adacur.serving.scoring import ScorerWatch
 from tests.rerank_servers import Reply, RerankServer, logit_of
 from tests.serving_world import TextScorer, world_index
 
