@@ -90,7 +90,7 @@ class DevicePosteriors:
         self._weights = self._prior
         self._levels = self._offsets = torch.zeros(self._n_queries, dtype=torch.float64, device=self._device)
         slopes = (priors.slopes if priors.lists else None) or _NO_SLOPES
-        self._listed, self._rises = self._ranked(priors.lists or [()] * self._n_queries)
+        self._listed, self._rises = self._ranked(priors.lists, len(slopes.means))
         self._in_order, order = self._listed.sort(dim=2, stable=True)
         self._rises_in_order = self._rises.gather(2, order)
         self._slope_means, self._slope_covariance = self._sent(slopes.means), self._sent(slopes.covariance)
@@ -368,12 +368,11 @@ class DevicePosteriors:
         found = in_order.gather(2, places) == wanted
         return self._torch.where(found, rises.gather(2, places), 0.0).transpose(1, 2)
 
-    def _ranked(self, lists: Sequence[Sequence[IntArray]]) -> tuple[Any, Any]:
+    def _ranked(self, lists: Sequence[Sequence[IntArray]], n_stages: int) -> tuple[Any, Any]:
         """What the stages rank, (queries, stages, ranks), and how high; padding rises by 0.
 
         A short list is padded with its first item, which comes first among equals when they are sorted.
         """
-        n_stages = len(lists[0])
         flat, filled = self._padded([some[:RANKS_THAT_COUNT] for of_query in lists for some in of_query])
         shape = (self._n_queries, n_stages, flat.shape[1])
         rise = self._sent(RISE[: flat.shape[1]])

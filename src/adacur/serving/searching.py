@@ -158,7 +158,7 @@ async def search_all(searches: list[Search]) -> list[dict[str, Any]]:
         refusal = as_refusal(error)
         if refusal.status >= 500:
             partial = [one.partial() for one in searches]
-            refusal.more = {**refusal.more, **(partial[0] if len(partial) == 1 else {"results": partial})}
+            refusal.more = partial[0] if len(partial) == 1 else {"results": partial}
         raise refusal from error
     finally:
         for task in tasks:
